@@ -1,0 +1,1 @@
+"""The stages of nanovllm, and the tools that keep their chain whole."""

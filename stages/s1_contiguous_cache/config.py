@@ -1,0 +1,90 @@
+"""EngineConfig: every knob of the engine. The command line's flags are made from its fields."""
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, get_args, get_type_hints
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def knob(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+    """A dataclass field that carries what its command-line flag says."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    model: str = knob("models/storyteller", "checkpoint folder: config.json, *.safetensors, tokenizer.model")
+    device: str = knob("cpu", "where the model and the pool are: cpu, cuda, mps")
+    dtype: str = knob("auto", "auto is float32 on the CPU, elsewhere the checkpoint's", ("auto", *DTYPES))
+    max_model_len: int | None = knob(None, "longest prompt + output, in tokens; default: what the model was trained for")
+    max_num_seqs: int = knob(32, "most sequences in a batch")
+    reservation: str = knob(
+        "max_model_len",
+        "how many slots a sequence reserves: max_model_len each, or prompt + max_tokens of its request",
+        ("max_model_len", "request"),
+    )
+    kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
+    kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
+    gpu_memory_utilization: float | None = knob(None, "share of the GPU's memory for weights and pool (0.9 on cuda)")
+    seed: int = knob(0, "what requests without a seed of their own draw theirs from")
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what cannot be, naming the knob and its value."""
+        for name in ("max_model_len", "max_num_seqs", "kv_cache_tokens", "kv_cache_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        for knob_ in fields(self):
+            choices, value = knob_.metadata["choices"], getattr(self, knob_.name)
+            if choices and value not in choices:
+                raise ValueError(f"{knob_.name} must be one of {', '.join(choices)}, not {value!r}")
+        sizes = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")
+        given = [name for name in sizes if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"the pool's size was given {len(given)} times: {', '.join(given)}")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
+
+    def torch_device(self) -> torch.device:
+        """Raises ValueError if this machine does not have the device."""
+        try:
+            device = torch.device(self.device)
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"device {self.device!r} is not to be had here: {str(error).splitlines()[0]}") from None
+        return device
+
+    def torch_dtype(self, checkpoint_dtype: str) -> torch.dtype:
+        if self.dtype != "auto":
+            return DTYPES[self.dtype]
+        return torch.float32 if self.device == "cpu" else DTYPES.get(checkpoint_dtype, torch.float32)
+
+    def longest_sequence(self, max_position_embeddings: int) -> int:
+        """max_model_len, bounded by what the model can place. Raises ValueError if more was asked for."""
+        if self.max_model_len is not None and self.max_model_len > max_position_embeddings:
+            raise ValueError(f"max_model_len is {self.max_model_len}, the model has {max_position_embeddings} positions")
+        return self.max_model_len or max_position_embeddings
+
+
+def add_flags(parser: ArgumentParser, options: type, skip: tuple[str, ...] = ()) -> None:
+    """A flag for each field of the dataclass `options`: max_num_seqs becomes --max-num-seqs."""
+    hints = get_type_hints(options)
+    for option in fields(options):
+        if option.name not in skip:
+            parser.add_argument("--" + option.name.replace("_", "-"), **flag(option, hints[option.name]))
+
+
+def flag(option: Field, hint: Any) -> dict[str, Any]:
+    """What argparse needs to know of one field, e.g. type int for a hint `int | None`."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+    help = option.metadata["help"] + ("" if option.default is None else f" (default: {option.default})")
+    return {"type": kinds[0], "default": option.default, "choices": option.metadata["choices"], "help": help}
+
+
+def from_flags(options: type, args: Namespace) -> Any:
+    """The dataclass `options` from parsed flags; a field without a flag keeps its default."""
+    return options(**{option.name: getattr(args, option.name) for option in fields(options) if option.name in args})

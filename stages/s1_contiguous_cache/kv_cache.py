@@ -1,0 +1,106 @@
+"""KVCache: the pool, two tensors for all keys and values of all sequences, and PoolReport: what of it is in use."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .config import EngineConfig
+from .llama import ModelConfig
+
+DEFAULT_BYTES = 2**30
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
+
+
+class KVCache:
+    """Room for the keys and values of `num_slots` tokens, allocated once.
+
+    k, v   [num_layers, num_slots, num_kv_heads, head_dim]
+    """
+
+    def __init__(self, model: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_slots = num_slots
+        shape = (model.num_hidden_layers, num_slots, model.num_key_value_heads, model.head_dim)
+        self.k = torch.empty(shape, dtype=dtype, device=device)
+        self.v = torch.empty(shape, dtype=dtype, device=device)
+
+    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store token i in slot slot_mapping[i]. slot_mapping [num_tokens]; k, v [num_tokens, num_kv_heads, head_dim]"""
+        assert k.shape == v.shape == (len(slot_mapping), *self.k.shape[2:]), (k.shape, v.shape, slot_mapping.shape)
+        self.k[layer].index_copy_(0, slot_mapping, k)
+        self.v[layer].index_copy_(0, slot_mapping, v)
+
+    def read(self, layer: int, start: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of `length` slots from `start`, [length, num_kv_heads, head_dim] each: a view, not a copy."""
+        return self.k[layer, start : start + length], self.v[layer, start : start + length]
+
+
+def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
+    """A key and a value for each KV head of each layer."""
+    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * dtype.itemsize
+
+
+def num_slots_for(config: EngineConfig, model: ModelConfig, max_model_len: int, device: torch.device) -> int:
+    """The pool's size in slots, from whichever knob was given; call it once the weights are loaded.
+
+    Without a knob, a GPU gives 90% of its memory to weights and pool (the rest is for activations); elsewhere the
+    pool has 1 GiB, or what max_num_seqs sequences can fill if that is less. Raises ValueError if no slot fits.
+    """
+    if config.kv_cache_tokens is not None:
+        return config.kv_cache_tokens
+    per_token = bytes_per_token(model, config.torch_dtype(model.dtype))
+    if config.kv_cache_memory_bytes is not None:
+        room = config.kv_cache_memory_bytes
+    elif device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        share = config.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
+        room = int(share * total) - (total - free)
+    elif config.gpu_memory_utilization is not None:
+        raise ValueError(f"gpu_memory_utilization is for cuda, not {device.type}: give kv_cache_tokens")
+    else:
+        room = min(DEFAULT_BYTES, config.max_num_seqs * max_model_len * per_token)
+    if room < per_token:
+        raise ValueError(f"a token takes {per_token:,} bytes of KV pool, the pool would have {room:,}")
+    return room // per_token
+
+
+@dataclass(frozen=True)
+class PoolReport:
+    """The pool at one moment, in slots.
+
+        held    |#####........|##...........|   reserved: nobody else can have them
+        used     #####         ##               keys and values are there
+        wasted        ........   ...........    held - used: waste inside the pieces
+        free                                 |  num_slots - held, of which the largest piece is `largest_free`
+    """
+
+    num_slots: int
+    promised: int  # what the sequences may come to need: prompt + max_tokens of each
+    pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each holder, by start
+    largest_free: int
+    holes: int  # free pieces
+
+    @property
+    def held(self) -> int:
+        return sum(size for _, size, _ in self.pieces)
+
+    @property
+    def used(self) -> int:
+        return sum(used for _, _, used in self.pieces)
+
+    @property
+    def wasted(self) -> int:
+        return self.held - self.used
+
+    def strip(self, width: int = 48) -> str:
+        """The pool in `width` characters: # used, - reserved and empty, . free. A cell shows what most of it is.
+
+        >>> PoolReport(8, promised=4, pieces=((0, 4, 2),), largest_free=4, holes=1).strip(width=8)
+        '##--....'
+        """
+        cells = ["."] * self.num_slots
+        for start, size, used in self.pieces:
+            cells[start : start + size] = "#" * used + "-" * (size - used)
+        edges = [i * self.num_slots // width for i in range(width + 1)]
+        groups = [cells[a:b] for a, b in zip(edges, edges[1:], strict=False) if b > a]
+        return "".join(max("#-.", key=group.count) for group in groups)

@@ -1,0 +1,124 @@
+"""LLM: prompts in, outputs out, in static batches: a batch runs until its last member ends, then the next begins."""
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .attention import ContiguousAttention
+from .config import EngineConfig
+from .input_processor import InputProcessor, Prompt
+from .kv_cache import KVCache, num_slots_for
+from .llama import ModelConfig, Tokenizer, load_model
+from .model_runner import ModelRunner
+from .outputs import RequestOutput
+from .sampling import SamplingParams
+from .sequence import Sequence
+from .slot_manager import SlotManager
+
+Prompts = Prompt | list[Prompt]
+Params = SamplingParams | list[SamplingParams] | None  # one for all prompts, or one for each
+
+
+class LLM:
+    """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")"""
+
+    def __init__(self, model: str | Path = EngineConfig.model, **options: Any) -> None:
+        """`options` are the other fields of EngineConfig. Raises ValueError for a bad option or checkpoint."""
+        self.config = EngineConfig(str(model), **options)
+        self.model_config = ModelConfig.from_folder(model)
+        self.max_model_len = self.config.longest_sequence(self.model_config.max_position_embeddings)
+        device = self.config.torch_device()
+        dtype = self.config.torch_dtype(self.model_config.dtype)
+        self.tokenizer = Tokenizer(model) if (Path(model) / "tokenizer.model").exists() else None
+        llama = load_model(model, self.model_config, dtype, device)
+        num_slots = num_slots_for(self.config, self.model_config, self.max_model_len, device)
+        kv_cache = KVCache(self.model_config, num_slots, dtype, device)
+        self.slot_manager = SlotManager(num_slots, self.config.reservation, self.max_model_len)
+        self.model_runner = ModelRunner(llama, ContiguousAttention(kv_cache), device)
+        self.peak = self.slot_manager.report()  # the pool when most of it was used
+        self._inputs = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
+        self._request_ids = map(str, itertools.count())
+
+    def generate(self, prompts: Prompts, sampling_params: Params = None) -> list[RequestOutput]:
+        """One finished output a prompt, in the order of the prompts.
+
+        A request that cannot be served ends with finish_reason "error" and RequestOutput.error, in its place.
+        """
+        finished = [output for output in self.stream(prompts, sampling_params) if output.finished]
+        return sorted(finished, key=lambda output: int(output.request_id))
+
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[RequestOutput]:
+        """Yield a request's output so far whenever it got a token. Closing the iterator gives back what it holds."""
+        waiting: deque[Sequence] = deque()
+        for prompt, params in pair(prompts, sampling_params):
+            request_id = next(self._request_ids)
+            try:
+                waiting.append(self._add_request(request_id, prompt, params))
+            except ValueError as error:
+                yield RequestOutput.failed(request_id, prompt, str(error))
+        while waiting:
+            batch = self._admit(waiting)
+            try:
+                yield from self._run(batch)
+            finally:
+                for seq in batch:
+                    if not seq.finished:  # the caller closed the iterator, or a step failed
+                        self.slot_manager.free(seq)
+
+    def _add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Sequence:
+        """Raises ValueError if the request could not be served even alone."""
+        seq = self._inputs.process(request_id, prompt, params)
+        needed, num_slots = self.slot_manager.num_reserved(seq), self.slot_manager.num_slots
+        if needed > num_slots:
+            raise ValueError(f"the request reserves {needed} slots, the pool has {num_slots}")
+        return seq
+
+    def _admit(self, waiting: deque[Sequence]) -> list[Sequence]:
+        """The next batch: first come first served, as many as the pool and max_num_seqs allow."""
+        batch: list[Sequence] = []
+        while waiting and len(batch) < self.config.max_num_seqs and self.slot_manager.can_allocate(waiting[0]):
+            self.slot_manager.allocate(waiting[0])
+            batch.append(waiting.popleft())
+        if not batch:
+            raise RuntimeError("the pool is held by another stream() of this engine: drain or close that one first")
+        return batch
+
+    def _run(self, batch: list[Sequence]) -> Iterator[RequestOutput]:
+        """All prompts in one step, then one token a step for each sequence that has not ended."""
+        running = batch
+        while running:
+            outputs = self._step(running)
+            running = [seq for seq in running if not seq.finished]
+            yield from outputs
+
+    def _step(self, running: list[Sequence]) -> list[RequestOutput]:
+        for seq in running:
+            self.slot_manager.append_slot(seq)
+        scheduled = [(seq, seq.num_tokens - seq.num_computed_tokens) for seq in running]
+        tokens = self.model_runner.run(scheduled)
+        for (seq, num_tokens), token in zip(scheduled, tokens, strict=True):
+            seq.num_computed_tokens += num_tokens
+            if token is not None:
+                seq.append_token(token)
+        self.peak = max(self.peak, self.slot_manager.report(), key=lambda report: report.used)
+        for seq in running:
+            if seq.finished:
+                self.slot_manager.free(seq)
+        return [seq.output() for seq in running]
+
+
+def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:
+    """Each prompt with its parameters. Raises ValueError if their numbers differ.
+
+    >>> [params.max_tokens for _, params in pair(["a", "b"], SamplingParams(max_tokens=4))]
+    [4, 4]
+    """
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        prompts = [prompts]  # type: ignore[list-item]
+    if not isinstance(sampling_params, list):
+        sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+    if len(prompts) != len(sampling_params):
+        raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params")
+    return list(zip(prompts, sampling_params, strict=True))  # type: ignore[arg-type]
