@@ -20,6 +20,7 @@ class KVCache:
 
     def __init__(self, model: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         self.num_slots = num_slots
+        self.bytes_per_token = bytes_per_token(model, dtype)
         shape = (model.num_hidden_layers, num_slots, model.num_key_value_heads, model.head_dim)
         self.k = torch.empty(shape, dtype=dtype, device=device)
         self.v = torch.empty(shape, dtype=dtype, device=device)

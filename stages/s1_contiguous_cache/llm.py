@@ -34,9 +34,9 @@ class LLM:
         self.tokenizer = Tokenizer(model) if (Path(model) / "tokenizer.model").exists() else None
         llama = load_model(model, self.model_config, dtype, device)
         num_slots = num_slots_for(self.config, self.model_config, self.max_model_len, device)
-        kv_cache = KVCache(self.model_config, num_slots, dtype, device)
+        self.kv_cache = KVCache(self.model_config, num_slots, dtype, device)
         self.slot_manager = SlotManager(num_slots, self.config.reservation, self.max_model_len)
-        self.model_runner = ModelRunner(llama, ContiguousAttention(kv_cache), device)
+        self.model_runner = ModelRunner(llama, ContiguousAttention(self.kv_cache), device)
         self.peak = self.slot_manager.report()  # the pool when most of it was used
         self._inputs = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
         self._request_ids = map(str, itertools.count())

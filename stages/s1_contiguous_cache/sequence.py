@@ -130,7 +130,7 @@ class OutputText:
 
 
 def longest_beginning(text: str, stops: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that begins a stop string.
+    r"""Length of the longest end of `text` that begins a stop string.
 
     >>> longest_beginning("and then The", ("The End", "\n\n"))
     3

@@ -1,0 +1,68 @@
+# Needs git, make and Python >= 3.11. The first target that needs it makes .venv (.ci/setup_env.py says how).
+#
+#   STAGE=3            which stage; without it nanovllm, or the latest stage while that is not there
+#   PROMPT="..."       what to continue, taken as typed: quotes, apostrophes and dollars arrive unharmed
+#   ARGS="..."         more flags for whatever the target runs: ARGS="--device cuda"
+#   PYTHON=python3.12  what .venv is made from; without it the first of CANDIDATES that is new enough
+#   PY=python3         run with this interpreter as it is and install nothing
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test setup notebooks diff exercise scoreboard lint train clean FORCE
+
+# $(value) and the environment carry these past what make and the shell would expand.
+override PROMPT := $(value PROMPT)
+override TEXT := $(value TEXT)
+export PROMPT TEXT TORCH_INDEX
+
+ifdef PY
+PYTHON := $(PY)
+needs :=
+else
+PY := .venv/bin/python
+CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
+PYTHON = $(or $(shell for p in $(CANDIDATES); do $$p -c 'import tomllib' 2>/dev/null && echo $$p && break; done),$(error \
+    no Python 3.11 or newer among $(CANDIDATES): install one, or name it: make run PYTHON=/path/to/python))
+# A stamp for each extra, written once its install is complete. A .venv that no longer runs is remade.
+needs = $(addprefix .venv/.with-,$1)
+BROKEN := $(shell .venv/bin/python -c 'import safetensors' 2>/dev/null || echo FORCE)
+.venv/.with-%: pyproject.toml constraints.txt $(BROKEN)
+	@$(PYTHON) .ci/setup_env.py $*
+endif
+
+ENGINE = $(if $(STAGE),stages $(STAGE),$(if $(wildcard nanovllm/__main__.py),nanovllm,stages))
+one_stage = $(or $(STAGE),$(error which stage? make $@ STAGE=3))
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+
+run: $(call needs,core) ## tell stories with the latest engine; STAGE=3 PROMPT="Once upon a time" ARGS="--device cuda"
+	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
+
+test: $(call needs,test) ## install the test extras and run every test; PY=python3 takes that one and installs nothing
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest $(ARGS)
+
+setup: $(call needs,test lint) ## the environment with the test extras (and lint's), running nothing
+
+notebooks: $(call needs,notebooks) ## execute all notebooks in place; then .venv/bin/jupyter lab notebooks to read them
+	@$(PY) -m notebooks $(ARGS)
+
+diff: ## what a stage changes in the one before, in reading order: STAGE=3
+	@$(PYTHON) stages/chain.py diff $(one_stage) $(ARGS)
+
+exercise: ## write exercises/s3, a stage with steps for you to fill in: STAGE=3, or STAGE=3 STEP=2
+	@$(PYTHON) stages/chain.py exercise $(one_stage) $(addprefix --step ,$(STEP)) $(ARGS)
+
+scoreboard: $(call needs,core) ## what each stage bought and what it cost; ARGS=--predict answers the lessons' questions
+	@$(PY) -m stages.scoreboard $(ARGS)
+
+lint: $(call needs,lint) ## ruff, and mypy on signatures
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy $(wildcard stages models nanovllm)
+
+train: $(call needs,core) ## train the story teller on a folder of text files: TEXT=folder
+	@$(PY) -m models.train --text "$(if $(TEXT),$$TEXT,$(error which texts? make train TEXT=folder))" $(ARGS)
+
+clean: ## remove .venv, caches and exercises/ with your solutions; never models/
+	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache exercises build dist *.egg-info
+	find . -path ./models -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

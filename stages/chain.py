@@ -1,0 +1,146 @@
+"""The chain of stages: check it, read it, practise with it, mend it.
+
+    python stages/chain.py check [--exercises]   is every difference between two stages one that chain.toml declares?
+    python stages/chain.py diff 3                what stage 3 changes, in reading order
+    python stages/chain.py write                 write the DIFF.md of each stage
+    python stages/chain.py size                  the lines of code that each stage adds
+    python stages/chain.py exercise 3            stage 3 with the functions of its exercise left to you
+    python stages/chain.py propagate s2          merge an edit of s2 forward to the last stage
+
+Needs Python >= 3.11 and git, nothing else. exercise --help and propagate --help tell the rest.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's imports are looked for beside it
+
+from stages.chaintools.check import faults
+from stages.chaintools.diffs import diff_md, show
+from stages.chaintools.exercise import reveal, step_of, what_next, write_exercise
+from stages.chaintools.lines import added_lines
+from stages.chaintools.load import load
+from stages.chaintools.model import Chain, ChainError
+from stages.chaintools.progress import abort, begin
+from stages.chaintools.proof import proof_faults
+from stages.chaintools.propagate import propagate
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Run one command on the repository at `root`; returns the exit status: 1 for faults or conflicts, 2 for misuse."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(load(root), options)
+    except ChainError as error:
+        print(f"chain: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of `diff 3 | less` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    check = commands.add_parser("check", help="compare the stages with chain.toml")
+    check.set_defaults(run=_check)
+    check.add_argument("--exercises", action="store_true", help="also prove the exercises, by running their tests")
+    diff = commands.add_parser("diff", help="show what a stage changes, in reading order")
+    diff.set_defaults(run=_diff)
+    diff.add_argument("stage", help="2, s2 or s2_block_manager")
+    diff.add_argument("--color", action="store_true", help="in colour even if this is no terminal")
+    commands.add_parser("write", help="write the DIFF.md of each stage").set_defaults(run=_write)
+    commands.add_parser("size", help="the lines of code that each stage adds").set_defaults(run=_size)
+    exercise = commands.add_parser("exercise", help="write exercises/sN, with functions left to you")
+    exercise.set_defaults(run=_exercise)
+    exercise.add_argument("stage", help="2, s2 or s2_block_manager")
+    exercise.add_argument("--step", type=int, default=1, help="start at this step; those before it are given solved")
+    exercise.add_argument("--hint", action="store_true", help="print the hint of the step, and write nothing")
+    exercise.add_argument("--reveal", metavar="NAME", help="print the solution of a function, and write nothing")
+    exercise.add_argument("--force", action="store_true", help="throw away your work in exercises/sN")
+    forward = commands.add_parser("propagate", help="merge an edit of a stage forward to the last")
+    forward.set_defaults(run=_propagate)
+    forward.add_argument("stage", nargs="?", help="the stage that was edited")
+    forward.add_argument("--since", metavar="REV", help="the revision before the edit (default: HEAD)")
+    forward.add_argument("--abort", action="store_true", help="put all files back as they were before propagate")
+    return parser
+
+
+def _check(chain: Chain, options: argparse.Namespace) -> int:
+    found = faults(chain)
+    if options.exercises and not found:  # a proof on a broken chain would prove nothing
+        found = [fault for stage in chain.stages for fault in proof_faults(stage)]
+    for fault in found:
+        print(fault)
+    if len(chain.stages) == 1:
+        print(f"{chain.stages[0].key} is the only stage: there is no link to compare yet")
+    what = "stages and exercises" if options.exercises else "stages"
+    print(
+        f"faults: {len(found)}" if found else f"{what} are as chain.toml says: {', '.join(s.key for s in chain.stages)}"
+    )
+    return 1 if found else 0
+
+
+def _diff(chain: Chain, options: argparse.Namespace) -> int:
+    stage = chain.stage(options.stage)
+    if not stage.before:
+        print(f"{stage.key} is the first stage: there is nothing to compare it with. Begin with {stage.path}/DIFF.md.")
+        return 0
+    for part in show(stage, color=options.color or sys.stdout.isatty()):
+        print(part)
+    return 0
+
+
+def _write(chain: Chain, options: argparse.Namespace) -> int:
+    for stage in chain.stages:
+        text = diff_md(stage)
+        is_current = stage.text("DIFF.md") == text
+        (stage.folder / "DIFF.md").write_text(text, encoding="utf-8")
+        print(f"{stage.path}/DIFF.md: {'was current' if is_current else 'written'}")
+    return 0
+
+
+def _size(chain: Chain, options: argparse.Namespace) -> int:
+    for stage in chain.stages:
+        budget = f"of {stage.budget}" if stage.budget else ""
+        print(f"{stage.name:28} {added_lines(stage):5} {budget:8} lines, {len(stage.changes)} files")
+    return 0
+
+
+def _exercise(chain: Chain, options: argparse.Namespace) -> int:
+    stage = chain.stage(options.stage)
+    step = step_of(stage, options.step)
+    if options.hint:
+        print(f"step {step.number}, {step.title}: {step.hint}")
+    elif options.reveal:
+        print(reveal(stage, options.reveal), end="")
+    else:
+        write_exercise(stage, step.number, options.force)
+        print(what_next(stage, step.number))
+    return 0
+
+
+def _propagate(chain: Chain, options: argparse.Namespace) -> int:
+    if options.abort:
+        for file in abort(chain.root):
+            print(f"{file}: as it was")
+        return 0
+    if not options.stage:
+        raise ChainError("propagate which stage? Name the one that was edited, or give --abort")
+    progress = begin(chain, chain.stage(options.stage), options.since)
+    lines = list(propagate(chain, progress))
+    print("\n".join(lines) or "nothing to propagate")
+    for file in progress.conflicts:
+        print(f"conflict in {file}: resolve it and run the same command again, or propagate --abort", file=sys.stderr)
+    if not progress.conflicts and lines:
+        print("Next: python stages/chain.py write, then check.")
+    return 1 if progress.conflicts else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

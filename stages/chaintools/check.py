@@ -1,0 +1,133 @@
+"""Every way in which the stages can differ from what chain.toml says, one line each."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from .diffs import diff_md
+from .functions import find
+from .lines import added_lines
+from .model import GAIN_TEST, Chain, ChainError, Change, FunctionName, Stage, Step, is_free
+
+ALWAYS_GIVEN = ("__init__", "check_integrity")  # an exercise opens neither
+
+
+def faults(chain: Chain) -> list[str]:
+    """All faults in the structure of the chain; none if all is as declared. Takes no test run."""
+    found = [f"{path} is not in chain.toml" for path in _unlisted(chain)]
+    for stage in chain.stages:
+        found += _declared(stage)
+        found += _undeclared(stage)
+        found += _size(stage)
+        found += _diff_md(stage)
+        found += _exercise(stage)
+    return found
+
+
+def _unlisted(chain: Chain) -> list[str]:
+    folders = {f"stages/{path.name}" for path in (chain.root / "stages").glob("s[0-9]*_*") if path.is_dir()}
+    return sorted(folders - {stage.path for stage in chain.stages})
+
+
+def _declared(stage: Stage) -> Iterator[str]:
+    """What chain.toml says of a file and is not so."""
+    files = [change.file for change in stage.changes]
+    for change in stage.changes:
+        where = f"{stage.path}/{change.file}"
+        if files.count(change.file) > 1:
+            yield f"{where} is declared {files.count(change.file)} times"
+        if is_free(change.file):
+            yield f"{where} differs in every stage: take it out of chain.toml"
+        elif fault := _fault_of(change, stage):
+            yield f"{where} {fault}"
+
+
+def _fault_of(change: Change, stage: Stage) -> str:
+    before, now = _content(stage.before, change.file), _content(stage, change.file)
+    if change.kind != "removed" and now is None:
+        return f"is declared {change.kind} and is not there"
+    if change.kind == "removed" and now is not None:
+        return "is declared removed and is still there"
+    if change.kind == "new" and before is not None:
+        return "is declared new and is in the stage before"
+    if change.kind != "new" and before is None:
+        return f"is declared {change.kind} and is not in the stage before"
+    if change.kind == "changed" and before == now:
+        return "is declared changed and is the same as in the stage before"
+    return ""
+
+
+def _undeclared(stage: Stage) -> Iterator[str]:
+    """Files that are not as in the stage before, without a word in chain.toml."""
+    declared = {change.file for change in stage.changes}
+    for file in sorted(stage.files() | (stage.before.files() if stage.before else set())):
+        before, now = _content(stage.before, file), _content(stage, file)
+        if file in declared or is_free(file) or before == now:
+            continue
+        if before is None:
+            yield f"{stage.path}/{file} is new and not declared"
+        elif now is None:
+            yield f"{stage.path}/{file} is missing and not declared removed"
+        else:
+            yield f"{stage.path}/{file} differs from the stage before and is not declared changed"
+
+
+def _size(stage: Stage) -> Iterator[str]:
+    try:
+        added = added_lines(stage)
+    except ChainError as error:
+        yield str(error)
+        return
+    if stage.budget is not None and added > stage.budget:
+        yield f"{stage.path} adds {added} lines of code; its budget is {stage.budget}"
+
+
+def _diff_md(stage: Stage) -> Iterator[str]:
+    with suppress(ChainError):  # not Python: _size names the file
+        if stage.text("DIFF.md") != diff_md(stage):
+            yield f"{stage.path}/DIFF.md is not current: run python stages/chain.py write"
+
+
+def _exercise(stage: Stage) -> Iterator[str]:
+    """Steps that name what is not there, or what cannot be opened."""
+    must_have = stage.before is not None and stage.path.startswith("stages/")  # the finished package needs none
+    if (must_have or stage.steps) and not 3 <= len(stage.steps) <= 5:
+        yield f"{stage.path}: its exercise has {len(stage.steps)} steps, and should have 3 to 5"
+    if stage.steps and not stage.text(GAIN_TEST):
+        yield f"{stage.path}/{GAIN_TEST} is missing"
+    for step in stage.steps:
+        for name in step.functions:
+            if fault := _fault_of_function(stage, name):
+                yield f"{stage.path}, step {step.number}: {name} {fault}"
+        yield from _missing_tests(stage, step)
+
+
+def _fault_of_function(stage: Stage, name: FunctionName) -> str:
+    assert stage.before, "the first stage has no steps"
+    if name.name.rpartition(".")[2] in ALWAYS_GIVEN:
+        return "is always given: choose another function"
+    try:
+        now, before = (find(side.text(name.file), name.name) for side in (stage, stage.before))
+    except ChainError as error:
+        return f"cannot be opened: {error}"
+    if now is None:
+        return "does not exist"
+    if before and before.body.strip() == now.body.strip():
+        return "is the same as in the stage before: there is nothing to write"
+    return ""
+
+
+def _missing_tests(stage: Stage, step: Step) -> Iterator[str]:
+    for test in step.tests:
+        file, _, name = test.partition("[")[0].partition("::")
+        try:
+            there = stage.text(file) and (not name or find(stage.text(file), name.replace("::", ".")))
+        except ChainError as error:
+            yield f"{stage.path}/{file}: {error}"
+            continue
+        if not there:
+            yield f"{stage.path}, step {step.number}: there is no test {test}"
+
+
+def _content(stage: Stage | None, file: str) -> bytes | None:
+    path = stage.folder / file if stage else None
+    return path.read_bytes() if path and path.is_file() else None

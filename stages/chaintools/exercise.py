@@ -1,0 +1,133 @@
+"""The exercise of a stage: a copy that runs, in which the functions of its steps are opened for the learner.
+
+A function that is new raises NotImplementedError; one that the stage before has starts with that stage's body.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from .functions import Function, find
+from .model import ChainError, FunctionName, Stage, Step, files_under
+
+RECORD = ".written.json"  # what was written into an exercise, so that a learner's work is told from it
+
+
+def exercise_folder(stage: Stage) -> Path:
+    return stage.root / "exercises" / stage.key
+
+
+def write_exercise(stage: Stage, first: int, force: bool) -> Path:
+    """Write exercises/sN with the functions of step `first` and later opened.
+
+    Raises ChainError, and leaves everything as it was, if the folder holds work of the learner's and not `force`.
+    """
+    step_of(stage, first)
+    folder = exercise_folder(stage)
+    if (work := changed_by_learner(folder)) and not force:
+        raise ChainError(
+            f"exercises/{stage.key} holds work of yours ({', '.join(work)}): go on there, or throw it away with --force"
+        )
+    opened = open_functions(stage, first)  # first, so that a fault in chain.toml costs no one their folder
+    if folder.exists():
+        shutil.rmtree(folder)
+    copy_stage(stage, folder, opened)
+    (folder / RECORD).write_text(json.dumps(_digests(folder)), encoding="utf-8")
+    return folder
+
+
+def changed_by_learner(folder: Path) -> list[str]:
+    """The files of an exercise that are not as write_exercise left them."""
+    if not folder.exists():
+        return []
+    record = folder / RECORD
+    written = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    found = _digests(folder)
+    return sorted(file for file in written.keys() | found.keys() if written.get(file) != found.get(file))
+
+
+def copy_stage(stage: Stage, folder: Path, opened: dict[str, str]) -> None:
+    """Copy a stage, with other texts for the opened files, and without DIFF.md, which holds the solution."""
+    for file in sorted(stage.files() - {"DIFF.md"}):
+        target = folder / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file in opened:
+            target.write_text(opened[file], encoding="utf-8")
+        else:
+            shutil.copyfile(stage.folder / file, target)
+
+
+def open_functions(stage: Stage, first: int) -> dict[str, str]:
+    """The texts of the files that have functions of step `first` or later, with those functions opened."""
+    texts: dict[str, str] = {}
+    for step in stage.steps[first - 1 :]:
+        for name in step.functions:
+            text = texts.get(name.file, stage.text(name.file))
+            function = _find(stage, text, name)
+            texts[name.file] = function.with_body(_starting_body(stage, step, name, function))
+    return texts
+
+
+def _starting_body(stage: Stage, step: Step, name: FunctionName, function: Function) -> str:
+    """What the learner finds in the place of the solution."""
+    mark = f"{function.indent}# EXERCISE step {step.number}: {step.title}\n"
+    old = find(stage.before.text(name.file), name.name) if stage.before else None
+    if old and old.body.strip():
+        return mark + old.body_at(function.indent)
+    message = json.dumps(f"step {step.number}, {step.title}: pytest {' '.join(step.tests)}", ensure_ascii=False)
+    return f"{mark}{function.indent}raise NotImplementedError({message})\n"
+
+
+def reveal(stage: Stage, wanted: str) -> str:
+    """The solution of one function, named as in chain.toml, or by the end of that name."""
+    names = [name for step in stage.steps for name in step.functions]
+    fitting = [name for name in names if f":{name}".replace(":", ".").endswith(f".{wanted.replace(':', '.')}")]
+    if len(fitting) != 1:
+        count = "none" if not fitting else "more than one"
+        raise ChainError(f"{count} of the exercise's functions is called {wanted!r}: {', '.join(map(str, names))}")
+    function = _find(stage, stage.text(fitting[0].file), fitting[0])
+    return f"# {stage.path}/{fitting[0].file}\n{function.head}{function.body}"
+
+
+def step_of(stage: Stage, number: int) -> Step:
+    """The step of that number. Raises ChainError if there is none."""
+    if not stage.steps:
+        raise ChainError(f"{stage.key} has no exercise; what there is to think about is in {stage.path}/README.md")
+    if not 1 <= number <= len(stage.steps):
+        raise ChainError(f"there is no step {number}: {stage.key} has steps 1 to {len(stage.steps)}")
+    return stage.steps[number - 1]
+
+
+def what_next(stage: Stage, first: int) -> str:
+    """What a learner does after the exercise was written."""
+    steps = stage.steps[first - 1 :]
+    step, folder = steps[0], f"exercises/{stage.key}"
+    files = ", ".join(dict.fromkeys(name.file for name in step.functions))
+    lines = [
+        f"{folder} is ready: {len(steps)} steps, about {sum(each.minutes for each in steps)} minutes.",
+        *(f"  step {each.number}, {each.minutes} min: {each.title} ({_places(each)})" for each in steps),
+        f"Begin with step {step.number}: look for EXERCISE in {files}.",
+        f"  done when green:  python -m pytest {' '.join(f'{folder}/{test}' for test in step.tests)}",
+        f"  a hint:           python stages/chain.py exercise {stage.key} --step {step.number} --hint",
+        f"  the solution:     python stages/chain.py exercise {stage.key} --reveal {step.functions[0].name}",
+    ]
+    return "\n".join(lines)
+
+
+def _places(step: Step) -> str:
+    return ", ".join(str(name) for name in step.functions)
+
+
+def _find(stage: Stage, text: str, name: FunctionName) -> Function:
+    try:
+        function = find(text, name.name)
+    except ChainError as error:
+        raise ChainError(f"{stage.path}/{name.file}: {error}") from None
+    if function is None:
+        raise ChainError(f"chain.toml: {stage.path}/{name.file} has no function {name.name}")
+    return function
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in files_under(folder)}

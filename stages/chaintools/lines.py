@@ -1,0 +1,60 @@
+"""Lines of code, and how many of them a stage adds: what keeps a lesson small enough to read."""
+
+import io
+import tokenize
+from difflib import SequenceMatcher
+
+from .model import ChainError, Stage, is_free
+
+LAYOUT = (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+
+def code_lines(source: str) -> list[str]:
+    r'''The lines of a Python file without blank ones, comments and docstrings.
+
+    >>> code_lines('"""What it holds."""\n\nx = 1  # why\n# a note\ny = """\n  text\n"""\n')
+    ['x = 1', 'y = """', '  text', '"""']
+    '''
+    lines = source.split("\n")
+    kept: set[int] = set()
+    statement: list[tokenize.TokenInfo] = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            row, column = token.start
+            if token.type == tokenize.COMMENT:
+                lines[row - 1] = lines[row - 1][:column].rstrip()
+            elif token.type == tokenize.NEWLINE:
+                if any(part.type != tokenize.STRING for part in statement):  # else it is a docstring
+                    kept.update(range(statement[0].start[0], statement[-1].end[0] + 1))
+                statement = []
+            elif token.type not in LAYOUT:
+                statement.append(token)
+    except (tokenize.TokenError, SyntaxError) as error:
+        raise ChainError(f"not a Python file: {error.args[0]}") from None
+    return [lines[row - 1] for row in sorted(kept) if lines[row - 1].strip()]
+
+
+def added_lines(stage: Stage) -> int:
+    """The lines of code that a stage adds to the stage before; of the first stage, all its lines.
+
+    Blank lines, comments, docstrings, prose and tests aside.
+    """
+    return sum(added_in(stage, file) for file in stage.files() if not is_free(file))
+
+
+def added_in(stage: Stage, file: str) -> int:
+    """The lines of code that a stage adds in one file. Raises ChainError if it is a .py file that is not Python."""
+    now = stage.text(file)
+    before = stage.before.text(file) if stage.before else ""
+    if now == before:
+        return 0
+    lines_of = code_lines if file.endswith(".py") else _filled_lines
+    try:
+        matcher = SequenceMatcher(None, lines_of(before), lines_of(now), autojunk=False)
+    except ChainError as error:
+        raise ChainError(f"{stage.path}/{file}: {error}") from None
+    return sum(end - start for tag, _, _, start, end in matcher.get_opcodes() if tag in ("insert", "replace"))
+
+
+def _filled_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]

@@ -1,0 +1,73 @@
+"""The proof of an exercise: its tests are red before each step and green after it, and the gain is red at the start."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .exercise import copy_stage, open_functions
+from .model import GAIN_TEST, ChainError, Stage
+
+SECONDS = 300  # for one run of the tests; an opened function may loop for ever
+FLAGS = ("-q", "--rootdir=.", "-p", "no:cacheprovider", "--color=no", "--tb=no", "--show-capture=no", "-rpfE")
+SETTINGS = {
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1",  # several runs share the cores
+    "PYTEST_ADDOPTS": "",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a stage needs pytest alone
+}
+
+
+def proof_faults(stage: Stage) -> list[str]:
+    """What the exercise of a stage does not hold: none if it is red and green as it should be."""
+    if not stage.steps:
+        return []
+    if importlib.util.find_spec("pytest") is None:
+        raise ChainError("the proof of an exercise runs pytest, and this Python has none: make setup")
+    states = range(len(stage.steps) + 1)
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        return [fault for found in pool.map(lambda solved: list(_state(stage, solved)), states) for fault in found]
+
+
+def _state(stage: Stage, solved: int) -> Iterator[str]:
+    """Faults of the exercise with the first `solved` steps solved."""
+    green = [test for step in stage.steps[:solved] for test in step.tests]
+    red = [test for step in stage.steps[solved : solved + 1] for test in step.tests]
+    if solved == 0:
+        red.append(GAIN_TEST)
+    if solved == len(stage.steps):
+        green.append(GAIN_TEST)
+    try:
+        report = _run(stage, solved, [*green, *red])
+    except ChainError as error:
+        yield f"{stage.path} with {solved} steps solved: {error}"
+        return
+    for test in dict.fromkeys([*green, *red]):
+        outcomes = set(re.findall(rf"^(PASSED|FAILED|ERROR) {re.escape(test)}(?=[\[: ]|$)", report, re.MULTILINE))
+        is_red = bool(outcomes & {"FAILED", "ERROR"})
+        if test in green and (is_red or not outcomes):
+            yield f"{stage.path}: {test} is not green with {solved} steps solved"
+        if test in red and not is_red:
+            yield f"{stage.path}: {test} is not red with {solved} steps solved"
+
+
+def _run(stage: Stage, solved: int, tests: list[str]) -> str:
+    """pytest's report on a copy of the stage. Raises ChainError if the tests did not run to their end."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / stage.name
+        copy_stage(stage, folder, open_functions(stage, solved + 1))
+        command = [sys.executable, "-m", "pytest", *FLAGS, *dict.fromkeys(tests)]
+        environment = os.environ | SETTINGS
+        try:
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ChainError(f"the tests did not end in {SECONDS} seconds") from None
+    if done.returncode not in (0, 1):
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if "rror" in line] or ["no report"]
+        raise ChainError(f"pytest could not run them: {lines[0]}")
+    return done.stdout

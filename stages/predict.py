@@ -1,0 +1,71 @@
+"""The answers to the lessons' "predict first" questions, measured: `python -m stages.scoreboard --predict`."""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stages import s1_contiguous_cache as s1
+
+DECODE_STEPS = 24
+
+
+class Answer(NamedTuple):
+    question: str
+    answer: str
+
+
+class StepSeconds(NamedTuple):
+    """What one run took, in seconds."""
+
+    prefill: float
+    decode: float  # a step, the median
+
+
+def answers(model: Path) -> dict[str, Any]:
+    """For each stage: its numbers by name, and the questions with their answers in words."""
+    return {"s1": answers_s1(model)}
+
+
+def answers_s1(model: Path) -> dict[str, Any]:
+    llm = s1.LLM(model, dtype="float32")
+    early, late = cache_gain(llm, 16), cache_gain(llm, 990)
+    eight = statistics.median(run(llm, [64] * 8).decode / run(llm, [64]).decode for _ in range(5))
+    seats = 8192 // llm.max_model_len
+    entries = [
+        Answer(
+            "How much faster does the cache make the 16th token of a text? The 990th?",
+            f"{early:.1f} times, and {late:.0f} times. Without a cache, token n costs a forward pass over n tokens.",
+        ),
+        Answer(
+            "What does a step for 8 sequences cost, against a step for 1?",
+            f"{eight:.1f} times, not 8: the weights are read once either way. That is why engines batch.",
+        ),
+        Answer(
+            "How many sequences fit in 8,192 slots when each reserves 1,024?",
+            f"{seats}, whether they become texts of 1,000 tokens or of ten.",
+        ),
+    ]
+    numbers = {"cache_at_16": early, "cache_at_990": late, "cost_of_8": eight, "seats": seats}
+    return numbers | {"answers": [entry._asdict() for entry in entries]}
+
+
+def cache_gain(llm: s1.LLM, position: int) -> float:
+    """Seconds for a token at `position` without a cache, over seconds with it, the median of five pairs.
+
+    Without a cache the whole text is computed again: that is what a prefill of `position` tokens costs.
+    """
+    runs = [run(llm, [position]) for _ in range(5)]
+    return statistics.median(seconds.prefill / seconds.decode for seconds in runs)
+
+
+def run(llm: s1.LLM, prompt_lengths: list[int]) -> StepSeconds:
+    """Serve one batch of prompts of these lengths for a few steps."""
+    params = s1.SamplingParams(temperature=0.0, max_tokens=DECODE_STEPS + 1, ignore_eos=True)
+    prompts: list[str | list[int]] = [[3 + i % 1000 for i in range(length)] for length in prompt_lengths]
+    ends = [time.perf_counter()]
+    for number, _ in enumerate(llm.stream(prompts, params), start=1):
+        if number % len(prompts) == 0:  # every sequence got its token: a step has ended
+            ends.append(time.perf_counter())
+    steps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return StepSeconds(prefill=steps[0], decode=statistics.median(steps[1:]))

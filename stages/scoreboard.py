@@ -1,0 +1,151 @@
+"""What each stage buys and what it costs, on one workload and the shipped checkpoint: `python -m stages.scoreboard`.
+
+It runs every stage present, prints one table, writes stages/results.json and brings the READMEs' numbers up to date.
+--predict runs only the lessons' questions, --peers only the comparison with transformers.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import torch
+from tqdm import tqdm
+
+from stages import figures, predict
+from stages.workload import mixed_workload
+
+MODEL = figures.ROOT / "models" / "storyteller"
+POOL_TOKENS = 8192
+PEER_TOKENS, PEER_PAIRS = 128, 5
+
+
+class Variant:
+    """A stage with the options that it is run with; most stages have one."""
+
+    def __init__(self, label: str, package: str, **options: Any) -> None:
+        self.label, self.package, self.options = label, package, options
+
+    def module(self) -> ModuleType:
+        return importlib.import_module(self.package)
+
+
+VARIANTS = [
+    Variant("s1, max_model_len each", "stages.s1_contiguous_cache", reservation="max_model_len"),
+    Variant("s1, prompt + max_tokens", "stages.s1_contiguous_cache", reservation="request"),
+]
+
+
+def score(variant: Variant) -> dict[str, Any]:
+    """One run of the mixed workload: bytes of the pool at its peak, speed, steps, tokens through the model."""
+    stage = variant.module()
+    llm = stage.LLM(MODEL, dtype="float32", kv_cache_tokens=POOL_TOKENS, **variant.options)
+    requests = mixed_workload(llm.model_config.vocab_size)
+    params = [stage.SamplingParams(temperature=0.0, max_tokens=r.num_output_tokens, ignore_eos=True) for r in requests]
+    started = time.perf_counter()
+    seats, finished = 0, []
+    for output in llm.stream([r.prompt_token_ids for r in requests], params):
+        seats = max(seats, len(llm.slot_manager.report().pieces))
+        if output.finished:
+            finished.append(output)
+    seconds = time.perf_counter() - started
+    num_tokens = sum(len(output.outputs[0].token_ids) for output in finished)
+    assert num_tokens == sum(r.num_output_tokens for r in requests), "a request ended early"
+    waits = [output.metrics.first_token_time - output.metrics.arrival_time for output in finished]
+    per_token = llm.kv_cache.bytes_per_token
+    return {
+        "seats": seats,
+        "steps": llm.model_runner.num_steps,
+        "tokens_computed": llm.model_runner.num_tokens,
+        "tokens_per_second": num_tokens / seconds,
+        "first_token_seconds": statistics.median(waits),
+        "promised_bytes": llm.peak.promised * per_token,
+        "held_bytes": llm.peak.held * per_token,
+        "used_bytes": llm.peak.used * per_token,
+        "wasted_bytes": llm.peak.wasted * per_token,
+    }
+
+
+def compare_with_transformers() -> dict[str, Any]:
+    """Single-stream decode in float32, stage 1 and transformers' `generate` in turn; the ratio of each pair."""
+    from transformers import LlamaForCausalLM
+
+    stage = VARIANTS[0].module()
+    llm = stage.LLM(MODEL, dtype="float32")
+    peer = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    prompt = mixed_workload(llm.model_config.vocab_size)[1].prompt_token_ids
+    params = stage.SamplingParams(temperature=0.0, max_tokens=PEER_TOKENS, ignore_eos=True)
+    options = {"do_sample": False, "max_new_tokens": PEER_TOKENS, "eos_token_id": None, "pad_token_id": 0}
+    ours = lambda: llm.generate([prompt], params)  # noqa: E731
+    theirs = lambda: peer.generate(torch.tensor([prompt]), **options)  # noqa: E731
+    pairs = [(tokens_per_second(ours), tokens_per_second(theirs)) for _ in tqdm(range(PEER_PAIRS + 1), "transformers")]
+    pairs = pairs[1:]  # the first warms up
+    return {
+        "ours": statistics.median(ours for ours, _ in pairs),
+        "transformers": statistics.median(theirs for _, theirs in pairs),
+        "ratio": statistics.median(ours / theirs for ours, theirs in pairs),
+    }
+
+
+def tokens_per_second(generate: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    generate()
+    return PEER_TOKENS / (time.perf_counter() - started)
+
+
+def screen() -> dict[str, str]:
+    """What the README's `make run` shows: the first story, an ellipsis for the others, the last line."""
+    stage = importlib.import_module(VARIANTS[-1].package + ".__main__")
+    captured = io.StringIO()
+    with contextlib.redirect_stdout(captured):
+        stage.main(["--model", str(MODEL)])
+    stories = captured.getvalue().rstrip().split("\n\n")
+    return {"screen": "\n\n".join([stories[0], "...", stories[-1]])}
+
+
+def machine() -> str:
+    """The machine in words, for the tables."""
+    cores = torch.get_num_threads()
+    return f"{cores} cores ({platform.machine()}), torch {torch.__version__.split('+')[0]}, float32"
+
+
+def save(results: dict[str, Any]) -> None:
+    """Merge into results.json, so that one part can be measured again alone, and refresh the prose."""
+    path = figures.ROOT / figures.RESULTS
+    old = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(old | results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    for name in figures.write():
+        print(f"{name} brought up to date")
+
+
+@click.command()
+@click.option("--predict", "only_predict", is_flag=True, help="only the answers to the lessons' questions")
+@click.option("--peers", "only_peers", is_flag=True, help="only the comparison with transformers")
+def main(only_predict: bool, only_peers: bool) -> None:
+    """Measure every stage present and write the results where the READMEs take them from."""
+    everything = not (only_predict or only_peers)
+    results: dict[str, Any] = {"machine": machine()}
+    if everything:
+        results["scoreboard"] = {variant.label: score(variant) for variant in tqdm(VARIANTS, "stages")}
+        results["run"] = screen()
+    if everything or only_peers:
+        results["peers"] = compare_with_transformers()
+    if everything or only_predict:
+        results["predict"] = predict.answers(MODEL)
+        for entry in results["predict"]["s1"]["answers"]:
+            print(f"{entry['question']}\n  {entry['answer']}")
+    if "scoreboard" in results:
+        print(figures.scoreboard_block(results))
+    save(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What the tests that span stages share: every stage that is there, and every device that this machine has."""
+
+import importlib
+import os
+from types import ModuleType
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads and other work spoil each other
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import pytest
+
+from tests.helpers import ROOT, find_stages, has_cuda
+
+
+@pytest.fixture(scope="session", params=find_stages(ROOT))
+def stage(request: pytest.FixtureRequest) -> ModuleType:
+    """Each stage as a module: stages.s1_contiguous_cache, ..., nanovllm once it has an LLM."""
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not has_cuda():
+        pytest.skip("this machine has no CUDA device")
+    return request.param

@@ -1,0 +1,592 @@
+"""The tools of the chain, on a made-up chain of three small stages in a repository of its own; then on the real one."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stages.chain import ROOT, main
+from stages.chaintools import ChainError, added_lines, load
+from stages.chaintools.functions import find
+from stages.chaintools.lines import code_lines
+from stages.chaintools.proof import proof_faults
+
+POOL_1 = '''"""One pool."""
+
+
+class Pool:
+    """Slots in one piece."""
+
+    def __init__(self, size: int) -> None:
+        self.free = list(range(size))
+
+    def take(self, count: int) -> list[int]:
+        """Take `count` slots."""
+        return [self.free.pop() for _ in range(count)]
+
+    def size(self) -> int:
+        return len(self.free)
+'''
+POOL_2 = '''"""One pool, all or nothing."""
+
+from functools import lru_cache
+
+
+class Pool:
+    """Slots in one piece."""
+
+    def __init__(self, size: int) -> None:
+        self.free = list(range(size))
+
+    def take(self, count: int) -> list[int]:  # [count]
+        """Take `count` slots, or none."""
+        # all or nothing
+        if count > len(self.free):
+            return []
+        return [self.free.pop() for _ in range(count)]
+
+    def size(self) -> int:
+        return len(self.free)
+
+    class Report:
+        @staticmethod
+        @lru_cache
+        def line(
+            used: int,  # slots
+            of: int = 8,
+        ) -> str:  # for people
+            """One line."""
+            # a comment of the solution
+            return f"{used} of {of}"
+
+
+def twice(count: int) -> int: return 2 * count
+'''
+TESTS_2 = """from ..pool import Pool, twice
+
+
+def test_take():
+    assert Pool(2).take(3) == []
+
+
+def test_line():
+    assert Pool.Report.line(1) == "1 of 8"
+
+
+def test_twice():
+    assert twice(2) == 4
+"""
+GAIN_2 = """from ..pool import Pool
+
+
+def test_gain():
+    pool = Pool(2)
+    pool.take(3)
+    assert pool.size() == 2
+"""
+MAIN = '"""The command."""\n\nfrom .pool import Pool\n\nprint(Pool(8).size())\n'
+TOML = """
+stages = ["s1_pool", "s2_all_or_nothing", "../final"]
+
+[s1]
+files = [
+    { new = "__main__.py", why = "the command" },
+    { new = "pool.py", why = "the pool" },
+    { new = "old.py", why = "soon gone" },
+]
+
+[s2]
+budget = 16
+files = [
+    { changed = "pool.py", why = "take all or nothing" },
+    { removed = "old.py", why = "not needed" },
+]
+
+[[s2.steps]]
+title = "Take all or nothing"
+functions = ["pool.py:Pool.take"]
+tests = ["tests/test_pool.py::test_take"]
+hint = "Count first."
+minutes = 10
+
+[[s2.steps]]
+title = "Say it in a line"
+functions = ["pool.py:Pool.Report.line"]
+tests = ["tests/test_pool.py::test_line"]
+hint = "An f-string."
+minutes = 5
+
+[[s2.steps]]
+title = "Twice"
+functions = ["pool.py:twice"]
+tests = ["tests/test_pool.py::test_twice"]
+hint = "Two times."
+minutes = 1
+
+[final]
+budget = 5
+files = [{ new = "server.py", why = "a server" }]
+"""
+STAGE_1 = {
+    "__init__.py": '"""One."""\n',
+    "__main__.py": MAIN,
+    "pool.py": POOL_1,
+    "old.py": "x = 1\n",
+    "README.md": "One.\n",
+}
+STAGE_2 = {
+    "__init__.py": '"""Two."""\n',
+    "__main__.py": MAIN,
+    "pool.py": POOL_2,
+    "README.md": "Two.\n",
+    "tests/__init__.py": "",
+    "tests/test_pool.py": TESTS_2,
+    "tests/test_gain.py": GAIN_2,
+}
+FINAL = STAGE_2 | {"__init__.py": '"""Three."""\n', "server.py": "PORT = 8000\n"}
+CHAIN = {
+    "stages/chain.toml": TOML,
+    ".gitignore": "exercises/\n",
+    **{f"stages/s1_pool/{file}": text for file, text in STAGE_1.items()},
+    **{f"stages/s2_all_or_nothing/{file}": text for file, text in STAGE_2.items()},
+    **{f"final/{file}": text for file, text in FINAL.items()},
+}
+S1, S2, S3 = "stages/s1_pool", "stages/s2_all_or_nothing", "final"
+
+
+def git(root: Path, *arguments: str) -> None:
+    """Run git in a made-up repository, without the settings of the person who runs the tests."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    for who in ("AUTHOR", "COMMITTER"):
+        environment |= {f"GIT_{who}_NAME": "n", f"GIT_{who}_EMAIL": "n@example.org"}
+    subprocess.run(["git", *arguments], cwd=root, env=environment, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def made_up_chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("chain")
+    for file, text in CHAIN.items():
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(text)
+    git(root, "init", "-q")
+    assert main(["write"], root) == 0
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "chain")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def no_other_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run by a git hook, the tests would find its repository named in the environment."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def root(made_up_chain: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made_up_chain, tmp_path / "repository"))
+
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def chain(root: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command on the made-up chain; gives the exit status and all that it printed."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        status = main(arguments, root)
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
+
+    return run
+
+
+def edit(root: Path, file: str, old: str, new: str) -> None:
+    text = (root / file).read_text()
+    assert old in text
+    (root / file).write_text(text.replace(old, new))
+
+
+class TestCheck:
+    def test_the_chain_as_declared_passes(self, chain: Run) -> None:
+        assert chain("check") == (0, "stages are as chain.toml says: s1, s2, final\n")
+
+    @pytest.mark.parametrize(
+        ("file", "old", "new", "fault"),
+        [
+            (f"{S2}/__main__.py", "8", "9", "/__main__.py differs from the stage before and is not declared changed"),
+            (f"{S2}/extra.py", "", "x = 1\n", f"{S2}/extra.py is new and not declared"),
+            (f"{S2}/old.py", "", "x = 1\n", f"{S2}/old.py is declared removed and is still there"),
+            (f"{S2}/pool.py", POOL_2, POOL_1, "/pool.py is declared changed and is the same as in the stage before"),
+            (f"{S2}/server.py", "", "x = 1\n", f"{S3}/server.py is declared new and is in the stage before"),
+            (f"{S3}/server.py", "8000", "8000\n", f"{S3}/DIFF.md is not current: run python stages/chain.py write"),
+            (f"{S3}/server.py", "PORT = 8000", "a = 1\n" * 6, f"{S3} adds 6 lines of code; its budget is 5"),
+            (f"{S3}/server.py", "PORT = 8000", "PORT = (", f"{S3}/server.py: not a Python file"),
+            (f"{S2}/DIFF.md", "take all", "Take all", f"{S2}/DIFF.md is not current: run python stages/chain.py write"),
+            (f"{S2}/tests/test_pool.py", "test_twice", "test_2", "3: there is no test tests/test_pool.py::test_twice"),
+            (f"{S2}/pool.py", "def take", "def took", f"{S2}, step 1: pool.py:Pool.take does not exist"),
+            ("stages/chain.toml", "Pool.take", "Pool.size", "step 1: pool.py:Pool.size is the same as in the"),
+            ("stages/chain.toml", "Pool.take", "Pool.__init__", f"{S2}, step 1: pool.py:Pool.__init__ is always given"),
+            ("stages/chain.toml", "old.py", "older.py", f"{S1}/older.py is declared new and is not there"),
+            ("stages/chain.toml", "old.py", "older.py", f"{S1}/old.py is new and not declared"),
+            ("stages/chain.toml", "old.py", "older.py", f"{S2}/old.py is missing and not declared removed"),
+            ("stages/s9_secret/pool.py", "", "", "stages/s9_secret is not in chain.toml"),
+        ],
+    )
+    def test_a_fault_is_named(self, chain: Run, root: Path, file: str, old: str, new: str, fault: str) -> None:
+        (root / file).parent.mkdir(exist_ok=True)
+        (root / file).touch()
+        edit(root, file, old, new)
+        status, printed = chain("check")
+        assert status == 1
+        assert fault in printed
+
+    def test_all_faults_are_named(self, chain: Run, root: Path) -> None:
+        edit(root, f"{S2}/__main__.py", "8", "9")
+        (root / f"{S2}/extra.py").write_text("x = 1\n")
+        (root / f"{S3}/server.py").unlink()
+        status, printed = chain("check")
+        assert status == 1
+        assert all(f"{file} " in printed for file in (f"{S2}/__main__.py", f"{S2}/extra.py", f"{S3}/server.py"))
+
+    def test_tests_and_prose_are_free(self, chain: Run, root: Path) -> None:
+        for file in ("tests/test_more.py", "README.md", "__init__.py", "tests/test_pool.py"):
+            with (root / S3 / file).open("a") as stream:
+                stream.write("# more\n")
+        assert chain("check")[0] == 0
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ("budget = 16", "budgets = 16", "chain.toml: [s2] lacks 'budget'"),
+            ("budget = 16", "budget = '16'", "chain.toml: [s2]: 'budget' must be of type int"),
+            ('{ new = "pool.py"', '{ now = "pool.py"', "[s1] files, entry 2 needs one of new, changed, removed"),
+            ("pool.py:twice", "twice", "chain.toml: [s2] step 3: 'twice' is not of the form"),
+            ("[final]", "[finale]", "chain.toml: each of the stages needs one table; [final] breaks that rule"),
+            ("s1_pool", "s1_pond", "chain.toml: the folder of stage 's1_pond' is missing: stages/s1_pond"),
+            ("stages = [", "stages = ", "chain.toml: "),
+        ],
+    )
+    def test_a_mistake_in_the_toml_is_one_line(self, chain: Run, root: Path, old: str, new: str, message: str) -> None:
+        edit(root, "stages/chain.toml", old, new)
+        status, printed = chain("check")
+        assert (status, printed.count("\n")) == (2, 1)
+        assert message in printed
+
+    def test_a_single_stage_passes_and_says_so(self, chain: Run, root: Path) -> None:
+        first = TOML.split("[s2]")[0].replace(', "s2_all_or_nothing", "../final"', "")
+        (root / "stages/chain.toml").write_text(first)
+        shutil.rmtree(root / S2)
+        status, printed = chain("check", "--exercises")
+        assert status == 0
+        assert "s1 is the only stage" in printed
+
+
+class TestSize:
+    def test_prose_does_not_count(self) -> None:
+        source = (
+            '"""Doc."""\nclass A:\n    """Doc.\n\n    More.\n    """\n\n    # why\n    x = """\n# text\n\n"""  # why\n'
+        )
+        assert code_lines(source) == ["class A:", '    x = """', "# text", '"""']
+
+    def test_a_stage_counts_what_it_adds(self, root: Path) -> None:
+        first, second, last = load(root).stages
+        assert added_lines(first) == 2 + 7 + 1  # __main__.py, pool.py, old.py
+        assert added_lines(second) == 12
+        assert added_lines(last) == 1
+
+    def test_only_new_comments_add_nothing(self, root: Path) -> None:
+        edit(root, f"{S3}/__main__.py", "\nprint", "# why\n\nprint")
+        assert added_lines(load(root).stages[2]) == 1
+
+
+class TestDiff:
+    def test_is_in_reading_order_with_each_why(self, chain: Run) -> None:
+        status, printed = chain("diff", "2")
+        marks = ["pool.py, changed", "take all", "+        # all", "old.py, removed", "not needed", "-x = 1"]
+        assert status == 0
+        places = [printed.index(mark) for mark in marks]
+        assert places == sorted(places)
+        assert "\033" not in printed
+        assert "\033[32m+" in chain("diff", "s2", "--color")[1]
+
+    def test_the_first_stage_has_none(self, chain: Run) -> None:
+        message = f"s1 is the first stage: there is nothing to compare it with. Begin with {S1}/DIFF.md.\n"
+        assert chain("diff", "1") == (0, message)
+
+    def test_diff_md(self, root: Path) -> None:
+        assert "2. [pool.py](pool.py), 15 lines: the pool\n" in (root / S1 / "DIFF.md").read_text()
+        second = (root / S2 / "DIFF.md").read_text()
+        assert "## 1. [pool.py](pool.py): changed, +22 -3\n\ntake all or nothing\n\n```diff\n@@" in second
+        assert second.endswith("## 2. old.py: removed, 1 line\n\nnot needed\n")
+        assert (root / S3 / "DIFF.md").read_text().endswith("## 1. [server.py](server.py): new, 1 line\n\na server\n")
+
+    def test_diff_md_does_not_depend_on_the_readers_settings(self, chain: Run, root: Path) -> None:
+        for setting in ("diff.noprefix true", "diff.context 9", "color.ui always", "diff.suppressBlankEmpty true"):
+            git(root, "config", *setting.split())
+        assert chain("check")[0] == 0
+
+
+class TestFunctions:
+    @pytest.mark.parametrize("name", ["Pool.take", "Pool.Report.line", "twice", "Pool.__init__"])
+    def test_a_cut_loses_nothing(self, name: str) -> None:
+        function = find(POOL_2, name)
+        assert function is not None
+        assert function.above + function.head + function.body + function.below == POOL_2
+
+    def test_what_is_not_there(self) -> None:
+        assert find(POOL_2, "Pool.line") is None
+        with pytest.raises(ChainError, match="2 functions are called f"):
+            find("def f(): pass\ndef f(): pass\n", "f")
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "def f(g=lambda: 0, h={1: 2}) -> dict[str, int]:  # shape\n    # why\n    return 1\n",
+            "def f(\n    x: int,\n): return x\n",
+            'def f():\n    """Doc.\n\n    More."""\n\n    return """\nleft\n"""\n',
+        ],
+    )
+    def test_another_body(self, source: str) -> None:
+        function = find(source, "f")
+        assert function is not None
+        assert "return" not in function.head
+        space: dict[str, Callable[..., object]] = {}
+        exec(function.with_body("    return 'new'\n"), space)
+        assert space["f"](*([0] if "x: int" in source else [])) == "new"
+        exec(function.with_body(function.body_at("    ")), space)
+        assert space["f"](*([1] if "x: int" in source else [])) in (1, "\nleft\n")
+
+
+class TestExercise:
+    def test_opens_the_functions_and_gives_the_rest(self, chain: Run, root: Path) -> None:
+        status, printed = chain("exercise", "2")
+        assert status == 0
+        assert "python -m pytest exercises/s2/tests/test_pool.py::test_take" in printed
+        assert "3 steps, about 16 minutes" in printed
+        pool = (root / "exercises/s2/pool.py").read_text()
+        opened = '''    def take(self, count: int) -> list[int]:  # [count]
+        """Take `count` slots, or none."""
+        # EXERCISE step 1: Take all or nothing
+        return [self.free.pop() for _ in range(count)]
+
+    def size'''
+        assert opened in pool
+        new = '''            """One line."""
+            # EXERCISE step 2: Say it in a line
+            raise NotImplementedError("step 2, Say it in a line: pytest tests/test_pool.py::test_line")
+
+
+def twice(count: int) -> int:
+    # EXERCISE step 3: Twice
+    raise NotImplementedError("step 3, Twice: pytest tests/test_pool.py::test_twice")
+'''
+        assert pool.endswith(new)
+        assert (root / "exercises/s2/__main__.py").read_text() == MAIN
+        assert not (root / "exercises/s2/DIFF.md").exists()
+
+    def test_a_copy_runs(self, chain: Run, root: Path) -> None:
+        chain("exercise", "2")
+        command = [sys.executable, "-m", "exercises.s2"]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+        assert done.stdout == "8\n"
+
+    def test_a_later_step_gives_the_earlier_ones_solved(self, chain: Run, root: Path) -> None:
+        chain("exercise", "s2", "--step", "3")
+        solved, twice = POOL_2.split("def twice")
+        assert (root / "exercises/s2/pool.py").read_text().startswith(solved)
+        assert twice not in (root / "exercises/s2/pool.py").read_text()
+
+    def test_work_is_not_overwritten(self, chain: Run, root: Path) -> None:
+        chain("exercise", "2")
+        assert chain("exercise", "2", "--step", "2")[0] == 0  # nothing was changed: it may be replaced
+        edit(root, "exercises/s2/pool.py", "raise NotImplementedError", "return")
+        mine = (root / "exercises/s2/pool.py").read_text()
+        status, printed = chain("exercise", "2")
+        assert (status, printed.count("\n")) == (2, 1)
+        assert "exercises/s2 holds work of yours (pool.py)" in printed
+        assert (root / "exercises/s2/pool.py").read_text() == mine
+        assert chain("exercise", "2", "--force")[0] == 0
+        assert (root / "exercises/s2/pool.py").read_text() != mine
+
+    def test_a_folder_of_unknown_origin_is_work(self, chain: Run, root: Path) -> None:
+        (root / "exercises/s2").mkdir(parents=True)
+        (root / "exercises/s2/pool.py").write_text("mine\n")
+        assert chain("exercise", "2")[0] == 2
+
+    def test_hint_and_solution_write_nothing(self, chain: Run, root: Path) -> None:
+        assert chain("exercise", "2", "--step", "2", "--hint") == (0, "step 2, Say it in a line: An f-string.\n")
+        for name in ("twice", "pool.py:twice"):
+            solution = f"# {S2}/pool.py\ndef twice(count: int) -> int: return 2 * count\n"
+            assert chain("exercise", "2", "--reveal", name) == (0, solution)
+        assert "@lru_cache" in chain("exercise", "2", "--reveal", "Report.line")[1]
+        assert not (root / "exercises").exists()
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["1"], f"s1 has no exercise; what there is to think about is in {S1}/README.md"),
+            (["7"], "there is no stage '7'; there are: s1, s2, final"),
+            (["2", "--step", "4"], "there is no step 4: s2 has steps 1 to 3"),
+            (["2", "--reveal", "size"], "none of the exercise's functions is called 'size': pool.py:Pool.take"),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, chain: Run, arguments: list[str], message: str) -> None:
+        status, printed = chain("exercise", *arguments)
+        assert (status, printed.count("\n")) == (2, 1)
+        assert message in printed
+
+
+class TestProof:
+    def test_red_before_each_step_and_green_after(self, chain: Run) -> None:
+        assert chain("check", "--exercises") == (0, "stages and exercises are as chain.toml says: s1, s2, final\n")
+
+    def test_what_is_not_so_is_named(self, root: Path) -> None:
+        edit(root, f"{S2}/tests/test_pool.py", "== []", "or True")
+        edit(root, f"{S2}/tests/test_pool.py", 'assert Pool.Report.line(1) == "1 of 8"', "assert twice(1) == 2")
+        edit(root, f"{S2}/tests/test_gain.py", "pool.take(3)", "pass")
+        assert proof_faults(load(root).stages[1]) == [
+            f"{S2}: tests/test_gain.py is not red with 0 steps solved",
+            f"{S2}: tests/test_pool.py::test_line is not green with 2 steps solved",
+        ]
+
+    def test_tests_that_cannot_run_prove_nothing(self, root: Path) -> None:
+        edit(root, f"{S2}/tests/test_pool.py", "from ..pool", "from ..pond")
+        found = proof_faults(load(root).stages[1])
+        assert len(found) == 4
+        assert all("pytest could not run them" in fault for fault in found)
+
+
+class TestPropagate:
+    def test_a_fix_flows_to_the_last_stage(self, chain: Run, root: Path) -> None:
+        edit(root, f"{S1}/__main__.py", "8", "9")  # the same in all stages
+        edit(root, f"{S1}/pool.py", "range(size)", "range(1, size)")  # in a file that s2 changes elsewhere
+        edit(root, f"{S1}/README.md", "One", "1")
+        (root / f"{S1}/tests").mkdir()
+        (root / f"{S1}/tests/test_fix.py").write_text("def test_fix(): pass\n")
+        status, printed = chain("propagate", "s1")
+        assert (status, printed.splitlines()) == (
+            0,
+            [
+                *[f"{S2}/{line}" for line in ("__main__.py: follows", "pool.py: merged", "tests/test_fix.py: copied")],
+                *[f"{S3}/{line}" for line in ("__main__.py: follows", "pool.py: follows", "tests/test_fix.py: copied")],
+                "Next: python stages/chain.py write, then check.",
+            ],
+        )
+        assert (root / f"{S3}/pool.py").read_text() == POOL_2.replace("range(size)", "range(1, size)")
+        assert (root / f"{S2}/README.md").read_text() == "Two.\n"
+        assert chain("write")[0] == chain("check")[0] == 0
+        assert chain("propagate", "s1")[0] == 0, "merging again changes nothing"
+        assert (root / f"{S3}/pool.py").read_text() == POOL_2.replace("range(size)", "range(1, size)")
+
+    def test_files_come_and_go(self, chain: Run, root: Path) -> None:
+        (root / f"{S1}/__main__.py").unlink()
+        edit(root, f"{S1}/old.py", "1", "2")  # s2 does not have it
+        status, printed = chain("propagate", "s1")
+        assert status == 0
+        assert f"{S2}/__main__.py: deleted\n{S2}/old.py: left out: this stage has no such file\n" in printed
+        assert not (root / f"{S3}/__main__.py").exists()
+
+    def test_an_edit_that_is_committed_already(self, chain: Run, root: Path) -> None:
+        edit(root, f"{S2}/__main__.py", "8", "9")
+        git(root, "commit", "-qam", "edit")
+        assert chain("propagate", "s2") == (0, "nothing to propagate\n")
+        assert chain("propagate", "s2", "--since", "HEAD~1")[0] == 0
+        assert "9" in (root / f"{S3}/__main__.py").read_text()
+
+    def test_a_conflict_is_named_marked_and_resumed(self, chain: Run, root: Path) -> None:
+        edit(root, f"{S1}/__main__.py", "8", "9")
+        edit(root, f"{S1}/pool.py", "for _ in range(count)]", "for _ in range(max(count, 0))]")
+        edit(root, f"{S1}/pool.py", "`count` slots", "`count` slots, the last first")
+        status, printed = chain("propagate", "s1")
+        assert status == 1
+        assert f"conflict in {S2}/pool.py: resolve it" in printed
+        assert "<<<<<<< " in (root / f"{S2}/pool.py").read_text()
+        assert "9" in (root / f"{S2}/__main__.py").read_text()
+        assert "8" in (root / f"{S3}/__main__.py").read_text(), "it stopped behind the link"
+
+        status, printed = chain("propagate", "s1")
+        assert status == 1, "nothing is resolved yet"
+        assert chain("propagate", "s2")[1].startswith("chain: propagate s1_pool is unfinished")
+        assert chain("propagate", "s1", "--since", "HEAD~0")[0] == 1
+
+        resolved = POOL_2.replace("or none", "or none, the first first")
+        (root / f"{S2}/pool.py").write_text(resolved)
+        edit(root, f"{S1}/__main__.py", "9", "10")  # one more edit on the way
+        status, printed = chain("propagate", "s1")
+        assert (status, printed.splitlines()) == (
+            0,
+            [
+                f"{S2}/__main__.py: follows",
+                f"{S3}/__main__.py: follows",
+                f"{S3}/pool.py: follows",
+                "Next: python stages/chain.py write, then check.",
+            ],
+        )
+        assert (root / f"{S2}/pool.py").read_text() == (root / f"{S3}/pool.py").read_text() == resolved
+        assert "10" in (root / f"{S3}/__main__.py").read_text()
+        assert chain("propagate", "--abort") == (2, "chain: no propagate is unfinished: there is nothing to abort\n")
+
+    def test_deleted_here_and_changed_there_is_a_conflict(self, chain: Run, root: Path) -> None:
+        (root / f"{S1}/pool.py").unlink()
+        status, printed = chain("propagate", "s1")
+        assert status == 1
+        assert f"{S2}/pool.py: CONFLICT: deleted in the stage before and changed in this one" in printed
+        assert (root / f"{S2}/pool.py").read_text() == POOL_2
+        assert chain("propagate", "s1")[0] == 0, "run again: it is kept"
+        assert (root / f"{S3}/pool.py").read_text() == POOL_2
+
+    def test_giving_up_puts_all_back(self, chain: Run, root: Path) -> None:
+        edit(root, f"{S1}/__main__.py", "8", "9")
+        edit(root, f"{S1}/pool.py", "Take `count` slots.", "Take some.")
+        (root / f"{S1}/new.py").write_text("x = 1\n")
+        assert chain("propagate", "s1")[0] == 1
+        assert (root / f"{S2}/new.py").exists()
+        assert chain("propagate", "--abort")[0] == 0
+        assert (root / f"{S2}/pool.py").read_text() == POOL_2
+        assert (root / f"{S2}/__main__.py").read_text() == MAIN
+        assert not (root / f"{S2}/new.py").exists()
+        assert "9" in (root / f"{S1}/__main__.py").read_text(), "the edit itself stays"
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ([], "propagate which stage?"),
+            (["s1", "--since", "nowhere"], "git knows no revision 'nowhere'"),
+            (["s8"], "there is no stage 's8'"),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, chain: Run, arguments: list[str], message: str) -> None:
+        status, printed = chain("propagate", *arguments)
+        assert (status, printed.count("\n")) == (2, 1)
+        assert message in printed
+
+    def test_a_stage_without_a_past_has_no_base(self, chain: Run, root: Path) -> None:
+        git(root, "mv", S2, "stages/s2_blocks")
+        edit(root, "stages/chain.toml", "s2_all_or_nothing", "s2_blocks")
+        assert chain("propagate", "s1")[1].startswith("chain: stages/s2_blocks is not in HEAD: commit it")
+
+
+def test_without_git_one_line_says_so(chain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert chain("diff", "2") == (2, "chain: git is not installed, or not on the PATH\n")
+
+
+class TestTheRealChain:
+    def test_check_passes_from_any_folder_without_installs(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-I", "-S", str(ROOT / "stages/chain.py"), "check"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_exercises_are_red_before_each_step_and_green_after(self) -> None:
+        assert [fault for stage in load(ROOT).stages for fault in proof_faults(stage)] == []
+
+    def test_exercises_are_ignored_by_git(self) -> None:
+        assert "/exercises/" in (ROOT / ".gitignore").read_text().splitlines()

@@ -1,0 +1,216 @@
+"""The two commands, as far as can be told without an install: what make passes on, when it installs, what it says."""
+
+import doctest
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import stages.__main__ as launcher
+
+ROOT = Path(__file__).resolve().parent.parent
+needs_make = pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+
+
+def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    """Run make as from a fresh shell: a `make test` above this would hand its own variables down."""
+    env = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    return subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def arguments_of(tmp_path: Path, *arguments: str) -> list[str]:
+    """The arguments that a target hands to its interpreter: PY is a program that prints them."""
+    (tmp_path / "show.py").write_text("import json, sys; print(json.dumps(sys.argv[1:]))")
+    return json.loads(make(*arguments, f"PY={sys.executable} {tmp_path / 'show.py'}").stdout)
+
+
+# make
+
+
+@needs_make
+def test_help_lists_every_target_with_a_line():
+    targets = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    lines = dict(re.findall(r"^make (\w+) +(\S.*)$", make("help").stdout, re.M))
+    assert list(lines) == [target for target in targets if target != "FORCE"]
+
+
+PROMPTS = ["It's \"so\"", "$5 for $(x) or ${y}, $$ `z`", "a # b \\ c; d", "42", "-- no", "a\nb"]
+
+
+@needs_make
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_prompt_arrives_unharmed(tmp_path, prompt):
+    assert arguments_of(tmp_path, "run", "STAGE=1", f"PROMPT={prompt}") == ["-m", "stages", "1", "--", prompt]
+
+
+@needs_make
+def test_run_passes_stage_and_flags_and_shows_them_in_a_dry_run(tmp_path):
+    assert arguments_of(tmp_path, "run", "STAGE=3", "ARGS=--device cuda") == ["-m", "stages", "3", "--device", "cuda"]
+    dry = make("-n", "run", "PY=python3", "STAGE=3", "PROMPT=A fox").stdout
+    assert dry.split() == ["python3", "-m", "stages", "3", "${PROMPT:+--", '"$PROMPT"}']
+
+
+@needs_make
+def test_a_folder_of_texts_may_have_spaces(tmp_path):
+    assert arguments_of(tmp_path, "train", "TEXT=../my texts")[-1] == "../my texts"
+
+
+@needs_make
+@pytest.mark.parametrize(("target", "say"), [("diff", "STAGE=3"), ("exercise", "STAGE=3"), ("train", "TEXT=folder")])
+def test_a_target_says_what_it_lacks(target, say):
+    done = make("-n", target, "PY=python3")
+    assert done.returncode and f"make {target} {say}" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@needs_make
+def test_an_install_happens_once_and_again_when_it_must(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    installs = lambda target: "setup_env.py" in make("-n", target, "PYTHON=python3", cwd=tmp_path).stdout  # noqa: E731
+    assert installs("run"), "no .venv yet"
+
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to(shutil.which("true"))
+    assert installs("run"), "a .venv without a stamp: an install that was interrupted"
+
+    (tmp_path / ".venv/.with-core").touch()
+    assert not installs("run") and installs("test")
+
+    for changed in ("pyproject.toml", "constraints.txt"):
+        os.utime(tmp_path / changed, (2e9, 2e9))
+        assert installs("run")
+        os.utime(tmp_path / changed, (1e9, 1e9))
+    assert not installs("run")
+
+    (tmp_path / ".venv/bin/python").unlink()
+    (tmp_path / ".venv/bin/python").symlink_to(tmp_path / "gone")
+    assert installs("run"), "the interpreter of .venv is gone"
+    assert "setup_env.py" not in make("-n", "run", "PY=python3", cwd=tmp_path).stdout
+
+
+# .ci/setup_env.py
+
+
+class Setup:
+    """The script with its commands written down instead of run."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        spec = importlib.util.spec_from_file_location("setup_env", ROOT / ".ci" / "setup_env.py")
+        self.module: ModuleType = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.module)
+        self.commands: list[list[str]] = []
+        self.module.VENV, self.module.PYTHON, self.module.TORCH_INDEX = folder, folder / "bin/python", ""
+        self.module.pip_settings = lambda: ["find-links"]
+        self.module.ask = lambda python, code: ""
+        self.module.do = lambda *command: self.commands.append([str(part) for part in command])
+        monkeypatch.setattr(self.module.shutil, "which", lambda name: f"/bin/{name}")
+
+    def finds_torch(self, version: str, folder: Path) -> None:
+        self.module.find_torch = lambda python: self.module.Torch(version, folder)
+
+    def finds_torch_once_installed(self) -> None:
+        self.module.find_torch = lambda python: self.module.Torch("2.13.0", self.module.VENV) if self.commands else None
+
+
+@pytest.fixture
+def setup(tmp_path, monkeypatch) -> Setup:
+    return Setup(tmp_path, monkeypatch)
+
+
+def test_torch_is_pinned_where_there_is_none(setup, tmp_path):
+    setup.finds_torch_once_installed()
+    setup.module.install("core")
+    (command,) = setup.commands
+    assert command[1:7] == ["-m", "pip", "install", "torch", "-c", "constraints.txt"]
+    assert (tmp_path / ".with-core").exists()
+
+
+def test_torch_alone_comes_from_its_index(setup):
+    setup.finds_torch_once_installed()
+    setup.module.TORCH_INDEX = "https://example.org/cpu"
+    setup.module.install("core")
+    first, second = setup.commands
+    assert first[4:] == ["--no-deps", "--index-url", "https://example.org/cpu", "torch", "-c", "constraints.txt"]
+    assert "--index-url" not in second and "sentencepiece" in " ".join(second)
+
+
+def test_a_torch_of_the_system_stays_as_it_is(setup, capsys):
+    setup.finds_torch("2.11.0+cu130", Path("/usr/lib/python3/site-packages"))
+    setup.module.install("test")
+    (command,) = setup.commands
+    assert not any(part.startswith(("torch", "-c", "constraints")) for part in command)
+    assert "torch 2.11.0+cu130 is there already" in capsys.readouterr().out
+
+
+def test_a_torch_too_old_is_not_used(setup):
+    answers = {"2.10.1": None, "2.11.0a0+git1": "2.11.0a0+git1", "2.13.0+cpu": "2.13.0+cpu", "3.0": "3.0"}
+    for version, expected in answers.items():
+        answer = f"a warning\n{version}\n/x/site-packages/torch/__init__.py"
+        setup.module.ask = lambda python, code, answer=answer: answer
+        found = setup.module.find_torch("python3")
+        assert (found and found.version) == expected
+
+
+def test_uv_is_used_unless_pip_has_settings_that_uv_does_not_read(setup):
+    setup.finds_torch_once_installed()
+    setup.module.pip_settings = lambda: []
+    setup.module.install("core")
+    assert setup.commands[0][:3] == ["/bin/uv", "pip", "install"]
+
+
+def test_a_failed_install_leaves_no_stamp(setup, tmp_path):
+    setup.finds_torch_once_installed()
+    setup.module.do = lambda *command: sys.exit("stopped")
+    with pytest.raises(SystemExit):
+        setup.module.install("core")
+    assert not list(tmp_path.glob(".with-*"))
+
+
+@pytest.mark.parametrize(("platform", "say"), [("linux", "make run TORCH_INDEX=https://"), ("darwin", "110 MB")])
+def test_the_size_is_said_before_and_how_to_avoid_it(setup, monkeypatch, platform, say):
+    setup.module.pip_settings = lambda: []
+    monkeypatch.setattr(setup.module.sys, "platform", platform)
+    assert say in setup.module.describe(None, "2.13.0")
+
+
+def test_the_pin_lies_in_the_range_of_pyproject():
+    packaging = pytest.importorskip("packaging.requirements")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ranges = {each.name: each.specifier for each in map(packaging.Requirement, project["dependencies"])}
+    pins = re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert [name for name, _ in pins] == ["torch"], "setup_env.py drops the constraints where it keeps a torch it found"
+    assert all(ranges[name].contains(version) for name, version in pins)
+    assert project["requires-python"] == ">=3.11"
+
+
+# python -m stages
+
+
+def test_an_unknown_stage_is_answered_in_one_line():
+    done = subprocess.run([sys.executable, "-m", "stages", "99"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert re.fullmatch(r"no stage 99: there is 1 \(s1_contiguous_cache\).*\n", done.stderr)
+
+
+def test_stages_are_found_in_order(tmp_path):
+    for name in ("s10_ten", "s2_two", "s1_one", "sx_no", "scoreboard"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__main__.py").touch()
+    (tmp_path / "s3_not_yet").mkdir()
+    assert launcher.find_stages(tmp_path) == {1: "s1_one", 2: "s2_two", 10: "s10_ten"}
+
+
+def test_a_stage_is_picked_by_number_or_name():
+    present = {1: "s1_one", 2: "s2_two"}
+    for name in ("1", "s1", "s1_one"):
+        assert launcher.pick([name, "A fox"], present) == ("s1_one", ["A fox"])
+    assert launcher.pick(["--", "1"], present) == ("s2_two", ["--", "1"])
+    assert doctest.testmod(launcher).failed == 0
