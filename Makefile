@@ -53,7 +53,7 @@ diff: ## what a stage changes in the one before, in reading order: STAGE=3
 exercise: ## write exercises/s3, a stage with steps for you to fill in: STAGE=3, or STAGE=3 STEP=2
 	@$(PYTHON) stages/chain.py exercise $(one_stage) $(addprefix --step ,$(STEP)) $(ARGS)
 
-scoreboard: $(call needs,core) ## what each stage bought and what it cost; ARGS=--predict answers the lessons' questions
+scoreboard: $(call needs,test) ## what each stage bought and what it cost; ARGS=--predict answers the lessons' questions
 	@$(PY) -m stages.scoreboard $(ARGS)
 
 lint: $(call needs,lint) ## ruff, and mypy on signatures

@@ -13,7 +13,7 @@ from stages.s1_contiguous_cache.llama.weights import checkpoint_tensors
 def write_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
     """config.json, generation_config.json, tokenizer_config.json and model.safetensors (bf16) beside tokenizer.model."""
     config = model.config
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():  # a tied head is listed once
         sources = checkpoint_tensors(name, parameter.shape, config)
         parts = parameter.detach().to("cpu", torch.bfloat16).split([shape[0] for _, shape in sources])

@@ -42,6 +42,8 @@ class Corpus(NamedTuple):
 
 def read_corpus(folder: Path, recipe: Recipe) -> Corpus:
     """All stories of the text files in `folder`. Raises ValueError if there are none to train on or to hold out."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
     train: list[tuple[str, int]] = []
     held_out: list[str] = []
     for path in sorted(folder.glob("*.txt")):

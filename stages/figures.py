@@ -20,6 +20,7 @@ from stages.chaintools import added_lines, load
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("stages/results.json")
+STORYTELLER = ROOT / "models" / "storyteller"
 NUMBER = re.compile(r"(<!-- n: ([\w.]+)(?::([^ ]+))? -->).*?(<!-- / -->)", re.DOTALL)
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
@@ -45,7 +46,7 @@ def prose_files(root: Path) -> list[Path]:
 
 def render(path: Path, root: Path) -> str:
     """The text of a prose file with its numbers filled in. Raises ValueError for a mark that names nothing."""
-    results = json.loads((root / RESULTS).read_text("utf-8")) | {"facts": facts(root)}
+    results = read(root / RESULTS) | {"facts": facts(root)}
 
     def number(match: re.Match[str]) -> str:
         start, key, spec, end = match.groups()
@@ -60,9 +61,13 @@ def render(path: Path, root: Path) -> str:
     return BLOCK.sub(block, NUMBER.sub(number, path.read_text("utf-8")))
 
 
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def facts(root: Path) -> dict[str, float]:
     """What is counted, not measured: always current."""
-    model = json.loads((root / "models/storyteller/config.json").read_text("utf-8"))
+    model = read(root / "models/storyteller/config.json")
     heads_and_sizes = model["num_hidden_layers"] * model["num_key_value_heads"] * model["head_dim"]
     bytes_per_token = 2 * heads_and_sizes * 4  # a key and a value, float32
     weight_bytes = (root / "models/storyteller/model.safetensors").stat().st_size * 2  # bfloat16 in the file
@@ -172,9 +177,34 @@ def answers_block(stage: str) -> Callable[[dict[str, Any]], str]:
     return block
 
 
+def training_block(results: dict[str, Any]) -> str:
+    """The model card's table of a training run."""
+    run = read(STORYTELLER / "training.json")
+    settings, last = run["settings"], run["curve"][-1]
+    rows = [
+        ["held-out loss", f"{last['held_out']:.2f} nats a token, on two books that were never trained on"],
+        ["training loss", f"{last['train']:.2f} nats a token, over the last steps"],
+        ["tokens", f"{last['tokens'] / 1e6:.0f} million, {last['tokens'] / run['epoch_tokens']:.1f} epochs"],
+        ["rows", f"{settings['short_row']} tokens for the first {settings['short_share']:.0%}, then full ones"],
+        ["batch", f"{settings['batch_tokens']:,} tokens"],
+        ["peak learning rate", f"Muon {settings['matrix_learning_rate']}, AdamW {settings['learning_rate']}; cosine"],
+        ["weight decay, dropout", f"{settings['weight_decay']} on the matrices, {settings['dropout']}"],
+    ]
+    return table(["", ""], rows)
+
+
+def samples_block(results: dict[str, Any]) -> str:
+    """The model card's samples: the beginning in bold, what the model wrote after it."""
+    samples = read(STORYTELLER / "samples.json")
+    stories = (f"**{sample['prompt']}**{sample['text']}" for sample in samples)
+    return "\n\n".join("> " + story.strip().replace("\n", "\n>\n> ") for story in stories) + "\n"
+
+
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "run": run_block,
     "stages": stages_block,
+    "training": training_block,
+    "samples": samples_block,
     "scoreboard": scoreboard_block,
     "machine": machine_block,
     "answers_s1": answers_block("s1"),

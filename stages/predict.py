@@ -1,5 +1,6 @@
 """The answers to the lessons' "predict first" questions, measured: `python -m stages.scoreboard --predict`."""
 
+import itertools
 import statistics
 import time
 from pathlib import Path
@@ -67,5 +68,5 @@ def run(llm: s1.LLM, prompt_lengths: list[int]) -> StepSeconds:
     for number, _ in enumerate(llm.stream(prompts, params), start=1):
         if number % len(prompts) == 0:  # every sequence got its token: a step has ended
             ends.append(time.perf_counter())
-    steps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(ends)]
     return StepSeconds(prefill=steps[0], decode=statistics.median(steps[1:]))

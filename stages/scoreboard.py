@@ -10,9 +10,9 @@ import io
 import json
 import platform
 import statistics
+import textwrap
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -107,8 +107,9 @@ def screen() -> dict[str, str]:
     captured = io.StringIO()
     with contextlib.redirect_stdout(captured):
         stage.main(["--model", str(MODEL)])
-    stories = captured.getvalue().rstrip().split("\n\n")
-    return {"screen": "\n\n".join([stories[0], "...", stories[-1]])}
+    first, *_, last = captured.getvalue().strip().split("\n\n")
+    wrapped = "\n".join(textwrap.fill(line, 100) for line in first.splitlines())
+    return {"screen": f"{wrapped}\n\n...\n\n{last.strip()}"}
 
 
 def machine() -> str:

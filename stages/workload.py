@@ -9,7 +9,9 @@ class Request(NamedTuple):
     num_output_tokens: int
 
 
-def mixed_workload(vocab_size: int, num_requests: int = 32, low: int = 16, high: int = 256, seed: int = 0) -> list[Request]:
+def mixed_workload(
+    vocab_size: int, num_requests: int = 32, low: int = 16, high: int = 256, seed: int = 0
+) -> list[Request]:
     """Prompts and outputs of `low` to `high` tokens; each request must give exactly its output length.
 
     >>> [(len(prompt), out) for prompt, out in mixed_workload(4096, num_requests=2)]
