@@ -11,7 +11,7 @@ from stages.s1_contiguous_cache.llama.weights import checkpoint_tensors
 
 
 def write_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
-    """config.json, generation_config.json, tokenizer_config.json and model.safetensors (bf16) beside tokenizer.model."""
+    """Write model.safetensors (bf16), config.json, generation_config.json and tokenizer_config.json."""
     config = model.config
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():  # a tied head is listed once

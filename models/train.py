@@ -81,14 +81,16 @@ def write_results(trainer: Trainer, epoch_tokens: int, seconds: float, out: Path
 @click.option("--text", type=FOLDER, required=True, help="folder of .txt files")
 @click.option("--out", type=FOLDER, default="models/storyteller", show_default=True, help="checkpoint folder")
 @click.option("--tokens", type=int, default=Settings.tokens, show_default=True, help="how many to train on")
+@click.option("--optimizer", type=click.Choice(["muon", "adamw"]), default=Settings.optimizer, show_default=True)
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--resume", is_flag=True, help="go on from the last saved state")
-def main(text: Path, out: Path, tokens: int, device: str, resume: bool) -> None:
+def main(text: Path, out: Path, tokens: int, optimizer: str, device: str, resume: bool) -> None:
     """Train a story teller on a folder of text files and write it as a checkpoint folder.
 
     recipe.toml in the checkpoint folder, if there is one, says which books to drop, hold out and weigh.
     """
-    settings, recipe, state_path = Settings(tokens=tokens), out / "recipe.toml", out / "checkpoints" / "state.pt"
+    settings = Settings(tokens=tokens, optimizer=optimizer)
+    recipe, state_path = out / "recipe.toml", out / "checkpoints" / "state.pt"
     state_path.parent.mkdir(parents=True, exist_ok=True)
     try:
         corpus = read_corpus(text, Recipe.read(recipe) if recipe.exists() else Recipe())

@@ -47,6 +47,7 @@ class Settings:
     dropout: float = 0.0
     clip: float = 1.0
     seed: int = 0
+    optimizer: str = "muon"  # or "adamw", for everything
 
 
 class CurvePoint(NamedTuple):
@@ -98,7 +99,8 @@ class Trainer:
         """One update; returns the loss before it."""
         scale = schedule(self.tokens_seen, self.settings)
         for optimizer, rate in zip(self.optimizers, self.base_rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * scale
+            for group in optimizer.param_groups:
+                group["lr"] = rate * scale
         with torch.autocast(self.device.type, torch.bfloat16):
             loss = self._loss(batch.to(self.device))
         loss.backward()
@@ -155,12 +157,16 @@ def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
 
 
 def make_optimizers(model: LlamaForCausalLM, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers (Jordan et al. 2024), AdamW for the embedding and the norms."""
+    """Muon for the matrices inside the layers (Jordan et al. 2024) and AdamW for the rest, or AdamW for all."""
     inside = [p for p in model.model.layers.parameters() if p.dim() == 2]
-    others = [p for p in model.parameters() if not any(p is q for q in inside)]
+    rest = [p for p in model.parameters() if not any(p is q for q in inside)]
+    decay = settings.weight_decay
+    if settings.optimizer == "adamw":
+        groups = [{"params": inside, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
+        return [torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))]
     return [
-        torch.optim.Muon(inside, lr=settings.matrix_learning_rate, weight_decay=settings.weight_decay),
-        torch.optim.AdamW(others, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon(inside, lr=settings.matrix_learning_rate, weight_decay=decay),
+        torch.optim.AdamW(rest, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 

@@ -20,7 +20,7 @@ import click
 import torch
 from tqdm import tqdm
 
-from stages import figures, predict
+from stages import figures, predict, tables
 from stages.workload import mixed_workload
 
 MODEL = figures.ROOT / "models" / "storyteller"
@@ -144,7 +144,7 @@ def main(only_predict: bool, only_peers: bool) -> None:
         for entry in results["predict"]["s1"]["answers"]:
             print(f"{entry['question']}\n  {entry['answer']}")
     if "scoreboard" in results:
-        print(figures.scoreboard_block(results))
+        print(tables.scoreboard_block(results))
     save(results)
 
 

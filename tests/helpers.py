@@ -1,7 +1,7 @@
 """Which stages there are, and the reference that they are compared with: transformers' LlamaForCausalLM."""
 
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +64,10 @@ class Oracle:
 
         One forward pass over the whole text: no cache, so no fault of a cache.
         """
+        return self._logits(tuple(prompt), tuple(output))
+
+    @lru_cache(maxsize=500)  # noqa: B019 one oracle lives as long as the session, and all stages ask it the same
+    def _logits(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> Any:
         import torch
 
         ids = torch.tensor([prompt + output[:-1]], device=self._device)

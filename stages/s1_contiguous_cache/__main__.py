@@ -4,7 +4,8 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from .config import EngineConfig, add_flags, from_flags
+from .config import POOL_SIZES, EngineConfig, add_flags, from_flags
+from .llama import ModelConfig
 from .llm import LLM
 from .outputs import RequestOutput
 from .sampling import SamplingParams
@@ -18,15 +19,17 @@ PROMPTS = [
     "Long ago, when animals could talk,",
 ]
 POOL_TOKENS = 2048  # small enough to be felt: two pieces of the checkpoint's 1,024 tokens
+NO_FLAGS = ("seed", "stop", "stop_token_ids", "ignore_eos")  # of SamplingParams; --seed is the engine's
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    if not (args.kv_cache_tokens or args.kv_cache_memory_bytes or args.gpu_memory_utilization):
-        args.kv_cache_tokens = POOL_TOKENS
     try:
+        if all(getattr(args, size) is None for size in POOL_SIZES):
+            longest = args.max_model_len or ModelConfig.from_folder(args.model).max_position_embeddings
+            args.kv_cache_tokens = max(POOL_TOKENS, longest)
         llm = LLM(**vars(from_flags(EngineConfig, args)))
-        params = from_flags(SamplingParams, args)
+        params = from_flags(SamplingParams, args, skip=NO_FLAGS)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -39,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=sys.modules[__package__].__doc__)
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="texts to go on from; default: six beginnings")
     add_flags(parser, EngineConfig)
-    add_flags(parser, SamplingParams, skip=("seed", "stop", "stop_token_ids", "ignore_eos"))
+    add_flags(parser, SamplingParams, skip=NO_FLAGS)
     parser.set_defaults(temperature=0.7, max_tokens=120)
     return parser
 

@@ -6,6 +6,7 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 
+POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # one of them at most
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -19,7 +20,7 @@ class EngineConfig:
     model: str = knob("models/storyteller", "checkpoint folder: config.json, *.safetensors, tokenizer.model")
     device: str = knob("cpu", "where the model and the pool are: cpu, cuda, mps")
     dtype: str = knob("auto", "auto is float32 on the CPU, elsewhere the checkpoint's", ("auto", *DTYPES))
-    max_model_len: int | None = knob(None, "longest prompt + output, in tokens; default: what the model was trained for")
+    max_model_len: int | None = knob(None, "longest prompt + output, in tokens; default: as the model was trained for")
     max_num_seqs: int = knob(32, "most sequences in a batch")
     reservation: str = knob(
         "max_model_len",
@@ -41,8 +42,7 @@ class EngineConfig:
             choices, value = knob_.metadata["choices"], getattr(self, knob_.name)
             if choices and value not in choices:
                 raise ValueError(f"{knob_.name} must be one of {', '.join(choices)}, not {value!r}")
-        sizes = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")
-        given = [name for name in sizes if getattr(self, name) is not None]
+        given = [name for name in POOL_SIZES if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"the pool's size was given {len(given)} times: {', '.join(given)}")
         share = self.gpu_memory_utilization
@@ -61,12 +61,13 @@ class EngineConfig:
     def torch_dtype(self, checkpoint_dtype: str) -> torch.dtype:
         if self.dtype != "auto":
             return DTYPES[self.dtype]
-        return torch.float32 if self.device == "cpu" else DTYPES.get(checkpoint_dtype, torch.float32)
+        return torch.float32 if torch.device(self.device).type == "cpu" else DTYPES.get(checkpoint_dtype, torch.float32)
 
     def longest_sequence(self, max_position_embeddings: int) -> int:
         """max_model_len, bounded by what the model can place. Raises ValueError if more was asked for."""
         if self.max_model_len is not None and self.max_model_len > max_position_embeddings:
-            raise ValueError(f"max_model_len is {self.max_model_len}, the model has {max_position_embeddings} positions")
+            asked, positions = self.max_model_len, max_position_embeddings
+            raise ValueError(f"max_model_len is {asked}, the model has {positions} positions")
         return self.max_model_len or max_position_embeddings
 
 
@@ -85,6 +86,7 @@ def flag(option: Field, hint: Any) -> dict[str, Any]:
     return {"type": kinds[0], "default": option.default, "choices": option.metadata["choices"], "help": help}
 
 
-def from_flags(options: type, args: Namespace) -> Any:
+def from_flags(options: type, args: Namespace, skip: tuple[str, ...] = ()) -> Any:
     """The dataclass `options` from parsed flags; a field without a flag keeps its default."""
-    return options(**{option.name: getattr(args, option.name) for option in fields(options) if option.name in args})
+    names = [option.name for option in fields(options) if option.name not in skip]
+    return options(**{name: getattr(args, name) for name in names})

@@ -45,10 +45,13 @@ class InputProcessor:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise ValueError("the checkpoint has no tokenizer.model: a prompt must be a list of token ids")
-            return self._tokenizer.encode(prompt) if prompt else []
-        token_ids = list(prompt)
-        vocab_size = self._model.vocab_size
-        wrong = [i for i in token_ids if not isinstance(i, int) or not 0 <= i < vocab_size]
+            token_ids = self._tokenizer.encode(prompt) if prompt else []
+        elif isinstance(prompt, list | tuple):
+            token_ids = list(prompt)
+        else:
+            raise ValueError(f"a prompt must be a text or a list of token ids, not {type(prompt).__name__}")
+        vocab_size = self._model.vocab_size  # a tokenizer may know more tokens than the model
+        wrong = [i for i in token_ids if type(i) is not int or not 0 <= i < vocab_size]
         if wrong:
-            raise ValueError(f"token id {wrong[0]!r} is not one of 0 .. {vocab_size - 1}")
+            raise ValueError(f"token id {wrong[0]!r} is not an int from 0 to {vocab_size - 1}")
         return token_ids

@@ -1,6 +1,7 @@
 """KVCache: the pool, two tensors for all keys and values of all sequences, and PoolReport: what of it is in use."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 
 
 class KVCache:
-    """Room for the keys and values of `num_slots` tokens, allocated once.
+    """Room for the keys and values of `num_slots` tokens, allocated once. Raises ValueError if they do not fit.
 
     k, v   [num_layers, num_slots, num_kv_heads, head_dim]
     """
@@ -22,11 +23,15 @@ class KVCache:
         self.num_slots = num_slots
         self.bytes_per_token = bytes_per_token(model, dtype)
         shape = (model.num_hidden_layers, num_slots, model.num_key_value_heads, model.head_dim)
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty(shape, dtype=dtype, device=device)
+        try:
+            self.k = torch.empty(shape, dtype=dtype, device=device)
+            self.v = torch.empty(shape, dtype=dtype, device=device)
+        except RuntimeError:
+            size = num_slots * bytes_per_token(model, dtype)
+            raise ValueError(f"{device} has no room for a pool of {num_slots:,} slots, {size:,} bytes") from None
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store token i in slot slot_mapping[i]. slot_mapping [num_tokens]; k, v [num_tokens, num_kv_heads, head_dim]"""
+        """Token i goes to slot slot_mapping[i]. slot_mapping [num_tokens]; k, v [num_tokens, num_kv_heads, head_dim]"""
         assert k.shape == v.shape == (len(slot_mapping), *self.k.shape[2:]), (k.shape, v.shape, slot_mapping.shape)
         self.k[layer].index_copy_(0, slot_mapping, k)
         self.v[layer].index_copy_(0, slot_mapping, v)
@@ -103,5 +108,5 @@ class PoolReport:
         for start, size, used in self.pieces:
             cells[start : start + size] = "#" * used + "-" * (size - used)
         edges = [i * self.num_slots // width for i in range(width + 1)]
-        groups = [cells[a:b] for a, b in zip(edges, edges[1:], strict=False) if b > a]
+        groups = [cells[a:b] for a, b in pairwise(edges) if b > a]
         return "".join(max("#-.", key=group.count) for group in groups)

@@ -17,7 +17,7 @@ from .sampling import SamplingParams
 from .sequence import Sequence
 from .slot_manager import SlotManager
 
-Prompts = Prompt | list[Prompt]
+Prompts = Prompt | list[str] | list[list[int]] | list[Prompt]
 Params = SamplingParams | list[SamplingParams] | None  # one for all prompts, or one for each
 
 
@@ -64,7 +64,7 @@ class LLM:
                 yield from self._run(batch)
             finally:
                 for seq in batch:
-                    if not seq.finished:  # the caller closed the iterator, or a step failed
+                    if seq.slots is not None:  # the caller closed the iterator, or a step failed
                         self.slot_manager.free(seq)
 
     def _add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Sequence:
@@ -117,7 +117,7 @@ def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, Sampli
     """
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         prompts = [prompts]  # type: ignore[list-item]
-    if not isinstance(sampling_params, list):
+    if not isinstance(sampling_params, list | tuple):
         sampling_params = [sampling_params or SamplingParams()] * len(prompts)
     if len(prompts) != len(sampling_params):
         raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params")

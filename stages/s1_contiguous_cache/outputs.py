@@ -34,8 +34,9 @@ class RequestOutput:
 
     @classmethod
     def failed(cls, request_id: str, prompt: str | list[int], error: str) -> "RequestOutput":
-        """The output of a request that could not be served."""
-        text, token_ids = (prompt, []) if isinstance(prompt, str) else (None, list(prompt))
+        """The output of a request that could not be served; `prompt` is whatever the caller took for one."""
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = list(prompt) if isinstance(prompt, list | tuple) else []
         now = time.perf_counter()
         empty = CompletionOutput(index=0, text="", token_ids=[], cumulative_logprob=0.0, finish_reason="error")
         return cls(request_id, text, token_ids, [empty], True, RequestMetrics(now, finished_time=now), error)

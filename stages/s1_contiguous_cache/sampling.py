@@ -1,6 +1,7 @@
 """SamplingParams, and the sampler: logits in, one token a row out."""
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,8 +24,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the parameter and its value."""
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
         if self.top_k < 0:
@@ -33,8 +34,8 @@ class SamplingParams:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if "" in self.stop:
-            raise ValueError("a stop string must not be empty")
+        if not all(isinstance(stop, str) and stop for stop in self.stop):
+            raise ValueError(f"a stop string must be a text that is not empty: {self.stop}")
 
 
 class SamplingRow(NamedTuple):
@@ -101,11 +102,11 @@ def keep_likeliest(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     if all(p.top_k in (0, vocab_size) and p.top_p == 1 for p in params):
         return logits
     top_k = torch.tensor([min(p.top_k or vocab_size, vocab_size) for p in params], device=logits.device)
-    top_p = torch.tensor([p.top_p for p in params], device=logits.device)
-    ordered, tokens = logits.sort(dim=-1, descending=True)  # [num_rows, vocab_size]
+    top_p = torch.tensor([p.top_p if p.top_p < 1 else math.inf for p in params], device=logits.device)
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)  # [num_rows, vocab_size]
     rank = torch.arange(vocab_size, device=logits.device)  # [vocab_size]
     ordered = ordered.masked_fill(rank >= top_k.unsqueeze(1), float("-inf"))
     probs = ordered.softmax(dim=-1)
-    before = probs.cumsum(dim=-1) - probs  # the probability of all likelier tokens
+    before = probs.cumsum(dim=-1) - probs  # of all likelier tokens; rounding may take it past 1
     ordered = ordered.masked_fill((before >= top_p.unsqueeze(1)) & (rank > 0), float("-inf"))
     return torch.empty_like(logits).scatter_(1, tokens, ordered)

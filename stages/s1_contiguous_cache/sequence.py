@@ -120,9 +120,10 @@ class OutputText:
 
     def _add(self, piece: str) -> bool:
         text = self._held_back + piece
-        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        found = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stop if stop in text]
         if found:
-            self.shown, self._held_back, self._decoder = self.shown + text[: min(found)], "", None
+            _, start = min(found)  # the first to be complete, as if the characters came one by one
+            self.shown, self._held_back, self._decoder = self.shown + text[:start], "", None
             return True
         keep = len(text) - longest_beginning(text, self._stop)
         self.shown, self._held_back = self.shown + text[:keep], text[keep:]

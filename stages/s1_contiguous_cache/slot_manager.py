@@ -1,10 +1,12 @@
 """SlotManager: who holds which slots of the pool. Every sequence holds one piece.
 
-A slot is room for one token's keys and values, in all layers. How large a piece to reserve is the question of this stage:
+A slot is room for one token's keys and values, in all layers. How large a piece to reserve is this stage's question:
 
     reservation="max_model_len"  every piece is as long as the longest sequence allowed: all alike, mostly empty
     reservation="request"        prompt + max_tokens: less empty, but sizes differ, and holes stay between the pieces
 """
+
+from itertools import pairwise
 
 from .kv_cache import PoolReport
 from .sequence import Sequence, SlotRange
@@ -37,7 +39,7 @@ class SlotManager:
         size = self.num_reserved(seq)
         index = self._first_fit(size)
         if index is None:
-            raise NoFreeSlots(f"{size} slots in one piece are needed, the largest free piece has {self._largest_free()}")
+            raise NoFreeSlots(f"{size} slots in one piece are needed, the largest free one has {self._largest_free()}")
         piece = self._free[index]
         rest = SlotRange(piece.start + size, piece.size - size)
         self._free[index : index + 1] = [rest] if rest.size else []
@@ -52,10 +54,10 @@ class SlotManager:
         assert self.can_append(seq), f"request {seq.request_id}: {seq.num_tokens} tokens outgrew {seq.slots}"
 
     def free(self, seq: Sequence) -> None:
-        """Give the piece back, and join it with the free pieces on either side."""
-        holder = self._holders.pop(seq.request_id, None)
-        if holder is None or seq.slots is None:
+        """Give the piece back, and join it with the free pieces on either side. Raises ValueError if there is none."""
+        if self._holders.get(seq.request_id) is not seq:
             raise ValueError(f"request {seq.request_id} holds no slots")
+        del self._holders[seq.request_id]
         pieces = sorted([*self._free, seq.slots])
         self._free = [pieces[0]]
         for piece in pieces[1:]:
@@ -86,7 +88,7 @@ class SlotManager:
             assert piece.size > 0 and piece.start == at, f"slots {at}..{piece.start} are in no piece or in two"
             at = piece.end
         assert at == self.num_slots, f"{at} slots are accounted for, of {self.num_slots}"
-        for left, right in zip(self._free, self._free[1:], strict=False):
+        for left, right in pairwise(self._free):
             assert left.end < right.start, f"free pieces {left} and {right} are not joined"
 
     def _first_fit(self, size: int) -> int | None:

@@ -44,10 +44,8 @@ class ModelConfig:
         Raises ValueError, naming the file and the entry, for a folder that holds no Llama.
         """
         path = Path(folder) / "config.json"
-        raw = read_json(path)
-        generation_path = path.with_name("generation_config.json")
-        generation = read_json(generation_path) if generation_path.exists() else {}
-        return cls.from_dict(raw, generation, source=path)
+        generation = read_json_if_any(path.with_name("generation_config.json"))
+        return cls.from_dict(read_json(path), generation, source=path)
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], generation: dict[str, Any], source: Path) -> "ModelConfig":
@@ -56,16 +54,20 @@ class ModelConfig:
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         shape = {name: positive_int(raw, name, source) for name in sizes}
         heads = shape["num_attention_heads"]
-        kv_heads = raw.get("num_key_value_heads") or heads
+        kv_heads = positive_int(raw, "num_key_value_heads", source, default=heads)
         if heads % kv_heads:
             raise ValueError(f"{source}: {heads} attention heads do not divide into {kv_heads} key-value heads")
+        head_dim = positive_int(raw, "head_dim", source, default=shape["hidden_size"] // heads)
+        if head_dim % 2:
+            raise ValueError(f"{source}: head_dim must be even, since a head is turned in pairs, not {head_dim}")
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        eos = generation.get("eos_token_id", raw.get("eos_token_id"))
         return cls(
             **shape,
             num_key_value_heads=kv_heads,
-            head_dim=raw.get("head_dim") or shape["hidden_size"] // heads,
-            max_position_embeddings=raw.get("max_position_embeddings", cls.max_position_embeddings),
+            head_dim=head_dim,
+            max_position_embeddings=positive_int(
+                raw, "max_position_embeddings", source, default=cls.max_position_embeddings
+            ),
             rms_norm_eps=raw.get("rms_norm_eps", cls.rms_norm_eps),
             rope_theta=rope.get("rope_theta") or raw.get("rope_theta") or cls.rope_theta,
             rope_scaling=read_rope_scaling(rope, source),
@@ -74,7 +76,7 @@ class ModelConfig:
             mlp_bias=raw.get("mlp_bias", False),
             dtype=raw.get("dtype") or raw.get("torch_dtype") or cls.dtype,
             bos_token_id=raw.get("bos_token_id"),
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+            eos_token_ids=read_eos(generation) or read_eos(raw),
         )
 
 
@@ -91,20 +93,31 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_json_if_any(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
 def check_architecture(raw: dict[str, Any], source: Path) -> None:
     model_type = raw.get("model_type", "llama")
     architectures = raw.get("architectures") or ["LlamaForCausalLM"]
     if model_type != "llama" or "LlamaForCausalLM" not in architectures:
-        raise ValueError(f"{source}: this engine runs LlamaForCausalLM; the folder holds {architectures} ({model_type})")
+        raise ValueError(f"{source}: this engine runs LlamaForCausalLM, the folder has {architectures} ({model_type})")
     if raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"{source}: hidden_act must be silu, not {raw['hidden_act']}")
 
 
-def positive_int(raw: dict[str, Any], name: str, source: Path) -> int:
-    value = raw.get(name)
+def positive_int(raw: dict[str, Any], name: str, source: Path, default: int | None = None) -> int:
+    """`default` is for an entry that is null or not there."""
+    value = default if raw.get(name) is None else raw[name]
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{source}: {name} must be a positive whole number, not {value!r}")
     return value
+
+
+def read_eos(raw: dict[str, Any]) -> tuple[int, ...]:
+    """eos_token_id is one id, a list of them, null or not there."""
+    eos = raw.get("eos_token_id")
+    return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
 
 
 def read_rope_scaling(rope: dict[str, Any], source: Path) -> RopeScaling | None:

@@ -116,7 +116,7 @@ class LlamaAttention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """x, out [num_tokens, hidden_size]"""
-        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+        qkv = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         qk = self.rotate(qk, cos, sin)  # queries and keys turn alike, in one go
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)

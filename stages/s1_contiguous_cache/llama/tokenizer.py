@@ -1,10 +1,12 @@
 """Text to token ids and back, with sentencepiece and Llama's conventions."""
 
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 from sentencepiece import SentencePieceProcessor
+
+from .config import read_json_if_any
 
 REPLACEMENT = "\ufffd"  # how the bytes of a character that is not complete yet decode
 CONTEXT_TOKENS = 8  # more than the bytes of any character
@@ -23,7 +25,9 @@ class Tokenizer:
             raise ValueError(f"{path} is not a sentencepiece model: {error}") from None
         self.bos_token_id: int = self._sp.bos_id()
         self.eos_token_id: int = self._sp.eos_id()
-        self.specials = self._control_tokens() | added_tokens(Path(folder))  # text -> id
+        config = read_json_if_any(path.with_name("tokenizer_config.json"))
+        self._starts_with_bos = self.bos_token_id >= 0 and config.get("add_bos_token", True)
+        self.specials = self._control_tokens() | added_tokens(config, path.parent)  # text -> id
         self._special_texts = {token_id: text for text, token_id in self.specials.items()}
         longest_first = sorted(map(re.escape, self.specials), key=len, reverse=True)
         self._split = re.compile("(" + "|".join(longest_first) + ")") if longest_first else None
@@ -32,12 +36,12 @@ class Tokenizer:
         return max([self._sp.get_piece_size() - 1, *self._special_texts]) + 1
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
-        """Token ids of `text`, after BOS unless told otherwise.
+        """Token ids of `text`, after BOS unless the caller or the checkpoint wants none.
 
         sentencepiece would spell the text "<s>" in ordinary pieces: special tokens are cut out first. Its dummy
         prefix (the space before the first word) goes to the start of the text only.
         """
-        ids = [self.bos_token_id] if add_bos and self.bos_token_id >= 0 else []
+        ids = [self.bos_token_id] if add_bos and self._starts_with_bos else []
         segments = self._split.split(text) if self._split else [text]
         for i, segment in enumerate(segments):
             if segment in self.specials:
@@ -62,17 +66,11 @@ class Tokenizer:
         return {self._sp.id_to_piece(i): i for i in ids if self._sp.is_control(i) or self._sp.is_unknown(i)}
 
 
-def added_tokens(folder: Path) -> dict[str, int]:
+def added_tokens(config: dict[str, Any], folder: Path) -> dict[str, int]:
     """Special tokens beside the sentencepiece model: text -> id, from tokenizer_config.json and added_tokens.json."""
-    tokens: dict[str, int] = {}
-    config = folder / "tokenizer_config.json"
-    if config.exists():
-        decoder = json.loads(config.read_text(encoding="utf-8")).get("added_tokens_decoder") or {}
-        tokens |= {entry["content"]: int(token_id) for token_id, entry in decoder.items()}
-    added = folder / "added_tokens.json"
-    if added.exists():
-        tokens |= json.loads(added.read_text(encoding="utf-8"))
-    return tokens
+    decoder = config.get("added_tokens_decoder") or {}
+    tokens = {entry["content"]: int(token_id) for token_id, entry in decoder.items()}
+    return tokens | read_json_if_any(folder / "added_tokens.json")
 
 
 class StreamDecoder:
@@ -96,7 +94,9 @@ class StreamDecoder:
         text = self._pending()
         if text.endswith(REPLACEMENT):
             return ""
-        self._prefix, self._read = self._read, len(self._ids)
+        if text.strip():  # a window of spaces and special tokens alone would cost the next word its space
+            self._prefix = self._read
+        self._read = len(self._ids)
         return text
 
     def flush(self) -> str:

@@ -1,0 +1,58 @@
+"""What this stage buys: a token's keys and values are computed once, and not again for each token that comes after."""
+
+import pytest
+
+from ..llama import LlamaForCausalLM
+from ..llm import LLM
+from ..sampling import SamplingParams
+from .helpers import greedy_without_cache
+
+PROMPT = [1, 300, 301, 302, 303]
+
+
+@pytest.fixture
+def counted(monkeypatch) -> list[int]:
+    """The tokens that go through the model: one number for each time that it runs."""
+    counts: list[int] = []
+    forward = LlamaForCausalLM.forward
+
+    def count(model, input_ids, positions, attend):
+        counts.append(len(input_ids))
+        return forward(model, input_ids, positions, attend)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", count)
+    return counts
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def test_a_prompt_is_computed_once_and_then_one_token_a_step(checkpoint, counted):
+    LLM(checkpoint).generate([PROMPT], greedy(12))
+    assert counted == [5] + [1] * 11
+
+
+def test_the_cache_computes_16_tokens_where_without_it_there_are_126(checkpoint, model, counted):
+    """5 in the prompt and 12 new ones: 5 + 12 - 1 with a cache, 5 + 6 + ... + 16 without one. The text is the same."""
+    without = greedy_without_cache(model, PROMPT, 12)
+    assert sum(counted) == sum(range(5, 17)) == 126
+    counted.clear()
+    (output,) = LLM(checkpoint).generate([PROMPT], greedy(12))
+    assert sum(counted) == 16
+    assert output.outputs[0].token_ids == without
+
+
+@pytest.mark.parametrize("num_slots", [64, 1000])
+def test_a_batch_computes_no_token_twice(checkpoint, counted, num_slots):
+    """Also in waves, also for members that end early; and the engine's own count says so."""
+    prompts, lengths = [[1] * n for n in (1, 7, 20, 3)], [4, 1, 9, 16]
+    llm = LLM(checkpoint, kv_cache_tokens=num_slots)
+    llm.generate(prompts, [greedy(n) for n in lengths])
+    assert sum(counted) == sum(map(len, prompts)) + sum(lengths) - len(prompts) == llm.model_runner.num_tokens
+    assert len(counted) == llm.model_runner.num_steps
+
+
+def test_a_batch_takes_as_many_steps_as_its_longest_output(checkpoint, counted):
+    LLM(checkpoint).generate([PROMPT] * 3, [greedy(n) for n in (4, 9, 2)])
+    assert counted == [15, 3, 2, 2, 1, 1, 1, 1, 1]

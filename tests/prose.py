@@ -1,0 +1,258 @@
+"""What a README says, taken apart, and checked against what there is: files, commands, names, numbers.
+
+Each check returns faults as text, so that tests/test_prose.py can show on made-up prose that it finds them.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+SKIPPED = {"exercises", "build", "dist", "node_modules"}  # and what begins with a dot
+GENERATED = re.compile(r"<!-- figures: (\w+) -->.*?<!-- /figures -->", re.DOTALL)
+INLINE = re.compile(r"<!-- n: \S+ -->.*?<!-- / -->", re.DOTALL)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    [^\n]*\n(?:\n(?=    ))?)+)")  # a code block, not the rest of a list
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FILE = re.compile(r"[\w.*/-]+\.(?:py|md|toml|txt|json|ipynb|svg|safetensors|model)")
+TO_COME = {"nanovllm/", "nanovllm"}  # named as what is not there yet
+NOT_HERE = {".venv", "exercises"}  # made by commands, ignored by git
+
+
+class Prose(NamedTuple):
+    path: Path
+    text: str
+
+    @property
+    def by_hand(self) -> str:
+        """Without what the figures write."""
+        return INLINE.sub(" ", GENERATED.sub("\n", self.text))
+
+    @property
+    def code_blocks(self) -> list[str]:
+        """Fenced and indented blocks, outdented."""
+        fenced = [match[2] for match in FENCE.finditer(self.by_hand)]
+        indented = INDENTED.findall(FENCE.sub("", self.by_hand))
+        return fenced + [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in indented]
+
+    @property
+    def sentences(self) -> str:
+        """What is left without blocks of code and what the figures write."""
+        return INDENTED.sub("\n", FENCE.sub("\n", self.by_hand))
+
+    @property
+    def spans(self) -> list[str]:
+        return SPAN.findall(self.sentences)
+
+
+def find_prose(root: Path, names: Iterable[str] = ("README.md", "DIFF.md")) -> list[Path]:
+    return sorted(path for name in names for path in root.rglob(name) if is_ours(path.relative_to(root)))
+
+
+def is_ours(path: Path) -> bool:
+    return not any(part in SKIPPED or part.startswith(".") for part in path.parts[:-1])
+
+
+def read(path: Path) -> Prose:
+    return Prose(path, path.read_text(encoding="utf-8"))
+
+
+class Repository:
+    """What there is to name."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @cached_property
+    def files(self) -> list[Path]:
+        files = (path for path in self.root.rglob("*") if path.is_file())
+        return [path for path in files if is_ours(path.relative_to(self.root)) and "__pycache__" not in path.parts]
+
+    @cached_property
+    def stages(self) -> list[Path]:
+        return sorted(path.parent for path in self.root.glob("stages/s*_*/__init__.py"))
+
+    @cached_property
+    def targets(self) -> set[str]:
+        return set(re.findall(r"^([a-z]\w*):", (self.root / "Makefile").read_text(), re.MULTILINE))
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Every identifier in the code, and every word of a string that is no docstring: choices, flags, keys."""
+        return {name for path in self._code for name in names_in(path)} | self._words_of_settings
+
+    @cached_property
+    def classes(self) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for path in self._code:
+            for name in re.findall(r"^\s*class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+                found.setdefault(name, []).append(path)
+        return found
+
+    @property
+    def _code(self) -> list[Path]:
+        return [path for path in self.files if path.suffix == ".py" and not path.name.startswith("test_")]
+
+    @property
+    def _words_of_settings(self) -> set[str]:
+        settings = [path for path in self.files if path.suffix in (".toml", ".json") or path.name == "Makefile"]
+        return {word for path in settings for word in re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8"))}
+
+    def has_file(self, name: str, near: Path) -> bool:
+        """Is it beside `near`, at the root, in stages/, in a stage, or, if it is a bare file name, anywhere?"""
+        name = name.rstrip("/")
+        folders = [near.parent, self.root, self.root / "stages", *self.stages]
+        if any((folder / name).exists() or ("*" in name and any(folder.glob(name))) for folder in folders):
+            return True
+        return "/" not in name and any(path.match(name) for path in self.files)
+
+    def has_module(self, name: str) -> bool:
+        path = self.root.joinpath(*name.split("."))
+        return path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+
+
+def names_in(path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "name", "arg", "asname"):
+            value = getattr(node, field, None)
+            yield from value.split(".") if isinstance(value, str) else ()
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield from re.findall(r"[A-Za-z_]\w*", node.value.replace("-", "_"))
+            yield from re.findall(r"[A-Za-z_]\w*", node.value)
+
+
+# The checks
+
+
+def link_faults(prose: Prose) -> Iterator[str]:
+    """Links to files that are not there, or to headings that a file does not have."""
+    for target in LINK.findall(FENCE.sub("", prose.text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, heading = target.partition("#")
+        path = prose.path.parent / name if name else prose.path
+        if not path.exists():
+            yield f"link to {name}: no such file"
+        elif heading and heading not in headings(path):
+            yield f"link to {target}: no such heading"
+
+
+def headings(path: Path) -> set[str]:
+    """Anchors as code hosts make them.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "a.md"); _ = path.write_text("# Is it right? Is it fast?")
+    >>> headings(path)
+    {'is-it-right-is-it-fast'}
+    """
+    titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def file_faults(prose: Prose, repository: Repository) -> Iterator[str]:
+    """Paths in backticks that are not there."""
+    for span in prose.spans:
+        if is_path(span) and not repository.has_file(span, prose.path):
+            yield f"`{span}`: no such file or folder"
+
+
+def is_path(span: str) -> bool:
+    """
+    >>> [is_path(span) for span in ("llama/", "stages/chain.py", "*.safetensors", "q.k / v", "top_k", "nanovllm/")]
+    [True, True, True, False, False, False]
+    """
+    if span in TO_COME or span.split("/")[0] in NOT_HERE:
+        return False
+    return bool(FILE.fullmatch(span) or re.fullmatch(r"[\w.-]+(/[\w.-]+)*/", span) or re.fullmatch(r"\w+(/\w+)+", span))
+
+
+def command_faults(prose: Prose, repository: Repository) -> Iterator[str]:
+    """Commands in blocks of code and in backticks: make targets, modules, scripts and flags that are not there."""
+    lines = [line for block in prose.code_blocks for line in block.splitlines()] + prose.spans
+    for line in lines:
+        words = line.removeprefix("$ ").split("#")[0].split()
+        if not words or not re.fullmatch(r"make|python\d?|\S*/python\d?|pytest", words[0]):
+            continue
+        for fault in one_command(words, repository):
+            yield f"{line.strip()}: {fault}"
+
+
+def one_command(words: list[str], repository: Repository) -> Iterator[str]:
+    program, *arguments = words
+    if program == "make":
+        target = next((word for word in arguments if re.fullmatch(r"[a-z]+", word)), None)
+        if target and target not in repository.targets:
+            yield f"the Makefile has no target {target}"
+    elif arguments[:1] == ["-m"]:
+        module, *rest = arguments[1:]
+        if module not in ("pytest", "pip", "venv", "doctest") and not repository.has_module(module):
+            yield f"no module {module}"
+        numbers = [word for word in rest[:1] if module == "stages" and word.isdigit()]
+        if numbers and not any(folder.name.startswith(f"s{numbers[0]}_") for folder in repository.stages):
+            yield f"there is no stage {numbers[0]}"
+    elif arguments and arguments[0].endswith(".py") and not (repository.root / arguments[0]).exists():
+        yield f"no file {arguments[0]}"
+    if program != "pytest" and "pip" not in arguments:
+        for flag in (word.split("=")[0] for word in arguments if re.match(r"--\w", word)):
+            if flag != "--help" and flag[2:].replace("-", "_") not in repository.names:
+                yield f"nothing takes {flag}"
+
+
+def name_faults(prose: Prose, repository: Repository, foreign: set[str]) -> Iterator[str]:
+    """Names in backticks that the code does not have."""
+    for span in prose.spans:
+        if is_path(span) or span in TO_COME or re.match(r"(make|python\d?|git|pip|pytest|\.venv|exercises)\b", span):
+            continue
+        for name in re.findall(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.sub(r"(?<=\w)-(?=\w)", "_", span)):
+            fault = one_name(name, repository, foreign)
+            if fault:
+                yield f"`{span}`: {fault}"
+
+
+def one_name(name: str, repository: Repository, foreign: set[str]) -> str | None:
+    first, *rest = name.split(".")
+    if first in foreign or name in foreign:
+        return None
+    unknown = [part for part in (first, *rest) if part not in repository.names]
+    if unknown:
+        return f"no {unknown[0]} in the code"
+    if first in repository.classes and rest:
+        sources = [path.read_text(encoding="utf-8") for path in repository.classes[first]]
+        if not any(re.search(rf"\b{rest[0]}\b", source) for source in sources):
+            return f"{first} has no {rest[0]}"
+    return None
+
+
+UNITS = (
+    "tok/s|tokens?/s|tokens a second|requests?/s|ms|us|µs|ns|s|seconds?|hours?|%|percent|times|x|[KMGT]i?B(?:/s)?|bytes"
+    "|[GT]FLOP/s|million|billion|nats|lines|parameters|cores?"
+)
+MEASURED = re.compile(rf"(?<![\w.])\d[\d,.]*[\s-]?(?:{UNITS})(?![\w/])")
+
+
+def number_faults(prose: Prose, allowed: Iterable[str] = ()) -> Iterator[str]:
+    """Numbers with a unit that somebody typed: a measurement comes from results.json. `allowed` are definitions."""
+    sentences = re.sub(r"\s+", " ", SPAN.sub(" ", prose.sentences))
+    for text in allowed:
+        if text not in sentences:
+            yield f"{text!r} is allowed, but is not there any more: take it off the list"
+        sentences = sentences.replace(text, " ")
+    for match in MEASURED.finditer(sentences):
+        around = sentences[max(0, match.start() - 30) : match.end() + 20]
+        yield f"{match[0]!r} was typed by hand in {around!r}: let stages/figures.py write it"
+
+
+def mark_faults(prose: Prose) -> Iterator[str]:
+    """Marks of the figures that do not close, which nobody would ever fill in."""
+    for name, opening, closing, whole in (
+        ("figures", "<!-- figures:", "<!-- /figures -->", GENERATED),
+        ("n", "<!-- n:", "<!-- / -->", INLINE),
+    ):
+        matches = [match[0] for match in whole.finditer(prose.text)]
+        if not len(matches) == prose.text.count(opening) == prose.text.count(closing):
+            yield f"{prose.text.count(opening)} {name} marks open, {prose.text.count(closing)} close"

@@ -1,0 +1,150 @@
+"""A stage needs nothing but its own folder, torch, sentencepiece, safetensors and, for its tests, pytest."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT, STORYTELLER, find_stages, folder_of
+
+STAGES = [name for name in find_stages(ROOT) if name != "nanovllm"]
+INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
+NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib"}
+NETWORK_NAMES = {"hub", "load_state_dict_from_url", "download_url_to_file", "urlopen", "snapshot_download"}
+
+# Runs a module as `python -m` would, with the rest of this repository, the test extras and the network out of reach.
+LAUNCHER = """
+import runpy, socket, sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+
+BLOCKED = {"stages", "nanovllm", "models", "tests", "notebooks", "transformers", "hypothesis", "click", "matplotlib"}
+find_on_path = PathFinder.find_spec
+
+def find_spec(cls, name, path=None, target=None):
+    return None if name.partition(".")[0] in BLOCKED else find_on_path(name, path, target)
+
+def refuse(*_):
+    raise OSError("the network is out of reach")
+
+PathFinder.find_spec = classmethod(find_spec)
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]  # and no finder of an editable install
+socket.socket.connect = socket.getaddrinfo = refuse
+folder, module, *rest = sys.argv[1:]
+sys.path.insert(0, folder)
+sys.argv = [module, *rest]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def run_alone(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess:
+    """python -m `module` in `folder`, the only place beside site-packages where it can import from."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-P", "-c", LAUNCHER, str(folder), module, *arguments]
+    return subprocess.run(command, cwd=folder, env=inherited | settings, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(params=STAGES)
+def alone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A stage's folder, copied as it is into an empty one."""
+    source = folder_of(request.param)
+    return shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def test_the_rest_is_out_of_reach(tmp_path):
+    names = "stages", "models", "transformers", "tests", "hypothesis"
+    (tmp_path / "look.py").write_text(f"from importlib.util import find_spec\nprint([*map(find_spec, {names})])")
+    assert run_alone(tmp_path, "look").stdout == f"{[None] * len(names)}\n"
+    (tmp_path / "fetch.py").write_text("import urllib.request as r\nr.urlopen('http://127.0.0.1:9/')")
+    assert "the network is out of reach" in run_alone(tmp_path, "fetch").stderr
+    (tmp_path / "works.py").write_text("import sys, torch, sentencepiece, safetensors, pytest\nprint(sys.argv[1:])")
+    assert run_alone(tmp_path, "works", "--a", "b").stdout == "['--a', 'b']\n"
+
+
+def test_a_stage_alone_generates_text(alone):
+    flags = ["--model", str(STORYTELLER), "--max-tokens", "8", "--temperature", "0"]
+    done = run_alone(alone.parent, alone.name, *flags, "Once upon a time", "The fox")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^Once upon a time\S* ?\w+", done.stdout, re.M) and "\nThe fox" in done.stdout
+    assert "tokens/s" in done.stdout.splitlines()[-1]
+    assert [path.name for path in alone.parent.iterdir()] == [alone.name], "it wrote beside itself"
+
+
+def test_a_stage_alone_passes_its_tests(alone):
+    done = run_alone(alone.parent, "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", alone.name)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    assert re.search(r"\b\d+ passed", done.stdout)
+
+
+# What a stage imports
+
+
+def import_faults(folder: Path) -> list[str]:
+    """Imports of a stage's files that it must not have: from outside its folder, or to reach the network."""
+    faults = []
+    for path in sorted(folder.rglob("*.py")):
+        depth = len(path.relative_to(folder).parts)
+        allowed = INSTALLED if path.is_relative_to(folder / "tests") else INSTALLED - {"pytest"}
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path.relative_to(folder)}:{getattr(node, 'lineno', 0)}"
+            faults += [f"{where}: {fault}" for fault in node_faults(node, depth, allowed)]
+    return faults
+
+
+def node_faults(node: ast.AST, depth: int, allowed: set[str]) -> list[str]:
+    """`depth` is how many relative dots stay in the stage: 1 for its files, 2 in a subfolder."""
+    if isinstance(node, ast.ImportFrom) and node.level:
+        return [f"{'.' * node.level}{node.module} is outside the stage"] if node.level > depth else []
+    modules = []
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        modules = [node.module or ""] + [f"{node.module}.{alias.name}" for alias in node.names]
+    faults = [f"imports {module}" for module in modules if not may_import(module, allowed)]
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+    return list(dict.fromkeys(faults)) + ([f"{name} reaches the network"] if name in NETWORK_NAMES else [])
+
+
+def may_import(module: str, allowed: set[str]) -> bool:
+    package, _, rest = module.partition(".")
+    if set(rest.split(".")) & NETWORK_NAMES:
+        return False
+    return package in allowed or (package in sys.stdlib_module_names and package not in NETWORK)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_imports_only_its_own(name):
+    assert import_faults(folder_of(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "fault"),
+    [
+        ("a.py", "from stages.s1_x import LLM", "imports stages.s1_x"),
+        ("a.py", "import numpy as np", "imports numpy"),
+        ("a.py", "def f():\n    from transformers import LlamaConfig", "imports transformers"),
+        ("a.py", "from .. import s1_x", "outside the stage"),
+        ("llama/a.py", "from ...s1_x import LLM", "outside the stage"),
+        ("a.py", "import pytest", "imports pytest"),
+        ("a.py", "import urllib.request", "imports urllib.request"),
+        ("a.py", "import torch\ntorch.hub.load('a', 'b')", "hub reaches the network"),
+        ("a.py", "from torch.hub import load", "imports torch.hub"),
+        ("a.py", "from torch import hub", "imports torch.hub"),
+    ],
+)
+def test_a_foreign_import_is_found(tmp_path, file, line, fault):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(line)
+    assert any(fault in found for found in import_faults(tmp_path))
+
+
+def test_what_a_stage_may_import_is_no_fault(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "a.py").write_text("import json\nimport torch.nn.functional\nfrom .b import c\nfrom . import d\n")
+    (tmp_path / "tests" / "test_a.py").write_text("import pytest\nfrom ..a import json\nimport safetensors.torch\n")
+    assert import_faults(tmp_path) == []

@@ -1,0 +1,262 @@
+"""Every notebook runs, is committed with what it showed, drives and draws and defines nothing, types no measurement."""
+
+import ast
+import doctest
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+pytest.importorskip("matplotlib")
+
+from notebooks import __main__ as command  # noqa: E402
+from notebooks import measure, pictures, traffic  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "notebooks"
+PATHS = sorted(FOLDER.glob("*.ipynb"))
+DEFINES = {"s1_contiguous_cache": {"attend", "next_token"}}  # stage zero: a model without a cache
+MAX_BYTES, MAX_SECONDS, MAX_LINES = 300_000, 60, 30
+
+# What a cell of prose may say in figures: what somebody else claims, and what is so by definition.
+CLAIMED = ("34%", "41%", "20-38%", "60%", "87.5%", "80 GB", "256 MB", "40%")
+MEASUREMENT = re.compile(
+    r"\d[\d.,]*\s*(?:%|ms\b|µs\b|us\b|s\b|seconds?\b|minutes?\b|times\b|x\b|×|KB\b|MB\b|GB\b|[kMG]iB\b|"
+    r"(?:tok(?:en)?s?|operations?|requests?)\s*(?:/|a|per)\s*s(?:econd)?\b)"
+)
+
+each_notebook = pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def outputs(notebook):
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def code_cells(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def prose(path):
+    return "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+
+
+def test_every_stage_has_a_notebook():
+    stages = {path.parent.name for path in (ROOT / "stages").glob("s*_*/__main__.py")}
+    assert stages == {path.stem for path in PATHS}
+
+
+@pytest.mark.slow
+@each_notebook
+def test_runs_top_to_bottom(path, tmp_path):
+    """A copy, from the root of the repository: the committed outputs stay as they are."""
+    copy = shutil.copy(path, tmp_path)
+    notebook, start = read(copy), time.perf_counter()
+    command.execute(notebook, cwd=ROOT)
+    seconds = time.perf_counter() - start
+    assert not [output for output in outputs(notebook) if output.output_type == "error"]
+    assert seconds < MAX_SECONDS, f"{path.name} took {seconds:.0f} s, {MAX_SECONDS} are allowed"
+    shown, committed = (
+        [sorted(output.data) for output in outputs(which) if output.output_type == "display_data"]
+        for which in (notebook, read(path))
+    )
+    assert shown == committed, "the committed outputs are of another version"
+
+
+@each_notebook
+def test_starts_in_its_own_folder(path):
+    """`make notebooks` and jupyter run it there; its first cell finds the repository."""
+    notebook = read(path)
+    first = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
+    notebook.cells = notebook.cells[: first + 1]
+    command.execute(notebook, cwd=FOLDER)
+    assert not [output for output in outputs(notebook) if output.output_type == "error"]
+
+
+@each_notebook
+def test_is_committed_with_outputs(path):
+    cells = code_cells(path)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "not run top to bottom"
+    assert {output.output_type for output in outputs(read(path))} == {"display_data"}
+    assert path.stat().st_size < MAX_BYTES, f"{path.stat().st_size:,} bytes, {MAX_BYTES:,} are allowed"
+
+
+@each_notebook
+def test_pictures_are_static(path):
+    kinds = {kind for output in outputs(read(path)) for kind in output.data}
+    assert kinds <= {"text/plain", "text/markdown", "image/svg+xml", "image/png"}
+    svgs = ["".join(o.data["image/svg+xml"]) for o in outputs(read(path)) if "image/svg+xml" in o.data]
+    assert svgs and all(svg.startswith("<svg") and "<title>" in svg for svg in svgs)
+    assert not [svg for svg in svgs if re.search(r"<script|<style|<metadata|dc:date", svg)]
+
+
+@each_notebook
+def test_says_nothing_of_the_machine(path):
+    notebook = read(path)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert not [cell for cell in notebook.cells if cell.metadata]
+    text = path.read_text(encoding="utf-8")
+    assert str(Path.home()) not in text and str(ROOT) not in text
+
+
+@each_notebook
+def test_defines_no_engine_logic(path):
+    tree = ast.parse("\n".join(cell.source for cell in code_cells(path)))
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert defined <= DEFINES.get(path.stem, set())
+    assert not [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+@each_notebook
+def test_cells_are_short(path):
+    long = [cell.source.splitlines()[0] for cell in code_cells(path) if len(cell.source.splitlines()) > MAX_LINES]
+    assert not long, f"cells of more than {MAX_LINES} lines begin with {long}"
+
+
+@each_notebook
+def test_prose_has_no_measurement(path):
+    """A figure that was measured is said by the cell that measured it."""
+    text = prose(path)
+    for claimed in CLAIMED:
+        text = text.replace(claimed, "")
+    assert not MEASUREMENT.findall(text)
+
+
+@each_notebook
+def test_asks_before_it_answers(path):
+    assert len(re.findall(r"\*\*Predict:\*\*", prose(path))) >= 3
+
+
+def test_measurements_are_recognised():
+    for text in ("3.4 ms", "12%", "40 times", "1,234 tokens/s", "2 seconds", "1.5x", "30 tok/s", "20 KB"):
+        assert MEASUREMENT.search(f"it took {text}, we saw"), text
+    for text in ("1,024 slots", "token 16", "stage 4", "8 tokens in one step", "8,192 slots", "part 3"):
+        assert not MEASUREMENT.search(f"of {text}, we saw"), text
+
+
+def test_one_picture_is_the_same_bytes_every_time():
+    def draw():
+        fig, (ax,) = pictures.figure("A finding", height=2.0)
+        pictures.lines(ax, [pictures.Line([1, 2, 3], [1.0, 4.0, 9.0], "squares")], x="n", y="n²")
+        return pictures.svg(fig)
+
+    pictures.style()
+    assert draw() == draw()
+    assert draw().startswith("<svg") and "<title>A finding</title>" in draw()
+
+
+@pytest.mark.slow
+def test_readme_picture_is_current_small_and_has_a_background(tmp_path):
+    svg = (FOLDER / "pool.svg").read_text(encoding="utf-8")
+    assert len(svg.encode()) < 30_000
+    assert re.search(r"<path[^>]*fill: #ffffff", svg), "on a dark page the text needs a light ground"
+    command.write_readme_picture(tmp_path / "pool.svg")
+    made = (tmp_path / "pool.svg").read_text(encoding="utf-8")
+    assert re.findall(r"<text[^>]*>([^<]*)", made) == re.findall(r"<text[^>]*>([^<]*)", svg)
+
+
+class Piece:
+    """A pool of four slots in which one sequence holds a piece."""
+
+    def __init__(self, *pieces):
+        self.num_slots, self.pieces = 4, pieces
+
+
+def test_tracks_follow_a_holder_and_tell_the_next_one_apart():
+    reports = {1: Piece((0, 2, 1)), 2: Piece((0, 2, 2)), 3: Piece((0, 2, 1), (2, 2, 1)), 4: Piece()}
+    assert sorted(pictures.tracks(reports)) == [(0, 2, 1, [1, 2]), (0, 2, 3, [1]), (2, 2, 3, [1])]
+
+
+def test_holes_are_what_no_piece_covers():
+    assert pictures.holes_of(Piece((1, 1, 0), (2, 1, 0))) == [(0, 1), (3, 1)]
+    assert pictures.holes_of(Piece()) == [(0, 4)]
+    assert pictures.holes_of(Piece((0, 4, 4))) == []
+
+
+def test_claims_after_the_third_are_folded(monkeypatch):
+    shown = []
+    monkeypatch.setattr(pictures, "display", shown.append)
+    pictures.claims_table([pictures.Claim(f"claim {i}", "a text", "a|b", "holds") for i in range(5)])
+    head, folded = shown[0].data.split("<details>")
+    assert head.count("claim ") == 4  # the heading's "claim |", and three rows
+    assert "<summary>2 more</summary>" in folded and "claim 4" in folded and r"a\|b" in folded
+
+
+class Counter:
+    """A manager that counts slots: a sequence holds as many as it may come to have."""
+
+    def __init__(self, num_slots):
+        self.num_slots, self.held, self.appended = num_slots, 0, 0
+
+    def can_allocate(self, seq):
+        return self.held + seq.size <= self.num_slots
+
+    def allocate(self, seq):
+        self.held += seq.size
+
+    def append_slot(self, seq):
+        self.appended += 1
+        assert seq.num_tokens <= seq.size
+
+    def free(self, seq):
+        self.held -= seq.size
+
+    def report(self):
+        return self.held
+
+
+class Seq:
+    def __init__(self, num_prompt_tokens, num_output_tokens):
+        self.token_ids = [1] * num_prompt_tokens
+        self.size = num_prompt_tokens + num_output_tokens
+        self.num_computed_tokens = 0
+
+    @property
+    def num_tokens(self):
+        return len(self.token_ids)
+
+
+def test_replay_admits_in_order_and_stops_when_nobody_waits():
+    manager = Counter(8)
+    moments = traffic.replay(manager, [(Seq(2, 3), 3), (Seq(2, 4), 4), (Seq(1, 1), 1)], num_steps=10)
+    assert [moment.report for moment in moments] == [5, 5, 5]  # the second needs 6: it waits, and so does the third
+    assert {moment.waiting.size for moment in moments} == {6}
+    assert manager.held == 8  # after three steps the first has ended, and the others are in
+
+
+def test_churn_frees_what_it_allocated():
+    manager = Counter(10)
+    fits = list(traffic.churn(manager, (Seq(1, 3) for _ in range(9)), [0, 0, 0, 1, 1, 0], seed=0))
+    assert fits == [True, True, False, True, True, True]
+    assert manager.held == 4
+
+
+def test_requests_ask_for_what_they_need_or_more():
+    for request in traffic.requests(200, seed=0, longest=512):
+        assert 1 <= request.num_output_tokens <= request.max_tokens
+        assert request.num_prompt_tokens + request.max_tokens <= 512
+
+
+def test_milliseconds_calls_each_once_a_round():
+    calls = []
+    times = measure.milliseconds({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=2)
+    assert calls == ["a", "b"] * 3
+    assert set(times) == {"a", "b"} and all(value >= 0 for value in times.values())
+
+
+@pytest.mark.parametrize("module", [pictures, traffic, measure], ids=lambda module: module.__name__)
+def test_examples_in_docstrings(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_an_unknown_name_is_one_line(capsys):
+    assert command.main(["s99"]) == 2
+    assert capsys.readouterr().err == "no notebook begins with s99\n"

@@ -1,0 +1,262 @@
+"""Prose is tested: what a README names exists, what it says to type works, and no number in it was typed by hand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+from tests.prose import (
+    TO_COME,
+    Prose,
+    Repository,
+    command_faults,
+    file_faults,
+    find_prose,
+    link_faults,
+    mark_faults,
+    name_faults,
+    names_in,
+    number_faults,
+    read,
+)
+
+REPOSITORY = Repository(ROOT)
+FILES = find_prose(ROOT)
+NAMES = [str(path.relative_to(ROOT)) for path in FILES]
+every_file = pytest.mark.parametrize("prose", [read(path) for path in FILES], ids=NAMES)
+
+# Names of others that our prose may say, and words of shell commands.
+FOREIGN = {"transformers", "uv"}
+# Numbers with a unit that define something, or that somebody else measured; they are looked for word by word.
+DEFINITIONS: dict[str, list[str]] = {
+    "stages/s1_contiguous_cache/README.md": ["64 numbers × 4 bytes", "Which matrices are read 8 times"],
+}
+
+
+def test_prose_is_found():
+    assert {"README.md", "stages/README.md", "models/storyteller/README.md"} <= {*NAMES}
+    for folder in REPOSITORY.stages:
+        assert {folder / "README.md", folder / "DIFF.md"} <= {*FILES}
+
+
+@every_file
+def test_links_lead_somewhere(prose):
+    assert list(link_faults(prose)) == []
+
+
+@every_file
+def test_files_exist(prose):
+    assert list(file_faults(prose, REPOSITORY)) == []
+
+
+@every_file
+def test_commands_exist(prose):
+    assert list(command_faults(prose, REPOSITORY)) == []
+
+
+@every_file
+def test_names_exist(prose):
+    assert list(name_faults(prose, REPOSITORY, FOREIGN)) == []
+
+
+@every_file
+def test_no_measurement_was_typed(prose):
+    if prose.path.name == "DIFF.md":
+        assert prose.text.startswith("<!-- Made by `python stages/chain.py write`")  # chain.py check compares all of it
+        return
+    assert list(number_faults(prose, DEFINITIONS.get(str(prose.path.relative_to(ROOT)), []))) == []
+
+
+@every_file
+def test_marks_of_figures_close(prose):
+    assert list(mark_faults(prose)) == []
+
+
+def test_figures_are_current():
+    from stages import figures
+
+    assert figures.stale(ROOT) == [], "python -m stages.figures brings them up to date"
+
+
+def test_what_is_to_come_is_not_there():
+    assert not [name for name in TO_COME if (ROOT / name).exists()], "tests/prose.py: TO_COME"
+
+
+@pytest.mark.skipif(not (ROOT / "Makefile").exists(), reason="no Makefile")
+def test_make_knows_the_targets_that_are_read_from_its_file():
+    assert REPOSITORY.targets >= {"run", "test", "diff", "exercise"}
+    for target in REPOSITORY.targets:
+        command = ["make", "-n", target, f"PY={sys.executable}", "STAGE=1", "TEXT=models"]
+        assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0, target
+
+
+# Python in prose runs
+
+
+def snippets() -> list[tuple[str, str]]:
+    blocks = [(str(path.relative_to(ROOT)), block) for path in FILES for block in read(path).code_blocks]
+    return [(name, block) for name, block in blocks if re.match(r"(from|import) \w", block)]
+
+
+@pytest.mark.parametrize(("name", "code"), snippets(), ids=[name for name, _ in snippets()])
+def test_python_in_prose_runs(name, code, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    exec(compile(code, name, "exec"), {})
+
+
+# The glossary
+
+
+def glossary() -> list[tuple[str, str]]:
+    """Terms and the stage that has them first."""
+    text = (ROOT / "stages" / "README.md").read_text(encoding="utf-8").split("## Glossary")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [(term, row[-1]) for row in rows[2:] for term in row[0].split(", ")]
+
+
+def test_terms_of_the_glossary_are_those_of_the_code():
+    """A name with an underscore is a name in the code of its stage; any other term stands in its text."""
+    present = {path.name.split("_")[0]: path for path in REPOSITORY.stages}
+    terms = glossary()
+    assert len(terms) > 15 and {stage for _, stage in terms} <= {f"s{n}" for n in range(1, 8)}
+    assert len({term for term, _ in terms}) == len(terms), "a term twice"
+    for term, stage in terms:
+        if stage not in present:
+            continue
+        files = [path for path in present[stage].rglob("*") if path.suffix in (".py", ".md")]
+        if "_" in term:
+            names = {name for path in files if path.suffix == ".py" for name in names_in(path)}
+            assert names & {term, term + "s"}, f"{term} is no name in {stage}"
+        else:
+            text = " ".join(path.read_text(encoding="utf-8") for path in files).lower()
+            pattern = r"\s+".join(map(re.escape, term.lower().split()))
+            assert re.search(pattern, text), f"{stage} does not say {term!r}"
+
+
+# The checks find what they are for: on a made-up repository
+
+
+POOL = '''class Pool:
+    """Not a_docstring_name."""
+    def take(self, max_tokens):
+        self.free = "first-fit"
+'''
+
+
+@pytest.fixture
+def made_up(tmp_path: Path) -> Repository:
+    for name, text in {
+        "Makefile": "run: x\n\tpython\nhelp:\n",
+        "stages/chain.py": 'parser.add_argument("--force")\n',
+        "stages/s1_one/__init__.py": "",
+        "stages/s1_one/__main__.py": "",
+        "stages/__main__.py": "",
+        "stages/s1_one/pool.py": POOL,
+        "stages/s1_one/llama/model.py": "class Model:\n    def run(self): ...\n",
+        "README.md": "# A title, so\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return Repository(tmp_path)
+
+
+def says(made_up: Repository, text: str) -> Prose:
+    return Prose(made_up.root / "README.md", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("[a](stages/chain.py), [b](#a-title-so), [c](https://example.org/x), [d](README.md#a-title-so)", 0),
+        ("[a](stages/gone.py)", 1),
+        ("![a](pool.svg)", 1),
+        ("[a](README.md#another)", 1),
+    ],
+)
+def test_a_dead_link_is_found(made_up, text, faults):
+    assert len(list(link_faults(says(made_up, text)))) == faults
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("`stages/chain.py`, `pool.py`, `llama/model.py`, `llama/`, `.venv`, `stages/s*_*`, `*.py`", 0),
+        ("`stages/gone.py`", 1),
+        ("`gone.py` and `*.safetensors`", 2),
+        ("`lama/`", 1),
+        ("`stages/gone`", 1),
+    ],
+)
+def test_a_missing_file_is_found(made_up, text, faults):
+    assert len(list(file_faults(says(made_up, text), made_up))) == faults
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("```console\n$ make run STAGE=1\n$ python -m stages.s1_one --force\n```\n", 0),
+        ("```\npython stages/chain.py # --gone\ngit log --gone\npython -m stages 1\n```\n", 0),
+        ('`make run PROMPT="do not"`, `python -m pytest`, `make`, `python3 stages/chain.py --force`', 0),
+        ("```console\n$ make fun STAGE=1\n```\n", 1),
+        ("Type:\n\n    make fun\n\nThen look.", 1),
+        ("Type `make fun`", 1),
+        ("```\npython -m stages.gone\n.venv/bin/python stages/gone.py\n```\n", 2),
+        ("```\npython -m stages.s1_one --farce\n```\n", 1),
+        ("```\npython -m stages 2\n```\n", 1),
+    ],
+)
+def test_a_command_that_is_not_there_is_found(made_up, text, faults):
+    assert len(list(command_faults(says(made_up, text), made_up))) == faults
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ('`Pool.take`, `Pool.take(max_tokens=4)`, `max_tokens`, `--max-tokens`, `"first-fit"`, `torch`', 0),
+        ("`self.free`, `max_tokens=4`, `make run`, `python -m gone_name`, `pool.py`", 0),
+        ("```\ngone_name\n```\n", 0),
+        ("`gone_name`", 1),
+        ("`Pool.give`", 1),
+        ("`Pool.run`", 1),
+        ("`pool.gone()`", 1),
+        ("`a_docstring_name`", 1),
+    ],
+)
+def test_a_name_that_is_not_there_is_found(made_up, text, faults):
+    assert len(list(name_faults(says(made_up, text), made_up, {"torch"}))) == faults
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("a block of 16 tokens, 1,024 slots, stage 3, section 2.5, 2019, four times, `8 GiB`, A100 systems", 0),
+        ("<!-- n: a.b:.1f -->4.2<!-- / --> ms and\n<!-- figures: x -->\n12 ms\n<!-- /figures -->\n", 0),
+        ("```\n12 ms\n```\n\nSo:\n\n    12 ms\n\n", 0),
+        ("it takes 12 ms", 1),
+        ("12ms, 3.5x, 40%, 1,234 tok/s, 2 GiB, 37 times, 10 tokens/s, 3\nseconds", 8),
+        ("a pool of 8 GiB", 0),
+    ],
+)
+def test_a_typed_number_is_found(made_up, text, faults):
+    allowed = ["a pool of 8 GiB"] if "a pool" in text else []
+    assert len(list(number_faults(says(made_up, text), allowed))) == faults
+
+
+def test_an_allowed_number_that_is_gone_is_found(made_up):
+    assert len(list(number_faults(says(made_up, "nothing"), ["200 MB"]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("<!-- n: a -->1<!-- / --> and <!-- n: b:.1f -->2<!-- / -->", 0),
+        ("<!-- n: a -->1 and <!-- n: b -->2<!-- / -->", 1),
+        ("<!-- figures: a -->\n1\n", 1),
+        ("1<!-- /figures -->\n", 1),
+    ],
+)
+def test_an_open_mark_is_found(made_up, text, faults):
+    assert len(list(mark_faults(says(made_up, text)))) == faults

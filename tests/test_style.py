@@ -1,0 +1,128 @@
+"""The few rules of style that a machine can keep: types, sizes, and what a stage leaves to its command line."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT, find_stages, folder_of
+
+LONGEST_FILE, LONGEST_FUNCTION = 250, 40  # 150 and 25 are the aim
+STAGES = [folder_of(name) for name in find_stages(ROOT)]
+STAGE_FILES = [path for folder in STAGES for path in sorted(folder.rglob("*.py"))]
+TYPED_FILES = sorted({*STAGE_FILES, *ROOT.glob("stages/**/*.py"), *ROOT.glob("models/**/*.py")})
+
+
+def without_tests(paths: list[Path]) -> list[Path]:
+    return [path for path in paths if "tests" not in path.relative_to(ROOT).parts]
+
+
+def each(paths: list[Path]) -> pytest.MarkDecorator:
+    paths = without_tests(paths)
+    return pytest.mark.parametrize("path", paths, ids=[str(path.relative_to(ROOT)) for path in paths])
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.AST) -> list[Function]:
+    return [node for node in ast.walk(tree) if isinstance(node, Function)]
+
+
+# Each rule, as faults in words
+
+
+def untyped(tree: ast.Module) -> Iterator[str]:
+    methods = {id(node) for owner in ast.walk(tree) if isinstance(owner, ast.ClassDef) for node in owner.body}
+    for function in functions(tree):
+        spec = function.args
+        arguments = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *filter(None, (spec.vararg, spec.kwarg))]
+        is_static = any(isinstance(name, ast.Name) and name.id == "staticmethod" for name in function.decorator_list)
+        if id(function) in methods and not is_static:
+            arguments = arguments[1:]  # self
+        bare = [argument.arg for argument in arguments if argument.annotation is None]
+        if function.returns is None:
+            bare.append("its result")
+        if bare:
+            yield f"{function.name}:{function.lineno}: no type for {', '.join(bare)}"
+
+
+def long_functions(tree: ast.Module) -> Iterator[str]:
+    for function in functions(tree):
+        length = function.end_lineno - function.lineno + 1
+        if length > LONGEST_FUNCTION:
+            yield f"{function.name}:{function.lineno}: {length} lines, at most {LONGEST_FUNCTION}"
+
+
+def prints(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            yield f"print in line {node.lineno}"
+
+
+def fixed_devices(tree: ast.Module) -> Iterator[str]:
+    """A GPU named anywhere but in a comparison, any device as a default, or a method that moves to one."""
+    compared = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in ast.walk(node)}
+    defaults = {id(part) for function in functions(tree) for part in function.args.defaults + function.args.kw_defaults}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("cuda", "half", "bfloat16"):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if owner != "torch":
+                yield f".{node.attr} in line {node.lineno}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in compared:
+            is_gpu = node.value.split(":")[0] in ("cuda", "mps")
+            if is_gpu or (node.value == "cpu" and id(node) in defaults):
+                yield f"{node.value!r} in line {node.lineno}"
+
+
+@each(TYPED_FILES)
+def test_every_signature_has_types(path):
+    assert list(untyped(tree_of(path))) == []
+
+
+@each(TYPED_FILES)
+def test_functions_are_short(path):
+    assert list(long_functions(tree_of(path))) == []
+
+
+@each(STAGE_FILES)
+def test_a_file_of_a_stage_is_one_concept(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
+    assert ast.get_docstring(tree_of(path)), "a module says what it holds"
+
+
+@each([path for path in STAGE_FILES if path.name != "__main__.py"])
+def test_only_the_command_line_prints(path):
+    assert list(prints(tree_of(path))) == []
+
+
+@each([path for path in STAGE_FILES if path not in [folder / "config.py" for folder in STAGES]])
+def test_only_the_configuration_names_a_device(path):
+    assert list(fixed_devices(tree_of(path))) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "num_faults"),
+    [
+        (untyped, "def f(a: int, *b: int, c: int = 1, **d: int) -> None: ...\nclass A:\n  def f(self) -> int: ...", 0),
+        (untyped, "def f(a) -> None: ...", 1),
+        (untyped, "def f(a: int): ...", 1),
+        (untyped, "def f(*a, **b) -> None: ...", 1),
+        (untyped, "class A:\n  def f(self, a) -> None: ...\n  @staticmethod\n  def g(a) -> None: ...", 2),
+        (untyped, "def f() -> None:\n  def g(a): ...", 1),
+        (long_functions, "def f() -> None:\n" + "  pass\n" * 39, 0),
+        (long_functions, "def f() -> None:\n" + "  pass\n" * 40, 1),
+        (prints, "def f() -> None:\n  print('a')\nprint", 1),
+        (fixed_devices, "if device.type == 'cuda': torch.cuda.synchronize()\nx = torch.empty(1, device='cpu')", 0),
+        (fixed_devices, "def f(device: str = 'cuda:0') -> None: ...", 1),
+        (fixed_devices, "def f(*, device: str = 'cpu') -> None: ...", 1),
+        (fixed_devices, "x.to('cuda')\nx.cuda()\nx.half()", 3),
+    ],
+)
+def test_the_rules_find_what_they_are_for(rule, code, num_faults):
+    assert len(list(rule(ast.parse(code)))) == num_faults
