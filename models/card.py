@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from stages import figures
 from stages.s1_contiguous_cache import LLM, SamplingParams
@@ -32,7 +31,7 @@ def samples() -> list[dict[str, str]]:
     """What the checkpoint makes of each beginning: temperature 0.7, the beginning's number as seed, nothing chosen."""
     llm = LLM(FOLDER, dtype="float32")
     params = [SamplingParams(temperature=0.7, seed=seed, max_tokens=180) for seed in range(len(PROMPTS))]
-    outputs = tqdm(llm.generate(PROMPTS, params), "samples")
+    outputs = llm.generate(PROMPTS, params)
     return [{"prompt": output.prompt, "text": output.outputs[0].text} for output in outputs]
 
 

@@ -108,21 +108,28 @@ def double_quotes(text: str) -> str:
 
 
 def train_tokenizer(stories: list[str], vocab_size: int, path: Path) -> None:
-    """Write a sentencepiece BPE model with Llama's conventions: byte fallback, digits apart, text unchanged."""
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(line for story in stories for line in story.split("\n")),
-        model_prefix=str(path.with_suffix("")),
-        vocab_size=vocab_size,
-        model_type="bpe",
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True,
-        max_sentence_length=16384,
-        num_threads=2,
-        minloglevel=1,
-    )
+    """Write a sentencepiece BPE model with Llama's conventions: byte fallback, digits apart, text unchanged.
+
+    Raises ValueError if the stories are too few for so many pieces.
+    """
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(line for story in stories for line in story.split("\n")),
+            model_prefix=str(path.with_suffix("")),
+            vocab_size=vocab_size,
+            model_type="bpe",
+            byte_fallback=True,
+            split_digits=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            max_sentence_length=16384,
+            num_threads=2,
+            minloglevel=1,
+        )
+    except RuntimeError as error:
+        size = sum(map(len, stories))
+        raise ValueError(f"{size:,} characters are too few for a vocabulary of {vocab_size:,} pieces") from error
     path.with_suffix(".vocab").unlink()
 
 
@@ -158,7 +165,7 @@ def rows(paragraphs: list[Paragraph], length: int) -> Iterator[Tensor]:
         if end > len(tokens):
             return
         yield torch.cat([first, tokens[int(ends[at]) : max(end, 0)]])[: length + 1]
-        at = max(at + 1, int(torch.searchsorted(ends, end, right=True)) + 1)
+        at = max(at + 1, int(torch.searchsorted(ends, end)) + 1)
 
 
 def epochs(stories: list[tuple[list[Paragraph], int]], length: int, rng: random.Random) -> Iterator[Tensor]:

@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +23,12 @@ class Data:
     """Batches of rows, short at first, full later; the order is a function of the seed and of where the run resumed."""
 
     def __init__(self, train: list[tuple[list[Paragraph], int]], settings: Settings, tokens_seen: int) -> None:
+        """Raises ValueError if all stories together are shorter than two full rows."""
         self.settings = settings
+        self.epoch_tokens = sum(weight * len(paragraph.inner) for story, weight in train for paragraph in story)
+        least = 2 * SHAPE.max_position_embeddings
+        if self.epoch_tokens < least:
+            raise ValueError(f"the stories have {self.epoch_tokens:,} tokens, and training needs at least {least:,}")
         rng = random.Random(f"{settings.seed} {tokens_seen}")
         self._short = epochs(train, settings.short_row, rng)
         self._full = epochs(train, SHAPE.max_position_embeddings, rng)
@@ -38,9 +42,13 @@ class Data:
 
 
 def held_out_batches(stories: list[list[Paragraph]], settings: Settings) -> list[Tensor]:
-    """Every n-th full row of the held-out stories, about 32 of them, in batches."""
+    """Every n-th full row of the held-out stories, about 32 of them, in batches. Raises ValueError if there is none."""
     length = SHAPE.max_position_embeddings
-    chosen = list(rows([paragraph for story in stories for paragraph in story], length))
+    paragraphs = [paragraph for story in stories for paragraph in story]
+    chosen = list(rows(paragraphs, length))
+    if not chosen:
+        num_tokens = sum(len(paragraph.inner) for paragraph in paragraphs)
+        raise ValueError(f"the held-out text has {num_tokens:,} tokens, less than one row of {length:,}")
     chosen = chosen[:: max(1, len(chosen) // 32)]
     return list(torch.stack(chosen).split(max(1, settings.batch_tokens // length)))
 
@@ -65,13 +73,12 @@ def run(trainer: Trainer, data: Data, held_out: list[Tensor], state_path: Path) 
                 return
 
 
-def write_results(trainer: Trainer, epoch_tokens: int, seconds: float, out: Path) -> None:
+def write_results(trainer: Trainer, epoch_tokens: int, out: Path) -> None:
     """The checkpoint, and training.json: what the model card says of the run."""
     write_checkpoint(trainer.model, out)
     run = {
         "settings": asdict(trainer.settings),
         "epoch_tokens": epoch_tokens,
-        "seconds": round(seconds),
         "curve": [point._asdict() for point in trainer.curve],
     }
     (out / "training.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
@@ -89,28 +96,32 @@ def main(text: Path, out: Path, tokens: int, optimizer: str, device: str, resume
 
     recipe.toml in the checkpoint folder, if there is one, says which books to drop, hold out and weigh.
     """
-    settings = Settings(tokens=tokens, optimizer=optimizer)
-    recipe, state_path = out / "recipe.toml", out / "checkpoints" / "state.pt"
-    state_path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        corpus = read_corpus(text, Recipe.read(recipe) if recipe.exists() else Recipe())
-    except ValueError as error:
-        raise click.ClickException(str(error)) from None
+    state_path = out / "checkpoints" / "state.pt"
     if resume and not state_path.exists():
         raise click.ClickException(f"there is nothing to resume: {state_path} is not there")
-    if not resume:
+    state_path.parent.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(Settings(tokens=tokens, optimizer=optimizer), torch.device(device))
+    if resume:
+        trainer.resume(state_path)
+    try:
+        data, held_out = prepare(text, out, trainer, new_tokenizer=not resume)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    print(f"{data.epoch_tokens:,} tokens an epoch, {tokens / data.epoch_tokens:.1f} epochs")
+    run(trainer, data, held_out, state_path)
+    write_results(trainer, data.epoch_tokens, out)
+
+
+def prepare(text: Path, out: Path, trainer: Trainer, new_tokenizer: bool) -> tuple[Data, list[Tensor]]:
+    """The stories, tokenized: batches to train on, and held-out ones. Raises ValueError if there is too little text."""
+    recipe = out / "recipe.toml"
+    corpus = read_corpus(text, Recipe.read(recipe) if recipe.exists() else Recipe())
+    if new_tokenizer:
         train_tokenizer([story for story, _ in corpus.train], SHAPE.vocab_size, out / "tokenizer.model")
     tokenizer = Tokenizer(out)
     train = [(tokenize(story, tokenizer), weight) for story, weight in tqdm(corpus.train, "tokenizing")]
-    held_out = held_out_batches([tokenize(story, tokenizer) for story in corpus.held_out], settings)
-    epoch_tokens = sum(weight * len(paragraph.inner) for story, weight in train for paragraph in story)
-    print(f"{len(train):,} stories, {epoch_tokens:,} tokens an epoch, {settings.tokens / epoch_tokens:.1f} epochs")
-    trainer = Trainer(settings, torch.device(device))
-    if resume:
-        trainer.resume(state_path)
-    started = time.perf_counter()
-    run(trainer, Data(train, settings, trainer.tokens_seen), held_out, state_path)
-    write_results(trainer, epoch_tokens, time.perf_counter() - started, out)
+    held_out = [tokenize(story, tokenizer) for story in corpus.held_out]
+    return Data(train, trainer.settings, trainer.tokens_seen), held_out_batches(held_out, trainer.settings)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import platform
 import statistics
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -51,9 +52,9 @@ def score(variant: Variant) -> dict[str, Any]:
     requests = mixed_workload(llm.model_config.vocab_size)
     params = [stage.SamplingParams(temperature=0.0, max_tokens=r.num_output_tokens, ignore_eos=True) for r in requests]
     started = time.perf_counter()
-    seats, finished = 0, []
+    seats, finished = Counter[int](), []
     for output in llm.stream([r.prompt_token_ids for r in requests], params):
-        seats = max(seats, len(llm.slot_manager.report().pieces))
+        seats[llm.model_runner.num_steps] += 1  # an output for each sequence of a step
         if output.finished:
             finished.append(output)
     seconds = time.perf_counter() - started
@@ -62,7 +63,7 @@ def score(variant: Variant) -> dict[str, Any]:
     waits = [output.metrics.first_token_time - output.metrics.arrival_time for output in finished]
     per_token = llm.kv_cache.bytes_per_token
     return {
-        "seats": seats,
+        "seats": max(seats.values()),
         "steps": llm.model_runner.num_steps,
         "tokens_computed": llm.model_runner.num_tokens,
         "tokens_per_second": num_tokens / seconds,
@@ -115,7 +116,7 @@ def screen() -> dict[str, str]:
 def machine() -> str:
     """The machine in words, for the tables."""
     cores = torch.get_num_threads()
-    return f"{cores} cores ({platform.machine()}), torch {torch.__version__.split('+')[0]}, float32"
+    return f"{cores} core{'s' * (cores > 1)} ({platform.machine()}), torch {torch.__version__.split('+')[0]}, float32"
 
 
 def save(results: dict[str, Any]) -> None:

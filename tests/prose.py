@@ -94,11 +94,13 @@ class Repository:
 
     @property
     def _code(self) -> list[Path]:
-        return [path for path in self.files if path.suffix == ".py" and not path.name.startswith("test_")]
+        return [
+            path for path in self.files if path.suffix == ".py" and "tests" not in path.relative_to(self.root).parts
+        ]
 
     @property
     def _words_of_settings(self) -> set[str]:
-        settings = [path for path in self.files if path.suffix in (".toml", ".json") or path.name == "Makefile"]
+        settings = [path for path in self.files if re.fullmatch(r".*\.toml|.*config\.json|Makefile", path.name)]
         return {word for path in settings for word in re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8"))}
 
     def has_file(self, name: str, near: Path) -> bool:

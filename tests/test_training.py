@@ -302,3 +302,18 @@ def test_the_command_trains_resumes_and_writes_a_folder(library, tmp_path, monke
 def test_the_command_answers_a_mistake_in_one_line(tmp_path):
     done = CliRunner().invoke(models.train.main, ["--text", str(tmp_path / "nowhere"), "--out", str(tmp_path)])
     assert done.exit_code == 1 and done.output.startswith("Error: there is no folder") and done.output.count("\n") == 1
+
+
+def test_too_little_text_is_one_clear_error(tmp_path):
+    few = [Paragraph(torch.ones(50, dtype=torch.int64), torch.ones(50, dtype=torch.int64))]
+    with pytest.raises(ValueError, match="the stories have 50 tokens, and training needs at least 128"):
+        Data([(few, 1)], SETTINGS, tokens_seen=0)
+    with pytest.raises(ValueError, match="the held-out text has 50 tokens, less than one row of 64"):
+        held_out_batches([few], SETTINGS)
+    with pytest.raises(ValueError, match="12 characters are too few for a vocabulary of 4,096 pieces"):
+        train_tokenizer(["Once upon a."], 4096, tmp_path / "tokenizer.model")
+
+
+def test_a_row_that_ends_with_a_paragraph_is_followed_by_the_next_one():
+    paragraphs = [Paragraph(torch.full((4,), n), torch.full((4,), n)) for n in range(6)]
+    assert [row.tolist() for row in rows(paragraphs, 7)] == [[n] * 4 + [n + 1] * 4 for n in (0, 2, 4)]

@@ -27,7 +27,7 @@ class KVCache:
             self.k = torch.empty(shape, dtype=dtype, device=device)
             self.v = torch.empty(shape, dtype=dtype, device=device)
         except RuntimeError:
-            size = num_slots * bytes_per_token(model, dtype)
+            size = num_slots * self.bytes_per_token
             raise ValueError(f"{device} has no room for a pool of {num_slots:,} slots, {size:,} bytes") from None
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:

@@ -1,8 +1,7 @@
 """LLM: prompts in, outputs out, in static batches: a batch runs until its last member ends, then the next begins."""
 
 import itertools
-from collections import deque
-from collections.abc import Iterator
+from collections import abc, deque
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ class LLM:
         self.kv_cache = KVCache(self.model_config, num_slots, dtype, device)
         self.slot_manager = SlotManager(num_slots, self.config.reservation, self.max_model_len)
         self.model_runner = ModelRunner(llama, ContiguousAttention(self.kv_cache), device)
-        self.peak = self.slot_manager.report()  # the pool when most of it was used
+        self.peak = self.slot_manager.report()  # the pool when most of it was used, in the engine's life
         self._inputs = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
         self._request_ids = map(str, itertools.count())
 
@@ -49,7 +48,7 @@ class LLM:
         finished = [output for output in self.stream(prompts, sampling_params) if output.finished]
         return sorted(finished, key=lambda output: int(output.request_id))
 
-    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[RequestOutput]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Iterator[RequestOutput]:
         """Yield a request's output so far whenever it got a token. Closing the iterator gives back what it holds."""
         waiting: deque[Sequence] = deque()
         for prompt, params in pair(prompts, sampling_params):
@@ -85,7 +84,7 @@ class LLM:
             raise RuntimeError("the pool is held by another stream() of this engine: drain or close that one first")
         return batch
 
-    def _run(self, batch: list[Sequence]) -> Iterator[RequestOutput]:
+    def _run(self, batch: list[Sequence]) -> abc.Iterator[RequestOutput]:
         """All prompts in one step, then one token a step for each sequence that has not ended."""
         running = batch
         while running:

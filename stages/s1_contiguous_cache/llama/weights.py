@@ -1,10 +1,12 @@
 """safetensors into the model: one file or shards, q, k, v and gate, up side by side."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from .config import ModelConfig, read_json
 from .model import LlamaForCausalLM
@@ -21,7 +23,7 @@ def load_model(folder: str | Path, config: ModelConfig, dtype: torch.dtype, devi
 
     Raises ValueError, naming the file and the tensor, if a tensor is missing, misshapen, unreadable or unknown.
     """
-    with torch.device("meta"):  # shapes without memory: the real tensors replace these
+    with torch.device("meta"), NoInit():  # shapes without memory: the real tensors replace these
         model = LlamaForCausalLM(config)
     with TensorReader(Path(folder)) as reader:
         state = {}
@@ -32,6 +34,16 @@ def load_model(folder: str | Path, config: ModelConfig, dtype: torch.dtype, devi
     model.load_state_dict(state, assign=True, strict=False)  # strict but for the tied head, which comes next
     model.tie_weights()
     return model.to(device, dtype).eval().requires_grad_(False)
+
+
+class NoInit(TorchFunctionMode):
+    """Leaves out what torch.nn.init does to new weights: it takes a second, and they are replaced at once."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)
 
 
 def checkpoint_tensors(name: str, shape: torch.Size, config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:

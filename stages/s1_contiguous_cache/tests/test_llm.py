@@ -213,7 +213,7 @@ def test_more_prompts_than_fit_go_in_waves(checkpoint):
 
 
 def test_max_num_seqs_bounds_a_batch(checkpoint):
-    llm = LLM(checkpoint, max_model_len=16, max_num_seqs=3)
+    llm = LLM(checkpoint, max_model_len=16, max_num_seqs=3, kv_cache_tokens=1000)
     assert first_steps(llm, [2, 2, 2, 2]) == [0, 0, 0, 2]
 
 
@@ -257,10 +257,15 @@ def test_an_output_once_given_does_not_change(checkpoint):
     assert [len(ids) for ids in tokens(outputs)] == [1, 2, 3, 4, 5]
 
 
-def test_times_are_in_order(checkpoint):
-    for output in LLM(checkpoint, max_num_seqs=2).generate(PROMPTS, greedy(3)):
+def test_times_are_in_order_and_the_first_token_comes_once(checkpoint):
+    first_times: dict[str, set[float]] = {}
+    for output in LLM(checkpoint, max_num_seqs=2).stream(PROMPTS, greedy(3)):
         times = output.metrics
-        assert times.arrival_time < times.first_token_time < times.finished_time
+        assert times.arrival_time < times.first_token_time
+        assert (times.finished_time is not None) == output.finished
+        assert times.finished_time is None or times.first_token_time < times.finished_time
+        first_times.setdefault(output.request_id, set()).add(times.first_token_time)
+    assert [len(times) for times in first_times.values()] == [1] * 5
 
 
 @pytest.mark.parametrize("num_taken", range(12))

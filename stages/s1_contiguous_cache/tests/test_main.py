@@ -118,10 +118,10 @@ def test_an_unknown_flag_gives_exit_code_2(run, capsys):
 
 
 def test_a_prompt_that_cannot_be_served_is_told_and_the_others_go_on(run):
-    code, out, err = run("the fox", "a" * 100, "the wood")
+    code, out, err = run("a" * 100, "the fox", "the wood")
     assert code == 1
     assert err == "error: the prompt has 101 tokens; max_model_len 64 leaves room for 63 and one new token\n"
-    assert out.index("the fox") < out.index("[0 tokens, error]") < out.index("the wood")
+    assert out.index("[0 tokens, error]") < out.index("the fox") < out.index("the wood")
     assert re.fullmatch(SUMMARY, out.splitlines()[-1])
 
 

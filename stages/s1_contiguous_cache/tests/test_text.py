@@ -75,6 +75,11 @@ def test_tokens_that_the_folder_adds_are_special(tmp_path, tokenizer_model):
     assert tokenizer.decode([*byte_ids("a"), 320, *byte_ids("b"), 321]) == "ab"
 
 
+def test_special_tokens_have_no_text(tokenizer):
+    """sentencepiece itself would show the unknown token as a sign."""
+    assert tokenizer.decode([BOS, *byte_ids("a"), 0, *byte_ids("b"), EOS]) == "ab"
+
+
 def test_ids_beyond_the_tokenizer_give_no_text(tokenizer):
     """A model's vocabulary may be padded."""
     assert tokenizer.decode([*byte_ids("ab"), 320, 5000]) == "ab"
@@ -138,6 +143,11 @@ def test_an_engine_streams_what_the_whole_decodes_to(scripted, tokenizer):
     assert shown(outputs)[-1] == " fox 🙂 the end"
     assert_never_taken_back(outputs)
     assert not any(REPLACEMENT in text for text in shown(outputs))
+
+
+def test_an_engine_shows_at_the_end_what_never_became_a_character(scripted, tokenizer):
+    outputs = say(scripted([*byte_ids("a🙂")[:4], EOS]))
+    assert shown(outputs) == ["a", "a", "a", "a", "a" + tokenizer.decode(byte_ids("🙂")[:3])]
 
 
 # Ends of text
