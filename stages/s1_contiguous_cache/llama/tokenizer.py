@@ -106,5 +106,8 @@ class StreamDecoder:
         return text
 
     def _pending(self) -> str:
-        seen = self._tokenizer.decode(self._ids[self._prefix : self._read]).rstrip(REPLACEMENT)
-        return self._tokenizer.decode(self._ids[self._prefix :])[len(seen) :]
+        before = self._tokenizer.decode(self._ids[self._prefix : self._read])
+        text = self._tokenizer.decode(self._ids[self._prefix :])
+        while not text.startswith(before):  # bytes at the prompt's end have become a character
+            before = before[:-1]
+        return text[len(before) :]

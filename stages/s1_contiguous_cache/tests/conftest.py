@@ -11,6 +11,10 @@ from ..sequence import Sequence
 from .helpers import train_tokenizer, write_checkpoint
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)  # tiny models lose more time waiting for threads than they win

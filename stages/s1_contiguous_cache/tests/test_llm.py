@@ -349,6 +349,7 @@ def test_the_model_may_be_named_by_a_text_or_a_path(checkpoint):
     assert tokens(by_text.generate([[1]], greedy(3))) == tokens(by_path.generate([[1]], greedy(3)))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_tokens_are_the_same_on_a_gpu(checkpoint, expected):
     llm = LLM(checkpoint, device="cuda", dtype="float32", kv_cache_tokens=128)

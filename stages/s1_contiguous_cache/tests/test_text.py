@@ -108,6 +108,16 @@ def test_bytes_that_never_become_a_character_are_shown_at_the_end(tokenizer):
     assert decoder.flush() == tokenizer.decode(byte_ids("🙂")[:3])
 
 
+def test_a_character_that_the_prompt_began_is_shown_once_it_is_whole(tokenizer):
+    decoder = StreamDecoder(tokenizer, [BOS, *byte_ids("a🙂")[:3]])
+    assert [decoder.push(token_id) for token_id in byte_ids("🙂")[2:]] == ["", "🙂"]
+
+
+def test_a_prompt_that_ends_in_the_replacement_character_itself_is_not_told_again(tokenizer):
+    decoder = StreamDecoder(tokenizer, tokenizer.encode("a" + REPLACEMENT))
+    assert [decoder.push(token_id) for token_id in byte_ids(REPLACEMENT + "b")] == ["", "", "", REPLACEMENT + "b"]
+
+
 def test_the_first_word_after_a_prompt_keeps_its_space(tokenizer):
     fox = tokenizer.encode("fox", add_bos=False)
     assert "".join(map(StreamDecoder(tokenizer, tokenizer.encode("the")).push, fox)) == " fox"
