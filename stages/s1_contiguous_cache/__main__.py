@@ -4,7 +4,8 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from .config import POOL_SIZES, EngineConfig, add_flags, from_flags
+from .config import POOL_SIZES, EngineConfig
+from .flags import add_flags, flag_values
 from .llama import ModelConfig
 from .llm import LLM
 from .outputs import RequestOutput
@@ -18,18 +19,18 @@ PROMPTS = [
     "The old woman opened the door and saw",
     "Long ago, when animals could talk,",
 ]
-POOL_TOKENS = 2048  # small enough to be felt: two pieces of the checkpoint's 1,024 tokens
-NO_FLAGS = ("seed", "stop", "stop_token_ids", "ignore_eos")  # of SamplingParams; --seed is the engine's
+POOL_TOKENS, MAX_MODEL_LEN = 2048, 1024  # unless flags say otherwise: a pool small enough to be felt
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         if all(getattr(args, size) is None for size in POOL_SIZES):
-            longest = args.max_model_len or ModelConfig.from_folder(args.model).max_position_embeddings
-            args.kv_cache_tokens = max(POOL_TOKENS, longest)
-        llm = LLM(**vars(from_flags(EngineConfig, args)))
-        params = from_flags(SamplingParams, args, skip=NO_FLAGS)
+            if args.max_model_len is None:
+                args.max_model_len = min(MAX_MODEL_LEN, ModelConfig.from_folder(args.model).max_position_embeddings)
+            args.kv_cache_tokens = max(POOL_TOKENS, args.max_model_len)
+        llm = LLM(**flag_values(EngineConfig, args))
+        params = SamplingParams(**flag_values(SamplingParams, args))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=sys.modules[__package__].__doc__)
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="texts to go on from; default: six beginnings")
     add_flags(parser, EngineConfig)
-    add_flags(parser, SamplingParams, skip=NO_FLAGS)
+    add_flags(parser, SamplingParams)
     parser.set_defaults(temperature=0.7, max_tokens=120)
     return parser
 
@@ -80,7 +81,7 @@ def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
     served = [output for output in outputs if not output.error]
     if not served:
         return "nothing was served"
-    num_tokens = sum(len(output.outputs[0].token_ids) for output in served)
+    num_tokens = sum(len(completion.token_ids) for output in served for completion in output.outputs)
     start = served[0].metrics.arrival_time
     seconds = max(output.metrics.finished_time for output in served) - start
     first_token = served[0].metrics.first_token_time - start

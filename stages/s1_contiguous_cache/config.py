@@ -1,18 +1,13 @@
-"""EngineConfig: every knob of the engine. The command line's flags are made from its fields."""
+"""EngineConfig: every knob of the engine."""
 
-from argparse import ArgumentParser, Namespace
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass
 
 import torch
 
+from .flags import knob, knobs
+
 POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # one of them at most
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def knob(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
-    """A dataclass field that carries what its command-line flag says."""
-    return field(default=default, metadata={"help": help, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -38,10 +33,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        for knob_ in fields(self):
-            choices, value = knob_.metadata["choices"], getattr(self, knob_.name)
+        for option in knobs(EngineConfig):
+            choices, value = option.metadata["choices"], getattr(self, option.name)
             if choices and value not in choices:
-                raise ValueError(f"{knob_.name} must be one of {', '.join(choices)}, not {value!r}")
+                raise ValueError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}")
         given = [name for name in POOL_SIZES if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"the pool's size was given {len(given)} times: {', '.join(given)}")
@@ -69,24 +64,3 @@ class EngineConfig:
             asked, positions = self.max_model_len, max_position_embeddings
             raise ValueError(f"max_model_len is {asked}, the model has {positions} positions")
         return self.max_model_len or max_position_embeddings
-
-
-def add_flags(parser: ArgumentParser, options: type, skip: tuple[str, ...] = ()) -> None:
-    """A flag for each field of the dataclass `options`: max_num_seqs becomes --max-num-seqs."""
-    hints = get_type_hints(options)
-    for option in fields(options):
-        if option.name not in skip:
-            parser.add_argument("--" + option.name.replace("_", "-"), **flag(option, hints[option.name]))
-
-
-def flag(option: Field, hint: Any) -> dict[str, Any]:
-    """What argparse needs to know of one field, e.g. type int for a hint `int | None`."""
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
-    help = option.metadata["help"] + ("" if option.default is None else f" (default: {option.default})")
-    return {"type": kinds[0], "default": option.default, "choices": option.metadata["choices"], "help": help}
-
-
-def from_flags(options: type, args: Namespace, skip: tuple[str, ...] = ()) -> Any:
-    """The dataclass `options` from parsed flags; a field without a flag keeps its default."""
-    names = [option.name for option in fields(options) if option.name not in skip]
-    return options(**{name: getattr(args, name) for name in names})

@@ -74,17 +74,17 @@ def num_slots_for(config: EngineConfig, model: ModelConfig, max_model_len: int, 
 class PoolReport:
     """The pool at one moment, in slots.
 
-        held    |#####........|##...........|   reserved: nobody else can have them
-        used     #####         ##               keys and values are there
-        wasted        ........   ...........    held - used: waste inside the pieces
-        free                                 |  num_slots - held, of which the largest piece is `largest_free`
+        ####------------##--------------................
+        #  used: keys and values are there      -  held - used: wasted inside      .  free
+
+    A hole is a free piece with somebody behind it; what is free may lie in many, of which one is the largest.
     """
 
     num_slots: int
     promised: int  # what the sequences may come to need: prompt + max_tokens of each
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each holder, by start
     largest_free: int
-    holes: int  # free pieces
+    holes: int  # free pieces with somebody behind them
 
     @property
     def held(self) -> int:
@@ -99,9 +99,9 @@ class PoolReport:
         return self.held - self.used
 
     def strip(self, width: int = 48) -> str:
-        """The pool in `width` characters: # used, - reserved and empty, . free. A cell shows what most of it is.
+        """The pool in `width` characters, as above. A character shows what most of its slots are.
 
-        >>> PoolReport(8, promised=4, pieces=((0, 4, 2),), largest_free=4, holes=1).strip(width=8)
+        >>> PoolReport(8, promised=4, pieces=((0, 4, 2),), largest_free=4, holes=0).strip(width=8)
         '##--....'
         """
         cells = ["."] * self.num_slots

@@ -16,15 +16,15 @@ from .sampling import SamplingParams
 from .sequence import Sequence
 from .slot_manager import SlotManager
 
-Prompts = Prompt | list[str] | list[list[int]] | list[Prompt]
-Params = SamplingParams | list[SamplingParams] | None  # one for all prompts, or one for each
+Prompts = Prompt | abc.Sequence[Prompt]
+Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each
 
 
 class LLM:
     """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")"""
 
     def __init__(self, model: str | Path = EngineConfig.model, **options: Any) -> None:
-        """`options` are the other fields of EngineConfig. Raises ValueError for a bad option or checkpoint."""
+        """`options` are the other fields of EngineConfig. Raises ValueError for a bad value or checkpoint."""
         self.config = EngineConfig(str(model), **options)
         self.model_config = ModelConfig.from_folder(model)
         self.max_model_len = self.config.longest_sequence(self.model_config.max_position_embeddings)
@@ -49,14 +49,29 @@ class LLM:
         return sorted(finished, key=lambda output: int(output.request_id))
 
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Iterator[RequestOutput]:
-        """Yield a request's output so far whenever it got a token. Closing the iterator gives back what it holds."""
-        waiting: deque[Sequence] = deque()
-        for prompt, params in pair(prompts, sampling_params):
-            request_id = next(self._request_ids)
-            try:
-                waiting.append(self._add_request(request_id, prompt, params))
-            except ValueError as error:
-                yield RequestOutput.failed(request_id, prompt, str(error))
+        """Yield a request's output so far whenever it got a token. Closing the iterator gives back what it holds.
+
+        Raises ValueError at once if there are not as many sampling_params as prompts.
+        """
+        requests = [self._add_request(prompt, params) for prompt, params in pair(prompts, sampling_params)]
+        return self._serve(requests)
+
+    def _add_request(self, prompt: Prompt, params: SamplingParams) -> Sequence | RequestOutput:
+        """A sequence that can be served, at least alone; otherwise the output that says why not."""
+        request_id = next(self._request_ids)
+        try:
+            seq = self._inputs.process(request_id, prompt, params)
+        except ValueError as error:
+            return RequestOutput.failed(request_id, prompt, str(error))
+        needed, num_slots = self.slot_manager.num_reserved(seq), self.slot_manager.num_slots
+        if needed > num_slots:
+            why = f"the request reserves {needed} slots, the pool has {num_slots}"
+            return RequestOutput.failed(request_id, prompt, why)
+        return seq
+
+    def _serve(self, requests: list[Sequence | RequestOutput]) -> abc.Iterator[RequestOutput]:
+        yield from [request for request in requests if isinstance(request, RequestOutput)]
+        waiting = deque(request for request in requests if isinstance(request, Sequence))
         while waiting:
             batch = self._admit(waiting)
             try:
@@ -65,14 +80,6 @@ class LLM:
                 for seq in batch:
                     if seq.slots is not None:  # the caller closed the iterator, or a step failed
                         self.slot_manager.free(seq)
-
-    def _add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Sequence:
-        """Raises ValueError if the request could not be served even alone."""
-        seq = self._inputs.process(request_id, prompt, params)
-        needed, num_slots = self.slot_manager.num_reserved(seq), self.slot_manager.num_slots
-        if needed > num_slots:
-            raise ValueError(f"the request reserves {needed} slots, the pool has {num_slots}")
-        return seq
 
     def _admit(self, waiting: deque[Sequence]) -> list[Sequence]:
         """The next batch: first come first served, as many as the pool and max_num_seqs allow."""
@@ -115,8 +122,8 @@ def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, Sampli
     [4, 4]
     """
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        prompts = [prompts]  # type: ignore[list-item]
-    if not isinstance(sampling_params, list | tuple):
+        prompts = [prompts]  # type: ignore
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
         sampling_params = [sampling_params or SamplingParams()] * len(prompts)
     if len(prompts) != len(sampling_params):
         raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params")

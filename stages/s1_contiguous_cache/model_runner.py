@@ -20,17 +20,25 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
-        """Compute the next `num_tokens` tokens of each sequence; sample where that reaches the sequence's end."""
-        rows = [(seq, position) for seq, num_tokens in batch for position in computed_now(seq, num_tokens)]
+        """Compute the next `num_tokens` tokens of each sequence, and sample one more for those that are then complete.
+
+        None stands for a sequence that is not. The caller advances num_computed_tokens and appends the tokens.
+        """
+        rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
         input_ids = self._tensor([seq.token_ids[position] for seq, position in rows])  # [num_tokens]
         positions = self._tensor([position for _, position in rows])  # [num_tokens]
-        self._attention.begin(self._metadata(batch, rows))
+        step = self._metadata(batch, rows)
+        self._attention.begin(step)
         hidden = self._model(input_ids, positions, self._attention)  # [num_tokens, hidden_size]
-        ends = [i for i, (seq, position) in enumerate(rows) if position == seq.num_tokens - 1]
-        logits = self._model.compute_logits(hidden[self._tensor(ends)])  # [num_sampled, vocab_size]
-        sampled = iter(sample(logits, [rows[i][0].sampling_row() for i in ends]))
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + len(rows)
-        return [next(sampled) if reaches_end(seq, num_tokens) else None for seq, num_tokens in batch]
+
+        complete = [i for i, (seq, _) in enumerate(batch) if step.context_lens[i] == seq.num_tokens]
+        last_rows = self._tensor([step.query_start_loc[i + 1] - 1 for i in complete])  # [num_sampled]
+        logits = self._model.compute_logits(hidden[last_rows])  # [num_sampled, vocab_size]
+        tokens: list[SampledToken | None] = [None] * len(batch)
+        for i, token in zip(complete, sample(logits, [batch[i][0].sampling_row() for i in complete]), strict=True):
+            tokens[i] = token
+        return tokens
 
     def _metadata(self, batch: list[Scheduled], rows: list[tuple[Sequence, int]]) -> AttentionMetadata:
         query_start_loc = [0]
@@ -46,11 +54,3 @@ class ModelRunner:
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-
-def computed_now(seq: Sequence, num_tokens: int) -> range:
-    """Positions of the tokens that a step computes."""
-    return range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens)
-
-
-def reaches_end(seq: Sequence, num_tokens: int) -> bool:
-    return seq.num_computed_tokens + num_tokens == seq.num_tokens

@@ -2,13 +2,14 @@
 
 import hashlib
 import math
+from collections import abc
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .config import knob
+from .flags import knob
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,10 @@ class SamplingParams:
     temperature: float = knob(1.0, "0 takes the likeliest token; above 1 flattens the distribution")
     top_k: int = knob(0, "sample from the k likeliest tokens only; 0: from all")
     top_p: float = knob(1.0, "sample from the fewest tokens whose probabilities sum to p")
-    seed: int | None = knob(None, "the same seed and prompt give the same text, alone or in company")
     max_tokens: int = knob(16, "most tokens to generate")
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None  # the same seed and prompt give the same text, alone or in company
+    stop: str | abc.Sequence[str] = ()
+    stop_token_ids: abc.Sequence[int] = ()
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ def exponential_noise(row: SamplingRow, vocab_size: int) -> Tensor:
     computed again draws again what it drew. It is made on the CPU, so that every device draws the same.
     """
     key = f"{row.seed},{row.sample_index},{row.position}".encode()
-    seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest())
+    seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest())  # torch's CPU generator keeps 32 bits
     generator = torch.Generator().manual_seed(seed)
     return torch.empty(vocab_size).exponential_(generator=generator).clamp_(min=1e-30)
 

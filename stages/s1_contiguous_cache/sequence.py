@@ -54,7 +54,7 @@ class Sequence:
         self.cumulative_logprob = 0.0
         self.finish_reason: str | None = None
         self.metrics = RequestMetrics(arrival_time=time.perf_counter())
-        self._text = OutputText(decoder, params.stop)
+        self._text = OutputText(decoder, tuple(params.stop))
 
     @property
     def num_tokens(self) -> int:

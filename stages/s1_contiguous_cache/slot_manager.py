@@ -76,7 +76,7 @@ class SlotManager:
             promised=sum(seq.max_num_tokens for seq in seqs),
             pieces=tuple((seq.slots.start, seq.slots.size, seq.num_computed_tokens) for seq in seqs),
             largest_free=self._largest_free(),
-            holes=len(self._free),
+            holes=sum(piece.end < self.num_slots for piece in self._free),
         )
 
     def check_integrity(self) -> None:

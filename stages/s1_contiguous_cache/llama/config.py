@@ -12,9 +12,9 @@ class RopeScaling:
 
     rope_type: str  # "linear" | "llama3"
     factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
+    low_freq_factor: float | None = None  # these three for llama3 only
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
     hidden = model(input_ids, positions, attend)
     logits = model.compute_logits(hidden[rows])
 
-The tokens of all sequences lie end to end in one row. Everything here treats a token alone, except attention, and
-that is handed in: `attend` stores this step's keys and values wherever the stage keeps them, and lets each token
+The tokens of all sequences lie end to end, in one dimension. Everything here treats a token alone, except attention,
+and that is handed in: `attend` stores this step's keys and values wherever the stage keeps them, and lets each token
 attend to what it may see.
 
 Every matmul, norm, rotation and activation is a submodule, so that it can be swapped (packed, fused, sharded)
@@ -72,6 +72,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        # on the CPU even under torch.device("meta"): no checkpoint brings these
         frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, frequencies).repeat(1, 2)  # both halves of a head turn by the same angles

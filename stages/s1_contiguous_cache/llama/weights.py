@@ -31,13 +31,13 @@ def load_model(folder: str | Path, config: ModelConfig, dtype: torch.dtype, devi
             parts = [reader.read(source, shape) for source, shape in checkpoint_tensors(name, parameter.shape, config)]
             state[name] = torch.cat([part.to(device, dtype) for part in parts])
         reader.check_all_read(tied_head=config.tie_word_embeddings)
-    model.load_state_dict(state, assign=True, strict=False)  # strict but for the tied head, which comes next
+    model.load_state_dict(state, assign=True, strict=False)  # only a tied head can be missing: read() raises
     model.tie_weights()
     return model.to(device, dtype).eval().requires_grad_(False)
 
 
 class NoInit(TorchFunctionMode):
-    """Leaves out what torch.nn.init does to new weights: it takes a second, and they are replaced at once."""
+    """Skips torch.nn.init: on the meta device its first call costs a second, and the weights are replaced anyway."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

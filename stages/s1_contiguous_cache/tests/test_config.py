@@ -6,7 +6,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from ..config import EngineConfig, add_flags, from_flags
+from ..config import EngineConfig
+from ..flags import add_flags, flag_values
 from ..kv_cache import num_slots_for
 from ..llama import ModelConfig
 from ..llm import LLM
@@ -18,7 +19,7 @@ TOKEN = 2 * 2 * 2 * 8 * 4  # bytes of a token in the pool: layers x (key + value
 def parse(*argv: str) -> EngineConfig:
     parser = ArgumentParser()
     add_flags(parser, EngineConfig)
-    return from_flags(EngineConfig, parser.parse_args(argv))
+    return EngineConfig(**flag_values(EngineConfig, parser.parse_args(argv)))
 
 
 # Flags
