@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import random
 from dataclasses import asdict
 from pathlib import Path
@@ -61,12 +62,13 @@ def run(trainer: Trainer, data: Data, held_out: list[Tensor], state_path: Path) 
             batch = data.next_batch(trainer.tokens_seen)
             losses.append(trainer.step(batch))
             bar.update(batch[:, 1:].numel())
+            held_out_loss = trainer.curve[-1].held_out if trainer.curve else math.nan
+            bar.set_postfix(loss=f"{losses[-1]:.2f}", held_out=f"{held_out_loss:.3f}")
             done = trainer.tokens_seen >= settings.tokens
             if step % 400 == 0 or done:
                 train_loss, losses = sum(losses) / len(losses), []
                 point = CurvePoint(trainer.tokens_seen, train_loss, trainer.evaluate(held_out))
                 trainer.curve.append(point)
-                bar.set_postfix(train=f"{point.train:.3f}", held_out=f"{point.held_out:.3f}")
             if step % 50 == 0 or done:
                 trainer.save(state_path)
             if done:
@@ -90,8 +92,9 @@ def write_results(trainer: Trainer, epoch_tokens: int, out: Path) -> None:
 @click.option("--tokens", type=int, default=Settings.tokens, show_default=True, help="how many to train on")
 @click.option("--optimizer", type=click.Choice(["muon", "adamw"]), default=Settings.optimizer, show_default=True)
 @click.option("--device", default="cpu", show_default=True)
+@click.option("--compile/--no-compile", default=True, show_default=True, help="faster; needs a C++ compiler on a CPU")
 @click.option("--resume", is_flag=True, help="go on from the last saved state")
-def main(text: Path, out: Path, tokens: int, optimizer: str, device: str, resume: bool) -> None:
+def main(text: Path, out: Path, tokens: int, optimizer: str, device: str, compile: bool, resume: bool) -> None:
     """Train a story teller on a folder of text files and write it as a checkpoint folder.
 
     recipe.toml in the checkpoint folder, if there is one, says which books to drop, hold out and weigh.
@@ -100,10 +103,10 @@ def main(text: Path, out: Path, tokens: int, optimizer: str, device: str, resume
     if resume and not state_path.exists():
         raise click.ClickException(f"there is nothing to resume: {state_path} is not there")
     state_path.parent.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(Settings(tokens=tokens, optimizer=optimizer), torch.device(device))
-    if resume:
-        trainer.resume(state_path)
+    trainer = Trainer(Settings(tokens=tokens, optimizer=optimizer), torch.device(device), compile)
     try:
+        if resume:
+            trainer.resume(state_path)
         data, held_out = prepare(text, out, trainer, new_tokenizer=not resume)
     except ValueError as error:
         raise click.ClickException(str(error)) from None

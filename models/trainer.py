@@ -5,7 +5,7 @@ is causal attention over the rows of a batch, and nothing else differs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,6 +65,7 @@ class CausalAttend:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q, out [num_rows * row_length, num_heads, head_dim]; k, v [num_rows * row_length, num_kv_heads, head_dim]"""
         group = q.shape[1] // k.shape[1]
+        # under autocast the float32 rope tables leave q and k in float32, v is bfloat16
         q, k, v = (x.to(v.dtype).unflatten(0, (-1, self.row_length)).transpose(1, 2) for x in (q, k, v))
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))  # [num_rows, num_heads, row_length, head_dim]
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -124,6 +125,7 @@ class Trainer:
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "settings": asdict(self.settings),
             "tokens_seen": self.tokens_seen,
             "curve": [tuple(point) for point in self.curve],
         }
@@ -131,7 +133,11 @@ class Trainer:
         path.with_suffix(".tmp").rename(path)  # a run that dies while saving leaves the last whole checkpoint
 
     def resume(self, path: Path) -> None:
+        """Raises ValueError if the state is of a run with another optimizer; another number of tokens is a new end."""
         state = torch.load(path, map_location=self.device)
+        saved, given = state["settings"]["optimizer"], self.settings.optimizer
+        if saved != given:
+            raise ValueError(f"{path} is of a run with {saved}, not {given}")
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -143,7 +149,7 @@ def init_weights(model: LlamaForCausalLM) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
-            std = 0.02 / math.sqrt(2 * SHAPE.num_hidden_layers) if into_stream else 0.02
+            std = 0.02 / math.sqrt(2 * model.config.num_hidden_layers) if into_stream else 0.02
             nn.init.normal_(parameter, std=std)
 
 

@@ -3,22 +3,25 @@
 Nothing measured is typed by hand. Prose holds two kinds of marks, which a code host does not show:
 
     <!-- n: predict.s1.cache_at_16:.1f -->4.2<!-- / -->     one number: a path into results.json, and its format
-    <!-- figures: stages --> ... <!-- /figures -->          a block that stages/tables.py makes
+    <!-- figures: stages --> ... <!-- /figures -->          a block: tables.py and path.py
 
 results.json is written by `python -m stages.scoreboard`.
 """
 
 import argparse
 import json
+import math
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from stages.chaintools import added_lines, load
-from stages.tables import BLOCKS
+from safetensors import safe_open
 
-ROOT = Path(__file__).resolve().parent.parent
+from stages.chaintools import added_lines, load
+from stages.path import path_block, stages_block
+from stages.tables import BLOCKS, ROOT
+
 RESULTS = Path("stages/results.json")
 NUMBER = re.compile(r"(<!-- n: ([\w.]+)(?::([^ ]+))? -->).*?(<!-- / -->)", re.DOTALL)
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
@@ -47,15 +50,17 @@ def render(path: Path, root: Path) -> str:
     """The text of a prose file with its numbers filled in. Raises ValueError for a mark that names nothing."""
     results = read(root / RESULTS) | {"facts": facts(root)}
 
+    blocks = BLOCKS | {"stages": stages_block, "path": path_block}
+
     def number(match: re.Match[str]) -> str:
         start, key, spec, end = match.groups()
         return start + format(look_up(results, key, path), spec or "") + end
 
     def block(match: re.Match[str]) -> str:
         start, name, end = match.groups()
-        if name not in BLOCKS:
+        if name not in blocks:
             raise ValueError(f"{path}: no function makes the block {name!r}")
-        return start + BLOCKS[name](results) + end
+        return start + blocks[name](results) + end
 
     return BLOCK.sub(block, NUMBER.sub(number, path.read_text("utf-8")))
 
@@ -69,12 +74,13 @@ def facts(root: Path) -> dict[str, float]:
     model = read(root / "models/storyteller/config.json")
     heads_and_sizes = model["num_hidden_layers"] * model["num_key_value_heads"] * model["head_dim"]
     bytes_per_token = 2 * heads_and_sizes * 4  # a key and a value, float32
-    weight_bytes = (root / "models/storyteller/model.safetensors").stat().st_size * 2  # bfloat16 in the file
+    with safe_open(root / "models/storyteller/model.safetensors", framework="pt") as file:
+        num_parameters = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     return {
         "bytes_per_token": bytes_per_token,
-        "texts_per_weights": weight_bytes / (bytes_per_token * model["max_position_embeddings"]),
+        "weights_in_texts": 4 * num_parameters / (bytes_per_token * model["max_position_embeddings"]),
         "s1_lines": added_lines(load(root).stages[0]),
-        "million_parameters": weight_bytes / 4e6,
+        "million_parameters": num_parameters / 1e6,
     }
 
 

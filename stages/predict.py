@@ -6,7 +6,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from notebooks import traffic
 from stages import s1_contiguous_cache as s1
+from stages.s1_contiguous_cache.input_processor import InputProcessor
+from stages.s1_contiguous_cache.llama import ModelConfig
+from stages.s1_contiguous_cache.slot_manager import SlotManager
 
 DECODE_STEPS = 24
 
@@ -31,7 +35,8 @@ def answers(model: Path) -> dict[str, Any]:
 def answers_s1(model: Path) -> dict[str, Any]:
     llm = s1.LLM(model, dtype="float32")
     early, late = cache_gain(llm, 16), cache_gain(llm, 990)
-    eight = statistics.median(run(llm, [64] * 8).decode / run(llm, [64]).decode for _ in range(5))
+    tokens = statistics.median(run(llm, [8]).prefill / run(llm, [1]).prefill for _ in range(9))
+    sequences = statistics.median(run(llm, [64] * 8).decode / run(llm, [64]).decode for _ in range(5))
     seats = 8192 // llm.max_model_len
     entries = [
         Answer(
@@ -39,16 +44,41 @@ def answers_s1(model: Path) -> dict[str, Any]:
             f"{early:.1f} times, and {late:.0f} times. Without a cache, token n costs a forward pass over n tokens.",
         ),
         Answer(
-            "What does a step for 8 sequences cost, against a step for 1?",
-            f"{eight:.1f} times, not 8: the weights are read once either way. That is why engines batch.",
+            "Feeding 8 tokens of one text costs how many times feeding 1? And a step for 8 sequences?",
+            f"{tokens:.1f} times, and {sequences:.1f} times; not 8. Weights are read once either way: that is why "
+            "engines batch. But each sequence has its own keys and values, and this stage attends to them in turn.",
         ),
         Answer(
             "How many sequences fit in 8,192 slots when each reserves 1,024?",
             f"{seats}, whether they become texts of 1,000 tokens or of ten.",
         ),
     ]
-    numbers = {"cache_at_16": early, "cache_at_990": late, "cost_of_8": eight, "seats": seats}
+    numbers = {"cache_at_16": early, "cache_at_990": late, "cost_of_8_tokens": tokens, "cost_of_8_sequences": sequences}
     return numbers | {"answers": [entry._asdict() for entry in entries]}
+
+
+def holes(model: Path) -> dict[str, float]:
+    """How first fit refuses a request although enough is free, in made-up traffic as in part 3 of the notebook.
+
+    `refused` is the share of steps at which that is so; the rest describes the step with the most to spare.
+    """
+    pool, longest = 8192, 1024
+    inputs = InputProcessor(ModelConfig.from_folder(model), None, longest, seed=0)
+    manager = SlotManager(pool, "request", longest)
+    arrivals = []
+    for number, request in enumerate(traffic.requests(1500, seed=1)):
+        params = s1.SamplingParams(max_tokens=request.max_tokens)
+        seq = inputs.process(str(number), [1] * request.num_prompt_tokens, params)
+        arrivals.append((seq, request.num_output_tokens))
+    moments = traffic.replay(manager, arrivals, num_steps=1500)[300:]  # not the start, while the pool fills up
+    refused = [m for m in moments if pool - m.report.held >= m.waiting.max_num_tokens]
+    worst = max(refused, key=lambda m: pool - m.report.held - m.waiting.max_num_tokens)
+    return {
+        "needed": worst.waiting.max_num_tokens,
+        "free": pool - worst.report.held,
+        "largest_free": worst.report.largest_free,
+        "refused": len(refused) / len(moments),
+    }
 
 
 def cache_gain(llm: s1.LLM, position: int) -> float:

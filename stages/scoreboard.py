@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +26,7 @@ from stages import figures, predict, tables
 from stages.workload import mixed_workload
 
 MODEL = figures.ROOT / "models" / "storyteller"
-POOL_TOKENS = 8192
+POOL_TOKENS, ROUNDS = 8192, 3
 PEER_TOKENS, PEER_PAIRS = 128, 5
 
 
@@ -85,8 +86,8 @@ def compare_with_transformers() -> dict[str, Any]:
     prompt = mixed_workload(llm.model_config.vocab_size)[1].prompt_token_ids
     params = stage.SamplingParams(temperature=0.0, max_tokens=PEER_TOKENS, ignore_eos=True)
     options = {"do_sample": False, "max_new_tokens": PEER_TOKENS, "eos_token_id": None, "pad_token_id": 0}
-    ours = lambda: llm.generate([prompt], params)  # noqa: E731
-    theirs = lambda: peer.generate(torch.tensor([prompt]), **options)  # noqa: E731
+    ours = partial(llm.generate, [prompt], params)
+    theirs = partial(peer.generate, torch.tensor([prompt]), **options)
     pairs = [(tokens_per_second(ours), tokens_per_second(theirs)) for _ in tqdm(range(PEER_PAIRS + 1), "transformers")]
     pairs = pairs[1:]  # the first warms up
     return {
@@ -120,12 +121,27 @@ def machine() -> str:
 
 
 def save(results: dict[str, Any]) -> None:
-    """Merge into results.json, so that one part can be measured again alone, and refresh the prose."""
+    """Merge into results.json, so that one part can be measured again alone, and refresh the prose.
+
+    Raises ClickException for parts from two machines: numbers are compared with each other.
+    """
     path = figures.ROOT / figures.RESULTS
     old = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if old and old.keys() - results.keys() and old["machine"] != results["machine"]:
+        here, there = results["machine"], old["machine"]
+        raise click.ClickException(f"the other parts were measured on {there}, this is {here}: measure everything")
     path.write_text(json.dumps(old | results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     for name in figures.write():
         print(f"{name} brought up to date")
+
+
+def median_scores() -> dict[str, Any]:
+    """Each variant's score, run in turn; the speeds are medians. The first round warms up and is not counted."""
+    rounds = [{v.label: score(v) for v in VARIANTS} for _ in tqdm(range(ROUNDS + 1), "stages, rounds")][1:]
+    return {
+        v.label: {key: statistics.median(scores[v.label][key] for scores in rounds) for key in rounds[0][v.label]}
+        for v in VARIANTS
+    }
 
 
 @click.command()
@@ -136,13 +152,14 @@ def main(only_predict: bool, only_peers: bool) -> None:
     everything = not (only_predict or only_peers)
     results: dict[str, Any] = {"machine": machine()}
     if everything:
-        results["scoreboard"] = {variant.label: score(variant) for variant in tqdm(VARIANTS, "stages")}
+        results["scoreboard"] = median_scores()
         results["run"] = screen()
     if everything or only_peers:
         results["peers"] = compare_with_transformers()
     if everything or only_predict:
         results["predict"] = predict.answers(MODEL)
-        for entry in results["predict"]["s1"]["answers"]:
+        results["holes"] = predict.holes(MODEL)
+        for entry in (entry for stage in results["predict"].values() for entry in stage["answers"]):
             print(f"{entry['question']}\n  {entry['answer']}")
     if "scoreboard" in results:
         print(tables.scoreboard_block(results))

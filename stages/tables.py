@@ -1,11 +1,10 @@
 """The tables and other blocks that the READMEs take from results: one function for each, by name in BLOCKS."""
 
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from stages.chaintools import added_lines, load
 
 ROOT = Path(__file__).resolve().parent.parent
 STORYTELLER = ROOT / "models" / "storyteller"
@@ -30,52 +29,22 @@ def run_block(results: Results) -> str:
     return "```text\n" + results["run"]["screen"] + "\n```\n"
 
 
-IDEAS = {  # the chain of stages: name, what it adds
-    "1, contiguous cache": "one pool; each sequence reserves its slots in one piece",
-    "2, block manager": "blocks, block tables, a free list",
-    "3, paged attention": "attention reads blocks where they lie, all sequences at once",
-    "4, continuous batching": "a scheduler: admission at every step, chunked prefill, preemption",
-    "5, copy-on-write": "samples and beams that share blocks until they differ",
-    "6, prefix caching": "blocks found again by the hash of what they hold",
-    "7, CPU offload": "a second tier: swap blocks out and in",
-}
-
-
-def stages_block(results: Results) -> str:
-    """The table of the chain: idea, lines in the diff, measured effect."""
-    stages = load(ROOT).stages
-    rows = []
-    for number, (name, idea) in enumerate(IDEAS.items()):
-        if number < len(stages):
-            stage = stages[number]
-            link = f"[{name}]({stage.folder.relative_to(ROOT)}/README.md)"
-            rows.append([link, idea, f"{added_lines(stage):,}", EFFECTS[stage.key](results)])
-        else:
-            rows.append([name, idea, "to come", "to come"])
-    return table(["stage", "idea", "lines added", "measured effect"], rows)
-
-
-def effect_s1(results: Results) -> str:
-    """What the cache buys, and what it leaves empty, as shares of what is reserved."""
-    gain = results["predict"]["s1"]["cache_at_990"]
-    runs = results["scoreboard"].values()
-    empty = [run["wasted_bytes"] / run["held_bytes"] for run in runs]
-    return f"token 990 comes {gain:.0f} times sooner; {min(empty):.0%} to {max(empty):.0%} of what is reserved is empty"
-
-
-EFFECTS: dict[str, Callable[[Results], str]] = {"s1": effect_s1}
-
-
 def scoreboard_block(results: Results) -> str:
     return table(SCORE_HEADER, [score_row(name, row) for name, row in results["scoreboard"].items()])
 
 
-SCORE_HEADER = ["stage", "seats", "steps", "tokens computed", "tokens/s", "first token", "held", "used", "wasted"]
+def scoreboard_s1_block(results: Results) -> str:
+    """Only stage 1's rows, for its lesson."""
+    rows = [score_row(name, row) for name, row in results["scoreboard"].items() if name.startswith("s1")]
+    return table(SCORE_HEADER, rows)
+
+
+SCORE_HEADER = ["stage", "seats", "steps", "tokens computed", "tokens/s", "TTFT", "promised", "held", "used", "wasted"]
 
 
 def score_row(name: str, row: dict[str, Any]) -> list[str]:
     """One run of the scoreboard's workload; the pool at the moment when most of it was used."""
-    mib = {key: f"{row[key] / 2**20:.1f} MiB" for key in ("held_bytes", "used_bytes", "wasted_bytes")}
+    mib = {key: f"{row[key] / 2**20:.1f} MiB" for key in ("promised_bytes", "held_bytes", "used_bytes", "wasted_bytes")}
     return [
         name,
         str(row["seats"]),
@@ -105,14 +74,21 @@ def training_block(results: Results) -> str:
     """The model card's table of a training run."""
     run = json.loads((STORYTELLER / "training.json").read_text("utf-8"))
     settings, last = run["settings"], run["curve"][-1]
+    model = json.loads((STORYTELLER / "config.json").read_text("utf-8"))
+    held_out = tomllib.loads((STORYTELLER / "recipe.toml").read_text("utf-8"))["held_out"]
+    heads = f"{model['num_attention_heads']} heads of {model['head_dim']}, {model['num_key_value_heads']} KV heads"
     rows = [
-        ["held-out loss", f"{last['held_out']:.2f} nats a token, on two books that were never trained on"],
+        ["held-out loss", f"{last['held_out']:.2f} nats a token, on books never trained on: {', '.join(held_out)}"],
         ["training loss", f"{last['train']:.2f} nats a token, over the last steps"],
         ["tokens", f"{last['tokens'] / 1e6:.0f} million, {last['tokens'] / run['epoch_tokens']:.1f} epochs"],
+        ["shape", f"{model['num_hidden_layers']} layers, hidden {model['hidden_size']}, {heads}"],
+        ["", f"MLP {model['intermediate_size']}, vocabulary {model['vocab_size']:,}, tied embeddings"],
+        ["context", f"{model['max_position_embeddings']:,} tokens"],
         ["rows", f"{settings['short_row']} tokens for the first {settings['short_share']:.0%}, then full ones"],
         ["batch", f"{settings['batch_tokens']:,} tokens"],
-        ["peak learning rate", f"Muon {settings['matrix_learning_rate']}, AdamW {settings['learning_rate']}; cosine"],
-        ["weight decay, dropout", f"{settings['weight_decay']} on the matrices, {settings['dropout']}"],
+        ["peak learning rate", f"Muon {settings['matrix_learning_rate']}, AdamW {settings['learning_rate']}"],
+        ["schedule", f"{settings['warmup_steps']} steps of warm-up, a cosine; gradients clipped at {settings['clip']}"],
+        ["weight decay, dropout, seed", f"{settings['weight_decay']}, {settings['dropout']}, {settings['seed']}"],
     ]
     return table(["", ""], rows)
 
@@ -126,10 +102,10 @@ def samples_block(results: Results) -> str:
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "run": run_block,
-    "stages": stages_block,
     "training": training_block,
     "samples": samples_block,
     "scoreboard": scoreboard_block,
+    "scoreboard_s1": scoreboard_s1_block,
     "machine": machine_block,
     "answers_s1": answers_block("s1"),
 }
