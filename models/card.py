@@ -28,9 +28,9 @@ PROMPTS = [
 
 
 def samples() -> list[dict[str, str]]:
-    """What the checkpoint makes of each beginning: temperature 0.7, the beginning's number as seed, nothing chosen."""
+    """What the checkpoint makes of each beginning, the beginning's number as seed, nothing chosen."""
     llm = LLM(FOLDER, dtype="float32")
-    params = [SamplingParams(temperature=0.7, seed=seed, max_tokens=180) for seed in range(len(PROMPTS))]
+    params = [SamplingParams(temperature=0.7, top_p=0.9, seed=seed, max_tokens=180) for seed in range(len(PROMPTS))]
     outputs = llm.generate(PROMPTS, params)
     return [{"prompt": output.prompt, "text": output.outputs[0].text} for output in outputs]
 

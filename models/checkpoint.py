@@ -21,7 +21,7 @@ def write_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", config_json(config))
     ids = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_ids[0]}
-    write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 0.7})
+    write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 0.7, "top_p": 0.9})
     write_json(folder / "tokenizer_config.json", tokenizer_json(config))
 
 

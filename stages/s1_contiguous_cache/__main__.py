@@ -12,11 +12,11 @@ from .outputs import RequestOutput
 from .sampling import SamplingParams
 
 PROMPTS = [
-    "Once upon a time there was a little rabbit who",
-    "The King had three sons, and the youngest",
-    "In the middle of the forest stood a small house",
     '"Good morning," said the fox',
-    "The old woman opened the door and saw",
+    "The wolf knocked at the door",
+    "Once upon a time there was a princess",
+    "The King had three sons, and the youngest",
+    "Dorothy looked at the Scarecrow",
     "Long ago, when animals could talk,",
 ]
 POOL_TOKENS, MAX_MODEL_LEN = 2048, 1024  # unless flags say otherwise: a pool small enough to be felt
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="texts to go on from; default: six beginnings")
     add_flags(parser, EngineConfig)
     add_flags(parser, SamplingParams)
-    parser.set_defaults(temperature=0.7, max_tokens=120)
+    parser.set_defaults(temperature=0.7, top_p=0.9, max_tokens=120)
     return parser
 
 
