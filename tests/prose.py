@@ -81,8 +81,10 @@ class Repository:
 
     @cached_property
     def names(self) -> set[str]:
-        """Every identifier in the code, and every word of a string that is no docstring: choices, flags, keys."""
-        return {name for path in self._code for name in names_in(path)} | self._words_of_settings
+        """Every identifier in the code, and every word of a string that is no docstring: choices, flags, keys; and the
+        tests that there are.
+        """
+        return {name for path in self._code for name in names_in(path)} | self._words_of_settings | self._tests
 
     @cached_property
     def classes(self) -> dict[str, list[Path]]:
@@ -97,6 +99,11 @@ class Repository:
         return [
             path for path in self.files if path.suffix == ".py" and "tests" not in path.relative_to(self.root).parts
         ]
+
+    @property
+    def _tests(self) -> set[str]:
+        files = (path.read_text(encoding="utf-8") for path in self.files if path.match("test_*.py"))
+        return {name for text in files for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
 
     @property
     def _words_of_settings(self) -> set[str]:
