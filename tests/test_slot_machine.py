@@ -1,0 +1,88 @@
+"""Stage 1's SlotManager under any history that hypothesis can think of, against a pool kept as one name a slot."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from stages.s1_contiguous_cache.input_processor import InputProcessor
+from stages.s1_contiguous_cache.llama import ModelConfig
+from stages.s1_contiguous_cache.sampling import SampledToken, SamplingParams
+from stages.s1_contiguous_cache.sequence import Sequence
+from stages.s1_contiguous_cache.slot_manager import NoFreeSlots, SlotManager
+
+MAX_MODEL_LEN = 12
+SHAPE = ModelConfig(9, 8, 8, 1, 1, 1, 8)
+
+
+class Pool(RuleBasedStateMachine):
+    """Requests come, grow by a token, and leave in any order, under either reservation."""
+
+    @initialize(num_slots=st.integers(1, 60), reservation=st.sampled_from(["max_model_len", "request"]))
+    def make(self, num_slots: int, reservation: str) -> None:
+        self.manager = SlotManager(num_slots, reservation, MAX_MODEL_LEN)
+        self.inputs = InputProcessor(SHAPE, None, MAX_MODEL_LEN, seed=0)
+        self.slots: list[str | None] = [None] * num_slots  # the pool again: who holds each slot
+        self.running: list[Sequence] = []
+        self.num_requests = 0
+
+    @rule(prompt_len=st.integers(1, MAX_MODEL_LEN - 1), max_tokens=st.integers(1, MAX_MODEL_LEN))
+    def arrive(self, prompt_len: int, max_tokens: int) -> None:
+        seq = self.inputs.process(str(self.num_requests), [1] * prompt_len, SamplingParams(max_tokens=max_tokens))
+        self.num_requests += 1
+        size = self.manager.num_reserved(seq)
+        fits = [at for at in range(len(self.slots)) if self.slots[at : at + size] == [None] * size]
+        assert self.manager.can_allocate(seq) == bool(fits)
+        if not fits:
+            before = self.manager.report()
+            try:
+                self.manager.allocate(seq)
+                raise AssertionError("allocated what cannot fit")
+            except NoFreeSlots:
+                assert self.manager.report() == before and seq.slots is None, "a failure changes nothing"
+            return
+        self.manager.allocate(seq)
+        assert seq.slots == (fits[0], size), "first fit"
+        self.slots[fits[0] : fits[0] + size] = [seq.request_id] * size
+        self.running.append(seq)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """A token for one of them, as the engine does it; a request that has ended leaves."""
+        seq = data.draw(st.sampled_from(self.running))
+        self.manager.append_slot(seq)
+        seq.num_computed_tokens = seq.num_tokens
+        seq.append_token(SampledToken(1, 0.0))
+        if seq.finished:
+            self.leave(seq)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.leave(data.draw(st.sampled_from(self.running)))
+
+    def leave(self, seq: Sequence) -> None:
+        self.manager.free(seq)
+        self.running.remove(seq)
+        self.slots = [None if holder == seq.request_id else holder for holder in self.slots]
+
+    @invariant()
+    def is_whole(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        self.manager.check_integrity()
+        report = self.manager.report()
+        assert report.held == sum(holder is not None for holder in self.slots)
+        assert report.used == sum(seq.num_computed_tokens for seq in self.running) <= report.promised <= report.held
+        assert report.wasted == report.held - report.used
+
+    def teardown(self) -> None:
+        for seq in getattr(self, "running", [])[:]:
+            self.leave(seq)
+        if hasattr(self, "manager"):
+            report = self.manager.report()
+            assert (report.held, report.holes, report.largest_free) == (0, 0, report.num_slots)
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
