@@ -47,7 +47,7 @@ def draw_curve(curve: list[dict[str, float]], path: Path) -> None:
         losses = [point[name] for point in curve]
         axes.plot(millions, losses, color=colour, linewidth=2)
         axes.annotate(label, (millions[-1], losses[-1]), xytext=(6, 0), textcoords="offset points", color=colour)
-    axes.set(xlabel="million tokens", ylabel="loss, nats a token", ylim=(2.5, 5))
+    axes.set(xlabel="million tokens", ylabel="loss, nats a token")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None})
 

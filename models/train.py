@@ -91,10 +91,13 @@ def write_results(trainer: Trainer, epoch_tokens: int, out: Path) -> None:
 @click.option("--out", type=FOLDER, default="models/storyteller", show_default=True, help="checkpoint folder")
 @click.option("--tokens", type=int, default=Settings.tokens, show_default=True, help="how many to train on")
 @click.option("--optimizer", type=click.Choice(["muon", "adamw"]), default=Settings.optimizer, show_default=True)
+@click.option("--dropout", type=float, default=Settings.dropout, show_default=True, help="on what a layer adds")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--compile/--no-compile", default=True, show_default=True, help="faster; needs a C++ compiler on a CPU")
 @click.option("--resume", is_flag=True, help="go on from the last saved state")
-def main(text: Path, out: Path, tokens: int, optimizer: str, device: str, compile: bool, resume: bool) -> None:
+def main(
+    text: Path, out: Path, tokens: int, optimizer: str, dropout: float, device: str, compile: bool, resume: bool
+) -> None:
     """Train a story teller on a folder of text files and write it as a checkpoint folder.
 
     recipe.toml in the checkpoint folder, if there is one, says which books to drop, hold out and weigh.
@@ -103,7 +106,7 @@ def main(text: Path, out: Path, tokens: int, optimizer: str, device: str, compil
     if resume and not state_path.exists():
         raise click.ClickException(f"there is nothing to resume: {state_path} is not there")
     state_path.parent.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(Settings(tokens=tokens, optimizer=optimizer), torch.device(device), compile)
+    trainer = Trainer(Settings(tokens=tokens, optimizer=optimizer, dropout=dropout), torch.device(device), compile)
     try:
         if resume:
             trainer.resume(state_path)

@@ -74,11 +74,13 @@ def training_block(results: Results) -> str:
     """The model card's table of a training run."""
     run = json.loads((STORYTELLER / "training.json").read_text("utf-8"))
     settings, last = run["settings"], run["curve"][-1]
+    best = min(run["curve"], key=lambda point: point["held_out"])
     model = json.loads((STORYTELLER / "config.json").read_text("utf-8"))
     held_out = tomllib.loads((STORYTELLER / "recipe.toml").read_text("utf-8"))["held_out"]
     heads = f"{model['num_attention_heads']} heads of {model['head_dim']}, {model['num_key_value_heads']} KV heads"
     rows = [
         ["held-out loss", f"{last['held_out']:.2f} nats a token, on books never trained on: {', '.join(held_out)}"],
+        ["lowest on the way", f"{best['held_out']:.2f}, after {best['tokens'] / 1e6:.0f} million tokens"],
         ["training loss", f"{last['train']:.2f} nats a token, over the last steps"],
         ["tokens", f"{last['tokens'] / 1e6:.0f} million, {last['tokens'] / run['epoch_tokens']:.1f} epochs"],
         ["shape", f"{model['num_hidden_layers']} layers, hidden {model['hidden_size']}, {heads}"],
