@@ -37,7 +37,7 @@ def answers_s1(model: Path) -> dict[str, Any]:
     early, late = cache_gain(llm, 16), cache_gain(llm, 990)
     tokens = statistics.median(run(llm, [8]).prefill / run(llm, [1]).prefill for _ in range(9))
     sequences = statistics.median(run(llm, [64] * 8).decode / run(llm, [64]).decode for _ in range(5))
-    seats = 8192 // llm.max_model_len
+    seats = seats_in(8192, llm)
     entries = [
         Answer(
             "How much faster does the cache make the 16th token of a text? The 990th?",
@@ -79,6 +79,18 @@ def holes(model: Path) -> dict[str, float]:
         "largest_free": worst.report.largest_free,
         "refused": len(refused) / len(moments),
     }
+
+
+def seats_in(num_slots: int, llm: s1.LLM) -> int:
+    """How many sequences SlotManager lets in when each reserves max_model_len slots."""
+    inputs = InputProcessor(llm.model_config, None, llm.max_model_len, seed=0)
+    manager = SlotManager(num_slots, "max_model_len", llm.max_model_len)
+    for number in itertools.count():
+        seq = inputs.process(str(number), [1], s1.SamplingParams())
+        if not manager.can_allocate(seq):
+            return number
+        manager.allocate(seq)
+    raise AssertionError("a pool that never fills")
 
 
 def cache_gain(llm: s1.LLM, position: int) -> float:

@@ -62,18 +62,20 @@ def score(variant: Variant) -> dict[str, Any]:
     num_tokens = sum(len(output.outputs[0].token_ids) for output in finished)
     assert num_tokens == sum(r.num_output_tokens for r in requests), "a request ended early"
     waits = [output.metrics.first_token_time - output.metrics.arrival_time for output in finished]
-    per_token = llm.kv_cache.bytes_per_token
     return {
         "seats": max(seats.values()),
         "steps": llm.model_runner.num_steps,
         "tokens_computed": llm.model_runner.num_tokens,
         "tokens_per_second": num_tokens / seconds,
         "first_token_seconds": statistics.median(waits),
-        "promised_bytes": llm.peak.promised * per_token,
-        "held_bytes": llm.peak.held * per_token,
-        "used_bytes": llm.peak.used * per_token,
-        "wasted_bytes": llm.peak.wasted * per_token,
+        **peak_bytes(llm),
     }
+
+
+def peak_bytes(llm: Any) -> dict[str, int]:
+    """The pool when most of it was used."""
+    slots = {name: getattr(llm.peak, name) for name in ("promised", "held", "used", "wasted")}
+    return {f"{name}_bytes": number * llm.kv_cache.bytes_per_token for name, number in slots.items()}
 
 
 def compare_with_transformers() -> dict[str, Any]:
@@ -91,6 +93,8 @@ def compare_with_transformers() -> dict[str, Any]:
     pairs = [(tokens_per_second(ours), tokens_per_second(theirs)) for _ in tqdm(range(PEER_PAIRS + 1), "transformers")]
     pairs = pairs[1:]  # the first warms up
     return {
+        "prompt_tokens": len(prompt),
+        "output_tokens": PEER_TOKENS,
         "ours": statistics.median(ours for ours, _ in pairs),
         "transformers": statistics.median(theirs for _, theirs in pairs),
         "ratio": statistics.median(ours / theirs for ours, theirs in pairs),

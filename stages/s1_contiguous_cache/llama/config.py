@@ -53,21 +53,14 @@ class ModelConfig:
         check_architecture(raw, source)
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         shape = {name: positive_int(raw, name, source) for name in sizes}
-        heads = shape["num_attention_heads"]
-        kv_heads = positive_int(raw, "num_key_value_heads", source, default=heads)
-        if heads % kv_heads:
-            raise ValueError(f"{source}: {heads} attention heads do not divide into {kv_heads} key-value heads")
-        head_dim = positive_int(raw, "head_dim", source, default=shape["hidden_size"] // heads)
-        if head_dim % 2:
-            raise ValueError(f"{source}: head_dim must be even, since a head is turned in pairs, not {head_dim}")
+        kv_heads, head_dim = read_heads(raw, shape["num_attention_heads"], shape["hidden_size"], source)
+        positions = positive_int(raw, "max_position_embeddings", source, default=cls.max_position_embeddings)
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         return cls(
             **shape,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=positive_int(
-                raw, "max_position_embeddings", source, default=cls.max_position_embeddings
-            ),
+            max_position_embeddings=positions,
             rms_norm_eps=raw.get("rms_norm_eps", cls.rms_norm_eps),
             rope_theta=rope.get("rope_theta") or raw.get("rope_theta") or cls.rope_theta,
             rope_scaling=read_rope_scaling(rope, source),
@@ -112,6 +105,17 @@ def positive_int(raw: dict[str, Any], name: str, source: Path, default: int | No
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{source}: {name} must be a positive whole number, not {value!r}")
     return value
+
+
+def read_heads(raw: dict[str, Any], heads: int, hidden_size: int, source: Path) -> tuple[int, int]:
+    """num_key_value_heads and head_dim, which may be null or left out."""
+    kv_heads = positive_int(raw, "num_key_value_heads", source, default=heads)
+    if heads % kv_heads:
+        raise ValueError(f"{source}: {heads} attention heads do not divide into {kv_heads} key-value heads")
+    head_dim = positive_int(raw, "head_dim", source, default=hidden_size // heads)
+    if head_dim % 2:
+        raise ValueError(f"{source}: head_dim must be even, since a head is turned in pairs, not {head_dim}")
+    return kv_heads, head_dim
 
 
 def read_eos(raw: dict[str, Any]) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ def load_model(folder: str | Path, config: ModelConfig, dtype: torch.dtype, devi
 
 
 class NoInit(TorchFunctionMode):
-    """Skips torch.nn.init: on the meta device its first call costs a second, and the weights are replaced anyway."""
+    """Skips torch.nn.init: on the meta device its first call is slow, and the weights are replaced anyway."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
