@@ -31,8 +31,10 @@ class Recipe:
     weights: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> "Recipe":
-        return cls(**tomllib.loads(path.read_text(encoding="utf-8")))
+    def of(cls, folder: Path) -> "Recipe":
+        """recipe.toml of a checkpoint folder; an empty one if there is none."""
+        path = folder / "recipe.toml"
+        return cls(**tomllib.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls()
 
 
 class Corpus(NamedTuple):
@@ -57,7 +59,8 @@ def read_corpus(folder: Path, recipe: Recipe) -> Corpus:
     if not held_out:  # an unknown folder: every twentieth story
         held_out, train = [story for story, _ in train[::20]], [s for i, s in enumerate(train) if i % 20]
     if not train:
-        raise ValueError(f"{folder} has {len(held_out)} stories of {SHORTEST_STORY} characters or more in .txt files")
+        found = f"{len(held_out)} stories of {SHORTEST_STORY} characters or more to hold out"
+        raise ValueError(f"{folder} has, in .txt files, {found}, and none to train on")
     return Corpus(train, held_out)
 
 
@@ -166,6 +169,16 @@ def rows(paragraphs: list[Paragraph], length: int) -> Iterator[Tensor]:
             return
         yield torch.cat([first, tokens[int(ends[at]) : max(end, 0)]])[: length + 1]
         at = max(at + 1, int(torch.searchsorted(ends, end)) + 1)
+
+
+def held_out_rows(stories: list[list[Paragraph]], length: int) -> list[Tensor]:
+    """All rows of the held-out stories. Raises ValueError if there is none."""
+    paragraphs = [paragraph for story in stories for paragraph in story]
+    found = list(rows(paragraphs, length)) if paragraphs else []
+    if not found:
+        num_tokens = sum(len(paragraph.inner) for paragraph in paragraphs)
+        raise ValueError(f"the held-out text has {num_tokens:,} tokens, less than one row of {length:,}")
+    return found
 
 
 def epochs(stories: list[tuple[list[Paragraph], int]], length: int, rng: random.Random) -> Iterator[Tensor]:

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from models.checkpoint import write_checkpoint
-from models.stories import Paragraph, Recipe, epochs, read_corpus, rows, tokenize, train_tokenizer
-from models.trainer import SHAPE, CurvePoint, Settings, Trainer
+from models.stories import Paragraph, Recipe, epochs, held_out_rows, read_corpus, tokenize, train_tokenizer
+from models.trainer import SHAPE, Settings, Trainer
 from stages.s1_contiguous_cache.llama import Tokenizer
 
+EVALUATE_EVERY, SAVE_EVERY = 100, 50  # steps
 FOLDER = click.Path(file_okay=False, path_type=Path)
+SHARE, RATE = click.FloatRange(0, 1), click.FloatRange(0, 0.9)
 
 
 class Data:
@@ -45,11 +48,7 @@ class Data:
 def held_out_batches(stories: list[list[Paragraph]], settings: Settings) -> list[Tensor]:
     """Every n-th full row of the held-out stories, about 32 of them, in batches. Raises ValueError if there is none."""
     length = SHAPE.max_position_embeddings
-    paragraphs = [paragraph for story in stories for paragraph in story]
-    chosen = list(rows(paragraphs, length))
-    if not chosen:
-        num_tokens = sum(len(paragraph.inner) for paragraph in paragraphs)
-        raise ValueError(f"the held-out text has {num_tokens:,} tokens, less than one row of {length:,}")
+    chosen = held_out_rows(stories, length)
     chosen = chosen[:: max(1, len(chosen) // 32)]
     return list(torch.stack(chosen).split(max(1, settings.batch_tokens // length)))
 
@@ -65,22 +64,27 @@ def run(trainer: Trainer, data: Data, held_out: list[Tensor], state_path: Path) 
             held_out_loss = trainer.curve[-1].held_out if trainer.curve else math.nan
             bar.set_postfix(loss=f"{losses[-1]:.2f}", held_out=f"{held_out_loss:.3f}")
             done = trainer.tokens_seen >= settings.tokens
-            if step % 400 == 0 or done:
+            if step % EVALUATE_EVERY == 0 or done:
                 train_loss, losses = sum(losses) / len(losses), []
-                point = CurvePoint(trainer.tokens_seen, train_loss, trainer.evaluate(held_out))
-                trainer.curve.append(point)
-            if step % 50 == 0 or done:
+                trainer.record(train_loss, trainer.evaluate(held_out))
+            if step % SAVE_EVERY == 0 or done:
                 trainer.save(state_path)
             if done:
                 return
 
 
 def write_results(trainer: Trainer, epoch_tokens: int, out: Path) -> None:
-    """The checkpoint, and training.json: what the model card says of the run."""
+    """The checkpoint, from the run's best state, and training.json: what the model card says of the run.
+
+    The trainer's model has the best state afterwards.
+    """
+    assert trainer.best is not None, "a run ends with a point of its curve"
+    trainer.model.load_state_dict(trainer.best.weights)
     write_checkpoint(trainer.model, out)
     run = {
         "settings": asdict(trainer.settings),
         "epoch_tokens": epoch_tokens,
+        "shipped_tokens": trainer.best.point.tokens,
         "curve": [point._asdict() for point in trainer.curve],
     }
     (out / "training.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
@@ -91,13 +95,13 @@ def write_results(trainer: Trainer, epoch_tokens: int, out: Path) -> None:
 @click.option("--out", type=FOLDER, default="models/storyteller", show_default=True, help="checkpoint folder")
 @click.option("--tokens", type=int, default=Settings.tokens, show_default=True, help="how many to train on")
 @click.option("--optimizer", type=click.Choice(["muon", "adamw"]), default=Settings.optimizer, show_default=True)
-@click.option("--dropout", type=float, default=Settings.dropout, show_default=True, help="on what a layer adds")
+@click.option("--learning-rate", type=float, default=Settings.learning_rate, show_default=True, help="AdamW's, at most")
+@click.option("--short-share", type=SHARE, default=Settings.short_share, show_default=True, help="tokens in short rows")
+@click.option("--dropout", type=RATE, default=Settings.dropout, show_default=True, help="on what a layer adds")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--compile/--no-compile", default=True, show_default=True, help="faster; needs a C++ compiler on a CPU")
 @click.option("--resume", is_flag=True, help="go on from the last saved state")
-def main(
-    text: Path, out: Path, tokens: int, optimizer: str, dropout: float, device: str, compile: bool, resume: bool
-) -> None:
+def main(text: Path, out: Path, device: str, compile: bool, resume: bool, **settings: Any) -> None:
     """Train a story teller on a folder of text files and write it as a checkpoint folder.
 
     recipe.toml in the checkpoint folder, if there is one, says which books to drop, hold out and weigh.
@@ -106,22 +110,21 @@ def main(
     if resume and not state_path.exists():
         raise click.ClickException(f"there is nothing to resume: {state_path} is not there")
     state_path.parent.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(Settings(tokens=tokens, optimizer=optimizer, dropout=dropout), torch.device(device), compile)
+    trainer = Trainer(Settings(**settings), torch.device(device), compile)
     try:
         if resume:
             trainer.resume(state_path)
         data, held_out = prepare(text, out, trainer, new_tokenizer=not resume)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    print(f"{data.epoch_tokens:,} tokens an epoch, {tokens / data.epoch_tokens:.1f} epochs")
+    print(f"{data.epoch_tokens:,} tokens an epoch, {trainer.settings.tokens / data.epoch_tokens:.1f} epochs")
     run(trainer, data, held_out, state_path)
     write_results(trainer, data.epoch_tokens, out)
 
 
 def prepare(text: Path, out: Path, trainer: Trainer, new_tokenizer: bool) -> tuple[Data, list[Tensor]]:
     """The stories, tokenized: batches to train on, and held-out ones. Raises ValueError if there is too little text."""
-    recipe = out / "recipe.toml"
-    corpus = read_corpus(text, Recipe.read(recipe) if recipe.exists() else Recipe())
+    corpus = read_corpus(text, Recipe.of(out))
     if new_tokenizer:
         train_tokenizer([story for story, _ in corpus.train], SHAPE.vocab_size, out / "tokenizer.model")
     tokenizer = Tokenizer(out)

@@ -1,25 +1,29 @@
-"""models/train.py and what it stands on, with a tiny model and a made-up folder of books."""
+"""models/train.py, what it stands on, and models/evaluate.py, with a tiny model and a made-up folder of books."""
 
 import itertools
 import json
 import math
 import random
 import shutil
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from transformers import AutoTokenizer, LlamaForCausalLM
 
+import models.evaluate
 import models.train
 import models.trainer
 from models.checkpoint import write_checkpoint
 from models.stories import Paragraph, Recipe, epochs, read_corpus, rows, tokenize, train_tokenizer
 from models.train import Data, held_out_batches
-from models.trainer import Settings, Trainer
+from models.trainer import Settings, Trainer, drop
+from stages import tables
 from stages.s1_contiguous_cache import LLM, SamplingParams
-from stages.s1_contiguous_cache.llama import Tokenizer
+from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
 
 SHAPE = replace(
     models.trainer.SHAPE,
@@ -32,7 +36,9 @@ SHAPE = replace(
     head_dim=16,
     max_position_embeddings=64,
 )
-SETTINGS = Settings(tokens=40_000, batch_tokens=512, short_row=32, warmup_steps=5, learning_rate=1e-2)
+SETTINGS = Settings(
+    tokens=40_000, batch_tokens=512, short_row=32, short_share=0.7, warmup_steps=5, learning_rate=1e-2, dropout=0.0
+)
 CPU = torch.device("cpu")
 NAMES = ["Ann", "Tom", "the goose", "the fox", "a king", "the miller", "Grandmother", "the bear"]
 DEEDS = ["went to the river", "opened the door", "said nothing at all", "was very hungry", "laughed", "lost a shoe"]
@@ -223,9 +229,11 @@ def test_the_loss_of_a_batch_is_that_of_its_rows(data):
         assert trainer.loss(batch).item() == pytest.approx(sum(losses) / len(losses), abs=1e-5)
 
 
-def test_a_seed_makes_the_same_run(data):
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_seed_makes_the_same_run(data, dropout):
     batches = [data.next_batch(0) for _ in range(4)]
-    first, second, third = ([trainer.step(b) for b in batches] for trainer in map(make_trainer, (0, 0, 1)))
+    trainers = (Trainer(replace(SETTINGS, seed=seed, dropout=dropout), CPU, compile=False) for seed in (0, 0, 1))
+    first, second, third = ([trainer.step(b) for b in batches] for trainer in trainers)
     assert first == second != third
 
 
@@ -250,8 +258,101 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_been(data, tmp_path):
 def test_dropout_is_for_training_only(data):
     trainer = Trainer(replace(SETTINGS, dropout=0.5), CPU, compile=False)
     batch = data.next_batch(0)
-    assert trainer.evaluate([batch]) == trainer.evaluate([batch])
+    without = make_trainer()
+    without.model.load_state_dict(trainer.model.state_dict())
+    assert trainer.evaluate([batch]) == without.evaluate([batch])
     assert trainer.loss(batch).item() != trainer.loss(batch).item()
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_leaves_the_mean_and_drops_its_rate_to_a_byte(rate):
+    torch.manual_seed(0)
+    x = torch.full((1000, 1000), 2.0, requires_grad=True)
+    out = drop(x, rate)
+    share = round(256 * rate) / 256
+    assert share == pytest.approx(rate, abs=1 / 512)
+    assert (out == 0).float().mean().item() == pytest.approx(share, abs=2e-3)  # 4 standard deviations
+    assert out.mean().item() == pytest.approx(2.0, abs=1e-2)
+    assert out[out != 0].unique().tolist() == pytest.approx([2 / (1 - share)])
+    out.sum().backward()
+    assert torch.equal(x.grad == 0, out == 0), "what is dropped learns nothing"
+
+
+# The state that ships
+
+
+def test_the_best_state_is_the_lowest_point_of_the_curve_as_it_was_then(data):
+    trainer, states = make_trainer(), []
+    for held_out in (3.0, 2.0, 2.0, 2.5):
+        trainer.step(data.next_batch(0))
+        trainer.record(train=1.0, held_out=held_out)
+        states.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
+    assert trainer.best.point == trainer.curve[1] == (1024, 1.0, 2.0), "of two that are as low, the first"
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in trainer.best.weights.items())
+    assert not torch.equal(trainer.best.weights["model.norm.weight"], states[2]["model.norm.weight"])
+
+
+def test_resuming_keeps_the_best_state(data, tmp_path):
+    trainer = make_trainer()
+    trainer.step(data.next_batch(0))
+    trainer.save(tmp_path / "early.pt")
+    trainer.record(train=1.0, held_out=2.0)
+    trainer.step(data.next_batch(0))
+    trainer.save(tmp_path / "late.pt")
+
+    early, late = make_trainer(seed=1), make_trainer(seed=2)
+    early.resume(tmp_path / "early.pt")
+    assert early.best is None, "it was saved before the first evaluation"
+    early.record(train=1.0, held_out=9.0)
+    assert early.best.point == (512, 1.0, 9.0)
+    late.resume(tmp_path / "late.pt")
+    late.record(train=0.5, held_out=2.5)
+    assert late.best.point == trainer.best.point == (512, 1.0, 2.0)
+    assert all(torch.equal(tensor, late.best.weights[name]) for name, tensor in trainer.best.weights.items())
+
+
+Train = Callable[..., Result]
+
+
+@pytest.fixture
+def train(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """The command on a copy of the library in tmp_path, which is its checkpoint folder too."""
+    shutil.copytree(library, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(models.train, "Settings", lambda **given: replace(SETTINGS, **given))
+    arguments = ["--text", str(tmp_path), "--out", str(tmp_path), "--dropout", "0", "--learning-rate", "0.01"]
+    return lambda *more: CliRunner().invoke(models.train.main, [*arguments, *more], catch_exceptions=False)
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> dict[float, torch.Tensor]:
+    """Held-out losses 3, 2, 5, 4: the weights of the last norm at each of them, in bfloat16 as in the file."""
+    losses, seen = iter([3.0, 2.0, 5.0, 4.0]), {}
+
+    def evaluate(trainer: Trainer, batches: list[torch.Tensor]) -> float:
+        loss = next(losses)
+        seen[loss] = trainer.model.model.norm.weight.detach().bfloat16()
+        return loss
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    monkeypatch.setattr(models.train, "EVALUATE_EVERY", 4)
+    return seen
+
+
+@pytest.mark.parametrize("in_two_parts", [False, True])
+def test_what_ships_is_the_lowest_point_though_the_curve_rises_after_it(train, planted, tmp_path, in_two_parts):
+    if in_two_parts:
+        assert train("--tokens", "4096").exit_code == 0  # the two points 3 and 2
+    assert train("--tokens", "8192", *["--resume"] * in_two_parts).exit_code == 0
+    run = json.loads((tmp_path / "training.json").read_text())
+    points = [(point["tokens"], point["held_out"]) for point in run["curve"]]
+    assert points == [(2048, 3.0), (4096, 2.0), (6144, 5.0), (8192, 4.0)]
+    assert run["shipped_tokens"] == 4096
+    model = load_model(tmp_path, ModelConfig.from_folder(tmp_path), torch.bfloat16, CPU)
+    assert torch.equal(model.model.norm.weight, planted[2.0])
+    assert not torch.equal(planted[2.0], planted[4.0])
+    state = torch.load(tmp_path / "checkpoints" / "state.pt")
+    assert state["tokens_seen"] == 8192, "a run that goes on goes on from its end"
+    assert torch.equal(state["model"]["model.norm.weight"].bfloat16(), planted[4.0])
 
 
 # The folder that comes out
@@ -278,12 +379,7 @@ def test_the_exported_folder_serves(data, tokenizer, library, tmp_path):
     assert output.outputs[0].cumulative_logprob == pytest.approx(taken.item(), abs=0.5)  # bfloat16 in the file
 
 
-def test_the_command_trains_resumes_and_writes_a_folder(library, tmp_path, monkeypatch):
-    shutil.copytree(library, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(models.train, "Settings", lambda **given: replace(SETTINGS, **given))
-    train = lambda *more: CliRunner().invoke(  # noqa: E731
-        models.train.main, ["--text", str(tmp_path), "--out", str(tmp_path), *more], catch_exceptions=False
-    )
+def test_the_command_trains_resumes_and_writes_a_folder(train, tmp_path):
     assert train("--tokens", "8192", "--resume").output.startswith("Error: there is nothing to resume")
     assert train("--tokens", "8192").exit_code == 0
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
@@ -304,6 +400,12 @@ def test_the_command_answers_a_mistake_in_one_line(tmp_path):
     assert done.exit_code == 1 and done.output.startswith("Error: there is no folder") and done.output.count("\n") == 1
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--dropout", "1"), ("--dropout", "-0.1"), ("--short-share", "70")])
+def test_a_share_out_of_range_is_refused(train, flag, value):
+    done = train(flag, value)
+    assert done.exit_code == 2 and f"Invalid value for '{flag}': {float(value):g}" in done.output
+
+
 def test_too_little_text_is_one_clear_error(tmp_path):
     few = [Paragraph(torch.ones(50, dtype=torch.int64), torch.ones(50, dtype=torch.int64))]
     with pytest.raises(ValueError, match="the stories have 50 tokens, and training needs at least 128"):
@@ -317,3 +419,176 @@ def test_too_little_text_is_one_clear_error(tmp_path):
 def test_a_row_that_ends_with_a_paragraph_is_followed_by_the_next_one():
     paragraphs = [Paragraph(torch.full((4,), n), torch.full((4,), n)) for n in range(6)]
     assert [row.tolist() for row in rows(paragraphs, 7)] == [[n] * 4 + [n + 1] * 4 for n in (0, 2, 4)]
+
+
+# models/evaluate.py
+
+
+def make_folder(folder: Path, texts: list[str], shape: ModelConfig = SHAPE, seed: int = 0) -> Path:
+    """A checkpoint of random weights with a tokenizer made of `texts`."""
+    folder.mkdir(exist_ok=True)
+    train_tokenizer(texts, shape.vocab_size, folder / "tokenizer.model")
+    torch.manual_seed(seed)
+    model = models.trainer.LlamaForCausalLM(shape)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=1.0)  # a loss far from that of a model that knows nothing
+    write_checkpoint(model, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(library: Path, tmp_path: Path) -> Path:
+    made = make_folder(tmp_path / "small", [story for story, _ in read_corpus(library, Recipe()).train])
+    (made / "recipe.toml").write_text('held_out = ["cats"]\n', encoding="utf-8")
+    return made
+
+
+def evaluate(*arguments: object) -> Result:
+    return CliRunner().invoke(models.evaluate.main, [str(each) for each in arguments], catch_exceptions=False)
+
+
+def plain_nats(folder: Path, *texts: torch.Tensor) -> float:
+    """-log p of every token after a text's first, in sum, as transformers has it."""
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logprobs = [model(ids.unsqueeze(0)).logits[0, :-1].log_softmax(dim=-1) for ids in texts]
+    return -sum(each.gather(1, ids[1:].unsqueeze(1)).sum().item() for each, ids in zip(logprobs, texts, strict=True))
+
+
+def test_the_loss_of_one_story_is_that_of_transformers(library, tmp_path):
+    """A story that is one whole window: its text is the characters, transformers' tokenizer gives the ids."""
+    corpus = read_corpus(library, Recipe(held_out=["cats"]))
+    shape = replace(SHAPE, max_position_embeddings=999)
+    folder = make_folder(tmp_path / "one", [text for text, _ in corpus.train], shape)
+    text = corpus.held_out[0]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([*tokenizer(text)["input_ids"], tokenizer.eos_token_id])
+    score = models.evaluate.evaluate(folder, [text], window=len(ids) - 1)
+    nats = plain_nats(folder, ids)
+    assert (score.window, score.tokens, score.characters) == (len(ids) - 1, len(ids) - 1, len(text))
+    assert score.nats_per_token == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
+    assert score.bits_per_character == pytest.approx(nats / math.log(2) / len(text), rel=1e-5)
+    assert score.nats_per_token > 1.2 * math.log(SHAPE.vocab_size)
+
+
+def test_the_loss_is_the_mean_over_all_windows_of_all_held_out_stories(library, folder, monkeypatch):
+    monkeypatch.setattr(models.evaluate, "BATCH_TOKENS", 100)  # two windows a batch, and a last one alone
+    texts = read_corpus(library, Recipe(held_out=["cats"])).held_out
+    score = models.evaluate.evaluate(folder, texts, window=40)
+    found = list(rows([part for text in texts for part in tokenize(text, Tokenizer(folder))], 40))
+    assert len(found) % 2 == 1 and score.tokens == 40 * len(found)
+    assert score.nats_per_token == pytest.approx(plain_nats(folder, *found) / score.tokens, rel=1e-5)
+    whole = sum(map(len, texts))
+    assert 0.5 * whole < score.characters < whole, "a window's end cuts a paragraph"
+    bits = score.nats_per_token * score.tokens / math.log(2)
+    assert score.bits_per_character == pytest.approx(bits / score.characters)
+
+
+def test_the_first_word_of_a_story_in_a_row_has_no_space(folder):
+    tokenizer = Tokenizer(folder)
+    ids = [*tokenizer.encode("The end."), tokenizer.eos_token_id, *tokenizer.encode("Then the fox")]
+    assert models.evaluate.num_characters(torch.tensor(ids), tokenizer) == len("The end.") + len("Then the fox")
+
+
+def test_the_command_prints_a_line_a_folder_and_merges_what_it_writes(library, folder, tmp_path):
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    (other / "recipe.toml").unlink()
+    settings = asdict(replace(SETTINGS, optimizer="adamw", short_share=1.0))
+    (other / "training.json").write_text(json.dumps({"settings": settings, "shipped_tokens": 7, "curve": []}))
+    out = tmp_path / "new" / "comparison.json"
+    first = evaluate(folder, other, "--text", library, "--window", 32, "--out", out)
+    lines = [line for line in first.stdout.splitlines() if "nats a token" in line]
+    assert [line.split(":")[0] for line in lines] == [str(folder), str(other)] and first.exit_code == 0
+    results = json.loads(out.read_text())
+    expected = models.evaluate.evaluate(folder, read_corpus(library, Recipe(held_out=["cats"])).held_out, 32)._asdict()
+    assert results["small"] == expected and f"{expected['nats_per_token']:.3f} nats a token" in lines[0]
+    assert results["other"].items() >= expected.items(), "the first folder's recipe is for all"
+    assert results["other"]["shipped_tokens"] == 7
+
+    words = results["other"]["command"].removeprefix("python -m models.train ").split()
+    again = models.train.main.make_context("train", words).params
+    assert {name: again[name] for name in again if name in settings} == {
+        name: settings[name] for name in ("tokens", "optimizer", "learning_rate", "short_share", "dropout")
+    }
+    assert evaluate(folder, "--text", library, "--window", 16, "--out", out).exit_code == 0
+    merged = json.loads(out.read_text())
+    assert (merged["small"]["window"], merged["other"]) == (16, results["other"])
+
+
+def test_evaluating_answers_a_mistake_in_one_line(library, folder, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    bad = Path(shutil.copytree(folder, tmp_path / "bad"))
+    (bad / "model.safetensors").unlink()
+    (bad / "training.json").write_text("{}\n")
+    less = Path(shutil.copytree(library, tmp_path / "less"))
+    (less / "cats.txt").unlink()
+    same = Path(shutil.copytree(folder, empty / "small"))
+    text = ("--text", library)
+    for arguments, message in (
+        ((tmp_path / "nowhere", *text), "nowhere is not a checkpoint folder: it has no config.json"),
+        ((library / "cats.txt", *text), "cats.txt is not a checkpoint folder: it has no config.json"),
+        ((bad, *text, "--window", "64"), "bad has no model.safetensors and no model.safetensors.index.json"),
+        ((folder, *text, "--window", "65"), "small has 64 positions, a window would take 65"),
+        ((folder, "--text", tmp_path / "nowhere"), "there is no folder"),
+        ((folder, "--text", empty), "0 stories of 600 characters or more to hold out, and none to train on"),
+        ((folder, "--text", less), "less has no cats.txt, which"),
+        ((folder, same, *text), "2 folders have 1 names"),
+        ((folder, *text, "--out", library / "cats.txt"), "cats.txt is not valid JSON"),
+    ):
+        done = evaluate(*arguments)
+        lines = [line for line in done.output.splitlines() if line]
+        assert done.exit_code == 1 and len(lines) == 1 and lines[0].startswith("Error: "), done.output
+        assert message in lines[0]
+    (bad / "training.json").write_text('{"settings": {}}\n')
+    assert "training.json has no shipped_tokens" in evaluate(bad, *text).output
+    with pytest.raises(ValueError, match="the held-out text has 0 tokens, less than one row of 32"):
+        models.evaluate.evaluate(folder, [], window=32)
+
+
+# The model card
+
+
+@pytest.fixture
+def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the shipped folder's small files, which the tables read."""
+    for name in ("config.json", "recipe.toml", "training.json"):
+        shutil.copy(tables.STORYTELLER / name, tmp_path)
+    monkeypatch.setattr(tables, "STORYTELLER", tmp_path)
+    return tmp_path
+
+
+def test_the_card_says_which_state_ships(card):
+    run = json.loads((card / "training.json").read_text())
+    points = [(1_500_000, 4.0, 4.25), (3_000_000, 3.0, 3.5), (4_500_000, 2.0, 3.75)]
+    run["curve"] = [models.trainer.CurvePoint(*point)._asdict() for point in points]
+    (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 3_000_000, "epoch_tokens": 2_000_000}))
+    block = tables.training_block({})
+    assert "| shipped | the state after 3.0 million tokens, the lowest held-out loss |" in block
+    assert "| held-out loss | 3.50 nats" in block and "| training loss | 3.00 nats" in block
+    assert "| last state | held-out loss 3.75, training loss 2.00 |" in block
+    assert "| whole run | 4.5 million tokens, 2.2 epochs |" in block
+    (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 4_500_000}))
+    assert "lowest" not in tables.training_block({}), "a state that is not the lowest is not called so"
+    (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 1}))
+    with pytest.raises(ValueError):  # no point of the curve
+        tables.training_block({})
+
+
+def test_the_card_compares_once_both_are_measured(card):
+    assert tables.BLOCKS["baseline"]({}) == "Not measured yet.\n"
+    score = {"nats_per_token": 3.25, "bits_per_character": 1.125, "window": 256, "tokens": 1, "characters": 3}
+    entry = score | {"command": "python -m models.train --dropout 0.1", "shipped_tokens": 9_800_000}
+    path = card / "comparison.json"
+    path.write_text(json.dumps({"storyteller": entry}))
+    assert tables.baseline_block({}) == "Not measured yet.\n"
+    worse = entry | {"nats_per_token": 3.5, "command": "python -m models.train --optimizer adamw"}
+    path.write_text(json.dumps({"baseline": worse, "another": {}, "storyteller": entry}))
+    block = tables.baseline_block({})
+    assert "| storyteller | 3.250 | 1.125 | 9.8 million |\n| baseline | 3.500 | 1.125 | 9.8 million |\n" in block
+    assert "\npython -m models.train --dropout 0.1 --out models/storyteller\n" in block
+    assert "\npython -m models.train --optimizer adamw --out runs/baseline\n" in block
+    assert "--window 256" in block
+    path.write_text(json.dumps({"baseline": worse | {"window": 64}, "storyteller": entry}))
+    with pytest.raises(ValueError, match="windows of 256 and of 64 tokens"):
+        tables.baseline_block({})
