@@ -19,7 +19,7 @@ from tests.odd_models import SHAPES, OddModel, random_prompts, write_odd_model
 from tests.prompts import CANDIDATES
 
 NUM_VECTORS, VECTOR_LEN = 20, 64
-RESERVATIONS = ("max_model_len", "request")
+HOLDINGS = {"reservation": ("max_model_len", "request"), "block_size": (16, 1)}  # a knob, and what is tried of it
 
 
 # What the reference says, computed once a session
@@ -50,10 +50,10 @@ def greedy_params(stage: ModuleType, max_tokens: int) -> Any:
     return stage.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
-def reservations(stage: ModuleType) -> list[dict[str, str]]:
-    """The engine's options for each way to reserve that this stage has; one empty one for a stage without the knob."""
-    has_knob = any(field.name == "reservation" for field in fields(stage.EngineConfig))
-    return [{"reservation": name} for name in RESERVATIONS] if has_knob else [{}]
+def holdings(stage: ModuleType) -> list[dict[str, Any]]:
+    """The engine's options for each way to hold memory that this stage has."""
+    knobs = {field.name for field in fields(stage.EngineConfig)} & HOLDINGS.keys()
+    return [{knob: value} for knob in sorted(knobs) for value in HOLDINGS[knob]] or [{}]
 
 
 # The shipped checkpoint
@@ -89,7 +89,7 @@ def test_company_changes_nothing(stage, device, oracle, vectors, way):
     """
     chosen = short_vectors(oracle, vectors)
     prompts = [CANDIDATES[i] for i in chosen]
-    for options in reservations(stage):
+    for options in holdings(stage):
         outputs = serve(stage, device, oracle, way, options, prompts, [greedy_params(stage, 24)] * len(prompts))
         for i, output in zip(chosen, outputs, strict=True):
             assert output.outputs[0].token_ids == vectors[i].token_ids[:24], (way, options, CANDIDATES[i])
@@ -111,7 +111,7 @@ def sampled_alone(stage, device, oracle, vectors) -> list[Any]:
 @pytest.mark.parametrize("way", ["together", "in waves", "few seats"])
 def test_company_changes_no_seeded_sample(stage, device, oracle, vectors, sampled_alone, way):
     prompts = [CANDIDATES[i] for i in short_vectors(oracle, vectors)]
-    for options in reservations(stage):
+    for options in holdings(stage):
         outputs = serve(stage, device, oracle, way, options, prompts, sampling(stage, len(prompts)))
         for output, alone in zip(outputs, sampled_alone, strict=True):
             assert output.outputs[0].token_ids == alone.outputs[0].token_ids, (way, options, output.prompt)
@@ -144,7 +144,7 @@ def serve(
     device: str,
     oracle: Oracle,
     way: str,
-    options: dict[str, str],
+    options: dict[str, Any],
     prompts: list[Any],
     params: list[Any],
 ) -> list[Any]:

@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         if all(getattr(args, size) is None for size in POOL_SIZES):
             if args.max_model_len is None:
                 args.max_model_len = min(MAX_MODEL_LEN, ModelConfig.from_folder(args.model).max_position_embeddings)
-            args.kv_cache_tokens = max(POOL_TOKENS, args.max_model_len)
+            args.kv_cache_tokens = max(POOL_TOKENS, 2 * args.max_model_len)
         llm = LLM(**flag_values(EngineConfig, args))
         params = SamplingParams(**flag_values(SamplingParams, args))
     except ValueError as error:

@@ -80,7 +80,7 @@ def test_the_same_prompt_twice_gets_two_stories(run):
 
 def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path, tokenizer_model):
     folder = write_checkpoint(tmp_path, CONFIG | {"max_position_embeddings": 5000}, tokenizer_model=tokenizer_model)
-    for longest, says in ((None, "1,024 of 2,048"), ("100", "100 of 2,048"), ("4000", "4,000 of 4,000")):
+    for longest, says in ((None, "1,024 of 2,048"), ("100", "100 of 2,048"), ("4000", "4,000 of 8,000")):
         code, out, _ = run("the", *(["--max-model-len", longest] if longest else []), model=folder)
         assert code == 0 and f"{says} reserved" in out
 
