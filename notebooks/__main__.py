@@ -79,21 +79,26 @@ def strip_metadata(notebook: nbformat.NotebookNode) -> None:
 
 def write_readme_picture(path: Path) -> int:
     """The pool of each stage when eight stories are at their longest: real runs, one row a stage."""
-    from notebooks import pictures
-    from stages.s1_contiguous_cache import LLM, SamplingParams
+    from notebooks import pictures, pictures_s2
+    from stages import s1_contiguous_cache as s1
+    from stages import s2_block_manager as s2
     from stages.s1_contiguous_cache.__main__ import PROMPTS
 
-    llm = LLM(ROOT / "models" / "storyteller", dtype="float32", max_model_len=1024, kv_cache_tokens=8192)
-    prompts = (2 * PROMPTS)[:8]
-    llm.generate(prompts, SamplingParams(temperature=0.7, max_tokens=120, ignore_eos=True))
-    pool = llm.peak
+    pools = {}
+    for stage in (s1, s2):
+        llm = stage.LLM(ROOT / "models" / "storyteller", dtype="float32", max_model_len=1024, kv_cache_tokens=8192)
+        prompts = (2 * PROMPTS)[:8]
+        llm.generate(prompts, stage.SamplingParams(temperature=0.7, max_tokens=120, ignore_eos=True))
+        pools[stage] = llm.peak
+    pieces, blocks = pools[s1], pools[s2]
+    fit = 8 * blocks.num_slots // blocks.promised
+    one = f"stage 1, a contiguous cache: eight stories hold {pieces.held:,} slots and use {pieces.used:,}"
+    two = f"stage 2, blocks of 16: they hold {blocks.held:,} and use {blocks.used:,}; there is room for {fit} like them"
+    empty = [f"{pool.wasted / pool.held:.0%}" for pool in (pieces, blocks)]
+    finding = f"{empty[0]} of what is held in one piece is empty, in blocks {empty[1]}"
+    rows = [(one, pieces), (two, pictures_s2.as_pieces(blocks))]
     pictures.style()
-    text = (
-        f"stage 1, a contiguous cache: {len(pool.pieces)} stories fill the pool. "
-        f"{pool.held:,} slots are reserved, {pool.used:,} used"
-    )
-    finding = f"{pool.wasted / pool.held:.0%} of what is reserved is empty, and a ninth story has to wait"
-    path.write_text(pictures.svg(pictures.pool_rows([(text, pool)], finding)), encoding="utf-8")
+    path.write_text(pictures.svg(pictures.pool_rows(rows, finding)), encoding="utf-8")
     print(f"{path.name}  {path.stat().st_size / 1024:.0f} KB")
     return 0
 

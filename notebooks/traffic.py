@@ -7,7 +7,9 @@ of the batch).
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 Seq = Any  # a stage's Sequence
@@ -45,6 +47,27 @@ def requests(count: int, seed: int, mean_output: int = 150, longest: int = 1024)
     return made
 
 
+def arrivals(
+    stage: ModuleType, model: Any, requests: Iterable[Request], longest: int, max_tokens: str = "max_tokens"
+) -> list[tuple[Seq, int]]:
+    """What replay() takes: sequences of the package `stage`, and the number of tokens after which each ends. `model` is
+    a ModelConfig; `max_tokens` names the field of a request that the client states.
+    """
+    inputs = import_module(f"{stage.__name__}.input_processor").InputProcessor(model, None, longest, seed=0)
+    made = []
+    for number, request in enumerate(requests):
+        params = stage.SamplingParams(max_tokens=getattr(request, max_tokens))
+        made.append((inputs.process(str(number), [1] * request.num_prompt_tokens, params), request.num_output_tokens))
+    return made
+
+
+def can_promise(manager: Any, seq: Seq) -> bool:
+    """What stage 2's LLM asks: beside the others, are there blocks for all that `seq` may come to need?"""
+    report = manager.report()
+    needed = -(-seq.max_num_tokens // report.block_size) * report.block_size
+    return report.promised + needed <= report.num_slots
+
+
 class Moment(NamedTuple):
     """The pool at one step, and the first sequence in the queue, which found no room."""
 
@@ -52,15 +75,21 @@ class Moment(NamedTuple):
     waiting: Seq
 
 
-def replay(manager: Manager, arrivals: Iterable[tuple[Seq, int]], num_steps: int) -> list[Moment]:
+def replay(
+    manager: Manager,
+    arrivals: Iterable[tuple[Seq, int]],
+    num_steps: int,
+    admits: Callable[[Any, Seq], bool] | None = None,
+) -> list[Moment]:
     """First come, first served, for `num_steps` steps or until the queue is empty. An arrival is a sequence and the
-    number of tokens after which it ends.
+    number of tokens after which it ends. `admits` says whether the manager has room; without it `can_allocate` does.
     """
+    admits = admits or (lambda manager, seq: manager.can_allocate(seq))
     waiting = deque(arrivals)
     running: dict[Seq, int] = {}  # and how many tokens each has to go
     moments: list[Moment] = []
     for _ in range(num_steps):
-        while waiting and manager.can_allocate(waiting[0][0]):
+        while waiting and admits(manager, waiting[0][0]):
             seq, num_output_tokens = waiting.popleft()
             manager.allocate(seq)
             running[seq] = num_output_tokens

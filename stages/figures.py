@@ -79,7 +79,7 @@ def facts(root: Path) -> dict[str, float]:
     return {
         "bytes_per_token": bytes_per_token,
         "weights_in_texts": 4 * num_parameters / (bytes_per_token * model["max_position_embeddings"]),
-        "s1_lines": added_lines(load(root).stages[0]),
+        **{f"{stage.key}_lines": added_lines(stage) for stage in load(root).stages},
         "million_parameters": num_parameters / 1e6,
     }
 

@@ -63,7 +63,7 @@ def stages_block(results: Results) -> str:
     for number, idea in enumerate(IDEAS, start=1):
         there = number <= len(stages)
         lines = f"{added_lines(stages[number - 1]):,}" if there else "to come"
-        effect = EFFECTS[stages[number - 1].key](results) if there else "to come"
+        effect = EFFECTS[f"s{number}"](results) if there and f"s{number}" in EFFECTS else "to come"
         rows.append([linked(number, idea, ROOT), idea.adds, lines, effect])
     return table(["stage", "idea", "lines added", "measured effect"], rows)
 
@@ -71,9 +71,29 @@ def stages_block(results: Results) -> str:
 def effect_s1(results: Results) -> str:
     """What the cache buys, and what it leaves empty, as shares of what is reserved."""
     gain = results["predict"]["s1"]["cache_at_990"]
-    runs = [run for name, run in results["scoreboard"].items() if name.startswith("s1")]
-    empty = [run["wasted_bytes"] / run["held_bytes"] for run in runs]
+    empty = empty_shares(results, "s1")
     return f"token 990 comes {gain:.0f} times sooner; {min(empty):.0%} to {max(empty):.0%} of what is reserved is empty"
 
 
-EFFECTS: dict[str, Callable[[Results], str]] = {"s1": effect_s1}
+def effect_s2(results: Results) -> str:
+    """What blocks leave empty, and what gathering them costs a step."""
+    (empty,), cost = empty_shares(results, "s2"), results["predict"]["s2"]["gather"]
+    slower = f"a step at {cost['longest']} tokens takes {cost['at_longest']:.1f} times as long"
+    return f"{empty:.0%} of what is held is empty, and there are no holes; {slower}"
+
+
+def effect_s3(results: Results) -> str:
+    """What a batch gains, and what attention needs besides the pool."""
+    gain = results["decode"]["cases"]["storyteller_float32_32_128"]["s3_over_s2"]
+    before, now = (results["predict"]["s3"]["extra_bytes"][stage]["16384"] / 1e6 for stage in ("s2", "s3"))
+    memory = f"at 16,384 tokens attention needs {now:.1f} MB beside the pool in place of {before:.1f}"
+    return f"{memory}; 32 sequences decode {gain:.1f} times as fast"
+
+
+def empty_shares(results: Results, stage: str) -> list[float]:
+    """Wasted over held, for each run of a stage on the scoreboard."""
+    runs = [run for name, run in results["scoreboard"].items() if name.startswith(f"{stage},")]
+    return [run["wasted_bytes"] / run["held_bytes"] for run in runs]
+
+
+EFFECTS: dict[str, Callable[[Results], str]] = {"s1": effect_s1, "s2": effect_s2, "s3": effect_s3}

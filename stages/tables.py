@@ -4,7 +4,7 @@ import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 STORYTELLER = ROOT / "models" / "storyteller"
@@ -30,30 +30,49 @@ def run_block(results: Results) -> str:
 
 
 def scoreboard_block(results: Results) -> str:
-    return table(SCORE_HEADER, [score_row(name, row) for name, row in results["scoreboard"].items()])
+    return score_table(results["scoreboard"])
 
 
-def scoreboard_s1_block(results: Results) -> str:
-    """Only stage 1's rows, for its lesson."""
-    rows = [score_row(name, row) for name, row in results["scoreboard"].items() if name.startswith("s1")]
-    return table(SCORE_HEADER, rows)
+def scoreboard_of(number: int) -> Callable[[Results], str]:
+    """For a lesson: the rows of its stage, and of the stage before."""
+
+    def block(results: Results) -> str:
+        wanted = (f"s{number - 1},", f"s{number},")
+        return score_table({name: row for name, row in results["scoreboard"].items() if name.startswith(wanted)})
+
+    return block
 
 
-SCORE_HEADER = ["stage", "seats", "steps", "tokens computed", "tokens/s", "TTFT", "promised", "held", "used", "wasted"]
+class Column(NamedTuple):
+    """A number of the scoreboard: its heading, its key in a row of results.json, and how it is written."""
+
+    name: str
+    key: str
+    show: Callable[[Any], str]
 
 
-def score_row(name: str, row: dict[str, Any]) -> list[str]:
-    """One run of the scoreboard's workload; the pool at the moment when most of it was used."""
-    mib = {key: f"{row[key] / 2**20:.1f} MiB" for key in ("promised_bytes", "held_bytes", "used_bytes", "wasted_bytes")}
-    return [
-        name,
-        str(row["seats"]),
-        f"{row['steps']:,}",
-        f"{row['tokens_computed']:,}",
-        f"{row['tokens_per_second']:.0f}",
-        f"{row['first_token_seconds'] * 1000:.0f} ms",
-        *mib.values(),
-    ]
+def mib(size: float) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
+COLUMNS = (  # the pool's bytes are those of the moment when most of it was used
+    Column("seats", "seats", "{:.0f}".format),
+    Column("steps", "steps", "{:,.0f}".format),
+    Column("tokens computed", "tokens_computed", "{:,.0f}".format),
+    Column("tokens/s", "tokens_per_second", "{:.0f}".format),
+    Column("TTFT", "first_token_seconds", lambda seconds: f"{1000 * seconds:.0f} ms"),
+    Column("promised", "promised_bytes", mib),
+    Column("held", "held_bytes", mib),
+    Column("used", "used_bytes", mib),
+    Column("wasted", "wasted_bytes", mib),
+)
+
+
+def score_table(rows: dict[str, dict[str, Any]]) -> str:
+    """A line a run of the workload. A column that no row has is left out; a dash stands for what one does not have."""
+    columns = [column for column in COLUMNS if any(column.key in row for row in rows.values())]
+    lines = [[name, *(c.show(row[c.key]) if c.key in row else "-" for c in columns)] for name, row in rows.items()]
+    return table(["stage", *(column.name for column in columns)], lines)
 
 
 def machine_block(results: Results) -> str:
@@ -70,19 +89,55 @@ def answers_block(stage: str) -> Callable[[Results], str]:
     return block
 
 
+DECODE_COLUMNS = (
+    Column("s1", "s1_ms", "{:.1f} ms".format),
+    Column("s2", "s2_ms", "{:.1f} ms".format),
+    Column("s3", "s3_ms", "{:.1f} ms".format),
+    Column("s3 against s2", "s3_over_s2", "{:.2f}".format),
+    Column("s3 against s1", "s3_over_s1", "{:.2f}".format),
+    Column("must read", "bytes", lambda size: f"{size / 1e6:.0f} MB"),
+    Column("of the bandwidth: s1", "s1_of_bandwidth", "{:.0%}".format),
+    Column("s2", "s2_of_bandwidth", "{:.0%}".format),
+    Column("s3", "s3_of_bandwidth", "{:.0%}".format),
+)
+
+
+def decode_table(cases: list[dict[str, Any]]) -> str:
+    """A line a case of decode.py: batch and context, then what a step took."""
+    lines = [[f"{c['batch']} x {c['context']:,}", *(col.show(c[col.key]) for col in DECODE_COLUMNS)] for c in cases]
+    return table(["batch x context", *(column.name for column in DECODE_COLUMNS)], lines)
+
+
+def decode_block(results: Results) -> str:
+    """Every case of decode.py: the storyteller's shape in float32, the others folded."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for case in sorted(results["decode"]["cases"].values(), key=lambda case: (case["context"], case["batch"])):
+        groups.setdefault((case["model"], case["dtype"]), []).append(case)
+    shown = decode_table(groups.pop(("storyteller", "float32")))
+    folded = "\n<details><summary>{}, {}</summary>\n\n{}\n</details>\n"
+    return shown + "".join(folded.format(*name, decode_table(cases)) for name, cases in sorted(groups.items()))
+
+
+def decode_gain_block(results: Results) -> str:
+    """Where stage 3's gain over stage 2 ends, in each dtype."""
+    return "".join(f"- {dtype}: {text}.\n" for dtype, text in sorted(results["decode"]["gain"].items(), reverse=True))
+
+
 def training_block(results: Results) -> str:
     """The model card's table of a training run."""
     run = json.loads((STORYTELLER / "training.json").read_text("utf-8"))
     settings, last = run["settings"], run["curve"][-1]
-    best = min(run["curve"], key=lambda point: point["held_out"])
+    (shipped,) = [point for point in run["curve"] if point["tokens"] == run["shipped_tokens"]]
+    is_lowest = shipped["held_out"] == min(point["held_out"] for point in run["curve"])
     model = json.loads((STORYTELLER / "config.json").read_text("utf-8"))
     held_out = tomllib.loads((STORYTELLER / "recipe.toml").read_text("utf-8"))["held_out"]
     heads = f"{model['num_attention_heads']} heads of {model['head_dim']}, {model['num_key_value_heads']} KV heads"
     rows = [
-        ["held-out loss", f"{last['held_out']:.2f} nats a token, on books never trained on: {', '.join(held_out)}"],
-        ["lowest on the way", f"{best['held_out']:.2f}, after {best['tokens'] / 1e6:.0f} million tokens"],
-        ["training loss", f"{last['train']:.2f} nats a token, over the last steps"],
-        ["tokens", f"{last['tokens'] / 1e6:.0f} million, {last['tokens'] / run['epoch_tokens']:.1f} epochs"],
+        ["shipped", f"the state after {millions(shipped)}" + ", the lowest held-out loss" * is_lowest],
+        ["held-out loss", f"{shipped['held_out']:.2f} nats a token, on books never trained on: {', '.join(held_out)}"],
+        ["training loss", f"{shipped['train']:.2f} nats a token, over the steps before"],
+        ["last state", f"held-out loss {last['held_out']:.2f}, training loss {last['train']:.2f}"],
+        ["whole run", f"{millions(last)}, {last['tokens'] / run['epoch_tokens']:.1f} epochs"],
         ["shape", f"{model['num_hidden_layers']} layers, hidden {model['hidden_size']}, {heads}"],
         ["", f"MLP {model['intermediate_size']}, vocabulary {model['vocab_size']:,}, tied embeddings"],
         ["context", f"{model['max_position_embeddings']:,} tokens"],
@@ -95,6 +150,45 @@ def training_block(results: Results) -> str:
     return table(["", ""], rows)
 
 
+def millions(point: dict[str, float]) -> str:
+    return f"{point['tokens'] / 1e6:.1f} million tokens"
+
+
+def baseline_block(results: Results) -> str:
+    """The checkpoint beside the one that the first settings make: losses, and the commands behind them."""
+    path = STORYTELLER / "comparison.json"
+    scores = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if not {"storyteller", "baseline"} <= scores.keys():
+        return "Not measured yet.\n"
+    pair = {name: scores[name] for name in ("storyteller", "baseline")}
+    windows = {score["window"] for score in pair.values()}
+    if len(windows) > 1:
+        raise ValueError(f"{path}: windows of {max(windows)} and of {min(windows)} tokens do not compare")
+    rows = [
+        [
+            name,
+            f"{score['nats_per_token']:.3f}",
+            f"{score['bits_per_character']:.3f}",
+            f"{score['shipped_tokens'] / 1e6:.1f} million",
+        ]
+        for name, score in pair.items()
+    ]
+    losses = table(["", "nats a token", "bits a character", "shipped after, tokens"], rows)
+    (window,) = windows
+    return losses + "\n```sh\n" + "\n".join(comparison_commands(pair, window)) + "\n```\n"
+
+
+def comparison_commands(scores: dict[str, Any], window: int) -> list[str]:
+    recipe, folder = "models/storyteller/recipe.toml", "runs/baseline"
+    return [
+        f"{scores['storyteller']['command']} --out models/storyteller",
+        f"mkdir -p {folder} && cp {recipe} {folder}",
+        f"{scores['baseline']['command']} --out {folder}",
+        f"python -m models.evaluate models/storyteller {folder} --text folder --window {window} \\",
+        "    --out models/storyteller/comparison.json",
+    ]
+
+
 def samples_block(results: Results) -> str:
     """The model card's samples: the beginning in bold, what the model wrote after it."""
     samples = json.loads((STORYTELLER / "samples.json").read_text("utf-8"))
@@ -102,12 +196,16 @@ def samples_block(results: Results) -> str:
     return "\n\n".join("> " + story.strip().replace("\n", "\n>\n> ") for story in stories) + "\n"
 
 
+NUMBERS = range(1, 8)  # of the stages, whether they are there or not yet
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "run": run_block,
     "training": training_block,
+    "baseline": baseline_block,
     "samples": samples_block,
     "scoreboard": scoreboard_block,
-    "scoreboard_s1": scoreboard_s1_block,
     "machine": machine_block,
-    "answers_s1": answers_block("s1"),
+    "decode": decode_block,
+    "decode_gain": decode_gain_block,
+    **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},
+    **{f"answers_s{number}": answers_block(f"s{number}") for number in NUMBERS},
 }

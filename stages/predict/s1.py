@@ -1,42 +1,23 @@
-"""The answers to the lessons' "predict first" questions, measured: `python -m stages.scoreboard --predict`."""
+"""Stage 1: what a cache buys, and how it fills a pool."""
 
 import itertools
 import statistics
-import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from notebooks import traffic
 from stages import s1_contiguous_cache as s1
+from stages.predict.common import Answer, admitted, median_ratio, run, with_answers
 from stages.s1_contiguous_cache.input_processor import InputProcessor
 from stages.s1_contiguous_cache.llama import ModelConfig
 from stages.s1_contiguous_cache.slot_manager import SlotManager
 
-DECODE_STEPS = 24
-
-
-class Answer(NamedTuple):
-    question: str
-    answer: str
-
-
-class StepSeconds(NamedTuple):
-    """What one run took, in seconds."""
-
-    prefill: float
-    decode: float  # a step, the median
-
 
 def answers(model: Path) -> dict[str, Any]:
-    """For each stage: its numbers by name, and the questions with their answers in words."""
-    return {"s1": answers_s1(model)}
-
-
-def answers_s1(model: Path) -> dict[str, Any]:
     llm = s1.LLM(model, dtype="float32")
     early, late = cache_gain(llm, 16), cache_gain(llm, 990)
-    tokens = statistics.median(run(llm, [8]).prefill / run(llm, [1]).prefill for _ in range(9))
-    sequences = statistics.median(run(llm, [64] * 8).decode / run(llm, [64]).decode for _ in range(5))
+    tokens = median_ratio(lambda: run(s1, llm, [8]).prefill, lambda: run(s1, llm, [1]).prefill, rounds=9)
+    sequences = median_ratio(lambda: run(s1, llm, [64] * 8).decode, lambda: run(s1, llm, [64]).decode, rounds=5)
     seats = seats_in(8192, llm)
     entries = [
         Answer(
@@ -54,7 +35,7 @@ def answers_s1(model: Path) -> dict[str, Any]:
         ),
     ]
     numbers = {"cache_at_16": early, "cache_at_990": late, "cost_of_8_tokens": tokens, "cost_of_8_sequences": sequences}
-    return numbers | {"answers": [entry._asdict() for entry in entries]}
+    return with_answers(numbers, entries)
 
 
 def holes(model: Path) -> dict[str, float]:
@@ -63,13 +44,8 @@ def holes(model: Path) -> dict[str, float]:
     `refused` is the share of steps at which that is so; the rest describes the step with the most to spare.
     """
     pool, longest = 8192, 1024
-    inputs = InputProcessor(ModelConfig.from_folder(model), None, longest, seed=0)
     manager = SlotManager(pool, "request", longest)
-    arrivals = []
-    for number, request in enumerate(traffic.requests(1500, seed=1)):
-        params = s1.SamplingParams(max_tokens=request.max_tokens)
-        seq = inputs.process(str(number), [1] * request.num_prompt_tokens, params)
-        arrivals.append((seq, request.num_output_tokens))
+    arrivals = traffic.arrivals(s1, ModelConfig.from_folder(model), traffic.requests(1500, seed=1), longest)
     moments = traffic.replay(manager, arrivals, num_steps=1500)[300:]  # not the start, while the pool fills up
     refused = [m for m in moments if pool - m.report.held >= m.waiting.max_num_tokens]
     worst = max(refused, key=lambda m: pool - m.report.held - m.waiting.max_num_tokens)
@@ -85,12 +61,8 @@ def seats_in(num_slots: int, llm: s1.LLM) -> int:
     """How many sequences SlotManager lets in when each reserves max_model_len slots."""
     inputs = InputProcessor(llm.model_config, None, llm.max_model_len, seed=0)
     manager = SlotManager(num_slots, "max_model_len", llm.max_model_len)
-    for number in itertools.count():
-        seq = inputs.process(str(number), [1], s1.SamplingParams())
-        if not manager.can_allocate(seq):
-            return number
-        manager.allocate(seq)
-    raise AssertionError("a pool that never fills")
+    sequences = (inputs.process(str(number), [1], s1.SamplingParams()) for number in itertools.count())
+    return admitted(manager, sequences, SlotManager.can_allocate)
 
 
 def cache_gain(llm: s1.LLM, position: int) -> float:
@@ -98,17 +70,5 @@ def cache_gain(llm: s1.LLM, position: int) -> float:
 
     Without a cache the whole text is computed again: that is what a prefill of `position` tokens costs.
     """
-    runs = [run(llm, [position]) for _ in range(5)]
+    runs = [run(s1, llm, [position]) for _ in range(5)]
     return statistics.median(seconds.prefill / seconds.decode for seconds in runs)
-
-
-def run(llm: s1.LLM, prompt_lengths: list[int]) -> StepSeconds:
-    """Serve one batch of prompts of these lengths for a few steps."""
-    params = s1.SamplingParams(temperature=0.0, max_tokens=DECODE_STEPS + 1, ignore_eos=True)
-    prompts: list[str | list[int]] = [[3 + i % 1000 for i in range(length)] for length in prompt_lengths]
-    ends = [time.perf_counter()]
-    for number, _ in enumerate(llm.stream(prompts, params), start=1):
-        if number % len(prompts) == 0:  # every sequence got its token: a step has ended
-            ends.append(time.perf_counter())
-    steps = [after - before for before, after in itertools.pairwise(ends)]
-    return StepSeconds(prefill=steps[0], decode=statistics.median(steps[1:]))

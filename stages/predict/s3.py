@@ -1,0 +1,113 @@
+"""Stage 3: what scattered blocks cost, what memory attention needs besides the pool, who loses alone."""
+
+import itertools
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from notebooks import measure
+from notebooks.attending import AttentionAlone
+from stages import decode
+from stages.decode import Case, DecodeStep, in_turn
+from stages.predict.common import Answer, with_answers
+from stages.s3_paged_attention.llama import ModelConfig
+
+CONTEXTS = (256, 1024, 4096, 16384)
+
+
+def answers(model: Path) -> dict[str, Any]:
+    scattered, extra, operations = scattered_blocks(model), extra_memory(model), operations_of_a_step(model)
+    alone, many = against_stage_1(model, batch=1), against_stage_1(model, batch=32)
+    s2, s3 = (" / ".join(f"{extra[stage][str(context)]:,}" for context in CONTEXTS) for stage in ("s2", "s3"))
+    growth = {stage: extra[stage]["16384"] / extra[stage]["4096"] for stage in extra}
+    entries = [
+        Answer(
+            "8 sequences of 960 tokens decode. Deal their blocks of 16 out again at random, so that neighbours do not "
+            "lie side by side any more: how much longer does a step take? And with blocks of 1?",
+            f"{scattered['16']:.2f} times as long, and {scattered['1']:.2f} times. What lies scattered are not numbers "
+            f"but pieces of a block: {scattered['piece_bytes']:,} bytes of keys, and as many of values, in each layer.",
+        ),
+        Answer(
+            "One sequence decodes at 256, 1,024, 4,096 and 16,384 tokens. How many bytes does attention need beside "
+            "the pool, in stage 2 and in stage 3?",
+            f"{s2} in stage 2, {s3} in stage 3. From 4,096 to 16,384 tokens that is {growth['s2']:.1f} times as many, "
+            f"and {growth['s3']:.2f} times: a tile has its full size by then, and what still grows are a mask and a "
+            f"table, a few bytes a slot. (Stage 1, which reads slices, needs {extra['s1']['16384']:,}.)",
+        ),
+        Answer(
+            "How many operations does torch carry out in a decode step of 1 sequence, and of 32? (256 tokens each.)",
+            f"{operations['s2']['1']:,} and {operations['s2']['32']:,} in stage 2, {operations['s3']['1']:,} and "
+            f"{operations['s3']['32']:,} in stage 3: all sequences go through the same ones.",
+        ),
+        Answer(
+            "Is stage 3 faster than stage 1 at batch 1? At 32? (128 tokens each.)",
+            f"At 1 {speed(alone)}, at 32 {speed(many)}. Alone it has nothing to gain: there is nobody to share its "
+            "operations with, and it copies a tile where stage 1 takes a slice.",
+        ),
+    ]
+    numbers = {
+        "scattered": scattered,
+        "extra_bytes": extra,
+        "less_memory": extra["s2"]["16384"] / extra["s3"]["16384"],
+        "operations": operations,
+        "alone": alone,
+        "of_32": many,
+    }
+    return with_answers(numbers, entries)
+
+
+def speed(ratio: float) -> str:
+    """
+    >>> speed(0.9), speed(1.004), speed(1.3)
+    ('0.90 times as fast', 'the same speed (1.00)', '1.30 times as fast')
+    """
+    return f"the same speed ({ratio:.2f})" if abs(ratio - 1) < 0.015 else f"{ratio:.2f} times as fast"
+
+
+def ratio(rounds: list[dict[str, float]], above: str, below: str) -> float:
+    return statistics.median(seconds[above] / seconds[below] for seconds in rounds)
+
+
+def scattered_blocks(model: Path) -> dict[str, float]:
+    """Seconds of a decode step with blocks in random order over seconds with blocks in a row, by block size."""
+    case, steps = Case("storyteller", "float32", batch=8, context=960), {}
+    for size, order in itertools.product((16, 1), ("in a row", "scattered")):
+        steps[f"{size}, {order}"] = step = DecodeStep(decode.STAGES["s3"], model, case, block_size=size)
+        if order == "scattered":
+            step.scatter()
+    rounds = in_turn(steps)
+    config = ModelConfig.from_folder(model)
+    piece_bytes = 16 * config.num_key_value_heads * config.head_dim * 4
+    by_size = {str(size): ratio(rounds, f"{size}, scattered", f"{size}, in a row") for size in (16, 1)}
+    return {**by_size, "piece_bytes": piece_bytes}
+
+
+def extra_memory(model: Path) -> dict[str, dict[str, int]]:
+    """The most bytes that attention holds besides the pool while one sequence decodes, by stage and context."""
+    shape = replace(ModelConfig.from_folder(model), max_position_embeddings=max(CONTEXTS) + 2)
+    extra: dict[str, dict[str, int]] = {"s1": {}, "s2": {}, "s3": {}}
+    with decode.random_model(shape) as folder:
+        for stage, context in itertools.product(extra, CONTEXTS):
+            step = DecodeStep(decode.STAGES[stage], folder, Case("storyteller", "float32", 1, context))
+            extra[stage][str(context)] = measure.peak_bytes(AttentionAlone(step))
+    return extra
+
+
+def operations_of_a_step(model: Path) -> dict[str, dict[str, int]]:
+    """How many operations torch carries out in a decode step, by stage and batch."""
+    counts: dict[str, dict[str, int]] = {"s1": {}, "s2": {}, "s3": {}}
+    for stage, batch in itertools.product(counts, (1, 32)):
+        step = DecodeStep(decode.STAGES[stage], model, Case("storyteller", "float32", batch, 256))
+        with measure.Operations() as done:
+            step()
+        counts[stage][str(batch)] = done.count
+    return counts
+
+
+def against_stage_1(model: Path, batch: int) -> float:
+    """How many times as fast as in stage 1 a decode step is."""
+    case = Case("storyteller", "float32", batch, context=128)
+    steps: Mapping[str, DecodeStep] = {stage: DecodeStep(decode.STAGES[stage], model, case) for stage in ("s1", "s3")}
+    return ratio(in_turn(steps), "s1", "s3")

@@ -1,0 +1,126 @@
+"""Stage 4: what a free seat costs, who pays for a long prompt, and what a small pool computes again."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from notebooks import live
+from stages import s3_paged_attention as s3
+from stages import s4_continuous_batching as s4
+from stages.predict.common import Answer, with_answers
+from stages.s3_paged_attention.llama import ModelConfig
+from stages.workload import mixed_workload
+
+POOL, SEATS = 8192, 8
+LONG_PROMPT, CHUNKS, ROUNDS = 900, (32, 128, 1024), 3
+
+
+def answers(model: Path) -> dict[str, Any]:
+    steps, chunks, again = steps_for_all(model), cost_of_chunks(model), {pool: recomputed(model, pool) for pool in pools()}
+    smallest, largest = chunks[str(CHUNKS[0])], chunks[str(CHUNKS[-1])]
+    half, quarter = again[POOL // 2], again[POOL // 4]
+    entries = [
+        Answer(
+            f"32 requests, all there at once, {SEATS} seats; outputs have 16 to 256 tokens. How many steps do static batches "
+            "take? And if whoever ends makes room for the next at once?",
+            f"{steps['static']:,}, and {steps['continuous']:,}; {steps['least']:,} is the least that {SEATS} seats can do. In "
+            f"static batches {steps['filled_static']:.0%} of the seats get a token in a step, the others have ended and wait; "
+            f"now it is {steps['filled_continuous']:.0%}. The rest is the end, when nobody is left to take a seat.",
+        ),
+        Answer(
+            f"{SEATS} sequences decode, and a prompt of {LONG_PROMPT} tokens comes. Its tokens can all go into one step, or "
+            f"{CHUNKS[0]} at most into each. Which is better for its time to first token, and which for the others' "
+            "inter-token latency?",
+            f"In one step its first token comes after {largest['ttft_ms']:.0f} ms, and the others wait "
+            f"{largest['gap_ms']:.0f} ms for their next one. In steps of {CHUNKS[0]} tokens it takes "
+            f"{smallest['ttft_ms']:.0f} ms, and nobody waits longer than {smallest['gap_ms']:.0f} ms. (Without a newcomer: "
+            f"{largest['decode_ms']:.0f} ms.) {who_gains(smallest, largest)}",
+        ),
+        Answer(
+            f"All of the 32 run at once in a pool of {POOL:,} tokens. In half the pool, what share of the tokens that go through "
+            "the model went through it before? In a quarter?",
+            f"{half['share']:.0%}, and {quarter['share']:.0%}. {half['preemptions']} and {quarter['preemptions']} times a "
+            "sequence is preempted, and all that it had is computed again. It is the one that came last, so "
+            f"{half['of_prompts']:.0%} and {quarter['of_prompts']:.0%} of that are prompts. The steps grow faster than the "
+            f"tokens, because fewer fit at a time: {again[POOL]['steps']:,}, then {half['steps']:,}, then {quarter['steps']:,}.",
+        ),
+    ]
+    numbers = {"steps": steps, "chunks": chunks, "again": {str(pool): count for pool, count in again.items()}}
+    return with_answers(numbers, entries)
+
+
+def pools() -> tuple[int, ...]:
+    return POOL, POOL // 2, POOL // 4
+
+
+def workload(model: Path) -> list[live.Arrival]:
+    """The scoreboard's requests, all there at once."""
+    requests = mixed_workload(ModelConfig.from_folder(model).vocab_size)
+    return [live.Arrival(0, request.prompt_token_ids, request.num_output_tokens) for request in requests]
+
+
+def steps_for_all(model: Path) -> dict[str, float]:
+    """Steps for the workload with SEATS seats, and the share of the seats that get a token in a step. Counted."""
+    arrivals = workload(model)
+    llm = s3.LLM(model, kv_cache_tokens=POOL, max_num_seqs=SEATS)
+    llm.model_runner = live.Placeholder()
+    static = len(live.static(llm, arrivals).steps)
+    engine = live.WithoutModel(model=str(model), kv_cache_tokens=POOL, max_num_seqs=SEATS)
+    continuous = len(live.continuous(engine, arrivals).steps)
+    tokens = sum(arrival.num_output_tokens for arrival in arrivals)
+    return {
+        "static": static,
+        "continuous": continuous,
+        "least": -(-tokens // SEATS),
+        "filled_static": tokens / (SEATS * static),
+        "filled_continuous": tokens / (SEATS * continuous),
+    }
+
+
+def recomputed(model: Path, pool: int) -> dict[str, float]:
+    """What the workload takes in a pool of so many tokens, without a bound on seats but the pool's. Counted."""
+    run = live.continuous(live.WithoutModel(model=str(model), kv_cache_tokens=pool), workload(model))
+    return {
+        "steps": len(run.steps),
+        "preemptions": run.num_preemptions,
+        "tokens_computed": run.tokens_computed,
+        "share": run.recomputed.total / run.tokens_computed,
+        "of_prompts": run.recomputed.of_prompts / max(run.recomputed.total, 1),
+    }
+
+
+def cost_of_chunks(model: Path) -> dict[str, dict[str, float]]:
+    """For each most of tokens in a step: milliseconds from a long prompt's arrival to its first token, the longest that
+    one of SEATS others waits for a token meanwhile, and a step without a newcomer; the medians of ROUNDS.
+    """
+    engines = {
+        chunk: s4.LLM(model, dtype="float32", kv_cache_tokens=POOL, max_num_batched_tokens=chunk).llm_engine
+        for chunk in CHUNKS
+    }
+    rounds = [{chunk: one_newcomer(engine) for chunk, engine in engines.items()} for _ in range(ROUNDS)]
+    names = rounds[0][CHUNKS[0]]
+    return {str(c): {name: statistics.median(r[c][name] for r in rounds) for name in names} for c in CHUNKS}
+
+
+def one_newcomer(engine: s4.LLMEngine, arrives: int = 25) -> dict[str, float]:
+    """SEATS sequences decode; a long prompt arrives at the step `arrives`."""
+    others = [live.Arrival(0, [3 + i] * 16, 70) for i in range(SEATS)]
+    run = live.continuous(engine, [*others, live.Arrival(arrives, [3] * LONG_PROMPT, 2)])
+    decode = [step.seconds for step in run.steps if arrives - 20 <= step.start < arrives]
+    during = []  # the steps from its arrival to its first token
+    for step in run.steps[arrives:]:
+        during.append(step.seconds)
+        if SEATS in step.work and step.work[SEATS].sampled:
+            break
+    return {
+        "steps": len(during),
+        "ttft_ms": 1000 * sum(during),
+        "gap_ms": 1000 * max(during),
+        "decode_ms": 1000 * statistics.median(decode),
+    }
+
+
+def who_gains(smallest: dict[str, float], largest: dict[str, float]) -> str:
+    """The trade in words, if it was one."""
+    is_trade = smallest["gap_ms"] < largest["gap_ms"] and smallest["ttft_ms"] > largest["ttft_ms"]
+    return "Small chunks help those who are here, and the newcomer pays." if is_trade else "Here it was not a trade."

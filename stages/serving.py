@@ -1,0 +1,191 @@
+"""Serving 32 requests from a pool of 2,048 tokens, stage against stage: `python -m stages.serving`.
+
+The model has 135M parameters and random weights, in bfloat16. Prompts and outputs have 16 to 256 tokens each. Stages
+take turns on the same requests, a hundredth of the work at a time, each on a clock of its own: a slow spell of the
+machine hits all alike. A ratio is the median of the rounds' ratios.
+
+--peers serves them with transformers too, in the same run: `generate` on one left-padded static batch of all 32, and
+the continuous batching behind `generate_batch`. These are not held to the pool. Whoever serves, only the tokens that a
+request asked for count. The floor is the time that reading all weights once a step would take, at the bandwidth that
+the machine has at that moment. A round takes about two minutes on two cores, with peers three.
+"""
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from tqdm import tqdm
+
+from stages.decode import MODEL_135M, STAGES, Reading, random_model
+from stages.s4_continuous_batching.llama import LlamaForCausalLM
+from stages.workload import Request, mixed_workload
+
+POOL_TOKENS, ROUNDS, SLICES = 2048, 1, 100
+Scores = dict[str, float]
+
+
+class Contestant:
+    """A stage that serves the requests. It runs only when it is told to; its clock stands still meanwhile."""
+
+    def __init__(self, name: str, folder: Path, requests: list[Request], dtype: str) -> None:
+        stage = importlib.import_module(STAGES[name])
+        self._llm = stage.LLM(folder, dtype=dtype, kv_cache_tokens=POOL_TOKENS)
+        options = {"temperature": 0.0, "ignore_eos": True}
+        params = [stage.SamplingParams(max_tokens=request.num_output_tokens, **options) for request in requests]
+        self._stream = self._llm.stream([request.prompt_token_ids for request in requests], params)
+        self._num_tokens, self._seconds = 0, 0.0
+        self._first_tokens: dict[str, float] = {}  # when each request got it
+
+    def run_until(self, num_tokens: int) -> None:
+        """Go on until so many tokens have come."""
+        started = time.perf_counter()
+        while self._num_tokens < num_tokens:
+            output = next(self._stream)  # a token of one request
+            self._num_tokens += 1
+            self._first_tokens.setdefault(output.request_id, self._seconds + time.perf_counter() - started)
+        self._seconds += time.perf_counter() - started
+
+    def scores(self) -> Scores:
+        """Raises if a request is not served to its end."""
+        assert next(self._stream, None) is None, "there are more tokens than were asked for"
+        return {
+            "tokens_per_second": self._num_tokens / self._seconds,
+            "seconds": self._seconds,
+            "steps": self._llm.model_runner.num_steps,
+            "tokens_computed": self._llm.model_runner.num_tokens,
+            "first_token_seconds": statistics.median(self._first_tokens.values()),
+        }
+
+
+def serve_in_turns(names: list[str], folder: Path, requests: list[Request], dtype: str, bar: tqdm) -> dict[str, Scores]:
+    """One round: all stages go through the work side by side."""
+    contestants = {name: Contestant(name, folder, requests, dtype) for name in names}
+    total = sum(request.num_output_tokens for request in requests)
+    for number in range(1, SLICES + 1):
+        for contestant in contestants.values():
+            contestant.run_until(total * number // SLICES)
+        bar.update()
+    return {name: contestant.scores() for name, contestant in contestants.items()}
+
+
+def measure(names: list[str], folder: Path, requests: list[Request], dtype: str, num_rounds: int) -> dict[str, Any]:
+    """Each stage's medians, and how many times as fast as the first stage each of the others is."""
+    with tqdm(total=SLICES * num_rounds, desc=" and ".join(names)) as bar:
+        rounds = [serve_in_turns(names, folder, requests, dtype, bar) for _ in range(num_rounds)]
+    medians: dict[str, Any] = {
+        name: {key: statistics.median(scores[name][key] for scores in rounds) for key in rounds[0][name]}
+        for name in names
+    }
+    for name in names[1:]:
+        ratios = (scores[name]["tokens_per_second"] / scores[names[0]]["tokens_per_second"] for scores in rounds)
+        medians[f"{name}_over_{names[0]}"] = statistics.median(ratios)
+    return medians
+
+
+# ---- peers
+
+
+def measure_peers(folder: Path, requests: list[Request], dtype: str) -> dict[str, Any]:
+    """transformers' two ways, one run each; the error in its place if one cannot."""
+    from transformers import LlamaForCausalLM as Peer
+
+    model = Peer.from_pretrained(folder, dtype=getattr(torch, dtype))
+    peers: dict[str, Callable[[Any, list[Request]], Scores]] = {
+        "generate": static_batch,
+        "generate_batch": continuous_batching,
+    }
+    results: dict[str, Any] = {}
+    for name, peer in tqdm(peers.items(), desc="transformers"):
+        try:
+            results[name] = peer(model, requests)
+        except Exception as error:  # whatever it is: it belongs to the result
+            results[name] = {"error": f"{type(error).__name__}: {error}"}
+    return results
+
+
+def static_batch(model: Any, requests: list[Request]) -> Scores:
+    """All prompts, padded on the left; everybody gets as many tokens as the one who asked for most."""
+    width = max(len(request.prompt_token_ids) for request in requests)
+    longest = max(request.num_output_tokens for request in requests)
+    padded = torch.zeros(len(requests), width, dtype=torch.int64)  # [num_requests, width]
+    mask = torch.zeros_like(padded)
+    for row, request in enumerate(requests):
+        padded[row, -len(request.prompt_token_ids) :] = torch.tensor(request.prompt_token_ids)
+        mask[row, -len(request.prompt_token_ids) :] = 1
+    options = {"do_sample": False, "max_new_tokens": longest, "eos_token_id": None, "pad_token_id": 0}
+    started = time.perf_counter()
+    tokens = model.generate(padded, attention_mask=mask, **options)
+    seconds = time.perf_counter() - started
+    assert tokens.shape == (len(requests), width + longest), "it stopped early"
+    asked_for = sum(request.num_output_tokens for request in requests)
+    return {"tokens_per_second": asked_for / seconds, "seconds": seconds, "steps": longest}
+
+
+def continuous_batching(model: Any, requests: list[Request]) -> Scores:
+    """The manager that `generate_batch` runs: here each request has its own length. It gets blocks for all at once, and
+    its start is not counted.
+    """
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+    options = ContinuousBatchingConfig(num_blocks=2 * len(requests))  # of 256 tokens, its default
+    with model.continuous_batching_context_manager(generation, continuous_batching_config=options) as manager:
+        started = time.perf_counter()
+        for number, request in enumerate(requests):
+            manager.add_request(request.prompt_token_ids, str(number), max_new_tokens=request.num_output_tokens)
+        lengths: dict[str, int] = {}
+        while len(lengths) < len(requests):
+            result = manager.get_result(timeout=1)
+            if result is None and not manager.is_running():
+                raise RuntimeError(f"it ended after {len(lengths)} of {len(requests)} requests")
+            if result is not None and result.is_finished():
+                lengths[result.request_id] = len(result.generated_tokens)
+        seconds = time.perf_counter() - started
+    assert lengths == {str(i): request.num_output_tokens for i, request in enumerate(requests)}, "a length is wrong"
+    return {"tokens_per_second": sum(lengths.values()) / seconds, "seconds": seconds}
+
+
+def floor(dtype: str, steps: float, num_tokens: int) -> Scores:
+    """What reading all weights once in each of `steps` steps takes at least."""
+    reading = Reading()
+    bandwidth = reading.num_bytes / statistics.median([reading() for _ in range(9)][2:])
+    with torch.device("meta"):
+        num_parameters = sum(p.numel() for p in LlamaForCausalLM(MODEL_135M).parameters())
+    seconds = steps * num_parameters * getattr(torch, dtype).itemsize / bandwidth
+    return {"bytes_per_second": bandwidth, "seconds": seconds, "tokens_per_second": num_tokens / seconds}
+
+
+@click.command()
+@click.option("--stage", "names", multiple=True, default=("s3", "s4"), show_default=True)
+@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--rounds", "num_rounds", default=ROUNDS, show_default=True)
+@click.option("--requests", "num_requests", default=32, show_default=True, help="fewer for a quick look")
+@click.option("--peers", is_flag=True, help="transformers too, on the same requests")
+@click.option("--save/--no-save", default=True, help="into stages/results.json")
+def main(names: tuple[str, ...], dtype: str, num_rounds: int, num_requests: int, peers: bool, save: bool) -> None:
+    """Serve 32 requests with each stage, in turns."""
+    from stages import scoreboard
+
+    requests = mixed_workload(MODEL_135M.vocab_size, num_requests)
+    num_tokens = sum(request.num_output_tokens for request in requests)
+    with random_model(MODEL_135M) as folder:
+        with tqdm(disable=True) as silent:
+            serve_in_turns(list(names), folder, mixed_workload(MODEL_135M.vocab_size, 2, high=32), dtype, silent)
+        results = {"dtype": dtype, "output_tokens": num_tokens}
+        results |= measure(list(names), folder, requests, dtype, num_rounds)
+        if peers:
+            results["peers"] = measure_peers(folder, requests, dtype)
+    results["floor"] = floor(dtype, results[names[-1]]["steps"], num_tokens)
+    for key, value in results.items():
+        print(key, value)
+    if save:
+        scoreboard.save({"machine": scoreboard.machine(), "serving": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Every stage is measured and asked, and its numbers get where its lesson takes them from."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from stages import predict, scoreboard, tables
+from stages.chaintools import load
+from stages.path import EFFECTS
+from tests.helpers import ROOT
+
+STAGES = [stage for stage in load(ROOT).stages if stage.key.startswith("s")]
+each_stage = pytest.mark.parametrize("stage", STAGES, ids=[stage.key for stage in STAGES])
+
+
+@each_stage
+def test_a_stage_is_measured_and_asked(stage):
+    assert stage.key in predict.stages(), "stages/predict has no file for it"
+    assert stage.key in EFFECTS, "stages/path.py does not say what it brought"
+    assert [v for v in scoreboard.VARIANTS if v.label.startswith(f"{stage.key},") and v.package.endswith(stage.name)]
+
+
+@each_stage
+def test_a_lesson_shows_its_answers_and_its_scoreboard(stage):
+    blocks = re.findall(r"<!-- figures: (\w+) -->", (stage.folder / "README.md").read_text(encoding="utf-8"))
+    assert {f"answers_{stage.key}", f"scoreboard_{stage.key}"} <= {*blocks}
+
+
+def test_stages_are_asked_in_order(monkeypatch, tmp_path):
+    for name in ("s10.py", "s2.py", "s1.py", "common.py", "stale.py"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(predict, "__file__", str(Path(tmp_path, "__init__.py")))
+    assert predict.stages() == ["s1", "s2", "s10"]
+
+
+def test_a_table_has_the_columns_that_a_row_has():
+    rows = {"s1, a": {"seats": 3, "steps": 1200}, "s2, b": {"seats": 4}}
+    assert tables.score_table(rows).splitlines() == [
+        "| stage | seats | steps |",
+        "|---|---|---|",
+        "| s1, a | 3 | 1,200 |",
+        "| s2, b | 4 | - |",
+    ]
+
+
+def test_a_lesson_compares_with_the_stage_before():
+    results = {"scoreboard": {name: {"seats": 1} for name in ("s1, a", "s1, b", "s2, c", "s3, d", "s21, e")}}
+    rows = tables.scoreboard_of(2)(results).splitlines()[2:]
+    assert [row.split("|")[1].strip() for row in rows] == ["s1, a", "s1, b", "s2, c"]
