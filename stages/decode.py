@@ -5,6 +5,7 @@ again and again. Stages take turns, and in between a large tensor is read once, 
 what wanders in a machine hits all alike. A ratio is the median of the rounds' ratios.
 """
 
+import copy
 import gc
 import importlib
 import itertools
@@ -95,7 +96,7 @@ class DecodeStep:
         stage = importlib.import_module(package)
         if hasattr(stage.EngineConfig, "reservation"):
             options |= {"reservation": "request"}
-        tokens = case.batch * (case.context + 32)
+        tokens = case.batch * (case.context + 32 + options.get("block_size", 0))
         self.llm = stage.LLM(folder, dtype=case.dtype, kv_cache_tokens=tokens, max_num_seqs=case.batch, **options)
         params = stage.SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
         self.seqs = [self.llm._add_request([1] * case.context, params) for _ in range(case.batch)]
@@ -116,13 +117,16 @@ class DecodeStep:
         self.llm.model_runner.run([(seq, 1) for seq in self.seqs])
         return time.perf_counter() - started
 
-    def scatter(self, seed: int = 0) -> None:
-        """Deal the blocks that the batch holds out again, in random order."""
+    def scattered(self, seed: int = 0) -> "DecodeStep":
+        """The same batch in the same pool, but its blocks are dealt out again, in random order."""
+        other = copy.copy(self)
+        other.seqs = [copy.copy(seq) for seq in self.seqs]
         blocks = [block for seq in self.seqs for block in seq.block_table]
         random.Random(seed).shuffle(blocks)
         dealt = iter(blocks)
-        for seq in self.seqs:
+        for seq in other.seqs:
             seq.block_table = list(itertools.islice(dealt, len(seq.block_table)))
+        return other
 
 
 class Reading:
@@ -139,23 +143,28 @@ class Reading:
 
 
 def in_turn(calls: Mapping[str, Callable[[], float]]) -> list[dict[str, float]]:
-    """The seconds of each call, round after round; two rounds before the first warm up."""
+    """The seconds of each call, round after round; two rounds before the first warm up. Each round has an order of its
+    own, so that none always follows the same one and finds its memory in the processor's caches.
+    """
     rounds: list[dict[str, float]] = []
-    started = time.perf_counter()
+    order, rng, started = list(calls), random.Random(0), time.perf_counter()
     while len(rounds) < 2 + LEAST_ROUNDS or (len(rounds) < 2 + MOST_ROUNDS and time.perf_counter() - started < SECONDS):
-        rounds.append({name: call() for name, call in calls.items()})
+        rng.shuffle(order)
+        rounds.append({name: calls[name]() for name in order})
     return rounds[2:]
 
 
 def measure(case: Case, folder: Path, names: Sequence[str], reading: Reading) -> dict[str, Any]:
     """Of each stage milliseconds a step, and which share of the memory's bandwidth that is if every weight, key and
-    value is read once; of each pair how many times as fast the later stage is.
+    value is read once; of each pair how many times as fast the later stage is. `moved_bytes`: where keys and values are
+    read, written to a copy, and read again there.
     """
     steps = {name: DecodeStep(STAGES[name], folder, case) for name in names}
     rounds = in_turn({**steps, "read": reading})
     first = steps[names[0]]
     bandwidths = [reading.num_bytes / r["read"] for r in rounds]
-    result = {"bytes": first.num_bytes, "kv_bytes": first.num_kv_bytes, "bandwidth": statistics.median(bandwidths)}
+    sizes = {"bytes": first.num_bytes, "moved_bytes": first.num_bytes + 2 * first.num_kv_bytes}
+    result = {**case._asdict(), **sizes, "bandwidth": statistics.median(bandwidths)}
     for name in names:
         result[f"{name}_ms"] = 1000 * statistics.median(r[name] for r in rounds)
         speeds = [first.num_bytes / r[name] / bandwidth for r, bandwidth in zip(rounds, bandwidths, strict=True)]
@@ -163,7 +172,7 @@ def measure(case: Case, folder: Path, names: Sequence[str], reading: Reading) ->
     for a, b in itertools.combinations(names, 2):
         result[f"{b}_over_{a}"] = statistics.median(r[a] / r[b] for r in rounds)
     gc.collect()
-    return {**case._asdict(), **result}
+    return result
 
 
 def by_batch(results: Mapping[str, Mapping[str, Any]], dtype: str) -> dict[int, float]:
@@ -231,7 +240,9 @@ def line(result: Mapping[str, Any], names: Sequence[str]) -> str:
     times = "  ".join(f"{name} {result[f'{name}_ms']:6.1f} ms" for name in names)
     ratios = "  ".join(f"{b}/{a} {result[f'{b}_over_{a}']:.2f}" for a, b in itertools.combinations(names, 2))
     shares = "  ".join(f"{name} {result[f'{name}_of_bandwidth']:4.0%}" for name in names)
-    size = f"{result['bytes'] / 1e6:5.0f} MB at {result['bandwidth'] / 1e9:.0f} GB/s"
+    size = "{:5.0f} MB ({:.0f} with a copy) at {:.0f} GB/s".format(
+        result["bytes"] / 1e6, result["moved_bytes"] / 1e6, result["bandwidth"] / 1e9
+    )
     return f"{shape}   {times}   {ratios}   {size}: {shares}"
 
 

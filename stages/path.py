@@ -23,7 +23,11 @@ IDEAS = (
         "one reservation wastes inside, the other leaves holes outside: you cannot cure both",
     ),
     Idea("block manager", "blocks, block tables, a free list", "every step copies the whole history"),
-    Idea("paged attention", "attention reads blocks where they lie", "the batch waits for its slowest member"),
+    Idea(
+        "paged attention",
+        "attention reads blocks a tile at a time, all sequences at once",
+        "the batch waits for its slowest member",
+    ),
     Idea(
         "continuous batching",
         "a scheduler: admission at every step, chunked prefill, preemption",
@@ -90,10 +94,17 @@ def effect_s3(results: Results) -> str:
     return f"{memory}; 32 sequences decode {gain:.1f} times as fast"
 
 
+def effect_s4(results: Results) -> str:
+    """What joining at once saves, and what it gives where memory is short."""
+    steps, serving = results["predict"]["s4"]["steps"], results["serving"]
+    fewer = f"8 seats take {steps['continuous']:,} steps in place of {steps['static']:,}"
+    return f"{fewer}; from a small pool {serving['s4_over_s3']:.1f} times the tokens a second of stage 3"
+
+
 def empty_shares(results: Results, stage: str) -> list[float]:
     """Wasted over held, for each run of a stage on the scoreboard."""
     runs = [run for name, run in results["scoreboard"].items() if name.startswith(f"{stage},")]
     return [run["wasted_bytes"] / run["held_bytes"] for run in runs]
 
 
-EFFECTS: dict[str, Callable[[Results], str]] = {"s1": effect_s1, "s2": effect_s2, "s3": effect_s3}
+EFFECTS: dict[str, Callable[[Results], str]] = {"s1": effect_s1, "s2": effect_s2, "s3": effect_s3, "s4": effect_s4}

@@ -46,6 +46,7 @@ VARIANTS = [
     Variant("s1, prompt + max_tokens", "stages.s1_contiguous_cache", reservation="request"),
     Variant("s2, blocks of 16", "stages.s2_block_manager"),
     Variant("s3, tiles of 512", "stages.s3_paged_attention"),
+    Variant("s4, no promises", "stages.s4_continuous_batching"),
 ]
 
 

@@ -75,6 +75,17 @@ def score_table(rows: dict[str, dict[str, Any]]) -> str:
     return table(["stage", *(column.name for column in columns)], lines)
 
 
+def serving_block(results: Results) -> str:
+    """What serving.py measured: stages 3 and 4 from a small pool, and transformers, which is not held to it."""
+    serving = results["serving"]
+    names = {"s3": "s3, static batches", "s4": "s4, continuous batching"}
+    peers = {"generate": "transformers `generate`, one static batch", "generate_batch": "transformers `generate_batch`"}
+    rows = {text: serving[name] for name, text in names.items()}
+    rows |= {text: serving["peers"][name] for name, text in peers.items() if name in serving.get("peers", {})}
+    failed = "".join(f"\n{name} failed: {row['error']}.\n" for name, row in rows.items() if "error" in row)
+    return score_table({name: row for name, row in rows.items() if "error" not in row}) + failed
+
+
 def machine_block(results: Results) -> str:
     return f"Measured on {results['machine']}.\n"
 
@@ -96,6 +107,7 @@ DECODE_COLUMNS = (
     Column("s3 against s2", "s3_over_s2", "{:.2f}".format),
     Column("s3 against s1", "s3_over_s1", "{:.2f}".format),
     Column("must read", "bytes", lambda size: f"{size / 1e6:.0f} MB"),
+    Column("with the copy", "moved_bytes", lambda size: f"{size / 1e6:.0f} MB"),
     Column("of the bandwidth: s1", "s1_of_bandwidth", "{:.0%}".format),
     Column("s2", "s2_of_bandwidth", "{:.0%}".format),
     Column("s3", "s3_of_bandwidth", "{:.0%}".format),
@@ -204,6 +216,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "samples": samples_block,
     "scoreboard": scoreboard_block,
     "machine": machine_block,
+    "serving": serving_block,
     "decode": decode_block,
     "decode_gain": decode_gain_block,
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},

@@ -19,6 +19,7 @@ CONTEXTS = (256, 1024, 4096, 16384)
 
 def answers(model: Path) -> dict[str, Any]:
     scattered, extra, operations = scattered_blocks(model), extra_memory(model), operations_of_a_step(model)
+    of_32 = {stage: extra_bytes(model, stage, batch=32, context=1024) for stage in ("s1", "s2", "s3")}
     alone, many = against_stage_1(model, batch=1), against_stage_1(model, batch=32)
     s2, s3 = (" / ".join(f"{extra[stage][str(context)]:,}" for context in CONTEXTS) for stage in ("s2", "s3"))
     growth = {stage: extra[stage]["16384"] / extra[stage]["4096"] for stage in extra}
@@ -34,7 +35,8 @@ def answers(model: Path) -> dict[str, Any]:
             "the pool, in stage 2 and in stage 3?",
             f"{s2} in stage 2, {s3} in stage 3. From 4,096 to 16,384 tokens that is {growth['s2']:.1f} times as many, "
             f"and {growth['s3']:.2f} times: a tile has its full size by then, and what still grows are a mask and a "
-            f"table, a few bytes a slot. (Stage 1, which reads slices, needs {extra['s1']['16384']:,}.)",
+            "table, a few bytes a slot. But a tile is of all sequences, and stage 2 copies one after the other: 32 of "
+            f"1,024 tokens need {of_32['s2']:,} and {of_32['s3']:,}. (Stage 1 reads slices and needs {of_32['s1']:,}.)",
         ),
         Answer(
             "How many operations does torch carry out in a decode step of 1 sequence, and of 32? (256 tokens each.)",
@@ -50,6 +52,7 @@ def answers(model: Path) -> dict[str, Any]:
     numbers = {
         "scattered": scattered,
         "extra_bytes": extra,
+        "extra_bytes_of_32": of_32,
         "less_memory": extra["s2"]["16384"] / extra["s3"]["16384"],
         "operations": operations,
         "alone": alone,
@@ -73,10 +76,9 @@ def ratio(rounds: list[dict[str, float]], above: str, below: str) -> float:
 def scattered_blocks(model: Path) -> dict[str, float]:
     """Seconds of a decode step with blocks in random order over seconds with blocks in a row, by block size."""
     case, steps = Case("storyteller", "float32", batch=8, context=960), {}
-    for size, order in itertools.product((16, 1), ("in a row", "scattered")):
-        steps[f"{size}, {order}"] = step = DecodeStep(decode.STAGES["s3"], model, case, block_size=size)
-        if order == "scattered":
-            step.scatter()
+    for size in (16, 1):
+        steps[f"{size}, in a row"] = step = DecodeStep(decode.STAGES["s3"], model, case, block_size=size)
+        steps[f"{size}, scattered"] = step.scattered()
     rounds = in_turn(steps)
     config = ModelConfig.from_folder(model)
     piece_bytes = 16 * config.num_key_value_heads * config.head_dim * 4
@@ -85,14 +87,19 @@ def scattered_blocks(model: Path) -> dict[str, float]:
 
 
 def extra_memory(model: Path) -> dict[str, dict[str, int]]:
-    """The most bytes that attention holds besides the pool while one sequence decodes, by stage and context."""
-    shape = replace(ModelConfig.from_folder(model), max_position_embeddings=max(CONTEXTS) + 2)
-    extra: dict[str, dict[str, int]] = {"s1": {}, "s2": {}, "s3": {}}
+    """extra_bytes() while one sequence decodes, by stage and context."""
+    return {
+        stage: {str(context): extra_bytes(model, stage, 1, context) for context in CONTEXTS}
+        for stage in ("s1", "s2", "s3")
+    }
+
+
+def extra_bytes(model: Path, stage: str, batch: int, context: int) -> int:
+    """The most bytes that attention holds beside the pool while a batch decodes."""
+    shape = replace(ModelConfig.from_folder(model), max_position_embeddings=context + 2)
     with decode.random_model(shape) as folder:
-        for stage, context in itertools.product(extra, CONTEXTS):
-            step = DecodeStep(decode.STAGES[stage], folder, Case("storyteller", "float32", 1, context))
-            extra[stage][str(context)] = measure.peak_bytes(AttentionAlone(step))
-    return extra
+        step = DecodeStep(decode.STAGES[stage], folder, Case("storyteller", "float32", batch, context))
+        return measure.peak_bytes(AttentionAlone(step))
 
 
 def operations_of_a_step(model: Path) -> dict[str, dict[str, int]]:

@@ -1,0 +1,13 @@
+"""Stage 3: paged attention.
+
+Unlike the stage before:
+- attention reads blocks where they lie, a tile at a time: no copy of a whole context is made;
+- all sequences that decode go through a tile together, in the same few operations whether they are one or a hundred.
+"""
+
+from .config import EngineConfig
+from .llm import LLM
+from .outputs import CompletionOutput, RequestOutput
+from .sampling import SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams"]

@@ -1,0 +1,143 @@
+"""BlockManager: who holds which blocks of the pool. A sequence holds as many as its tokens fill, wherever they lie.
+
+    block size 4     tokens of A       tokens of B       block tables
+                     0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
+                                                         B: [1]      token 2 is in block 1, offset 2
+    blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
+
+The idea is an operating system's: fixed pages and a table for each process, so that no memory is lost between the
+pieces and at most block_size - 1 slots in the last one (Kwon et al. 2023, arXiv:2309.06180).
+"""
+
+from .kv_cache import PoolReport
+from .sequence import Sequence
+
+
+class NoFreeBlocks(RuntimeError):
+    """Fewer blocks are free than are needed."""
+
+
+class BlockPool:
+    """Blocks 0 .. num_blocks - 1 and the list of those that are free. Each operation takes O(1) a block.
+
+    Last in, first out: the block taken next is the one given back last, which may still be in the processor's caches.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # taken from the end: block 0 first
+        self._held = bytearray(num_blocks)  # 1 for a block that is not free
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Blocks that are from now on held, the one given back last comes first.
+
+        Raises NoFreeBlocks, with both numbers, and takes none, if fewer than `count` are free.
+        """
+        start = len(self._free) - count
+        if start < 0:
+            raise NoFreeBlocks(f"{count} blocks are needed, {len(self._free)} are free")
+        blocks = self._free[start:]
+        del self._free[start:]
+        blocks.reverse()
+        for block in blocks:
+            self._held[block] = 1
+        return blocks
+
+    def give_back(self, blocks: list[int]) -> None:
+        """The first of them will be the next one taken.
+
+        Raises ValueError, and gives none back, if one of them is not held or is there twice.
+        """
+        held = self._held
+        for i, block in enumerate(blocks):
+            if not held[block]:
+                for marked in blocks[:i]:
+                    held[marked] = 1
+                raise ValueError(f"block {block} is given back twice")
+            held[block] = 0
+        self._free += reversed(blocks)
+
+    def check_integrity(self, tables: list[int]) -> None:
+        """Each block is in one place: in the free list, or in `tables`, all block tables end to end, and marked so."""
+        places = sorted([*self._free, *tables])
+        assert places == list(range(self.num_blocks)), "a block is in two places, or in none"
+        marked = [block for block, is_held in enumerate(self._held) if is_held]
+        assert marked == sorted(tables), f"blocks {marked} are marked as held, the tables have {sorted(tables)}"
+
+
+class BlockManager:
+    """A block table for each sequence. The verbs are SlotManager's; what they promise is less: blocks for now."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._pool = BlockPool(num_blocks)
+        self._holders: dict[str, Sequence] = {}  # request_id -> sequence
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
+
+    def can_allocate(self, seq: Sequence) -> bool:
+        return cdiv(seq.num_tokens, self.block_size) <= self.num_free_blocks
+
+    def allocate(self, seq: Sequence) -> None:
+        """Blocks for all tokens that `seq` has now. Raises NoFreeBlocks, and changes nothing, if too few are free."""
+        assert seq.request_id not in self._holders, f"request {seq.request_id} holds blocks already"
+        seq.block_table = self._pool.take(cdiv(seq.num_tokens, self.block_size))
+        self._holders[seq.request_id] = seq
+
+    def can_append(self, seq: Sequence) -> bool:
+        """Whether append_slot() would succeed."""
+        return not self._needs_block(seq) or self.num_free_blocks > 0
+
+    def append_slot(self, seq: Sequence) -> None:
+        """Make sure of a slot for the last token of `seq`: a new block if the others are full.
+
+        Raises NoFreeBlocks, and changes nothing, if there is none.
+        """
+        assert seq.request_id in self._holders, f"request {seq.request_id} was never allocated"
+        if self._needs_block(seq):
+            seq.block_table += self._pool.take(1)
+
+    def free(self, seq: Sequence) -> None:
+        """Give all blocks of `seq` back: its table is then empty. Raises ValueError if it holds none."""
+        if self._holders.get(seq.request_id) is not seq:
+            raise ValueError(f"request {seq.request_id} holds no blocks")
+        self._pool.give_back(seq.block_table)
+        del self._holders[seq.request_id]
+        seq.block_table = []
+
+    def report(self) -> PoolReport:
+        """What of the pool is promised, held and used now."""
+        seqs = self._holders.values()
+        return PoolReport(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            promised=self.block_size * sum(cdiv(seq.max_num_tokens, self.block_size) for seq in seqs),
+            tables=tuple((tuple(seq.block_table), seq.num_computed_tokens) for seq in seqs),
+        )
+
+    def check_integrity(self) -> None:
+        """Every block is free or in one place of one table, and no table is longer than its tokens need."""
+        self._pool.check_integrity([block for seq in self._holders.values() for block in seq.block_table])
+        for seq in self._holders.values():
+            most = cdiv(seq.num_tokens, self.block_size)
+            assert len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
+            assert seq.num_computed_tokens <= len(seq.block_table) * self.block_size
+
+    def _needs_block(self, seq: Sequence) -> bool:
+        """Whether its last token has no slot in the blocks that it holds."""
+        return seq.num_tokens > len(seq.block_table) * self.block_size
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up.
+
+    >>> [cdiv(num_tokens, 4) for num_tokens in (0, 1, 4, 5)]
+    [0, 1, 1, 2]
+    """
+    return -(-a // b)

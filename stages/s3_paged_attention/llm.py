@@ -1,0 +1,137 @@
+"""LLM: prompts in, outputs out, in static batches: a batch runs until its last member ends, then the next begins."""
+
+import itertools
+from collections import abc, deque
+from pathlib import Path
+from typing import Any
+
+from .attention import PagedAttention
+from .block_manager import BlockManager, cdiv
+from .config import EngineConfig
+from .input_processor import InputProcessor, Prompt
+from .kv_cache import KVCache, num_blocks_for
+from .llama import ModelConfig, Tokenizer, load_model
+from .model_runner import ModelRunner
+from .outputs import RequestOutput
+from .sampling import SamplingParams
+from .sequence import Sequence
+
+Prompts = Prompt | abc.Sequence[Prompt]
+Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each
+
+
+class LLM:
+    """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")"""
+
+    def __init__(self, model: str | Path = EngineConfig.model, **options: Any) -> None:
+        """`options` are the other fields of EngineConfig. Raises ValueError for a bad value or checkpoint."""
+        self.config = EngineConfig(str(model), **options)
+        self.model_config = ModelConfig.from_folder(model)
+        self.max_model_len = self.config.longest_sequence(self.model_config.max_position_embeddings)
+        device = self.config.torch_device()
+        dtype = self.config.torch_dtype(self.model_config.dtype)
+        self.tokenizer = Tokenizer(model) if (Path(model) / "tokenizer.model").exists() else None
+        llama = load_model(model, self.model_config, dtype, device)
+        block_size = self.config.block_size
+        num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, device)
+        self.kv_cache = KVCache(self.model_config, num_blocks, block_size, dtype, device)
+        self.block_manager = BlockManager(num_blocks, block_size)
+        attention = PagedAttention(self.kv_cache, self.config.tile_size)
+        self.model_runner = ModelRunner(llama, attention, block_size, device)
+        self.peak = self.block_manager.report()  # the pool when most of it was used, in the engine's life
+        self._inputs = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
+        self._request_ids = map(str, itertools.count())
+
+    def generate(self, prompts: Prompts, sampling_params: Params = None) -> list[RequestOutput]:
+        """One finished output a prompt, in the order of the prompts.
+
+        A request that cannot be served ends with finish_reason "error" and RequestOutput.error, in its place.
+        """
+        finished = [output for output in self.stream(prompts, sampling_params) if output.finished]
+        return sorted(finished, key=lambda output: int(output.request_id))
+
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Iterator[RequestOutput]:
+        """Yield a request's output so far whenever it got a token. Closing the iterator gives back what it holds.
+
+        Raises ValueError at once if there are not as many sampling_params as prompts.
+        """
+        requests = [self._add_request(prompt, params) for prompt, params in pair(prompts, sampling_params)]
+        return self._serve(requests)
+
+    def _add_request(self, prompt: Prompt, params: SamplingParams) -> Sequence | RequestOutput:
+        """A sequence that can be served, at least alone; otherwise the output that says why not."""
+        request_id = next(self._request_ids)
+        try:
+            seq = self._inputs.process(request_id, prompt, params)
+        except ValueError as error:
+            return RequestOutput.failed(request_id, prompt, str(error))
+        needed, num_blocks = cdiv(seq.max_num_tokens, self.config.block_size), self.block_manager.num_blocks
+        if needed > num_blocks:
+            why = f"the request may come to need {needed} blocks, the pool has {num_blocks}"
+            return RequestOutput.failed(request_id, prompt, why)
+        return seq
+
+    def _serve(self, requests: list[Sequence | RequestOutput]) -> abc.Iterator[RequestOutput]:
+        yield from [request for request in requests if isinstance(request, RequestOutput)]
+        waiting = deque(request for request in requests if isinstance(request, Sequence))
+        while waiting:
+            batch = self._admit(waiting)
+            try:
+                yield from self._run(batch)
+            finally:
+                for seq in batch:
+                    if seq.block_table:  # the caller closed the iterator, or a step failed
+                        self.block_manager.free(seq)
+
+    def _admit(self, waiting: deque[Sequence]) -> list[Sequence]:
+        """The next batch: first come first served, as many as max_num_seqs and the promises allow."""
+        batch: list[Sequence] = []
+        while waiting and len(batch) < self.config.max_num_seqs and self._can_promise(waiting[0]):
+            self.block_manager.allocate(waiting[0])
+            batch.append(waiting.popleft())
+        if not batch:
+            raise RuntimeError("the pool is held by another stream() of this engine: drain or close that one first")
+        return batch
+
+    def _can_promise(self, seq: Sequence) -> bool:
+        """Whether `seq` can run to its end beside those that run now: then no batch runs out of blocks half way."""
+        promised = self.block_manager.report().promised // self.config.block_size
+        return promised + cdiv(seq.max_num_tokens, self.config.block_size) <= self.block_manager.num_blocks
+
+    def _run(self, batch: list[Sequence]) -> abc.Iterator[RequestOutput]:
+        """All prompts in one step, then one token a step for each sequence that has not ended."""
+        running = batch
+        while running:
+            outputs = self._step(running)
+            running = [seq for seq in running if not seq.finished]
+            yield from outputs
+
+    def _step(self, running: list[Sequence]) -> list[RequestOutput]:
+        for seq in running:
+            self.block_manager.append_slot(seq)
+        scheduled = [(seq, seq.num_tokens - seq.num_computed_tokens) for seq in running]
+        tokens = self.model_runner.run(scheduled)
+        for (seq, num_tokens), token in zip(scheduled, tokens, strict=True):
+            seq.num_computed_tokens += num_tokens
+            if token is not None:
+                seq.append_token(token)
+        self.peak = max(self.peak, self.block_manager.report(), key=lambda report: report.used)
+        for seq in running:
+            if seq.finished:
+                self.block_manager.free(seq)
+        return [seq.output() for seq in running]
+
+
+def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:
+    """Each prompt with its parameters. Raises ValueError if their numbers differ.
+
+    >>> [params.max_tokens for _, params in pair(["a", "b"], SamplingParams(max_tokens=4))]
+    [4, 4]
+    """
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        prompts = [prompts]  # type: ignore
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+    if len(prompts) != len(sampling_params):
+        raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params")
+    return list(zip(prompts, sampling_params, strict=True))  # type: ignore[arg-type]

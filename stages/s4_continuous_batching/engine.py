@@ -1,0 +1,111 @@
+"""LLMEngine: requests come and go at any time; step() computes some tokens of those that are here.
+
+A step is three calls: schedule (who runs), run (the model), update (what came of it).
+"""
+
+from pathlib import Path
+
+from .attention import PagedAttention
+from .block_manager import BlockManager, cdiv
+from .config import EngineConfig
+from .input_processor import InputProcessor, Prompt
+from .kv_cache import KVCache, num_blocks_for
+from .llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
+from .model_runner import ModelRunner
+from .outputs import RequestOutput
+from .sampling import SampledToken, SamplingParams
+from .scheduler import Scheduled, Scheduler
+from .sequence import Sequence
+
+
+class LLMEngine:
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises ValueError for a bad value or checkpoint. Each part is built by a method of its own."""
+        self.config = config
+        self.model_config = ModelConfig.from_folder(config.model)
+        self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
+        self.device = config.torch_device()
+        self.dtype = config.torch_dtype(self.model_config.dtype)
+        self.tokenizer = self.build_tokenizer()
+        model = self.build_model()
+        self.kv_cache = self.build_kv_cache()  # after the weights: on a GPU it takes what they leave
+        self.block_manager = self.build_block_manager()
+        self.scheduler = self.build_scheduler()
+        self.model_runner = self.build_model_runner(model)
+        self.peak = self.block_manager.report()  # the pool when most of it was used, in the engine's life
+        self._inputs = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
+        self._requests: dict[str, Sequence] = {}  # those that have not ended
+
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
+        """It runs from the next step on that has room. Raises ValueError for a request that can never be served."""
+        if request_id in self._requests:
+            raise ValueError(f"request {request_id} is being served already")
+        seq = self._inputs.process(request_id, prompt, params or SamplingParams())
+        needed, num_blocks = cdiv(seq.num_tokens, self.config.block_size), self.block_manager.num_blocks
+        if needed > num_blocks:
+            raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
+        self._requests[request_id] = seq
+        self.scheduler.add(seq)
+
+    def abort_request(self, request_id: str) -> RequestOutput | None:
+        """End a request in any state. Returns its last output; None, and nothing happens, if it is not here."""
+        seq = self._requests.pop(request_id, None)
+        if seq is None:
+            return None
+        self.scheduler.remove(seq)
+        seq.finish("abort")
+        return seq.output()
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests)
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether it was added and has not ended."""
+        return request_id in self._requests
+
+    def step(self) -> list[RequestOutput]:
+        """The outputs so far of those that got a token; or, if some can never go on, theirs, before the model runs.
+
+        If the model raises, nothing was computed: the same sequences are scheduled again in the next step.
+        """
+        batch, failed = self.scheduler.schedule()
+        if failed:
+            return [self._requests.pop(seq.request_id).output() for seq in failed]
+        tokens = self.model_runner.run(batch) if batch else []
+        return [seq.output() for seq in self._update(batch, tokens)]
+
+    def _update(self, batch: list[Scheduled], tokens: list[SampledToken | None]) -> list[Sequence]:
+        """Returns the sequences that got a token; those that it ends leave the engine."""
+        updated = []
+        for (seq, num_tokens), token in zip(batch, tokens, strict=True):
+            seq.num_computed_tokens += num_tokens
+            if token is not None:
+                seq.append_token(token)
+                updated.append(seq)
+        self.peak = max(self.peak, self.block_manager.report(), key=lambda report: report.used)
+        for seq in updated:
+            if seq.finished:
+                self.scheduler.remove(seq)
+                del self._requests[seq.request_id]
+        return updated
+
+    def build_tokenizer(self) -> Tokenizer | None:
+        folder = Path(self.config.model)
+        return Tokenizer(folder) if (folder / "tokenizer.model").exists() else None
+
+    def build_model(self) -> LlamaForCausalLM:
+        return load_model(self.config.model, self.model_config, self.dtype, self.device)
+
+    def build_kv_cache(self) -> KVCache:
+        num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, self.device)
+        return KVCache(self.model_config, num_blocks, self.config.block_size, self.dtype, self.device)
+
+    def build_block_manager(self) -> BlockManager:
+        return BlockManager(self.kv_cache.num_blocks, self.config.block_size)
+
+    def build_scheduler(self) -> Scheduler:
+        return Scheduler(self.config, self.block_manager)
+
+    def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
+        attention = PagedAttention(self.kv_cache, self.config.tile_size)
+        return ModelRunner(model, attention, self.config.block_size, self.device)
