@@ -97,24 +97,25 @@ class DecodeStep:
         if hasattr(stage.EngineConfig, "reservation"):
             options |= {"reservation": "request"}
         tokens = case.batch * (case.context + 32 + options.get("block_size", 0))
-        self.llm = stage.LLM(folder, dtype=case.dtype, kv_cache_tokens=tokens, max_num_seqs=case.batch, **options)
-        params = stage.SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-        self.seqs = [self.llm._add_request([1] * case.context, params) for _ in range(case.batch)]
-        manager = getattr(self.llm, "block_manager", None) or self.llm.slot_manager
+        llm = stage.LLM(folder, dtype=case.dtype, kv_cache_tokens=tokens, max_num_seqs=case.batch, **options)
+        self.engine = getattr(llm, "llm_engine", llm)  # what holds the parts: until stage 4 the LLM itself
+        params, prompt = stage.SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), [1] * case.context
+        self.seqs = [self.engine._inputs.process(str(i), prompt, params) for i in range(case.batch)]
+        manager = getattr(self.engine, "block_manager", None) or self.engine.slot_manager
         for seq in self.seqs:
             manager.allocate(seq)
             seq.num_computed_tokens = case.context - 1
-        pool = self.llm.kv_cache
+        pool = self.engine.kv_cache
         for tensor in [pool.blocks] if hasattr(pool, "blocks") else [pool.k, pool.v]:
             tensor.fill_(0.01)  # memory that was never written is not there yet, and quick to read
         self.num_kv_bytes = case.batch * case.context * pool.bytes_per_token
-        weights = self.llm.model_runner._model.parameters()
+        weights = self.engine.model_runner._model.parameters()
         self.num_bytes = self.num_kv_bytes + sum(weight.nbytes for weight in weights)  # what a step has to read
 
     def __call__(self) -> float:
         """Seconds of one step."""
         started = time.perf_counter()
-        self.llm.model_runner.run([(seq, 1) for seq in self.seqs])
+        self.engine.model_runner.run([(seq, 1) for seq in self.seqs])
         return time.perf_counter() - started
 
     def scattered(self, seed: int = 0) -> "DecodeStep":
@@ -246,15 +247,8 @@ def line(result: Mapping[str, Any], names: Sequence[str]) -> str:
     return f"{shape}   {times}   {ratios}   {size}: {shares}"
 
 
-@click.command()
-@click.option("--stage", "names", multiple=True, default=("s1", "s2", "s3"), show_default=True)
-@click.option("--case", "keys", multiple=True, help="model_dtype_batch_context; default: all")
-@click.option("--save/--no-save", default=True, help="into stages/results.json; only what is measured whole")
-def main(names: tuple[str, ...], keys: tuple[str, ...], save: bool) -> None:
-    """Measure one decode step of the stages against each other."""
-    from stages import scoreboard
-
-    cases = [case for case in CASES if not keys or case.key in keys]
+def measure_all(cases: Sequence[Case] = CASES, names: Sequence[str] = ("s1", "s2", "s3")) -> dict[str, Any]:
+    """Each case by its key."""
     results: dict[str, Any] = {}
     shape = replace(ModelConfig.from_folder(STORYTELLER), max_position_embeddings=LONGEST)
     with random_model(shape) as storyteller, random_model(MODEL_135M) as larger:
@@ -262,14 +256,34 @@ def main(names: tuple[str, ...], keys: tuple[str, ...], save: bool) -> None:
         for case in tqdm(cases, "decode steps"):
             results[case.key] = measure(case, folders[case.model], names, reading)
             tqdm.write(line(results[case.key], names))
-    if keys or not {"s1", "s2", "s3"} <= {*names}:
-        return
-    words = summary(results)
+    return results
+
+
+def everything() -> dict[str, Any]:
+    """All cases and what they come to: what results.json holds under "decode". Prints both."""
+    cases = measure_all()
+    words = summary(cases)
     for dtype, text in words["gain"].items():
         print(f"{dtype}, stage 3 against stage 2: {text}")
     print("one sequence, stage 3 over stage 1:", ", ".join(f"{k} {ratio:.2f}" for k, ratio in words["alone"].items()))
+    return {"cases": cases, **words}
+
+
+@click.command()
+@click.option("--stage", "names", multiple=True, help="s1, s2, ...: only these, and save nothing")
+@click.option("--case", "keys", multiple=True, help="model_dtype_batch_context: only these, and save nothing")
+@click.option("--save/--no-save", default=True, help="into stages/results.json")
+def main(names: tuple[str, ...], keys: tuple[str, ...], save: bool) -> None:
+    """Measure one decode step of stages 1 to 3 against each other."""
+    from stages import scoreboard
+
+    if names or keys:
+        chosen = [case for case in CASES if not keys or case.key in keys]
+        measure_all(chosen, names or ("s1", "s2", "s3"))
+        return
+    results = everything()
     if save:
-        scoreboard.save({"machine": scoreboard.machine(), "decode": {"cases": results, **words}})
+        scoreboard.save({"machine": scoreboard.machine(), "decode": results})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import click
 import torch
 from tqdm import tqdm
 
-from stages import figures, predict, tables
+from stages import decode, figures, predict, tables
 from stages.predict.s1 import holes
 from stages.workload import mixed_workload
 
@@ -164,6 +164,7 @@ def main(only_predict: bool, only_peers: bool) -> None:
     if everything:
         results["scoreboard"] = median_scores()
         results["run"] = screen()
+        results["decode"] = decode.everything()
     if everything or only_peers:
         results["peers"] = compare_with_transformers()
     if everything or only_predict:

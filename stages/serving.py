@@ -57,6 +57,7 @@ class Contestant:
             "tokens_per_second": self._num_tokens / self._seconds,
             "seconds": self._seconds,
             "steps": self._llm.model_runner.num_steps,
+            "tokens_a_step": self._num_tokens / self._llm.model_runner.num_steps,
             "tokens_computed": self._llm.model_runner.num_tokens,
             "first_token_seconds": statistics.median(self._first_tokens.values()),
         }

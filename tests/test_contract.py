@@ -19,7 +19,11 @@ from tests.odd_models import SHAPES, OddModel, random_prompts, write_odd_model
 from tests.prompts import CANDIDATES
 
 NUM_VECTORS, VECTOR_LEN = 20, 64
-HOLDINGS = {"reservation": ("max_model_len", "request"), "block_size": (16, 1)}  # a knob, and what is tried of it
+HOLDINGS = {  # a knob, and what is tried of it
+    "reservation": ("max_model_len", "request"),
+    "block_size": (16, 1),
+    "max_num_batched_tokens": (24,),
+}
 
 
 # What the reference says, computed once a session

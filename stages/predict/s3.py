@@ -12,7 +12,7 @@ from notebooks.attending import AttentionAlone
 from stages import decode
 from stages.decode import Case, DecodeStep, in_turn
 from stages.predict.common import Answer, with_answers
-from stages.s3_paged_attention.llama import ModelConfig
+from stages.s1_contiguous_cache.llama import ModelConfig
 
 CONTEXTS = (256, 1024, 4096, 16384)
 
@@ -49,15 +49,12 @@ def answers(model: Path) -> dict[str, Any]:
             "operations with, and it copies a tile where stage 1 takes a slice.",
         ),
     ]
-    numbers = {
-        "scattered": scattered,
+    room = {
         "extra_bytes": extra,
         "extra_bytes_of_32": of_32,
         "less_memory": extra["s2"]["16384"] / extra["s3"]["16384"],
-        "operations": operations,
-        "alone": alone,
-        "of_32": many,
     }
+    numbers = {"scattered": scattered, **room, "operations": operations, "alone": alone, "of_32": many}
     return with_answers(numbers, entries)
 
 

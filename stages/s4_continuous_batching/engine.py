@@ -11,10 +11,10 @@ from .config import EngineConfig
 from .input_processor import InputProcessor, Prompt
 from .kv_cache import KVCache, num_blocks_for
 from .llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
-from .model_runner import ModelRunner
+from .model_runner import ModelRunner, Scheduled
 from .outputs import RequestOutput
 from .sampling import SampledToken, SamplingParams
-from .scheduler import Scheduled, Scheduler
+from .scheduler import Scheduler
 from .sequence import Sequence
 
 

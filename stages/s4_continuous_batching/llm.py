@@ -46,7 +46,8 @@ class LLM:
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Iterator[RequestOutput]:
         """Yield a request's output so far whenever it got a token. Closing the iterator aborts what has not ended.
 
-        Raises ValueError at once if there are not as many sampling_params as prompts.
+        Raises ValueError at once if there are not as many sampling_params as prompts. What its steps compute for
+        requests that were added to `llm_engine` directly is told to nobody: drive the engine by one of the two.
         """
         return self._serve(pair(prompts, sampling_params))
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from .block_manager import BlockManager, cdiv
 from .config import EngineConfig
+from .model_runner import Scheduled
 from .sequence import Sequence
-
-Scheduled = tuple[Sequence, int]  # a sequence, and how many of its tokens to compute in this step
 
 
 class SchedulerOutput(NamedTuple):
@@ -69,7 +68,10 @@ class Scheduler:
         return budget
 
     def _schedule_chunks(self, output: SchedulerOutput, budget: int) -> int:
-        """Their blocks were allocated on admission. Returns what is left of the budget."""
+        """Those that run and have more than one token to compute, in order, as many as the budget has left.
+
+        Their blocks were allocated on admission. Returns what is left of the budget.
+        """
         for seq in self.running:
             num_tokens = min(seq.num_uncomputed_tokens, budget)
             if seq.num_uncomputed_tokens > 1 and num_tokens > 0:
@@ -78,6 +80,11 @@ class Scheduler:
         return budget
 
     def _admit(self, output: SchedulerOutput, budget: int) -> None:
+        """From waiting to running, in order, while there is a seat, budget, and what _may_admit() asks for.
+
+        Each takes the blocks of all its tokens, and is scheduled for as many tokens as the budget has left. One that
+        needs more blocks than the pool has fails.
+        """
         while self.waiting and len(self.running) < self._max_num_seqs and budget > 0:
             seq = self.waiting[0]
             needed, num_blocks = cdiv(seq.num_tokens, self._block_manager.block_size), self._block_manager.num_blocks
@@ -100,7 +107,10 @@ class Scheduler:
         return needed <= self._block_manager.num_free_blocks
 
     def _make_room(self, seq: Sequence, output: SchedulerOutput) -> bool:
-        """Preempt until `seq` has a slot for its last token. False if it did not get one: it waits, or has failed."""
+        """Preempt, the latest first, until `seq` can have a slot for its last token.
+
+        False if it cannot: it was the latest itself, and waits; or it is alone, and has failed.
+        """
         while not self._block_manager.can_append(seq):
             if self.running == [seq]:
                 self._fail(seq, output)
@@ -112,7 +122,10 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Take its blocks; when it is admitted again, its prompt and all that it generated are computed anew."""
+        """Take its blocks and put it in front of all who wait; num_preemptions counts it.
+
+        When it is admitted again, its prompt and all that it generated are computed anew.
+        """
         self._block_manager.free(seq)
         seq.num_computed_tokens = 0
         self.running.remove(seq)
