@@ -1,6 +1,7 @@
 """How long things take, in a notebook that shares its machine with others."""
 
 import os
+import random
 import statistics
 import sys
 import time
@@ -16,15 +17,19 @@ from torch.utils._pytree import tree_leaves
 Key = TypeVar("Key", bound=Hashable)
 
 
-def milliseconds(calls: Mapping[Key, Callable[[], object]], rounds: int = 5) -> dict[Key, float]:
+def milliseconds(calls: Mapping[Key, Callable[[], object]], rounds: int = 5, shuffle: bool = False) -> dict[Key, float]:
     """The median time of each call, in milliseconds. Each round makes every call once, so that a slow spell of the
-    machine falls on all of them; a round before the first is not counted.
+    machine falls on all of them; a round before the first is not counted. With `shuffle` each round has an order of its
+    own: where calls share memory, one that always follows another finds it in the processor's caches.
     """
     times: dict[Key, list[float]] = {key: [] for key in calls}
+    order, rng = list(calls), random.Random(0)
     for _ in range(1 + rounds):
-        for key, call in calls.items():
+        if shuffle:
+            rng.shuffle(order)
+        for key in order:
             start = time.perf_counter()
-            call()
+            calls[key]()
             times[key].append(time.perf_counter() - start)
     return {key: 1000 * statistics.median(seconds[1:]) for key, seconds in times.items()}
 
@@ -117,14 +122,3 @@ def silent_stderr() -> Iterator[None]:
         os.dup2(saved, 2)
         os.close(saved)
         os.close(nowhere)
-
-
-def matmul_speed(dtype: torch.dtype, size: int = 1536, rounds: int = 9) -> float:
-    """The best of some multiplications of large matrices, in operations a second."""
-    a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(rounds):
-        start = time.perf_counter()
-        torch.mm(a, b)
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from notebooks import pictures
 from notebooks.live import Run, Step
-from notebooks.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED
+from notebooks.pictures import ACCENT, INK, LIGHT, PAPER, USED
 
 STATES = {"decode": USED, "prefill": ACCENT, "waits": LIGHT, "preempted": PAPER}
 
@@ -78,8 +78,8 @@ def key(ax: Axes, states: Iterable[str]) -> None:
 
 def tokens_of_steps(ax: Axes, run: Run, budget: int, title: str = "") -> None:
     """What each step computed: newest tokens below, parts of prompts above, and the most that it may."""
-    decodes = [sum(work.count == 1 for work in step.work.values()) for step in run.steps]
-    totals = [sum(work.count for work in step.work.values()) for step in run.steps]
+    decodes = [sum(work.num_tokens == 1 for work in step.work.values()) for step in run.steps]
+    totals = [sum(work.num_tokens for work in step.work.values()) for step in run.steps]
     stairs(ax, run.steps, [0] * len(totals), decodes, USED)
     stairs(ax, run.steps, decodes, totals, ACCENT)
     ax.axhline(budget, color=INK, linewidth=0.9, linestyle="--")
@@ -98,17 +98,18 @@ def stairs(ax: Axes, steps: Sequence[Step], low: Sequence[float], high: Sequence
     pictures.polygons(ax, boxes, color)
 
 
-def held_over_time(ax: Axes, run: Run, title: str, lines: Mapping[str, float]) -> None:
-    """The share of the blocks that are held, a mark where sequences were preempted, and named heights."""
-    x, y = [step.end for step in run.steps], [step.held for step in run.steps]
-    ax.fill_between(x, y, color=PALE, linewidth=0, step="pre")
-    ax.plot(x, y, color=USED, linewidth=0.9, drawstyle="steps-pre")
+def held_over_time(ax: Axes, run: Run, title: str) -> None:
+    """The share of the blocks that are held, and a mark where a sequence is preempted."""
+    outline = [(0.0, 0.0)]
+    for held, group in itertools.groupby(run.steps, key=lambda step: step.held):
+        members = list(group)
+        outline += [(members[0].start, held), (members[-1].end, held)]
+    outline.append((outline[-1][0], 0.0))
+    pictures.polygons(ax, [outline], LIGHT, edge=USED, width=0.8)
     moments = preempted_at(run)
-    ax.plot(moments, [1.04] * len(moments), "v", color=ACCENT, markersize=4, clip_on=False, markeredgewidth=0)
-    for name, height in lines.items():
-        ax.axhline(height, color=INK, linewidth=0.8, linestyle=":")
-        pictures.label(ax, name, (x[-1], height), (5, 0))
-    ax.set(xlim=(0, x[-1]), ylim=(0, 1.0), title=title, yticks=[0, 0.5, 1])
+    if moments:  # an empty line would count as one at the corner of the page
+        ax.plot(moments, [1.1] * len(moments), "v", color=ACCENT, markersize=5, clip_on=False, markeredgewidth=0)
+    ax.set(xlim=(0, run.steps[-1].end), ylim=(0, 1.0), title=title, yticks=[0, 0.5, 1])
     pictures.percent(ax.yaxis)
     pictures.thousands(ax.xaxis)
 
@@ -135,18 +136,4 @@ def longer_than(
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
     pictures.thousands(ax.xaxis)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None if log else 0))
-
-
-def roofline(ax: Axes, peak: float, bandwidth: float, points: Mapping[str, tuple[float, float]]) -> None:
-    """GFLOP/s against operations a byte: what the machine allows, and what steps reached. `points`: name: (x, y)."""
-    x = np.logspace(-1, 3, 60)
-    roof = np.minimum(peak, bandwidth * x)
-    ax.plot(x, roof, color=INK, linewidth=1.4)
-    pictures.label(ax, "matmul of large matrices", (x[-1], peak), (-4, 6), INK, ha="right")
-    for name, (intensity, speed) in points.items():
-        ax.plot(intensity, speed, "o", color=ACCENT if "prompt" in name else USED, markersize=6)
-        pictures.label(ax, name, (intensity, speed), (6, -7), ACCENT if "prompt" in name else USED)
-    ax.set(xscale="log", yscale="log", xlabel="operations for each byte read", ylabel="GFLOP/s")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))

@@ -5,9 +5,10 @@ take turns on the same requests, a hundredth of the work at a time, each on a cl
 machine hits all alike. A ratio is the median of the rounds' ratios.
 
 --peers serves them with transformers too, in the same run: `generate` on one left-padded static batch of all 32, and
-the continuous batching behind `generate_batch`. These are not held to the pool. Whoever serves, only the tokens that a
-request asked for count. The floor is the time that reading all weights once a step would take, at the bandwidth that
-the machine has at that moment. A round takes about two minutes on two cores, with peers three.
+the continuous batching behind `generate_batch`. These are not held to the pool, so the last stage is measured once more
+with a pool of 8,192. Whoever serves, only the tokens that a request asked for count. The floor is the time that reading
+all weights once a step would take, at the bandwidth that the machine has at that moment. A round takes about two
+minutes on two cores, with peers four.
 """
 
 import importlib
@@ -22,19 +23,20 @@ import torch
 from tqdm import tqdm
 
 from stages.decode import MODEL_135M, STAGES, Reading, random_model
-from stages.s4_continuous_batching.llama import LlamaForCausalLM
+from stages.s1_contiguous_cache.llama import LlamaForCausalLM
 from stages.workload import Request, mixed_workload
 
-POOL_TOKENS, ROUNDS, SLICES = 2048, 1, 100
+POOL_TOKENS, ROOMY_TOKENS = 2048, 8192  # the second has room for all of them at once
+ROUNDS, SLICES = 1, 100
 Scores = dict[str, float]
 
 
 class Contestant:
     """A stage that serves the requests. It runs only when it is told to; its clock stands still meanwhile."""
 
-    def __init__(self, name: str, folder: Path, requests: list[Request], dtype: str) -> None:
+    def __init__(self, name: str, folder: Path, requests: list[Request], dtype: str, pool: int = POOL_TOKENS) -> None:
         stage = importlib.import_module(STAGES[name])
-        self._llm = stage.LLM(folder, dtype=dtype, kv_cache_tokens=POOL_TOKENS)
+        self._llm = stage.LLM(folder, dtype=dtype, kv_cache_tokens=pool)
         options = {"temperature": 0.0, "ignore_eos": True}
         params = [stage.SamplingParams(max_tokens=request.num_output_tokens, **options) for request in requests]
         self._stream = self._llm.stream([request.prompt_token_ids for request in requests], params)
@@ -91,22 +93,28 @@ def measure(names: list[str], folder: Path, requests: list[Request], dtype: str,
 # ---- peers
 
 
-def measure_peers(folder: Path, requests: list[Request], dtype: str) -> dict[str, Any]:
-    """transformers' two ways, one run each; the error in its place if one cannot."""
+def measure_peers(name: str, folder: Path, requests: list[Request], dtype: str) -> dict[str, Any]:
+    """transformers' two ways and the stage `name` with room for all, one run each; an error stands in its place."""
     from transformers import LlamaForCausalLM as Peer
 
     model = Peer.from_pretrained(folder, dtype=getattr(torch, dtype))
-    peers: dict[str, Callable[[Any, list[Request]], Scores]] = {
-        "generate": static_batch,
-        "generate_batch": continuous_batching,
+    runs: dict[str, Callable[[], Scores]] = {
+        "generate": lambda: static_batch(model, requests),
+        name: lambda: serve_alone(Contestant(name, folder, requests, dtype, ROOMY_TOKENS), requests),
+        "generate_batch": lambda: continuous_batching(model, requests),
     }
     results: dict[str, Any] = {}
-    for name, peer in tqdm(peers.items(), desc="transformers"):
+    for which, run in tqdm(runs.items(), desc="peers"):
         try:
-            results[name] = peer(model, requests)
+            results[which] = run()
         except Exception as error:  # whatever it is: it belongs to the result
-            results[name] = {"error": f"{type(error).__name__}: {error}"}
+            results[which] = {"error": f"{type(error).__name__}: {error}"}
     return results
+
+
+def serve_alone(contestant: Contestant, requests: list[Request]) -> Scores:
+    contestant.run_until(sum(request.num_output_tokens for request in requests))
+    return contestant.scores()
 
 
 def static_batch(model: Any, requests: list[Request]) -> Scores:
@@ -177,10 +185,10 @@ def main(names: tuple[str, ...], dtype: str, num_rounds: int, num_requests: int,
     with random_model(MODEL_135M) as folder:
         with tqdm(disable=True) as silent:
             serve_in_turns(list(names), folder, mixed_workload(MODEL_135M.vocab_size, 2, high=32), dtype, silent)
-        results = {"dtype": dtype, "output_tokens": num_tokens}
+        results: dict[str, Any] = {"dtype": dtype, "output_tokens": num_tokens}
         results |= measure(list(names), folder, requests, dtype, num_rounds)
         if peers:
-            results["peers"] = measure_peers(folder, requests, dtype)
+            results["peers"] = measure_peers(names[-1], folder, requests, dtype)
     results["floor"] = floor(dtype, results[names[-1]]["steps"], num_tokens)
     for key, value in results.items():
         print(key, value)

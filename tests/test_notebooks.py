@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 import torch  # noqa: E402
 
 from notebooks import __main__ as command  # noqa: E402
-from notebooks import allocators, measure, pictures, pictures_s2, traffic  # noqa: E402
+from notebooks import allocators, attending, measure, pictures, pictures_s2, pictures_s3, roofline, traffic  # noqa: E402
 from stages import s1_contiguous_cache as s1  # noqa: E402
 from stages import s2_block_manager as s2  # noqa: E402
 from stages.s1_contiguous_cache.slot_manager import SlotManager  # noqa: E402
@@ -28,7 +28,11 @@ from stages.s2_block_manager.llama import ModelConfig  # noqa: E402
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
-DEFINES = {"s1_contiguous_cache": {"attend", "next_token"}}  # stage zero: a model without a cache
+DEFINES = {
+    "s1_contiguous_cache": {"attend", "next_token"},  # stage zero: a model without a cache
+    # policies: who is admitted, who makes room
+    "s4_continuous_batching": {"Thresholds", "NeverPreempts", "held", "schedule", "_may_admit", "_make_room"},
+}
 MAX_BYTES, MAX_SECONDS, MAX_LINES = 300_000, 60, 30
 
 # What a cell of prose may say in figures: what somebody else claims, and what is so by definition.
@@ -38,6 +42,8 @@ CLAIMED = {
         *("3 / 6 /\n12 / 24%", "43.75 / 46.88 / 48.44 /\n49.22%", "96%", "0.39%", "48 GB", "5-15%", "50%", "91%"),
         *("8.39 MB", "5.24 MB", "2.10 MB", "8.26 MB", "833,000 operations/s", "267x", "7x", "1-10 us"),
     ),
+    "s3_paged_attention": ("4%", "1,198 tok/s", "15-30%", "2-4x"),
+    "s4_continuous_batching": ("1%", "95%", "80%", "4%", "2-4 times", "30%", "96%", "3 times"),
 }
 MEASUREMENT = re.compile(
     r"\d[\d.,]*\s*(?:%|ms\b|µs\b|us\b|s\b|seconds?\b|minutes?\b|times\b|x\b|×|KB\b|MB\b|GB\b|[kMG]iB\b|"
@@ -124,9 +130,8 @@ def test_says_nothing_of_the_machine(path):
 @each_notebook
 def test_defines_no_engine_logic(path):
     tree = ast.parse("\n".join(cell.source for cell in code_cells(path)))
-    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    assert defined <= DEFINES.get(path.stem, set())
-    assert not [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    assert {node.name for node in ast.walk(tree) if isinstance(node, kinds)} == DEFINES.get(path.stem, set())
 
 
 @each_notebook
@@ -340,8 +345,59 @@ def test_milliseconds_calls_each_once_a_round():
     assert set(times) == {"a", "b"} and all(value >= 0 for value in times.values())
 
 
+def test_a_shuffled_round_still_calls_each_once():
+    calls = []
+    measure.milliseconds({name: lambda name=name: calls.append(name) for name in "abcdef"}, rounds=3, shuffle=True)
+    rounds = ["".join(calls[i : i + 6]) for i in range(0, 24, 6)]
+    assert {"".join(sorted(each)) for each in rounds} == {"abcdef"} and len(set(rounds)) > 1
+
+
+def test_peak_bytes_are_those_held_at_one_moment():
+    one, two = (measure.peak_bytes(lambda n=n: [torch.ones(1024) for _ in range(n)]) for n in (1, 2))
+    in_turn = measure.peak_bytes(lambda: [torch.ones(1024).sum().item() for _ in range(8)])
+    assert 4096 <= one < 4608 and 8192 <= two < 8704 and 4096 <= in_turn < 4608
+
+
+def test_operations_are_counted():
+    x = torch.ones(4)
+    with measure.Operations() as done:
+        (x + x) * x
+    assert done.count == 2
+
+
+def test_a_recorder_asks_an_attention_again():
+    class Runner:
+        def _attention(self, layer, q, k, v):
+            return q + layer
+
+    class Engine:
+        model_runner = Runner()
+
+    recorder = attending.Recorder(Engine)
+    q, k, v = torch.rand(3, 4, 2), torch.rand(3, 2, 2), torch.rand(3, 2, 2)
+    assert Engine.model_runner._attention(1, q, k, v).equal(q + 1) and recorder.asked == [(q, k, v)]
+    looks = attending.looks_back(recorder.asked)
+    assert set(looks) == {(0, head) for head in range(4)}
+    assert looks[0, 3][0].equal(q[None, None, -1, 3:4].transpose(2, 3).reshape(1, 1, 1, 2))
+    assert looks[0, 3][1].equal(k[:, 1][None, None]) and looks[0, 3][2].shape == (1, 1, 3, 2)
+    recorder.leave()
+    assert Engine.model_runner._attention(0, q, k, v).equal(q) and len(recorder.asked) == 1
+
+
+def test_the_work_of_a_step_by_hand():
+    """One layer, hidden 4, one head of 4, MLP of 8, vocabulary of 10: 4 x 16 + 3 x 32 weights, and 40 of the head."""
+    model = ModelConfig(10, 4, 8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=4)
+    decode = roofline.work(model, [(1, 5), (1, 3)], itemsize=4)
+    assert decode.operations == 2 * 2 * 160 + 4 * 4 * (5 + 3) + 2 * 2 * 40
+    assert decode.num_bytes == 4 * (160 + 2 * 4 * (5 + 3) + 40)
+    prefill = roofline.work(model, [(3, 3)], itemsize=4)
+    assert prefill.operations == 3 * 2 * 160 + 4 * 4 * (1 + 2 + 3) + 2 * 40
+
+
 @pytest.mark.parametrize(
-    "module", [allocators, measure, pictures, pictures_s2, traffic], ids=lambda module: module.__name__
+    "module",
+    [allocators, measure, pictures, pictures_s2, pictures_s3, roofline, traffic],
+    ids=lambda module: module.__name__,
 )
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0

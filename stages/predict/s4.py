@@ -16,41 +16,48 @@ LONG_PROMPT, CHUNKS, ROUNDS = 900, (32, 128, 1024), 3
 
 
 def answers(model: Path) -> dict[str, Any]:
-    steps, chunks, again = steps_for_all(model), cost_of_chunks(model), {pool: recomputed(model, pool) for pool in pools()}
-    smallest, largest = chunks[str(CHUNKS[0])], chunks[str(CHUNKS[-1])]
-    half, quarter = again[POOL // 2], again[POOL // 4]
-    entries = [
-        Answer(
-            f"32 requests, all there at once, {SEATS} seats; outputs have 16 to 256 tokens. How many steps do static batches "
-            "take? And if whoever ends makes room for the next at once?",
-            f"{steps['static']:,}, and {steps['continuous']:,}; {steps['least']:,} is the least that {SEATS} seats can do. In "
-            f"static batches {steps['filled_static']:.0%} of the seats get a token in a step, the others have ended and wait; "
-            f"now it is {steps['filled_continuous']:.0%}. The rest is the end, when nobody is left to take a seat.",
-        ),
-        Answer(
-            f"{SEATS} sequences decode, and a prompt of {LONG_PROMPT} tokens comes. Its tokens can all go into one step, or "
-            f"{CHUNKS[0]} at most into each. Which is better for its time to first token, and which for the others' "
-            "inter-token latency?",
-            f"In one step its first token comes after {largest['ttft_ms']:.0f} ms, and the others wait "
-            f"{largest['gap_ms']:.0f} ms for their next one. In steps of {CHUNKS[0]} tokens it takes "
-            f"{smallest['ttft_ms']:.0f} ms, and nobody waits longer than {smallest['gap_ms']:.0f} ms. (Without a newcomer: "
-            f"{largest['decode_ms']:.0f} ms.) {who_gains(smallest, largest)}",
-        ),
-        Answer(
-            f"All of the 32 run at once in a pool of {POOL:,} tokens. In half the pool, what share of the tokens that go through "
-            "the model went through it before? In a quarter?",
-            f"{half['share']:.0%}, and {quarter['share']:.0%}. {half['preemptions']} and {quarter['preemptions']} times a "
-            "sequence is preempted, and all that it had is computed again. It is the one that came last, so "
-            f"{half['of_prompts']:.0%} and {quarter['of_prompts']:.0%} of that are prompts. The steps grow faster than the "
-            f"tokens, because fewer fit at a time: {again[POOL]['steps']:,}, then {half['steps']:,}, then {quarter['steps']:,}.",
-        ),
-    ]
-    numbers = {"steps": steps, "chunks": chunks, "again": {str(pool): count for pool, count in again.items()}}
-    return with_answers(numbers, entries)
+    steps, chunks = steps_for_all(model), cost_of_chunks(model)
+    again = {str(pool): recomputed(model, pool) for pool in (POOL, POOL // 2, POOL // 4)}
+    entries = [about_seats(steps), about_chunks(chunks), about_the_pool(again)]
+    return with_answers({"steps": steps, "chunks": chunks, "again": again}, entries)
 
 
-def pools() -> tuple[int, ...]:
-    return POOL, POOL // 2, POOL // 4
+def about_seats(steps: dict[str, float]) -> Answer:
+    return Answer(
+        f"32 requests, all there at once, {SEATS} seats; outputs have 16 to 256 tokens. How many steps do static "
+        "batches take? And if whoever ends makes room for the next at once?",
+        f"{steps['static']:,}, and {steps['continuous']:,}; {steps['least']:,} is the least that {SEATS} seats can "
+        f"do. In static batches {steps['filled_static']:.0%} of the seats get a token in a step, the others have "
+        f"ended and wait; now it is {steps['filled_continuous']:.0%}. Nearly all of the rest is the end, when nobody "
+        "waits any more.",
+    )
+
+
+def about_chunks(chunks: dict[str, dict[str, float]]) -> Answer:
+    small, large = (chunks[str(chunk)] for chunk in (CHUNKS[0], CHUNKS[-1]))
+    is_trade = small["gap_ms"] < large["gap_ms"] and small["ttft_ms"] > large["ttft_ms"]
+    words = "Small chunks help those who are here, and the newcomer pays." if is_trade else "Here it was no trade."
+    return Answer(
+        f"{SEATS} sequences decode, and a prompt of {LONG_PROMPT} tokens comes. It can be computed in one step, or in "
+        f"chunks, in steps of {CHUNKS[0]} tokens. Which is better for its time to first token, and which for the "
+        "others' inter-token latency?",
+        f"In one step its first token comes after {large['ttft_ms']:.0f} ms, and the others wait "
+        f"{large['gap_ms']:.0f} ms for their next one. In steps of {CHUNKS[0]} tokens it takes {small['ttft_ms']:.0f} "
+        f"ms, and nobody waits longer than {small['gap_ms']:.0f} ms. (Without a newcomer: {large['decode_ms']:.0f} "
+        f"ms.) {words}",
+    )
+
+
+def about_the_pool(again: dict[str, dict[str, float]]) -> Answer:
+    whole, half, quarter = (again[str(POOL // part)] for part in (1, 2, 4))
+    return Answer(
+        f"All 32 run at once in a pool of {POOL:,} tokens. In half the pool, what share of the tokens that go through "
+        "the model went through it before? In a quarter?",
+        f"{half['share']:.0%}, and {quarter['share']:.0%}. {half['preemptions']} and {quarter['preemptions']} times a "
+        "sequence is preempted, and all that it had is computed again. It is the one that came last, so "
+        f"{half['of_prompts']:.0%} and {quarter['of_prompts']:.0%} of that are prompts. Steps grow faster than tokens, "
+        f"because fewer fit at a time: {whole['steps']:,}, then {half['steps']:,}, then {quarter['steps']:,}.",
+    )
 
 
 def workload(model: Path) -> list[live.Arrival]:
@@ -62,8 +69,7 @@ def workload(model: Path) -> list[live.Arrival]:
 def steps_for_all(model: Path) -> dict[str, float]:
     """Steps for the workload with SEATS seats, and the share of the seats that get a token in a step. Counted."""
     arrivals = workload(model)
-    llm = s3.LLM(model, kv_cache_tokens=POOL, max_num_seqs=SEATS)
-    llm.model_runner = live.Placeholder()
+    llm = live.without_model(s3.LLM(model, kv_cache_tokens=POOL, max_num_seqs=SEATS))
     static = len(live.static(llm, arrivals).steps)
     engine = live.WithoutModel(model=str(model), kv_cache_tokens=POOL, max_num_seqs=SEATS)
     continuous = len(live.continuous(engine, arrivals).steps)
@@ -118,9 +124,3 @@ def one_newcomer(engine: s4.LLMEngine, arrives: int = 25) -> dict[str, float]:
         "gap_ms": 1000 * max(during),
         "decode_ms": 1000 * statistics.median(decode),
     }
-
-
-def who_gains(smallest: dict[str, float], largest: dict[str, float]) -> str:
-    """The trade in words, if it was one."""
-    is_trade = smallest["gap_ms"] < largest["gap_ms"] and smallest["ttft_ms"] > largest["ttft_ms"]
-    return "Small chunks help those who are here, and the newcomer pays." if is_trade else "Here it was not a trade."

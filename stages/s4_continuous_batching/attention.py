@@ -116,7 +116,7 @@ class PagedAttention:
     ) -> Tensor:
         """Tokens of one sequence, on what was computed before, tile by tile, and on themselves.
 
-        Their own keys and values are at hand; the pool is read only before them. The table may go on behind the context.
+        Their own keys and values are at hand; the pool is read only before them. block_table may go on behind it.
         q, out [query_len, num_heads, head_dim]; k, v [query_len, num_kv_heads, head_dim]; block_table [max_blocks]
         """
         group = q.shape[1] // k.shape[1]
