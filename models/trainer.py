@@ -188,7 +188,7 @@ def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
 
 @torch.compiler.disable
 def drop(x: Tensor, rate: float) -> Tensor:
-    """Dropout with one random byte an element: F.dropout draws more, and cost a third of a step on a CPU.
+    """Dropout with one random byte an element: F.dropout draws more, which is slow on a CPU.
 
     x, out of any shape. A byte makes the rate a multiple of 1/256; what is kept grows so that the mean stays.
     """
