@@ -18,7 +18,7 @@ class EngineConfig:
     max_model_len: int | None = knob(None, "longest prompt + output, in tokens; default: as the model was trained for")
     max_num_seqs: int = knob(32, "most sequences that run at a time")
     max_num_batched_tokens: int = knob(512, "most tokens in a step: a longer prompt is computed in chunks")
-    watermark: float = knob(0.01, "share of the blocks that admitting a sequence beside others leaves free")
+    watermark: float = knob(0.05, "share of the blocks that admitting a sequence beside others leaves free")
     block_size: int = knob(16, "slots in a block of the KV pool")
     tile_size: int = knob(512, "slots of each sequence that attention reads at a time")
     kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
