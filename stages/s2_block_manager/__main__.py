@@ -67,13 +67,14 @@ def show(stream: Iterator[RequestOutput]) -> list[RequestOutput]:
 
 
 def print_ending(output: RequestOutput) -> None:
-    """The first story is on the screen already; of the others nothing is."""
-    completion = output.outputs[0]
+    """What is not on the screen yet: of the first story nothing is left, of the others all."""
     if output.error:
         print(f"error: {output.error}", file=sys.stderr)
-    elif output.request_id != "0":
-        print(f"{output.prompt}{completion.text}", end="")
-    print(f"  [{len(completion.token_ids)} tokens, {completion.finish_reason}]\n")
+    for completion in output.outputs:
+        is_shown = output.request_id == "0" and completion.index == 0
+        if not output.error and not is_shown:
+            print(f"{output.prompt}{completion.text}", end="")
+        print(f"  [{len(completion.token_ids)} tokens, {completion.finish_reason}]\n")
 
 
 def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
