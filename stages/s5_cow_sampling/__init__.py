@@ -1,0 +1,25 @@
+"""Stage 5: copy-on-write sampling.
+
+Unlike the stage before:
+- a block counts who holds it: the samples of a prompt (n) share its blocks, and what they share is computed once;
+- who writes to a shared block gets a copy of it first, and the copies of a step are made together;
+- the samples of a request are admitted, preempted and aborted as one; beams are forked and dropped at every token.
+"""
+
+from .beam_search import BeamSearchParams
+from .config import EngineConfig
+from .engine import LLMEngine
+from .llm import LLM
+from .outputs import CompletionOutput, RequestOutput
+from .sampling import Logprob, SamplingParams
+
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EngineConfig",
+    "LLMEngine",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+]
