@@ -138,8 +138,8 @@ class BeamSearch:
 
     def _compute(self, beams: list[Sequence]) -> list[SampledToken]:
         """What each would say next, and the likeliest beside it. First copies the blocks that they are to write to."""
-        copies = [copy for beam in beams if (copy := self._block_manager.append_slot(beam))]
-        self._engine.kv_cache.copy_blocks({copy.target: copy.source for copy in copies})
+        copies = [self._block_manager.append_slot(beam) for beam in beams]
+        self._engine.kv_cache.copy_blocks({needed.target: needed.source for needed in copies if needed})
         size = self._max_num_batched_tokens
         return [token for start in range(0, len(beams), size) for token in self._run(beams[start : start + size])]
 

@@ -5,8 +5,8 @@
                                                B: [3, 0]              B: [3, 1]
     reference counts      3: 1    0: 1         3: 2    0: 2           3: 2    0: 1    1: 1
 
-The idea is an operating system's: fork() copies the table of a process, not its memory, and a page is copied when one of
-those who share it writes to it (Kwon et al. 2023, arXiv:2309.06180).
+The idea is an operating system's: fork() copies the table of a process, not its memory, and a page is copied only when
+one of those who share it writes to it (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from collections import Counter
@@ -192,9 +192,7 @@ class BlockManager:
         """Every block is free or counted once for each table it is in, and no table is longer than its tokens need."""
         self._pool.check_integrity([block for seq in self._holders for block in seq.block_table])
         for seq in self._holders:
-            assert len(set(seq.block_table)) == len(seq.block_table), (
-                f"a block is in one table twice: {seq.block_table}"
-            )
+            assert len(set(seq.block_table)) == len(seq.block_table), f"a block is twice in {seq.block_table}"
             most = cdiv(seq.num_tokens, self.block_size)
             assert len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
             assert seq.num_computed_tokens <= len(seq.block_table) * self.block_size

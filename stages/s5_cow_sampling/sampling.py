@@ -77,19 +77,20 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         tokens = tokens.index_copy(0, index, chosen)
     logprobs = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=-1)  # [num_rows]
     sampled = [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
-    return [
-        token if row.params.logprobs is None else token._replace(logprobs=likeliest(row_logits, token, row.params))
-        for token, row, row_logits in zip(sampled, rows, logits, strict=True)
-    ]
+    for i, row in enumerate(rows):
+        if row.params.logprobs is not None:
+            sampled[i] = sampled[i]._replace(logprobs=top_logprobs(logits[i], sampled[i], row.params.logprobs))
+    return sampled
 
 
-def likeliest(logits: Tensor, token: SampledToken, params: SamplingParams) -> dict[int, Logprob]:
-    """The params.logprobs likeliest tokens, in this order, and then `token` if it is not among them.
+def top_logprobs(logits: Tensor, token: SampledToken, count: int) -> dict[int, Logprob]:
+    """The `count` likeliest tokens, in this order, and then `token` if it is not among them.
 
     logits float32 [vocab_size]
     """
-    top = logits.log_softmax(dim=-1).topk(min(params.logprobs, len(logits)))
-    found = {i: Logprob(p, rank) for rank, (i, p) in enumerate(zip(top.indices.tolist(), top.values.tolist()), 1)}
+    top = logits.log_softmax(dim=-1).topk(min(count, len(logits)))
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    found = {token_id: Logprob(logprob, rank) for rank, (token_id, logprob) in enumerate(pairs, start=1)}
     own = Logprob(token.logprob, int((logits > logits[token.token_id]).sum()) + 1)
     return found | {token.token_id: found.get(token.token_id, own)}
 
