@@ -79,20 +79,22 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
     sampled = [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
     for i, row in enumerate(rows):
         if row.params.logprobs is not None:
-            sampled[i] = sampled[i]._replace(logprobs=top_logprobs(logits[i], sampled[i], row.params.logprobs))
+            found = top_logprobs(logits[i], sampled[i].token_id, row.params.logprobs)
+            sampled[i] = sampled[i]._replace(logprobs=found)
     return sampled
 
 
-def top_logprobs(logits: Tensor, token: SampledToken, count: int) -> dict[int, Logprob]:
-    """The `count` likeliest tokens, in this order, and then `token` if it is not among them.
+def top_logprobs(logits: Tensor, token_id: int, count: int) -> dict[int, Logprob]:
+    """The `count` likeliest tokens, in this order, and then this one if it is not among them.
 
     logits float32 [vocab_size]
     """
-    top = logits.log_softmax(dim=-1).topk(min(count, len(logits)))
+    logprobs = logits.log_softmax(dim=-1)  # [vocab_size]
+    top = logprobs.topk(min(count, len(logits)))
     pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    found = {token_id: Logprob(logprob, rank) for rank, (token_id, logprob) in enumerate(pairs, start=1)}
-    own = Logprob(token.logprob, int((logits > logits[token.token_id]).sum()) + 1)
-    return found | {token.token_id: found.get(token.token_id, own)}
+    found = {likely: Logprob(logprob, rank) for rank, (likely, logprob) in enumerate(pairs, start=1)}
+    own = Logprob(logprobs[token_id].item(), rank=1 + int((logits > logits[token_id]).sum()))
+    return found | {token_id: found.get(token_id, own)}
 
 
 def race(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
