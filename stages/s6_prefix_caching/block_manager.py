@@ -192,8 +192,10 @@ class BlockManager:
         If all who hold a block are among them, the last one writes in place.
         """
         num_new = sum(self._num_missing_blocks(seq) for seq in seqs)
-        writers = Counter(block for seq in seqs if (block := self._shared_block(seq)) is not None)
-        return num_new + sum(min(count, self._pool.ref_count(block) - 1) for block, count in writers.items())
+        shared = [block for seq in seqs if (block := self._shared_block(seq)) is not None]
+        if not shared:
+            return num_new
+        return num_new + sum(min(count, self._pool.ref_count(block) - 1) for block, count in Counter(shared).items())
 
     def can_append(self, *seqs: Sequence) -> bool:
         """Whether append_slot() would succeed for all of these."""
@@ -259,7 +261,8 @@ class BlockManager:
 
     def _hits(self, seq: Sequence) -> list[CachedBlock]:
         """The beginning of `seq` that is cached, in whole blocks; its last token is to be computed in any case."""
-        most = (seq.num_tokens - 1) // self.block_size if self._is_caching and seq.may_hit else 0
+        may_hit = self._is_caching and not seq.awaits_prompt_logprobs
+        most = (seq.num_tokens - 1) // self.block_size if may_hit else 0
         self.prefix_cache.extend_hashes(seq.block_hashes, seq.token_ids, most)
         return self.prefix_cache.match(seq.block_hashes[:most], seq.token_ids)
 

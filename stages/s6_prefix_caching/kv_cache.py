@@ -131,10 +131,12 @@ class PoolReport:
 
     @property
     def held(self) -> int:
-        return self.block_size * len({block for table, _ in self.tables for block in table})
+        return self.block_size * len(set().union(*(table for table, _ in self.tables)))
 
     @property
     def used(self) -> int:
+        if self.held == self.block_size * sum(len(table) for table, _ in self.tables):  # nothing is shared
+            return sum(used for _, used in self.tables)
         return sum(self._filled().values())
 
     @property

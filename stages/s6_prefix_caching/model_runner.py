@@ -55,7 +55,7 @@ class ModelRunner:
         for (seq, num_tokens), row in zip(batch, query_start_loc, strict=False):
             first = 1 + len(seq.prompt_logprobs)  # the token of the prompt that is told next
             last = min(seq.num_computed_tokens + num_tokens, seq.num_prompt_tokens - 1)
-            if seq.num_prompt_logprobs and first <= last:
+            if seq.awaits_prompt_logprobs and first <= last:
                 rows = hidden[row + first - 1 - seq.num_computed_tokens : row + last - seq.num_computed_tokens]
                 logits = self._model.compute_logits(rows).float()  # [tokens told, vocab_size]
                 token_ids, count = seq.token_ids[first : last + 1], seq.params.prompt_logprobs

@@ -68,15 +68,10 @@ class Sequence:
         return self.finish_reason is not None
 
     @property
-    def num_prompt_logprobs(self) -> int:
-        """How many of the prompt's tokens are yet to get their log-probabilities."""
+    def awaits_prompt_logprobs(self) -> bool:
+        """Whether tokens of its prompt are yet to get theirs. It may hit nothing then: only what is computed gets them."""
         is_asked = self.params.prompt_logprobs is not None and self.sample_index == 0
-        return self.num_prompt_tokens - 1 - len(self.prompt_logprobs) if is_asked else 0
-
-    @property
-    def may_hit(self) -> bool:
-        """Whether it may take over keys and values: what is not computed tells no log-probabilities."""
-        return self.num_prompt_logprobs == 0
+        return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     def samplers(self) -> list["Sequence"]:
         """Those whose next token comes from the logits of this one's last: itself, and followers of the same tokens."""
