@@ -1,4 +1,4 @@
-"""PrefixCache: which blocks hold which beginnings of texts, and in which order they are given up.
+r"""PrefixCache: which blocks hold which beginnings of texts, and in which order they are given up.
 
     the cat sat on (block 7) --- the mat and ate (block 2)      block size 4: a text is found block by block, each by
                              \-- a warm stone by (block 5)      the hash of its tokens and of all before them

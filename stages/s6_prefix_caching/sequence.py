@@ -69,7 +69,7 @@ class Sequence:
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
-        """Whether tokens of its prompt are yet to get theirs. It may hit nothing then: only what is computed gets them."""
+        """Whether tokens of its prompt lack theirs. It may hit nothing then: only what is computed gets them."""
         is_asked = self.params.prompt_logprobs is not None and self.sample_index == 0
         return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 

@@ -1,74 +1,58 @@
-"""What this stage buys: nobody waits for the longest of a batch, and nobody for what others may come to need.
-
-Counted in steps of the model. A static batch runs until its last member ends, and starts with as many as have a seat.
-"""
-
-import pytest
+"""What this stage buys: what was computed for one request is not computed for the next. Counted in tokens computed."""
 
 from ..llm import LLM
-from ..outputs import RequestOutput
 from ..sampling import SamplingParams
 
-LENGTHS = [30, 3, 4, 2, 5, 28, 3, 6, 2, 4, 3, 5, 2, 25, 4, 3]  # a few long answers among short ones
-PROMPTS = [[1 + i] * (1 + i % 5) for i in range(16)]
+BLOCK_SIZE = 4
+PROMPT = [3 + 7 * i % 300 for i in range(40)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
-def greedy(lengths: list[int]) -> list[SamplingParams]:
-    return [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths]
+def tokens_computed(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> int:
+    """How many go through the model for this request."""
+    before = llm.model_runner.num_tokens
+    llm.generate(prompt, params)
+    return llm.model_runner.num_tokens - before
 
 
-def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in outputs]
+def test_a_repeated_prompt_computes_one_block_or_less(checkpoint):
+    llm = LLM(checkpoint, block_size=BLOCK_SIZE)
+    assert tokens_computed(llm, PROMPT) == 40
+    assert tokens_computed(llm, PROMPT) == 4
+    assert tokens_computed(llm, PROMPT[:38]) == 2
 
 
-def static_steps(lengths: list[int], seats: int) -> int:
-    """Each batch takes as many steps as its longest member has tokens."""
-    return sum(max(lengths[i : i + seats]) for i in range(0, len(lengths), seats))
+def test_a_shared_beginning_is_computed_once_for_all(checkpoint):
+    """A system prompt of 32 tokens and eight questions of 6: seven times the 32 are saved."""
+    llm = LLM(checkpoint, block_size=BLOCK_SIZE)
+    computed = [tokens_computed(llm, PROMPT[:32] + [100 + i] * 6) for i in range(8)]
+    assert computed == [38] + [6] * 7
 
 
-@pytest.fixture(scope="module")
-def alone(checkpoint) -> list[list[int]]:
-    llm = LLM(checkpoint, block_size=4)
-    return [tokens(llm.generate([prompt], each))[0] for prompt, each in zip(PROMPTS, greedy(LENGTHS), strict=True)]
+def test_a_conversation_goes_on_from_what_was_said(checkpoint):
+    """Each turn brings the whole conversation, and computes its own question and the last answer's last tokens."""
+    llm = LLM(checkpoint, block_size=BLOCK_SIZE)
+    conversation, computed = PROMPT[:10], []
+    for turn in range(3):
+        params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+        before = llm.model_runner.num_tokens
+        [output] = llm.generate(conversation, params)
+        computed.append(llm.model_runner.num_tokens - before)
+        conversation = [*conversation, *output.outputs[0].token_ids, 50 + turn, 51 + turn]
+    assert computed == [10 + 5, 6 + 5, 6 + 5], "10, 18 and 26 tokens come in; 12 and 20 of them are there already"
 
 
-@pytest.mark.parametrize("seats, num_static, num_steps", [(2, 106, 72), (4, 88, 43), (8, 55, 30)])
-def test_seats_do_not_wait_for_the_longest(checkpoint, alone, seats, num_static, num_steps):
-    assert static_steps(LENGTHS, seats) == num_static
-    llm = LLM(checkpoint, block_size=4, max_num_seqs=seats, kv_cache_tokens=1000)
-    assert tokens(llm.generate(PROMPTS, greedy(LENGTHS))) == alone
-    assert llm.model_runner.num_steps == num_steps
-
-
-def test_blocks_do_not_wait_for_what_may_come(checkpoint, alone):
-    """Each may come to 64 tokens, 16 blocks of 32, and stops after one or two: stage 3 ran two at a time."""
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32 * 4)
-    stops = [full[1] for full in alone]
-    outputs = llm.generate(
-        PROMPTS, [SamplingParams(temperature=0.0, max_tokens=64, stop_token_ids=[stop]) for stop in stops]
+def test_a_preempted_request_finds_its_own_blocks(checkpoint):
+    """The second of two is preempted by the first one's growth; when it comes back, most of it is still there."""
+    llm = LLM(checkpoint, block_size=BLOCK_SIZE, kv_cache_tokens=12 * BLOCK_SIZE, watermark=0.0)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    outputs = llm.generate([PROMPT[:12], PROMPT[12:24]], params)
+    num_needed = sum(len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1 for output in outputs)
+    assert llm.llm_engine.scheduler.num_preemptions > 0
+    off = LLM(
+        checkpoint, block_size=BLOCK_SIZE, kv_cache_tokens=12 * BLOCK_SIZE, watermark=0.0, enable_prefix_caching=False
     )
-    lengths = [full.index(stop) + 1 for full, stop in zip(alone, stops, strict=True)]
-    assert tokens(outputs) == [full[:n] for full, n in zip(alone, lengths, strict=True)]
-    assert llm.model_runner.num_steps == max(lengths) < static_steps(lengths, seats=2)
-
-
-def test_no_step_is_longer_than_its_budget(checkpoint, alone):
-    """Five prompts of 50 tokens come with short ones: in stage 3 all were one step. Nothing is computed twice."""
-    llm = LLM(checkpoint, block_size=4, max_num_batched_tokens=16)
-    sizes = watch_sizes(llm)
-    outputs = llm.generate([*PROMPTS[:4], *([7 + i] * 50 for i in range(5))], greedy([*LENGTHS[:4], *[5] * 5]))
-    assert tokens(outputs)[:4] == alone[:4]
-    assert max(sizes) == 16
-    assert sum(sizes) == sum(len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1 for output in outputs)
-
-
-def watch_sizes(llm: LLM) -> list[int]:
-    """How many tokens each step computes."""
-    run, sizes = llm.model_runner.run, []
-
-    def watched(batch: list) -> list:
-        sizes.append(sum(num_tokens for _, num_tokens in batch))
-        return run(batch)
-
-    llm.model_runner.run = watched
-    return sizes
+    assert [o.outputs[0].token_ids for o in off.generate([PROMPT[:12], PROMPT[12:24]], params)] == [
+        o.outputs[0].token_ids for o in outputs
+    ]
+    assert num_needed < llm.model_runner.num_tokens < off.model_runner.num_tokens
