@@ -56,8 +56,8 @@ class LLMEngine:
         if group is None:
             return None
         for seq in group:
+            self.scheduler.remove(seq)
             if not seq.finished:
-                self.scheduler.remove(seq)
                 seq.finish("abort")
         return request_output(group)
 

@@ -1,0 +1,90 @@
+"""The pool's tensor: where a token's keys and values are written, and what is read of a block."""
+
+import pytest
+import torch
+
+from ..kv_cache import KVCache, bytes_per_token
+from .pool import BLOCK_SIZE, HEAD_DIM, make_cache, model_config, random_qkv, slot
+
+
+def test_a_slot_holds_a_key_and_a_value_for_each_kv_head_of_each_layer():
+    cache = make_cache(5, num_layers=3)
+    num_bytes = cache.blocks.numel() * cache.blocks.itemsize
+    assert bytes_per_token(model_config(num_layers=3), torch.float32) == 2 * 3 * 2 * 8 * 4 == num_bytes // (5 * 4)
+    assert bytes_per_token(model_config(num_layers=3), torch.bfloat16) == 2 * 3 * 2 * 8 * 2
+
+
+def test_a_block_lies_in_memory_as_one_piece():
+    cache = make_cache(5, num_layers=3)
+    assert cache.blocks.shape == (5, 3, 2, 4, 2, HEAD_DIM) and cache.blocks[3].is_contiguous()
+
+
+def test_a_new_pool_is_of_zeros():
+    """Not of what the memory held before, which may be NaN."""
+    torch.use_deterministic_algorithms(True)  # fills what is not initialised with NaN
+    try:
+        cache = KVCache(model_config(), 2, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert (cache.blocks == 0).all()
+
+
+def test_rows_are_of_the_keys_and_then_of_the_values():
+    """A block of 2 layers has 16 rows: 4 keys and 4 values of layer 0, then of layer 1. Slot 6 is block 1, offset 2."""
+    cache = make_cache(3, num_layers=2)
+    assert cache.rows(torch.tensor([0, 3, 6])).tolist() == [0, 3, 18, 4, 7, 22]
+    assert make_cache(3).rows(torch.tensor([6, 8])).tolist() == [10, 16, 14, 20]
+
+
+def test_pieces_are_of_the_keys_and_then_of_the_values():
+    """A block of 2 layers has 4 pieces: the keys and the values of layer 0, then of layer 1."""
+    cache = make_cache(6, num_layers=2)
+    assert cache.pieces(torch.tensor([5, 0, 5])).tolist() == [20, 0, 20, 21, 1, 21]
+    assert make_cache(6).pieces(torch.tensor([5, 0])).tolist() == [10, 0, 11, 1]
+
+
+def test_what_is_written_is_read_in_the_order_of_the_table():
+    """10 tokens in blocks 5, 0 and 3, in both layers; the slots behind them and the other blocks stay as they were."""
+    table = [5, 0, 3]
+    cache = make_cache(6, table, num_layers=2)
+    rows = cache.rows(torch.tensor([slot(table, position) for position in range(10)]))
+    written = [random_qkv(10, seed=layer)[1:] for layer in (0, 1)]
+    for layer, (k, v) in enumerate(written):
+        cache.write(layer, rows, k, v)
+    pieces = cache.pieces(torch.tensor(table))
+    for layer, (k, v) in enumerate(written):
+        for length in (1, 4, 5, 10):
+            keys, values = cache.read(layer, pieces, length)
+            assert torch.equal(keys, k[:length]) and torch.equal(values, v[:length])
+    assert (cache.blocks[3, :, :, 2:] == 1e30).all()
+    assert cache.blocks[[1, 2, 4]].isnan().all()
+
+
+def test_tokens_may_be_written_in_any_order_and_to_many_blocks_at_once():
+    cache = make_cache(4)
+    _, k, v = random_qkv(4)
+    cache.write(0, cache.rows(torch.tensor([13, 2, 7, 12])), k, v)  # block 3 offset 1, 0 and 2, 1 and 3, 3 and 0
+    assert torch.equal(cache.blocks[[3, 0, 1, 3], 0, 0, [1, 2, 3, 0]], k)
+    assert torch.equal(cache.blocks[[3, 0, 1, 3], 0, 1, [1, 2, 3, 0]], v)
+
+
+def test_a_block_may_be_read_many_times_at_once():
+    """As padding is: block 1 of a table of one block is read where another sequence has its second and third."""
+    cache = make_cache(3)
+    cache.blocks[1], cache.blocks[2] = 1.0, 2.0
+    keys, values = cache.read(0, cache.pieces(torch.tensor([1, 1, 2, 1])), 16)
+    for x in (keys, values):
+        assert x[:, 0, 0].tolist() == [1.0] * 8 + [2.0] * 4 + [1.0] * 4
+
+
+def test_reading_copies():
+    cache = make_cache(3, [2, 1])
+    keys, values = cache.read(0, cache.pieces(torch.tensor([2, 1])), 6)
+    assert keys.shape == values.shape == (6, 2, HEAD_DIM)
+    cache.blocks.zero_()
+    assert (keys == 1e30).all() and (values == 1e30).all()
+
+
+def test_a_pool_that_memory_cannot_hold_is_refused_in_blocks_and_bytes():
+    with pytest.raises(ValueError, match=r"cpu has no room for a pool of 1,000,000,000,000,000 blocks, 512,0"):
+        KVCache(model_config(), 10**15, BLOCK_SIZE, torch.float32, torch.device("cpu"))

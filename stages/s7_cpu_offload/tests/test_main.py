@@ -1,0 +1,132 @@
+"""The command: a story as it comes, one line about the memory, and one line about a mistake."""
+
+import re
+
+import pytest
+
+from ..__main__ import PROMPTS, main, show
+from ..llm import LLM
+from ..sampling import SamplingParams
+from .helpers import CONFIG, write_checkpoint
+
+SUMMARY = (
+    r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
+    r"(?P<used>[\d,]+) used \((?P<share>\d+)%\) \|(?P<strip>[#\-.]+)\|"
+)
+
+
+@pytest.fixture
+def run(checkpoint, capsys):
+    """run("the fox", "--seed", "1") is (exit code, stdout, stderr); a story here has 6 tokens."""
+
+    def command(*argv: str, model=checkpoint):
+        code = main(["--model", str(model), "--max-tokens", "6", *argv])
+        return code, *capsys.readouterr()
+
+    return command
+
+
+def test_it_tells_each_story_and_ends_with_the_summary(run):
+    code, out, err = run("the fox", "the wood", "--temperature", "0")
+    first, second, last = out.split("\n\n")
+    assert code == 0 and err == ""
+    for story, prompt in ((first, "the fox"), (second, "the wood")):
+        assert story.startswith(prompt) and story.endswith("  [6 tokens, length]")
+    assert re.fullmatch(SUMMARY, last.strip())
+
+
+def test_the_summary_says_what_was_reserved_and_used(run):
+    """At the peak each of two requests has its 2 prompt tokens and 5 of its 6 others there: 7 slots of 2 blocks."""
+    _, out, _ = run("the", "the", "--temperature", "0", "--kv-cache-tokens", "64", "--block-size", "4")
+    summary = re.fullmatch(SUMMARY, out.splitlines()[-1])
+    assert summary, out
+    assert (summary["held"], summary["all"], summary["used"]) == ("16", "64", "14")
+    assert summary["share"] == "88" and summary["strip"] == "#" * 8 + "." * 24
+
+
+def test_without_prompts_there_are_six_beginnings(run):
+    code, out, _ = run()
+    assert code == 0 and len(PROMPTS) == 6
+    assert [out.index(prompt) for prompt in PROMPTS] == sorted(out.index(prompt) for prompt in PROMPTS)
+
+
+def test_the_first_story_is_shown_as_it_comes(checkpoint, capsys):
+    def watched():
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        for output in LLM(checkpoint).stream(["the", "fox"], params):
+            yield output
+            on_screen.append(capsys.readouterr().out)
+
+    on_screen: list[str] = []
+    outputs = show(watched())
+    assert on_screen[0].startswith("the"), "after the first token"
+    assert on_screen[1] == "", "the second story waits"
+    assert "fox" in on_screen[-2] + on_screen[-1]
+    assert [output.prompt for output in outputs] == ["the", "fox"]
+
+
+def test_the_same_command_tells_the_same_stories_and_another_seed_others(run):
+    def stories(seed: str) -> str:
+        return run("the", "--seed", seed, "--temperature", "1")[1].rsplit("\n", 2)[0]
+
+    assert stories("1") == stories("1") != stories("2")
+
+
+def test_the_same_prompt_twice_gets_two_stories(run):
+    _, out, _ = run("the", "the", "--temperature", "1", "--max-tokens", "20")
+    first, second = out.split("\n\n\n")[0].rsplit("]\n\n", 1)
+    assert first.rsplit("[")[0] != second.rsplit("[")[0]
+
+
+def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path, tokenizer_model):
+    folder = write_checkpoint(tmp_path, CONFIG | {"max_position_embeddings": 5000}, tokenizer_model=tokenizer_model)
+    for longest, says in ((None, "16 of 2,048"), ("100", "16 of 2,048"), ("4001", "16 of 8,000")):
+        code, out, _ = run("the", *(["--max-model-len", longest] if longest else []), model=folder)
+        assert code == 0 and f"{says} reserved" in out
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    "argv, error",
+    [
+        (["--model", "no/such/folder"], "no/such/folder is not a checkpoint folder: it has no config.json"),
+        (["--kv-cache-tokens", "0"], "kv_cache_tokens must be at least 1, not 0"),
+        (["--kv-cache-tokens", "9" * 15], "has no room for a pool"),
+        (["--kv-cache-tokens", "15"], "a block has 16 slots, the pool would have 15"),
+        (["--kv-cache-memory-bytes", "10"], "a block has 16 slots, the pool would have 0"),
+        (["--block-size", "0"], "block_size must be at least 1, not 0"),
+        (["--block-size", "4096"], "a block has 4096 slots, the pool would have 2048"),
+        (["--kv-cache-tokens", "9", "--kv-cache-memory-bytes", "9000"], "the pool's size was given 2 times"),
+        (["--max-model-len", "65"], "max_model_len is 65, the model has 64 positions"),
+        (["--max-model-len", "0"], "max_model_len must be at least 1, not 0"),
+        (["--device", "warp"], "device 'warp' is not to be had here"),
+        (["--temperature", "nan"], "temperature must be 0 or above, not nan"),
+        (["--max-tokens", "0"], "max_tokens must be at least 1, not 0"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_gives_one_line_and_exit_code_2(run, argv, error):
+    code, out, err = run("the", *argv)
+    assert code == 2 and out == ""
+    assert err.startswith("error: ") and error in err and err.count("\n") == 1
+
+
+def test_an_unknown_flag_gives_exit_code_2(run, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        run("--reservation", "request")
+    assert exit_.value.code == 2 and "--reservation" in capsys.readouterr().err
+
+
+def test_a_prompt_that_cannot_be_served_is_told_and_the_others_go_on(run):
+    code, out, err = run("a" * 100, "the fox", "the wood")
+    assert code == 1
+    assert err == "error: the prompt has 101 tokens; max_model_len 64 leaves room for 63 and one new token\n"
+    assert out.index("[0 tokens, error]") < out.index("the fox") < out.index("the wood")
+    assert re.fullmatch(SUMMARY, out.splitlines()[-1])
+
+
+def test_when_nothing_can_be_served_it_says_so(run):
+    code, out, err = run("", "--kv-cache-tokens", "64")
+    assert code == 1 and "the prompt is empty" in err and out.endswith("nothing was served\n")
