@@ -153,7 +153,10 @@ class BeamSearch:
         return [token for tokens in sampled for token in tokens]
 
     def _choose(self, candidates: list[Candidate], hypotheses: Hypotheses) -> list[Candidate]:
-        """Those to go on with; none if the search is over. Of those that end, the beam_width likeliest may count."""
+        """The beam_width likeliest that have not ended, to go on with; none if the search is over.
+
+        Those that have ended become hypotheses if they are among the beam_width likeliest of all.
+        """
         width = self._params.beam_width
         for candidate in candidates[:width]:
             if candidate.has_ended:
@@ -166,7 +169,7 @@ class BeamSearch:
         return [] if hypotheses.are_final(best.logprob, len(best.output), max_tokens) else kept
 
     def _continue(self, beams: list[Sequence], kept: list[Candidate]) -> list[Sequence]:
-        """A fork of its parent for each. A beam from which nobody goes on gives its blocks back at once."""
+        """A fork of its parent for each, with its token and its logprob. What only the parents held is free again."""
         children = []
         for parent, token_id, logprob in kept:
             child = copy.copy(parent)
@@ -180,7 +183,10 @@ class BeamSearch:
 
 
 def likeliest(beams: list[Sequence], tokens: list[SampledToken], count: int) -> list[Candidate]:
-    """Of all continuations of all beams by a token. tokens: one a beam, with the `count` likeliest beside it."""
+    """The `count` likeliest, in order, of all continuations of all beams by a token.
+
+    tokens: one a beam, with the `count` likeliest in its place beside it.
+    """
     candidates = [
         Candidate(beam, token_id, beam.cumulative_logprob + logprob.logprob)
         for beam, token in zip(beams, tokens, strict=True)

@@ -147,8 +147,10 @@ class BlockManager:
         If all who hold a block are among them, the last one writes in place.
         """
         num_new = sum(self._num_missing_blocks(seq) for seq in seqs)
-        writers = Counter(block for seq in seqs if (block := self._shared_block(seq)) is not None)
-        return num_new + sum(min(count, self._pool.ref_count(block) - 1) for block, count in writers.items())
+        shared = [block for seq in seqs if (block := self._shared_block(seq)) is not None]
+        if not shared:
+            return num_new
+        return num_new + sum(min(count, self._pool.ref_count(block) - 1) for block, count in Counter(shared).items())
 
     def can_append(self, *seqs: Sequence) -> bool:
         """Whether append_slot() would succeed for all of these."""

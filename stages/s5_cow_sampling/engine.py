@@ -55,8 +55,8 @@ class LLMEngine:
         if group is None:
             return None
         for seq in group:
+            self.scheduler.remove(seq)
             if not seq.finished:
-                self.scheduler.remove(seq)
                 seq.finish("abort")
         return request_output(group)
 
@@ -73,10 +73,10 @@ class LLMEngine:
         If the model raises, nothing was computed: the same sequences are scheduled again in the next step.
         """
         batch, failed = self.scheduler.schedule()
-        if failed:
-            return self._outputs(failed)
         self.kv_cache.copy_blocks(self.scheduler.copies)
         self.scheduler.copies.clear()
+        if failed:
+            return self._outputs(failed)
         tokens = self.model_runner.run(batch) if batch else []
         return self._outputs(self._update(batch, tokens))
 

@@ -70,7 +70,10 @@ class KVCache:
         return k[:length], v[:length]
 
     def copy_blocks(self, copies: dict[int, int]) -> None:
-        """{target: source}: all layers of each source go to its target. All are read before one is written."""
+        """{target: source}: all layers of each source go to its target. All are read before one is written.
+
+        As many operations for many as for one; num_blocks_copied counts the blocks.
+        """
         if copies:
             targets = torch.tensor(list(copies), device=self.blocks.device)  # [num_copies]
             sources = torch.tensor(list(copies.values()), device=self.blocks.device)  # [num_copies]
@@ -131,10 +134,12 @@ class PoolReport:
 
     @property
     def held(self) -> int:
-        return self.block_size * len({block for table, _ in self.tables for block in table})
+        return self.block_size * len(set().union(*(table for table, _ in self.tables)))
 
     @property
     def used(self) -> int:
+        if self.held == self.block_size * sum(len(table) for table, _ in self.tables):  # nothing is shared
+            return sum(used for _, used in self.tables)
         return sum(self._filled().values())
 
     @property

@@ -43,12 +43,12 @@ class Scheduler:
         self.waiting += group
 
     def remove(self, seq: Sequence) -> None:
-        """`seq` has ended, whatever its state: it leaves its queue and gives its blocks back."""
+        """`seq` has ended, whatever its state: if it is in a queue it leaves it, and gives its blocks back."""
         if seq in self.running:
             self.running.remove(seq)
             if seq.block_table:
                 self._block_manager.free(seq)
-        else:
+        elif seq in self.waiting:
             self.waiting.remove(seq)
 
     def fork_followers(self, leader: Sequence) -> None:

@@ -74,10 +74,10 @@ class LLMEngine:
         If the model raises, nothing was computed: the same sequences are scheduled again in the next step.
         """
         batch, failed = self.scheduler.schedule()
-        if failed:
-            return self._outputs(failed)
         self.kv_cache.copy_blocks(self.scheduler.copies)
         self.scheduler.copies.clear()
+        if failed:
+            return self._outputs(failed)
         tokens = self.model_runner.run(batch) if batch else []
         return self._outputs(self._update(batch, tokens))
 

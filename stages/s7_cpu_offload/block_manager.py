@@ -10,6 +10,7 @@ one of those who share it writes to it (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from collections import Counter
+from itertools import takewhile
 from typing import NamedTuple
 
 from .kv_cache import PoolReport
@@ -180,7 +181,7 @@ class BlockManager:
         if parent.num_computed_tokens < num_tokens:
             raise ValueError(f"{num_tokens} tokens to share, {parent.num_computed_tokens} are computed")
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
-        hits = self._hits(child)
+        hits = list(takewhile(lambda hit: self.prefix_cache.device in hit.places, self._hits(child)))
         if len(hits) * self.block_size > num_tokens:
             self._hold(child, hits)
             return

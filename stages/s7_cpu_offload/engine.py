@@ -78,10 +78,10 @@ class LLMEngine:
         If the model raises, nothing was computed: the same sequences are scheduled again in the next step.
         """
         batch, failed = self.scheduler.schedule()
-        if failed:
-            return self._outputs(failed)
         self.kv_cache.copy_blocks(self.scheduler.copies)
         self.scheduler.copies.clear()
+        if failed:
+            return self._outputs(failed)
         if not batch:
             self.block_manager.collect(wait=True)  # nobody can run before a copy is done
         tokens = self.model_runner.run(batch) if batch else []

@@ -30,7 +30,10 @@ class Transfer:
         self._traffic, self._events = traffic, events
 
     def is_done(self) -> bool:
-        return self._events is None or self._events[1].query()
+        if self._events and self._events[1].query():
+            self._traffic.seconds += self._events[0].elapsed_time(self._events[1]) / 1000
+            self._events = None
+        return self._events is None
 
     def wait(self) -> None:
         """Until it is done."""
@@ -41,11 +44,6 @@ class Transfer:
         """What is launched from now on starts after it. Nobody waits here."""
         if self._events:
             self._events[1].wait()
-
-    def settle(self) -> None:
-        """It is done: its time counts."""
-        if self._events:
-            self._traffic.seconds += self._events[0].elapsed_time(self._events[1]) / 1000
 
 
 class HostPool:

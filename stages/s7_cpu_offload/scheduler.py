@@ -178,10 +178,16 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _swap_out(self, group: list[Sequence]) -> bool:
-        """False if it is cheaper to compute the group again, or if the host has no room, or the copies fail."""
+        """False if it is cheaper to compute the group again, or if the host has no room, or the copies fail.
+
+        Nor is a block moved that is yet to be copied from another.
+        """
+        leader, *others = group
+        num_tokens = leader.num_computed_tokens  # that would be computed again, what the group shares once
+        num_tokens += sum(max(0, seq.num_computed_tokens - shared_prefix(leader, seq)) for seq in others)
         num_blocks = self._block_manager.num_blocks_to_swap(group)
-        num_tokens = sum(seq.num_computed_tokens for seq in group)
-        if not num_blocks or not self._prefers_swap(num_blocks, num_tokens):
+        is_whole = not any(block in self.copies for seq in group for block in seq.block_table)
+        if not (num_blocks and is_whole and self._prefers_swap(num_blocks, num_tokens)):
             return False
         try:
             self._block_manager.swap_out(group)

@@ -142,8 +142,8 @@ def greedy_without_cache(model: LlamaForCausalLM, prompt: list[int], num_tokens:
     return token_ids[len(prompt) :]
 
 
-def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int) -> Sequence:
-    """A request of that many tokens, for tests that run no model."""
+def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int, sample_index: int = 0) -> Sequence:
+    """A sample of a request of that many tokens, for tests that run no model."""
     return Sequence(
         request_id=request_id,
         prompt=None,
@@ -153,4 +153,10 @@ def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int) -> S
         stop_token_ids=frozenset(),
         max_num_tokens=num_prompt_tokens + max_tokens,
         decoder=None,
+        sample_index=sample_index,
     )
+
+
+def make_group(request_id: str, num_prompt_tokens: int, max_tokens: int, n: int) -> list[Sequence]:
+    """The samples of a request."""
+    return [make_sequence(request_id, num_prompt_tokens, max_tokens, i) for i in range(n)]

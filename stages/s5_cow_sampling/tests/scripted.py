@@ -1,7 +1,7 @@
 """An engine whose model costs nothing and notices everything, for tests of who runs when.
 
-It keeps each token in the slot that the block table names. What it says next depends on all that it then reads there,
-so a block lost, shared or not computed anew gives other tokens than `said_alone`.
+It keeps each token in the slot of the pool that the block table names. What it says next depends on all that it then
+reads there, so a block lost, overwritten, not copied or not computed anew gives other tokens than `said_alone`.
 """
 
 from pathlib import Path
@@ -9,10 +9,12 @@ from zlib import crc32
 
 from ..config import EngineConfig
 from ..engine import LLMEngine
+from ..kv_cache import KVCache
 from ..llama import LlamaForCausalLM
 from ..model_runner import ModelRunner
 from ..outputs import RequestOutput
 from ..sampling import SampledToken, SamplingParams
+from ..scheduler import groups
 from ..sequence import Sequence
 
 VOCAB_SIZE = 320
@@ -23,15 +25,16 @@ def params(max_tokens: int, **options) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True} | options)
 
 
-def next_token(token_ids: list[int], seed: int | None = None) -> int:
-    """What comes after these tokens; with a seed, as if drawn."""
-    return crc32(repr((token_ids, seed)).encode()) % VOCAB_SIZE
+def next_token(token_ids: list[int], seed: int | None = None, sample_index: int = 0) -> int:
+    """What comes after these tokens; with a seed, as if drawn: samples that agree so far agree once more in half."""
+    draws_alike = crc32(repr((seed, len(token_ids))).encode()) % 2
+    return crc32(repr((token_ids, seed, 0 if draws_alike else sample_index)).encode()) % VOCAB_SIZE
 
 
-def said_alone(prompt: list[int], num_tokens: int, seed: int | None = None) -> list[int]:
+def said_alone(prompt: list[int], num_tokens: int, seed: int | None = None, sample_index: int = 0) -> list[int]:
     token_ids = list(prompt)
     for _ in range(num_tokens):
-        token_ids.append(next_token(token_ids, seed))
+        token_ids.append(next_token(token_ids, seed, sample_index if seed is not None else 0))
     return token_ids[len(prompt) :]
 
 
@@ -39,35 +42,46 @@ def answer(output: RequestOutput) -> list[int]:
     return output.outputs[0].token_ids
 
 
+def answers(output: RequestOutput) -> list[list[int]]:
+    """Of all samples."""
+    return [completion.token_ids for completion in output.outputs]
+
+
 def reason(output: RequestOutput) -> str | None:
     return output.outputs[0].finish_reason
+
+
+def reasons(output: RequestOutput) -> list[str | None]:
+    return [completion.finish_reason for completion in output.outputs]
 
 
 class ScriptedRunner(ModelRunner):
     """Runs no model, and needs none."""
 
-    def __init__(self, num_slots: int, block_size: int) -> None:
-        self._slots = [-1] * num_slots
-        self._block_size = block_size
+    def __init__(self, kv_cache: KVCache) -> None:
+        kv_cache.blocks.fill_(-1)
+        self._slots = kv_cache.blocks[:, -1, -1, :, -1, -1]  # [num_blocks, block_size]
+        self._block_size = kv_cache.block_size
         self.num_steps = self.num_tokens = 0
         self.steps: list[list[tuple[str, int]]] = []  # of each step, request_id and number of tokens, in their order
 
-    def run(self, batch: Batch) -> list[SampledToken | None]:
+    def run(self, batch: Batch) -> list[list[SampledToken]]:
         self.num_steps += 1
         self.num_tokens += sum(num_tokens for _, num_tokens in batch)
         self.steps.append([(seq.request_id, num_tokens) for seq, num_tokens in batch])
         for seq, num_tokens in batch:
             assert 0 < num_tokens <= seq.num_uncomputed_tokens
             for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
-                self._slots[self._slot(seq, position)] = seq.token_ids[position]
-        return [self._next(seq) if num_tokens == seq.num_uncomputed_tokens else None for seq, num_tokens in batch]
+                block, offset = seq.block_table[position // self._block_size], position % self._block_size
+                self._slots[block, offset] = seq.token_ids[position]
+        return [self._next(seq) if num_tokens == seq.num_uncomputed_tokens else [] for seq, num_tokens in batch]
 
-    def _next(self, seq: Sequence) -> SampledToken:
-        read = [self._slots[self._slot(seq, position)] for position in range(seq.num_tokens)]
-        return SampledToken(next_token(read, seq.seed if seq.params.temperature else None), -1.0)
-
-    def _slot(self, seq: Sequence, position: int) -> int:
-        return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
+    def _next(self, seq: Sequence) -> list[SampledToken]:
+        read = [int(token) for token in self._slots[seq.block_table].flatten()[: seq.num_tokens].tolist()]
+        return [
+            SampledToken(next_token(read, *((each.seed, each.sample_index) if each.params.temperature else ())), -1.0)
+            for each in seq.samplers()
+        ]
 
 
 class ScriptedEngine(LLMEngine):
@@ -80,7 +94,7 @@ class ScriptedEngine(LLMEngine):
         return None
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ScriptedRunner:
-        return ScriptedRunner(self.kv_cache.num_blocks * self.config.block_size, self.config.block_size)
+        return ScriptedRunner(self.kv_cache)
 
 
 def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> ScriptedEngine:
@@ -113,15 +127,18 @@ def assert_whole(engine: LLMEngine) -> None:
     manager, scheduler = engine.block_manager, engine.scheduler
     manager.check_integrity()
     seqs = [*scheduler.running, *scheduler.waiting]
-    assert {seq.request_id: seq for seq in seqs} == engine._requests and len(seqs) == len(engine._requests)
-    assert set(manager._holders) == {seq.request_id for seq in scheduler.running}
+    unfinished = {name: [seq for seq in group if not seq.finished] for name, group in engine._requests.items()}
+    queued = [*groups(scheduler.running), *groups(scheduler.waiting)]
+    assert {group[0].request_id: group for group in queued} == unfinished and len(queued) == len(unfinished)
+    followers = [follower for seq in scheduler.running for follower in seq.followers]
+    assert manager._holders.keys() == set(scheduler.running) - set(followers)
     assert len(scheduler.running) <= engine.config.max_num_seqs
     for seq in seqs:
         assert not seq.finished and engine.has_request(seq.request_id)
         assert 0 <= seq.num_computed_tokens < seq.num_tokens, "the last token has no keys and values yet"
-    for seq in scheduler.waiting:
-        assert (seq.num_computed_tokens, seq.block_table) == (0, [])
-    arrivals = [seq.metrics.arrival_time for seq in seqs]
+    for seq in [*scheduler.waiting, *followers]:
+        assert (seq.num_computed_tokens, seq.block_table, seq.followers) == (0, [], [])
+    arrivals = [group[0].metrics.arrival_time for group in queued]
     assert arrivals == sorted(arrivals), "all who run came before all who wait"
 
 

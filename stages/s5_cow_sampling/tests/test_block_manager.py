@@ -331,8 +331,9 @@ SPOILERS: dict[str, Spoiler] = {
     "a free block twice in the list": lambda manager, a, b: manager._pool._free.append(4),
     "a free block in the place of another": lambda manager, a, b: manager._pool._free.__setitem__(0, 4),
     "a free block lost": lambda manager, a, b: manager._pool._free.pop(),
-    "a free block marked as held": lambda manager, a, b: manager._pool._held.__setitem__(4, 1),
-    "a held block marked as free": lambda manager, a, b: manager._pool._held.__setitem__(1, 0),
+    "a free block counted as held": lambda manager, a, b: manager._pool._ref_counts.__setitem__(4, 1),
+    "a held block counted as free": lambda manager, a, b: manager._pool._ref_counts.__setitem__(1, 0),
+    "a holder counted twice": lambda manager, a, b: manager._pool._ref_counts.__setitem__(1, 2),
     "a holder forgotten": lambda manager, a, b: manager._holders.popitem(),
     "a block more than the tokens need": lambda manager, a, b: b.block_table.extend(manager._pool.take(1)),
     "more computed than there is room for": lambda manager, a, b: setattr(a, "num_computed_tokens", 9),
@@ -398,7 +399,7 @@ def num_touched(num_blocks: int) -> list[int]:
     ]
     touched: list[int] = []
     manager._pool._free = counting(manager._pool._free, touched)
-    manager._pool._held = counting(manager._pool._held, touched)
+    manager._pool._ref_counts = counting(manager._pool._ref_counts, touched)
     sums = []
     for operation in operations:
         operation()

@@ -1,6 +1,6 @@
-"""What this stage buys: nobody waits for the longest of a batch, and nobody for what others may come to need.
+"""What this stage buys: n samples of a prompt cost one prompt, in the pool and in the model.
 
-Counted in steps of the model. A static batch runs until its last member ends, and starts with as many as have a seat.
+Counted in blocks held, blocks copied and tokens computed. The code of the stage before holds and computes all n times.
 """
 
 import pytest
@@ -8,67 +8,63 @@ import pytest
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
+from .helpers import CONFIG, write_checkpoint
 
-LENGTHS = [30, 3, 4, 2, 5, 28, 3, 6, 2, 4, 3, 5, 2, 25, 4, 3]  # a few long answers among short ones
-PROMPTS = [[1 + i] * (1 + i % 5) for i in range(16)]
-
-
-def greedy(lengths: list[int]) -> list[SamplingParams]:
-    return [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths]
-
-
-def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in outputs]
-
-
-def static_steps(lengths: list[int], seats: int) -> int:
-    """Each batch takes as many steps as its longest member has tokens."""
-    return sum(max(lengths[i : i + seats]) for i in range(0, len(lengths), seats))
+N, BLOCK_SIZE = 8, 16
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoint) -> list[list[int]]:
-    llm = LLM(checkpoint, block_size=4)
-    return [tokens(llm.generate([prompt], each))[0] for prompt, each in zip(PROMPTS, greedy(LENGTHS), strict=True)]
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder = write_checkpoint(tmp_path_factory.mktemp("long"), CONFIG | {"max_position_embeddings": 256})
+    return LLM(folder, block_size=BLOCK_SIZE, kv_cache_tokens=200 * BLOCK_SIZE)
 
 
-@pytest.mark.parametrize("seats, num_static, num_steps", [(2, 106, 72), (4, 88, 43), (8, 55, 30)])
-def test_seats_do_not_wait_for_the_longest(checkpoint, alone, seats, num_static, num_steps):
-    assert static_steps(LENGTHS, seats) == num_static
-    llm = LLM(checkpoint, block_size=4, max_num_seqs=seats, kv_cache_tokens=1000)
-    assert tokens(llm.generate(PROMPTS, greedy(LENGTHS))) == alone
-    assert llm.model_runner.num_steps == num_steps
+def samples(llm: LLM, prompt: list[int], n: int, max_tokens: int = 5) -> RequestOutput:
+    params = SamplingParams(n=n, temperature=1.0, seed=0, max_tokens=max_tokens, ignore_eos=True)
+    return llm.generate([prompt], params)[0]
 
 
-def test_blocks_do_not_wait_for_what_may_come(checkpoint, alone):
-    """Each may come to 64 tokens, 16 blocks of 32, and stops after one or two: stage 3 ran two at a time."""
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32 * 4)
-    stops = [full[1] for full in alone]
-    outputs = llm.generate(
-        PROMPTS, [SamplingParams(temperature=0.0, max_tokens=64, stop_token_ids=[stop]) for stop in stops]
-    )
-    lengths = [full.index(stop) + 1 for full, stop in zip(alone, stops, strict=True)]
-    assert tokens(outputs) == [full[:n] for full, n in zip(alone, lengths, strict=True)]
-    assert llm.model_runner.num_steps == max(lengths) < static_steps(lengths, seats=2)
+def prompt_of(num_tokens: int) -> list[int]:
+    return [i % 319 + 1 for i in range(num_tokens)]
 
 
-def test_no_step_is_longer_than_its_budget(checkpoint, alone):
-    """Five prompts of 50 tokens come with short ones: in stage 3 all were one step. Nothing is computed twice."""
-    llm = LLM(checkpoint, block_size=4, max_num_batched_tokens=16)
-    sizes = watch_sizes(llm)
-    outputs = llm.generate([*PROMPTS[:4], *([7 + i] * 50 for i in range(5))], greedy([*LENGTHS[:4], *[5] * 5]))
-    assert tokens(outputs)[:4] == alone[:4]
-    assert max(sizes) == 16
-    assert sum(sizes) == sum(len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1 for output in outputs)
+@pytest.mark.parametrize("num_tokens, num_copies", [(200, N - 1), (208, 0)])
+def test_only_a_block_that_is_partly_full_is_copied_and_once_for_each_sample_but_the_last(llm, num_tokens, num_copies):
+    before = llm.kv_cache.num_blocks_copied
+    samples(llm, prompt_of(num_tokens), N)
+    assert llm.kv_cache.num_blocks_copied - before == num_copies
 
 
-def watch_sizes(llm: LLM) -> list[int]:
-    """How many tokens each step computes."""
-    run, sizes = llm.model_runner.run, []
+@pytest.mark.parametrize("num_tokens, num_full", [(200, 12), (208, 13)])
+def test_the_full_blocks_of_the_prompt_are_held_once(llm, num_tokens, num_full):
+    """And one block more for each sample: of 8 prompts of 200 tokens stage 4 held 104."""
+    reports = []
+    run = llm.model_runner.run
 
     def watched(batch: list) -> list:
-        sizes.append(sum(num_tokens for _, num_tokens in batch))
+        reports.append(llm.block_manager.report())
         return run(batch)
 
     llm.model_runner.run = watched
-    return sizes
+    try:
+        samples(llm, prompt_of(num_tokens), N)
+    finally:
+        del llm.model_runner.run
+    assert [report.held // BLOCK_SIZE for report in reports] == [-(-num_tokens // BLOCK_SIZE)] + [num_full + N] * 4
+    tables = [table for table, _ in reports[-1].tables]
+    assert len(tables) == N and {table[:num_full] for table in tables} == {tables[0][:num_full]}
+
+
+def test_the_prompt_goes_through_the_model_once(llm):
+    before = llm.model_runner.num_tokens
+    output = samples(llm, prompt_of(200), N)
+    assert llm.model_runner.num_tokens - before == 200 + N * 4
+    assert [len(completion.token_ids) for completion in output.outputs] == [5] * N
+
+
+def test_what_they_say_is_what_each_says_alone(llm):
+    """Sample i of n, whatever n is; and sample 0 is what a request without siblings says."""
+    eight = [completion.token_ids for completion in samples(llm, prompt_of(200), N).outputs]
+    assert len(set(map(tuple, eight))) == N
+    for n in (1, 3):
+        assert [completion.token_ids for completion in samples(llm, prompt_of(200), n).outputs] == eight[:n]
