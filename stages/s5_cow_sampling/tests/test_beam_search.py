@@ -34,14 +34,22 @@ Logprobs = Callable[[list[int]], Tensor]
 def plain_beam_search(
     logprobs: Logprobs, prompt: list[int], asked: BeamSearchParams, eos: list[int] = ENDINGS
 ) -> list[Beam]:
-    """All continuations of all beams by a token, sorted; nothing is kept but the tokens. The best first."""
+    """The best first."""
+    return plain_search(logprobs, prompt, asked, eos)[0]
+
+
+def plain_search(
+    logprobs: Logprobs, prompt: list[int], asked: BeamSearchParams, eos: list[int]
+) -> tuple[list[Beam], int]:
+    """All continuations of all beams by a token, sorted; nothing is kept but the tokens. And the number of steps."""
     max_tokens = min(asked.max_tokens, NUM_POSITIONS - len(prompt))
 
     def score(beam: Beam, num_tokens: int) -> float:
         return beam.logprob / num_tokens**asked.length_penalty
 
-    running, ended = [Beam([], 0.0)], list[Beam]()
+    running, ended, num_steps = [Beam([], 0.0)], list[Beam](), 0
     while running:
+        num_steps += 1
         longer = [
             Beam([*beam.token_ids, token_id], beam.logprob + logprob)
             for beam in running
@@ -57,7 +65,7 @@ def plain_beam_search(
             hope = score(running[0], max_tokens if may_grow else len(running[0].token_ids))
             if asked.early_stopping is True or hope <= score(ended[-1], len(ended[-1].token_ids)):
                 break
-    return ended
+    return ended, num_steps
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +195,17 @@ def test_a_text_is_searched_and_told_as_text(checkpoint, tokenizer):
 
 
 # What it takes
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
+def test_a_search_takes_no_step_more_than_it_must(ending, logprobs, length_penalty, early_stopping):
+    asked = BeamSearchParams(3, 10, length_penalty=length_penalty, early_stopping=early_stopping)
+    llm = LLM(ending, block_size=4)
+    for prompt in PROMPTS:
+        before = llm.model_runner.num_steps
+        llm.beam_search([prompt], asked)
+        assert llm.model_runner.num_steps - before == plain_search(logprobs, prompt, asked, ENDINGS)[1]
 
 
 def test_the_prompt_is_computed_once_and_then_a_token_for_each_beam(checkpoint):
