@@ -12,7 +12,8 @@ import torch
 from notebooks import traffic
 from stages import s2_block_manager as s2
 from stages.s1_contiguous_cache.slot_manager import SlotManager
-from stages.s2_block_manager.block_manager import BlockManager, BlockPool, NoFreeBlocks, cdiv
+from stages.s2_block_manager.block_manager import BlockManager, cdiv
+from stages.s2_block_manager.block_pool import BlockPool, NoFreeBlocks
 
 Seq = Any  # a stage's Sequence
 

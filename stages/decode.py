@@ -32,6 +32,8 @@ STAGES = {
     "s2": "stages.s2_block_manager",
     "s3": "stages.s3_paged_attention",
     "s4": "stages.s4_continuous_batching",
+    "s5": "stages.s5_cow_sampling",
+    "s6": "stages.s6_prefix_caching",
 }
 STORYTELLER = figures.ROOT / "models" / "storyteller"
 MODEL_135M = ModelConfig(  # the shape of SmolLM-135M
@@ -100,7 +102,9 @@ class DecodeStep:
         llm = stage.LLM(folder, dtype=case.dtype, kv_cache_tokens=tokens, max_num_seqs=case.batch, **options)
         self.engine = getattr(llm, "llm_engine", llm)  # what holds the parts: until stage 4 the LLM itself
         params, prompt = stage.SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), [1] * case.context
-        self.seqs = [self.engine._inputs.process(str(i), prompt, params) for i in range(case.batch)]
+        inputs = getattr(self.engine, "input_processor", None) or self.engine._inputs
+        made = (inputs.process(str(i), prompt, params) for i in range(case.batch))
+        self.seqs = [seq[0] if isinstance(seq, list) else seq for seq in made]  # from stage 5 on one for each sample
         manager = getattr(self.engine, "block_manager", None) or self.engine.slot_manager
         for seq in self.seqs:
             manager.allocate(seq)

@@ -101,10 +101,32 @@ def effect_s4(results: Results) -> str:
     return f"{fewer}; from a small pool {serving['s4_over_s3']:.1f} times the tokens a second of stage 3"
 
 
+def effect_s5(results: Results) -> str:
+    """What sharing saves, and what it costs those who do not share."""
+    answers = results["predict"]["s5"]
+    shared, alone, requests = (answers["of_200"][name]["blocks"] for name in ("samples", "alone", "requests"))
+    fewer = f"8 samples of 200 tokens and 64 more hold {shared:,} blocks in place of {requests:,} (one holds {alone})"
+    return f"{fewer}; where nobody forks {results['s5_over_s4']['ratio']:.2f} times the tokens a second of stage 4"
+
+
+def effect_s6(results: Results) -> str:
+    """What a shared prefix saves, and what looking for one costs where there is none."""
+    shared, unshared = results["sharing"]["shared"], results["sharing"]["unshared"]
+    sooner = f"after a cached prefix of 512 tokens the first token comes {shared['times_shorter']:.0f} times sooner"
+    return f"{sooner}; where nobody shares {unshared['ratio']:.2f} times the tokens a second of no cache"
+
+
 def empty_shares(results: Results, stage: str) -> list[float]:
     """Wasted over held, for each run of a stage on the scoreboard."""
     runs = [run for name, run in results["scoreboard"].items() if name.startswith(f"{stage},")]
     return [run["wasted_bytes"] / run["held_bytes"] for run in runs]
 
 
-EFFECTS: dict[str, Callable[[Results], str]] = {"s1": effect_s1, "s2": effect_s2, "s3": effect_s3, "s4": effect_s4}
+EFFECTS: dict[str, Callable[[Results], str]] = {
+    "s1": effect_s1,
+    "s2": effect_s2,
+    "s3": effect_s3,
+    "s4": effect_s4,
+    "s5": effect_s5,
+    "s6": effect_s6,
+}

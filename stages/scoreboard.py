@@ -47,6 +47,8 @@ VARIANTS = [
     Variant("s2, blocks of 16", "stages.s2_block_manager"),
     Variant("s3, tiles of 512", "stages.s3_paged_attention"),
     Variant("s4, no promises", "stages.s4_continuous_batching"),
+    Variant("s5, shared blocks", "stages.s5_cow_sampling"),
+    Variant("s6, prefix cache", "stages.s6_prefix_caching"),
 ]
 
 
@@ -73,6 +75,7 @@ def score(variant: Variant, num_requests: int = 32) -> dict[str, Any]:
         "tokens_per_second": num_tokens / seconds,
         "first_token_seconds": statistics.median(waits),
         **peak_bytes(llm),
+        **({"blocks_copied": llm.kv_cache.num_blocks_copied} if hasattr(llm.kv_cache, "num_blocks_copied") else {}),
     }
 
 

@@ -4,6 +4,9 @@ The model has 135M parameters and random weights, in bfloat16. Prompts and outpu
 take turns on the same requests, a hundredth of the work at a time, each on a clock of its own: a slow spell of the
 machine hits all alike. A ratio is the median of the rounds' ratios.
 
+--pairs 7 compares two stages on the shipped checkpoint instead, as often as that, in about two minutes: there a step is
+short, so what the engine does around the model weighs most.
+
 --peers serves them with transformers too, in the same run: `generate` on one left-padded static batch of all 32, and
 the continuous batching behind `generate_batch`. These are not held to the pool, so the last stage is measured once more
 with a pool of 8,192. Whoever serves, only the tokens that a request asked for count. The floor is the time that reading
@@ -22,8 +25,8 @@ import click
 import torch
 from tqdm import tqdm
 
-from stages.decode import MODEL_135M, STAGES, Reading, random_model
-from stages.s1_contiguous_cache.llama import LlamaForCausalLM
+from stages.decode import MODEL_135M, STAGES, STORYTELLER, Reading, random_model
+from stages.s1_contiguous_cache.llama import LlamaForCausalLM, ModelConfig
 from stages.workload import Request, mixed_workload
 
 POOL_TOKENS, ROOMY_TOKENS = 2048, 8192  # the second has room for all of them at once
@@ -88,6 +91,30 @@ def measure(names: list[str], folder: Path, requests: list[Request], dtype: str,
         ratios = (scores[name]["tokens_per_second"] / scores[names[0]]["tokens_per_second"] for scores in rounds)
         medians[f"{name}_over_{names[0]}"] = statistics.median(ratios)
     return medians
+
+
+# ---- pairs
+
+
+def compare(names: list[str], folder: Path, requests: list[Request], dtype: str, num_pairs: int) -> dict[str, Any]:
+    """How many times as fast the second stage is as the first, the median of the pairs. Who goes first takes turns; a
+    pair before the first warms up.
+    """
+    pairs: list[dict[str, Scores]] = []
+    with tqdm(total=SLICES * (1 + num_pairs), desc=" and ".join(names)) as bar:
+        for number in range(1 + num_pairs):
+            order = names if number % 2 else names[::-1]
+            pairs.append(serve_in_turns(order, folder, requests, dtype, bar))
+    first, second = names
+    speeds = [{name: scores[name]["tokens_per_second"] for name in names} for scores in pairs[1:]]
+    ratios = [speed[second] / speed[first] for speed in speeds]
+    return {
+        "pairs": num_pairs,
+        "ratio": statistics.median(ratios),
+        "least": min(ratios),
+        "largest": max(ratios),
+        **{name: statistics.median(speed[name] for speed in speeds) for name in names},
+    }
 
 
 # ---- peers
@@ -174,12 +201,30 @@ def floor(dtype: str, steps: float, num_tokens: int) -> Scores:
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--rounds", "num_rounds", default=ROUNDS, show_default=True)
 @click.option("--requests", "num_requests", default=32, show_default=True, help="fewer for a quick look")
+@click.option("--pairs", "num_pairs", type=int, help="on the shipped checkpoint, two stages against each other")
 @click.option("--peers", is_flag=True, help="transformers too, on the same requests")
 @click.option("--save/--no-save", default=True, help="into stages/results.json")
-def main(names: tuple[str, ...], dtype: str, num_rounds: int, num_requests: int, peers: bool, save: bool) -> None:
+def main(
+    names: tuple[str, ...],
+    dtype: str,
+    num_rounds: int,
+    num_requests: int,
+    num_pairs: int | None,
+    peers: bool,
+    save: bool,
+) -> None:
     """Serve 32 requests with each stage, in turns."""
     from stages import scoreboard
 
+    if num_pairs:
+        if len(names) != 2:
+            raise click.UsageError(f"--pairs compares two stages, not {len(names)}")
+        requests = mixed_workload(ModelConfig.from_folder(STORYTELLER).vocab_size, num_requests)
+        found = compare(list(names), STORYTELLER, requests, "float32", num_pairs)
+        print(found)
+        if save:
+            scoreboard.save({"machine": scoreboard.machine(), f"{names[1]}_over_{names[0]}": found})
+        return
     requests = mixed_workload(MODEL_135M.vocab_size, num_requests)
     num_tokens = sum(request.num_output_tokens for request in requests)
     with random_model(MODEL_135M) as folder:

@@ -65,6 +65,8 @@ COLUMNS = (  # the pool's bytes are those of the moment when most of it was used
     Column("held", "held_bytes", mib),
     Column("used", "used_bytes", mib),
     Column("wasted", "wasted_bytes", mib),
+    Column("blocks", "blocks", "{:,.0f}".format),
+    Column("blocks copied", "blocks_copied", "{:,.0f}".format),
 )
 
 
@@ -88,6 +90,26 @@ def serving_block(results: Results) -> str:
     rows |= {text: serving["peers"][name] for name, text in roomy.items() if name in serving.get("peers", {})}
     failed = "".join(f"\n{name} failed: {row['error']}.\n" for name, row in rows.items() if "error" in row)
     return score_table({name: row for name, row in rows.items() if "error" not in row}) + failed
+
+
+def samples_of_one_prompt_block(results: Results) -> str:
+    """Several outputs of one prompt: as requests of their own, as samples, as beams."""
+    runs = results["predict"]["s5"]["runs"]
+    names = {"requests": "s4, 8 requests", "samples": "s5, n = 8", "beams": "s5, a beam of 4"}
+    return score_table({text: runs[name] for name, text in names.items()})
+
+
+def sharing_block(results: Results) -> str:
+    """What sharing.py measured: requests with a common prefix and without, each with the cache off and on."""
+    shared, unshared = results["sharing"]["shared"], results["sharing"]["unshared"]
+    rows = []
+    for name, text in (("off", "without"), ("on", "with")):
+        waits = [f"{shared[f'{which}_{name}_seconds']:.2f} s" for which in ("median", "last")]
+        rows.append([f"31 requests, a common prefix of 512: {text}", f"{shared[f'tokens_{name}']:,}", *waits, "-"])
+    for name, text in (("off", "without"), ("on", "with")):
+        speed = f"{unshared[f'tokens_per_second_{name}']:.0f}"
+        rows.append([f"32 requests, nothing in common: {text}", f"{unshared['tokens_computed']:,}", "-", "-", speed])
+    return table(["the cache", "tokens computed", "TTFT, median", "TTFT, the last", "tokens/s"], rows)
 
 
 def machine_block(results: Results) -> str:
@@ -221,6 +243,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "scoreboard": scoreboard_block,
     "machine": machine_block,
     "serving": serving_block,
+    "samples_of_one_prompt": samples_of_one_prompt_block,
+    "sharing": sharing_block,
     "decode": decode_block,
     "decode_gain": decode_gain_block,
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},

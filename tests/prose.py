@@ -208,7 +208,8 @@ def one_command(words: list[str], repository: Repository) -> Iterator[str]:
         yield f"no file {arguments[0]}"
     if program != "pytest" and "pip" not in arguments:
         for flag in (word.split("=")[0] for word in arguments if re.match(r"--\w", word)):
-            if flag != "--help" and flag[2:].replace("-", "_") not in repository.names:
+            name = flag[2:].replace("-", "_")
+            if flag != "--help" and not {name, name.removeprefix("no_")} & repository.names:
                 yield f"nothing takes {flag}"
 
 

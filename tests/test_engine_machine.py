@@ -1,13 +1,15 @@
 """LLMEngine under any history that hypothesis can think of, in every stage that has one, on a tiny model.
 
-Requests come and are aborted at any time, on pools and budgets of any size. Each says what it says alone, or the
-beginning of it; none is lost; and when all have ended, every block is free and nothing of them is left.
+Requests come and are aborted at any time, on pools and budgets of any size; where a stage has n, they have up to three
+samples. Each says what it says alone, or the beginning of it; none is lost; and when all have ended, every block is
+free and nothing of them is left.
 """
 
 import gc
 import importlib
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -32,16 +34,22 @@ LONGEST_ANSWER = 24
 STAGES = [name for name in find_stages(ROOT) if (folder_of(name) / "engine.py").exists()]
 PROMPTS = [[(29 * i + 3 * k) % 131 for k in range(n)] for i, n in enumerate([1, 2, 3, 4, 5, 8, 9, 12, 16])]
 SEEDS = [None, 5]  # greedy, and sampled
+MOST_SAMPLES = 3
 
 
 class Request(NamedTuple):
     prompt: int  # its index
     seed: int | None
     max_tokens: int
-    stop_at: int | None  # the place in the answer whose token is made a stop token
+    stop_at: int | None  # the place in the first sample's answer whose token is made a stop token
+    n: int
 
 
-Answers = dict[tuple[int, int | None], list[int]]  # of (prompt, seed)
+Answers = dict[tuple[int, int | None, int], list[int]]  # of (prompt, seed, sample)
+
+
+def has_samples(stage: ModuleType) -> bool:
+    return "n" in {field.name for field in fields(stage.SamplingParams)}
 
 
 class OutOfMemory(RuntimeError):
@@ -56,6 +64,7 @@ class Served(RuleBasedStateMachine):
     def __init__(self, make: Callable[..., Any], stage: ModuleType, answers: Answers) -> None:
         super().__init__()
         self.make, self.SamplingParams, self.answers = make, stage.SamplingParams, answers
+        self.has_samples = has_samples(stage)
         self.open: dict[str, Request] = {}  # in order of arrival
         self.seqs: list[weakref.ref] = []
         self.num_requests = 0
@@ -68,7 +77,7 @@ class Served(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.0, 0.1, 0.5]),
     )
     def start(self, num_blocks: int, block_size: int, seats: int, budget: int, watermark: float) -> None:
-        self.num_slots, self.budget = num_blocks * block_size, budget
+        self.num_slots, self.budget, self.seats = num_blocks * block_size, budget, seats
         self.engine = self.make(
             block_size=block_size,
             kv_cache_tokens=self.num_slots,
@@ -82,25 +91,32 @@ class Served(RuleBasedStateMachine):
         seed=st.sampled_from(SEEDS),
         max_tokens=st.integers(1, LONGEST_ANSWER),
         stop_at=st.none() | st.integers(0, LONGEST_ANSWER - 1),
+        n=st.integers(1, MOST_SAMPLES),
     )
-    def arrive(self, prompt: int, seed: int | None, max_tokens: int, stop_at: int | None) -> None:
-        request, request_id = Request(prompt, seed, max_tokens, stop_at), str(self.num_requests)
+    def arrive(self, prompt: int, seed: int | None, max_tokens: int, stop_at: int | None, n: int) -> None:
+        n = n if self.has_samples else 1
+        request, request_id = Request(prompt, seed, max_tokens, stop_at, n), str(self.num_requests)
         self.num_requests += 1
         params = self.SamplingParams(
             temperature=0.0 if seed is None else 1.0,
             seed=seed,
             max_tokens=max_tokens,
-            stop_token_ids=[] if stop_at is None else [self.answers[prompt, seed][stop_at]],
+            stop_token_ids=[] if stop_at is None else [self.answers[prompt, seed, 0][stop_at]],
             ignore_eos=True,
+            **({"n": n} if self.has_samples else {}),
         )
         add = partial(self.engine.add_request, request_id, PROMPTS[prompt], params)
+        if n > self.seats:
+            with pytest.raises(ValueError, match=f"n is {n}, max_num_seqs is {self.seats}"):
+                add()
+            return
         if len(PROMPTS[prompt]) > self.num_slots:
             with pytest.raises(ValueError, match=r"needs \d+ blocks, the pool has \d+"):
                 add()
             return
         add()
         self.open[request_id] = request
-        self.seqs.append(weakref.ref(self.engine.scheduler.waiting[-1]))
+        self.seqs += [weakref.ref(self.engine.scheduler.waiting[-1 - i]) for i in range(n)]
 
     @precondition(lambda self: self.open)
     @rule(num_steps=st.integers(1, 6))
@@ -133,30 +149,39 @@ class Served(RuleBasedStateMachine):
         output = self.engine.abort_request(request_id)
         assert (output is not None) == (request_id in self.open)
         if output:
-            assert output.finished and output.outputs[0].finish_reason == "abort"
+            assert output.finished and "abort" in [completion.finish_reason for completion in output.outputs]
             self.hear(output)
         assert self.engine.abort_request(request_id) is None
 
     def hear(self, output: Any) -> None:
-        """It is the beginning of what this request says alone, and ends where it should."""
+        """Each sample is the beginning of what it says alone, and ends where it should."""
         request = self.open[output.request_id]  # KeyError: one that has ended, or never came, says something
-        (completion,) = output.outputs
-        said, answer = completion.token_ids, self.answers[request.prompt, request.seed]
-        if request.stop_at is not None:
-            answer = answer[: answer.index(answer[request.stop_at]) + 1]
-        end = min(len(answer), request.max_tokens)
-        assert output.prompt_token_ids == PROMPTS[request.prompt] and said == answer[: len(said)]
-        if completion.finish_reason in ("stop", "length"):
-            assert len(said) == end
-            assert (completion.finish_reason == "stop") == (request.stop_at is not None and end == len(answer))
-        else:
-            assert len(said) < end, "it should have ended"
-        assert (output.error is not None) == (completion.finish_reason == "error")
-        if output.error:
+        assert output.prompt_token_ids == PROMPTS[request.prompt] and len(output.outputs) == request.n
+        reasons = [completion.finish_reason for completion in output.outputs]
+        for i, completion in enumerate(output.outputs):
+            self.hear_sample(request, i, completion)
+        assert (output.error is not None) == ("error" in reasons)
+        if output.error and request.n == 1:
+            said = output.outputs[0].token_ids
             assert len(PROMPTS[request.prompt]) + len(said) == self.num_slots + 1, "it had room"
-        assert output.finished == (completion.finish_reason is not None)
+        assert output.finished == (None not in reasons)
         if output.finished:
             del self.open[output.request_id]
+
+    def hear_sample(self, request: Request, index: int, completion: Any) -> None:
+        said, answer = completion.token_ids, self.answers[request.prompt, request.seed, index]
+        stops = False
+        if request.stop_at is not None:
+            stop = self.answers[request.prompt, request.seed, 0][request.stop_at]
+            stops = stop in answer
+            answer = answer[: answer.index(stop) + 1] if stops else answer
+        end = min(len(answer), request.max_tokens)
+        assert said == answer[: len(said)]
+        if completion.finish_reason in ("stop", "length"):
+            assert len(said) == end
+            assert (completion.finish_reason == "stop") == (stops and end == len(answer))
+        else:
+            assert len(said) < end, "it should have ended"
 
     @invariant()
     def is_whole(self) -> None:
@@ -171,7 +196,8 @@ class Served(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        most = sum(len(PROMPTS[r.prompt]) + r.max_tokens + 1 for r in self.open.values()) * (len(self.open) + 1)
+        tokens = (r.n * (len(PROMPTS[r.prompt]) + r.max_tokens + 1) for r in self.open.values())
+        most = sum(tokens) * (len(self.open) + 1)
         for _ in range(most):
             if self.open:
                 self.step(1)
@@ -202,15 +228,15 @@ def served(request: pytest.FixtureRequest, tiny: OddModel) -> Iterator[tuple[Cal
 
     answers: Answers = {}
     for seed in SEEDS:
-        engine = make(kv_cache_tokens=64)
-        params = stage.SamplingParams(
-            temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=LONGEST_ANSWER, ignore_eos=True
-        )
+        engine = make(kv_cache_tokens=256)
+        options = {"temperature": 0.0 if seed is None else 1.0, "seed": seed, "max_tokens": LONGEST_ANSWER}
+        options |= {"n": MOST_SAMPLES} if has_samples(stage) else {}
         for i, prompt in enumerate(PROMPTS):
-            engine.add_request(str(i), prompt, params)
+            engine.add_request(str(i), prompt, stage.SamplingParams(ignore_eos=True, **options))
             while engine.has_unfinished_requests():
                 (output,) = engine.step()
-            answers[i, seed] = output.outputs[0].token_ids
+            for index, completion in enumerate(output.outputs):
+                answers[i, seed, index] = completion.token_ids
     yield make, stage, answers
 
 
@@ -220,8 +246,9 @@ def test_what_they_say_alone_is_what_the_reference_says(served, tiny):
     for i, prompt in enumerate(PROMPTS):
         greedy = tiny.oracle.greedy(prompt, LONGEST_ANSWER)
         assert min(greedy.margins) > MARGIN
-        assert answers[i, None] == greedy.token_ids
-        assert answers[i, 5] != greedy.token_ids
+        said, drawn = ([answers[i, seed, k] for k in range(MOST_SAMPLES) if (i, seed, k) in answers] for seed in SEEDS)
+        assert said == [greedy.token_ids] * len(said)
+        assert len(set(map(tuple, [*drawn, greedy.token_ids]))) == len(drawn) + 1
 
 
 def test_any_history(served):

@@ -21,7 +21,8 @@ from notebooks import allocators, attending, measure, pictures, pictures_s2, pic
 from stages import s1_contiguous_cache as s1  # noqa: E402
 from stages import s2_block_manager as s2  # noqa: E402
 from stages.s1_contiguous_cache.slot_manager import SlotManager  # noqa: E402
-from stages.s2_block_manager.block_manager import BlockManager, BlockPool  # noqa: E402
+from stages.s2_block_manager.block_manager import BlockManager  # noqa: E402
+from stages.s2_block_manager.block_pool import BlockPool  # noqa: E402
 from stages.s2_block_manager.kv_cache import PoolReport  # noqa: E402
 from stages.s2_block_manager.llama import ModelConfig  # noqa: E402
 
@@ -44,6 +45,8 @@ CLAIMED = {
     ),
     "s3_paged_attention": ("4%", "1,198 tok/s", "15-30%", "2-4x"),
     "s4_continuous_batching": ("1%", "95%", "80%", "4%", "2-4 times", "30%", "96%", "3 times"),
+    "s5_cow_sampling": ("1.6 us", "43%", "50-80%", "64 KB", "960 KB"),
+    "s6_prefix_caching": ("92%", "78%", "65%", "55%", "5%", "50-80%"),
 }
 MEASUREMENT = re.compile(
     r"\d[\d.,]*\s*(?:%|ms\b|µs\b|us\b|s\b|seconds?\b|minutes?\b|times\b|x\b|×|KB\b|MB\b|GB\b|[kMG]iB\b|"

@@ -200,6 +200,7 @@ def test_a_missing_file_is_found(made_up, text, faults):
         ("```console\n$ make run STAGE=1\n$ python -m stages.s1_one --force\n```\n", 0),
         ("```\npython stages/chain.py # --gone\ngit log --gone\npython -m stages 1\n```\n", 0),
         ('`make run PROMPT="do not"`, `python -m pytest`, `make`, `python3 stages/chain.py --force`', 0),
+        ("Type `python3 stages/chain.py --no-force`", 0),
         ("```console\n$ make fun STAGE=1\n```\n", 1),
         ("Type:\n\n    make fun\n\nThen look.", 1),
         ("Type `make fun`", 1),

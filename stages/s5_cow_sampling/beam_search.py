@@ -34,7 +34,7 @@ class BeamSearchParams:
             raise ValueError(f"beam_width must be at least 1, not {self.beam_width}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if self.early_stopping not in (True, False, "never"):
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise ValueError(f'early_stopping must be True, False or "never", not {self.early_stopping!r}')
 
 

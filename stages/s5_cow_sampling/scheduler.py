@@ -79,7 +79,7 @@ class Scheduler:
         Before anybody is scheduled: whoever is preempted to make room is not in the batch yet.
         """
         for group in list(groups(self.running)):
-            if group[0] in self.running and self._make_room(group, output):
+            if self._make_room(group, output):
                 for seq in group:
                     copy = self._block_manager.append_slot(seq) if seq.block_table else None
                     if copy:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .beam_search import BeamSearch, BeamSearchParams
-from .block_manager import NoFreeBlocks
+from .block_pool import NoFreeBlocks
 from .config import EngineConfig
 from .engine import LLMEngine
 from .input_processor import Prompt

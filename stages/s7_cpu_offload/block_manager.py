@@ -13,100 +13,10 @@ from collections import Counter
 from itertools import takewhile
 from typing import NamedTuple
 
+from .block_pool import BlockPool, NoFreeBlocks
 from .kv_cache import PoolReport
-from .offload import HostPool, Transfer
-from .prefix_cache import CachedBlock, PrefixCache, PrefixCacheStats, Tier
+from .prefix_cache import CachedBlock, PrefixCache, PrefixCacheStats
 from .sequence import Sequence, shared_prefix
-
-
-class NoFreeBlocks(RuntimeError):
-    """Fewer blocks are free than are needed."""
-
-
-class BlockPool:
-    """Blocks 0 .. num_blocks - 1, how many hold each, and the list of those that are free. O(1) a block.
-
-    Last in, first out: the block taken next is the one given back last, which may still be in the processor's caches.
-    A cached block that nobody holds is idle: it is taken only when no other is left, and may be held again before.
-    """
-
-    def __init__(self, num_blocks: int, tier: Tier) -> None:
-        self.num_blocks = num_blocks
-        self._tier = tier
-        self._free = list(range(num_blocks - 1, -1, -1))  # taken from the end: block 0 first
-        self._ref_counts = [0] * num_blocks  # 0 for a block that is free
-
-    @property
-    def num_free(self) -> int:
-        """Those that take() can give, idle ones too."""
-        return len(self._free) + self._tier.num_idle
-
-    def take(self, count: int) -> list[int]:
-        """Blocks that have from now on one holder, the one given back last comes first.
-
-        Raises NoFreeBlocks, with both numbers, and takes none, if fewer than `count` are free.
-        """
-        if count > self.num_free:
-            raise NoFreeBlocks(f"{count} blocks are needed, {self.num_free} are free")
-        start = max(0, len(self._free) - count)
-        blocks = self._free[start:]
-        del self._free[start:]
-        blocks.reverse()
-        blocks += [self._tier.evict() for _ in range(count - len(blocks))]
-        for block in blocks:
-            self._ref_counts[block] = 1
-        return blocks
-
-    def share(self, blocks: list[int]) -> None:
-        """Each has one holder more. Raises ValueError, and changes nothing, if one of them is free and not idle."""
-        free = [block for block in blocks if not self._ref_counts[block] and block not in self._tier]
-        if free:
-            raise ValueError(f"block {free[0]} is shared, and nobody holds it")
-        for block in blocks:
-            self._tier.set_busy(block)
-            self._ref_counts[block] += 1
-
-    def give_back(self, blocks: list[int]) -> None:
-        """Each has one holder less. Of those that have none any more the first will be the next one taken.
-
-        Cached ones become idle, the last of them first: so the end of a text is evicted before its beginning.
-        Raises ValueError, and gives none back, if there are more of a block than it has holders.
-        """
-        counts, freed = self._ref_counts, []
-        for i, block in enumerate(blocks):
-            if not counts[block]:
-                for given in blocks[:i]:
-                    counts[given] += 1
-                raise ValueError(f"block {block} is given back twice")
-            counts[block] -= 1
-            if not counts[block]:
-                freed.append(block)
-        for block in reversed(freed):
-            if block in self._tier:
-                self._tier.set_idle(block)
-            else:
-                self._free.append(block)
-
-    def forget_all(self) -> None:
-        """Nothing is cached any more: what was idle is free."""
-        self._free += self._tier.clear()
-
-    def ref_count(self, block: int) -> int:
-        """How many hold it."""
-        return self._ref_counts[block]
-
-    def check_integrity(self, tables: list[int]) -> None:
-        """A block has as many holders as there are tables that name it; those that have none are free or idle.
-
-        `tables`: all block tables end to end.
-        """
-        holders = Counter(tables)
-        counted = [holders[block] for block in range(self.num_blocks)]
-        assert self._ref_counts == counted, f"reference counts {self._ref_counts}, in the tables {counted}"
-        unheld = [block for block in range(self.num_blocks) if not holders[block]]
-        places = sorted([*self._free, *self._tier.check_integrity()])
-        assert places == unheld, f"free or idle are {places}, in no table are {unheld}"
-        assert not [block for block in self._free if block in self._tier], "a free block is cached"
 
 
 class BlockCopy(NamedTuple):
@@ -119,24 +29,12 @@ class BlockCopy(NamedTuple):
 class BlockManager:
     """A block table for each sequence. Only a sequence that holds a block alone may write to it."""
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        prefix_cache: PrefixCache | None = None,
-        host_pool: HostPool | None = None,
-    ) -> None:
-        """Without a `prefix_cache` nothing is ever cached, without a `host_pool` nothing leaves the device."""
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None) -> None:
+        """Without a `prefix_cache` nothing is ever cached."""
         self.num_blocks, self.block_size = num_blocks, block_size
         self.prefix_cache = prefix_cache or PrefixCache(block_size)
         self._is_caching = prefix_cache is not None
         self._pool = BlockPool(num_blocks, self.prefix_cache.device)
-        self._host_pool = host_pool
-        self._host = BlockPool(host_pool.num_blocks if host_pool else 0, self.prefix_cache.host)
-        self._arriving: dict[int, Transfer] = {}  # blocks of the device that are being loaded
-        self._leaving: list[tuple[Transfer, BlockPool, list[int]]] = []  # blocks that are held until they are copied
-        if host_pool:
-            self.prefix_cache.device.on_evict = self._save
         self._holders: dict[Sequence, None] = {}  # in order of arrival
 
     @property
@@ -239,114 +137,15 @@ class BlockManager:
         """`seq` holds its blocks no more: its table is then empty. Raises ValueError if it holds none."""
         if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")
-        for block in self._arriving.keys() & set(seq.block_table):
-            self._arriving[block].wait()  # or it would be written after somebody else has taken it
         self._pool.give_back(seq.block_table)
         del self._holders[seq]
         seq.block_table, seq.prefix = [], []
 
-    def num_blocks_to_swap(self, group: list[Sequence]) -> int:
-        """How many blocks with computed tokens a group holds, those that its members share counted once."""
-        return len(self._computed_blocks(group))
-
-    def swap_out(self, group: list[Sequence]) -> None:
-        """What the group has computed goes to the host, a shared block once; it holds nothing here any more.
-
-        Its blocks are free once they are copied. Raises NoFreeBlocks if the host has too few, or whatever the copies
-        raise, and then changes nothing.
-        """
-        assert self._host_pool is not None, "there is no host pool"
-        blocks = self._computed_blocks(group)
-        to_host = dict(zip(blocks, self._host.take(len(blocks)), strict=True))
-        try:
-            transfer = self._host_pool.store({host: block for block, host in to_host.items()})
-        except BaseException:
-            self._host.give_back(list(to_host.values()))
-            raise
-        for seq in group:
-            if seq.block_table:
-                num_computed = cdiv(seq.num_computed_tokens, self.block_size)
-                seq.host_table = [to_host[block] for block in seq.block_table[:num_computed]]
-                self._host.share(seq.host_table)
-                self._leaving.append((transfer, self._pool, seq.block_table))
-                del self._holders[seq]
-                seq.block_table, seq.prefix = [], []
-        self._host.give_back(list(to_host.values()))
-        self.collect()
-
-    def can_swap_in(self, group: list[Sequence], spare: int = 0) -> bool:
-        """Whether there is room for the group's blocks and its next tokens, with `spare` blocks left."""
-        blocks = Counter(block for seq in group for block in seq.host_table)
-        num_new = sum(cdiv(seq.num_tokens, self.block_size) - len(seq.host_table) for seq in group if seq.host_table)
-        next_blocks = [seq.host_table[seq.num_computed_tokens // self.block_size :] for seq in group]
-        num_copies = sum(blocks[table[0]] > 1 for table in next_blocks if table)  # one too many for each block: no harm
-        return len(blocks) + num_new + num_copies + spare <= self.num_free_blocks
-
-    def swap_in(self, group: list[Sequence]) -> None:
-        """The group holds blocks of the device again, and shares what it shared. See is_ready().
-
-        Raises NoFreeBlocks if there are too few, or whatever the copies raise, and then changes nothing.
-        """
-        assert self._host_pool is not None, "there is no host pool"
-        blocks = list(dict.fromkeys(block for seq in group for block in seq.host_table))
-        to_device = dict(zip(blocks, self._pool.take(len(blocks)), strict=True))
-        try:
-            transfer = self._host_pool.load({block: host for host, block in to_device.items()})
-        except BaseException:
-            self._pool.give_back(list(to_device.values()))
-            raise
-        for seq in group:
-            if seq.host_table:
-                seq.block_table = [to_device[block] for block in seq.host_table]
-                self._pool.share(seq.block_table)
-                self._holders[seq] = None
-                self._leaving.append((transfer, self._host, seq.host_table))
-                seq.host_table = []
-        self._pool.give_back(list(to_device.values()))
-        self._arriving |= dict.fromkeys(to_device.values(), transfer)
-        self.collect()
-
-    def drop(self, seq: Sequence) -> None:
-        """What `seq` has on the host, if anything, is given up."""
-        self._host.give_back(seq.host_table)
-        seq.host_table = []
-
-    def has_arrived(self, seq: Sequence) -> bool:
-        """Whether nothing that it holds is still being loaded."""
-        return self._arriving.keys().isdisjoint(seq.block_table)
-
-    def is_ready(self, seq: Sequence) -> bool:
-        """Whether it may run: it holds slots for all its tokens, and what is in them is there."""
-        return seq.num_tokens <= len(seq.block_table) * self.block_size and self.has_arrived(seq)
-
-    @property
-    def is_copying(self) -> bool:
-        return bool(self._leaving or self._arriving)
-
-    @property
-    def is_storing(self) -> bool:
-        """Whether blocks of the device will be free as soon as they are copied."""
-        return any(pool is self._pool for _, pool, _ in self._leaving)
-
-    def collect(self, wait: bool = False) -> None:
-        """Look which copies are done: what they held is given back. `wait`: until all are."""
-        if wait:
-            for transfer in [*(transfer for transfer, _, _ in self._leaving), *self._arriving.values()]:
-                transfer.wait()
-        leaving, self._leaving = self._leaving, []
-        for transfer, pool, blocks in leaving:
-            if transfer.is_done():
-                pool.give_back(blocks)
-            else:
-                self._leaving.append((transfer, pool, blocks))
-        self._arriving = {block: transfer for block, transfer in self._arriving.items() if not transfer.is_done()}
-
     def reset_prefix_cache(self) -> bool:
         """Forget all that is cached, and the statistics. False, and nothing happens, while somebody holds blocks."""
-        if self._holders or self.is_copying:
+        if self._holders:
             return False
         self._pool.forget_all()
-        self._host.forget_all()
         self.prefix_cache.stats = PrefixCacheStats()
         return True
 
@@ -361,8 +160,7 @@ class BlockManager:
 
     def check_integrity(self) -> None:
         """Every block is free or counted once for each table it is in, and no table is longer than its tokens need."""
-        leaving = [block for _, pool, blocks in self._leaving if pool is self._pool for block in blocks]
-        self._pool.check_integrity([block for seq in self._holders for block in seq.block_table] + leaving)
+        self._pool.check_integrity(self._tables())
         for seq in self._holders:
             assert len(set(seq.block_table)) == len(seq.block_table), f"a block is twice in {seq.block_table}"
             most = cdiv(seq.num_tokens, self.block_size)
@@ -375,6 +173,10 @@ class BlockManager:
         num_held = sum(block is not None and self._pool.ref_count(block) > 0 for block in here)
         return self.num_blocks_for(*group) - num_held
 
+    def _tables(self) -> list[int]:
+        """All blocks that are held, as often as they are."""
+        return [block for seq in self._holders for block in seq.block_table]
+
     def _hits(self, seq: Sequence) -> list[CachedBlock]:
         """The beginning of `seq` that is cached, in whole blocks; its last token is to be computed in any case."""
         may_hit = self._is_caching and not seq.awaits_prompt_logprobs
@@ -383,58 +185,12 @@ class BlockManager:
         return self.prefix_cache.match(seq.block_hashes[:most], seq.token_ids)
 
     def _hold(self, seq: Sequence, hits: list[CachedBlock]) -> None:
-        """`seq` begins with these cached blocks, and holds no others. Those that are on the host only are loaded."""
-        device = self.prefix_cache.device
-        here = [hit.places[device] for hit in hits if device in hit.places]
-        self._pool.share(here)
-        away = [hit for hit in hits if device not in hit.places]
-        device.num_hits += len(here)
-        self.prefix_cache.host.num_hits += len(away)
-        if away and not self._restore(away):
-            num_found = hits.index(away[0])
-            self._pool.give_back(here[num_found:])
-            hits = hits[:num_found]
-        seq.block_table = [hit.places[device] for hit in hits]
+        """`seq` begins with these cached blocks, and holds no others."""
+        seq.block_table = [hit.places[self.prefix_cache.device] for hit in hits]
+        self.prefix_cache.device.num_hits += len(hits)
+        self._pool.share(seq.block_table)
         seq.prefix, seq.num_computed_tokens = hits, len(hits) * self.block_size
         self._holders[seq] = None
-
-    def _restore(self, texts: list[CachedBlock]) -> bool:
-        """Load texts that are on the host only, into blocks that are held once. False if it fails: nothing changes."""
-        assert self._host_pool is not None, "there is no host pool"
-        sources = [text.places[self.prefix_cache.host] for text in texts]
-        self._host.share(sources)
-        blocks = self._pool.take(len(texts))
-        try:
-            transfer = self._host_pool.load(dict(zip(blocks, sources, strict=True)))
-        except RuntimeError:
-            self._pool.give_back(blocks)
-            self._host.give_back(sources)
-            return False
-        for text, block in zip(texts, blocks, strict=True):
-            self.prefix_cache.device.add(text, block)
-        self._leaving.append((transfer, self._host, sources))
-        self._arriving |= dict.fromkeys(blocks, transfer)
-        self.collect()
-        return True
-
-    def _save(self, text: CachedBlock) -> None:
-        """A text is about to leave the device: the host keeps it, if it does not have it and there is room."""
-        if self._host_pool is None or self.prefix_cache.host in text.places or not self._host.num_free:
-            return
-        [block] = self._host.take(1)
-        try:
-            transfer = self._host_pool.store({block: text.places[self.prefix_cache.device]})
-        except RuntimeError:
-            self._host.give_back([block])
-            return
-        transfer.hold_back_compute()  # the device's block is about to be written
-        self.prefix_cache.host.add(text, block)
-        self._leaving.append((transfer, self._host, [block]))
-        self.collect()
-
-    def _computed_blocks(self, group: list[Sequence]) -> list[int]:
-        tables = (seq.block_table[: cdiv(seq.num_computed_tokens, self.block_size)] for seq in group)
-        return list(dict.fromkeys(block for table in tables for block in table))
 
     def _num_missing_blocks(self, seq: Sequence) -> int:
         """How many it needs besides those that it holds, for all its tokens to have a slot."""

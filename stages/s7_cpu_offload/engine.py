@@ -6,7 +6,6 @@ A step is three calls: schedule (who runs), run (the model), update (what came o
 from pathlib import Path
 
 from .attention import PagedAttention
-from .block_manager import BlockManager
 from .config import EngineConfig
 from .cost_model import CostModel, measure
 from .input_processor import InputProcessor, Prompt
@@ -19,6 +18,7 @@ from .prefix_cache import PrefixCache
 from .sampling import SampledToken, SamplingParams
 from .scheduler import Scheduler
 from .sequence import Sequence, request_output
+from .tiered_block_manager import TieredBlockManager
 
 
 class LLMEngine:
@@ -127,9 +127,9 @@ class LLMEngine:
         num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, self.device)
         return KVCache(self.model_config, num_blocks, self.config.block_size, self.dtype, self.device)
 
-    def build_block_manager(self) -> BlockManager:
+    def build_block_manager(self) -> TieredBlockManager:
         prefix_cache = PrefixCache(self.config.block_size) if self.config.enable_prefix_caching else None
-        return BlockManager(self.kv_cache.num_blocks, self.config.block_size, prefix_cache, self.host_pool)
+        return TieredBlockManager(self.kv_cache.num_blocks, self.config.block_size, prefix_cache, self.host_pool)
 
     def build_host_pool(self) -> HostPool | None:
         tokens = self.config.swap_space_tokens

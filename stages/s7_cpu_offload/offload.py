@@ -64,7 +64,7 @@ class HostPool:
         self.bytes_per_block = device_blocks[0].nbytes
         self.stored, self.loaded = Traffic(), Traffic()
         self._device_blocks = device_blocks
-        self._streams = (torch.cuda.Stream(), torch.cuda.Stream()) if is_cuda else None  # for stores, for loads
+        self._streams = [torch.cuda.Stream(device_blocks.device) for _ in range(2)] if is_cuda else []  # stores, loads
 
     def store(self, copies: dict[int, int]) -> Transfer:
         """{host block: device block}: all layers of each. The device's must not be written before it is done."""
@@ -91,8 +91,8 @@ class HostPool:
         self, target: Tensor, source: Tensor, copies: dict[int, int], traffic: Traffic, stream: "torch.cuda.Stream"
     ) -> Transfer:
         """After all that was launched before on any stream; whatever is launched later runs beside it."""
-        stream.wait_stream(torch.cuda.current_stream())
-        for other in self._streams or ():
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        for other in self._streams:
             stream.wait_stream(other)
         events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         with torch.cuda.stream(stream):

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from .block_manager import BlockManager
 from .config import EngineConfig
 from .model_runner import Scheduled
 from .sequence import Sequence, shared_prefix
+from .tiered_block_manager import TieredBlockManager
 
 
 class SchedulerOutput(NamedTuple):
@@ -30,7 +30,7 @@ class SchedulerOutput(NamedTuple):
 
 class Scheduler:
     def __init__(
-        self, config: EngineConfig, block_manager: BlockManager, prefers_swap: Callable[[int, int], bool]
+        self, config: EngineConfig, block_manager: TieredBlockManager, prefers_swap: Callable[[int, int], bool]
     ) -> None:
         """prefers_swap(blocks, tokens): whether a preempted group should be swapped rather than computed again."""
         self.waiting: deque[Sequence] = deque()
@@ -87,7 +87,7 @@ class Scheduler:
         """
         for group in list(groups(self.running)):
             has_arrived = all(self._block_manager.has_arrived(seq) for seq in group)
-            if group[0] in self.running and has_arrived and self._make_room(group, output):
+            if has_arrived and self._make_room(group, output):
                 for seq in group:
                     copy = self._block_manager.append_slot(seq) if seq.block_table else None
                     if copy:

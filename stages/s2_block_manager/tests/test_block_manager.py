@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ..block_manager import BlockManager, BlockPool, NoFreeBlocks, cdiv
+from ..block_manager import BlockManager, cdiv
+from ..block_pool import BlockPool, NoFreeBlocks
 from ..sequence import Sequence
 from .helpers import make_sequence
 

@@ -73,7 +73,7 @@ def test_help_tells_what_each_knob_does_and_its_default(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "--max-num-seqs MAX_NUM_SEQS most sequences that run at a time (default: 32)" in text
     assert "--max-num-batched-tokens MAX_NUM_BATCHED_TOKENS most tokens in a step" in text
-    assert "admitting a sequence beside others leaves free (default: 0.01)" in text
+    assert "admitting a sequence beside others leaves free (default: 0.05)" in text
     assert "--block-size BLOCK_SIZE slots in a block of the KV pool (default: 16)" in text
     assert "--tile-size TILE_SIZE slots of each sequence that attention reads at a time (default: 512)" in text
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from torch import Tensor
 
-from ..beam_search import BeamSearchParams, Candidate, Hypotheses, likeliest
+from ..beam_search import BeamSearch, BeamSearchParams, Candidate, Hypotheses, likeliest
 from ..llama import LlamaForCausalLM
 from ..llm import LLM
 from ..outputs import RequestOutput
@@ -372,6 +372,17 @@ def test_the_likeliest_of_all_continuations_of_all_beams():
 def test_a_candidate_has_ended_with_a_stop_token_or_the_last_that_there_is_room_for():
     assert [Candidate(beam_of(-1.0), token_id, -1.5).has_ended for token_id in (EOS, 5)] == [True, False]
     assert [Candidate(beam_of(-1.0, length), 5, -1.5).has_ended for length in (7, 8)] == [False, True]
+
+
+@pytest.mark.parametrize("logprob, goes_on", [(-6.9, True), (-7.1, False), (-8.9, False)])
+def test_what_a_beam_may_become_is_counted_without_its_prompt(checkpoint, logprob, goes_on):
+    """2 of at most 9 tokens are the prompt: -6.9 / 7 would be better than -1, and -8.9 / 9 is not what counts."""
+    asked = BeamSearchParams(1, length_penalty=1.0, early_stopping="never")
+    hypotheses = Hypotheses(asked)
+    hypotheses.add([5], -1.0)
+    candidate = Candidate(beam_of(-1.0), 5, logprob)
+    kept = BeamSearch(LLM(checkpoint).llm_engine, asked)._choose([candidate], hypotheses)
+    assert kept == ([candidate] if goes_on else [])
 
 
 def test_hypotheses_keep_the_best_by_logprob_over_length_to_the_power_of_the_penalty():

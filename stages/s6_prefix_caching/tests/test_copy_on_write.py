@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from ..block_manager import BlockCopy, BlockManager, BlockPool, NoFreeBlocks, cdiv
+from ..block_manager import BlockCopy, BlockManager, cdiv
+from ..block_pool import BlockPool, NoFreeBlocks
 from ..prefix_cache import PrefixCache
 from ..sequence import Sequence, shared_prefix
 from .helpers import make_sequence

@@ -95,7 +95,7 @@ def test_log_probabilities_do_not_depend_on_preemption(checkpoint):
 
 
 def test_slots_that_are_not_written_are_never_seen(checkpoint, expected):
-    """Before each step: NaN in every block that is neither cached nor held, 1e30 in the unwritten slots of those held."""
+    """Before each step: NaN in every block that is neither cached nor held, 1e30 in unwritten slots of those held."""
     engine = real_engine(checkpoint, 9, max_num_batched_tokens=5)
     run, pool = engine.model_runner.run, engine.kv_cache.blocks
 

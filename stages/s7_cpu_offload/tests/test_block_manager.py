@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from ..block_manager import BlockManager, BlockPool, NoFreeBlocks, cdiv
+from ..block_manager import BlockManager, cdiv
+from ..block_pool import BlockPool, NoFreeBlocks
+from ..prefix_cache import PrefixCache
 from ..sequence import Sequence
 from .helpers import make_sequence
 
@@ -157,7 +159,7 @@ def test_freeing_a_table_that_is_wrong_is_an_error_and_changes_nothing():
 )
 def test_a_block_given_back_twice_is_named_and_none_is_given_back(blocks, wrong):
     """Blocks 0, 1 and 2 are held, 3 and 4 are free."""
-    pool = BlockPool(5)
+    pool = BlockPool(5, PrefixCache(4).device)
     assert pool.take(4) == [0, 1, 2, 3]
     pool.give_back([3])
     with pytest.raises(ValueError, match=f"block {wrong} "):
@@ -331,8 +333,9 @@ SPOILERS: dict[str, Spoiler] = {
     "a free block twice in the list": lambda manager, a, b: manager._pool._free.append(4),
     "a free block in the place of another": lambda manager, a, b: manager._pool._free.__setitem__(0, 4),
     "a free block lost": lambda manager, a, b: manager._pool._free.pop(),
-    "a free block marked as held": lambda manager, a, b: manager._pool._held.__setitem__(4, 1),
-    "a held block marked as free": lambda manager, a, b: manager._pool._held.__setitem__(1, 0),
+    "a free block counted as held": lambda manager, a, b: manager._pool._ref_counts.__setitem__(4, 1),
+    "a held block counted as free": lambda manager, a, b: manager._pool._ref_counts.__setitem__(1, 0),
+    "a holder counted twice": lambda manager, a, b: manager._pool._ref_counts.__setitem__(1, 2),
     "a holder forgotten": lambda manager, a, b: manager._holders.popitem(),
     "a block more than the tokens need": lambda manager, a, b: b.block_table.extend(manager._pool.take(1)),
     "more computed than there is room for": lambda manager, a, b: setattr(a, "num_computed_tokens", 9),
@@ -398,7 +401,7 @@ def num_touched(num_blocks: int) -> list[int]:
     ]
     touched: list[int] = []
     manager._pool._free = counting(manager._pool._free, touched)
-    manager._pool._held = counting(manager._pool._held, touched)
+    manager._pool._ref_counts = counting(manager._pool._ref_counts, touched)
     sums = []
     for operation in operations:
         operation()

@@ -40,6 +40,9 @@ def test_every_knob_is_a_flag_of_its_own_type():
         "watermark": 0.5,
         "block_size": 4,
         "tile_size": 32,
+        "enable_prefix_caching": False,
+        "preemption": "swap",
+        "swap_space_tokens": 64,
         "seed": 5,
     }
     pool = {"kv_cache_tokens": 640, "kv_cache_memory_bytes": 10**6, "gpu_memory_utilization": 0.5}
@@ -47,6 +50,8 @@ def test_every_knob_is_a_flag_of_its_own_type():
     for size, value in pool.items():
         asked = given | {size: value}
         argv = [word for name, value in asked.items() for word in ("--" + name.replace("_", "-"), str(value))]
+        on_off = argv.index("--enable-prefix-caching")
+        argv[on_off : on_off + 2] = ["--no-enable-prefix-caching"]
         assert parse(*argv) == EngineConfig(**asked)
 
 
@@ -59,6 +64,7 @@ def test_every_knob_is_a_flag_of_its_own_type():
         ["--block-size", "4.5"],
         ["--tile-size", "x"],
         ["--dtype", "int8"],
+        ["--preemption", "never"],
     ],
 )
 def test_a_flag_of_the_wrong_type_is_refused(argv, capsys):
@@ -73,7 +79,7 @@ def test_help_tells_what_each_knob_does_and_its_default(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "--max-num-seqs MAX_NUM_SEQS most sequences that run at a time (default: 32)" in text
     assert "--max-num-batched-tokens MAX_NUM_BATCHED_TOKENS most tokens in a step" in text
-    assert "admitting a sequence beside others leaves free (default: 0.01)" in text
+    assert "admitting a sequence beside others leaves free (default: 0.05)" in text
     assert "--block-size BLOCK_SIZE slots in a block of the KV pool (default: 16)" in text
     assert "--tile-size TILE_SIZE slots of each sequence that attention reads at a time (default: 512)" in text
 

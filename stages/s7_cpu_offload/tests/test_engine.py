@@ -191,7 +191,7 @@ def engine_with_b(checkpoint, state: str) -> ScriptedEngine:
     step(engine)
     if state in ("running", "preempted"):
         step(engine)
-    seq = engine._requests["b"]
+    (seq,) = engine._requests["b"]
     assert {
         "waiting": seq in engine.scheduler.waiting and seq.num_tokens == 6,
         "mid-prefill": seq in engine.scheduler.running and seq.num_computed_tokens == 2,
@@ -204,7 +204,7 @@ def engine_with_b(checkpoint, state: str) -> ScriptedEngine:
 @pytest.mark.parametrize("state", STATES)
 def test_abort_frees_everything_at_once(checkpoint, state):
     engine = engine_with_b(checkpoint, state)
-    seq, num_free = engine._requests["b"], engine.block_manager.num_free_blocks
+    (seq,), num_free = engine._requests["b"], engine.block_manager.num_free_blocks
     num_held = len(seq.block_table)
     output = engine.abort_request("b")
     assert output.finished and reason(output) == "abort" and output.error is None
@@ -259,7 +259,7 @@ def test_all_can_be_aborted_at_any_moment(checkpoint):
 
 def test_a_recomputed_sequence_computes_its_prompt_and_what_it_generated(checkpoint):
     """b has 3 tokens and got 5 when a needs its block: 8 are computed again, of which 7 had been."""
-    engine = scripted_engine(checkpoint, num_blocks=4)
+    engine = scripted_engine(checkpoint, num_blocks=4, enable_prefix_caching=False)
     engine.add_request("a", [1] * 3, params(9)), engine.add_request("b", [2] * 3, params(9))
     ended = run_to_the_end(engine)
     assert engine.scheduler.num_preemptions == 1
@@ -331,7 +331,7 @@ def test_nothing_is_left_of_a_request(checkpoint, way):
     """However it ended, no part of the engine knows it any more."""
     engine = scripted_engine(checkpoint, num_blocks=4)
     engine.add_request("a", [1] * 3, params(40 if way == "failed" else 3))
-    seq = weakref.ref(engine._requests["a"])
+    seq = weakref.ref(engine._requests["a"][0])
     for _ in range(2):
         step(engine)
     if way == "aborted":

@@ -7,7 +7,7 @@ import pytest
 
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
-from .scripted import answer, assert_empty, params, reason, said_alone, scripted_engine, step
+from .scripted import answers, assert_empty, params, reasons, said_alone, scripted_engine, step
 
 NUM_POSITIONS = 64  # of the model
 
@@ -20,6 +20,7 @@ class History:
         num_blocks, block_size = rng.randint(2, 24), rng.choice([1, 2, 3, 4, 4, 8])
         self.num_slots, self.budget = num_blocks * block_size, rng.choice([1, 3, 7, 30, 30])
         seats, watermark = rng.choice([1, 2, 4, 32, 32]), rng.choice([0.0, 0.0, 0.0, 0.1, 0.5, 0.9])
+        self.seats = seats
         knobs = {"max_num_batched_tokens": self.budget, "max_num_seqs": seats, "watermark": watermark}
         self.engine = scripted_engine(checkpoint, num_blocks, block_size, **knobs)
         self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
@@ -31,7 +32,14 @@ class History:
         self.num_requests += 1
         prompt = [rng.randrange(320) for _ in range(rng.choice([1, 2, 3, rng.randint(1, 12), rng.randint(1, 40)]))]
         max_tokens = rng.choice([1, 2, rng.randint(1, 50), rng.randint(10, 40)])
-        sampling = params(max_tokens, temperature=rng.choice([0.0, 1.0]), seed=rng.randrange(9))
+        n = rng.choice([1, 1, 2, 3])
+        stops = rng.sample(range(320), rng.choice([0, 0, 20]))
+        greedy_or_not = rng.choice([0.0, 1.0, 1.0])
+        sampling = params(max_tokens, n=n, temperature=greedy_or_not, seed=rng.randrange(9), stop_token_ids=stops)
+        if n > self.seats:
+            with pytest.raises(ValueError, match=f"n is {n}, max_num_seqs is {self.seats}"):
+                self.engine.add_request(name, prompt, sampling)
+            return
         if len(prompt) > self.num_slots:
             with pytest.raises(ValueError, match=f"the pool has {self.engine.block_manager.num_blocks}$"):
                 self.engine.add_request(name, prompt, sampling)
@@ -65,22 +73,40 @@ class History:
         assert output.request_id not in self.ended, "told twice"
         prompt, sampling = self.asked[output.request_id]
         self.ended[output.request_id] = output
-        assert output.prompt_token_ids == prompt
-        said = answer(output)
-        assert said == said_alone(prompt, len(said), sampling.seed if sampling.temperature else None)
+        assert output.prompt_token_ids == prompt and len(output.outputs) == sampling.n
         room = min(sampling.max_tokens, NUM_POSITIONS - len(prompt))
-        if reason(output) == "length":
-            assert len(said) == room
-        elif reason(output) == "error":
-            assert len(prompt) + len(said) == self.num_slots + 1 and len(said) < room
-        else:
-            assert reason(output) == "abort" and len(said) < room
+        for i, (said, reason) in enumerate(zip(answers(output), reasons(output), strict=True)):
+            assert said == said_alone(prompt, len(said), sampling.seed if sampling.temperature else None, i)
+            assert not set(said[:-1]) & set(sampling.stop_token_ids)
+            if reason == "stop":
+                assert said[-1] in sampling.stop_token_ids
+            elif reason == "length":
+                assert len(said) == room
+            elif reason == "error":
+                assert sampling.n > 1 or len(prompt) + len(said) == self.num_slots + 1
+                assert len(said) < room
+            else:
+                assert reason == "abort" and len(said) < room
+        if "error" in reasons(output):
+            self.assert_too_large(output)
+
+    def assert_too_large(self, output: RequestOutput) -> None:
+        """All that the samples have of their own, and what of the prompt they share, is more than the pool has."""
+        size, num_prompt_tokens = self.engine.config.block_size, len(output.prompt_token_ids)
+        lengths = [
+            num_prompt_tokens + len(said)
+            for said, reason in zip(answers(output), reasons(output), strict=True)
+            if reason == "error"
+        ]
+        num_shared = num_prompt_tokens // size
+        needed = num_shared + sum(-(-length // size) - num_shared for length in lengths)
+        assert needed > self.engine.block_manager.num_blocks, "there was room"
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_history_leaves_everything_in_its_place(checkpoint, seed):
-    num_steps = num_preemptions = 0
-    reasons: Counter[str] = Counter()
+    num_steps = num_preemptions = num_copies = 0
+    ends: Counter[str | None] = Counter()
     for i in range(15):
         history = History(checkpoint, seed * 100 + i)
         for _ in range(80):
@@ -97,6 +123,7 @@ def test_any_history_leaves_everything_in_its_place(checkpoint, seed):
         assert history.ended.keys() == history.asked.keys(), "a request was lost"
         num_steps += history.engine.model_runner.num_steps
         num_preemptions += history.engine.scheduler.num_preemptions
-        reasons.update(reason(output) for output in history.ended.values())
-    assert num_steps > 1000 and num_preemptions > 20, "this tests too little"
-    assert reasons["length"] > 50 and reasons["abort"] > 5 and reasons["error"] > 5, "this tests too little"
+        ends.update(reason for output in history.ended.values() for reason in reasons(output))
+        num_copies += history.engine.kv_cache.num_blocks_copied
+    assert num_steps > 1000 and num_preemptions > 10 and num_copies > 20, "this tests too little"
+    assert min(ends["length"], ends["stop"], ends["abort"], ends["error"]) > 5, "this tests too little"

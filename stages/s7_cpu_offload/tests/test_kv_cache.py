@@ -5,6 +5,7 @@ import torch
 
 from ..kv_cache import KVCache, bytes_per_token
 from .pool import BLOCK_SIZE, HEAD_DIM, make_cache, model_config, random_qkv, slot
+from .watch import Watch
 
 
 def test_a_slot_holds_a_key_and_a_value_for_each_kv_head_of_each_layer():
@@ -88,3 +89,75 @@ def test_reading_copies():
 def test_a_pool_that_memory_cannot_hold_is_refused_in_blocks_and_bytes():
     with pytest.raises(ValueError, match=r"cpu has no room for a pool of 1,000,000,000,000,000 blocks, 512,0"):
         KVCache(model_config(), 10**15, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+
+
+# Copies
+
+
+def numbered(num_blocks: int) -> KVCache:
+    """In every slot of block i, of all layers, is i."""
+    cache = make_cache(num_blocks, num_layers=3)
+    for i in range(num_blocks):
+        cache.blocks[i] = i
+    return cache
+
+
+def contents(cache: KVCache) -> list[int]:
+    """What is in each block, if it is the same all through."""
+    blocks = cache.blocks.flatten(1)
+    assert (blocks == blocks[:, :1]).all(), "a block was copied in part"
+    return [int(number) for number in blocks[:, 0]]
+
+
+@pytest.mark.parametrize(
+    "copies, after",
+    [
+        ({4: 1}, [0, 1, 2, 3, 1]),
+        ({0: 3, 4: 1}, [3, 1, 2, 3, 1]),
+        ({0: 2, 1: 2, 4: 2}, [2, 2, 2, 3, 2]),
+        ({1: 0, 2: 1}, [0, 0, 1, 3, 4]),  # 0 -> 1 -> 2: block 1 is a source before it is a target
+        ({2: 1, 1: 0}, [0, 0, 1, 3, 4]),
+        ({0: 2, 1: 0, 2: 1}, [2, 0, 1, 3, 4]),  # in a ring
+        ({3: 4, 4: 3}, [0, 1, 2, 4, 3]),
+        ({}, [0, 1, 2, 3, 4]),
+    ],
+    ids=str,
+)
+def test_the_copies_of_a_step_are_as_if_all_were_read_before_one_is_written(copies, after):
+    cache = numbered(5)
+    cache.copy_blocks(copies)
+    assert contents(cache) == after
+    assert cache.num_blocks_copied == len(copies)
+
+
+def test_a_copy_is_of_all_layers_of_keys_and_of_values_slot_for_slot():
+    cache = numbered(3)
+    cache.blocks[1] = torch.randn(cache.blocks[1].shape, generator=torch.Generator().manual_seed(0))
+    source = cache.blocks[1].clone()
+    cache.copy_blocks({2: 1})
+    assert torch.equal(cache.blocks[2], source) and torch.equal(cache.blocks[1], source)
+    assert (cache.blocks[0] == 0).all()
+
+
+def test_what_is_written_to_a_copy_is_not_in_its_source():
+    cache = numbered(2)
+    cache.copy_blocks({1: 0})
+    cache.blocks[1] = 5
+    assert contents(cache) == [0, 5]
+
+
+def test_copies_are_made_in_as_many_operations_however_many_they_are():
+    counted = []
+    for num_copies in (1, 20):
+        cache = make_cache(2 * num_copies, num_layers=3)
+        with Watch() as seen:
+            cache.copy_blocks({2 * i: 2 * i + 1 for i in range(num_copies)})
+        counted.append(seen.num_operations)
+    assert counted[0] == counted[1]
+
+
+def test_blocks_copied_are_counted_since_the_start():
+    cache = numbered(5)
+    for copies in ({4: 1}, {}, {0: 3, 4: 1}):
+        cache.copy_blocks(copies)
+    assert cache.num_blocks_copied == 3

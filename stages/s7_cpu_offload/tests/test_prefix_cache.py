@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from ..block_manager import BlockManager, NoFreeBlocks
+from ..block_manager import BlockManager
+from ..block_pool import NoFreeBlocks
 from ..prefix_cache import Hash, PrefixCache, hash_block
 from ..sequence import Sequence
 from .helpers import make_sequence

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..llm import LLM
-from ..sampling import SampledToken, SamplingParams, SamplingRow, exponential_noise, keep_likeliest, sample
+from ..sampling import Logprob, SampledToken, SamplingParams, SamplingRow, exponential_noise, keep_likeliest, sample
 
 PROBS = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = torch.tensor(PROBS).log() + 3  # a shift that softmax does not see
@@ -218,6 +218,56 @@ def test_no_rows_give_no_tokens():
     assert sample(torch.empty(0, 5), []) == []
 
 
+def told(token: SampledToken) -> list[tuple[int, float, int]]:
+    """(token, probability, rank) in the order in which they are told."""
+    assert token.logprobs is not None
+    return [(token_id, round(math.exp(logprob), 4), rank) for token_id, (logprob, rank) in token.logprobs.items()]
+
+
+LIKELIEST = [(0, 0.4, 1), (1, 0.3, 2), (2, 0.15, 3), (3, 0.1, 4), (4, 0.05, 5)]
+
+
+def token_drawn(token_id: int, **params) -> SampledToken:
+    """The first draw from LOGITS that gives this token."""
+    draws = (sample(LOGITS.unsqueeze(0), [row(position=i, **params)])[0] for i in range(NUM_DRAWS))
+    return next(token for token in draws if token.token_id == token_id)
+
+
+def test_nobody_is_told_what_they_did_not_ask_for():
+    assert token_drawn(1).logprobs is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 6, 1000])
+def test_as_many_of_the_likeliest_are_told_as_were_asked_for_or_as_there_are(count):
+    assert told(token_drawn(0, logprobs=count)) == LIKELIEST[:count]
+
+
+@pytest.mark.parametrize("token_id", range(5))
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_the_token_itself_is_told_last_with_its_rank_if_it_is_not_among_the_likeliest(token_id, count):
+    expected = LIKELIEST[:count] + ([LIKELIEST[token_id]] if token_id >= count else [])
+    token = token_drawn(token_id, logprobs=count)
+    assert told(token) == expected
+    assert token.logprobs[token_id].logprob == pytest.approx(token.logprob, abs=1e-6)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.3}, {"temperature": 3.0}, {"top_k": 2}, {"top_p": 0.5}], ids=str)
+def test_logprobs_are_of_the_raw_logits_whatever_is_drawn_from(params):
+    assert told(token_drawn(1, logprobs=4, **params)) == LIKELIEST[:4]
+
+
+def test_of_equals_one_has_as_many_before_it_as_are_likelier():
+    (token,) = sample(torch.tensor([[1.0, 2.0, 2.0, 0.0]]), [row(temperature=0.0, logprobs=0)])
+    assert token.logprobs == {1: Logprob(pytest.approx(token.logprob, abs=1e-6), rank=1)}
+
+
+def test_each_row_is_told_what_it_asked_for():
+    rows = [row(temperature=0.0, logprobs=count) for count in (2, None, 0)]
+    tokens = sample(torch.stack([LOGITS, LOGITS, LOGITS.flip(0)]), rows)
+    assert [token.token_id for token in tokens] == [0, 0, 4]
+    assert told(tokens[0]) == LIKELIEST[:2] and tokens[1].logprobs is None and told(tokens[2]) == [(4, 0.4, 1)]
+
+
 # Parameters that cannot be
 
 
@@ -232,6 +282,9 @@ def test_no_rows_give_no_tokens():
         ({"top_p": 1.01}, "top_p must be above 0 and at most 1, not 1.01"),
         ({"top_p": math.nan}, "top_p must be above 0 and at most 1, not nan"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"n": 0}, "n must be at least 1, not 0"),
+        ({"n": -2}, "n must be at least 1, not -2"),
+        ({"logprobs": -1}, "logprobs must be 0 or above, not -1"),
         ({"stop": ""}, "a stop string must be a text that is not empty"),
         ({"stop": ["a", ""]}, "a stop string must be a text that is not empty"),
         ({"stop": [13]}, "a stop string must be a text that is not empty"),

@@ -1,6 +1,7 @@
 """The Scheduler alone: sequences of so many tokens, a BlockManager, no model.
 
-"a4 b1" is a step: 4 tokens of a, then 1 of b. Blocks have 4 slots, nothing is kept free, unless a test says otherwise.
+"a4 b1" is a step: 4 tokens of a, then 1 of b. Where a request has samples, they are a, a' and a''.
+Blocks have 4 slots, nothing is kept free, unless a test says otherwise.
 """
 
 import pytest
@@ -10,7 +11,7 @@ from ..config import EngineConfig
 from ..sampling import SampledToken
 from ..scheduler import Scheduler, SchedulerOutput
 from ..sequence import Sequence
-from .helpers import make_sequence
+from .helpers import make_group
 
 
 class Drive:
@@ -21,25 +22,52 @@ class Drive:
         self.scheduler = Scheduler(EngineConfig(**{"watermark": 0.0} | knobs), self.manager)
         self.seqs: dict[str, Sequence] = {}
         self.failed: list[str] = []
+        self.copies: dict[int, int] = {}  # of the last step
+        self.alike = False  # whether all samples get the same tokens
 
     def add(self, name: str, num_prompt_tokens: int, max_tokens: int = 50) -> Sequence:
-        self.seqs[name] = make_sequence(name, num_prompt_tokens, max_tokens)
-        self.scheduler.add(self.seqs[name])
-        return self.seqs[name]
+        return self.add_group(name, num_prompt_tokens, 1, max_tokens)[0]
+
+    def add_group(self, name: str, num_prompt_tokens: int, n: int, max_tokens: int = 50) -> list[Sequence]:
+        group = make_group(name, num_prompt_tokens, max_tokens, n)
+        self.seqs |= {name_of(seq): seq for seq in group}
+        self.scheduler.add(group)
+        return group
+
+    def add_preempted(self, name: str, *token_ids: list[int], max_tokens: int = 50) -> list[Sequence]:
+        """A group that waits once more; its samples have these tokens, the first of which is the prompt."""
+        group = self.add_group(name, 1, len(token_ids), max_tokens)
+        for seq, ids in zip(group, token_ids, strict=True):
+            seq.token_ids = list(ids)
+        return group
 
     def step(self) -> str:
-        """Who ran. A sequence that is complete gets a token, one that has all its tokens leaves."""
+        """Who ran. A sequence that is complete gets a token, another one in each sample; who has all its leaves."""
         batch, failed = self.scheduler.schedule()
         self.manager.check_integrity()
-        self.failed += [seq.request_id for seq in failed]
+        self.failed += [name_of(seq) for seq in failed]
+        self.copies = dict(self.scheduler.copies)
+        self.scheduler.copies.clear()
+        for seq, num_tokens in batch:
+            self.assert_alone(seq, num_tokens)
         for seq, num_tokens in batch:
             seq.num_computed_tokens += num_tokens
-            assert len(seq.block_table) * self.manager.block_size >= seq.num_computed_tokens, "no slot to write to"
-            if seq.num_uncomputed_tokens == 0:
-                seq.append_token(SampledToken(7, -1.0))
+            samplers = seq.samplers() if seq.num_uncomputed_tokens == 0 else []
+            self.scheduler.fork_followers(seq)
+            for sampler in samplers:
+                sampler.append_token(SampledToken(7 if self.alike else 7 + sampler.sample_index, -1.0))
+        for seq in [*self.scheduler.running]:
             if seq.finished:
                 self.scheduler.remove(seq)
+        self.manager.check_integrity()
         return says(batch)
+
+    def assert_alone(self, seq: Sequence, num_tokens: int) -> None:
+        """It has a slot for each token that it is to compute, in blocks that no other holds."""
+        positions = range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens)
+        written = {seq.block_table[position // self.manager.block_size] for position in positions}
+        held = [other.block_table for other in self.scheduler.running if other is not seq]
+        assert not any(written & set(table) for table in held), f"{name_of(seq)} writes to a block of another's"
 
     def steps(self, num: int) -> list[str]:
         return [self.step() for _ in range(num)]
@@ -49,13 +77,17 @@ class Drive:
         output = SchedulerOutput(batch=[], failed=[])
         self.scheduler._admit(output, budget)
         self.manager.check_integrity()
-        self.failed += [seq.request_id for seq in output.failed]
+        self.failed += [name_of(seq) for seq in output.failed]
         return says(output.batch)
+
+    def tables(self, name: str) -> list[list[int]]:
+        """Of the samples of a request."""
+        return [seq.block_table for seq in self.seqs.values() if seq.request_id == name]
 
     @property
     def queues(self) -> str:
         """Who runs | who waits, in order."""
-        names = [[seq.request_id for seq in queue] for queue in (self.scheduler.running, self.scheduler.waiting)]
+        names = [[name_of(seq) for seq in queue] for queue in (self.scheduler.running, self.scheduler.waiting)]
         return " | ".join("".join(queue) for queue in names)
 
     @property
@@ -63,8 +95,12 @@ class Drive:
         return self.manager.num_free_blocks
 
 
+def name_of(seq: Sequence) -> str:
+    return seq.request_id + "'" * seq.sample_index
+
+
 def says(batch: list[tuple[Sequence, int]]) -> str:
-    return " ".join(f"{seq.request_id}{num_tokens}" for seq, num_tokens in batch)
+    return " ".join(f"{name_of(seq)}{num_tokens}" for seq, num_tokens in batch)
 
 
 # Admission
@@ -393,7 +429,7 @@ def test_the_watermark_holds_a_preempted_sequence_back_as_well():
     drive = Drive(num_blocks=8, watermark=0.25)
     drive.add("a", 16, max_tokens=3), drive.add("b", 8)
     assert drive.step() == "a16 b8"
-    drive.scheduler._preempt(drive.seqs["b"])
+    drive.scheduler._preempt([drive.seqs["b"]])
     assert drive.num_free == 4
     assert drive.steps(3) == ["a1", "a1", "b9"]
 
@@ -479,3 +515,270 @@ def test_one_that_was_preempted_is_removed():
     drive.scheduler.remove(drive.seqs["b"])
     assert drive.queues == "a | " and drive.num_free == 0
     assert drive.step() == "a1"
+
+
+def test_one_that_is_in_no_queue_any_more_is_removed_without_harm():
+    drive = Drive()
+    seq = drive.add("a", 3, max_tokens=1)
+    drive.add("b", 3), drive.step()
+    before = drive.num_free
+    drive.scheduler.remove(seq)
+    assert drive.queues == "b | " and drive.num_free == before
+
+
+# Groups: a, a' and a'' are the samples of a
+
+
+def test_the_prompt_is_computed_once_and_then_each_sample_runs_by_itself():
+    drive = Drive()
+    drive.add_group("a", 6, n=3)
+    assert drive.steps(3) == ["a6", "a1 a'1 a''1", "a1 a'1 a''1"]
+    assert [seq.token_ids[6:] for seq in drive.seqs.values()] == [[7] * 3, [8] * 3, [9] * 3]
+
+
+def test_samples_hold_the_blocks_of_the_prompt_once():
+    drive = Drive(num_blocks=10)
+    drive.add_group("a", 6, n=3), drive.step()
+    assert drive.tables("a") == [[0, 1]] * 3 and drive.num_free == 8
+
+
+def test_the_first_step_of_the_samples_copies_the_last_block_for_all_but_the_last():
+    drive = Drive(num_blocks=10)
+    drive.add_group("a", 6, n=3)
+    copies = [drive.copies for _ in range(4) if drive.step()]
+    assert copies == [{}, {2: 1, 3: 1}, {}, {}]
+    assert drive.tables("a") == [[0, 2, 4], [0, 3, 5], [0, 1, 6]]
+
+
+def test_behind_a_prompt_that_ends_on_a_block_boundary_nothing_is_copied():
+    drive = Drive(num_blocks=10)
+    drive.add_group("a", 8, n=3)
+    copies = [drive.copies for _ in range(6) if drive.step()]
+    assert copies == [{}] * 6 and drive.num_free == 10 - 2 - 2 * 3
+
+
+def test_copies_are_kept_until_somebody_takes_them():
+    drive = Drive(num_blocks=20)
+    drive.add_group("a", 6, n=2), drive.step()
+    drive.add_group("b", 5, n=2)
+    for _ in range(2):
+        drive.scheduler.schedule()
+        assert drive.scheduler.copies == {2: 1}
+
+
+def test_followers_have_seats_and_no_blocks_while_their_leader_computes_the_prompt():
+    drive = Drive(num_blocks=10, max_num_batched_tokens=4)
+    _, *followers = drive.add_group("a", 10, n=3)
+    for chunk in ("a4", "a4"):
+        assert drive.step() == chunk
+        assert drive.queues == "aa'a'' | " and drive.num_free == 7
+        assert [(seq.block_table, seq.num_computed_tokens) for seq in followers] == [([], 0)] * 2
+    assert drive.steps(2) == ["a2", "a1 a'1 a''1"]
+
+
+@pytest.mark.parametrize("num_prompt_tokens, chunks", [(5, ["a3", "a2"]), (8, ["a3", "a3", "a2"]), (3, ["a3"])])
+def test_chunks_may_be_smaller_than_what_is_shared(num_prompt_tokens, chunks):
+    drive = Drive(max_num_batched_tokens=3)
+    drive.add_group("a", num_prompt_tokens, n=3)
+    assert drive.steps(len(chunks) + 2) == [*chunks, "a1 a'1 a''1", "a1 a'1 a''1"]
+
+
+def test_with_a_budget_of_one_token_samples_run_one_after_the_other():
+    drive = Drive(num_blocks=10, max_num_batched_tokens=1)
+    drive.add_group("a", 2, n=3, max_tokens=3), drive.add("b", 1, max_tokens=1)
+    assert drive.steps(10) == ["a1", "a1", "a1", "a1", "a'1", "a'1", "a''1", "a''1", "b1", ""]
+    assert [seq.num_tokens for seq in drive.seqs.values()] == [5, 5, 5, 2] and drive.num_free == 10
+
+
+def test_all_samples_end_though_they_are_more_than_the_budget_has_tokens():
+    drive = Drive(num_blocks=20, max_num_batched_tokens=3)
+    drive.add_group("a", 2, n=5, max_tokens=3)
+    assert drive.step() == "a2"
+    assert drive.steps(5) == ["a1 a'1 a''1", "a1 a'1 a''1", "a'''1 a''''1", "a'''1 a''''1", ""]
+    assert drive.num_free == 20
+
+
+def test_a_group_that_ends_with_its_first_token_gives_back_what_was_shared():
+    """The leader ends in the step in which the others are forked, and so do they."""
+    drive = Drive(num_blocks=4)
+    group = drive.add_group("a", 6, n=3, max_tokens=1)
+    assert drive.steps(2) == ["a6", ""]
+    assert drive.num_free == 4 and all(seq.finished for seq in group) and drive.queues == " | "
+
+
+def test_a_leader_that_ends_in_the_step_in_which_followers_are_forked_leaves_them_running():
+    """a has one token to go; the others, which share 5 and 2 of its tokens, have more."""
+    drive = Drive(num_blocks=10)
+    drive.add_preempted("a", [1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 7], max_tokens=5)
+    assert drive.step() == "a5"
+    assert drive.queues == "a'a'' | " and drive.seqs["a"].finished
+    assert drive.tables("a") == [[], [0], [0]]
+    assert drive.steps(3) == ["a'1 a''1", "a''1", "a''1"]
+    assert drive.num_free == 10
+
+
+# Groups are admitted as one
+
+
+def test_a_group_is_admitted_when_there_is_a_seat_for_each_sample():
+    drive = Drive(max_num_seqs=3)
+    drive.add("a", 3, max_tokens=2), drive.add_group("b", 3, n=3, max_tokens=2), drive.add("c", 3, max_tokens=1)
+    assert drive.steps(5) == ["a3", "a1", "b3", "b1 b'1 b''1", "c3"]
+
+
+def test_seats_of_followers_are_taken():
+    drive = Drive(max_num_seqs=3)
+    drive.add_group("a", 3, n=2), drive.add_group("b", 3, n=2), drive.add("c", 3)
+    assert drive.admit(budget=100) == "a3" and drive.queues == "aa' | bb'c"
+
+
+def test_a_new_group_needs_the_blocks_of_its_prompt():
+    drive = Drive(num_blocks=2)
+    drive.add_group("a", 8, n=5, max_tokens=1)
+    assert drive.step() == "a8" and drive.num_free == 2
+
+
+def test_a_group_that_comes_back_needs_the_blocks_of_all_its_samples():
+    """a has 2 blocks of 6. b would need one for the first 4 tokens, which its samples share, and one for each."""
+    drive = Drive(num_blocks=6)
+    drive.add("a", 5, max_tokens=4)
+    drive.add_preempted("b", [1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 4, 7], [1, 2, 3, 4, 8])
+    assert drive.admit(budget=100) == "a5" and drive.queues == "a | bb'b''b'''"
+    drive.scheduler.remove(drive.seqs["a"])
+    assert drive.admit(budget=100) == "b5" and drive.queues == "bb'b''b''' | "
+
+
+@pytest.mark.parametrize("num_blocks, admitted", [(8, "a4"), (9, "a4 b5")])
+def test_a_group_leaves_the_watermark_free_beside_others(num_blocks, admitted):
+    """Of 8 or 9 blocks 4 are kept free; a takes one, and b needs 4: 3 stay or 4."""
+    drive = Drive(num_blocks=num_blocks, watermark=0.5)
+    drive.add("a", 4)
+    drive.add_preempted("b", [1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 4, 7])
+    assert drive.admit(budget=100) == admitted
+
+
+# Groups are preempted as one, and share what they shared when they come back
+
+
+def test_a_group_is_preempted_as_one_and_waits_as_one():
+    """a takes the last block of 6. Then b's samples, which hold one, need one each."""
+    drive = Drive(num_blocks=6)
+    drive.add("a", 16), drive.add_group("b", 4, n=2), drive.add("c", 8)
+    assert drive.step() == "a16 b4" and drive.num_free == 1
+    assert drive.step() == "a1"
+    assert drive.queues == "a | bb'c" and drive.scheduler.num_preemptions == 1
+    for seq in (drive.seqs["b"], drive.seqs["b'"]):
+        assert (seq.block_table, seq.num_computed_tokens, seq.num_tokens) == ([], 0, 5)
+
+
+def test_a_group_whose_samples_find_no_room_is_preempted_whole_if_it_is_the_latest():
+    """The samples of b need a block each, and one is free: nobody runs but a, and b does not keep half of them."""
+    drive = Drive(num_blocks=4)
+    drive.add("a", 3), drive.add_group("b", 8, n=2)
+    assert drive.step() == "a3 b8" and drive.num_free == 1
+    assert drive.step() == "a1"
+    assert drive.queues == "a | bb'" and drive.num_free == 3 and drive.copies == {}
+
+
+def test_several_groups_are_preempted_in_turn_and_wait_in_order_of_arrival():
+    drive = Drive(num_blocks=4)
+    drive.add_group("a", 4, n=2), drive.add_group("b", 4, n=2), drive.add_group("c", 8, n=2)
+    assert drive.step() == "a4 b4 c8"
+    assert drive.step() == "a1 a'1"
+    assert drive.queues == "aa' | bb'cc'" and drive.scheduler.num_preemptions == 2
+
+
+def test_a_group_whose_prompt_is_not_done_can_be_preempted():
+    drive = Drive(num_blocks=4, max_num_batched_tokens=4)
+    drive.add("a", 3), drive.add_group("b", 12, n=3)
+    assert drive.steps(3) == ["a3 b1", "a1 b3", "a1"]
+    leader = drive.seqs["b"]
+    assert (leader.block_table, leader.num_computed_tokens, leader.followers) == ([], 0, [])
+    assert drive.queues == "a | bb'b''"
+
+
+def test_a_group_that_comes_back_computes_what_its_samples_share_once():
+    """6 tokens of the prompt, and 2 of each sample's own: 8 + 2 + 2 tokens, where each alone would compute 8."""
+    drive = Drive(num_blocks=20)
+    group = drive.add_group("a", 6, n=3)
+    drive.steps(2)
+    drive.scheduler._preempt(group)
+    assert drive.num_free == 20
+    assert drive.steps(3) == ["a8", "a1 a'2 a''2", "a1 a'1 a''1"]
+    assert [seq.block_table[0] for seq in group] == [0, 0, 0]
+    assert drive.num_free == 20 - 1 - 2 * 3, "8 tokens and 3 more: each has two blocks of its own"
+
+
+def test_samples_of_the_same_tokens_come_back_as_one_and_go_on_as_many():
+    drive = Drive(num_blocks=20)
+    drive.alike = True
+    group = drive.add_group("a", 3, n=3)
+    drive.steps(3)
+    drive.scheduler._preempt(group)
+    assert drive.steps(2) == ["a6", "a1 a'1 a''1"], "one row of logits gives all three their next token"
+    assert len(drive.copies) == 2 and [seq.num_tokens for seq in group] == [8, 8, 8]
+
+
+def test_a_follower_goes_on_as_soon_as_its_share_is_computed():
+    """a' shares 2 tokens, a'' shares 9: with 4 tokens a step a' begins after the first, and a'' after the last."""
+    drive = Drive(num_blocks=20, max_num_batched_tokens=4)
+    shared = list(range(1, 10))
+    drive.add_preempted("a", [*shared, 50], [1, 2, 60, 61], [*shared, 70])
+    assert drive.step() == "a4" and drive.tables("a")[1:] == [[0], []]
+    assert drive.step() == "a4" and drive.copies == {3: 0}, "a' is to write to block 0, and the leader needs that"
+    assert drive.step() == "a2 a'2" and drive.tables("a")[0][:2] == drive.tables("a")[2][:2]
+    assert drive.step() == "a1 a'1 a''1"
+
+
+def test_a_sample_that_is_the_beginning_of_its_leader_computes_its_own_last_token():
+    """Its next token comes from its own last, not from the leader's: so 3 of its 4 tokens are shared."""
+    drive = Drive(num_blocks=20)
+    drive.add_preempted("a", [1, 2, 3, 4, 5, 6], [1, 2, 3, 4])
+    assert drive.step() == "a6" and drive.seqs["a'"].num_computed_tokens == 3
+    assert drive.step() == "a1 a'1" and drive.seqs["a'"].token_ids == [1, 2, 3, 4, 8]
+    assert drive.tables("a")[0][0] != drive.tables("a")[1][0], "both write to the same place of the first block"
+
+
+def test_a_sample_that_goes_on_from_its_leaders_end_shares_all_of_the_leader():
+    drive = Drive(num_blocks=20)
+    drive.add_preempted("a", [1, 2, 3], [1, 2, 3, 4, 5])
+    assert drive.step() == "a3" and drive.seqs["a'"].num_computed_tokens == 3
+    assert drive.step() == "a1 a'2"
+    assert [seq.token_ids for seq in drive.seqs.values()] == [[1, 2, 3, 7, 7], [1, 2, 3, 4, 5, 8]]
+
+
+# A group that can never go on
+
+
+def test_a_group_that_fills_the_pool_alone_and_cannot_grow_fails_with_both_numbers():
+    """6 tokens: one block shared, one for each of three; with the ninth token each needs another."""
+    drive = Drive(num_blocks=4)
+    group = drive.add_group("a", 6, n=3)
+    assert drive.steps(4) == ["a6", "a1 a'1 a''1", "a1 a'1 a''1", ""]
+    assert drive.failed == ["a", "a'", "a''"] and drive.queues == " | " and drive.num_free == 4
+    assert {seq.error for seq in group} == {"3 samples, 27 tokens in all, need 7 blocks, the pool has 4"}
+    assert [seq.num_tokens for seq in group] == [9, 9, 9], "what they have generated stays"
+
+
+def test_a_group_that_outgrew_the_pool_while_it_waited_fails_and_the_next_is_admitted():
+    drive = Drive(num_blocks=4)
+    drive.add_preempted("a", [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 50, 60, 70, 80, 90])
+    drive.add("b", 16)
+    assert drive.admit(budget=100) == "b16"
+    assert drive.failed == ["a", "a'"] and drive.queues == "b | "
+    assert drive.seqs["a'"].error == "2 samples, 18 tokens in all, need 5 blocks, the pool has 4"
+
+
+def test_a_sample_whose_siblings_have_ended_is_named_as_one():
+    drive = Drive(num_blocks=2)
+    group = drive.add_group("a", 7, n=2)
+    group[0].max_num_tokens = 8
+    assert drive.steps(3) == ["a7", "a'1", ""]
+    assert group[0].error is None and group[1].error == "9 tokens need 3 blocks, the pool has 2"
+
+
+def test_a_group_fails_only_when_all_others_are_out():
+    drive = Drive(num_blocks=4)
+    drive.add_group("a", 6, n=2, max_tokens=4), drive.add("b", 3, max_tokens=2)
+    assert drive.steps(5) == ["a6 b3", "a1 a'1 b1", "a1 a'1", "", ""]
+    assert drive.failed == ["a", "a'"] and drive.seqs["b"].finish_reason == "length"

@@ -1,0 +1,137 @@
+"""What it is worth to keep a preempted request's blocks on the host: `python -m stages.swapping`.
+
+Stage 7 with its three policies, "recompute", "swap" and "auto", on the same requests and from the same pool, which has
+room for about a third of what all would hold in the end. The model has 135M parameters and random weights, in bfloat16;
+there is no prefix cache, which would find some of the lost blocks again. The policies take turns, a hundredth of the
+work at a time, each on a clock of its own; who goes first changes from slice to slice.
+
+Two loads. `usual`: admission leaves the watermark's blocks free, so preemption is rare. `crowded`: it leaves none, and
+many are preempted. On both, how many tokens are computed twice is counted, not measured.
+
+About two minutes on two cores that have nothing else to do.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from tqdm import tqdm
+
+from stages import s7_cpu_offload as s7
+from stages.decode import MODEL_135M, random_model
+from stages.workload import Request, mixed_workload
+
+POLICIES = ("recompute", "swap", "auto")
+CONTEXT, BLOCK_SIZE, SLICES = 512, 16, 100
+
+
+class Load(NamedTuple):
+    """Requests that are all there at once, of CONTEXT tokens in the end."""
+
+    num_requests: int
+    least_output: int  # output lengths are spread evenly from this
+    most_output: int  # to this
+    pool_tokens: int
+    watermark: float
+
+    @property
+    def requests(self) -> list[Request]:
+        """
+        >>> [(len(prompt), output) for prompt, output in Load(3, 100, 120, 512, 0.0).requests]
+        [(392, 120), (402, 110), (412, 100)]
+        """
+        texts = mixed_workload(MODEL_135M.vocab_size, self.num_requests, CONTEXT, CONTEXT)
+        span = (self.most_output - self.least_output) / max(1, self.num_requests - 1)
+        outputs = [round(self.most_output - span * number) for number in range(self.num_requests)]
+        return [Request(text.prompt_token_ids[:-output], output) for text, output in zip(texts, outputs, strict=True)]
+
+
+LOADS = {
+    "usual": Load(12, 256, 256, 2048, 0.05),
+    "crowded": Load(12, 96, 160, 1920, 0.0),
+}
+
+
+class Contestant:
+    """An engine with one of the policies. It runs only when it is told to; its clock stands still meanwhile."""
+
+    def __init__(self, folder: Path, policy: str, load: Load, dtype: str) -> None:
+        options: dict[str, Any] = {"kv_cache_tokens": load.pool_tokens, "watermark": load.watermark}
+        options |= {"block_size": BLOCK_SIZE, "swap_space_tokens": load.num_requests * CONTEXT}
+        self.engine = s7.LLM(
+            folder, dtype=dtype, preemption=policy, enable_prefix_caching=False, **options
+        ).llm_engine
+        self.seconds, self.num_tokens, self._num_needed = 0.0, 0, 0
+        for number, request in enumerate(load.requests):
+            params = s7.SamplingParams(temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True)
+            self.engine.add_request(str(number), request.prompt_token_ids, params)
+            self._num_needed += len(request.prompt_token_ids) + request.num_output_tokens - 1
+
+    def run_until(self, num_tokens: int) -> None:
+        """Go on until so many tokens have come."""
+        started = time.perf_counter()
+        while self.num_tokens < num_tokens and self.engine.has_unfinished_requests():
+            self.num_tokens += len(self.engine.step())
+        self.seconds += time.perf_counter() - started
+
+    def scores(self) -> dict[str, Any]:
+        engine, host = self.engine, self.engine.host_pool
+        assert host is not None and not engine.has_unfinished_requests(), "it was not served to its end"
+        return {
+            "tokens_per_second": self.num_tokens / self.seconds,
+            "seconds": self.seconds,
+            "steps": engine.model_runner.num_steps,
+            "tokens_computed": engine.model_runner.num_tokens,
+            "computed_twice": engine.model_runner.num_tokens - self._num_needed,
+            "preemptions": engine.scheduler.num_preemptions,
+            "swaps": engine.scheduler.num_swaps,
+            "blocks_swapped": host.stored.num_blocks + host.loaded.num_blocks,
+            "swap_seconds": host.stored.seconds + host.loaded.seconds,
+        }
+
+
+def serve_in_turns(folder: Path, load: Load, dtype: str, bar: tqdm) -> dict[str, Any]:
+    """Each policy's scores, and how many times as fast "auto" is as "recompute", and as the better of the other two."""
+    contestants = {policy: Contestant(folder, policy, load, dtype) for policy in POLICIES}
+    total, order = sum(request.num_output_tokens for request in load.requests), list(POLICIES)
+    for number in range(1, SLICES + 1):
+        for policy in order:
+            contestants[policy].run_until(total * number // SLICES)
+        order.append(order.pop(0))
+        bar.update()
+    scores: dict[str, Any] = {policy: contestant.scores() for policy, contestant in contestants.items()}
+    speeds = {policy: scores[policy]["tokens_per_second"] for policy in POLICIES}
+    cost_model = contestants["auto"].engine.cost_model
+    assert cost_model is not None, "auto has two speeds to go by"
+    return scores | {
+        "requests": load.num_requests,
+        "pool_tokens": load.pool_tokens,
+        "share": load.pool_tokens / (load.num_requests * CONTEXT),
+        "auto_over_recompute": speeds["auto"] / speeds["recompute"],
+        "auto_over_best": speeds["auto"] / max(speeds["recompute"], speeds["swap"]),
+        "bytes_per_second": cost_model.bytes_per_second,
+        "prefill_tokens_per_second": cost_model.tokens_per_second,
+    }
+
+
+@click.command()
+@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--load", "names", multiple=True, type=click.Choice(list(LOADS)), default=tuple(LOADS), show_default=True)
+@click.option("--save/--no-save", default=True, help="into stages/results.json")
+def main(dtype: str, names: tuple[str, ...], save: bool) -> None:
+    """Measure stage 7 under its three policies."""
+    from stages import scoreboard
+
+    results: dict[str, Any] = {"dtype": dtype}
+    with random_model(MODEL_135M) as folder, tqdm(total=SLICES * len(names), desc=", ".join(POLICIES)) as bar:
+        for name in names:
+            results[name] = serve_in_turns(folder, LOADS[name], dtype, bar)
+    for key, value in results.items():
+        print(key, value)
+    if save:
+        scoreboard.save({"machine": scoreboard.machine(), "swapping": results})
+
+
+if __name__ == "__main__":
+    main()

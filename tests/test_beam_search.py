@@ -1,0 +1,102 @@
+"""Beam search, in every stage that has it: the beams of transformers' `generate`, token for token, in float32.
+
+On the shipped checkpoint, where stories end seldom: so some searches take a few frequent tokens for the end of a text.
+"""
+
+import importlib
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from tests.helpers import ROOT, STORYTELLER, Oracle, find_stages, folder_of
+
+STAGES = [name for name in find_stages(ROOT) if (folder_of(name) / "beam_search.py").exists()]
+PROMPTS = ["Once upon a time", "The King had three sons, and the youngest", "He said,", "A"]
+ORACLE = Oracle(STORYTELLER)
+
+
+class Search(NamedTuple):
+    width: int
+    max_tokens: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    endings: tuple[str, ...] = ()  # tokens that end a text, beside the model's own
+
+
+FREQUENT = (".", ",", "▁and")
+SEARCHES = [
+    Search(4, 24),
+    Search(2, 16, 0.0, True),
+    Search(3, 16, 1.0, False, FREQUENT),
+    Search(3, 16, 1.0, True, FREQUENT),
+    Search(3, 12, 2.0, "never", FREQUENT),
+    Search(3, 16, 0.0, False, FREQUENT),
+    Search(2, 12, -1.0, "never", FREQUENT),
+]
+
+
+class Beams(NamedTuple):
+    token_ids: list[list[int]]
+    scores: list[float]
+
+
+def endings_of(search: Search) -> list[int]:
+    return [2, *ORACLE.tokenizer.convert_tokens_to_ids(list(search.endings))]
+
+
+@cache
+def expected(prompt: str, search: Search) -> Beams:
+    """What transformers finds, without the padding behind an end of text."""
+    ids, eos = ORACLE.tokenizer(prompt).input_ids, endings_of(search)
+    config = GenerationConfig(
+        num_beams=search.width,
+        num_return_sequences=search.width,
+        max_new_tokens=search.max_tokens,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
+        do_sample=False,
+        eos_token_id=eos,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    rows = torch.tensor([ids])
+    with torch.inference_mode():
+        found = ORACLE.model.generate(rows, attention_mask=torch.ones_like(rows), generation_config=config)
+    outputs = [row[len(ids) :].tolist() for row in found.sequences]
+    ends = [next((i + 1 for i, token in enumerate(output) if token in eos), len(output)) for output in outputs]
+    return Beams([output[:end] for output, end in zip(outputs, ends, strict=True)], found.sequences_scores.tolist())
+
+
+@pytest.fixture(scope="module", params=STAGES)
+def stage(request: pytest.FixtureRequest) -> ModuleType:
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture(scope="module")
+def llm(stage: ModuleType) -> Any:
+    return stage.LLM(STORYTELLER, dtype="float32", max_model_len=256, kv_cache_tokens=4096, max_num_batched_tokens=7)
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_beams_are_those_of_transformers(stage, llm, search, monkeypatch):
+    monkeypatch.setattr(llm.llm_engine.input_processor, "_eos_token_ids", set(endings_of(search)))
+    width, max_tokens, length_penalty, early_stopping, _ = search
+    asked = stage.BeamSearchParams(width, max_tokens, length_penalty=length_penalty, early_stopping=early_stopping)
+    for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, asked), strict=True):
+        found = expected(prompt, search)
+        assert [completion.token_ids for completion in output.outputs] == found.token_ids
+        scores = [each.cumulative_logprob / len(each.token_ids) ** length_penalty for each in output.outputs]
+        assert scores == pytest.approx(found.scores, rel=1e-4)
+    assert llm.block_manager.num_free_blocks == llm.block_manager.num_blocks
+
+
+def test_beams_that_are_compared_end_in_both_ways():
+    found = [(token_ids, search) for search in SEARCHES for p in PROMPTS for token_ids in expected(p, search).token_ids]
+    num_stopped = sum(token_ids[-1] in endings_of(search) for token_ids, search in found)
+    num_long = sum(len(token_ids) == search.max_tokens for token_ids, search in found)
+    assert num_stopped > 20 and num_long > 20
