@@ -32,9 +32,9 @@ class Pool(RuleBasedStateMachine):
 
     def __init__(self, stage: str) -> None:
         super().__init__()
-        llama, sampling, processor, self.blocks = (
+        llama, sampling, processor, self.blocks, self.pool = (
             importlib.import_module(f"{stage}.{name}")
-            for name in ("llama", "sampling", "input_processor", "block_manager")
+            for name in ("llama", "sampling", "input_processor", "block_manager", "block_pool")
         )
         self.SamplingParams, self.SampledToken = sampling.SamplingParams, sampling.SampledToken
         self.can_fork = hasattr(self.blocks.BlockManager, "fork")
@@ -144,7 +144,7 @@ class Pool(RuleBasedStateMachine):
         is_enough = num_lacking <= len(self.free)
         assert bool(can(seq)) == is_enough
         if not is_enough:
-            self.changes_nothing(take, seq, self.blocks.NoFreeBlocks)
+            self.changes_nothing(take, seq, self.pool.NoFreeBlocks)
             return False
         copied = take(seq)
         stays = list(mine)

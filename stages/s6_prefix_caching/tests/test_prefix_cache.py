@@ -89,6 +89,27 @@ def test_a_hash_that_is_always_the_same_finds_less_and_never_what_is_not_there()
     assert hits(manager, [7] * 9) == hits(manager, TEXT[4:]) == 0
 
 
+def test_hashes_of_a_text_are_a_chain_of_its_full_blocks():
+    cache, hashes = PrefixCache(2), []
+    cache.extend_hashes(hashes, [1, 2, 3, 4, 5], 2)
+    assert hashes == [hash_block(b"", [1, 2]), hash_block(hash_block(b"", [1, 2]), [3, 4])]
+    known = list(hashes)
+    cache.extend_hashes(hashes, [1, 2, 3, 4, 5, 6], 3)
+    assert hashes == [*known, hash_block(known[1], [5, 6])]
+    cache.extend_hashes(hashes, [1, 2, 3, 4, 5, 6], 1)
+    assert len(hashes) == 3, "what is known stays"
+
+
+def test_equal_tokens_have_one_hash_after_one_prefix_only():
+    cache = PrefixCache(2)
+    first, second, other = [], [], []
+    cache.extend_hashes(first, [1, 2, 7, 7], 2)
+    cache.extend_hashes(second, [1, 2, 7, 7, 9], 2)
+    cache.extend_hashes(other, [1, 3, 7, 7], 2)
+    assert first == second
+    assert first[0] != other[0] and first[1] != other[1] and first[0] != first[1]
+
+
 def test_the_hash_of_a_block_tells_where_its_tokens_end():
     """Two blocks of one chain are no block of twice the size, and no token is taken for two."""
     assert hash_block(hash_block(b"", [1, 2]), [3, 4]) != hash_block(b"", [1, 2, 3, 4])
