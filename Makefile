@@ -40,7 +40,7 @@ run: $(call needs,core) ## tell stories with the latest engine; STAGE=3 PROMPT="
 	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
 
 test: $(call needs,test) ## install the test extras and run every test; PY=python3 takes that one and installs nothing
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 setup: $(call needs,test lint) ## the environment with the test extras (and lint's), running nothing
 
