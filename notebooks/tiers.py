@@ -1,6 +1,6 @@
 """Stage 7's engine without a model: who is on the device, on the host or nowhere; and a swap as one text tells it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -162,6 +162,18 @@ def break_even(fixed_swap: float, swap_a_token: float, fixed_compute: float, com
     return (fixed_swap - fixed_compute) / (compute_a_token - swap_a_token)
 
 
+def to_host(is_pinned: bool) -> Callable[[], None]:
+    """A call that copies 64 blocks of 5.24 MB from a GPU to the host, pinned or pageable, and waits for them."""
+    blocks = torch.zeros(64, 5_240_000, dtype=torch.uint8, device="cuda")
+    host = torch.zeros(blocks.shape, dtype=torch.uint8, pin_memory=is_pinned)
+
+    def copy() -> None:
+        host.copy_(blocks, non_blocking=True)
+        torch.cuda.synchronize()
+
+    return copy
+
+
 # ---- the faults of a text, retold, not copied
 
 
@@ -256,9 +268,7 @@ def our_swap(others_in_between: int, **options: Any) -> bool:
     engine = Slow(preemption="swap", kv_cache_tokens=8 * 16, **options)
     manager, blocks = engine.block_manager, engine.kv_cache.blocks
     params = s7.SamplingParams(max_tokens=4)
-    seq, *others = (
-        engine.input_processor.process(str(i), [3] * 16, params)[0] for i in range(1 + others_in_between)
-    )
+    seq, *others = (engine.input_processor.process(str(i), [3] * 16, params)[0] for i in range(1 + others_in_between))
     manager.allocate(seq)
     seq.num_computed_tokens = 16
     blocks[seq.block_table] = 7.0

@@ -34,6 +34,7 @@ STAGES = {
     "s4": "stages.s4_continuous_batching",
     "s5": "stages.s5_cow_sampling",
     "s6": "stages.s6_prefix_caching",
+    "s7": "stages.s7_cpu_offload",
 }
 STORYTELLER = figures.ROOT / "models" / "storyteller"
 MODEL_135M = ModelConfig(  # the shape of SmolLM-135M

@@ -116,6 +116,16 @@ def effect_s6(results: Results) -> str:
     return f"{sooner}; where nobody shares {unshared['ratio']:.2f} times the tokens a second of no cache"
 
 
+def effect_s7(results: Results) -> str:
+    """What swaps save from a pool that is too small, on both loads."""
+    usual, crowded = (results["swapping"][load] for load in ("usual", "crowded"))
+    saved = f"from a third of the memory no token is computed twice (before: {usual['recompute']['computed_twice']:,})"
+    times = (
+        f"{usual['auto_over_recompute']:.2f} times the tokens a second, crowded {crowded['auto_over_recompute']:.2f}"
+    )
+    return f"{saved}; {times}"
+
+
 def empty_shares(results: Results, stage: str) -> list[float]:
     """Wasted over held, for each run of a stage on the scoreboard."""
     runs = [run for name, run in results["scoreboard"].items() if name.startswith(f"{stage},")]
@@ -129,4 +139,5 @@ EFFECTS: dict[str, Callable[[Results], str]] = {
     "s4": effect_s4,
     "s5": effect_s5,
     "s6": effect_s6,
+    "s7": effect_s7,
 }

@@ -49,6 +49,7 @@ VARIANTS = [
     Variant("s4, no promises", "stages.s4_continuous_batching"),
     Variant("s5, shared blocks", "stages.s5_cow_sampling"),
     Variant("s6, prefix cache", "stages.s6_prefix_caching"),
+    Variant("s7, host pool", "stages.s7_cpu_offload"),
 ]
 
 
@@ -76,7 +77,14 @@ def score(variant: Variant, num_requests: int = 32) -> dict[str, Any]:
         "first_token_seconds": statistics.median(waits),
         **peak_bytes(llm),
         **({"blocks_copied": llm.kv_cache.num_blocks_copied} if hasattr(llm.kv_cache, "num_blocks_copied") else {}),
+        **blocks_swapped(llm),
     }
+
+
+def blocks_swapped(llm: Any) -> dict[str, int]:
+    """Both ways; nothing before stage 7."""
+    host = getattr(getattr(llm, "llm_engine", None), "host_pool", None)
+    return {"blocks_swapped": host.stored.num_blocks + host.loaded.num_blocks} if host else {}
 
 
 def peak_bytes(llm: Any) -> dict[str, int]:

@@ -5,8 +5,9 @@ room for about a third of what all would hold in the end. The model has 135M par
 there is no prefix cache, which would find some of the lost blocks again. The policies take turns, a hundredth of the
 work at a time, each on a clock of its own; who goes first changes from slice to slice.
 
-Two loads. `usual`: admission leaves the watermark's blocks free, so preemption is rare. `crowded`: it leaves none, and
-many are preempted. On both, how many tokens are computed twice is counted, not measured.
+Two loads, of long prompts and shorter outputs. `usual`: admission leaves the watermark's blocks free, as by default, so
+preemption is rare. `crowded`: it leaves none, and lengths and pool are those that, of some hundreds of combinations,
+preempt the most for the work that there is. How many tokens are computed twice is counted, not measured.
 
 About two minutes on two cores that have nothing else to do.
 """
@@ -27,29 +28,30 @@ CONTEXT, BLOCK_SIZE, SLICES = 512, 16, 100
 
 
 class Load(NamedTuple):
-    """Requests that are all there at once, of CONTEXT tokens in the end."""
+    """Requests that are all there at once, of CONTEXT tokens each in the end; outputs have lengths of their own."""
 
     num_requests: int
-    least_output: int  # output lengths are spread evenly from this
-    most_output: int  # to this
+    least_output: int
+    spread: int  # lengths of outputs are `stride` apart, in a range of so many
+    stride: int
     pool_tokens: int
     watermark: float
 
     @property
     def requests(self) -> list[Request]:
         """
-        >>> [(len(prompt), output) for prompt, output in Load(3, 100, 120, 512, 0.0).requests]
-        [(392, 120), (402, 110), (412, 100)]
+        >>> load = Load(3, least_output=100, spread=32, stride=20, pool_tokens=512, watermark=0.0)
+        >>> [(len(prompt), output) for prompt, output in load.requests]
+        [(412, 100), (392, 120), (404, 108)]
         """
         texts = mixed_workload(MODEL_135M.vocab_size, self.num_requests, CONTEXT, CONTEXT)
-        span = (self.most_output - self.least_output) / max(1, self.num_requests - 1)
-        outputs = [round(self.most_output - span * number) for number in range(self.num_requests)]
+        outputs = [self.least_output + number * self.stride % self.spread for number in range(self.num_requests)]
         return [Request(text.prompt_token_ids[:-output], output) for text, output in zip(texts, outputs, strict=True)]
 
 
 LOADS = {
-    "usual": Load(12, 256, 256, 2048, 0.05),
-    "crowded": Load(12, 96, 160, 1920, 0.0),
+    "usual": Load(12, 64, 64, 7, 1872, 0.05),
+    "crowded": Load(18, 32, 48, 19, 2928, 0.0),
 }
 
 
@@ -59,9 +61,7 @@ class Contestant:
     def __init__(self, folder: Path, policy: str, load: Load, dtype: str) -> None:
         options: dict[str, Any] = {"kv_cache_tokens": load.pool_tokens, "watermark": load.watermark}
         options |= {"block_size": BLOCK_SIZE, "swap_space_tokens": load.num_requests * CONTEXT}
-        self.engine = s7.LLM(
-            folder, dtype=dtype, preemption=policy, enable_prefix_caching=False, **options
-        ).llm_engine
+        self.engine = s7.LLM(folder, dtype=dtype, preemption=policy, enable_prefix_caching=False, **options).llm_engine
         self.seconds, self.num_tokens, self._num_needed = 0.0, 0, 0
         for number, request in enumerate(load.requests):
             params = s7.SamplingParams(temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True)

@@ -67,6 +67,7 @@ COLUMNS = (  # the pool's bytes are those of the moment when most of it was used
     Column("wasted", "wasted_bytes", mib),
     Column("blocks", "blocks", "{:,.0f}".format),
     Column("blocks copied", "blocks_copied", "{:,.0f}".format),
+    Column("blocks swapped", "blocks_swapped", "{:,.0f}".format),
 )
 
 
@@ -110,6 +111,18 @@ def sharing_block(results: Results) -> str:
         speed = f"{unshared[f'tokens_per_second_{name}']:.0f}"
         rows.append([f"32 requests, nothing in common: {text}", f"{unshared['tokens_computed']:,}", "-", "-", speed])
     return table(["the cache", "tokens computed", "TTFT, median", "TTFT, the last", "tokens/s"], rows)
+
+
+def swapping_block(results: Results) -> str:
+    """What swapping.py measured: three policies on two loads."""
+    keys = ("steps", "tokens_computed", "computed_twice", "preemptions", "swaps", "blocks_swapped")
+    rows = []
+    for load in ("usual", "crowded"):
+        for policy in ("recompute", "swap", "auto"):
+            run = results["swapping"][load][policy]
+            rows.append([f"{load}: {policy}", *(f"{run[key]:,}" for key in keys), f"{run['tokens_per_second']:.0f}"])
+    names = ["steps", "tokens computed", "of these twice", "preemptions", "swaps", "blocks swapped", "tokens/s"]
+    return table(["load: policy", *names], rows)
 
 
 def machine_block(results: Results) -> str:
@@ -245,6 +258,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "serving": serving_block,
     "samples_of_one_prompt": samples_of_one_prompt_block,
     "sharing": sharing_block,
+    "swapping": swapping_block,
     "decode": decode_block,
     "decode_gain": decode_gain_block,
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},

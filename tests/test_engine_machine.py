@@ -1,8 +1,8 @@
 """LLMEngine under any history that hypothesis can think of, in every stage that has one, on a tiny model.
 
 Requests come and are aborted at any time, on pools and budgets of any size; where a stage has n, they have up to three
-samples. Each says what it says alone, or the beginning of it; none is lost; and when all have ended, every block is
-free and nothing of them is left.
+samples; where there is a host pool, preempted ones may go there, and copies may fail. Each says what it says alone, or
+the beginning of it; none is lost; and when all have ended, every block is free and nothing of them is left.
 """
 
 import gc
@@ -52,6 +52,10 @@ def has_samples(stage: ModuleType) -> bool:
     return "n" in {field.name for field in fields(stage.SamplingParams)}
 
 
+def has_host_pool(stage: ModuleType) -> bool:
+    return "swap_space_tokens" in {field.name for field in fields(stage.EngineConfig)}
+
+
 class OutOfMemory(RuntimeError):
     pass
 
@@ -64,7 +68,7 @@ class Served(RuleBasedStateMachine):
     def __init__(self, make: Callable[..., Any], stage: ModuleType, answers: Answers) -> None:
         super().__init__()
         self.make, self.SamplingParams, self.answers = make, stage.SamplingParams, answers
-        self.has_samples = has_samples(stage)
+        self.has_samples, self.has_host_pool = has_samples(stage), has_host_pool(stage)
         self.open: dict[str, Request] = {}  # in order of arrival
         self.seqs: list[weakref.ref] = []
         self.num_requests = 0
@@ -75,15 +79,28 @@ class Served(RuleBasedStateMachine):
         seats=st.sampled_from([1, 2, 3, 32]),
         budget=st.sampled_from([1, 2, 3, 5, 8, 64, 64]),
         watermark=st.sampled_from([0.0, 0.0, 0.1, 0.5]),
+        preemption=st.sampled_from(["swap", "swap", "recompute"]),
+        swap_space_tokens=st.sampled_from([None, None, 0, 8, 24]),
     )
-    def start(self, num_blocks: int, block_size: int, seats: int, budget: int, watermark: float) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        seats: int,
+        budget: int,
+        watermark: float,
+        preemption: str,
+        swap_space_tokens: int | None,
+    ) -> None:
         self.num_slots, self.budget, self.seats = num_blocks * block_size, budget, seats
+        tiers = {"preemption": preemption, "swap_space_tokens": swap_space_tokens} if self.has_host_pool else {}
         self.engine = self.make(
             block_size=block_size,
             kv_cache_tokens=self.num_slots,
             max_num_seqs=seats,
             max_num_batched_tokens=budget,
             watermark=watermark,
+            **tiers,
         )
 
     @rule(
@@ -140,6 +157,14 @@ class Served(RuleBasedStateMachine):
             pass
         finally:
             del self.engine.model_runner.run  # and the class has it again
+
+    @precondition(lambda self: getattr(self.engine, "host_pool", None))
+    @rule(verb=st.sampled_from(["store", "load"]), are_failing=st.booleans())
+    def copies_fail_from_now_on(self, verb: str, are_failing: bool) -> None:
+        """Whoever was to be moved is computed again, what was to be kept is forgotten, and nothing is lost."""
+        vars(self.engine.host_pool).pop(verb, None)  # and the class has it again
+        if are_failing:
+            setattr(self.engine.host_pool, verb, fail)
 
     @precondition(lambda self: self.num_requests)
     @rule(data=st.data())
@@ -203,6 +228,9 @@ class Served(RuleBasedStateMachine):
                 self.step(1)
         assert not self.open, f"they did not end in {most} steps"
         assert self.engine.block_manager.num_free_blocks == self.engine.block_manager.num_blocks
+        if getattr(self.engine, "host_pool", None):
+            self.engine.block_manager.collect(wait=True)
+            assert self.engine.block_manager._host.num_free == self.engine.host_pool.num_blocks
         if any(seq() for seq in self.seqs):
             gc.collect()
         assert not any(seq() for seq in self.seqs), "something of a request is left"

@@ -111,6 +111,7 @@ class BeamSearch:
         beams, hypotheses = [root], Hypotheses(self._params)
         try:
             self._block_manager.allocate(root)
+            self._block_manager.collect(wait=True)  # what of the prompt was found on the host must be there first
             self._prefill(root)
             while kept := self._choose(likeliest(beams, self._compute(beams), num_candidates), hypotheses):
                 beams = self._continue(beams, kept)

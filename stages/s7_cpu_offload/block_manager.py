@@ -79,7 +79,7 @@ class BlockManager:
         if parent.num_computed_tokens < num_tokens:
             raise ValueError(f"{num_tokens} tokens to share, {parent.num_computed_tokens} are computed")
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
-        hits = list(takewhile(lambda hit: self.prefix_cache.device in hit.places, self._hits(child)))
+        hits = self._hits_here(child)
         if len(hits) * self.block_size > num_tokens:
             self._hold(child, hits)
             return
@@ -168,10 +168,12 @@ class BlockManager:
             assert seq.num_computed_tokens <= len(seq.block_table) * self.block_size
 
     def _num_blocks_to_take(self, *group: Sequence) -> int:
-        """Blocks of a group that are free now: all but those that it hits and others hold."""
-        here = [hit.places.get(self.prefix_cache.device) for hit in self._hits(group[0])]
-        num_held = sum(block is not None and self._pool.ref_count(block) > 0 for block in here)
-        return self.num_blocks_for(*group) - num_held
+        """Blocks of a group that are free now: all but those that it hits and others hold.
+
+        Behind the first hit that is on the host only none counts: if that cannot be loaded, they are not hits either.
+        """
+        here = [hit.places[self.prefix_cache.device] for hit in self._hits_here(group[0])]
+        return self.num_blocks_for(*group) - sum(self._pool.ref_count(block) > 0 for block in here)
 
     def _tables(self) -> list[int]:
         """All blocks that are held, as often as they are."""
@@ -183,6 +185,10 @@ class BlockManager:
         most = (seq.num_tokens - 1) // self.block_size if may_hit else 0
         self.prefix_cache.extend_hashes(seq.block_hashes, seq.token_ids, most)
         return self.prefix_cache.match(seq.block_hashes[:most], seq.token_ids)
+
+    def _hits_here(self, seq: Sequence) -> list[CachedBlock]:
+        """Of the beginning that is cached what is on the device."""
+        return list(takewhile(lambda hit: self.prefix_cache.device in hit.places, self._hits(seq)))
 
     def _hold(self, seq: Sequence, hits: list[CachedBlock]) -> None:
         """`seq` begins with these cached blocks, and holds no others."""

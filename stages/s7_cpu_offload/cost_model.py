@@ -69,7 +69,7 @@ def copy_speed(host_pool: HostPool) -> float:
 def prefill_speed(engine: "LLMEngine") -> float:
     """Tokens a second of a prompt as long as a step, the model and the pool allow."""
     num_slots = engine.kv_cache.num_blocks * engine.config.block_size
-    num_tokens = max(1, min(engine.config.max_num_batched_tokens, engine.max_model_len - 1, num_slots))
+    num_tokens = min(engine.config.max_num_batched_tokens, engine.max_model_len - 1, num_slots)
     [seq] = engine.input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
     engine.block_manager.allocate(seq)
     seconds = []

@@ -138,7 +138,8 @@ class LLMEngine:
 
     def build_cost_model(self) -> CostModel | None:
         """None if there is nothing to choose. Else both speeds are measured, which takes a few steps."""
-        return measure(self, self.host_pool) if self.config.preemption == "auto" and self.host_pool else None
+        has_choice = self.config.preemption == "auto" and self.max_model_len > 1  # 1: no prompt is short enough
+        return measure(self, self.host_pool) if has_choice and self.host_pool else None
 
     def build_scheduler(self) -> Scheduler:
         return Scheduler(self.config, self.block_manager, self.prefers_swap)

@@ -31,6 +31,7 @@ class TieredBlockManager(BlockManager):
         self._host = BlockPool(host_pool.num_blocks if host_pool else 0, self.prefix_cache.host)
         self._arriving: dict[int, Transfer] = {}  # blocks of the device that are being loaded
         self._leaving: list[tuple[Transfer, BlockPool, list[int]]] = []  # blocks that are held until they are copied
+        self._swapped: dict[Sequence, None] = {}  # those that have a host_table
         if host_pool:
             self.prefix_cache.device.on_evict = self._save
 
@@ -58,7 +59,7 @@ class TieredBlockManager(BlockManager):
                 seq.host_table = [to_host[block] for block in seq.block_table[:num_computed]]
                 self._host.share(seq.host_table)
                 self._leaving.append((transfer, self._pool, seq.block_table))
-                del self._holders[seq]
+                self._swapped[seq] = self._holders.pop(seq)
                 seq.block_table, seq.prefix = [], []
         self._host.give_back(list(to_host.values()))
         self.collect()
@@ -88,7 +89,7 @@ class TieredBlockManager(BlockManager):
             if seq.host_table:
                 seq.block_table = [to_device[block] for block in seq.host_table]
                 self._pool.share(seq.block_table)
-                self._holders[seq] = None
+                self._holders[seq] = self._swapped.pop(seq)
                 self._leaving.append((transfer, self._host, seq.host_table))
                 seq.host_table = []
         self._pool.give_back(list(to_device.values()))
@@ -98,6 +99,7 @@ class TieredBlockManager(BlockManager):
     def drop(self, seq: Sequence) -> None:
         """What `seq` has on the host, if anything, is given up."""
         self._host.give_back(seq.host_table)
+        self._swapped.pop(seq, None)
         seq.host_table = []
 
     def has_arrived(self, seq: Sequence) -> bool:
@@ -105,8 +107,13 @@ class TieredBlockManager(BlockManager):
         return self._arriving.keys().isdisjoint(seq.block_table)
 
     def is_ready(self, seq: Sequence) -> bool:
-        """Whether it may run: it holds slots for all its tokens, and what is in them is there."""
-        return seq.num_tokens <= len(seq.block_table) * self.block_size and self.has_arrived(seq)
+        """Whether it may run: it holds slots for all its tokens, what is in them is there, and append_slot() was called
+        since others held the block that it writes to next, or that was cached.
+        """
+        if seq.num_tokens > len(seq.block_table) * self.block_size or not self.has_arrived(seq):
+            return False
+        block = seq.block_table[seq.num_computed_tokens // self.block_size]
+        return self._pool.ref_count(block) == 1 and block not in self.prefix_cache.device
 
     @property
     def is_copying(self) -> bool:
@@ -134,18 +141,30 @@ class TieredBlockManager(BlockManager):
         """As in BlockManager, once what it holds has arrived: or it would be written after others have taken it."""
         for block in self._arriving.keys() & set(seq.block_table):
             self._arriving[block].wait()
+        self.collect()
         super().free(seq)
 
     def reset_prefix_cache(self) -> bool:
         """Of both tiers. False, and nothing happens, while somebody holds blocks or copies are on their way."""
-        if self.is_copying or not super().reset_prefix_cache():
+        if self.is_copying or self._swapped or not super().reset_prefix_cache():
             return False
         self._host.forget_all()
         return True
 
+    def check_integrity(self) -> None:
+        """As in BlockManager, of both tiers; what is on its way is held at both ends."""
+        super().check_integrity()
+        away = [block for seq in self._swapped for block in seq.host_table]
+        self._host.check_integrity(away + self._left(self._host))
+        held = set(self._tables())
+        assert held.issuperset(self._arriving), f"{set(self._arriving) - held} are being loaded, and nobody holds them"
+
     def _tables(self) -> list[int]:
-        leaving = [block for _, pool, blocks in self._leaving if pool is self._pool for block in blocks]
-        return super()._tables() + leaving
+        return super()._tables() + self._left(self._pool)
+
+    def _left(self, pool: BlockPool) -> list[int]:
+        """The blocks of a pool that are held until they are copied."""
+        return [block for _, owner, blocks in self._leaving if owner is pool for block in blocks]
 
     def _hold(self, seq: Sequence, hits: list[CachedBlock]) -> None:
         """As in BlockManager; what is on the host only is loaded, or, if that fails, is not a hit."""
@@ -159,6 +178,7 @@ class TieredBlockManager(BlockManager):
         else:
             hits = hits[: hits.index(away[0])]
         super()._hold(seq, hits)
+        device.num_hits -= sum(hit in away for hit in hits)  # they were not there
         self._pool.give_back(kept)
 
     def _restore(self, texts: list[CachedBlock]) -> bool:

@@ -7,7 +7,9 @@ reads there, so a block lost, overwritten, not copied or not computed anew gives
 from pathlib import Path
 from zlib import crc32
 
+from ..block_manager import cdiv
 from ..config import EngineConfig
+from ..cost_model import CostModel
 from ..engine import LLMEngine
 from ..kv_cache import KVCache
 from ..llama import LlamaForCausalLM
@@ -86,6 +88,10 @@ class ScriptedRunner(ModelRunner):
 
 class ScriptedEngine(LLMEngine):
     model_runner: ScriptedRunner
+    speeds: CostModel | None = None  # in place of those that would be measured: nothing is to be run unasked
+
+    def build_cost_model(self) -> CostModel | None:
+        return self.speeds
 
     def build_tokenizer(self) -> None:
         return None
@@ -136,16 +142,23 @@ def assert_whole(engine: LLMEngine) -> None:
     for seq in seqs:
         assert not seq.finished and engine.has_request(seq.request_id)
         assert 0 <= seq.num_computed_tokens < seq.num_tokens, "the last token has no keys and values yet"
-    for seq in [*scheduler.waiting, *followers]:
+    swapped = [seq for seq in scheduler.waiting if seq.host_table]
+    assert set(manager._swapped) == set(swapped), "those who are swapped out wait"
+    for seq in swapped:
+        assert seq.block_table == [] and len(seq.host_table) == cdiv(seq.num_computed_tokens, manager.block_size)
+    for seq in set(seqs) - set(swapped) - {seq for seq in scheduler.running if seq not in followers}:
         assert (seq.num_computed_tokens, seq.block_table, seq.followers) == (0, [], [])
+    assert not any(seq.host_table for seq in scheduler.running)
     arrivals = [group[0].metrics.arrival_time for group in queued]
     assert arrivals == sorted(arrivals), "all who run came before all who wait"
 
 
 def assert_empty(engine: LLMEngine) -> None:
-    """Nobody is left, and nothing of those who were."""
+    """Nobody is left, and nothing of those who were, on either tier."""
+    engine.block_manager.collect(wait=True)
     assert_whole(engine)
     assert not engine.has_unfinished_requests() and not engine._requests
     assert not engine.scheduler.running and not engine.scheduler.waiting
     assert engine.block_manager.num_free_blocks == engine.block_manager.num_blocks
-    assert engine.block_manager.report().tables == ()
+    assert engine.block_manager.report().tables == () and not engine.block_manager.is_copying
+    assert engine.block_manager._host.num_free == engine.block_manager._host.num_blocks

@@ -1,58 +1,80 @@
-"""What this stage buys: what was computed for one request is not computed for the next. Counted in tokens computed."""
+"""What this stage buys: what had to leave the device is brought back and not computed again. Counted, never timed."""
 
+import torch
+
+from ..engine import LLMEngine
 from ..llm import LLM
 from ..sampling import SamplingParams
 
 BLOCK_SIZE = 4
 PROMPT = [3 + 7 * i % 300 for i in range(40)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+THREE = SamplingParams(n=3, seed=5, max_tokens=20, ignore_eos=True)
 
 
-def tokens_computed(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> int:
-    """How many go through the model for this request."""
-    before = llm.model_runner.num_tokens
-    llm.generate(prompt, params)
-    return llm.model_runner.num_tokens - before
+def small(checkpoint, num_blocks: int, **knobs) -> LLM:
+    knobs = {"enable_prefix_caching": False, "watermark": 0.0} | knobs
+    return LLM(checkpoint, block_size=BLOCK_SIZE, kv_cache_tokens=num_blocks * BLOCK_SIZE, **knobs)
 
 
-def test_a_repeated_prompt_computes_one_block_or_less(checkpoint):
-    llm = LLM(checkpoint, block_size=BLOCK_SIZE)
-    assert tokens_computed(llm, PROMPT) == 40
-    assert tokens_computed(llm, PROMPT) == 4
-    assert tokens_computed(llm, PROMPT[:38]) == 2
+def bytes_of(engine: LLMEngine, request_id: str) -> list[torch.Tensor]:
+    """Of each sample, what it has computed. [num_computed_tokens, num_layers, 2, num_kv_heads, head_dim]"""
+    seqs = [seq for seq in engine.scheduler.running if seq.request_id == request_id]
+    slots = [engine.kv_cache.blocks[seq.block_table].transpose(1, 3).flatten(0, 1) for seq in seqs]
+    return [rows[: seq.num_computed_tokens].clone() for rows, seq in zip(slots, seqs, strict=True)]
 
 
-def test_a_shared_beginning_is_computed_once_for_all(checkpoint):
-    """A system prompt of 32 tokens and eight questions of 6: seven times the 32 are saved."""
-    llm = LLM(checkpoint, block_size=BLOCK_SIZE)
-    computed = [tokens_computed(llm, PROMPT[:32] + [100 + i] * 6) for i in range(8)]
-    assert computed == [38] + [6] * 7
+def test_bytes_are_equal_after_the_round_trip(checkpoint):
+    """A group of three is preempted when it has said 5 tokens; others use its blocks, and it comes back elsewhere."""
+    engine = small(checkpoint, 16, preemption="swap").llm_engine
+    engine.add_request("a", PROMPT[:10], THREE)
+    for _ in range(5):
+        engine.step()
+    before, tables = bytes_of(engine, "a"), [list(seq.block_table) for seq in engine.scheduler.running]
+    engine.scheduler._preempt(list(engine.scheduler.running))
+    assert engine.block_manager.num_free_blocks == 16
+    [blocker] = engine.input_processor.process("b", [9], GREEDY)
+    engine.block_manager.allocate(blocker)  # so that no table is what it was
+    engine.kv_cache.blocks.fill_(float("nan"))
+    engine.scheduler.schedule()
+    assert not engine.scheduler.waiting and [seq.block_table for seq in engine.scheduler.running] != tables
+    after = bytes_of(engine, "a")
+    assert [len(rows) for rows in after] == [14, 14, 14]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_a_conversation_goes_on_from_what_was_said(checkpoint):
-    """Each turn brings the whole conversation, and computes its own question and the last answer's last tokens."""
-    llm = LLM(checkpoint, block_size=BLOCK_SIZE)
-    conversation, computed = PROMPT[:10], []
-    for turn in range(3):
-        params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-        before = llm.model_runner.num_tokens
-        [output] = llm.generate(conversation, params)
-        computed.append(llm.model_runner.num_tokens - before)
-        conversation = [*conversation, *output.outputs[0].token_ids, 50 + turn, 51 + turn]
-    assert computed == [10 + 5, 6 + 5, 6 + 5], "10, 18 and 26 tokens come in; 12 and 20 of them are there already"
+def test_no_token_is_computed_twice_under_swap(checkpoint):
+    """Two requests of three samples outgrow the pool; the second one goes to the host and comes back."""
+    llm = small(checkpoint, 21, preemption="swap")
+    outputs = llm.generate([PROMPT[:12], PROMPT[12:24]], THREE)
+    scheduler = llm.llm_engine.scheduler
+    assert scheduler.num_swaps == scheduler.num_preemptions > 0
+    assert llm.model_runner.num_tokens == 2 * (12 + 3 * 19), "each prompt once, and of each sample all but its last"
+    enough = small(checkpoint, 100).generate([PROMPT[:12], PROMPT[12:24]], THREE)
+    for said, expected in zip(outputs, enough, strict=True):
+        assert [each.token_ids for each in said.outputs] == [each.token_ids for each in expected.outputs]
 
 
-def test_a_preempted_request_finds_its_own_blocks(checkpoint):
-    """The second of two is preempted by the first one's growth; when it comes back, most of it is still there."""
-    llm = LLM(checkpoint, block_size=BLOCK_SIZE, kv_cache_tokens=12 * BLOCK_SIZE, watermark=0.0)
-    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-    outputs = llm.generate([PROMPT[:12], PROMPT[12:24]], params)
-    num_needed = sum(len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1 for output in outputs)
-    assert llm.llm_engine.scheduler.num_preemptions > 0
-    off = LLM(
-        checkpoint, block_size=BLOCK_SIZE, kv_cache_tokens=12 * BLOCK_SIZE, watermark=0.0, enable_prefix_caching=False
-    )
-    assert [o.outputs[0].token_ids for o in off.generate([PROMPT[:12], PROMPT[12:24]], params)] == [
-        o.outputs[0].token_ids for o in outputs
-    ]
-    assert num_needed < llm.model_runner.num_tokens < off.model_runner.num_tokens
+def test_what_is_shared_is_copied_once(checkpoint):
+    """A prompt of 12 tokens and three samples that have said 5: 3 blocks of all, and 1 of each."""
+    engine = small(checkpoint, 16, preemption="swap").llm_engine
+    engine.add_request("a", PROMPT[:12], THREE)
+    for _ in range(5):
+        engine.step()
+    engine.scheduler._preempt(list(engine.scheduler.running))
+    assert engine.host_pool is not None and engine.host_pool.stored.num_blocks == 3 + 3
+    engine.scheduler.schedule()
+    assert engine.host_pool.loaded.num_blocks == 3 + 3
+
+
+def test_a_prompt_evicted_from_a_small_device_pool_is_found_on_the_host(checkpoint):
+    """12 blocks: three prompts of 40 tokens, one after the other, drive each other out; then they come again."""
+    llm = small(checkpoint, 12, swap_space_tokens=64 * BLOCK_SIZE, enable_prefix_caching=True, preemption="swap")
+    prompts = [PROMPT, PROMPT[1:] + [3], PROMPT[2:] + [3, 4]]
+    one = SamplingParams(temperature=0.0, max_tokens=1)
+    first = [llm.generate(prompt, one)[0] for prompt in prompts]
+    assert llm.model_runner.num_tokens == 3 * 40
+    again = [llm.generate(prompt, one)[0] for prompt in prompts]
+    assert llm.model_runner.num_tokens == 3 * 40 + 3 * 4, "the last block of each, which the last token is in"
+    assert [output.num_cached_tokens for output in again] == [36] * 3
+    assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in first]

@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import torch
 
-from ..block_manager import BlockManager
 from ..engine import LLMEngine
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..prefix_cache import PrefixCache
 from ..sampling import SamplingParams
+from ..tiered_block_manager import TieredBlockManager
 from .helpers import next_logits
 from .scripted import answers, assert_whole, params, run_to_the_end, said_alone, scripted_engine
 
@@ -86,7 +86,7 @@ def test_a_prompt_finds_room_though_the_pool_is_full_of_idle_blocks(checkpoint):
     engine = scripted_engine(checkpoint, 6)
     for first in range(50, 60):
         assert answers(serve(engine, [first] * 20)) == [said_alone([first] * 20, 3)]
-    assert engine.block_manager.prefix_cache.num_idle == 5
+    assert engine.block_manager.prefix_cache.device.num_idle == 5
 
 
 def test_found_tokens_cost_no_budget(checkpoint):
@@ -136,7 +136,7 @@ def test_with_a_hash_that_is_always_the_same_everybody_says_what_he_says_alone(c
     rng = random.Random(seed)
     engine = scripted_engine(checkpoint, 20)
     cache = PrefixCache(4, hash_function=lambda parent, token_ids: b"same")
-    engine.block_manager = BlockManager(20, 4, cache)
+    engine.block_manager = TieredBlockManager(20, 4, cache)
     engine.scheduler = engine.build_scheduler()
     serve(engine, [5] * 9)  # it has the only place in the index
     for number in range(12):
@@ -208,7 +208,7 @@ def test_a_prompt_that_is_preempted_gets_each_once_and_may_hit_when_it_has_all(c
     llm = LLM(checkpoint, block_size=4, max_num_batched_tokens=6, enable_prefix_caching=True)
     wants = SamplingParams(n=n, prompt_logprobs=1, max_tokens=6, temperature=0.0, ignore_eos=True)
     [expected] = llm.generate(PROMPT, wants)
-    engine = LLM(checkpoint, block_size=4, max_num_batched_tokens=6).llm_engine
+    engine = LLM(checkpoint, block_size=4, max_num_batched_tokens=6, preemption="recompute").llm_engine
     engine.add_request("a", PROMPT, wants)
     outputs: list[RequestOutput] = []
     for number in range(40):

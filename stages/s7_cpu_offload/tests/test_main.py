@@ -20,7 +20,7 @@ def run(checkpoint, capsys):
     """run("the fox", "--seed", "1") is (exit code, stdout, stderr); a story here has 6 tokens."""
 
     def command(*argv: str, model=checkpoint):
-        code = main(["--model", str(model), "--max-tokens", "6", *argv])
+        code = main(["--model", str(model), "--max-tokens", "6", "--preemption", "swap", *argv])
         return code, *capsys.readouterr()
 
     return command
@@ -42,6 +42,13 @@ def test_the_summary_says_what_was_reserved_and_used(run):
     assert summary, out
     assert (summary["held"], summary["all"], summary["used"]) == ("16", "64", "14")
     assert summary["share"] == "88" and summary["strip"] == "#" * 8 + "." * 24
+
+
+def test_if_there_is_something_to_choose_the_two_speeds_are_told_last(run):
+    _, out, _ = run("the", "--preemption", "auto")
+    *_, summary, speeds = out.splitlines()
+    assert re.fullmatch(SUMMARY, summary)
+    assert re.fullmatch(r"swap or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
 
 
 def test_without_prompts_there_are_six_beginnings(run):

@@ -89,6 +89,27 @@ def test_a_hash_that_is_always_the_same_finds_less_and_never_what_is_not_there()
     assert hits(manager, [7] * 9) == hits(manager, TEXT[4:]) == 0
 
 
+def test_hashes_of_a_text_are_a_chain_of_its_full_blocks():
+    cache, hashes = PrefixCache(2), []
+    cache.extend_hashes(hashes, [1, 2, 3, 4, 5], 2)
+    assert hashes == [hash_block(b"", [1, 2]), hash_block(hash_block(b"", [1, 2]), [3, 4])]
+    known = list(hashes)
+    cache.extend_hashes(hashes, [1, 2, 3, 4, 5, 6], 3)
+    assert hashes == [*known, hash_block(known[1], [5, 6])]
+    cache.extend_hashes(hashes, [1, 2, 3, 4, 5, 6], 1)
+    assert len(hashes) == 3, "what is known stays"
+
+
+def test_equal_tokens_have_one_hash_after_one_prefix_only():
+    cache = PrefixCache(2)
+    first, second, other = [], [], []
+    cache.extend_hashes(first, [1, 2, 7, 7], 2)
+    cache.extend_hashes(second, [1, 2, 7, 7, 9], 2)
+    cache.extend_hashes(other, [1, 3, 7, 7], 2)
+    assert first == second
+    assert first[0] != other[0] and first[1] != other[1] and first[0] != first[1]
+
+
 def test_the_hash_of_a_block_tells_where_its_tokens_end():
     """Two blocks of one chain are no block of twice the size, and no token is taken for two."""
     assert hash_block(hash_block(b"", [1, 2]), [3, 4]) != hash_block(b"", [1, 2, 3, 4])
@@ -125,7 +146,7 @@ def test_without_a_cache_nothing_is_found_and_no_block_is_idle():
     manager = BlockManager(8, 4)
     left(manager, TEXT)
     assert hits(manager, TEXT) == 0
-    assert manager.prefix_cache.num_idle == 0
+    assert manager.prefix_cache.device.num_idle == 0
 
 
 # Who holds it
@@ -162,7 +183,7 @@ def test_of_two_blocks_with_one_text_the_first_stays():
         seq.num_computed_tokens = 8
         manager.cache_blocks(seq)
     manager.free(seqs[1])
-    assert manager.prefix_cache.num_idle == 0, "the second's blocks are just free"
+    assert manager.prefix_cache.device.num_idle == 0, "the second's blocks are just free"
     late = with_tokens(TEXT[:9], "c")
     manager.allocate(late)
     assert late.block_table[:2] == seqs[0].block_table == [0, 1]
@@ -207,10 +228,10 @@ def test_what_others_hold_needs_no_room_and_what_is_idle_does(num_blocks, can):
     assert manager.can_allocate(seq) == can
     assert manager.can_allocate(seq, spare=1) is False
     if not can:
-        before = [manager.num_free_blocks, manager.prefix_cache.num_idle, hits(manager, TEXT)]
+        before = [manager.num_free_blocks, manager.prefix_cache.device.num_idle, hits(manager, TEXT)]
         with pytest.raises(NoFreeBlocks, match="3 blocks are needed, 2 are free"):
             manager.allocate(seq)
-        assert before == [manager.num_free_blocks, manager.prefix_cache.num_idle, hits(manager, TEXT)]
+        assert before == [manager.num_free_blocks, manager.prefix_cache.device.num_idle, hits(manager, TEXT)]
         assert seq.block_table == [] and seq.num_computed_tokens == 0
         manager.check_integrity()
 
@@ -317,12 +338,14 @@ def test_eviction_does_not_get_slower_with_the_blocks():
     """Ten thousand evictions of a hundred thousand idle blocks touch ten thousand entries."""
     touched = []
 
-    class Watched(PrefixCache):
-        def evict(self) -> int:
-            touched.append(len(self._idle))
-            return super().evict()
+    manager = BlockManager(100_000, 1, PrefixCache(1))
+    evict = manager.prefix_cache.device.evict
 
-    manager = BlockManager(100_000, 1, Watched(1))
+    def watched() -> int:
+        touched.append(manager.prefix_cache.device.num_idle)
+        return evict()
+
+    manager.prefix_cache.device.evict = watched
     left(manager, list(range(100_001))[:100_000])
     started = time.perf_counter()
     manager._pool.take(10_000)
@@ -346,7 +369,7 @@ def test_a_reset_forgets_everything_and_loses_no_block():
     left(manager, TEXT)
     assert manager.reset_prefix_cache() is True
     assert hits(manager, TEXT) == 0
-    assert (manager.num_free_blocks, manager.prefix_cache.num_idle) == (8, 0)
+    assert (manager.num_free_blocks, manager.prefix_cache.device.num_idle) == (8, 0)
     assert (manager.prefix_cache.stats.queried, manager.prefix_cache.stats.hit) == (0, 0)
     manager.check_integrity()
 
@@ -362,7 +385,7 @@ def test_a_reset_while_somebody_holds_blocks_changes_nothing():
 
 
 def lose_an_idle_block(manager: BlockManager) -> None:
-    manager.prefix_cache._idle.popitem()
+    manager.prefix_cache.device._idle.popitem()
 
 
 def index_a_free_block(manager: BlockManager) -> None:
@@ -371,15 +394,15 @@ def index_a_free_block(manager: BlockManager) -> None:
 
 
 def leave_the_index_behind(manager: BlockManager) -> None:
-    manager.prefix_cache._by_block.popitem()
+    manager.prefix_cache.device._cached.popitem()
 
 
 def hold_an_idle_block(manager: BlockManager) -> None:
-    manager._pool._ref_counts[next(iter(manager.prefix_cache._idle))] += 1
+    manager._pool._ref_counts[next(iter(manager.prefix_cache.device._idle))] += 1
 
 
 def free_an_idle_block(manager: BlockManager) -> None:
-    manager._pool._free.append(next(iter(manager.prefix_cache._idle)))
+    manager._pool._free.append(next(iter(manager.prefix_cache.device._idle)))
 
 
 @pytest.mark.parametrize(

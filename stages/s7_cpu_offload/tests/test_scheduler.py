@@ -6,11 +6,11 @@ Blocks have 4 slots, nothing is kept free, unless a test says otherwise.
 
 import pytest
 
-from ..block_manager import BlockManager
 from ..config import EngineConfig
 from ..sampling import SampledToken
 from ..scheduler import Scheduler, SchedulerOutput
 from ..sequence import Sequence
+from ..tiered_block_manager import TieredBlockManager
 from .helpers import make_group
 
 
@@ -18,8 +18,8 @@ class Drive:
     """A scheduler, and what an engine does with what it says."""
 
     def __init__(self, num_blocks: int = 100, block_size: int = 4, **knobs) -> None:
-        self.manager = BlockManager(num_blocks, block_size)
-        self.scheduler = Scheduler(EngineConfig(**{"watermark": 0.0} | knobs), self.manager)
+        self.manager = TieredBlockManager(num_blocks, block_size)
+        self.scheduler = Scheduler(EngineConfig(**{"watermark": 0.0} | knobs), self.manager, lambda *_: False)
         self.seqs: dict[str, Sequence] = {}
         self.failed: list[str] = []
         self.copies: dict[int, int] = {}  # of the last step
