@@ -305,6 +305,19 @@ def test_a_step_in_which_nobody_is_ready_waits_for_the_copies(checkpoint):
     run_to_the_end(engine)
 
 
+def test_who_finds_no_room_but_what_is_being_stored_waits_and_does_not_start_over(checkpoint):
+    """Alone, with 4 of 6 blocks: they are held until they are stored, and 2 are not enough to come back to."""
+    engine = engine_of(checkpoint, num_blocks=6)
+    engine.add_request("a", FIRST, params(12))
+    for _ in range(2):
+        step(engine)
+    engine.host_pool.is_late = lambda: True
+    engine.scheduler._preempt(list(engine.scheduler.running))
+    ended = run_to_the_end(engine)
+    assert_said_alone(ended)
+    assert engine.model_runner.num_tokens == needed(ended)
+
+
 def test_others_run_while_one_is_on_its_way(checkpoint):
     engine = two(checkpoint, num_blocks=16)
     for _ in range(2):
@@ -376,11 +389,11 @@ class LateModelEngine(LLMEngine):
 
 
 def test_a_beam_search_waits_for_the_beginning_of_its_prompt(checkpoint):
-    config = EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=48, preemption="swap")
+    config = EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=52, preemption="swap")
     engine = LateModelEngine(config)
     search = BeamSearch(engine, BeamSearchParams(beam_width=2, max_tokens=3))
     first = search.run("a", FIRST)
-    for name, prompt in (("b", FIRST), ("c", SECOND * 3)):
+    for name, prompt in (("b", FIRST), ("c", SECOND * 4)):
         engine.add_request(name, prompt, params(2))
         run_to_the_end(engine)
     engine.kv_cache.blocks[engine.block_manager._pool._free] = 9.0  # whatever others left there
