@@ -305,6 +305,7 @@ def test_requests_are_served_before_and_after_and_get_other_ids(checkpoint):
         ({"beam_width": 2, "max_tokens": 0}, "max_tokens must be at least 1, not 0"),
         ({"beam_width": 2, "early_stopping": "soon"}, "early_stopping must be True, False or \"never\", not 'soon'"),
         ({"beam_width": 2, "early_stopping": None}, 'early_stopping must be True, False or "never", not None'),
+        ({"beam_width": 2, "early_stopping": 1}, 'early_stopping must be True, False or "never", not 1'),
     ],
     ids=str,
 )
