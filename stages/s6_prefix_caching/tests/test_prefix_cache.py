@@ -4,7 +4,8 @@ Blocks have 4 slots. Tables are those of a new pool, which is taken from the fro
 """
 
 import random
-import time
+from collections import OrderedDict
+from collections.abc import Iterator
 
 import pytest
 
@@ -334,22 +335,31 @@ def test_a_block_that_is_used_anew_forgets_its_text():
     assert hits(manager, TEXT) == 0 and manager.num_free_blocks == 2
 
 
-def test_eviction_does_not_get_slower_with_the_blocks():
-    """Ten thousand evictions of a hundred thousand idle blocks touch ten thousand entries."""
-    touched = []
+class Counting(OrderedDict):
+    """Notes each key that is looked at in order."""
 
-    class Watched(PrefixCache):
-        def evict(self) -> int:
-            touched.append(len(self._idle))
-            return super().evict()
+    touched = 0
 
-    manager = BlockManager(100_000, 1, Watched(1))
-    left(manager, list(range(100_001))[:100_000])
-    started = time.perf_counter()
-    manager._pool.take(10_000)
-    each = (time.perf_counter() - started) / 10_000
-    assert len(touched) == 10_000 and touched[0] == 100_000
-    assert each < 1e-3, "a scan of a hundred thousand blocks takes longer"
+    def __iter__(self) -> Iterator[int]:
+        for block in super().__iter__():
+            self.touched += 1
+            yield block
+
+
+def num_touched(num_blocks: int, num_evicted: int) -> int:
+    """How many idle blocks are looked at to evict so many of a pool of idle ones."""
+    manager = manager_of(num_blocks, block_size=1)
+    left(manager, list(range(num_blocks)))
+    tier = manager.prefix_cache
+    assert type(tier._idle) is OrderedDict, "the first of a plain dict is found behind all that were removed"
+    tier._idle = idle = Counting(tier._idle)
+    assert len(idle) == num_blocks
+    manager._pool.take(num_evicted)
+    return idle.touched
+
+
+def test_an_eviction_looks_at_one_block_however_many_are_idle():
+    assert num_touched(60, 20) == num_touched(20_000, 20) == 20
 
 
 # Statistics and reset
