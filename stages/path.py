@@ -89,8 +89,8 @@ def effect_s2(results: Results) -> str:
 def effect_s3(results: Results) -> str:
     """What a batch gains, and what attention needs besides the pool."""
     gain = results["decode"]["cases"]["storyteller_float32_32_128"]["s3_over_s2"]
-    before, now = (results["predict"]["s3"]["extra_bytes"][stage]["16384"] / 1e6 for stage in ("s2", "s3"))
-    memory = f"at 16,384 tokens attention needs {now:.1f} MB beside the pool in place of {before:.1f}"
+    before, now = (results["predict"]["s3"]["extra_bytes"][stage]["65536"] / 1e6 for stage in ("s2", "s3"))
+    memory = f"at 65,536 tokens attention needs {now:.1f} MB beside the pool in place of {before:.1f}"
     return f"{memory}; 32 sequences decode {gain:.1f} times as fast"
 
 

@@ -14,7 +14,7 @@ from stages.decode import Case, DecodeStep, in_turn
 from stages.predict.common import Answer, with_answers
 from stages.s1_contiguous_cache.llama import ModelConfig
 
-CONTEXTS = (256, 1024, 4096, 16384)
+CONTEXTS = (1024, 4096, 16384, 65536)
 
 
 def answers(model: Path) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def answers(model: Path) -> dict[str, Any]:
     of_32 = {stage: extra_bytes(model, stage, batch=32, context=1024) for stage in ("s1", "s2", "s3")}
     alone, many = against_stage_1(model, batch=1), against_stage_1(model, batch=32)
     s2, s3 = (" / ".join(f"{extra[stage][str(context)]:,}" for context in CONTEXTS) for stage in ("s2", "s3"))
-    growth = {stage: extra[stage]["16384"] / extra[stage]["4096"] for stage in extra}
+    growth = {stage: extra[stage]["65536"] / extra[stage]["16384"] for stage in extra}
     entries = [
         Answer(
             "8 sequences of 960 tokens decode. Deal their blocks of 16 out again at random, so that neighbours do not "
@@ -31,17 +31,19 @@ def answers(model: Path) -> dict[str, Any]:
             f"but pieces of a block: {scattered['piece_bytes']:,} bytes of keys, and as many of values, in each layer.",
         ),
         Answer(
-            "One sequence decodes at 256, 1,024, 4,096 and 16,384 tokens. How many bytes does attention need beside "
-            "the pool, in stage 2 and in stage 3?",
-            f"{s2} in stage 2, {s3} in stage 3. From 4,096 to 16,384 tokens that is {growth['s2']:.1f} times as many, "
-            f"and {growth['s3']:.2f} times: a tile has its full size by then, and what still grows are a mask and a "
-            "table, a few bytes a slot. But a tile is of all sequences, and stage 2 copies one after the other: 32 of "
-            f"1,024 tokens need {of_32['s2']:,} and {of_32['s3']:,}. (Stage 1 reads slices and needs {of_32['s1']:,}.)",
+            "One sequence decodes at 1,024, 4,096, 16,384 and 65,536 tokens. How many bytes does attention need beside "
+            "the pool, in stage 2 and in stage 3? And for 32 sequences of 1,024?",
+            f"{s2} in stage 2, {s3} in stage 3. From 16,384 to 65,536 tokens that is {growth['s2']:.1f} times as many, "
+            f"and {growth['s3']:.2f} times: two tiles have their full size by then; what still grows are a mask and "
+            f"a table, a few bytes a slot. 32 of 1,024 tokens need {of_32['s2']:,} and {of_32['s3']:,}: stage 2 copies "
+            "one after the other, and in stage 3 all share the two tiles. (Stage 1 reads slices and needs "
+            f"{of_32['s1']:,}.)",
         ),
         Answer(
-            "How many operations does torch carry out in a decode step of 1 sequence, and of 32? (256 tokens each.)",
+            "How many operations does torch carry out in a decode step of 1 sequence, and of 32? (128 tokens each.)",
             f"{operations['s2']['1']:,} and {operations['s2']['32']:,} in stage 2, {operations['s3']['1']:,} and "
-            f"{operations['s3']['32']:,} in stage 3: all sequences go through the same ones.",
+            f"{operations['s3']['32']:,} in stage 3: all sequences go through the same ones, a tile at a time, and this is "
+            "one tile.",
         ),
         Answer(
             "Is stage 3 faster than stage 1 at batch 1? At 32? (128 tokens each.)",
@@ -52,7 +54,7 @@ def answers(model: Path) -> dict[str, Any]:
     room = {
         "extra_bytes": extra,
         "extra_bytes_of_32": of_32,
-        "less_memory": extra["s2"]["16384"] / extra["s3"]["16384"],
+        "less_memory": extra["s2"]["65536"] / extra["s3"]["65536"],
     }
     numbers = {"scattered": scattered, **room, "operations": operations, "alone": alone, "of_32": many}
     return with_answers(numbers, entries)
@@ -103,7 +105,7 @@ def operations_of_a_step(model: Path) -> dict[str, dict[str, int]]:
     """How many operations torch carries out in a decode step, by stage and batch."""
     counts: dict[str, dict[str, int]] = {"s1": {}, "s2": {}, "s3": {}}
     for stage, batch in itertools.product(counts, (1, 32)):
-        step = DecodeStep(decode.STAGES[stage], model, Case("storyteller", "float32", batch, 256))
+        step = DecodeStep(decode.STAGES[stage], model, Case("storyteller", "float32", batch, 128))
         with measure.Operations() as done:
             step()
         counts[stage][str(batch)] = done.count

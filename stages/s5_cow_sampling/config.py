@@ -20,7 +20,7 @@ class EngineConfig:
     max_num_batched_tokens: int = knob(512, "most tokens in a step: a longer prompt is computed in chunks")
     watermark: float = knob(0.05, "share of the blocks that admitting a sequence beside others leaves free")
     block_size: int = knob(16, "slots in a block of the KV pool")
-    tile_size: int = knob(512, "slots of each sequence that attention reads at a time")
+    tile_size: int = knob(4096, "slots that attention reads at a time, of all sequences")
     kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
     kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
     gpu_memory_utilization: float | None = knob(None, "share of the GPU's memory for weights and pool (0.9 on cuda)")

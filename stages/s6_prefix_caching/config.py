@@ -21,7 +21,7 @@ class EngineConfig:
     watermark: float = knob(0.05, "share of the blocks that admitting a sequence beside others leaves free")
     block_size: int = knob(16, "slots in a block of the KV pool")
     enable_prefix_caching: bool = knob(True, "keep computed blocks for prompts that begin alike")
-    tile_size: int = knob(512, "slots of each sequence that attention reads at a time")
+    tile_size: int = knob(4096, "slots that attention reads at a time, of all sequences")
     kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
     kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
     gpu_memory_utilization: float | None = knob(None, "share of the GPU's memory for weights and pool (0.9 on cuda)")

@@ -23,7 +23,7 @@ class EngineConfig:
     enable_prefix_caching: bool = knob(True, "keep computed blocks for prompts that begin alike")
     preemption: str = knob("auto", "what becomes of a preempted request's blocks", ("auto", "swap", "recompute"))
     swap_space_tokens: int | None = knob(None, "size of the host's pool in tokens; default: as the KV pool; 0: none")
-    tile_size: int = knob(512, "slots of each sequence that attention reads at a time")
+    tile_size: int = knob(4096, "slots that attention reads at a time, of all sequences")
     kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
     kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
     gpu_memory_utilization: float | None = knob(None, "share of the GPU's memory for weights and pool (0.9 on cuda)")

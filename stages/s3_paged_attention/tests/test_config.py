@@ -63,7 +63,7 @@ def test_help_tells_what_each_knob_does_and_its_default(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "--max-num-seqs MAX_NUM_SEQS most sequences in a batch (default: 32)" in text
     assert "--block-size BLOCK_SIZE slots in a block of the KV pool (default: 16)" in text
-    assert "--tile-size TILE_SIZE slots of each sequence that attention reads at a time (default: 512)" in text
+    assert "--tile-size TILE_SIZE slots that attention reads at a time, of all sequences (default: 4096)" in text
 
 
 # Knobs that cannot be

@@ -20,7 +20,7 @@ from .helpers import attend_without_cache, greedy_without_cache
 from .pool import BLOCK_SIZE, HEAD_DIM, HEADS, Batch, make_cache, random_qkv, step
 from .watch import Watch
 
-TILE_BLOCKS = {"a block": 1, "two blocks": 2, "more than the context": 100}
+TILE_BLOCKS = {"a block": 1, "two blocks": 2, "nine blocks": 9, "more than all contexts": 1000}
 each_tile = pytest.mark.parametrize(
     "tile_blocks", TILE_BLOCKS.values(), ids=[f"a tile of {name}" for name in TILE_BLOCKS]
 )
@@ -324,14 +324,14 @@ def reads(cache, monkeypatch) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("spare", [[], [9, 10, 11]])
 def test_a_tile_is_read_of_those_that_reach_it_and_of_no_others(monkeypatch, spare):
-    """Contexts of 3, 18 and 11 slots, tiles of 8: the picture in attention.py. Spare blocks are of tokens to come."""
+    """Contexts of 3, 18 and 11 slots, tiles of 16: the picture in attention.py. Spare blocks are of tokens to come."""
     tables = [[0], [1, 2, 3, 4, 5, *spare], [6, 7, 8]]
     cache = make_cache(12, *tables)
-    attention = PagedAttention(cache, tile_size=8)
+    attention = PagedAttention(cache, tile_size=16)
     seen = reads(cache, monkeypatch)
     attention.begin(step([(table, n - 1, 1) for table, n in zip(tables, (3, 18, 11), strict=True)]))
     attention(0, *random_qkv(3))
-    assert seen == [(6, 24), (4, 16), (1, 4)]
+    assert seen == [(3, 12), (4, 16), (2, 8)]
 
 
 @pytest.mark.parametrize("spare", [0, 5])
@@ -389,18 +389,19 @@ def watch(
     return seen
 
 
-def tile_bytes(num_seqs: int, tile_size: int = 64, num_kv_heads: int = 2, head_dim: int = 64) -> int:
-    """Keys and values of `tile_size` slots of each sequence, in float32."""
-    return num_seqs * 2 * tile_size * num_kv_heads * head_dim * 4
+def tile_bytes(tile_size: int = 64, num_kv_heads: int = 2, head_dim: int = 64) -> int:
+    """Keys and values of `tile_size` slots, in float32."""
+    return 2 * tile_size * num_kv_heads * head_dim * 4
 
 
 @both_ways
 def test_operations_are_as_many_for_twenty_sequences_as_for_two(way):
+    """If there are as many tiles: these are of 4 blocks of each, and of more once some have ended."""
     for context_len in (1, 64, 500):
-        few, many = (watch([(context_len - 1, 1)] * n) for n in (2, 20))
+        few, many = (watch([(context_len - 1, 1)] * n, tile_size=n * 64) for n in (2, 20))
         assert few.num_operations == many.num_operations > 0
     mixed = [(length, 1) for length in (499, 3, 200, 77, 64)]
-    assert watch(mixed * 2).num_operations == watch(mixed * 8).num_operations
+    assert watch(mixed * 2, tile_size=640).num_operations == watch(mixed * 8, tile_size=2560).num_operations
 
 
 def test_rows_are_not_picked_when_all_decode_and_the_longest_is_first():
@@ -410,27 +411,32 @@ def test_rows_are_not_picked_when_all_decode_and_the_longest_is_first():
 
 
 def test_operations_are_as_many_as_there_are_tiles():
-    few, more, most = (watch([(n * 64 - 1, 1)] * 3).num_operations for n in (2, 4, 8))
+    few, more, most = (watch([(n * 16 - 1, 1)] * 3).num_operations for n in (2, 4, 8))
     assert most - more == 2 * (more - few) > 0
 
 
-@pytest.mark.parametrize("num_seqs", [1, 6])
+@pytest.mark.parametrize("num_seqs", [1, 2, 4])
 @both_ways
 def test_the_largest_temporary_of_decode_is_a_tile_however_long_the_context(way, num_seqs):
+    """However many the contexts, too."""
     largest = [watch([(context_len - 1, 1)] * num_seqs).largest for context_len in (64, 256, 1024, 4096)]
-    assert largest == [tile_bytes(num_seqs)] * 4
+    assert largest == [tile_bytes()] * 4
+
+
+def test_a_tile_that_is_too_small_for_its_sequences_has_a_block_of_each():
+    assert watch([(255, 1)] * 20).largest == tile_bytes(tile_size=20 * 16)
 
 
 def test_the_largest_temporary_of_a_chunk_is_a_tile_however_long_its_past():
     largest = [watch([(before, 8)]).largest for before in (64, 256, 1024, 4096)]
-    assert largest == [tile_bytes(1)] * 4
+    assert largest == [tile_bytes()] * 4
 
 
 @pytest.mark.parametrize("now", [1, 8])
 def test_tiles_are_not_all_there_at_one_time(now):
     """One is read while the one before is still held. A chunk has its queries and outputs, decode a mask besides."""
     for context_len in (256, 1024, 4096):
-        assert watch([(context_len - now, now)] * 2).peak <= 3 * tile_bytes(2)
+        assert watch([(context_len - now, now)] * 2).peak <= 3 * tile_bytes()
 
 
 def test_a_dense_copy_would_have_been_seen_to_grow():
@@ -441,20 +447,20 @@ def test_a_dense_copy_would_have_been_seen_to_grow():
         with Watch() as seen:
             cache.read(0, cache.pieces(torch.arange(num_blocks)), num_blocks * 16)
         largest.append(seen.largest)
-    assert largest == [tile_bytes(1) * factor for factor in (1, 4, 16, 64)]
+    assert largest == [tile_bytes() * factor for factor in (1, 4, 16, 64)]
 
 
 @pytest.mark.parametrize("sizes", [[(199, 1), (150, 1)], [(200, 8)]], ids=["decode", "a chunk"])
 def test_keys_and_values_are_not_repeated_for_the_heads_that_share_them(sizes):
     for num_kv_heads in (1, 2):
         groups = [watch(sizes, heads=(group * num_kv_heads, num_kv_heads)).largest for group in (1, 4, 8)]
-        assert groups == [tile_bytes(len(sizes), num_kv_heads=num_kv_heads)] * 3
+        assert groups == [tile_bytes(num_kv_heads=num_kv_heads)] * 3
 
 
 def test_decode_repeats_no_keys_in_plain_operations_either(monkeypatch):
     monkeypatch.setattr(attention_module, "attend_part", attend_part_plainly)
     groups = [watch([(199, 1), (150, 1)], heads=(group * 2, 2)).largest for group in (1, 4, 8)]
-    assert groups == [tile_bytes(2)] * 3
+    assert groups == [tile_bytes()] * 3
 
 
 # The slot of a token

@@ -78,7 +78,7 @@ def test_help_tells_what_each_knob_does_and_its_default(capsys):
     assert "--max-num-batched-tokens MAX_NUM_BATCHED_TOKENS most tokens in a step" in text
     assert "admitting a sequence beside others leaves free (default: 0.05)" in text
     assert "--block-size BLOCK_SIZE slots in a block of the KV pool (default: 16)" in text
-    assert "--tile-size TILE_SIZE slots of each sequence that attention reads at a time (default: 512)" in text
+    assert "--tile-size TILE_SIZE slots that attention reads at a time, of all sequences (default: 4096)" in text
 
 
 # Knobs that cannot be
