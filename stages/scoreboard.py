@@ -1,7 +1,9 @@
 """What each stage buys and what it costs, on one workload and the shipped checkpoint: `python -m stages.scoreboard`.
 
-It runs every stage present, prints one table, writes stages/results.json and brings the READMEs' numbers up to date.
---predict runs only the lessons' questions, --peers only the comparison with transformers.
+It runs every stage present, prints one table, writes stages/results.json and brings the READMEs' numbers up to date: in
+under two minutes on two cores. --predict answers the lessons' questions instead, --peers compares with transformers,
+--all does these and measures decode steps (`python -m stages.decode`) as well. Other measurements have commands of their
+own: stages.serving, stages.sharing, stages.swapping.
 """
 
 import contextlib
@@ -27,7 +29,8 @@ from stages.predict.s1 import holes
 from stages.workload import mixed_workload
 
 MODEL = figures.ROOT / "models" / "storyteller"
-POOL_TOKENS, ROUNDS = 8192, 3
+POOL_TOKENS = 8192
+MOST_ROUNDS, SECONDS = 3, 90  # of the table: as many rounds as fit in the time, at least one
 PEER_TOKENS, PEER_PAIRS = 128, 5
 
 
@@ -45,7 +48,7 @@ VARIANTS = [
     Variant("s1, max_model_len each", "stages.s1_contiguous_cache", reservation="max_model_len"),
     Variant("s1, prompt + max_tokens", "stages.s1_contiguous_cache", reservation="request"),
     Variant("s2, blocks of 16", "stages.s2_block_manager"),
-    Variant("s3, tiles of 512", "stages.s3_paged_attention"),
+    Variant("s3, tiles of 4,096", "stages.s3_paged_attention"),
     Variant("s4, no promises", "stages.s4_continuous_batching"),
     Variant("s5, shared blocks", "stages.s5_cow_sampling"),
     Variant("s6, prefix cache", "stages.s6_prefix_caching"),
@@ -135,8 +138,8 @@ def screen() -> dict[str, str]:
 
 def machine() -> str:
     """The machine in words, for the tables."""
-    cores = torch.get_num_threads()
-    return f"{cores} core{'s' * (cores > 1)} ({platform.machine()}), torch {torch.__version__.split('+')[0]}, float32"
+    cores, instructions = torch.get_num_threads(), f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{cores} core{'s' * (cores > 1)} ({instructions}), torch {torch.__version__.split('+')[0]}, float32"
 
 
 def save(results: dict[str, Any]) -> None:
@@ -154,11 +157,23 @@ def save(results: dict[str, Any]) -> None:
         print(f"{name} brought up to date")
 
 
+def has_time(num_rounds: int, seconds: float) -> bool:
+    """Whether there is to be one more round, if it takes as long as those before.
+
+    >>> has_time(0, 0.0), has_time(1, 40.0), has_time(1, 60.0), has_time(3, 20.0)
+    (True, True, False, False)
+    """
+    return num_rounds < MOST_ROUNDS and seconds + seconds / max(num_rounds, 1) <= SECONDS
+
+
 def median_scores() -> dict[str, Any]:
     """Each variant's score, run in turn; the speeds are medians. A few requests each warm up and are not counted."""
     for variant in VARIANTS:
         score(variant, num_requests=2)
-    rounds = [{v.label: score(v) for v in VARIANTS} for _ in tqdm(range(ROUNDS), "stages, rounds")]
+    rounds: list[dict[str, Any]] = []
+    started = time.perf_counter()
+    while has_time(len(rounds), time.perf_counter() - started):
+        rounds.append({v.label: score(v) for v in tqdm(VARIANTS, f"stages, round {len(rounds) + 1}")})
     return {
         v.label: {key: statistics.median(scores[v.label][key] for scores in rounds) for key in rounds[0][v.label]}
         for v in VARIANTS
@@ -168,13 +183,14 @@ def median_scores() -> dict[str, Any]:
 @click.command()
 @click.option("--predict", "only_predict", is_flag=True, help="only the answers to the lessons' questions")
 @click.option("--peers", "only_peers", is_flag=True, help="only the comparison with transformers")
-def main(only_predict: bool, only_peers: bool) -> None:
+@click.option("--all", "everything", is_flag=True, help="the table, both of these, and decode steps: some five minutes")
+def main(only_predict: bool, only_peers: bool, everything: bool) -> None:
     """Measure every stage present and write the results where the READMEs take them from."""
-    everything = not (only_predict or only_peers)
     results: dict[str, Any] = {"machine": machine()}
-    if everything:
+    if everything or not (only_predict or only_peers):
         results["scoreboard"] = median_scores()
         results["run"] = screen()
+    if everything:
         results["decode"] = decode.everything()
     if everything or only_peers:
         results["peers"] = compare_with_transformers()
