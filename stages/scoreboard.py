@@ -2,8 +2,8 @@
 
 It runs every stage present, prints one table, writes stages/results.json and brings the READMEs' numbers up to date: in
 under two minutes on two cores. --predict answers the lessons' questions instead, --peers compares with transformers,
---all does these and measures decode steps (`python -m stages.decode`) as well. Other measurements have commands of their
-own: stages.serving, stages.sharing, stages.swapping.
+--all does these and measures decode steps (`python -m stages.decode`) as well. Other measurements have commands of
+their own: stages.serving, stages.sharing, stages.swapping.
 """
 
 import contextlib
