@@ -42,8 +42,8 @@ def answers(model: Path) -> dict[str, Any]:
         Answer(
             "How many operations does torch carry out in a decode step of 1 sequence, and of 32? (128 tokens each.)",
             f"{operations['s2']['1']:,} and {operations['s2']['32']:,} in stage 2, {operations['s3']['1']:,} and "
-            f"{operations['s3']['32']:,} in stage 3: all sequences go through the same ones, a tile at a time, and this "
-            "is one tile.",
+            f"{operations['s3']['32']:,} in stage 3: all sequences go through the same ones, a tile at a time, and "
+            "this is one tile.",
         ),
         Answer(
             "Is stage 3 faster than stage 1 at batch 1? At 32? (128 tokens each.)",
