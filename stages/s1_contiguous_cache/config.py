@@ -7,6 +7,12 @@ import torch
 from .flags import knob, knobs
 
 POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # one of them at most
+AT_LEAST_ONE = (
+    "max_model_len",
+    "max_num_seqs",
+    "kv_cache_tokens",
+    "kv_cache_memory_bytes",
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -16,7 +22,7 @@ class EngineConfig:
     device: str = knob("cpu", "where the model and the pool are: cpu, cuda, mps")
     dtype: str = knob("auto", "auto is float32 on the CPU, elsewhere the checkpoint's", ("auto", *DTYPES))
     max_model_len: int | None = knob(None, "longest prompt + output, in tokens; default: as the model was trained for")
-    max_num_seqs: int = knob(32, "most sequences in a batch")
+    max_num_seqs: int = knob(32, "most sequences that run at a time")
     reservation: str = knob(
         "max_model_len",
         "how many slots a sequence reserves: max_model_len each, or prompt + max_tokens of its request",
@@ -29,7 +35,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what cannot be, naming the knob and its value."""
-        for name in ("max_model_len", "max_num_seqs", "kv_cache_tokens", "kv_cache_memory_bytes"):
+        for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

@@ -52,10 +52,10 @@ def num_slots_for(config: EngineConfig, model: ModelConfig, max_model_len: int, 
     Without a knob, a GPU gives 90% of its memory to weights and pool (the rest is for activations); elsewhere the
     pool has 1 GiB, or what max_num_seqs sequences can fill if that is less. Raises ValueError if no slot fits.
     """
-    if config.kv_cache_tokens is not None:
-        return config.kv_cache_tokens
     per_token = bytes_per_token(model, config.torch_dtype(model.dtype))
-    if config.kv_cache_memory_bytes is not None:
+    if config.kv_cache_tokens is not None:
+        room = config.kv_cache_tokens * per_token
+    elif config.kv_cache_memory_bytes is not None:
         room = config.kv_cache_memory_bytes
     elif device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

@@ -7,6 +7,13 @@ import torch
 from .flags import knob, knobs
 
 POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # one of them at most
+AT_LEAST_ONE = (
+    "max_model_len",
+    "max_num_seqs",
+    "block_size",
+    "kv_cache_tokens",
+    "kv_cache_memory_bytes",
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -16,7 +23,7 @@ class EngineConfig:
     device: str = knob("cpu", "where the model and the pool are: cpu, cuda, mps")
     dtype: str = knob("auto", "auto is float32 on the CPU, elsewhere the checkpoint's", ("auto", *DTYPES))
     max_model_len: int | None = knob(None, "longest prompt + output, in tokens; default: as the model was trained for")
-    max_num_seqs: int = knob(32, "most sequences in a batch")
+    max_num_seqs: int = knob(32, "most sequences that run at a time")
     block_size: int = knob(16, "slots in a block of the KV pool")
     kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
     kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
@@ -25,7 +32,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what cannot be, naming the knob and its value."""
-        for name in ("max_model_len", "max_num_seqs", "block_size", "kv_cache_tokens", "kv_cache_memory_bytes"):
+        for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

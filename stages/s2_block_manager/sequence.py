@@ -70,17 +70,28 @@ class Sequence:
             self.finish("length")
 
     def finish(self, reason: str) -> None:
-        """reason: "stop" | "length" """
+        """`reason` is what the output says as its finish_reason."""
         self.finish_reason = reason
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
 
     def output(self) -> RequestOutput:
         """All of the output so far."""
-        token_ids = self.token_ids[self.num_prompt_tokens :]
-        completion = CompletionOutput(0, self._text.shown, token_ids, self.cumulative_logprob, self.finish_reason)
-        prompt_token_ids = self.token_ids[: self.num_prompt_tokens]
-        return RequestOutput(self.request_id, self.prompt, prompt_token_ids, [completion], self.finished, self.metrics)
+        completion = CompletionOutput(
+            index=0,
+            text=self._text.shown,
+            token_ids=self.token_ids[self.num_prompt_tokens :],
+            cumulative_logprob=self.cumulative_logprob,
+            finish_reason=self.finish_reason,
+        )
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
+            outputs=[completion],
+            finished=self.finished,
+            metrics=self.metrics,
+        )
 
 
 class OutputText:

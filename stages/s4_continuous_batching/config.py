@@ -7,6 +7,15 @@ import torch
 from .flags import knob, knobs
 
 POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # one of them at most
+AT_LEAST_ONE = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "tile_size",
+    "kv_cache_tokens",
+    "kv_cache_memory_bytes",
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -28,8 +37,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what cannot be, naming the knob and its value."""
-        sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tile_size")
-        for name in (*sizes, "kv_cache_tokens", "kv_cache_memory_bytes"):
+        for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
