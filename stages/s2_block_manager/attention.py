@@ -25,8 +25,6 @@ class GatherAttention:
     def __init__(self, kv_cache: KVCache) -> None:
         self._kv_cache = kv_cache
         self._step: AttentionMetadata | None = None
-        self._rows = torch.empty(0)
-        self._pieces: list[Tensor] = []
 
     def begin(self, step: AttentionMetadata) -> None:
         self._step = step

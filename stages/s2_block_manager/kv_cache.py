@@ -28,8 +28,8 @@ class KVCache:
         self.bytes_per_token = bytes_per_token(model, dtype)
         slot = (model.num_key_value_heads, model.head_dim)
         shape = (num_blocks, model.num_hidden_layers, 2, block_size, *slot)
-        try:  # zeros, for an unwritten slot may be read under a mask, and 0 x NaN is NaN
-            self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+        try:
+            self.blocks = torch.empty(shape, dtype=dtype, device=device)
         except RuntimeError:
             size = num_blocks * block_size * self.bytes_per_token
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
