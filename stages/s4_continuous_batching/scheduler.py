@@ -46,14 +46,12 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Decodes first, a token each; then chunks of prompts, with what is left of max_num_batched_tokens.
 
-        Takes the blocks that the step will write to. Nobody is admitted in a step that had to preempt.
+        Takes the blocks that the step will write to.
         """
         output = SchedulerOutput(batch=[], failed=[])
-        num_preemptions = self.num_preemptions
         budget = self._schedule_decodes(output, self._max_num_batched_tokens)
         budget = self._schedule_chunks(output, budget)
-        if self.num_preemptions == num_preemptions:
-            self._admit(output, budget)
+        self._admit(output, budget)
         return output
 
     def _schedule_decodes(self, output: SchedulerOutput, budget: int) -> int:
@@ -61,7 +59,7 @@ class Scheduler:
         for seq in [seq for seq in self.running if seq.num_uncomputed_tokens == 1]:
             if budget == 0:
                 break
-            if seq in self.running and self._make_room(seq, output):
+            if seq in self.running and self._make_room(seq, output):  # one before it may have preempted it
                 self._block_manager.append_slot(seq)
                 output.batch.append((seq, 1))
                 budget -= 1

@@ -56,7 +56,9 @@ class History:
             self.end(output)
 
     def step(self) -> None:
-        first = next(iter(self.engine.scheduler.running), None)
+        scheduler = self.engine.scheduler
+        running, num_preemptions = list(scheduler.running), scheduler.num_preemptions
+        first = next(iter(running), None)
         num_steps, had_work = self.engine.model_runner.num_steps, self.engine.has_unfinished_requests()
         outputs = step(self.engine)
         if self.engine.model_runner.num_steps > num_steps:
@@ -65,6 +67,9 @@ class History:
             assert first is None or first.request_id in dict(batch), "who came first is never held up"
         else:
             assert any(output.error for output in outputs.values()) or not had_work, "a step that did nothing"
+        failed = any(output.error for output in outputs.values())
+        if scheduler.num_preemptions > num_preemptions and not failed:
+            assert set(scheduler.running) <= set(running), "admitted in a step that had to preempt"
         for output in outputs.values():
             if output.finished:
                 self.end(output)

@@ -416,7 +416,7 @@ def test_who_still_has_room_in_its_last_block_goes_on_without_one():
 
 
 def test_nobody_is_admitted_in_a_step_that_had_to_preempt():
-    """b leaves 2 blocks and a takes one. The other is for nobody: not for c, which came after b."""
+    """b gives 2 blocks back and a takes one. The other is too little for b, and c came after b."""
     drive = Drive(num_blocks=3)
     drive.add("a", 4), drive.add("b", 8), drive.add("c", 1)
     assert drive.step() == "a4 b8"
