@@ -58,7 +58,7 @@ def test_help_tells_what_each_knob_does_and_its_default(capsys):
     with pytest.raises(SystemExit):
         parse("--help")
     text = " ".join(capsys.readouterr().out.split())
-    assert "--max-num-seqs MAX_NUM_SEQS most sequences in a batch (default: 32)" in text
+    assert "--max-num-seqs MAX_NUM_SEQS most sequences that run at a time (default: 32)" in text
     assert "--block-size BLOCK_SIZE slots in a block of the KV pool (default: 16)" in text
 
 
