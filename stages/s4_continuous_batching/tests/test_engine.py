@@ -11,6 +11,7 @@ import pytest
 from ..engine import LLMEngine
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
+from .helpers import byte_ids
 from .scripted import (
     ScriptedEngine,
     answer,
@@ -239,6 +240,15 @@ def test_one_that_has_ended_cannot_be_aborted_any_more(checkpoint):
     engine.add_request("a", [1], params(1))
     assert step(engine)["a"].finished
     assert engine.abort_request("a") is None
+
+
+def test_what_was_held_back_is_shown_when_a_request_is_aborted(scripted):
+    """No more tokens come, so "ab" does not become the stop string any more."""
+    engine = scripted(byte_ids("abc")).llm_engine
+    engine.add_request("a", [1], params(3, stop="abc"))
+    assert [output.outputs[0].text for _ in range(2) for output in engine.step()] == ["", ""]
+    output = engine.abort_request("a")
+    assert output.outputs[0].text == "ab" and output.metrics.finished_time >= output.metrics.first_token_time
 
 
 def test_all_can_be_aborted_at_any_moment(checkpoint):
