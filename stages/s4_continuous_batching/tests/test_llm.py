@@ -144,7 +144,7 @@ def test_each_prompt_may_have_its_own_parameters(checkpoint):
 
 def test_parameters_for_another_number_of_prompts_are_an_error(checkpoint):
     with pytest.raises(ValueError, match="2 prompts but 3 sampling_params"):
-        LLM(checkpoint).generate(PROMPTS[:2], [greedy(1)] * 3)
+        LLM(checkpoint).stream(PROMPTS[:2], [greedy(1)] * 3)  # before anything is asked of the iterator
 
 
 # Prompts that cannot be served
