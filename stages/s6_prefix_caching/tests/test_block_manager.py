@@ -89,6 +89,13 @@ def test_the_block_given_back_last_is_taken_first(lengths, tables):
     assert [seq.block_table for seq in allocate(manager, *lengths)] == tables
 
 
+def test_a_table_that_is_given_back_is_taken_again_in_its_order():
+    manager = pool_of(5)
+    first, _ = allocate(manager, 10, 4)
+    manager.free(first)
+    assert [seq.block_table for seq in allocate(manager, 10)] == [[0, 1, 2]]
+
+
 def test_any_free_block_serves():
     """Stage 1 had to refuse here: 12 slots are free, and no 8 of them lie in a row."""
     manager = pool_of(6)
