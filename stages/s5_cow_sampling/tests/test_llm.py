@@ -174,6 +174,7 @@ def test_a_prompt_that_cannot_be_served_is_an_error_in_its_place(checkpoint, exp
     assert error in outputs[1].error
     assert outputs[1].finished and outputs[1].outputs[0].finish_reason == "error"
     assert outputs[1].outputs[0].token_ids == [] and outputs[1].outputs[0].text == ""
+    assert outputs[1].prompt_token_ids == (prompt if isinstance(prompt, list) else []), "as the caller gave them"
     assert tokens(outputs[::2]) == expected[:2] and outputs[0].error is outputs[2].error is None
     assert_all_free(llm)
 
