@@ -197,7 +197,7 @@ def exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal
 def assert_exact(got: Part, expected: Part, dtype: torch.dtype) -> None:
     """Scores are float32 whatever the tensors are. In half precision weights may be rounded, and so is the result.
 
-    And on some CPUs the kernel's exponential for half precision is a quicker one, right to 2e-5: far below the rounding.
+    And on some CPUs the exponential of the half precision kernel is a quicker one, right to 2e-5: far below rounding.
     """
     eps = 2e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     assert got.lse.dtype == torch.float32 and got.out.dtype == dtype
