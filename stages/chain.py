@@ -20,7 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's impor
 
 from stages.chaintools.check import faults
 from stages.chaintools.diffs import diff_md, show
-from stages.chaintools.exercise import reveal, step_of, what_next, write_exercise
+from stages.chaintools.exercise import (
+    changed_by_learner,
+    exercise_folder,
+    how_to,
+    reveal,
+    step_of,
+    what_next,
+    write_exercise,
+)
 from stages.chaintools.lines import added_lines
 from stages.chaintools.load import load
 from stages.chaintools.model import Chain, ChainError
@@ -59,7 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     exercise = commands.add_parser("exercise", help="write exercises/sN, with functions left to you")
     exercise.set_defaults(run=_exercise)
     exercise.add_argument("stage", help="2, s2 or s2_block_manager")
-    exercise.add_argument("--step", type=int, default=1, help="start at this step; those before it are given solved")
+    exercise.add_argument(
+        "--step",
+        type=int,
+        metavar="K",
+        help="start at this step; those before it are given solved. Where there is work of yours: how to go on with it",
+    )
     exercise.add_argument("--hint", action="store_true", help="print the hint of the step, and write nothing")
     exercise.add_argument("--reveal", metavar="NAME", help="print the solution of a function, and write nothing")
     exercise.add_argument("--force", action="store_true", help="throw away your work in exercises/sN")
@@ -114,11 +127,14 @@ def _size(chain: Chain, options: argparse.Namespace) -> int:
 
 def _exercise(chain: Chain, options: argparse.Namespace) -> int:
     stage = chain.stage(options.stage)
-    step = step_of(stage, options.step)
+    step = step_of(stage, 1 if options.step is None else options.step)
     if options.hint:
         print(f"step {step.number}, {step.title}: {step.hint}")
     elif options.reveal:
         print(reveal(stage, options.reveal), end="")
+    elif options.step and not options.force and changed_by_learner(exercise_folder(stage)):
+        print(f"Your work in exercises/{stage.key} stays as it is (--force throws it away).")
+        print(how_to(stage, step.number))
     else:
         write_exercise(stage, step.number, options.force)
         print(what_next(stage, step.number))

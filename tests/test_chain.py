@@ -381,12 +381,12 @@ class TestExercise:
         assert opened in pool
         new = '''            """One line."""
             # EXERCISE step 2: Say it in a line
-            raise NotImplementedError("step 2, Say it in a line: pytest tests/test_pool.py::test_line")
+            raise NotImplementedError("step 2, Say it in a line: tests/test_pool.py::test_line")
 
 
 def twice(count: int) -> int:
     # EXERCISE step 3: Twice
-    raise NotImplementedError("step 3, Twice: pytest tests/test_pool.py::test_twice")
+    raise NotImplementedError("step 3, Twice: tests/test_pool.py::test_twice")
 '''
         assert pool.endswith(new)
         assert (root / "exercises/s2/__main__.py").read_text() == MAIN
@@ -412,6 +412,10 @@ def twice(count: int) -> int:
         status, printed = chain("exercise", "2")
         assert (status, printed.count("\n")) == (2, 1)
         assert "exercises/s2 holds work of yours (pool.py)" in printed
+        for step, then in (("1", "exercise s2 --step 2\n"), ("3", "python -m pytest exercises/s2\n")):
+            status, printed = chain("exercise", "2", "--step", step)  # asks how to go on
+            assert status == 0 and "Your work in exercises/s2 stays as it is" in printed
+            assert f"Look for EXERCISE step {step} in pool.py of exercises/s2." in printed and printed.endswith(then)
         assert (root / "exercises/s2/pool.py").read_text() == mine
         assert chain("exercise", "2", "--force")[0] == 0
         assert (root / "exercises/s2/pool.py").read_text() != mine

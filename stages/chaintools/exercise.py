@@ -27,7 +27,8 @@ def write_exercise(stage: Stage, first: int, force: bool) -> Path:
     folder = exercise_folder(stage)
     if (work := changed_by_learner(folder)) and not force:
         raise ChainError(
-            f"exercises/{stage.key} holds work of yours ({', '.join(work)}): go on there, or throw it away with --force"
+            f"exercises/{stage.key} holds work of yours ({', '.join(work)}): --step K says how to go on there, "
+            "--force throws it away"
         )
     opened = open_functions(stage, first)  # first, so that a fault in chain.toml costs no one their folder
     if folder.exists():
@@ -75,7 +76,7 @@ def _starting_body(stage: Stage, step: Step, name: FunctionName, function: Funct
     old = find(stage.before.text(name.file), name.name) if stage.before else None
     if old and old.body.strip():
         return mark + old.body_at(function.indent)
-    message = json.dumps(f"step {step.number}, {step.title}: pytest {' '.join(step.tests)}", ensure_ascii=False)
+    message = json.dumps(f"step {step.number}, {step.title}: {step.tests[0]}", ensure_ascii=False)
     return f"{mark}{function.indent}raise NotImplementedError({message})\n"
 
 
@@ -102,15 +103,30 @@ def step_of(stage: Stage, number: int) -> Step:
 def what_next(stage: Stage, first: int) -> str:
     """What a learner does after the exercise was written."""
     steps = stage.steps[first - 1 :]
-    step, folder = steps[0], f"exercises/{stage.key}"
-    files = ", ".join(dict.fromkeys(name.file for name in step.functions))
     lines = [
-        f"{folder} is ready: {len(steps)} steps, about {sum(each.minutes for each in steps)} minutes.",
+        f"exercises/{stage.key} is ready: {len(steps)} steps, about {sum(each.minutes for each in steps)} minutes.",
         *(f"  step {each.number}, {each.minutes} min: {each.title} ({_places(each)})" for each in steps),
-        f"Begin with step {step.number}: look for EXERCISE in {files}.",
+        f"Begin with step {first}.",
+        how_to(stage, first),
+    ]
+    return "\n".join(lines)
+
+
+def how_to(stage: Stage, number: int) -> str:
+    """Where a step is to be solved, when it is, and what helps."""
+    step, folder = step_of(stage, number), f"exercises/{stage.key}"
+    command = f"python stages/chain.py exercise {stage.key}"
+    files = ", ".join(dict.fromkeys(name.file for name in step.functions))
+    if number < len(stage.steps):
+        then = f"  then:             {command} --step {number + 1}"
+    else:
+        then = f"  then all of it:   python -m pytest {folder}"
+    lines = [
+        f"Look for EXERCISE step {number} in {files} of {folder}.",
         f"  done when green:  python -m pytest {' '.join(f'{folder}/{test}' for test in step.tests)}",
-        f"  a hint:           python stages/chain.py exercise {stage.key} --step {step.number} --hint",
-        f"  the solution:     python stages/chain.py exercise {stage.key} --reveal {step.functions[0].name}",
+        f"  a hint:           {command} --step {number} --hint",
+        f"  the solution:     {command} --reveal {step.functions[0].name}",
+        then,
     ]
     return "\n".join(lines)
 

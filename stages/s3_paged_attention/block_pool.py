@@ -38,7 +38,7 @@ class BlockPool:
     def give_back(self, blocks: list[int]) -> None:
         """The first of them will be the next one taken.
 
-        Raises ValueError, and gives none back, if one of them is not held or is there twice.
+        Raises ValueError, which names the block, and gives none back, if one of them is not held or is there twice.
         """
         held = self._held
         for i, block in enumerate(blocks):

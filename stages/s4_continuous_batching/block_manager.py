@@ -40,7 +40,7 @@ class BlockManager:
         return not self._needs_block(seq) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> None:
-        """Make sure of a slot for the last token of `seq`: a new block if the others are full.
+        """Make sure of a slot for the last token of `seq`, which was allocated: a new block if the others are full.
 
         Raises NoFreeBlocks, and changes nothing, if there is none.
         """
@@ -49,7 +49,10 @@ class BlockManager:
             seq.block_table += self._pool.take(1)
 
     def free(self, seq: Sequence) -> None:
-        """Give all blocks of `seq` back: its table is then empty. Raises ValueError if it holds none."""
+        """Give all blocks of `seq` back: its table is then empty.
+
+        Raises ValueError, and changes nothing, if it holds no blocks, or if its table names one that is not held.
+        """
         if self._holders.get(seq.request_id) is not seq:
             raise ValueError(f"request {seq.request_id} holds no blocks")
         self._pool.give_back(seq.block_table)

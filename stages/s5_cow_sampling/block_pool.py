@@ -48,7 +48,7 @@ class BlockPool:
     def give_back(self, blocks: list[int]) -> None:
         """Each has one holder less. Of those that have none any more the first will be the next one taken.
 
-        Raises ValueError, and gives none back, if there are more of a block than it has holders.
+        Raises ValueError, which names the block, and gives none back, if there are more of it than it has holders.
         """
         counts, freed = self._ref_counts, []
         for i, block in enumerate(blocks):

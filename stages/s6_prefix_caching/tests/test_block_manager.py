@@ -222,6 +222,14 @@ def test_a_sequence_is_allocated_once():
     assert drawn(manager) == "----............"
 
 
+def test_what_was_never_allocated_takes_no_slot():
+    """Nobody would give its block back."""
+    manager = pool_of(4)
+    with pytest.raises(AssertionError, match="never allocated"):
+        manager.append_slot(make_sequence("stranger", 1, max_tokens=1))
+    assert drawn(manager) == "." * 16
+
+
 # Growing
 
 
