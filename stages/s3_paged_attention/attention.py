@@ -123,7 +123,8 @@ class PagedAttention:
     ) -> Tensor:
         """Tokens of one sequence, on what was computed before, tile by tile, and on themselves.
 
-        Their own keys and values are at hand; the pool is read only before them. block_table may go on behind it.
+        Their own keys and values are at hand; the pool is read only before them. block_table may be longer than the
+        context. Heads that share a KV head read it through views: nothing is repeated for them here either.
         q, out [query_len, num_heads, head_dim]; k, v [query_len, num_kv_heads, head_dim]; block_table [max_blocks]
         """
         group = q.shape[1] // k.shape[1]

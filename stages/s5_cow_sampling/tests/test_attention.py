@@ -429,14 +429,15 @@ def test_a_tile_that_is_too_small_for_its_sequences_has_a_block_of_each():
 
 def test_the_largest_temporary_of_a_chunk_is_a_tile_however_long_its_past():
     largest = [watch([(before, 8)]).largest for before in (64, 256, 1024, 4096)]
-    assert largest == [tile_bytes()] * 4
+    assert largest == [tile_bytes()] * 4, "twice as much: a KV head was copied for each query head"
 
 
 @pytest.mark.parametrize("now", [1, 8])
 def test_tiles_are_not_all_there_at_one_time(now):
     """One is read while the one before is still held. A chunk has its queries and outputs, decode a mask besides."""
     for context_len in (256, 1024, 4096):
-        assert watch([(context_len - now, now)] * 2).peak <= 3 * tile_bytes()
+        peak = watch([(context_len - now, now)] * 2).peak
+        assert peak <= 3 * tile_bytes(), "tiles are kept after use, or KV heads copied for each query head"
 
 
 def test_a_dense_copy_would_have_been_seen_to_grow():
