@@ -369,7 +369,7 @@ class TestExercise:
     def test_opens_the_functions_and_gives_the_rest(self, chain: Run, root: Path) -> None:
         status, printed = chain("exercise", "2")
         assert status == 0
-        assert "python -m pytest exercises/s2/tests/test_pool.py::test_take" in printed
+        assert "python -m pytest -x exercises/s2/tests/test_pool.py::test_take" in printed
         assert "3 steps, about 16 minutes" in printed
         pool = (root / "exercises/s2/pool.py").read_text()
         opened = '''    def take(self, count: int) -> list[int]:  # [count]

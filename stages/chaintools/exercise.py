@@ -123,7 +123,7 @@ def how_to(stage: Stage, number: int) -> str:
         then = f"  then all of it:   python -m pytest {folder}"
     lines = [
         f"Look for EXERCISE step {number} in {files} of {folder}.",
-        f"  done when green:  python -m pytest {' '.join(f'{folder}/{test}' for test in step.tests)}",
+        f"  done when green:  python -m pytest -x {' '.join(f'{folder}/{test}' for test in step.tests)}",
         f"  a hint:           {command} --step {number} --hint",
         f"  the solution:     {command} --reveal {step.functions[0].name}",
         then,

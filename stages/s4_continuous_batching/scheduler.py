@@ -66,7 +66,7 @@ class Scheduler:
         return budget
 
     def _schedule_chunks(self, output: SchedulerOutput, budget: int) -> int:
-        """Those that run and have more than one token to compute, in order, as many as the budget has left.
+        """Those that run and have more than one token to compute, in order, as many tokens as the budget has left.
 
         Their blocks were allocated on admission. Returns what is left of the budget.
         """
@@ -81,7 +81,7 @@ class Scheduler:
         """From waiting to running, in order, while there is a seat, budget, and what _may_admit() asks for.
 
         Each takes the blocks of all its tokens, and is scheduled for as many tokens as the budget has left. One that
-        needs more blocks than the pool has fails.
+        needs more blocks than the pool has fails, and the next one is first.
         """
         while self.waiting and len(self.running) < self._max_num_seqs and budget > 0:
             seq = self.waiting[0]
@@ -98,7 +98,10 @@ class Scheduler:
                 break
 
     def _may_admit(self, seq: Sequence) -> bool:
-        """Beside others a new sequence must leave the watermark free, for those that run to grow into."""
+        """Whether there are blocks for all its tokens.
+
+        Beside others a new sequence must leave the watermark free, for those that run to grow into.
+        """
         if not self.running:
             return self._block_manager.can_allocate(seq)
         needed = cdiv(seq.num_tokens, self._block_manager.block_size) + self._watermark_blocks

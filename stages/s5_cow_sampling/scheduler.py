@@ -92,7 +92,7 @@ class Scheduler:
         return budget - len(decodes[:budget])
 
     def _schedule_chunks(self, output: SchedulerOutput, budget: int) -> int:
-        """Those that run and have more than one token to compute, in order, as many as the budget has left.
+        """Those that run and have more than one token to compute, in order, as many tokens as the budget has left.
 
         Returns what is left of the budget.
         """
@@ -107,7 +107,7 @@ class Scheduler:
         """From waiting to running, in order, while there are seats, budget, and what _may_admit() asks for.
 
         A leader takes the blocks of all its tokens, and is scheduled for as many tokens as the budget has left. A group
-        that needs more blocks than the pool has fails.
+        that needs more blocks than the pool has fails, and the next one is first.
         """
         while self.waiting and budget > 0:
             group = next(groups(self.waiting))
@@ -125,7 +125,10 @@ class Scheduler:
                 break
 
     def _may_admit(self, group: list[Sequence]) -> bool:
-        """Beside others a new group must leave the watermark free, for those that run to grow into."""
+        """Whether there are blocks for all its tokens.
+
+        Beside others a new group must leave the watermark free, for those that run to grow into.
+        """
         if not self.running:
             return self._block_manager.can_allocate(*group)
         needed = self._block_manager.num_blocks_for(*group) + self._watermark_blocks
