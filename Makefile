@@ -1,6 +1,6 @@
 # Needs git, make and Python >= 3.11. The first target that needs it makes .venv (.ci/setup_env.py says how).
 #
-#   STAGE=3            which stage; without it nanovllm, or the latest stage while that is not there
+#   STAGE=3            which stage; without it the finished engine, nanovllm
 #   PROMPT="..."       what to continue, taken as typed: quotes, apostrophes and dollars arrive unharmed
 #   ARGS="..."         more flags for whatever the target runs: ARGS="--device cuda"
 #   PYTHON=python3.12  what .venv is made from; without it the first of CANDIDATES that is new enough
@@ -30,13 +30,13 @@ BROKEN := $(shell .venv/bin/python -c 'import safetensors' 2>/dev/null || echo F
 	@$(PYTHON) .ci/setup_env.py $*
 endif
 
-ENGINE = $(if $(STAGE),stages $(STAGE),$(if $(wildcard nanovllm/__main__.py),nanovllm,stages))
+ENGINE = $(if $(STAGE),stages $(STAGE),nanovllm generate)
 one_stage = $(or $(STAGE),$(error which stage? make $@ STAGE=3))
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
-run: $(call needs,core) ## tell stories with the latest engine; STAGE=3 PROMPT="Once upon a time" ARGS="--device cuda"
+run: $(call needs,core) ## tell stories with the finished engine; STAGE=3 PROMPT="Once upon a time" ARGS="--device cuda"
 	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
 
 test: $(call needs,test) ## install the test extras and run every test; PY=python3 takes that one and installs nothing

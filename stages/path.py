@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from stages.chaintools import added_lines, load
+from stages.chaintools import Stage, added_lines, load
 from stages.tables import ROOT, Results, table
 
 
@@ -43,9 +43,14 @@ IDEAS = (
 )
 
 
+def lessons() -> tuple[Stage, ...]:
+    """The stages that are there; the finished package is no lesson."""
+    return tuple(stage for stage in load(ROOT).stages if stage.path.startswith("stages/"))
+
+
 def linked(number: int, idea: Idea, start: Path) -> str:
     """A stage's name; a link, relative to `start`, if the stage is there."""
-    stages = load(ROOT).stages
+    stages = lessons()
     if number > len(stages):
         return f"{number}, {idea.name}"
     lesson = stages[number - 1].folder / "README.md"
@@ -56,13 +61,13 @@ def path_block(results: Results) -> str:
     """The stages as a path: what each adds, and the question that it leaves open."""
     start = ROOT / "stages"
     rows = [[linked(number, idea, start), idea.adds, idea.leaves_open] for number, idea in enumerate(IDEAS, start=1)]
-    there = f"\nThere so far: {len(load(ROOT).stages)} of {len(IDEAS)}.\n"
+    there = f"\nThere so far: {len(lessons())} of {len(IDEAS)}.\n"
     return table(["stage", "adds", "the question it leaves open"], rows) + there
 
 
 def stages_block(results: Results) -> str:
     """The table of the chain: idea, lines in the diff, measured effect."""
-    stages = load(ROOT).stages
+    stages = lessons()
     rows = []
     for number, idea in enumerate(IDEAS, start=1):
         there = number <= len(stages)

@@ -127,10 +127,10 @@ def tokens_per_second(generate: Callable[[], Any]) -> float:
 
 def screen() -> dict[str, str]:
     """What the README's `make run` shows: the first story, an ellipsis for the others, the last line."""
-    stage = importlib.import_module(VARIANTS[-1].package + ".__main__")
+    finished = importlib.import_module("nanovllm.__main__")
     captured = io.StringIO()
     with contextlib.redirect_stdout(captured):
-        stage.main(["--model", str(MODEL)])
+        finished.main(["generate", "--model", str(MODEL)])
     first, *_, last = captured.getvalue().strip().split("\n\n")
     wrapped = "\n".join(textwrap.fill(line, 100) for line in first.splitlines())
     return {"screen": f"{wrapped}\n\n...\n\n{last.strip()}"}

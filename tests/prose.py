@@ -18,7 +18,6 @@ INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    [^\n]*\n(?:\n(?=    ))?)+)")  # 
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"[\w.*/-]+\.(?:py|md|toml|txt|json|ipynb|svg|safetensors|model)")
-TO_COME = {"nanovllm/", "nanovllm"}  # named as what is not there yet
 NOT_HERE = {".venv", "exercises"}  # made by commands, ignored by git
 
 
@@ -172,10 +171,10 @@ def file_faults(prose: Prose, repository: Repository) -> Iterator[str]:
 
 def is_path(span: str) -> bool:
     """
-    >>> [is_path(span) for span in ("llama/", "stages/chain.py", "*.safetensors", "q.k / v", "top_k", "nanovllm/")]
-    [True, True, True, False, False, False]
+    >>> [is_path(span) for span in ("llama/", "stages/chain.py", "*.safetensors", "q.k / v", "top_k")]
+    [True, True, True, False, False]
     """
-    if span in TO_COME or span.split("/")[0] in NOT_HERE:
+    if span.split("/")[0] in NOT_HERE:
         return False
     return bool(FILE.fullmatch(span) or re.fullmatch(r"[\w.-]+(/[\w.-]+)*/", span) or re.fullmatch(r"\w+(/\w+)+", span))
 
@@ -185,7 +184,7 @@ def command_faults(prose: Prose, repository: Repository) -> Iterator[str]:
     lines = [line for block in prose.code_blocks for line in block.splitlines()] + prose.spans
     for line in lines:
         words = line.removeprefix("$ ").split("#")[0].split()
-        if not words or not re.fullmatch(r"make|python\d?|\S*/python\d?|pytest", words[0]):
+        if not words or not re.fullmatch(r"make|python\d?|\S*/python\d?|pytest|nanovllm", words[0]):
             continue
         for fault in one_command(words, repository):
             yield f"{line.strip()}: {fault}"
@@ -197,6 +196,9 @@ def one_command(words: list[str], repository: Repository) -> Iterator[str]:
         target = next((word for word in arguments if re.fullmatch(r"[a-z]+", word)), None)
         if target and target not in repository.targets:
             yield f"the Makefile has no target {target}"
+    elif program == "nanovllm" and arguments:
+        if not (repository.root / "nanovllm" / f"{arguments[0]}.py").exists():
+            yield f"nanovllm has no command {arguments[0]}"
     elif arguments[:1] == ["-m"]:
         module, *rest = arguments[1:]
         if module not in ("pytest", "pip", "venv", "doctest") and not repository.has_module(module):
@@ -216,7 +218,7 @@ def one_command(words: list[str], repository: Repository) -> Iterator[str]:
 def name_faults(prose: Prose, repository: Repository, foreign: set[str]) -> Iterator[str]:
     """Names in backticks that the code does not have."""
     for span in prose.spans:
-        if is_path(span) or span in TO_COME or re.match(r"(make|python\d?|git|pip|pytest|\.venv|exercises)\b", span):
+        if is_path(span) or re.match(r"(make|python\d?|git|pip|pytest|nanovllm|\.venv|exercises)\b", span):
             continue
         for name in re.findall(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.sub(r"(?<=\w)-(?=\w)", "_", span)):
             fault = one_name(name, repository, foreign)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.helpers import ROOT
 from tests.prose import (
-    TO_COME,
     Prose,
     Repository,
     command_faults,
@@ -81,10 +80,6 @@ def test_figures_are_current():
     assert figures.stale(ROOT) == [], "python -m stages.figures brings them up to date"
 
 
-def test_what_is_to_come_is_not_there():
-    assert not [name for name in TO_COME if (ROOT / name).exists()], "tests/prose.py: TO_COME"
-
-
 @pytest.mark.skipif(not (ROOT / "Makefile").exists(), reason="no Makefile")
 def test_make_knows_the_targets_that_are_read_from_its_file():
     assert REPOSITORY.targets >= {"run", "test", "diff", "exercise"}
@@ -154,6 +149,7 @@ def made_up(tmp_path: Path) -> Repository:
         "stages/s1_one/__init__.py": "",
         "stages/s1_one/__main__.py": "",
         "stages/__main__.py": "",
+        "nanovllm/batch.py": "",
         "stages/s1_one/pool.py": POOL,
         "stages/s1_one/llama/model.py": "class Model:\n    def run(self): ...\n",
         "README.md": "# A title, so\n",
@@ -200,6 +196,8 @@ def test_a_missing_file_is_found(made_up, text, faults):
         ("```console\n$ make run STAGE=1\n$ python -m stages.s1_one --force\n```\n", 0),
         ("```\npython stages/chain.py # --gone\ngit log --gone\npython -m stages 1\n```\n", 0),
         ('`make run PROMPT="do not"`, `python -m pytest`, `make`, `python3 stages/chain.py --force`', 0),
+        ("Type `nanovllm batch --force`, `nanovllm`", 0),
+        ("Type `nanovllm brew`, `nanovllm batch --farce`", 2),
         ("Type `python3 stages/chain.py --no-force`", 0),
         ("```console\n$ make fun STAGE=1\n```\n", 1),
         ("Type:\n\n    make fun\n\nThen look.", 1),

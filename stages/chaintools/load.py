@@ -39,10 +39,11 @@ def _stage(root: Path, path: str, before: Stage | None, table: dict[str, Any], w
     if before is None:
         _require(table, where, {"files": list})
     else:
-        _require({"steps": [], **table}, where, {"files": list, "budget": int, "steps": list})
+        wanted = {"files": list, "budget": int, "steps": list, "own_tests": bool}
+        _require({"steps": [], "own_tests": False, **table}, where, wanted)
     changes = [_change(entry, f"{where} files, entry {n}") for n, entry in enumerate(table["files"], 1)]
     steps = [_step(entry, n, f"{where} step {n}") for n, entry in enumerate(table.get("steps", []), 1)]
-    return Stage(root, path, before, tuple(changes), table.get("budget"), tuple(steps))
+    return Stage(root, path, before, tuple(changes), table.get("budget"), tuple(steps), table.get("own_tests", False))
 
 
 def _change(table: dict[str, Any], where: str) -> Change:

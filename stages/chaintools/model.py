@@ -54,6 +54,7 @@ class Stage:
     changes: tuple[Change, ...]  # in reading order
     budget: int | None  # of added lines of code
     steps: tuple[Step, ...]
+    own_tests: bool  # it has none of the tests of the stage before
 
     @property
     def name(self) -> str:

@@ -45,6 +45,8 @@ def _merge_link(stage: Stage, progress: Progress) -> Iterator[str]:
     """Bring into `stage` what changed in the stage before it."""
     assert stage.before, "a link has two ends"
     for file in sorted((_files_at(stage.before, progress.since) | stage.before.files()) - EACH_ITS_OWN):
+        if stage.own_tests and file.startswith("tests/"):
+            continue
         path = f"{stage.path}/{file}"
         if path in progress.merged:
             base = load_blob(stage.root, progress.merged[path])

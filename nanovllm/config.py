@@ -1,0 +1,73 @@
+"""EngineConfig: every knob of the engine."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .flags import knob, knobs
+
+POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # one of them at most
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    model: str = knob("models/storyteller", "checkpoint folder: config.json, *.safetensors, tokenizer.model")
+    device: str = knob("cpu", "where the model and the pool are: cpu, cuda, mps")
+    dtype: str = knob("auto", "auto is float32 on the CPU, elsewhere the checkpoint's", ("auto", *DTYPES))
+    max_model_len: int | None = knob(None, "longest prompt + output, in tokens; default: as the model was trained for")
+    max_num_seqs: int = knob(32, "most sequences that run at a time")
+    max_num_batched_tokens: int = knob(512, "most tokens in a step: a longer prompt is computed in chunks")
+    watermark: float = knob(0.05, "share of the blocks that admitting a sequence beside others leaves free")
+    block_size: int = knob(16, "slots in a block of the KV pool")
+    enable_prefix_caching: bool = knob(True, "keep computed blocks for prompts that begin alike")
+    preemption: str = knob("auto", "what becomes of a preempted request's blocks", ("auto", "swap", "recompute"))
+    swap_space_tokens: int | None = knob(None, "size of the host's pool in tokens; default: as the KV pool; 0: none")
+    tile_size: int = knob(512, "slots of each sequence that attention reads at a time")
+    kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
+    kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
+    gpu_memory_utilization: float | None = knob(None, "share of the GPU's memory for weights and pool (0.9 on cuda)")
+    seed: int = knob(0, "what requests without a seed of their own draw theirs from")
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what cannot be, naming the knob and its value."""
+        sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tile_size")
+        if self.swap_space_tokens is not None and self.swap_space_tokens < 0:
+            raise ValueError(f"swap_space_tokens must be 0 or above, not {self.swap_space_tokens}")
+        for name in (*sizes, "kv_cache_tokens", "kv_cache_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        for option in knobs(EngineConfig):
+            choices, value = option.metadata["choices"], getattr(self, option.name)
+            if choices and value not in choices:
+                raise ValueError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}")
+        given = [name for name in POOL_SIZES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"the pool's size was given {len(given)} times: {', '.join(given)}")
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark must be 0 or above and below 1, not {self.watermark}")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
+
+    def torch_device(self) -> torch.device:
+        """Raises ValueError if this machine does not have the device."""
+        try:
+            device = torch.device(self.device)
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"device {self.device!r} is not to be had here: {str(error).splitlines()[0]}") from None
+        return device
+
+    def torch_dtype(self, checkpoint_dtype: str) -> torch.dtype:
+        if self.dtype != "auto":
+            return DTYPES[self.dtype]
+        return torch.float32 if torch.device(self.device).type == "cpu" else DTYPES.get(checkpoint_dtype, torch.float32)
+
+    def longest_sequence(self, max_position_embeddings: int) -> int:
+        """max_model_len, bounded by what the model can place. Raises ValueError if more was asked for."""
+        if self.max_model_len is not None and self.max_model_len > max_position_embeddings:
+            asked, positions = self.max_model_len, max_position_embeddings
+            raise ValueError(f"max_model_len is {asked}, the model has {positions} positions")
+        return self.max_model_len or max_position_embeddings

@@ -1,0 +1,47 @@
+"""What a caller gets back: one RequestOutput a prompt, with a CompletionOutput for each sample; vLLM's names."""
+
+import time
+from dataclasses import dataclass
+
+from .sampling import Logprob
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    index: int  # among the samples of one prompt
+    text: str  # without the end-of-text token, and cut at a stop string
+    token_ids: list[int]  # everything sampled, the token that stopped it too
+    cumulative_logprob: float  # natural log, of the raw logits
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"; None: there is more to come
+    logprobs: list[dict[int, Logprob]] | None = None  # of each token the likeliest in its place, and its own
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Seconds on time.perf_counter's clock."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    request_id: str
+    prompt: str | None  # None if the prompt came as token ids
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    error: str | None = None  # why the request could not be served
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # as CompletionOutput.logprobs; None for the first
+    num_cached_tokens: int = 0  # of the prompt, that were computed before
+
+    @classmethod
+    def failed(cls, request_id: str, prompt: str | list[int], error: str) -> "RequestOutput":
+        """The output of a request that could not be served; `prompt` is whatever the caller took for one."""
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = list(prompt) if isinstance(prompt, list | tuple) else []
+        now = time.perf_counter()
+        empty = CompletionOutput(index=0, text="", token_ids=[], cumulative_logprob=0.0, finish_reason="error")
+        return cls(request_id, text, token_ids, [empty], True, RequestMetrics(now, finished_time=now), error)

@@ -1,0 +1,163 @@
+r"""PrefixCache: which blocks hold which beginnings of texts, and in which order they are given up.
+
+    the cat sat on (block 7) --- the mat and ate (block 2)      block size 4: a text is found block by block, each by
+                             \-- a warm stone by (block 5)      the hash of its tokens and of all before them
+
+Keys and values of a token depend on all tokens before it, so equal tokens after different prefixes are different
+blocks. Only full blocks, and only computed ones, are here; they are never written again. One that nobody holds stays
+until its room is needed: vLLM's automatic prefix caching (2024); as a tree, RadixAttention (Zheng et al. 2023,
+arXiv:2312.07104).
+"""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Hash = bytes
+
+
+def hash_block(parent: Hash, token_ids: list[int]) -> Hash:
+    """The hash of a block's tokens and all before them, of which `parent` is the hash.
+
+    >>> hash_block(b"", [1, 2]) == hash_block(b"", [1, 2])
+    True
+    >>> hash_block(hash_block(b"", [9]), [1, 2]) == hash_block(b"", [1, 2])
+    False
+    """
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+@dataclass(frozen=True, eq=False)
+class CachedBlock:
+    """A full block whose keys and values are computed. Its text is its own tokens after those of `parent`."""
+
+    hash: Hash
+    parent: "CachedBlock | None"
+    token_ids: list[int]  # [block_size]
+    places: "dict[Tier, int]" = field(default_factory=dict)  # where its keys and values are: one block a tier at most
+
+
+class Tier:
+    """The cached blocks of one pool, and the order of their eviction. Each operation takes O(1)."""
+
+    def __init__(self, cache: "PrefixCache") -> None:
+        self.num_hits = self.num_evicted = 0  # blocks, since the start
+        self.on_evict: Callable[[CachedBlock], None] | None = None  # called while the block is still what it was
+        self._cache = cache
+        self._cached: dict[int, CachedBlock] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # those that nobody holds, the least recently used first
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._cached
+
+    def add(self, cached: CachedBlock, block: int) -> None:
+        """Its keys and values are in `block` too."""
+        self._cached[block] = cached
+        cached.places[self] = block
+
+    def forget(self, block: int) -> None:
+        """Its keys and values will be others'. Nothing happens if it is not cached."""
+        cached = self._cached.pop(block, None)
+        if cached:
+            self._idle.pop(block, None)
+            del cached.places[self]
+            self._cache.forget_if_gone(cached)
+
+    def set_idle(self, block: int) -> None:
+        """Nobody holds it any more: it is the most recently used of those that may be evicted."""
+        self._idle[block] = None
+
+    def set_busy(self, block: int) -> None:
+        """Somebody holds it: it is not evicted."""
+        self._idle.pop(block, None)
+
+    def evict(self) -> int:
+        """Forget the block that has been idle longest, and return it."""
+        block = next(iter(self._idle))
+        if self.on_evict:
+            self.on_evict(self._cached[block])
+        self.forget(block)
+        self.num_evicted += 1
+        return block
+
+    def clear(self) -> list[int]:
+        """Forget everything. Returns the blocks that were idle."""
+        idle = list(self._idle)
+        for block in list(self._cached):
+            self.forget(block)
+        return idle
+
+    def check_integrity(self) -> list[int]:
+        """Texts and blocks name each other, and whoever is idle is cached. Returns the idle blocks."""
+        assert all(cached.places[self] == block for block, cached in self._cached.items()), "a text is elsewhere"
+        assert self._idle.keys() <= self._cached.keys(), "an idle block is not cached"
+        return list(self._idle)
+
+
+@dataclass(frozen=True)
+class PrefixCacheStats:
+    """In tokens, of all admissions since the start or the last reset."""
+
+    queried: int = 0
+    hit: int = 0
+
+
+class PrefixCache:
+    """The index of computed texts, wherever they are. Each operation takes O(1) a block."""
+
+    def __init__(self, block_size: int, hash_function: Callable[[Hash, list[int]], Hash] = hash_block) -> None:
+        self.stats = PrefixCacheStats()
+        self.device, self.host = Tier(self), Tier(self)
+        self._block_size = block_size
+        self._hash = hash_function
+        self._index: dict[Hash, CachedBlock] = {}
+
+    def extend_hashes(self, hashes: list[Hash], token_ids: list[int], num_blocks: int) -> None:
+        """So that `hashes`, the chain of a text's full blocks as far as it is known, has num_blocks links."""
+        for i in range(len(hashes), num_blocks):
+            tokens = token_ids[i * self._block_size : (i + 1) * self._block_size]
+            hashes.append(self._hash(hashes[-1] if hashes else b"", tokens))
+
+    def match(self, hashes: list[Hash], token_ids: list[int]) -> list[CachedBlock]:
+        """The longest beginning of a text that is cached, in whole blocks.
+
+        A hash only says where to look: a block is the one looked for if its tokens are, and its parent is the block
+        that was found before it.
+        """
+        found: list[CachedBlock] = []
+        for i, block_hash in enumerate(hashes):
+            cached, parent = self._index.get(block_hash), found[-1] if found else None
+            tokens = token_ids[i * self._block_size : (i + 1) * self._block_size]
+            if cached is None or cached.parent is not parent or cached.token_ids != tokens:
+                break
+            found.append(cached)
+        return found
+
+    def insert(self, block_hash: Hash, parent: CachedBlock | None, token_ids: list[int], block: int) -> CachedBlock:
+        """`block` has these tokens, computed. Returns the cached block of this text.
+
+        If there is one on the device already, it stays, and `block` is not cached; nor is it if its hash is another
+        text's.
+        """
+        new = CachedBlock(block_hash, parent, token_ids)
+        cached = self._index.setdefault(block_hash, new)
+        if cached is not new and (cached.parent is not parent or cached.token_ids != token_ids):
+            return new
+        if self.device not in cached.places:
+            self.device.add(cached, block)
+        return cached
+
+    def forget_if_gone(self, cached: CachedBlock) -> None:
+        """A text that is in no tier any more is not found any more."""
+        if not cached.places:
+            del self._index[cached.hash]
+
+    def count(self, num_queried: int, num_hit: int) -> None:
+        """An admission, in tokens."""
+        self.stats = PrefixCacheStats(self.stats.queried + num_queried, self.stats.hit + num_hit)

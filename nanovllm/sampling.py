@@ -1,0 +1,145 @@
+"""SamplingParams, and the sampler: logits in, one token a row out."""
+
+import hashlib
+import math
+from collections import abc
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .flags import knob
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    n: int = knob(1, "samples of each prompt")
+    temperature: float = knob(1.0, "0 takes the likeliest token; above 1 flattens the distribution")
+    top_k: int = knob(0, "sample from the k likeliest tokens only; 0: from all")
+    top_p: float = knob(1.0, "sample from the fewest tokens whose probabilities sum to p")
+    max_tokens: int = knob(16, "most tokens to generate")
+    seed: int | None = None  # the same seed and prompt give the same text, alone or in company
+    stop: str | abc.Sequence[str] = ()
+    stop_token_ids: abc.Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # of each token, how many of the likeliest in its place are told beside it
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, naming the parameter and its value."""
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.n < 1:
+            raise ValueError(f"n must be at least 1, not {self.n}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (all) or above, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if not all(isinstance(stop, str) and stop for stop in self.stop):
+            raise ValueError(f"a stop string must be a text that is not empty: {self.stop}")
+
+
+class SamplingRow(NamedTuple):
+    """What the sampler must know of one row of logits."""
+
+    params: SamplingParams
+    seed: int  # the request's, or one drawn for it on arrival
+    sample_index: int  # among the samples of one prompt
+    position: int  # of the token to be sampled
+
+
+class Logprob(NamedTuple):
+    logprob: float  # natural log, of the raw logits
+    rank: int  # 1 is the likeliest
+
+
+class SampledToken(NamedTuple):
+    token_id: int
+    logprob: float  # natural log, of the raw logits
+    logprobs: dict[int, Logprob] | None = None  # by token: the likeliest, then this one; if params.logprobs asks
+
+
+def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
+    """logits [num_rows, vocab_size] -> one token for each row."""
+    assert logits.dim() == 2 and logits.shape[0] == len(rows), (logits.shape, len(rows))
+    logits = logits.float()
+    tokens = logits.argmax(dim=-1)  # [num_rows]
+    random_rows = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    if random_rows:
+        index = torch.tensor(random_rows, device=logits.device)
+        chosen = race(logits[index], [rows[i] for i in random_rows])
+        tokens = tokens.index_copy(0, index, chosen)
+    logprobs = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=-1)  # [num_rows]
+    sampled = [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
+    for i, row in enumerate(rows):
+        if row.params.logprobs is not None:
+            found = top_logprobs(logits[i], sampled[i].token_id, row.params.logprobs)
+            sampled[i] = sampled[i]._replace(logprobs=found)
+    return sampled
+
+
+def top_logprobs(logits: Tensor, token_id: int, count: int) -> dict[int, Logprob]:
+    """The `count` likeliest tokens, in this order, and then this one if it is not among them.
+
+    logits float32 [vocab_size]
+    """
+    logprobs = logits.log_softmax(dim=-1)  # [vocab_size]
+    top = logprobs.topk(min(count, len(logits)))
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    found = {likely: Logprob(logprob, rank) for rank, (likely, logprob) in enumerate(pairs, start=1)}
+    own = Logprob(logprobs[token_id].item(), rank=1 + int((logits > logits[token_id]).sum()))
+    return found | {token_id: found.get(token_id, own)}
+
+
+def race(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
+    """Sample each row by an exponential race: the token with the largest p / Exp(1) wins with probability p.
+
+    Noise of 1e-5 in the logits almost never changes the winner, where inverting the cumulative distribution would
+    shift every token behind the noise. logits float32 [num_rows, vocab_size] -> int64 [num_rows]
+    """
+    temperature = torch.tensor([row.params.temperature for row in rows], device=logits.device)  # [num_rows]
+    logits = logits / temperature.clamp(min=1e-5).unsqueeze(1)
+    logits = keep_likeliest(logits, [row.params for row in rows])
+    noise = torch.stack([exponential_noise(row, logits.shape[1]) for row in rows])  # [num_rows, vocab_size]
+    return (logits.softmax(dim=-1) / noise.to(logits.device)).argmax(dim=-1)
+
+
+def exponential_noise(row: SamplingRow, vocab_size: int) -> Tensor:
+    """Exp(1), float32 [vocab_size], a function of (seed, sample index, position) and of nothing else.
+
+    There is no generator whose state moves: a row's noise is the same whatever runs beside it, and a sequence that is
+    computed again draws again what it drew. It is made on the CPU, so that every device draws the same.
+    """
+    key = f"{row.seed},{row.sample_index},{row.position}".encode()
+    seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest())  # torch's CPU generator keeps 32 bits
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(vocab_size).exponential_(generator=generator).clamp_(min=1e-30)
+
+
+def keep_likeliest(logits: Tensor, params: list[SamplingParams]) -> Tensor:
+    """-inf for the tokens that top_k, then top_p, leave out. logits, out [num_rows, vocab_size]
+
+    >>> two = SamplingParams(top_k=2), SamplingParams(top_p=0.6)
+    >>> keep_likeliest(torch.tensor([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]]), list(two)).tolist()
+    [[-inf, 3.0, 2.0], [-inf, -inf, 2.0]]
+    """
+    vocab_size = logits.shape[1]
+    if all(p.top_k in (0, vocab_size) and p.top_p == 1 for p in params):
+        return logits
+    top_k = torch.tensor([min(p.top_k or vocab_size, vocab_size) for p in params], device=logits.device)
+    top_p = torch.tensor([p.top_p if p.top_p < 1 else math.inf for p in params], device=logits.device)
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)  # [num_rows, vocab_size]
+    rank = torch.arange(vocab_size, device=logits.device)  # [vocab_size]
+    ordered = ordered.masked_fill(rank >= top_k.unsqueeze(1), float("-inf"))
+    probs = ordered.softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs  # of all likelier tokens; rounding may take it past 1
+    ordered = ordered.masked_fill((before >= top_p.unsqueeze(1)) & (rank > 0), float("-inf"))
+    return torch.empty_like(logits).scatter_(1, tokens, ordered)
