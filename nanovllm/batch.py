@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import click
 from tqdm import tqdm
@@ -71,27 +71,31 @@ def check_output(output: str, file: str, overwrite: bool) -> None:
         raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
 
 
-def open_output(output: str, overwrite: bool) -> AbstractContextManager[TextIO]:
+def open_output(output: str, overwrite: bool) -> AbstractContextManager[IO[str]]:
     if output == "-":
         return nullcontext(sys.stdout)
     return click.open_file(output, "w" if overwrite else "x", encoding="utf-8")
 
 
-def serve(llm: LLM, requests: list[Request], stream: TextIO) -> int:
+def serve(llm: LLM, requests: list[Request], stream: IO[str]) -> int:
     """Write a result for each request; returns the exit status."""
     by_id, tally = {request.id: request for request in requests}, Tally(len(requests))
     try:
         with tqdm(total=len(requests), unit=" requests", miniters=0, disable=None) as bar:  # None: off if no terminal
             for output in outputs_of(llm.llm_engine, requests):
-                if output.finished:
-                    with bar.external_write_mode(stream):  # the bar steps aside
-                        stream.write(result_line(by_id[output.request_id], output))
-                        stream.flush()
                 tally.note(output)
+                if output.finished:
+                    line = result_line(by_id[output.request_id], output)
+                    with bar.external_write_mode(stream):  # the bar steps aside
+                        try:
+                            stream.write(line)
+                            stream.flush()
+                        finally:  # an interrupt right after the line was written does not leave it uncounted
+                            tally.num_written += 1
                 bar.set_postfix_str(f"{tally.tokens_per_second:.0f} tokens/s", refresh=False)
                 bar.update(int(output.finished))
     except KeyboardInterrupt:
-        click.echo(f"interrupted: {tally.num_finished} of {tally.num_requests} requests have their results", err=True)
+        click.echo(f"interrupted: {tally.num_written} of {tally.num_requests} requests have their results", err=True)
         raise click.Abort from None
     click.echo(f"{tally}, {pool_line(llm.peak)}", err=True)
     return 1 if tally.num_failed else 0
@@ -113,7 +117,7 @@ class Tally:
 
     def __init__(self, num_requests: int) -> None:
         self.num_requests = num_requests
-        self.num_finished = self.num_failed = self.num_tokens = 0
+        self.num_written = self.num_failed = self.num_tokens = 0
         self._started = time.perf_counter()
         self._tokens_of: dict[str, int] = {}  # of those that have not ended
 
@@ -121,7 +125,6 @@ class Tally:
         num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
         self.num_tokens += num_tokens - self._tokens_of.pop(output.request_id, 0)
         if output.finished:
-            self.num_finished += 1
             self.num_failed += output.error is not None
         else:
             self._tokens_of[output.request_id] = num_tokens
@@ -132,4 +135,4 @@ class Tally:
 
     def __str__(self) -> str:
         speed = f"{self.num_tokens:,} tokens, {self.tokens_per_second:.0f} tokens/s"
-        return f"{self.num_finished} requests, {self.num_failed} failed, {speed}"
+        return f"{self.num_written} requests, {self.num_failed} failed, {speed}"

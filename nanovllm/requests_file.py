@@ -4,8 +4,9 @@ import json
 import re
 from collections import abc
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import NoneType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from .input_processor import Prompt
 from .sampling import SamplingParams
@@ -24,7 +25,8 @@ DOCUMENT = re.compile(r'\s*\{\s*"requests"\s*:\s*')  # how a file begins that is
 BETWEEN, END = re.compile(r"[\s,]*"), re.compile(r"\s*\]\s*\}\s*\Z")
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True)
+class Request:
     id: str
     index: int  # its place in the file, from 0
     prompt: Prompt
@@ -86,6 +88,7 @@ def read_request(index: int, value: Any, defaults: dict[str, Any]) -> Request:
             raise ValueError(f"unknown field {name!r}: a request may have {', '.join(FIELDS)}")
         if not fits(given, FIELDS[name]):
             raise ValueError(f"{name} must be {words(FIELDS[name])}, not {shortened(given)}")
+    json.dumps(value, ensure_ascii=False).encode()  # ValueError for half a character, which no tokenizer takes
     if "prompt" not in value:
         raise ValueError("it has no prompt")
     given = {name: each for name, each in value.items() if name not in ("prompt", "id")}

@@ -34,7 +34,7 @@ def logprobs(places: list[dict[int, Logprob] | None] | None) -> list[dict[int, d
     """For each place its tokens, with names for their two numbers; null for the prompt's first, which has none."""
     if places is None:
         return None
-    return [place and {token: logprob._asdict() for token, logprob in place.items()} for place in places]
+    return [None if place is None else {id: logprob._asdict() for id, logprob in place.items()} for place in places]
 
 
 def there(fields: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tests.helpers import ROOT, find_stages, has_cuda
 
 @pytest.fixture(scope="session", params=find_stages(ROOT))
 def stage(request: pytest.FixtureRequest) -> ModuleType:
-    """Each stage as a module: stages.s1_contiguous_cache, ..., nanovllm once it has an LLM."""
+    """Each stage as a module: stages.s1_contiguous_cache, ..."""
     return importlib.import_module(request.param)
 
 

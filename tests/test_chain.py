@@ -267,6 +267,7 @@ class TestCheck:
         [
             ("budget = 16", "budgets = 16", "chain.toml: [s2] lacks 'budget'"),
             ("budget = 16", "budget = '16'", "chain.toml: [s2]: 'budget' must be of type int"),
+            ("budget = 5", "budget = 5\nown_tests = 1", "chain.toml: [final]: 'own_tests' must be of type bool"),
             ('{ new = "pool.py"', '{ now = "pool.py"', "[s1] files, entry 2 needs one of new, changed, removed"),
             ("pool.py:twice", "twice", "chain.toml: [s2] step 3: 'twice' is not of the form"),
             ("[final]", "[finale]", "chain.toml: each of the stages needs one table; [final] breaks that rule"),
@@ -437,6 +438,7 @@ def twice(count: int) -> int:
         ("arguments", "message"),
         [
             (["1"], f"s1 has no exercise; what there is to think about is in {S1}/README.md"),
+            (["final"], "final has no exercise; what there is to think about is in final/README.md"),
             (["7"], "there is no stage '7'; there are: s1, s2, final"),
             (["2", "--step", "4"], "there is no step 4: s2 has steps 1 to 3"),
             (["2", "--reveal", "size"], "none of the exercise's functions is called 'size': pool.py:Pool.take"),
@@ -489,6 +491,17 @@ class TestPropagate:
         assert chain("write")[0] == chain("check")[0] == 0
         assert chain("propagate", "s1")[0] == 0, "merging again changes nothing"
         assert (root / f"{S3}/pool.py").read_text() == POOL_2.replace("range(size)", "range(1, size)")
+
+    def test_a_stage_with_tests_of_its_own_gets_none(self, chain: Run, root: Path) -> None:
+        """And those that it has are as they were, though the same as in the stage before until now."""
+        edit(root, "stages/chain.toml", "budget = 5", "budget = 5\nown_tests = true")
+        edit(root, f"{S2}/tests/test_pool.py", "take(3)", "take(4)")
+        edit(root, f"{S2}/__main__.py", "8", "9")
+        (root / f"{S2}/tests/test_fix.py").write_text("def test_fix(): pass\n")
+        status, printed = chain("propagate", "s2")
+        assert (status, printed.splitlines()[:-1]) == (0, [f"{S3}/__main__.py: follows"])
+        assert (root / f"{S3}/tests/test_pool.py").read_text() == TESTS_2
+        assert not (root / f"{S3}/tests/test_fix.py").exists()
 
     def test_files_come_and_go(self, chain: Run, root: Path) -> None:
         (root / f"{S1}/__main__.py").unlink()
@@ -588,6 +601,14 @@ class TestTheRealChain:
         command = [sys.executable, "-I", "-S", str(ROOT / "stages/chain.py"), "check"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_the_last_link_is_the_finished_package(self, capsys: pytest.CaptureFixture[str]) -> None:
+        before, last = load(ROOT).stages[-2:]
+        assert (last.path, last.before, last.own_tests, last.steps) == ("nanovllm", before, True, ())
+        changed = {change.file for change in last.changes}
+        assert changed.isdisjoint({"llm.py", "engine.py", "scheduler.py", "attention.py", "config.py", "sampling.py"})
+        assert main(["diff", "nanovllm"]) == 0
+        assert "batch.py, new" in capsys.readouterr().out
 
     def test_exercises_are_red_before_each_step_and_green_after(self) -> None:
         assert [fault for stage in load(ROOT).stages for fault in proof_faults(stage)] == []

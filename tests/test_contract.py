@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import LARGEST_LOGIT_ERROR, MARGIN, ROOT, STORYTELLER, Greedy, Oracle, compare_greedy, find_stages
+from tests.helpers import (
+    LARGEST_LOGIT_ERROR,
+    MARGIN,
+    PACKAGE,
+    ROOT,
+    STORYTELLER,
+    Greedy,
+    Oracle,
+    compare_greedy,
+    find_stages,
+)
 from tests.odd_models import SHAPES, OddModel, random_prompts, write_odd_model
 from tests.prompts import CANDIDATES
 
@@ -75,6 +85,7 @@ def test_enough_candidates_have_no_ties(vectors):
     assert any(not prompt.isascii() for prompt in chosen if isinstance(prompt, str))
 
 
+@pytest.mark.parametrize("stage", [*find_stages(ROOT), PACKAGE], indirect=True)
 def test_fixed_vectors(stage, device, oracle, vectors):
     prompts = [CANDIDATES[i] for i in vectors]
     llm = stage.LLM(model=STORYTELLER, dtype="float32", device=device, kv_cache_tokens=NUM_VECTORS * 1024)
@@ -309,9 +320,7 @@ def test_a_wrong_token_is_found_and_only_a_tie_excused():
 
 def test_stages_are_found_in_order(tmp_path):
     assert find_stages(ROOT)[0] == "stages.s1_contiguous_cache"
-    for name in ("stages/s10_ten", "stages/s2_two", "stages/tools", "nanovllm"):
+    for name in ("stages/s10_ten", "stages/s2_two", "stages/tools"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "__init__.py").touch()
     assert find_stages(tmp_path) == ["stages.s2_two", "stages.s10_ten"]
-    (tmp_path / "nanovllm" / "llm.py").touch()
-    assert find_stages(tmp_path)[-1] == "nanovllm"

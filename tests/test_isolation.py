@@ -1,4 +1,7 @@
-"""A stage needs nothing but its own folder, torch, sentencepiece, safetensors and, for its tests, pytest."""
+"""A stage needs nothing but its own folder, torch, sentencepiece, safetensors and, for its tests, pytest.
+
+The finished package needs click and tqdm as well, for its command.
+"""
 
 import ast
 import os
@@ -10,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT, STORYTELLER, find_stages, folder_of
+from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of
 
-STAGES = [name for name in find_stages(ROOT) if name != "nanovllm"]
+STAGES = [*find_stages(ROOT), PACKAGE]
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
+FOR_THE_COMMAND = {"click", "tqdm"}
 NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib"}
 NETWORK_NAMES = {"hub", "load_state_dict_from_url", "download_url_to_file", "urlopen", "snapshot_download"}
 
@@ -22,7 +26,7 @@ LAUNCHER = """
 import runpy, socket, sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 
-BLOCKED = {"stages", "nanovllm", "models", "tests", "notebooks", "transformers", "hypothesis", "click", "matplotlib"}
+BLOCKED = {"stages", "models", "tests", "notebooks", "transformers", "hypothesis", "matplotlib", "nanovllm", "click"}
 find_on_path = PathFinder.find_spec
 
 def find_spec(cls, name, path=None, target=None):
@@ -34,7 +38,8 @@ def refuse(*_):
 PathFinder.find_spec = classmethod(find_spec)
 sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]  # and no finder of an editable install
 socket.socket.connect = socket.getaddrinfo = refuse
-folder, module, *rest = sys.argv[1:]
+folder, needed, module, *rest = sys.argv[1:]
+BLOCKED -= {*needed.split()}
 sys.path.insert(0, folder)
 sys.argv = [module, *rest]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -43,9 +48,10 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 def run_alone(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess:
     """python -m `module` in `folder`, the only place beside site-packages where it can import from."""
+    needed = " ".join(FOR_THE_COMMAND | {PACKAGE}) if (folder / PACKAGE).exists() else ""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     settings = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-P", "-c", LAUNCHER, str(folder), module, *arguments]
+    command = [sys.executable, "-P", "-c", LAUNCHER, str(folder), needed, module, *arguments]
     return subprocess.run(command, cwd=folder, env=inherited | settings, capture_output=True, text=True, timeout=300)
 
 
@@ -67,7 +73,8 @@ def test_the_rest_is_out_of_reach(tmp_path):
 
 
 def test_a_stage_alone_generates_text(alone):
-    flags = ["--model", str(STORYTELLER), "--max-tokens", "8", "--temperature", "0"]
+    command = ["generate"] if alone.name == PACKAGE else []
+    flags = [*command, "--model", str(STORYTELLER), "--max-tokens", "8", "--temperature", "0"]
     done = run_alone(alone.parent, alone.name, *flags, "Once upon a time", "The fox")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^Once upon a time\S* ?\w+", done.stdout, re.M) and "\nThe fox" in done.stdout
@@ -87,9 +94,10 @@ def test_a_stage_alone_passes_its_tests(alone):
 def import_faults(folder: Path) -> list[str]:
     """Imports of a stage's files that it must not have: from outside its folder, or to reach the network."""
     faults = []
+    installed = INSTALLED | FOR_THE_COMMAND if folder.name == PACKAGE else INSTALLED
     for path in sorted(folder.rglob("*.py")):
         depth = len(path.relative_to(folder).parts)
-        allowed = INSTALLED if path.is_relative_to(folder / "tests") else INSTALLED - {"pytest"}
+        allowed = installed if path.is_relative_to(folder / "tests") else installed - {"pytest"}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             where = f"{path.relative_to(folder)}:{getattr(node, 'lineno', 0)}"
             faults += [f"{where}: {fault}" for fault in node_faults(node, depth, allowed)]

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from stages import predict, scoreboard, tables
+from stages import path, predict, scoreboard, tables
 from stages.chaintools import load
 from stages.path import EFFECTS
 from tests.helpers import ROOT
@@ -34,6 +34,22 @@ def test_stages_are_asked_in_order(monkeypatch, tmp_path):
         (tmp_path / name).touch()
     monkeypatch.setattr(predict, "__file__", str(Path(tmp_path, "__init__.py")))
     assert predict.stages() == ["s1", "s2", "s10"]
+
+
+def test_the_path_counts_lessons_only():
+    """The finished package is a link of the chain, and no stage."""
+    assert [stage.key for stage in path.lessons()] == [stage.key for stage in STAGES]
+    assert f"There so far: {len(STAGES)} of {len(path.IDEAS)}." in path.path_block({})
+
+
+def test_the_screen_is_what_make_run_shows(monkeypatch):
+    def run(arguments):
+        print("A story.  [2 tokens, length]\n\nAnother.  [2 tokens, length]\n\n\n9 tokens/s")
+
+    monkeypatch.setattr("nanovllm.__main__.main", lambda arguments: told.append(arguments) or run(arguments))
+    told = []
+    assert scoreboard.screen() == {"screen": "A story.  [2 tokens, length]\n\n...\n\n9 tokens/s"}
+    assert told == [["generate", "--model", str(scoreboard.MODEL)]]
 
 
 def test_a_table_has_the_columns_that_a_row_has():

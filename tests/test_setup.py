@@ -42,7 +42,7 @@ def test_help_lists_every_target_with_a_line():
     assert list(lines) == [target for target in targets if target != "FORCE"]
 
 
-PROMPTS = ["It's \"so\"", "$5 for $(x) or ${y}, $$ `z`", "a # b \\ c; d", "42", "-- no", "a\nb"]
+PROMPTS = ['It\'s "so"', "$5 for $(x) or ${y}, $$ `z`", "a # b \\ c; d", "42", "-- no", "a\nb"]
 
 
 @needs_make
@@ -56,6 +56,18 @@ def test_run_passes_stage_and_flags_and_shows_them_in_a_dry_run(tmp_path):
     assert arguments_of(tmp_path, "run", "STAGE=3", "ARGS=--device cuda") == ["-m", "stages", "3", "--device", "cuda"]
     dry = make("-n", "run", "PY=python3", "STAGE=3", "PROMPT=A fox").stdout
     assert dry.split() == ["python3", "-m", "stages", "3", "${PROMPT:+--", '"$PROMPT"}']
+
+
+@needs_make
+def test_without_a_stage_the_finished_engine_runs(tmp_path):
+    assert arguments_of(tmp_path, "run") == ["-m", "nanovllm", "generate"]
+    told = ["run", "PROMPT=A fox", "ARGS=--n 2"]
+    assert arguments_of(tmp_path, *told) == ["-m", "nanovllm", "generate", "--n", "2", "--", "A fox"]
+
+
+@needs_make
+def test_the_last_link_has_a_diff():
+    assert make("-n", "diff", "STAGE=nanovllm", "PY=python3").stdout.split()[-2:] == ["diff", "nanovllm"]
 
 
 @needs_make

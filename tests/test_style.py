@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT, find_stages, folder_of
+from tests.helpers import PACKAGE, ROOT, find_stages, folder_of
 
 LONGEST_FILE, LONGEST_FUNCTION = 250, 40  # 150 and 25 are the aim
-STAGES = [folder_of(name) for name in find_stages(ROOT)]
+STAGES = [folder_of(name) for name in [*find_stages(ROOT), PACKAGE]]
 STAGE_FILES = [path for folder in STAGES for path in sorted(folder.rglob("*.py"))]
 TYPED_FILES = sorted({*STAGE_FILES, *ROOT.glob("stages/**/*.py"), *ROOT.glob("models/**/*.py")})
 

@@ -1,0 +1,32 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ..__main__ import main
+from .helpers import write_checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)  # tiny models lose more time waiting for threads than they win
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """run("generate", "the fox") is (exit status, stdout, stderr). Nothing is measured when the engine starts."""
+
+    def command(name: str, *arguments: str, model: Path | str = checkpoint) -> tuple[int, str, str]:
+        status = main([name, "--model", str(model), "--preemption", "swap", *arguments])
+        return status, *capsys.readouterr()
+
+    return command

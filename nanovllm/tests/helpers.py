@@ -1,0 +1,91 @@
+"""A tiny random Llama as a checkpoint folder, and the command in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from sentencepiece import SentencePieceTrainer
+from torch import Tensor
+
+SENTENCES = [
+    "Once upon a time there was a little rabbit.",
+    "The little rabbit and the old fox sat in the wood.",
+    "And that is the end of the story, said the fox.",
+]
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "eos_token_id": 2,
+}
+
+
+def write_checkpoint(folder: Path, **changes: Any) -> Path:
+    """A random Llama of 64 positions and 320 tokens, with a tokenizer; `changes` are of its config.json."""
+    config = CONFIG | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.model").write_bytes(train_tokenizer())
+    save_file(random_tensors(config), folder / "model.safetensors")
+    return folder
+
+
+def train_tokenizer() -> bytes:
+    model = BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 10),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=320,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def random_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    shapes = {"model.embed_tokens": (vocab, hidden), "model.norm": (hidden,), "lm_head": (vocab, hidden)}
+    for i in range(config["num_hidden_layers"]):
+        linears = {
+            "q_proj": (hidden, hidden),
+            "k_proj": (kv, hidden),
+            "v_proj": (kv, hidden),
+            "o_proj": (hidden, hidden),
+        }
+        shapes |= {f"model.layers.{i}.self_attn.{name}": shape for name, shape in linears.items()}
+        linears = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        shapes |= {f"model.layers.{i}.mlp.{name}": shape for name, shape in linears.items()}
+        shapes |= {f"model.layers.{i}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+    return {f"{name}.weight": random_tensor(name, shape, generator) for name, shape in shapes.items()}
+
+
+def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    noise = torch.randn(shape, generator=generator)
+    if "norm" in name:
+        return 1 + 0.2 * noise
+    return noise if "embed" in name else noise * 1.5 * shape[-1] ** -0.5
+
+
+def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """`python -m nanovllm` in a process of its own, found where this package is."""
+    package = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-m", package.name, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, **(pipes | options))

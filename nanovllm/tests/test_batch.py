@@ -1,0 +1,365 @@
+"""nanovllm batch: results as they come, nothing computed for a bad file, nothing lost when it ends early."""
+
+import io
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .. import batch as module
+from ..engine import LLMEngine
+from ..llm import LLM
+from ..outputs import CompletionOutput, RequestMetrics, RequestOutput
+from ..sampling import SamplingParams
+from .helpers import start, write_checkpoint
+
+SUMMARY = r"{} requests, {} failed, [\d,]+ tokens, \d+ tokens/s, KV slots: .*\n"
+FOUR = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture
+def serve(run, tmp_path):
+    """serve(requests, flags) is (exit status, results, stderr)."""
+
+    def command(requests: list[dict[str, Any]], *flags: str) -> tuple[int, list[dict[str, Any]], str]:
+        file = write(tmp_path / "requests.jsonl", *requests)
+        status, out, err = run("batch", str(file), *flags)
+        return status, parsed(out), err
+
+    return command
+
+
+def write(file: Path, *requests: dict[str, Any]) -> Path:
+    file.write_text("".join(json.dumps(request) + "\n" for request in requests))
+    return file
+
+
+def parsed(text: str) -> list[dict[str, Any]]:
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# Results
+
+
+def test_tokens_are_those_of_the_engine(serve, checkpoint):
+    asked = [
+        {"prompt": "the fox", **FOUR},
+        {"prompt": [5, 6, 7], "temperature": 1.0, "seed": 3, "max_tokens": 6, "ignore_eos": True},
+        {"prompt": "the wood", "temperature": 0.8, "top_k": 9, "top_p": 0.9, "seed": 4, "n": 2, "max_tokens": 5},
+    ]
+    params = [SamplingParams(**{key: value for key, value in each.items() if key != "prompt"}) for each in asked]
+    expected = LLM(checkpoint, preemption="swap").generate([each["prompt"] for each in asked], params)
+    status, results, err = serve(asked)
+    assert status == 0 and re.fullmatch(SUMMARY.format(3, 0), err)
+    for output, result in zip(expected, sorted(results, key=lambda result: result["index"]), strict=True):
+        assert result["id"] == str(result["index"])
+        assert result["prompt"] == asked[result["index"]]["prompt"]
+        assert result["num_prompt_tokens"] == len(output.prompt_token_ids)
+        for completion, told in zip(output.outputs, result["outputs"], strict=True):
+            assert told["cumulative_logprob"] == pytest.approx(completion.cumulative_logprob, abs=1e-4)
+            same = ("index", "text", "token_ids", "finish_reason")
+            assert [told[name] for name in same] == [getattr(completion, name) for name in same]
+
+
+def test_what_there_is_not_is_left_out(serve):
+    _, (result,), _ = serve([{"prompt": "the", **FOUR}])
+    fields = ["id", "index", "prompt", "outputs", "num_prompt_tokens", "num_cached_tokens", "ttft", "seconds"]
+    assert list(result) == fields
+    assert list(result["outputs"][0]) == ["index", "text", "token_ids", "cumulative_logprob", "finish_reason"]
+
+
+def test_times_are_since_the_start(serve):
+    _, (result,), _ = serve([{"prompt": "the", **FOUR, "max_tokens": 20}])
+    assert 0 < result["ttft"] < result["seconds"] < 60
+
+
+def test_logprobs_are_told_if_asked_for(serve):
+    _, (result,), _ = serve([{"prompt": "the fox", **FOUR, "logprobs": 2, "prompt_logprobs": 0}])
+    (output,) = result["outputs"]
+    assert len(output["logprobs"]) == 4
+    for token, place in zip(output["token_ids"], output["logprobs"], strict=True):
+        assert [entry["rank"] for entry in place.values()] == [1, 2]
+        assert place[str(token)]["rank"] == 1 and place[str(token)]["logprob"] < 0
+    first, *others = result["prompt_logprobs"]
+    assert first is None and len(others) == result["num_prompt_tokens"] - 1 and all(len(each) == 1 for each in others)
+
+
+def test_options_are_for_requests_that_do_not_say(serve):
+    flags = ["--max-tokens", "3", "--ignore-eos", "--n", "2", "--logprobs", "0", "--stop-token-ids", "999"]
+    _, results, _ = serve([{"prompt": "the"}, {"prompt": "the", "max_tokens": 5, "n": 1}], *flags)
+    lengths = {result["id"]: [len(output["token_ids"]) for output in result["outputs"]] for result in results}
+    assert lengths == {"0": [3, 3], "1": [5]}
+    assert all("logprobs" in output for result in results for output in result["outputs"])
+
+
+def test_two_requests_without_a_seed_draw_differently_and_the_next_run_draws_the_same(serve):
+    asked = [{"prompt": "the", "max_tokens": 20, "ignore_eos": True}] * 2
+    texts = [{result["id"]: result["outputs"][0]["token_ids"] for result in serve(asked)[1]} for _ in range(2)]
+    assert texts[0] == texts[1] and texts[0]["0"] != texts[0]["1"]
+
+
+def test_what_was_found_in_the_prefix_cache_is_told(serve):
+    """With one seat the second request starts when the first has ended: of 9 tokens, 2 blocks of 4 are found."""
+    asked = [{"prompt": [*range(10, 19)], **FOUR}] * 2
+    _, results, _ = serve(asked, "--max-num-seqs", "1", "--block-size", "4")
+    assert [result["num_cached_tokens"] for result in results] == [0, 8]
+
+
+def test_a_result_is_written_when_its_request_ends(serve):
+    lengths = [9, 2, 5]
+    _, results, _ = serve([{"prompt": "the", **FOUR, "max_tokens": length} for length in lengths])
+    assert [result["index"] for result in results] == [1, 2, 0]
+
+
+def test_each_result_is_flushed_before_the_next_step(checkpoint):
+    """A stream that notes how many lines have been flushed, beside an engine that notes its steps."""
+
+    class Watched(io.StringIO):
+        def flush(self) -> None:
+            flushed.append((self.getvalue().count("\n"), llm.model_runner.num_steps))
+
+    flushed: list[tuple[int, int]] = []
+    llm = LLM(checkpoint, preemption="swap")
+    requests = [
+        module.Request(str(i), i, "the", SamplingParams(max_tokens=length, ignore_eos=True))
+        for i, length in enumerate((9, 2, 5))
+    ]
+    assert module.serve(llm, requests, Watched()) == 0
+    assert [lines for lines, _ in flushed] == [1, 2, 3]
+    first, *others = (steps for _, steps in flushed)
+    assert [steps - first for steps in others] == [3, 7]
+
+
+def test_ids_of_the_users_choice(serve):
+    _, results, _ = serve([{"id": id, "prompt": "the", **FOUR} for id in ("b", "a", "")])
+    assert {(result["id"], result["index"]) for result in results} == {("b", 0), ("a", 1), ("", 2)}
+
+
+def test_any_text_survives(serve):
+    prompt = 'é "\u2028\x85\n\t🦊'
+    assert [result["prompt"] for result in serve([{"prompt": prompt, **FOUR}])[1]] == [prompt]
+
+
+# Where requests come from and results go
+
+
+def test_requests_from_standard_input(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps({"prompt": "the", **FOUR}).encode())))
+    status, out, _ = run("batch", "-")
+    assert status == 0 and len(parsed(out)) == 1
+
+
+def test_a_byte_order_mark_is_no_fault(run, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"requests": [{"prompt": "the", **FOUR}]}), encoding="utf-8-sig")
+    assert run("batch", str(tmp_path / "a.json"))[0] == 0
+
+
+def test_results_go_to_a_file(serve, tmp_path):
+    status, results, err = serve([{"prompt": "the", **FOUR}] * 2, "--output", str(tmp_path / "out.jsonl"))
+    assert status == 0 and results == [] and re.fullmatch(SUMMARY.format(2, 0), err)
+    assert len(parsed((tmp_path / "out.jsonl").read_text())) == 2
+
+
+def test_what_is_there_is_not_replaced_unless_asked_to(serve, tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text("of yesterday\n")
+    status, _, err = serve([{"prompt": "the", **FOUR}], "--output", str(out))
+    assert (status, err) == (2, f"error: {out} is there already: --overwrite would replace it\n")
+    assert out.read_text() == "of yesterday\n"
+    assert serve([{"prompt": "the", **FOUR}], "--output", str(out), "--overwrite")[0] == 0
+    assert len(parsed(out.read_text())) == 1
+
+
+def test_the_requests_themselves_are_never_replaced(run, tmp_path):
+    file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
+    (tmp_path / "b.jsonl").symlink_to(file)
+    before = file.read_text()
+    for name in ("a.jsonl", "b.jsonl"):
+        status, _, err = run("batch", str(file), "--output", str(tmp_path / name), "--overwrite")
+        assert (status, err) == (2, f"error: {tmp_path / name} is the file of requests: results need another\n")
+    assert file.read_text() == before
+
+
+def test_an_engine_that_cannot_be_built_costs_no_results(serve, tmp_path):
+    out = tmp_path / "out.jsonl"
+    bad = ["--output", str(out), "--overwrite", "--block-size", "0"]
+    assert serve([{"prompt": "the"}], *bad)[0] == 2 and not out.exists()
+    out.write_text("of yesterday\n")
+    assert serve([{"prompt": "the"}], *bad)[0] == 2 and out.read_text() == "of yesterday\n"
+
+
+# What is wrong is told before anything is computed
+
+
+@pytest.fixture
+def no_engine(monkeypatch):
+    """For mistakes that must be found without one."""
+    monkeypatch.setattr(module, "build_llm", lambda engine: pytest.fail("an engine was built"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            b'{"prompt": "a"}\n{"prompt": "b", "top_p": 1.5}',
+            "request 1 (line 2): top_p must be above 0 and at most 1, not 1.5",
+        ),
+        (b'{"prompt": "a", "max_token": 5}', "request 0 (line 1): unknown field 'max_token'"),
+        (b"", "there are no requests in it"),
+        (b"\xff\xfe", "'utf-8' codec can't decode byte 0xff in position 0"),
+        (b"[" * 100_000, "recursion"),
+        (b'{"requests": ' + b"[" * 100_000, "recursion"),
+        (b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", "Exceeds the limit"),
+    ],
+    ids=["value", "field", "empty", "bytes", "deep", "deep document", "long number"],
+)
+def test_a_bad_file_is_one_line_with_its_name_and_nothing_is_done(run, no_engine, tmp_path, text, says):
+    file, out = tmp_path / "a.jsonl", tmp_path / "out.jsonl"
+    file.write_bytes(text)
+    status, printed, err = run("batch", str(file), "--output", str(out))
+    assert (status, printed) == (2, "") and not out.exists()
+    assert err.startswith(f"error: {file}: ") and says in err and err.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(run, no_engine, tmp_path):
+    assert run("batch", str(tmp_path / "a"))[2] == f"error: {tmp_path / 'a'}: No such file or directory\n"
+    assert run("batch", str(tmp_path))[2] == f"error: {tmp_path}: Is a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [("no/such/out.jsonl", "there is no folder {}/no/such to write out.jsonl to"), (".", "{} is there already")],
+)
+def test_results_that_cannot_be_kept_are_not_computed(serve, no_engine, tmp_path, output, says):
+    status, _, err = serve([{"prompt": "the"}], "--output", str(tmp_path / output))
+    assert status == 2 and says.format(tmp_path) in err and err.count("\n") == 1
+
+
+def test_a_folder_cannot_be_replaced(serve, tmp_path):
+    status, _, err = serve([{"prompt": "the"}], "--output", str(tmp_path), "--overwrite")
+    assert (status, err) == (2, f"error: {tmp_path}: Is a directory\n")
+
+
+def test_an_option_that_cannot_be_is_told_though_no_request_needs_it(serve, no_engine):
+    assert serve([{"prompt": "the", "top_p": 0.5}], "--top-p", "2")[2] == (
+        "error: top_p must be above 0 and at most 1, not 2.0\n"
+    )
+
+
+# What cannot be served
+
+
+def test_a_request_that_cannot_be_served_has_a_result_and_the_others_go_on(serve):
+    asked = [
+        {"prompt": "a" * 100},
+        {"prompt": "the", **FOUR},
+        {"prompt": ""},
+        {"prompt": [9999]},
+        {"prompt": [5], **FOUR},
+    ]
+    status, results, err = serve(asked)
+    assert status == 1 and re.fullmatch(SUMMARY.format(5, 3), err)
+    errors = {result["index"]: result.get("error") for result in results}
+    assert errors == {
+        0: "the prompt has 101 tokens; max_model_len 64 leaves room for 63 and one new token",
+        1: None,
+        2: "the prompt is empty: 0 tokens, at least 1 is needed",
+        3: "token id 9999 is not an int from 0 to 319",
+        4: None,
+    }
+    assert all(result["outputs"][0]["finish_reason"] == "error" for result in results if "error" in result)
+
+
+def test_one_that_outgrows_the_pool_keeps_what_it_has(serve):
+    """A pool of 16 slots: 2 tokens of the prompt, and 14 others have their keys and values in it; the last has none."""
+    flags = ["--kv-cache-tokens", "16", "--block-size", "4"]
+    status, (result,), _ = serve([{"prompt": "the", "max_tokens": 40, "ignore_eos": True}], *flags)
+    assert status == 1 and result["error"] and len(result["outputs"][0]["token_ids"]) == 15
+
+
+# What is shown meanwhile
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_how_far_it_is(serve, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    status, results, _ = serve([{"prompt": "the", **FOUR}] * 3)
+    assert status == 0 and len(results) == 3
+    assert "0/3" in terminal.getvalue() and "3/3" in terminal.getvalue() and "tokens/s" in terminal.getvalue()
+
+
+def output_of(request_id: str, *lengths: int, finished: bool = False, error: str | None = None) -> RequestOutput:
+    samples = [CompletionOutput(i, "", [7] * length, 0.0) for i, length in enumerate(lengths)]
+    return RequestOutput(request_id, None, [1], samples, finished, RequestMetrics(0.0), error)
+
+
+def test_tokens_are_counted_as_they_come_and_each_once():
+    tally = module.Tally(3)
+    for output, num_tokens in [
+        (output_of("a", 1, 1), 2),
+        (output_of("b", 1), 3),
+        (output_of("a", 2, 2), 5),
+        (output_of("b", 2, finished=True), 6),
+        (output_of("a", 2, 4, finished=True), 8),
+        (output_of("c", 0, finished=True, error="no"), 8),
+    ]:
+        tally.note(output)
+        assert tally.num_tokens == num_tokens
+    assert str(tally).startswith("0 requests, 1 failed, 8 tokens, "), "none is written"
+
+
+# Ended from outside
+
+
+def test_ctrl_c_says_how_many_have_ended(serve, monkeypatch, tmp_path):
+    step, calls = LLMEngine.step, iter(range(100))
+
+    def interrupted(engine):
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(LLMEngine, "step", interrupted)
+    asked = [{"prompt": "the", **FOUR, "max_tokens": length} for length in (3, 30, 4)]
+    status, _, err = serve(asked, "--output", str(tmp_path / "out.jsonl"))
+    assert (status, err) == (130, "interrupted: 2 of 3 requests have their results\n")
+    assert [result["index"] for result in parsed((tmp_path / "out.jsonl").read_text())] == [0, 2]
+
+
+@pytest.fixture
+def two_short_ones_and_an_endless_one(tmp_path):
+    """Arguments of a batch whose first two results come at once, and the third after minutes."""
+    model = write_checkpoint(tmp_path, max_position_embeddings=10**6)
+    lengths = (3, 100_000, 4)
+    file = write(tmp_path / "a.jsonl", *[{"prompt": "the", **FOUR, "max_tokens": length} for length in lengths])
+    flags = ["--max-num-seqs", "3", "--kv-cache-tokens", "200000", "--preemption", "swap"]
+    return ["batch", str(file), "--model", str(model), *flags]
+
+
+def test_a_process_that_is_interrupted_has_written_what_has_ended(two_short_ones_and_an_endless_one):
+    process = start(*two_short_ones_and_an_endless_one)
+    lines = [process.stdout.readline() for _ in range(2)]
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and rest == ""
+    assert err == "interrupted: 2 of 3 requests have their results\n"
+    assert [json.loads(line)["index"] for line in lines] == [0, 2]
+
+
+def test_a_reader_who_has_gone_ends_it_without_a_traceback(tmp_path, checkpoint):
+    file = write(tmp_path / "a.jsonl", *[{"prompt": "the", **FOUR}] * 2000)
+    flags = ["--model", str(checkpoint), "--preemption", "swap", "--n", "4"]
+    process = start("batch", str(file), *flags)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1 and process.stderr.read() == ""
+    process.stderr.close()

@@ -1,0 +1,168 @@
+"""nanovllm generate: a story as it comes, one line about the memory, and one line about a mistake."""
+
+import io
+import re
+import signal
+
+import pytest
+
+from ..generate import PROMPTS, show
+from ..llm import LLM
+from ..sampling import SamplingParams
+from .helpers import start, write_checkpoint
+
+SUMMARY = (
+    r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
+    r"(?P<used>[\d,]+) used \((?P<share>\d+)%\) \|(?P<strip>[#\-.]+)\|"
+)
+SIX = ("--max-tokens", "6", "--ignore-eos")
+
+
+def test_it_tells_each_story_and_ends_with_the_summary(run):
+    status, out, err = run("generate", "the fox", "the wood", "--temperature", "0", *SIX)
+    first, second, last = out.split("\n\n")
+    assert status == 0 and err == ""
+    for story, prompt in ((first, "the fox"), (second, "the wood")):
+        assert story.startswith(prompt) and story.endswith("  [6 tokens, length]")
+    assert re.fullmatch(SUMMARY, last.strip())
+
+
+def test_the_summary_says_what_was_reserved_and_used(run):
+    """At the peak each of two requests has its 2 prompt tokens and 5 of its 6 others there: 7 slots of 2 blocks."""
+    _, out, _ = run("generate", "the", "the", "--kv-cache-tokens", "64", "--block-size", "4", *SIX)
+    summary = re.fullmatch(SUMMARY, out.splitlines()[-1])
+    assert summary, out
+    assert (summary["held"], summary["all"], summary["used"]) == ("16", "64", "14")
+    assert summary["share"] == "88" and summary["strip"] == "#" * 8 + "." * 24
+
+
+def test_if_there_is_something_to_choose_the_two_speeds_are_told_last(run):
+    _, out, _ = run("generate", "the", "--preemption", "auto")
+    *_, summary, speeds = out.splitlines()
+    assert re.fullmatch(SUMMARY, summary)
+    assert re.fullmatch(r"swap or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
+
+
+def test_without_prompts_there_are_six_beginnings(run):
+    status, out, _ = run("generate", *SIX)
+    assert status == 0 and len(PROMPTS) == 6
+    assert [out.index(prompt) for prompt in PROMPTS] == sorted(out.index(prompt) for prompt in PROMPTS)
+
+
+def test_each_sample_of_a_prompt_is_told(run):
+    _, out, _ = run("generate", "the fox", "the wood", "--n", "3", "--temperature", "1", *SIX)
+    assert out.count("[6 tokens, length]") == 6 and out.count("the fox") == out.count("the wood") == 3
+
+
+def test_the_first_story_is_shown_as_it_comes(checkpoint, capsys):
+    def watched():
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        for output in LLM(checkpoint, preemption="swap").stream(["the", "fox"], params):
+            yield output
+            on_screen.append(capsys.readouterr().out)
+
+    on_screen: list[str] = []
+    outputs = show(watched())
+    assert on_screen[0].startswith("the"), "after the first token"
+    assert on_screen[1] == "", "the second story waits"
+    assert "fox" in on_screen[-2] + on_screen[-1]
+    assert [output.prompt for output in outputs] == ["the", "fox"]
+
+
+def test_a_prompt_may_come_from_standard_input(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("the fox\nand\n"))
+    _, out, _ = run("generate", "the wood", "-", *SIX)
+    assert out.index("the wood") < out.index("the fox\nand") and "the fox\nand\n  [" not in out
+
+
+def test_the_same_command_tells_the_same_stories_and_another_seed_others(run):
+    def stories(seed: str) -> str:
+        return run("generate", "the", "--seed", seed, "--temperature", "1")[1].rsplit("\n", 2)[0]
+
+    assert stories("1") == stories("1") != stories("2")
+
+
+def test_the_same_prompt_twice_gets_two_stories(run):
+    _, out, _ = run("generate", "the", "the", "--temperature", "1", "--max-tokens", "20")
+    first, second = out.split("\n\n\n")[0].rsplit("]\n\n", 1)
+    assert first.rsplit("[")[0] != second.rsplit("[")[0]
+
+
+def test_a_stop_text_ends_a_story(run):
+    _, out, _ = run("generate", "the", "--temperature", "0", *SIX)
+    story = out.split("  [")[0].removeprefix("the")
+    _, out, _ = run("generate", "the", "--temperature", "0", *SIX, "--stop", "no such text", "--stop", story[2:4])
+    assert out.startswith(f"the{story[:2]}  [") and ", stop]" in out
+
+
+def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path):
+    folder = write_checkpoint(tmp_path, max_position_embeddings=5000)
+    for longest, says in ((None, "16 of 2,048"), ("100", "16 of 2,048"), ("4001", "16 of 8,000")):
+        asked = ["--max-model-len", longest] if longest else []
+        status, out, _ = run("generate", "the", *asked, *SIX, model=folder)
+        assert status == 0 and f"{says} reserved" in out
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        (["--model", __file__], f"there is no folder {__file__}: name a checkpoint with --model"),
+        (["--kv-cache-tokens", "0"], "kv_cache_tokens must be at least 1, not 0"),
+        (["--kv-cache-tokens", "9", "--kv-cache-memory-bytes", "9000"], "the pool's size was given 2 times"),
+        (["--max-model-len", "65"], "max_model_len is 65, the model has 64 positions"),
+        (["--device", "warp"], "device 'warp' is not to be had here"),
+        (["--temperature", "-1"], "temperature must be 0 or above, not -1.0"),
+        (["--stop", ""], "a stop string must be a text that is not empty: ('',)"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_gives_one_line_and_exit_status_2(run, arguments, error):
+    status, out, err = run("generate", "the", *arguments)
+    assert status == 2 and out == ""
+    assert err.startswith("error: ") and error in err and err.count("\n") == 1
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(run, tmp_path):
+    assert run("generate", model=tmp_path)[2].startswith(f"error: {tmp_path} is not a checkpoint folder: ")
+
+
+def test_a_prompt_that_cannot_be_served_is_told_and_the_others_go_on(run):
+    status, out, err = run("generate", "a" * 100, "the fox", "the wood", *SIX)
+    assert status == 1
+    assert err == "error: the prompt has 101 tokens; max_model_len 64 leaves room for 63 and one new token\n"
+    assert out.index("[0 tokens, error]") < out.index("the fox") < out.index("the wood")
+    assert re.fullmatch(SUMMARY, out.splitlines()[-1])
+
+
+def test_when_nothing_can_be_served_it_says_so(run):
+    status, out, err = run("generate", "", "--kv-cache-tokens", "64")
+    assert status == 1 and "the prompt is empty" in err and out.endswith("nothing was served\n")
+
+
+# Ended from outside
+
+
+def endless(folder):
+    """Flags for a story that lasts for minutes, and its model."""
+    model = write_checkpoint(folder, max_position_embeddings=10**6)
+    lasts = ["--max-tokens", "100000", "--ignore-eos", "--max-model-len", "100001", "--preemption", "swap"]
+    return ["generate", "the fox", "--model", str(model), *lasts]
+
+
+def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
+    process = start(*endless(tmp_path))
+    assert process.stdout.read(7) == "the fox"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err.strip() == ""
+
+
+def test_a_reader_who_has_seen_enough_ends_it_without_a_traceback(tmp_path):
+    process = start(*endless(tmp_path))
+    assert process.stdout.read(7) == "the fox"
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1 and process.stderr.read() == ""
+    process.stderr.close()

@@ -1,0 +1,100 @@
+"""What a user of the package finds: its names, its command, and one line for whatever goes wrong in it."""
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from ..__main__ import main
+from ..batch import batch
+from ..config import EngineConfig
+from ..flags import Flag
+from ..generate import generate
+from ..sampling import SamplingParams
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def test_the_public_names_are_there():
+    package = import_module("..", __package__)
+    assert {"LLM", "SamplingParams", "LLMEngine", "EngineConfig", "RequestOutput"} <= {*package.__all__}
+    assert all(getattr(package, name) for name in package.__all__)
+
+
+def test_the_engine_works_from_any_folder(checkpoint, tmp_path):
+    code = (
+        f"from {PACKAGE.name} import LLM, SamplingParams\n"
+        f"(output,) = LLM({str(checkpoint)!r}).generate('the fox', SamplingParams(max_tokens=3, ignore_eos=True))\n"
+        "print(len(output.outputs[0].token_ids))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("3\n", "")
+
+
+# The command
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_without_a_command_there_is_help(arguments, capsys):
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert "generate" in out and "batch" in out and err == ""
+
+
+@pytest.mark.parametrize("command", ["generate", "batch"])
+def test_help_has_the_flags_by_title_with_their_defaults(command, capsys):
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    titles = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Options:", "Sampling:", "Engine:"]
+    options, sampling, engine = (out.split(title)[1].split("\n\n")[0] for title in titles)
+    assert "--help" in options and "--top-p" in sampling and "--stop" in sampling and "--block-size" in engine
+    words = " ".join(engine.split())
+    assert "[default: 16]" in words and "[auto|swap|recompute]" in words and "--no-enable-prefix-caching" in words
+
+
+@pytest.mark.parametrize("command", [generate, batch])
+def test_every_knob_is_an_option(command):
+    """But not SamplingParams.seed: every request would draw the same. And generate shows no logprobs."""
+    flags = {option.name for option in command.params if isinstance(option, Flag)}
+    shown = set() if command is batch else {"logprobs", "prompt_logprobs"}
+    assert flags == {field.name for kind in (EngineConfig, SamplingParams) for field in fields(kind)} - shown
+
+
+@pytest.mark.parametrize("command", [generate, batch])
+def test_an_option_left_out_is_as_in_python(command):
+    ours = {"temperature", "top_p", "max_tokens"} if command is generate else set()
+    defaults = {field.name: field.default for kind in (SamplingParams, EngineConfig) for field in fields(kind)}
+    values = command.make_context(command.name, ["requests.jsonl"]).params
+    names = {option.name for option in command.params if isinstance(option, Flag)} - ours
+    assert {name: values[name] for name in names} == {name: defaults[name] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["brew"], "No such command 'brew'."),
+        (["generate", "--temprature", "1"], "No such option"),
+        (["generate", "--max-tokens", "many"], "Invalid value for '--max-tokens': 'many' is not a valid integer."),
+        (["generate", "--dtype", "int8"], "Invalid value for '--dtype': 'int8' is not one of 'auto',"),
+        (["batch"], "Missing argument 'FILE'."),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line(arguments, error, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and error in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["generate"], ["generate", "--kv-cache-tokens", "64"], ["batch", "a.jsonl"]])
+def test_elsewhere_the_folder_that_was_looked_for_is_named(arguments, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"prompt": "a"}')
+    assert main(arguments) == 2
+    folder = tmp_path / "models" / "storyteller"
+    assert capsys.readouterr() == ("", f"error: there is no folder {folder}: name a checkpoint with --model\n")

@@ -1,0 +1,208 @@
+"""A file of requests is read as a whole, or told what is wrong with it: which request, which line, field and value."""
+
+import json
+import random
+from dataclasses import fields
+
+import pytest
+
+from ..requests_file import FIELDS, Request, read_requests, words
+from ..sampling import SamplingParams
+
+
+def wrong(text: str) -> str:
+    """What is said of a file; always one line."""
+    with pytest.raises(ValueError) as caught:
+        read_requests(text, {})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def wrong_request(**fields) -> str:
+    return wrong(json.dumps({"prompt": "a", **fields}))
+
+
+def document(*requests) -> str:
+    return json.dumps({"requests": requests}, indent=2)
+
+
+def lines(*requests) -> str:
+    return "".join(json.dumps(request) + "\n" for request in requests)
+
+
+# What is right
+
+
+@pytest.mark.parametrize("form", [document, lines])
+def test_requests_come_with_their_place_and_what_they_ask_for(form):
+    text = form({"prompt": "a", "temperature": 0, "top_p": 0.5, "max_tokens": 9}, {"id": "x", "prompt": [1, 2], "n": 3})
+    assert read_requests(text, {}) == [
+        Request("0", 0, "a", SamplingParams(temperature=0, top_p=0.5, max_tokens=9)),
+        Request("x", 1, [1, 2], SamplingParams(n=3)),
+    ]
+
+
+def test_what_a_request_does_not_say_is_as_the_caller_says():
+    first, second = read_requests(lines({"prompt": "a"}, {"prompt": "b", "top_k": 2}), {"top_k": 7, "max_tokens": 5})
+    assert (first.params.top_k, first.params.max_tokens) == (7, 5)
+    assert (second.params.top_k, second.params.max_tokens) == (2, 5)
+
+
+def test_any_field_of_sampling_params_may_be_said():
+    said = {
+        "n": 2,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 1,
+        "max_tokens": 4,
+        "seed": 5,
+        "stop": ["a", "b"],
+        "stop_token_ids": [6],
+        "ignore_eos": True,
+        "logprobs": 0,
+        "prompt_logprobs": None,
+    }
+    assert {*said} == {field.name for field in fields(SamplingParams)} == {*FIELDS} - {"prompt", "id"}
+    (request,) = read_requests(lines({"prompt": "a", **said}), {})
+    assert request.params == SamplingParams(**said)
+    assert all(words(hint) for hint in FIELDS.values())
+
+
+def test_empty_lines_are_none():
+    assert [request.prompt for request in read_requests('\n{"prompt": "a"}\n \n{"prompt": "b"}', {})] == ["a", "b"]
+
+
+def test_a_line_ends_only_where_json_says_so():
+    assert read_requests('{"prompt": "a\u2028b\x85c"}\n', {})[0].prompt == "a\u2028b\x85c"
+
+
+def test_an_empty_prompt_is_for_the_engine_to_judge():
+    assert [request.prompt for request in read_requests(lines({"prompt": ""}, {"prompt": []}), {})] == ["", []]
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", '{"requests": []}', ' {\n"requests" : [ ] } '])
+def test_a_file_without_requests(text):
+    assert wrong(text) == "there are no requests in it"
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        ({"temperature": -1}, "temperature must be 0 or above, not -1"),
+        ({"temperature": float("nan")}, "temperature must be 0 or above, not nan"),
+        ({"temperature": "hot"}, 'temperature must be a number, not "hot"'),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"max_tokens": 16.0}, "max_tokens must be an integer, not 16.0"),
+        ({"max_tokens": True}, "max_tokens must be an integer, not true"),
+        ({"max_tokens": None}, "max_tokens must be an integer, not null"),
+        ({"n": "2"}, 'n must be an integer, not "2"'),
+        ({"seed": 1.5}, "seed must be an integer or null, not 1.5"),
+        ({"stop": 3}, "stop must be a text or a list of texts, not 3"),
+        ({"stop": ["a", 1]}, 'stop must be a text or a list of texts, not ["a", 1]'),
+        ({"stop": [""]}, "a stop string must be a text that is not empty: ('',)"),
+        ({"stop_token_ids": 2}, "stop_token_ids must be a list of integers, not 2"),
+        ({"ignore_eos": 1}, "ignore_eos must be true or false, not 1"),
+        ({"logprobs": -1}, "logprobs must be 0 or above, not -1"),
+        ({"id": 7}, "id must be a text, not 7"),
+        ({"prompt": None}, "prompt must be a text or a list of integers, not null"),
+        ({"prompt": [1, "a"]}, 'prompt must be a text or a list of integers, not [1, "a"]'),
+        ({"prompt": [1, True]}, "prompt must be a text or a list of integers, not [1, true]"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_named_with_its_field(request_, says):
+    assert wrong_request(**request_) == f"request 0 (line 1): {says}"
+
+
+def test_an_unknown_field_is_named_and_those_that_there_are():
+    assert (
+        wrong_request(tempreature=1)
+        == f"request 0 (line 1): unknown field 'tempreature': a request may have {', '.join(FIELDS)}"
+    )
+
+
+def test_a_long_value_is_cut():
+    assert wrong_request(n=["a" * 1000]) == f'request 0 (line 1): n must be an integer, not ["{"a" * 55}...'
+
+
+def test_half_a_character_is_no_text():
+    for half in ({"prompt": "\ud800"}, {"stop": ["\udc00"]}, {"id": "\ud800"}):
+        assert "surrogates not allowed" in wrong_request(**half)
+
+
+def test_a_request_without_a_prompt():
+    assert wrong(lines({"prompt": "a"}, {"max_tokens": 3})) == "request 1 (line 2): it has no prompt"
+
+
+@pytest.mark.parametrize("value", ["a", 3, None, ["a"]])
+def test_what_is_no_object_is_no_request(value):
+    says = f"a request must be an object with a prompt, not {json.dumps(value)}"
+    assert wrong(lines({"prompt": "a"}, value)) == f"request 1 (line 2): {says}"
+    assert wrong(document({"prompt": "a"}, value)).endswith(says)
+
+
+def test_an_id_is_given_once():
+    assert (
+        wrong(lines(*[{"prompt": "a", "id": id} for id in "xyx"])) == "request 2 (line 3): id 'x' is taken by request 0"
+    )
+    says = "request 1 (line 2): id '1' is taken by request 0"
+    assert wrong(lines({"prompt": "a", "id": "1"}, {"prompt": "b"})) == says, "the other's is its place"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"prompt": "a"}\n{"prompt": "b"', "line 2, column 15: no JSON: Expecting ',' delimiter"),
+        ('{"prompt": "a"}\n\nprompt: b', "line 3, column 1: no JSON: Expecting value"),
+        ('{"requests": [\n{"prompt": "a"},\n{"prompt": }]}', "line 3, column 12: no JSON: Expecting value"),
+        ('{"requests": [\n{"prompt": "a"}\n', "line 3, column 1: no JSON: Expecting ',' delimiter"),
+        ('{"prompt": "a"} {"prompt": "b"}', "line 1, column 17: no JSON: Extra data"),
+    ],
+)
+def test_what_is_no_json_is_told_by_line_and_column(text, says):
+    assert wrong(text) == says
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"requests": {"prompt": "a"}}', '"requests" must be a list'),
+        ('{"requests": [{"prompt": "a"}], "model": "b"}', 'beside "requests" there may be nothing else'),
+        ('{"requests": [{"prompt": "a"}], "requests": []}', 'beside "requests" there may be nothing else'),
+        ('{"requests": [], "model": "b"}', 'beside "requests" there may be nothing else'),
+    ],
+)
+def test_a_document_has_a_list_of_requests_and_nothing_else(text, says):
+    assert wrong(text) == says
+
+
+def test_a_document_names_the_line_that_a_request_begins_in():
+    text = '{\n "requests":\n[ {"prompt": "]}, {",\n"stop": ["["]},\n\n  {"prompt":\n"b"}, {"prompt": 1}\n]}'
+    assert wrong(text).startswith("request 2 (line 7): prompt must be")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_wherever_the_mistake_is_it_is_found_there(seed):
+    """Requests of all kinds in either form, with one that is wrong."""
+    rng = random.Random(seed)
+    requests = [{"prompt": rng.choice(["a", [1, 2], "}],\n["]), "stop": ["x"] * rng.randrange(3)} for _ in range(9)]
+    place = rng.randrange(9)
+    requests[place]["top_p"] = 2
+    starts, text = [], '{"requests": [' if seed % 2 else ""
+    for request in requests:
+        text += "\n" * rng.randrange(3)
+        starts.append(1 + text.count("\n"))
+        text += json.dumps(request, indent=rng.choice([None, 1]) if seed % 2 else None)
+        text += ("," if request is not requests[-1] else "]}") if seed % 2 else "\n"
+    assert wrong(text) == f"request {place} (line {starts[place]}): top_p must be above 0 and at most 1, not 2"
+    del requests[place]["top_p"]
+    for i, request in enumerate(read_requests(text.replace('"top_p": 2', '"top_k": 2'), {})):
+        assert (request.prompt, request.index, list(request.params.stop)) == (
+            requests[i]["prompt"],
+            i,
+            requests[i]["stop"],
+        )

@@ -1,0 +1,68 @@
+"""The package as a user of another project has it: installed with pip, run from a folder of the user's own."""
+
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import PACKAGE, ROOT, STORYTELLER
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_command_is_a_function_of_the_package():
+    assert list(PROJECT["scripts"]) == [PACKAGE]
+    module, _, function = PROJECT["scripts"][PACKAGE].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def has_setuptools() -> bool:
+    try:
+        return int(version("setuptools").split(".")[0]) >= 77
+    except PackageNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that pip has installed the package into, without what it needs."""
+    if not importlib.util.find_spec("pip") or not has_setuptools():
+        pytest.skip("an install without the network needs pip, and setuptools as pyproject.toml asks for it")
+    folder = tmp_path_factory.mktemp("install")
+    source = folder / "source"  # a copy: a build leaves files behind
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / PACKAGE, source / PACKAGE, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    flags = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", str(folder / "site")]
+    done = subprocess.run([sys.executable, "-m", "pip", "install", *flags, str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+def test_what_is_installed_is_the_engine_and_no_test(installed):
+    expected = {path.relative_to(ROOT) for path in (ROOT / PACKAGE).rglob("*.py") if "tests" not in path.parts}
+    assert {path.relative_to(installed) for path in installed.rglob("*.py")} == expected
+    assert all((installed / path).read_bytes() == (ROOT / path).read_bytes() for path in expected)
+
+
+def test_the_installed_command_works_in_any_folder(installed, tmp_path):
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        environment = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(installed / "bin" / PACKAGE), *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert "generate" in run("--help").stdout
+    done = run("generate", "A fox")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"there is no folder {tmp_path}/models/storyteller" in done.stderr
+    done = run("generate", "A fox", "--model", str(STORYTELLER), "--max-tokens", "4", "--preemption", "swap")
+    assert done.returncode == 0 and done.stdout.startswith("A fox"), done.stderr
+    assert list(tmp_path.iterdir()) == []
