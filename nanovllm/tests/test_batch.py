@@ -192,6 +192,18 @@ def test_an_engine_that_cannot_be_built_costs_no_results(serve, tmp_path):
     assert serve([{"prompt": "the"}], *bad)[0] == 2 and out.read_text() == "of yesterday\n"
 
 
+def test_a_file_that_came_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path):
+    out, build = tmp_path / "out.jsonl", module.build_llm
+
+    def build_slowly(engine):
+        out.write_text("of another run\n")
+        return build(engine)
+
+    monkeypatch.setattr(module, "build_llm", build_slowly)
+    assert serve([{"prompt": "the"}], "--output", str(out))[::2] == (2, f"error: {out}: File exists\n")
+    assert out.read_text() == "of another run\n"
+
+
 # What is wrong is told before anything is computed
 
 
