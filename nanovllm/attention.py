@@ -1,13 +1,14 @@
 """The `attend` of this stage: keys and values are read where their blocks lie, a tile of blocks at a time.
 
-    context    tile 0       tile 1       tile 2
-    A (18)     #### ####    #### ####    ##..        block size 4, tile size 8
-    B (11)     #### ####    ###.                     . masked: the rest of a last block
-    C (3)      ###.
+    context    tile 0   tile 1       tile 2
+    A (18)     ####     #### ####    #### ##..       block size 4, tile size 16: a block of each of three,
+    B (11)     ####     #### ###.                    or two of each of two, or four of one
+    C (3)      ###.                                  . masked: the rest of a last block
 
-In decode all sequences go through a tile together, and a tile is for those that reach it. Each gives attention to its
-own keys; merge() makes one of two. So a step needs room for a tile or two besides the pool, however long the context,
-and nothing is done once a sequence. (Here a tile is still copied before it is read; a kernel would read it in place.)
+In decode all sequences go through a tile together; a tile is shared out among those that reach it. Each gives attention
+to its own keys; merge() makes one of two. So a step needs room for a tile or two besides the pool, however long the
+contexts and however many, and nothing is done once a sequence. (Here a tile is still copied before it is read; a kernel
+would read it in place.)
 """
 
 from dataclasses import dataclass
@@ -45,9 +46,9 @@ class PagedAttention:
     """
 
     def __init__(self, kv_cache: KVCache, tile_size: int) -> None:
-        """`tile_size` in slots of one sequence; a tile is of whole blocks, at least one."""
+        """`tile_size` in slots, of all sequences together; a tile has whole blocks of each, at least one."""
         self._kv_cache = kv_cache
-        self._tile_blocks = max(1, tile_size // kv_cache.block_size)
+        self._tile_size = tile_size
         self._step: AttentionMetadata | None = None
 
     def begin(self, step: AttentionMetadata) -> None:
@@ -66,16 +67,22 @@ class PagedAttention:
     def _decode_tiles(self, block_tables: Tensor, context_lens: list[int]) -> list[Tile]:
         """block_tables [num_decodes, max_blocks]; context_lens [num_decodes], longest first"""
         block_size, dtype = self._kv_cache.block_size, self._kv_cache.blocks.dtype
-        ends, tiles = self._tensor(context_lens), []
-        for start in range(0, max(context_lens, default=0), self._tile_blocks * block_size):
+        ends, longest = self._tensor(context_lens), max(context_lens, default=0)
+        tiles, start = [], 0
+        while start < longest:
             num_seqs = sum(context_len > start for context_len in context_lens)
-            num_blocks = min(self._tile_blocks, -(-(context_lens[0] - start) // block_size))
+            num_blocks = min(self._blocks_of_each(num_seqs), -(-(longest - start) // block_size))
             blocks = block_tables[:num_seqs, start // block_size :][:, :num_blocks]
             positions = torch.arange(start, start + num_blocks * block_size, device=ends.device)
             behind = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, slots]
             mask = torch.zeros(behind.shape, dtype=dtype, device=ends.device).masked_fill_(behind, float("-inf"))
             tiles.append(Tile(self._kv_cache.pieces(blocks.flatten()), mask))
+            start += num_blocks * block_size
         return tiles
+
+    def _blocks_of_each(self, num_seqs: int) -> int:
+        """In a tile that so many share."""
+        return max(1, self._tile_size // (num_seqs * self._kv_cache.block_size))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]"""
@@ -116,7 +123,8 @@ class PagedAttention:
     ) -> Tensor:
         """Tokens of one sequence, on what was computed before, tile by tile, and on themselves.
 
-        Their own keys and values are at hand; the pool is read only before them. block_table may go on behind it.
+        Their own keys and values are at hand; the pool is read only before them. block_table may be longer than the
+        context. Heads that share a KV head read it through views: nothing is repeated for them here either.
         q, out [query_len, num_heads, head_dim]; k, v [query_len, num_kv_heads, head_dim]; block_table [max_blocks]
         """
         group = q.shape[1] // k.shape[1]
@@ -126,9 +134,9 @@ class PagedAttention:
             return x.transpose(0, 1).expand(group, -1, -1, -1)
 
         whole = attend_part(grouped, for_group(k), for_group(v), is_causal=True)
-        num_computed, block_size = context_len - len(q), self._kv_cache.block_size
-        for start in range(0, num_computed, self._tile_blocks * block_size):
-            blocks = block_table[start // block_size :][: self._tile_blocks]
+        num_computed, block_size, num_blocks = context_len - len(q), self._kv_cache.block_size, self._blocks_of_each(1)
+        for start in range(0, num_computed, num_blocks * block_size):
+            blocks = block_table[start // block_size :][:num_blocks]
             keys, values = self._kv_cache.read(layer, self._kv_cache.pieces(blocks), num_computed - start)
             whole = merge(whole, attend_part(grouped, for_group(keys), for_group(values)))
         return whole.out.permute(2, 1, 0, 3).flatten(1, 2).to(q.dtype)

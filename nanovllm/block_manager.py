@@ -134,7 +134,10 @@ class BlockManager:
         return copy
 
     def free(self, seq: Sequence) -> None:
-        """`seq` holds its blocks no more: its table is then empty. Raises ValueError if it holds none."""
+        """`seq` holds its blocks no more: its table is then empty.
+
+        Raises ValueError, and changes nothing, if it holds no blocks, or if its table names one that is not held.
+        """
         if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")
         self._pool.give_back(seq.block_table)

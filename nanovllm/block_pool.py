@@ -56,7 +56,7 @@ class BlockPool:
         """Each has one holder less. Of those that have none any more the first will be the next one taken.
 
         Cached ones become idle, the last of them first: so the end of a text is evicted before its beginning.
-        Raises ValueError, and gives none back, if there are more of a block than it has holders.
+        Raises ValueError, which names the block, and gives none back, if there are more of it than it has holders.
         """
         counts, freed = self._ref_counts, []
         for i, block in enumerate(blocks):

@@ -7,6 +7,15 @@ import torch
 from .flags import knob, knobs
 
 POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # one of them at most
+AT_LEAST_ONE = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "tile_size",
+    "kv_cache_tokens",
+    "kv_cache_memory_bytes",
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -23,7 +32,7 @@ class EngineConfig:
     enable_prefix_caching: bool = knob(True, "keep computed blocks for prompts that begin alike")
     preemption: str = knob("auto", "what becomes of a preempted request's blocks", ("auto", "swap", "recompute"))
     swap_space_tokens: int | None = knob(None, "size of the host's pool in tokens; default: as the KV pool; 0: none")
-    tile_size: int = knob(512, "slots of each sequence that attention reads at a time")
+    tile_size: int = knob(4096, "slots that attention reads at a time, of all sequences")
     kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
     kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
     gpu_memory_utilization: float | None = knob(None, "share of the GPU's memory for weights and pool (0.9 on cuda)")
@@ -31,10 +40,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what cannot be, naming the knob and its value."""
-        sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tile_size")
         if self.swap_space_tokens is not None and self.swap_space_tokens < 0:
             raise ValueError(f"swap_space_tokens must be 0 or above, not {self.swap_space_tokens}")
-        for name in (*sizes, "kv_cache_tokens", "kv_cache_memory_bytes"):
+        for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

@@ -23,7 +23,7 @@ from .tiered_block_manager import TieredBlockManager
 
 class LLMEngine:
     def __init__(self, config: EngineConfig) -> None:
-        """Raises ValueError for a bad value or checkpoint. Each part is built by a method of its own."""
+        """Raises ValueError for a bad value or checkpoint. Each part has a method that builds it, to be overridden."""
         self.config = config
         self.model_config = ModelConfig.from_folder(config.model)
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)

@@ -69,7 +69,7 @@ def attend_part_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = N
 
 
 def attend_block_by_block(q: Tensor, kv_cache: KVCache, layer: int, block_table: list[int], context_len: int) -> Tensor:
-    """One token's attention as the paper writes it, to be read and to test against. q, out [num_heads, head_dim]"""
+    """One token's attention as in FlashAttention, to be read and to test against. q, out [num_heads, head_dim]"""
     num_kv_heads, head_dim = kv_cache.blocks.shape[-2:]
     q = q.float().view(num_kv_heads, -1, head_dim)  # [num_kv_heads, group, head_dim]
     highest = torch.full(q.shape[:2], float("-inf"), device=q.device)  # score so far, [num_kv_heads, group]

@@ -101,7 +101,7 @@ class Scheduler:
         return budget - len(decodes[:budget])
 
     def _schedule_chunks(self, output: SchedulerOutput, budget: int) -> int:
-        """Those that run and have more than one token to compute, in order, as many as the budget has left.
+        """Those that run and have more than one token to compute, in order, as many tokens as the budget has left.
 
         Returns what is left of the budget.
         """
@@ -116,7 +116,7 @@ class Scheduler:
         """From waiting to running, in order, while there are seats, budget, and what _may_admit() asks for.
 
         A leader takes the blocks of all its tokens, and is scheduled for as many as the budget has left of those that
-        it did not find computed. A group that needs more blocks than the pool has fails.
+        it did not find computed. A group that needs more blocks than the pool has fails, and the next one is first.
         """
         while self.waiting and budget > 0:
             group = next(groups(self.waiting))
@@ -142,7 +142,10 @@ class Scheduler:
                 break
 
     def _may_admit(self, group: list[Sequence]) -> bool:
-        """Beside others a new group must leave the watermark free, for those that run to grow into."""
+        """Whether there are blocks for all its tokens.
+
+        Beside others a new group must leave the watermark free, for those that run to grow into.
+        """
         return self._block_manager.can_allocate(*group, spare=self._watermark_blocks if self.running else 0)
 
     def _make_room(self, group: list[Sequence], output: SchedulerOutput) -> bool:

@@ -98,7 +98,7 @@ class Sequence:
             self.finish("length")
 
     def finish(self, reason: str) -> None:
-        """reason: "stop" | "length" | "abort" | "error" """
+        """`reason` is what the output says as its finish_reason."""
         self.finish_reason = reason
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
