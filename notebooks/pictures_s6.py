@@ -52,9 +52,9 @@ def draw_tree(
     """A box a block with its text. `hits`: blocks that a request has just found; of those that nobody holds the small
     number says when each will be evicted.
     """
-    nodes = tree(list(cache._by_block.values()))
+    nodes = tree(list(cache.blocks._cached.values()))
     place = {node.cached: node for node in nodes}
-    turn = {block: number for number, block in enumerate(cache._idle, start=1)}
+    turn = {block: number for number, block in enumerate(cache.blocks._idle, start=1)}
     for node in nodes:
         left, bottom, block = node.depth, -node.row, node.cached.block
         fill = ACCENT if block in hits else PALE if block in turn else USED

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from stages import s6_prefix_caching as s6
 from stages.s6_prefix_caching.block_manager import BlockManager, cdiv
-from stages.s6_prefix_caching.prefix_cache import CachedBlock, Hash, PrefixCache
+from stages.s6_prefix_caching.prefix_cache import CachedBlock, CachedBlocks, Hash, PrefixCache
 from stages.s6_prefix_caching.sampling import SampledToken
 
 BOS = 1
@@ -170,9 +170,9 @@ class Placeholder:
 class WithoutModel(s6.LLMEngine):
     """Stage 6's engine with placeholders for tokens: it schedules, finds blocks, takes them and gives them back."""
 
-    def __init__(self, cache: type[PrefixCache] = PrefixCache, **options: Any) -> None:
-        """`cache` may have another order of eviction; `options` are EngineConfig's, kv_cache_tokens among them."""
-        self._cache = cache
+    def __init__(self, order: type[CachedBlocks] = CachedBlocks, **options: Any) -> None:
+        """The `order` is that of eviction; `options` are EngineConfig's, kv_cache_tokens among them."""
+        self._order = order
         super().__init__(s6.EngineConfig(**options))
 
     def build_tokenizer(self) -> None:
@@ -188,8 +188,9 @@ class WithoutModel(s6.LLMEngine):
 
     def build_block_manager(self) -> BlockManager:
         size = self.config.block_size
-        cache = self._cache(size) if self.config.enable_prefix_caching else None
-        return BlockManager(self.kv_cache.num_blocks, size, cache)
+        cache = PrefixCache(size)
+        cache.blocks = self._order(cache._index)
+        return BlockManager(self.kv_cache.num_blocks, size, cache if self.config.enable_prefix_caching else None)
 
     def build_model_runner(self, model: Any) -> Any:
         return Placeholder()
@@ -210,18 +211,18 @@ class WithCache(s6.LLMEngine):
 # ---- other orders of eviction
 
 
-class HeadFirst(PrefixCache):
+class HeadFirst(CachedBlocks):
     """Of the texts the one unused longest, as in stage 6; but its beginning before its end."""
 
-    def __init__(self, block_size: int) -> None:
-        super().__init__(block_size)
+    def __init__(self, index: dict[Hash, CachedBlock]) -> None:
+        super().__init__(index)
         self._ranks: dict[int, tuple[int, int]] = {}  # when the text became idle, and how deep in it the block is
         self._time = 0
         self._last: CachedBlock | None = None
 
     def set_idle(self, block: int) -> None:
         """Blocks of one text come one after the other, each the parent of the one before."""
-        cached = self._by_block[block]
+        cached = self._cached[block]
         if self._last is None or self._last.parent is not cached:
             self._time += 1
         self._last = cached
@@ -234,17 +235,17 @@ class HeadFirst(PrefixCache):
         return block
 
 
-class FirstInFirstOut(PrefixCache):
+class FirstInFirstOut(CachedBlocks):
     """The block that was computed first, whether or not it was of use since."""
 
-    def __init__(self, block_size: int) -> None:
-        super().__init__(block_size)
+    def __init__(self, index: dict[Hash, CachedBlock]) -> None:
+        super().__init__(index)
         self._time, self._born = 0, dict[int, int]()
 
-    def insert(self, block_hash: Hash, parent: CachedBlock | None, token_ids: list[int], block: int) -> CachedBlock:
+    def add(self, cached: CachedBlock) -> None:
         self._time += 1
-        self._born[block] = self._time
-        return super().insert(block_hash, parent, token_ids, block)
+        self._born[cached.block] = self._time
+        super().add(cached)
 
     def evict(self) -> int:
         block = min(self._idle, key=self._born.__getitem__)
@@ -252,8 +253,8 @@ class FirstInFirstOut(PrefixCache):
         return block
 
 
-ORDERS: dict[str, type[PrefixCache]] = {
-    "LRU, tail first": PrefixCache,
+ORDERS: dict[str, type[CachedBlocks]] = {
+    "LRU, tail first": CachedBlocks,
     "LRU, head first": HeadFirst,
     "FIFO": FirstInFirstOut,
 }

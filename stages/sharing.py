@@ -145,7 +145,7 @@ def measure_unshared(folder: Path, rounds: list[list[Request]], dtype: str) -> d
     return {
         "ratio": statistics.median(pair["off"] / pair["on"] for pair in pairs),
         "pairs": len(pairs),
-        "evicted": seen - manager.prefix_cache.num_idle,
+        "evicted": seen - manager.prefix_cache.blocks.num_idle,
         "tokens_computed": tokens["on"],
         **{f"tokens_per_second_{name}": sum_of(rounds) / clocked.seconds for name, clocked in clocks.items()},
     }

@@ -12,15 +12,15 @@ from stages import s6_prefix_caching as s6
 from stages import sharing
 from stages.predict import s6 as predicted
 from stages.s6_prefix_caching.llama import Tokenizer
-from stages.s6_prefix_caching.prefix_cache import PrefixCache
+from stages.s6_prefix_caching.prefix_cache import CachedBlocks, PrefixCache
 from stages.workload import mixed_workload
 from tests.helpers import ROOT
 
 MODEL = ROOT / "models" / "storyteller"
 
 
-def engine(num_blocks: int, cache: type[PrefixCache] = PrefixCache, **options) -> WithoutModel:
-    return WithoutModel(cache, model=str(MODEL), block_size=4, kv_cache_tokens=4 * num_blocks, **options)
+def engine(num_blocks: int, order: type[CachedBlocks] = CachedBlocks, **options) -> WithoutModel:
+    return WithoutModel(order, model=str(MODEL), block_size=4, kv_cache_tokens=4 * num_blocks, **options)
 
 
 def text(start: int, num_blocks: int) -> list[int]:
@@ -41,13 +41,13 @@ def test_a_talk_goes_on_from_its_answer():
     assert prefixes.hit_rate(served) == 12 / 29
 
 
-FIRST_TO_GO = [(PrefixCache, 12), (prefixes.HeadFirst, 0), (prefixes.FirstInFirstOut, 0)]
+FIRST_TO_GO = [(CachedBlocks, 12), (prefixes.HeadFirst, 0), (prefixes.FirstInFirstOut, 0)]
 
 
-@pytest.mark.parametrize(("cache", "again"), FIRST_TO_GO)
-def test_who_is_evicted_first(cache, again):
+@pytest.mark.parametrize(("order", "again"), FIRST_TO_GO)
+def test_who_is_evicted_first(order, again):
     """A pool of 6 blocks: a text of 4 and a token; another of 2 and a token takes two free blocks, and evicts one."""
-    assert found(engine(6, cache), text(3, 4), text(100, 2), text(3, 4)) == [0, 0, again]
+    assert found(engine(6, order), text(3, 4), text(100, 2), text(3, 4)) == [0, 0, again]
 
 
 def test_lru_keeps_what_was_used_and_fifo_does_not():
@@ -98,7 +98,7 @@ def test_only_who_believes_a_hash_says_something_else():
 def test_a_tree_has_all_cached_blocks_and_a_row_for_each_end():
     counter = engine(16)
     found(counter, text(3, 3), [*text(3, 3)[:8], *text(100, 1)], text(200, 1))
-    nodes = pictures_s6.tree(list(counter.block_manager.prefix_cache._by_block.values()))
+    nodes = pictures_s6.tree(list(counter.block_manager.prefix_cache.blocks._cached.values()))
     assert [(node.depth, node.row) for node in nodes] == [(0, 0), (1, 0), (2, 0), (2, 1), (0, 2)]
 
 

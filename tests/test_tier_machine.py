@@ -80,10 +80,8 @@ class Tiers(RuleBasedStateMachine):
         cpu = torch.device("cpu")
         self.kv_cache = self.kv.KVCache(self.config, num_blocks, block_size, torch.float32, cpu)
         self.kv_cache.blocks.fill_(float("nan"))
-        self.host = None
-        if num_host_blocks:
-            self.host = late(self.offload.HostPool)(self.kv_cache.blocks, num_host_blocks)
-            self.host.begun = []
+        self.host = late(self.offload.HostPool)(self.kv_cache.blocks, num_host_blocks)
+        self.host.begun = []
         cache = self.prefix.PrefixCache(block_size) if is_caching else None
         self.manager = self.tiered.TieredBlockManager(num_blocks, block_size, cache, self.host)
         self.block_size, self.num_host_blocks = block_size, num_host_blocks
@@ -138,7 +136,7 @@ class Tiers(RuleBasedStateMachine):
         if group[0].num_tokens > MAX_MODEL_LEN - 2:
             self.end_here(group)
 
-    @precondition(lambda self: self.here and self.host)
+    @precondition(lambda self: self.here)
     @rule(data=st.data())
     def swap_out(self, data: st.DataObject) -> None:
         group = data.draw(st.sampled_from(self.here))
@@ -192,7 +190,7 @@ class Tiers(RuleBasedStateMachine):
 
     # What copies do
 
-    @precondition(lambda self: self.host and self.host.begun)
+    @precondition(lambda self: self.host.begun)
     @rule(count=st.integers(1, 3))
     def copies_are_done(self, count: int) -> None:
         self.host.begun[min(count, len(self.host.begun)) - 1].wait()
@@ -201,9 +199,8 @@ class Tiers(RuleBasedStateMachine):
     def collect(self, wait: bool) -> None:
         self.manager.collect(wait)
         assert not (wait and self.manager.is_copying)
-        assert bool(self.host and self.host.begun) or not self.manager.is_copying
+        assert self.host.begun or not self.manager.is_copying
 
-    @precondition(lambda self: self.host)
     @rule(are_failing=st.booleans())
     def copies_fail_from_now_on(self, are_failing: bool) -> None:
         self.host.is_failing = are_failing
@@ -224,7 +221,7 @@ class Tiers(RuleBasedStateMachine):
     def compute(self, seq: Any, num_tokens: int) -> None:
         for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
             block = seq.block_table[position // self.block_size]
-            assert self.manager._pool.ref_count(block) == 1 and block not in self.manager.prefix_cache.device
+            assert self.manager._pool.ref_count(block) == 1 and block not in self.manager.prefix_cache.blocks
             self.kv_cache.blocks[block, :, :, position % self.block_size] = bytes_of(seq.token_ids[: position + 1])
         seq.num_computed_tokens += num_tokens
         self.manager.cache_blocks(seq)
@@ -239,7 +236,7 @@ class Tiers(RuleBasedStateMachine):
         pools = [(list(pool._free), list(pool._ref_counts)) for pool in (self.manager._pool, self.manager._host)]
         tables = [(list(seq.block_table), list(seq.host_table)) for g in self.here + self.away for seq in g]
         cache = self.manager.prefix_cache
-        return pools, tables, list(cache.device._idle), list(cache.host._idle), self.manager.report()
+        return pools, tables, list(cache.blocks._idle), list(cache.host_blocks._idle), self.manager.report()
 
     def fails_and_changes_nothing(self, error: type[Exception], operation: Callable, what: Any) -> None:
         before = self.state()

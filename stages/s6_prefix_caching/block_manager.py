@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .block_pool import BlockPool, NoFreeBlocks
 from .kv_cache import PoolReport
-from .prefix_cache import CachedBlock, PrefixCache
+from .prefix_cache import CachedBlock, PrefixCache, PrefixCacheStats
 from .sequence import Sequence, shared_prefix
 
 
@@ -33,7 +33,7 @@ class BlockManager:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.prefix_cache = prefix_cache or PrefixCache(block_size)
         self._is_caching = prefix_cache is not None
-        self._pool = BlockPool(num_blocks, self.prefix_cache)
+        self._pool = BlockPool(num_blocks, self.prefix_cache.blocks)
         self._holders: dict[Sequence, None] = {}  # in order of arrival
 
     @property
@@ -65,7 +65,8 @@ class BlockManager:
             raise NoFreeBlocks(f"{needed} blocks are needed, {self.num_free_blocks} are free")
         self._hold(seq, self._hits(seq))
         seq.block_table += self._pool.take(cdiv(seq.num_tokens, self.block_size) - len(seq.block_table))
-        self.prefix_cache.count(seq.num_tokens, seq.num_computed_tokens)
+        self.prefix_cache.stats.queried += seq.num_tokens
+        self.prefix_cache.stats.hit += seq.num_computed_tokens
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
 
@@ -128,7 +129,7 @@ class BlockManager:
             seq.block_table[seq.num_computed_tokens // self.block_size] = copy.target
             self._pool.give_back([source])
         elif seq.num_computed_tokens < len(seq.block_table) * self.block_size:
-            self.prefix_cache.forget(seq.block_table[seq.num_computed_tokens // self.block_size])
+            self.prefix_cache.blocks.forget(seq.block_table[seq.num_computed_tokens // self.block_size])
         seq.block_table += new
         return copy
 
@@ -148,6 +149,7 @@ class BlockManager:
         if self._holders:
             return False
         self._pool.forget_all()
+        self.prefix_cache.stats = PrefixCacheStats()
         return True
 
     def report(self) -> PoolReport:
@@ -170,8 +172,8 @@ class BlockManager:
 
     def _num_blocks_to_take(self, *group: Sequence) -> int:
         """Blocks of a group that are free now: all but those that it hits and others hold."""
-        num_held = sum(self._pool.ref_count(hit.block) > 0 for hit in self._hits(group[0]))
-        return self.num_blocks_for(*group) - num_held
+        hits = [hit.block for hit in self._hits(group[0])]
+        return self.num_blocks_for(*group) - sum(self._pool.ref_count(block) > 0 for block in hits)
 
     def _hits(self, seq: Sequence) -> list[CachedBlock]:
         """The beginning of `seq` that is cached, in whole blocks; its last token is to be computed in any case."""

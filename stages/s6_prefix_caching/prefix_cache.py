@@ -39,7 +39,63 @@ class CachedBlock:
     block: int
 
 
-@dataclass(frozen=True)
+class CachedBlocks:
+    """Which blocks of a pool are cached, and in which order they are evicted. Each operation takes O(1)."""
+
+    def __init__(self, index: dict[Hash, CachedBlock]) -> None:
+        """What is forgotten here leaves the `index`."""
+        self._index = index
+        self._cached: dict[int, CachedBlock] = {}  # by the number of the block
+        self._idle: OrderedDict[int, None] = OrderedDict()  # those that nobody holds, the least recently used first
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._cached
+
+    def add(self, cached: CachedBlock) -> None:
+        """Its block is cached from now on."""
+        self._cached[cached.block] = cached
+
+    def forget(self, block: int) -> None:
+        """Its keys and values will be others'. Nothing happens if it is not cached."""
+        cached = self._cached.pop(block, None)
+        if cached:
+            self._idle.pop(block, None)
+            del self._index[cached.hash]
+
+    def set_idle(self, block: int) -> None:
+        """Nobody holds it any more: it is the most recently used of those that may be evicted."""
+        self._idle[block] = None
+
+    def set_busy(self, block: int) -> None:
+        """Somebody holds it: it is not evicted."""
+        self._idle.pop(block, None)
+
+    def evict(self) -> int:
+        """Forget the block that has been idle longest, and return it."""
+        block = next(iter(self._idle))
+        self.forget(block)
+        return block
+
+    def clear(self) -> list[int]:
+        """Forget everything. Returns the blocks that were idle."""
+        idle = list(self._idle)
+        for block in list(self._cached):
+            self.forget(block)
+        return idle
+
+    def check_integrity(self) -> list[int]:
+        """Index and blocks name the same, and whoever is idle is among them. Returns the idle blocks."""
+        assert {cached.hash: cached for cached in self._cached.values()} == self._index, "the index has others"
+        assert all(cached.block == block for block, cached in self._cached.items()), "a text is elsewhere"
+        assert self._idle.keys() <= self._cached.keys(), "an idle block is not cached"
+        return list(self._idle)
+
+
+@dataclass
 class PrefixCacheStats:
     """In tokens, of all admissions since the start or the last reset."""
 
@@ -48,22 +104,14 @@ class PrefixCacheStats:
 
 
 class PrefixCache:
-    """The index of computed blocks, and the order of eviction. Each operation takes O(1) a block."""
+    """The index of computed blocks. Each operation takes O(1) a block."""
 
     def __init__(self, block_size: int, hash_function: Callable[[Hash, list[int]], Hash] = hash_block) -> None:
         self.stats = PrefixCacheStats()
         self._block_size = block_size
         self._hash = hash_function
         self._index: dict[Hash, CachedBlock] = {}
-        self._by_block: dict[int, CachedBlock] = {}  # the same ones
-        self._idle: OrderedDict[int, None] = OrderedDict()  # those that nobody holds, the least recently used first
-
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._by_block
+        self.blocks = CachedBlocks(self._index)
 
     def extend_hashes(self, hashes: list[Hash], token_ids: list[int], num_blocks: int) -> None:
         """So that `hashes`, the chain of a text's full blocks as far as it is known, has num_blocks links."""
@@ -93,45 +141,8 @@ class PrefixCache:
         """
         new = CachedBlock(block_hash, parent, token_ids, block)
         cached = self._index.setdefault(block_hash, new)
+        if cached.parent is not parent or cached.token_ids != token_ids:
+            return new
         if cached is new:
-            self._by_block[block] = new
-        is_same_text = cached.parent is parent and cached.token_ids == token_ids
-        return cached if is_same_text else new
-
-    def forget(self, block: int) -> None:
-        """Its keys and values will be others'. Nothing happens if it is not cached."""
-        cached = self._by_block.pop(block, None)
-        if cached:
-            del self._index[cached.hash]
-            self._idle.pop(block, None)
-
-    def count(self, num_queried: int, num_hit: int) -> None:
-        """An admission, in tokens."""
-        self.stats = PrefixCacheStats(self.stats.queried + num_queried, self.stats.hit + num_hit)
-
-    def clear(self) -> list[int]:
-        """Forget everything, the statistics too. Returns the blocks that were idle."""
-        idle = list(self._idle)
-        self._index, self._by_block, self._idle, self.stats = {}, {}, OrderedDict(), PrefixCacheStats()
-        return idle
-
-    def check_integrity(self) -> list[int]:
-        """Index and blocks name the same, and whoever is idle is among them. Returns the idle blocks."""
-        assert {cached.hash: cached for cached in self._by_block.values()} == self._index, "the index has others"
-        assert all(cached.block == block for block, cached in self._by_block.items())
-        assert self._idle.keys() <= self._by_block.keys(), "an idle block is not cached"
-        return list(self._idle)
-
-    def set_idle(self, block: int) -> None:
-        """Nobody holds it any more: it is the most recently used of those that may be evicted."""
-        self._idle[block] = None
-
-    def set_busy(self, block: int) -> None:
-        """Somebody holds it: it is not evicted."""
-        self._idle.pop(block, None)
-
-    def evict(self) -> int:
-        """Forget the block that has been idle longest, and return it."""
-        block = next(iter(self._idle))
-        self.forget(block)
-        return block
+            self.blocks.add(new)
+        return cached

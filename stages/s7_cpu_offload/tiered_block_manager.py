@@ -9,6 +9,8 @@ loaded. A sequence with blocks that are still arriving is not ready.
 """
 
 from collections import Counter
+from collections.abc import Callable
+from itertools import takewhile
 
 from .block_manager import BlockManager, cdiv
 from .block_pool import BlockPool
@@ -18,22 +20,15 @@ from .sequence import Sequence
 
 
 class TieredBlockManager(BlockManager):
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        prefix_cache: PrefixCache | None = None,
-        host_pool: HostPool | None = None,
-    ) -> None:
-        """Without a `prefix_cache` nothing is ever cached, without a `host_pool` nothing leaves the device."""
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None, host_pool: HostPool) -> None:
+        """Without a `prefix_cache` nothing is ever cached."""
         super().__init__(num_blocks, block_size, prefix_cache)
+        self.prefix_cache.blocks.on_evict = self._save
         self._host_pool = host_pool
-        self._host = BlockPool(host_pool.num_blocks if host_pool else 0, self.prefix_cache.host)
+        self._host = BlockPool(host_pool.num_blocks, self.prefix_cache.host_blocks)
         self._arriving: dict[int, Transfer] = {}  # blocks of the device that are being loaded
         self._leaving: list[tuple[Transfer, BlockPool, list[int]]] = []  # blocks that are held until they are copied
         self._swapped: dict[Sequence, None] = {}  # those that have a host_table
-        if host_pool:
-            self.prefix_cache.device.on_evict = self._save
 
     def num_blocks_to_swap(self, group: list[Sequence]) -> int:
         """How many blocks with computed tokens a group holds, those that its members share counted once."""
@@ -45,18 +40,10 @@ class TieredBlockManager(BlockManager):
         Its blocks are free once they are copied. Raises NoFreeBlocks if the host has too few, or whatever the copies
         raise, and then changes nothing.
         """
-        assert self._host_pool is not None, "there is no host pool"
-        blocks = self._computed_blocks(group)
-        to_host = dict(zip(blocks, self._host.take(len(blocks)), strict=True))
-        try:
-            transfer = self._host_pool.store({host: block for block, host in to_host.items()})
-        except BaseException:
-            self._host.give_back(list(to_host.values()))
-            raise
+        to_host, transfer = self._copy(self._host_pool.store, self._computed_blocks(group), self._host)
         for seq in group:
             if seq.block_table:
-                num_computed = cdiv(seq.num_computed_tokens, self.block_size)
-                seq.host_table = [to_host[block] for block in seq.block_table[:num_computed]]
+                seq.host_table = [to_host[block] for block in self._computed_blocks([seq])]
                 self._host.share(seq.host_table)
                 self._leaving.append((transfer, self._pool, seq.block_table))
                 self._swapped[seq] = self._holders.pop(seq)
@@ -77,14 +64,8 @@ class TieredBlockManager(BlockManager):
 
         Raises NoFreeBlocks if there are too few, or whatever the copies raise, and then changes nothing.
         """
-        assert self._host_pool is not None, "there is no host pool"
         blocks = list(dict.fromkeys(block for seq in group for block in seq.host_table))
-        to_device = dict(zip(blocks, self._pool.take(len(blocks)), strict=True))
-        try:
-            transfer = self._host_pool.load({block: host for host, block in to_device.items()})
-        except BaseException:
-            self._pool.give_back(list(to_device.values()))
-            raise
+        to_device, transfer = self._copy(self._host_pool.load, blocks, self._pool)
         for seq in group:
             if seq.host_table:
                 seq.block_table = [to_device[block] for block in seq.host_table]
@@ -113,7 +94,7 @@ class TieredBlockManager(BlockManager):
         if seq.num_tokens > len(seq.block_table) * self.block_size or not self.has_arrived(seq):
             return False
         block = seq.block_table[seq.num_computed_tokens // self.block_size]
-        return self._pool.ref_count(block) == 1 and block not in self.prefix_cache.device
+        return self._pool.ref_count(block) == 1 and block not in self.prefix_cache.blocks
 
     @property
     def is_copying(self) -> bool:
@@ -136,6 +117,12 @@ class TieredBlockManager(BlockManager):
             else:
                 self._leaving.append((transfer, pool, blocks))
         self._arriving = {block: transfer for block, transfer in self._arriving.items() if not transfer.is_done()}
+
+    def allocate(self, seq: Sequence) -> None:
+        """As in BlockManager; what is cached on the host only is loaded, or, if that fails, is not a hit."""
+        loaded = self._restore(super()._hits(seq)) if self.can_allocate(seq) else []
+        super().allocate(seq)
+        self._pool.give_back(loaded)
 
     def free(self, seq: Sequence) -> None:
         """As in BlockManager, once what it holds has arrived: or it would be written after others have taken it."""
@@ -166,56 +153,67 @@ class TieredBlockManager(BlockManager):
         """The blocks of a pool that are held until they are copied."""
         return [block for _, owner, blocks in self._leaving if owner is pool for block in blocks]
 
-    def _hold(self, seq: Sequence, hits: list[CachedBlock]) -> None:
-        """As in BlockManager; what is on the host only is loaded, or, if that fails, is not a hit."""
-        device, host = self.prefix_cache.device, self.prefix_cache.host
-        kept = [hit.places[device] for hit in hits if device in hit.places]
-        self._pool.share(kept)  # or making room for the others might evict them
-        away = [hit for hit in hits if device not in hit.places]
-        if self._restore(away):
-            kept += [hit.places[device] for hit in away]
-            host.num_hits += len(away)
-        else:
-            hits = hits[: hits.index(away[0])]
-        super()._hold(seq, hits)
-        device.num_hits -= sum(hit in away for hit in hits)  # they were not there
-        self._pool.give_back(kept)
+    def _hits(self, seq: Sequence) -> list[CachedBlock]:
+        """Of the beginning that is cached what is on the device.
 
-    def _restore(self, texts: list[CachedBlock]) -> bool:
-        """Load texts that are on the host only, into blocks that are held once. False if it fails: nothing changes."""
-        if not texts:
-            return True
-        assert self._host_pool is not None, "there is no host pool"
-        sources = [text.places[self.prefix_cache.host] for text in texts]
+        Behind the first text that is on the host only none counts: if that cannot be loaded, they are not hits either.
+        """
+        return list(takewhile(lambda hit: self.prefix_cache.blocks in hit.places, super()._hits(seq)))
+
+    def _restore(self, hits: list[CachedBlock]) -> list[int]:
+        """Load those that are on the host only. Returns the blocks of all, held once more: or those that are here
+        might be evicted to make room for the others. None, and nothing changes, if all are here or the load fails.
+        """
+        here, host = self.prefix_cache.blocks, self.prefix_cache.host_blocks
+        away = [hit for hit in hits if here not in hit.places]
+        sources, kept = [hit.places[host] for hit in away], [hit.places[here] for hit in hits if here in hit.places]
+        if not away:
+            return []
+        self._pool.share(kept)
         self._host.share(sources)
-        blocks = self._pool.take(len(texts))
         try:
-            transfer = self._host_pool.load(dict(zip(blocks, sources, strict=True)))
-        except RuntimeError:
-            self._pool.give_back(blocks)
+            targets, transfer = self._copy(self._host_pool.load, sources, self._pool)
+        except BaseException as error:
+            self._pool.give_back(kept)
             self._host.give_back(sources)
-            return False
-        for text, block in zip(texts, blocks, strict=True):
-            self.prefix_cache.device.add(text, block)
+            if isinstance(error, RuntimeError):
+                return []
+            raise
+        for text in away:
+            here.add(text, targets[text.places[host]])
         self._leaving.append((transfer, self._host, sources))
-        self._arriving |= dict.fromkeys(blocks, transfer)
+        self._arriving |= dict.fromkeys(targets.values(), transfer)
         self.collect()
-        return True
+        self.prefix_cache.stats.restored += len(away) * self.block_size
+        return kept + list(targets.values())
 
     def _save(self, text: CachedBlock) -> None:
         """A text is about to leave the device: the host keeps it, if it does not have it and there is room."""
-        if self._host_pool is None or self.prefix_cache.host in text.places or not self._host.num_free:
+        if self.prefix_cache.host_blocks in text.places or not self._host.num_free:
             return
-        [block] = self._host.take(1)
         try:
-            transfer = self._host_pool.store({block: text.places[self.prefix_cache.device]})
+            targets, transfer = self._copy(self._host_pool.store, [text.places[self.prefix_cache.blocks]], self._host)
         except RuntimeError:
-            self._host.give_back([block])
             return
         transfer.hold_back_compute()  # the device's block is about to be written
-        self.prefix_cache.host.add(text, block)
+        [block] = targets.values()
+        self.prefix_cache.host_blocks.add(text, block)
         self._leaving.append((transfer, self._host, [block]))
         self.collect()
+
+    def _copy(
+        self, copy: Callable[[dict[int, int]], Transfer], sources: list[int], pool: BlockPool
+    ) -> tuple[dict[int, int], Transfer]:
+        """Begin to copy blocks to others that are taken from `pool`: {source: target}.
+
+        Raises NoFreeBlocks if it has too few, or whatever `copy` raises, and then changes nothing.
+        """
+        targets = dict(zip(sources, pool.take(len(sources)), strict=True))
+        try:
+            return targets, copy({target: source for source, target in targets.items()})
+        except BaseException:
+            pool.give_back(list(targets.values()))
+            raise
 
     def _computed_blocks(self, group: list[Sequence]) -> list[int]:
         tables = (seq.block_table[: cdiv(seq.num_computed_tokens, self.block_size)] for seq in group)

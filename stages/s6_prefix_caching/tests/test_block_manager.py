@@ -166,7 +166,7 @@ def test_freeing_a_table_that_is_wrong_is_an_error_and_changes_nothing():
 )
 def test_a_block_given_back_twice_is_named_and_none_is_given_back(blocks, wrong):
     """Blocks 0, 1 and 2 are held, 3 and 4 are free."""
-    pool = BlockPool(5, PrefixCache(4))
+    pool = BlockPool(5, PrefixCache(4).blocks)
     assert pool.take(4) == [0, 1, 2, 3]
     pool.give_back([3])
     with pytest.raises(ValueError, match=f"block {wrong} "):

@@ -86,7 +86,7 @@ def test_a_prompt_finds_room_though_the_pool_is_full_of_idle_blocks(checkpoint):
     engine = scripted_engine(checkpoint, 6)
     for first in range(50, 60):
         assert answers(serve(engine, [first] * 20)) == [said_alone([first] * 20, 3)]
-    assert engine.block_manager.prefix_cache.num_idle == 5
+    assert engine.block_manager.prefix_cache.blocks.num_idle == 5
 
 
 def test_found_tokens_cost_no_budget(checkpoint):

@@ -147,7 +147,7 @@ def test_without_a_cache_nothing_is_found_and_no_block_is_idle():
     manager = BlockManager(8, 4)
     left(manager, TEXT)
     assert hits(manager, TEXT) == 0
-    assert manager.prefix_cache.num_idle == 0
+    assert manager.prefix_cache.blocks.num_idle == 0
 
 
 # Who holds it
@@ -184,7 +184,7 @@ def test_of_two_blocks_with_one_text_the_first_stays():
         seq.num_computed_tokens = 8
         manager.cache_blocks(seq)
     manager.free(seqs[1])
-    assert manager.prefix_cache.num_idle == 0, "the second's blocks are just free"
+    assert manager.prefix_cache.blocks.num_idle == 0, "the second's blocks are just free"
     late = with_tokens(TEXT[:9], "c")
     manager.allocate(late)
     assert late.block_table[:2] == seqs[0].block_table == [0, 1]
@@ -229,10 +229,10 @@ def test_what_others_hold_needs_no_room_and_what_is_idle_does(num_blocks, can):
     assert manager.can_allocate(seq) == can
     assert manager.can_allocate(seq, spare=1) is False
     if not can:
-        before = [manager.num_free_blocks, manager.prefix_cache.num_idle, hits(manager, TEXT)]
+        before = [manager.num_free_blocks, manager.prefix_cache.blocks.num_idle, hits(manager, TEXT)]
         with pytest.raises(NoFreeBlocks, match="3 blocks are needed, 2 are free"):
             manager.allocate(seq)
-        assert before == [manager.num_free_blocks, manager.prefix_cache.num_idle, hits(manager, TEXT)]
+        assert before == [manager.num_free_blocks, manager.prefix_cache.blocks.num_idle, hits(manager, TEXT)]
         assert seq.block_table == [] and seq.num_computed_tokens == 0
         manager.check_integrity()
 
@@ -350,9 +350,9 @@ def num_touched(num_blocks: int, num_evicted: int) -> int:
     """How many idle blocks are looked at to evict so many of a pool of idle ones."""
     manager = manager_of(num_blocks, block_size=1)
     left(manager, list(range(num_blocks)))
-    tier = manager.prefix_cache
-    assert type(tier._idle) is OrderedDict, "the first of a plain dict is found behind all that were removed"
-    tier._idle = idle = Counting(tier._idle)
+    cached = manager.prefix_cache.blocks
+    assert type(cached._idle) is OrderedDict, "the first of a plain dict is found behind all that were removed"
+    cached._idle = idle = Counting(cached._idle)
     assert len(idle) == num_blocks
     manager._pool.take(num_evicted)
     return idle.touched
@@ -377,7 +377,7 @@ def test_a_reset_forgets_everything_and_loses_no_block():
     left(manager, TEXT)
     assert manager.reset_prefix_cache() is True
     assert hits(manager, TEXT) == 0
-    assert (manager.num_free_blocks, manager.prefix_cache.num_idle) == (8, 0)
+    assert (manager.num_free_blocks, manager.prefix_cache.blocks.num_idle) == (8, 0)
     assert (manager.prefix_cache.stats.queried, manager.prefix_cache.stats.hit) == (0, 0)
     manager.check_integrity()
 
@@ -393,7 +393,7 @@ def test_a_reset_while_somebody_holds_blocks_changes_nothing():
 
 
 def lose_an_idle_block(manager: BlockManager) -> None:
-    manager.prefix_cache._idle.popitem()
+    manager.prefix_cache.blocks._idle.popitem()
 
 
 def index_a_free_block(manager: BlockManager) -> None:
@@ -402,15 +402,15 @@ def index_a_free_block(manager: BlockManager) -> None:
 
 
 def leave_the_index_behind(manager: BlockManager) -> None:
-    manager.prefix_cache._by_block.popitem()
+    manager.prefix_cache.blocks._cached.popitem()
 
 
 def hold_an_idle_block(manager: BlockManager) -> None:
-    manager._pool._ref_counts[next(iter(manager.prefix_cache._idle))] += 1
+    manager._pool._ref_counts[next(iter(manager.prefix_cache.blocks._idle))] += 1
 
 
 def free_an_idle_block(manager: BlockManager) -> None:
-    manager._pool._free.append(next(iter(manager.prefix_cache._idle)))
+    manager._pool._free.append(next(iter(manager.prefix_cache.blocks._idle)))
 
 
 @pytest.mark.parametrize(

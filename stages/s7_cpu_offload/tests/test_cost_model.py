@@ -64,7 +64,7 @@ def test_without_a_choice_the_knob_says_it(checkpoint, preemption, prefers):
 def test_without_a_block_on_the_host_there_is_no_swap(checkpoint, preemption, tokens):
     config = {"block_size": 4, "kv_cache_tokens": 32, "preemption": preemption, "swap_space_tokens": tokens}
     engine = LLM(checkpoint, **config).llm_engine
-    assert engine.host_pool is None and engine.cost_model is None
+    assert engine.host_pool.num_blocks == 0 and engine.cost_model is None
     assert not engine.prefers_swap(1, 10**6)
     assert [len(o.token_ids) for o in LLM(checkpoint, **config).generate([[5, 6]])[0].outputs] == [16]
 
@@ -72,7 +72,7 @@ def test_without_a_block_on_the_host_there_is_no_swap(checkpoint, preemption, to
 @pytest.mark.parametrize(("tokens", "num_blocks"), [(None, 8), (4, 1), (15, 3), (400, 100)])
 def test_the_host_has_as_many_blocks_as_were_asked_for_or_as_the_device(checkpoint, tokens, num_blocks):
     engine = scripted_engine(checkpoint, 8, swap_space_tokens=tokens)
-    assert engine.host_pool is not None and engine.host_pool.num_blocks == num_blocks
+    assert engine.host_pool.num_blocks == num_blocks
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def engine(checkpoint) -> LLMEngine:
 
 
 def test_both_speeds_are_numbers_of_this_machine(engine):
-    speeds = measure(engine, engine.host_pool)
+    speeds = measure(engine)
     assert 0 < speeds.bytes_per_second < float("inf") and 0 < speeds.tokens_per_second < float("inf")
 
 
 def test_to_measure_leaves_no_trace(engine, checkpoint):
     pristine = LLM(checkpoint, block_size=4, kv_cache_tokens=64, preemption="swap").llm_engine
-    measure(engine, engine.host_pool)
+    measure(engine)
     manager = engine.block_manager
     assert (engine.model_runner.num_steps, engine.model_runner.num_tokens) == (0, 0)
     assert engine.host_pool.stored == engine.host_pool.loaded == Traffic()

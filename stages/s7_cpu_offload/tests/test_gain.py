@@ -62,7 +62,7 @@ def test_what_is_shared_is_copied_once(checkpoint):
     for _ in range(5):
         engine.step()
     engine.scheduler._preempt(list(engine.scheduler.running))
-    assert engine.host_pool is not None and engine.host_pool.stored.num_blocks == 3 + 3
+    assert engine.host_pool.stored.num_blocks == 3 + 3
     engine.scheduler.schedule()
     assert engine.host_pool.loaded.num_blocks == 3 + 3
 

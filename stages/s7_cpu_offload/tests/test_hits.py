@@ -86,7 +86,7 @@ def test_a_prompt_finds_room_though_the_pool_is_full_of_idle_blocks(checkpoint):
     engine = scripted_engine(checkpoint, 6)
     for first in range(50, 60):
         assert answers(serve(engine, [first] * 20)) == [said_alone([first] * 20, 3)]
-    assert engine.block_manager.prefix_cache.device.num_idle == 5
+    assert engine.block_manager.prefix_cache.blocks.num_idle == 5
 
 
 def test_found_tokens_cost_no_budget(checkpoint):
@@ -136,7 +136,7 @@ def test_with_a_hash_that_is_always_the_same_everybody_says_what_he_says_alone(c
     rng = random.Random(seed)
     engine = scripted_engine(checkpoint, 20)
     cache = PrefixCache(4, hash_function=lambda parent, token_ids: b"same")
-    engine.block_manager = TieredBlockManager(20, 4, cache)
+    engine.block_manager = TieredBlockManager(20, 4, cache, engine.host_pool)
     engine.scheduler = engine.build_scheduler()
     serve(engine, [5] * 9)  # it has the only place in the index
     for number in range(12):

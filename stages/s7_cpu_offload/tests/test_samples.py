@@ -459,7 +459,7 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, alone):
     def poisoned(batch):
         clean = pool.clone()
         pool.fill_(float("nan"))
-        cached = [block for block in range(len(pool)) if block in engine.block_manager.prefix_cache.device]
+        cached = [block for block in range(len(pool)) if block in engine.block_manager.prefix_cache.blocks]
         pool[cached] = clean[cached]
         holders = [seq for seq in engine.scheduler.running if seq.block_table]
         for seq in holders:

@@ -5,8 +5,10 @@ Blocks have 4 slots, nothing is kept free, unless a test says otherwise.
 """
 
 import pytest
+import torch
 
 from ..config import EngineConfig
+from ..offload import HostPool
 from ..sampling import SampledToken
 from ..scheduler import Scheduler, SchedulerOutput
 from ..sequence import Sequence
@@ -18,7 +20,7 @@ class Drive:
     """A scheduler, and what an engine does with what it says."""
 
     def __init__(self, num_blocks: int = 100, block_size: int = 4, **knobs) -> None:
-        self.manager = TieredBlockManager(num_blocks, block_size)
+        self.manager = TieredBlockManager(num_blocks, block_size, None, HostPool(torch.empty(num_blocks, 0), 0))
         self.scheduler = Scheduler(EngineConfig(**{"watermark": 0.0} | knobs), self.manager, lambda *_: False)
         self.seqs: dict[str, Sequence] = {}
         self.failed: list[str] = []

@@ -114,7 +114,7 @@ class Tiers:
         for position in range(seq.num_computed_tokens, end):
             block = seq.block_table[position // BLOCK_SIZE]
             assert self.manager._pool.ref_count(block) == 1, "who writes to a block holds it alone"
-            assert block not in self.manager.prefix_cache.device, "what is cached is never written"
+            assert block not in self.manager.prefix_cache.blocks, "what is cached is never written"
             self.kv_cache.blocks[block, :, :, position % BLOCK_SIZE] = keys_and_values(tuple(seq.token_ids), position)
         seq.num_computed_tokens = end
         self.manager.cache_blocks(seq)
@@ -153,7 +153,7 @@ class Tiers:
         """All that an operation that fails may not change."""
         manager = self.manager
         pools = [(list(pool._free), list(pool._ref_counts)) for pool in (manager._pool, manager._host)]
-        idle = [list(tier._idle) for tier in (manager.prefix_cache.device, manager.prefix_cache.host)]
+        idle = [list(tier._idle) for tier in (manager.prefix_cache.blocks, manager.prefix_cache.host_blocks)]
         return pools, idle, manager.report(), list(manager._holders), list(manager._swapped), dict(manager._arriving)
 
     def assert_empty(self) -> None:
