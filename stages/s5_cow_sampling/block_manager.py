@@ -45,8 +45,9 @@ class BlockManager:
         ]
         return cdiv(leader.num_tokens, self.block_size) + sum(tails)
 
-    def can_allocate(self, *group: Sequence) -> bool:
-        return self.num_blocks_for(*group) <= self.num_free_blocks
+    def can_allocate(self, *group: Sequence, spare: int = 0) -> bool:
+        """Whether there is room for a group, with `spare` blocks left."""
+        return self.num_blocks_for(*group) + spare <= self.num_free_blocks
 
     def allocate(self, seq: Sequence) -> None:
         """Blocks for all tokens that `seq` has now. Raises NoFreeBlocks, and changes nothing, if too few are free."""

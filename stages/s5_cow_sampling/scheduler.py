@@ -118,7 +118,7 @@ class Scheduler:
                 self._block_manager.allocate(leader)
                 leader.followers = followers
                 self.running += [self.waiting.popleft() for _ in group]
-                num_tokens = min(leader.num_tokens, budget)
+                num_tokens = min(leader.num_uncomputed_tokens, budget)
                 output.batch.append((leader, num_tokens))
                 budget -= num_tokens
             else:
@@ -129,10 +129,7 @@ class Scheduler:
 
         Beside others a new group must leave the watermark free, for those that run to grow into.
         """
-        if not self.running:
-            return self._block_manager.can_allocate(*group)
-        needed = self._block_manager.num_blocks_for(*group) + self._watermark_blocks
-        return needed <= self._block_manager.num_free_blocks
+        return self._block_manager.can_allocate(*group, spare=self._watermark_blocks if self.running else 0)
 
     def _make_room(self, group: list[Sequence], output: SchedulerOutput) -> bool:
         """Preempt, the latest first, until all of `group` that hold blocks can have slots for their tokens.

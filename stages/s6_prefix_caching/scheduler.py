@@ -106,8 +106,8 @@ class Scheduler:
     def _admit(self, output: SchedulerOutput, budget: int) -> None:
         """From waiting to running, in order, while there are seats, budget, and what _may_admit() asks for.
 
-        A leader takes the blocks of all its tokens, and is scheduled for as many as the budget has left of those that
-        it did not find computed. A group that needs more blocks than the pool has fails, and the next one is first.
+        A leader takes the blocks of all its tokens, and is scheduled for as many tokens as the budget has left. A group
+        that needs more blocks than the pool has fails, and the next one is first.
         """
         while self.waiting and budget > 0:
             group = next(groups(self.waiting))

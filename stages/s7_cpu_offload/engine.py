@@ -147,8 +147,7 @@ class LLMEngine:
     def prefers_swap(self, num_blocks: int, num_tokens: int) -> bool:
         """Whether a preempted group of so many blocks and computed tokens goes to the host."""
         if self.cost_model:
-            num_bytes = num_blocks * self.config.block_size * self.kv_cache.bytes_per_token
-            return self.cost_model.prefers_swap(num_bytes, num_tokens)
+            return self.cost_model.prefers_swap(num_blocks * self.host_pool.bytes_per_block, num_tokens)
         return self.config.preemption == "swap" and self.host_pool.num_blocks > 0
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:

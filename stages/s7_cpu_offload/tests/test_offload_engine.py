@@ -5,7 +5,6 @@ each at last; 8 are there unless a test says otherwise, so the second one is pre
 """
 
 import random
-from collections import Counter
 
 import pytest
 
@@ -17,7 +16,8 @@ from ..llama import LlamaForCausalLM
 from ..offload import HostPool
 from ..outputs import RequestOutput
 from ..sampling import SampledToken
-from ..scheduler import groups
+from ..scheduler import Scheduler, groups
+from ..sequence import Sequence
 from .scripted import (
     Batch,
     ScriptedEngine,
@@ -36,6 +36,13 @@ FIRST, SECOND = list(range(10, 22)), list(range(50, 62))
 SWAP_IS_FASTER, RECOMPUTE_IS_FASTER = CostModel(1e12, 1.0), CostModel(1.0, 1e12)
 
 
+class WatchedScheduler(Scheduler):
+    def _swap_in(self, group: list[Sequence]) -> bool:
+        is_done = super()._swap_in(group)
+        assert not is_done or not any(seq.host_table for seq in group), "it would be swapped in again, for ever"
+        return is_done
+
+
 class TieredEngine(ScriptedEngine):
     """Its copies can be late, and fail. Its model writes to nothing that is not its own, and reads what is there."""
 
@@ -43,6 +50,9 @@ class TieredEngine(ScriptedEngine):
 
     def build_host_pool(self) -> HostPool:
         return LateHostPool(self.kv_cache.blocks, super().build_host_pool().num_blocks)
+
+    def build_scheduler(self) -> Scheduler:
+        return WatchedScheduler(self.config, self.block_manager, self.prefers_swap)
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ScriptedRunner:
         manager, size = self.block_manager, self.config.block_size
@@ -434,10 +444,8 @@ def test_abort_frees_everything_on_both_tiers(checkpoint, state, n):
 # Any history
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_in_any_history_each_says_what_it_says_alone(checkpoint, seed):
-    """Requests of up to three samples come and are aborted; pools, hosts, budgets of any size; copies of any kind."""
-    rng = random.Random(seed)
+def any_engine(checkpoint, rng: random.Random) -> TieredEngine:
+    """A pool, a host and budgets of any size, copies of any kind."""
     size = rng.choice([1, 2, 4, 4, 4])
     engine = engine_of(
         checkpoint,
@@ -455,36 +463,46 @@ def test_in_any_history_each_says_what_it_says_alone(checkpoint, seed):
     engine.host_pool.fails = lambda: rng.random() < failing
     if engine.config.preemption == "auto":
         engine.cost_model = rng.choice([SWAP_IS_FASTER, RECOMPUTE_IS_FASTER, CostModel(2 * 256 * 100, 99.0)])
-    ends: Counter[str | None] = Counter()
+    return engine
+
+
+def anything_happens(engine: TieredEngine, rng: random.Random, number: int) -> None:
+    """A request of up to three samples comes; perhaps one is aborted, or preempted though there is room."""
+    prompt = [10 + rng.randrange(2) for _ in range(rng.randrange(1, 16))]
+    sampling = params(rng.randrange(1, 20), n=rng.randrange(1, 4), temperature=1.0, seed=7)
+    try:
+        engine.add_request(str(number), prompt, sampling)
+    except ValueError as error:
+        assert "the prompt needs" in str(error)
+    if rng.random() < 0.15:
+        engine.abort_request(str(rng.randrange(number + 1)))
+        engine.block_manager.check_integrity()
+    if rng.random() < 0.2 and engine.scheduler.running and not engine.scheduler.copies:
+        *_, victim = groups(engine.scheduler.running)
+        engine.scheduler._preempt(victim)
+
+
+def check(outputs: dict[str, RequestOutput]) -> int:
+    """How many of them have ended. Each says what it says alone."""
+    for output in outputs.values():
+        for completion in output.outputs:
+            said = completion.token_ids
+            assert said == said_alone(output.prompt_token_ids, len(said), 7, completion.index)
+    return sum(output.finished for output in outputs.values())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_in_any_history_each_says_what_it_says_alone(checkpoint, seed):
+    rng = random.Random(seed)
+    engine = any_engine(checkpoint, rng)
+    num_ended = 0
     for number in range(25):
-        prompt = [10 + rng.randrange(2) for _ in range(rng.randrange(1, 16))]
-        sampling = params(rng.randrange(1, 20), n=rng.randrange(1, 4), temperature=1.0, seed=7)
-        try:
-            engine.add_request(str(number), prompt, sampling)
-        except ValueError as error:
-            assert "the prompt needs" in str(error)
-        if rng.random() < 0.15:
-            engine.abort_request(str(rng.randrange(number + 1)))
-            engine.block_manager.check_integrity()
-        if rng.random() < 0.2 and engine.scheduler.running and not engine.scheduler.copies:
-            *_, victim = groups(engine.scheduler.running)
-            engine.scheduler._preempt(victim)
-        for _ in range(rng.randrange(6)):
-            for output in step(engine).values():
-                ends.update(check(output))
+        anything_happens(engine, rng, number)
+        num_ended += sum(check(step(engine)) for _ in range(rng.randrange(6)))
         if rng.random() < 0.5:
             engine.host_pool.finish()
     for _ in range(3000):
-        if not engine.has_unfinished_requests():
-            break
-        for output in step(engine).values():
-            ends.update(check(output))
-    assert ends.total() > 0
+        if engine.has_unfinished_requests():
+            num_ended += check(step(engine))
+    assert num_ended > 0
     assert_empty(engine)
-
-
-def check(output: RequestOutput) -> list[str | None]:
-    for completion in output.outputs:
-        said = completion.token_ids
-        assert said == said_alone(output.prompt_token_ids, len(said), 7, completion.index)
-    return [reason for reason in reasons(output) if output.finished]

@@ -478,64 +478,83 @@ def test_the_check_notices(spoil):
 # Any history
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_in_any_history_each_has_what_it_computed(seed):
+class History:
     """Groups come, grow, go away, come back and end; copies are late or fail; texts are cached or not."""
-    rng = random.Random(seed)
-    tiers = Tiers(rng.randrange(2, 16), rng.randrange(1, 16), is_caching=rng.random() < 0.6)
-    manager, here, away, moved = tiers.manager, [], [], 0
-    tiers.host_pool.is_late = lambda: rng.random() < 0.6
-    tiers.host_pool.fails = lambda: rng.random() < 0.2
-    for number in range(120):
-        action = rng.choice(["come", "grow", "grow", "out", "in", "in", "end", "finish"])
-        manager.collect()
-        group = rng.choice(here) if here else None
-        if action == "come":
-            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 20))]
-            leader = tiers.sequence(tokens, str(number))
-            if manager.can_allocate(leader):
-                manager.allocate(leader)
-                here.append([leader])
-        elif action == "grow" and group and all(map(manager.has_arrived, group)) and manager.can_append(*group):
-            copies = [copy for seq in group if (copy := manager.append_slot(seq))]
-            tiers.kv_cache.copy_blocks({copy.target: copy.source for copy in copies})
-            assert all(map(manager.is_ready, group))
-            for seq in group:
-                tiers.compute(seq)
-            if len(group) == 1 and rng.random() < 0.5:
-                group.append(tiers.sequence(group[0].token_ids, group[0].request_id, 1))
-                manager.fork(group[0], group[1], group[0].num_tokens)
-            for seq in group:
-                seq.token_ids.append(rng.randrange(2))
-        elif action == "out" and group and manager.num_blocks_to_swap(group):
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.tiers = Tiers(rng.randrange(2, 16), rng.randrange(1, 16), is_caching=rng.random() < 0.6)
+        self.tiers.host_pool.is_late = lambda: rng.random() < 0.6
+        self.tiers.host_pool.fails = lambda: rng.random() < 0.2
+        self.manager = self.tiers.manager
+        self.here: list[list[Sequence]] = []
+        self.away: list[list[Sequence]] = []
+
+    def come(self) -> None:
+        """Two tokens only: many texts begin alike."""
+        leader = self.tiers.sequence([self.rng.randrange(2) for _ in range(self.rng.randrange(1, 20))])
+        if self.manager.can_allocate(leader):
+            self.manager.allocate(leader)
+            self.here.append([leader])
+
+    def grow(self) -> None:
+        """All of a group compute what they have left, and get a token; one that is alone may be forked."""
+        group = self.rng.choice(self.here or [[]])
+        if not group or not all(map(self.manager.has_arrived, group)) or not self.manager.can_append(*group):
+            return
+        copies = [copy for seq in group if (copy := self.manager.append_slot(seq))]
+        self.tiers.kv_cache.copy_blocks({copy.target: copy.source for copy in copies})
+        assert all(map(self.manager.is_ready, group))
+        for seq in group:
+            self.tiers.compute(seq)
+        if len(group) == 1 and self.rng.random() < 0.5:
+            group.append(self.tiers.sequence(group[0].token_ids, sample_index=1))
+            self.manager.fork(group[0], group[1], group[0].num_tokens)
+        for seq in group:
+            seq.token_ids.append(self.rng.randrange(2))
+
+    def swap_out(self) -> None:
+        group = self.rng.choice(self.here or [[]])
+        if self.manager.num_blocks_to_swap(group):
             try:
-                manager.swap_out(group)
-                here.remove(group)
-                away.append(group)
-                moved += 1
+                self.manager.swap_out(group)
+                self.here.remove(group)
+                self.away.append(group)
             except RuntimeError:
                 assert all(seq.block_table and not seq.host_table for seq in group)
-        elif action == "in" and away and manager.can_swap_in(away[0]):
+
+    def swap_in(self) -> None:
+        if self.away and self.manager.can_swap_in(self.away[0]):
             try:
-                manager.swap_in(away[0])
-                here.append(away.pop(0))
+                self.manager.swap_in(self.away[0])
+                self.here.append(self.away.pop(0))
             except RuntimeError:
-                assert not any(seq.block_table for seq in away[0])
-        elif action == "end" and (here or away):
-            if group and rng.random() < 0.7:
-                here.remove(group)
-                for seq in group:
-                    manager.free(seq)
-            elif away:
-                for seq in away.pop(rng.randrange(len(away))):
-                    manager.drop(seq)
-        elif action == "finish":
-            tiers.host_pool.finish()
-        manager.check_integrity()
-        ready = [seq for group in here for seq in group if manager.has_arrived(seq) and seq.num_computed_tokens]
-        tiers.assert_bytes(*ready)
-    for seq in (seq for group in here for seq in group):
-        manager.free(seq)
-    for seq in (seq for group in away for seq in group):
-        manager.drop(seq)
-    tiers.assert_empty()
+                assert not any(seq.block_table for seq in self.away[0])
+
+    def end_here(self) -> None:
+        for seq in self.here.pop(self.rng.randrange(len(self.here))) if self.here else []:
+            self.manager.free(seq)
+
+    def end_away(self) -> None:
+        for seq in self.away.pop(self.rng.randrange(len(self.away))) if self.away else []:
+            self.manager.drop(seq)
+
+    def check(self) -> None:
+        self.manager.check_integrity()
+        running = [seq for group in self.here for seq in group if self.manager.has_arrived(seq)]
+        self.tiers.assert_bytes(*(seq for seq in running if seq.num_computed_tokens))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_in_any_history_each_has_what_it_computed(seed):
+    history = History(seed)
+    verbs = [history.come, history.grow, history.swap_out, history.swap_in, history.end_here, history.end_away]
+    for _ in range(120):
+        history.manager.collect()
+        history.rng.choices([*verbs, history.tiers.host_pool.finish], weights=[2, 4, 2, 4, 1, 0.5, 2])[0]()
+        history.check()
+    while history.here:
+        history.end_here()
+    while history.away:
+        history.end_away()
+    history.tiers.assert_empty()
