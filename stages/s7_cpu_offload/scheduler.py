@@ -20,7 +20,7 @@ from typing import NamedTuple
 from .config import EngineConfig
 from .model_runner import Scheduled
 from .sequence import Sequence, shared_prefix
-from .tiered_block_manager import TieredBlockManager
+from .swapping_block_manager import SwappingBlockManager
 
 
 class SchedulerOutput(NamedTuple):
@@ -30,7 +30,7 @@ class SchedulerOutput(NamedTuple):
 
 class Scheduler:
     def __init__(
-        self, config: EngineConfig, block_manager: TieredBlockManager, prefers_swap: Callable[[int, int], bool]
+        self, config: EngineConfig, block_manager: SwappingBlockManager, prefers_swap: Callable[[int, int], bool]
     ) -> None:
         """prefers_swap(blocks, tokens): whether a preempted group should be swapped rather than computed again."""
         self.waiting: deque[Sequence] = deque()

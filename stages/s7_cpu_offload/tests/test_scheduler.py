@@ -12,7 +12,7 @@ from ..offload import HostPool
 from ..sampling import SampledToken
 from ..scheduler import Scheduler, SchedulerOutput
 from ..sequence import Sequence
-from ..tiered_block_manager import TieredBlockManager
+from ..swapping_block_manager import SwappingBlockManager
 from .helpers import make_group
 
 
@@ -20,7 +20,7 @@ class Drive:
     """A scheduler, and what an engine does with what it says."""
 
     def __init__(self, num_blocks: int = 100, block_size: int = 4, **knobs) -> None:
-        self.manager = TieredBlockManager(num_blocks, block_size, None, HostPool(torch.empty(num_blocks, 0), 0))
+        self.manager = SwappingBlockManager(num_blocks, block_size, None, HostPool(torch.empty(num_blocks, 0), 0))
         self.scheduler = Scheduler(EngineConfig(**{"watermark": 0.0} | knobs), self.manager, lambda *_: False)
         self.seqs: dict[str, Sequence] = {}
         self.failed: list[str] = []
