@@ -10,7 +10,6 @@ one of those who share it writes to it (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from collections import Counter
-from itertools import takewhile
 from typing import NamedTuple
 
 from .block_pool import BlockPool, NoFreeBlocks
@@ -34,7 +33,7 @@ class BlockManager:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.prefix_cache = prefix_cache or PrefixCache(block_size)
         self._is_caching = prefix_cache is not None
-        self._pool = BlockPool(num_blocks, self.prefix_cache.device)
+        self._pool = BlockPool(num_blocks, self.prefix_cache.blocks)
         self._holders: dict[Sequence, None] = {}  # in order of arrival
 
     @property
@@ -66,7 +65,8 @@ class BlockManager:
             raise NoFreeBlocks(f"{needed} blocks are needed, {self.num_free_blocks} are free")
         self._hold(seq, self._hits(seq))
         seq.block_table += self._pool.take(cdiv(seq.num_tokens, self.block_size) - len(seq.block_table))
-        self.prefix_cache.count(seq.num_tokens, seq.num_computed_tokens)
+        self.prefix_cache.stats.queried += seq.num_tokens
+        self.prefix_cache.stats.hit += seq.num_computed_tokens
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
 
@@ -79,7 +79,7 @@ class BlockManager:
         if parent.num_computed_tokens < num_tokens:
             raise ValueError(f"{num_tokens} tokens to share, {parent.num_computed_tokens} are computed")
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
-        hits = self._hits_here(child)
+        hits = self._hits(child)
         if len(hits) * self.block_size > num_tokens:
             self._hold(child, hits)
             return
@@ -129,7 +129,7 @@ class BlockManager:
             seq.block_table[seq.num_computed_tokens // self.block_size] = copy.target
             self._pool.give_back([source])
         elif seq.num_computed_tokens < len(seq.block_table) * self.block_size:
-            self.prefix_cache.device.forget(seq.block_table[seq.num_computed_tokens // self.block_size])
+            self.prefix_cache.blocks.forget(seq.block_table[seq.num_computed_tokens // self.block_size])
         seq.block_table += new
         return copy
 
@@ -170,17 +170,14 @@ class BlockManager:
             assert len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
             assert seq.num_computed_tokens <= len(seq.block_table) * self.block_size
 
-    def _num_blocks_to_take(self, *group: Sequence) -> int:
-        """Blocks of a group that are free now: all but those that it hits and others hold.
-
-        Behind the first hit that is on the host only none counts: if that cannot be loaded, they are not hits either.
-        """
-        here = [hit.places[self.prefix_cache.device] for hit in self._hits_here(group[0])]
-        return self.num_blocks_for(*group) - sum(self._pool.ref_count(block) > 0 for block in here)
-
     def _tables(self) -> list[int]:
         """All blocks that are held, as often as they are."""
         return [block for seq in self._holders for block in seq.block_table]
+
+    def _num_blocks_to_take(self, *group: Sequence) -> int:
+        """Blocks of a group that are free now: all but those that it hits and others hold."""
+        hits = [hit.places[self.prefix_cache.blocks] for hit in self._hits(group[0])]
+        return self.num_blocks_for(*group) - sum(self._pool.ref_count(block) > 0 for block in hits)
 
     def _hits(self, seq: Sequence) -> list[CachedBlock]:
         """The beginning of `seq` that is cached, in whole blocks; its last token is to be computed in any case."""
@@ -189,14 +186,9 @@ class BlockManager:
         self.prefix_cache.extend_hashes(seq.block_hashes, seq.token_ids, most)
         return self.prefix_cache.match(seq.block_hashes[:most], seq.token_ids)
 
-    def _hits_here(self, seq: Sequence) -> list[CachedBlock]:
-        """Of the beginning that is cached what is on the device."""
-        return list(takewhile(lambda hit: self.prefix_cache.device in hit.places, self._hits(seq)))
-
     def _hold(self, seq: Sequence, hits: list[CachedBlock]) -> None:
         """`seq` begins with these cached blocks, and holds no others."""
-        seq.block_table = [hit.places[self.prefix_cache.device] for hit in hits]
-        self.prefix_cache.device.num_hits += len(hits)
+        seq.block_table = [hit.places[self.prefix_cache.blocks] for hit in hits]
         self._pool.share(seq.block_table)
         seq.prefix, seq.num_computed_tokens = hits, len(hits) * self.block_size
         self._holders[seq] = None

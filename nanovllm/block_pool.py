@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from .prefix_cache import Tier
+from .prefix_cache import CachedBlocks
 
 
 class NoFreeBlocks(RuntimeError):
@@ -16,16 +16,16 @@ class BlockPool:
     A cached block that nobody holds is idle: it is taken only when no other is left, and may be held again before.
     """
 
-    def __init__(self, num_blocks: int, tier: Tier) -> None:
+    def __init__(self, num_blocks: int, cached: CachedBlocks) -> None:
         self.num_blocks = num_blocks
-        self._tier = tier
+        self._cached = cached
         self._free = list(range(num_blocks - 1, -1, -1))  # taken from the end: block 0 first
         self._ref_counts = [0] * num_blocks  # 0 for a block that is free
 
     @property
     def num_free(self) -> int:
         """Those that take() can give, idle ones too."""
-        return len(self._free) + self._tier.num_idle
+        return len(self._free) + self._cached.num_idle
 
     def take(self, count: int) -> list[int]:
         """Blocks that have from now on one holder, the one given back last comes first.
@@ -38,18 +38,18 @@ class BlockPool:
         blocks = self._free[start:]
         del self._free[start:]
         blocks.reverse()
-        blocks += [self._tier.evict() for _ in range(count - len(blocks))]
+        blocks += [self._cached.evict() for _ in range(count - len(blocks))]
         for block in blocks:
             self._ref_counts[block] = 1
         return blocks
 
     def share(self, blocks: list[int]) -> None:
         """Each has one holder more. Raises ValueError, and changes nothing, if one of them is free and not idle."""
-        free = [block for block in blocks if not self._ref_counts[block] and block not in self._tier]
+        free = [block for block in blocks if not self._ref_counts[block] and block not in self._cached]
         if free:
             raise ValueError(f"block {free[0]} is shared, and nobody holds it")
         for block in blocks:
-            self._tier.set_busy(block)
+            self._cached.set_busy(block)
             self._ref_counts[block] += 1
 
     def give_back(self, blocks: list[int]) -> None:
@@ -68,14 +68,14 @@ class BlockPool:
             if not counts[block]:
                 freed.append(block)
         for block in reversed(freed):
-            if block in self._tier:
-                self._tier.set_idle(block)
+            if block in self._cached:
+                self._cached.set_idle(block)
             else:
                 self._free.append(block)
 
     def forget_all(self) -> None:
         """Nothing is cached any more: what was idle is free."""
-        self._free += self._tier.clear()
+        self._free += self._cached.clear()
 
     def ref_count(self, block: int) -> int:
         """How many hold it."""
@@ -90,6 +90,6 @@ class BlockPool:
         counted = [holders[block] for block in range(self.num_blocks)]
         assert self._ref_counts == counted, f"reference counts {self._ref_counts}, in the tables {counted}"
         unheld = [block for block in range(self.num_blocks) if not holders[block]]
-        places = sorted([*self._free, *self._tier.check_integrity()])
+        places = sorted([*self._free, *self._cached.check_integrity()])
         assert places == unheld, f"free or idle are {places}, in no table are {unheld}"
-        assert not [block for block in self._free if block in self._tier], "a free block is cached"
+        assert not [block for block in self._free if block in self._cached], "a free block is cached"

@@ -40,12 +40,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what cannot be, naming the knob and its value."""
-        if self.swap_space_tokens is not None and self.swap_space_tokens < 0:
-            raise ValueError(f"swap_space_tokens must be 0 or above, not {self.swap_space_tokens}")
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.swap_space_tokens is not None and self.swap_space_tokens < 0:
+            raise ValueError(f"swap_space_tokens must be 0 or above, not {self.swap_space_tokens}")
         for option in knobs(EngineConfig):
             choices, value = option.metadata["choices"], getattr(self, option.name)
             if choices and value not in choices:

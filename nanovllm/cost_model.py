@@ -46,12 +46,12 @@ class CostModel:
 ROUNDS, BLOCKS = 3, 8  # the best of so many rounds, of so many blocks
 
 
-def measure(engine: "LLMEngine", host_pool: HostPool) -> CostModel:
+def measure(engine: "LLMEngine") -> CostModel:
     """Both speeds on this machine, of some blocks back and forth and of a chunk of a prompt. Leaves no trace."""
-    model = CostModel(copy_speed(host_pool), prefill_speed(engine))
+    model = CostModel(copy_speed(engine.host_pool), prefill_speed(engine))
     engine.model_runner.num_steps = engine.model_runner.num_tokens = 0
     engine.block_manager.reset_prefix_cache()
-    host_pool.stored, host_pool.loaded = Traffic(), Traffic()
+    engine.host_pool.stored, engine.host_pool.loaded = Traffic(), Traffic()
     return model
 
 

@@ -48,7 +48,7 @@ class LLMEngine:
         group = self.input_processor.process(request_id, prompt, params or SamplingParams())
         if len(group) > self.config.max_num_seqs:
             raise ValueError(f"n is {len(group)}, max_num_seqs is {self.config.max_num_seqs}")
-        needed, num_blocks = (self.block_manager.num_blocks_for(*group), self.block_manager.num_blocks)
+        needed, num_blocks = self.block_manager.num_blocks_for(*group), self.block_manager.num_blocks
         if needed > num_blocks:
             raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
         self._requests[request_id] = group
@@ -131,15 +131,15 @@ class LLMEngine:
         prefix_cache = PrefixCache(self.config.block_size) if self.config.enable_prefix_caching else None
         return TieredBlockManager(self.kv_cache.num_blocks, self.config.block_size, prefix_cache, self.host_pool)
 
-    def build_host_pool(self) -> HostPool | None:
+    def build_host_pool(self) -> HostPool:
         tokens = self.config.swap_space_tokens
         num_blocks = self.kv_cache.num_blocks if tokens is None else tokens // self.config.block_size
-        return HostPool(self.kv_cache.blocks, num_blocks) if num_blocks else None
+        return HostPool(self.kv_cache.blocks, num_blocks)
 
     def build_cost_model(self) -> CostModel | None:
         """None if there is nothing to choose. Else both speeds are measured, which takes a few steps."""
         has_choice = self.config.preemption == "auto" and self.max_model_len > 1  # 1: no prompt is short enough
-        return measure(self, self.host_pool) if has_choice and self.host_pool else None
+        return measure(self) if has_choice and self.host_pool.num_blocks else None
 
     def build_scheduler(self) -> Scheduler:
         return Scheduler(self.config, self.block_manager, self.prefers_swap)
@@ -147,9 +147,8 @@ class LLMEngine:
     def prefers_swap(self, num_blocks: int, num_tokens: int) -> bool:
         """Whether a preempted group of so many blocks and computed tokens goes to the host."""
         if self.cost_model:
-            num_bytes = num_blocks * self.config.block_size * self.kv_cache.bytes_per_token
-            return self.cost_model.prefers_swap(num_bytes, num_tokens)
-        return self.host_pool is not None and self.config.preemption == "swap"
+            return self.cost_model.prefers_swap(num_blocks * self.host_pool.bytes_per_block, num_tokens)
+        return self.config.preemption == "swap" and self.host_pool.num_blocks > 0
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
         attention = PagedAttention(self.kv_cache, self.config.tile_size)

@@ -36,17 +36,17 @@ class CachedBlock:
     hash: Hash
     parent: "CachedBlock | None"
     token_ids: list[int]  # [block_size]
-    places: "dict[Tier, int]" = field(default_factory=dict)  # where its keys and values are: one block a tier at most
+    places: "dict[CachedBlocks, int]" = field(default_factory=dict)  # its block in each pool that has it
 
 
-class Tier:
-    """The cached blocks of one pool, and the order of their eviction. Each operation takes O(1)."""
+class CachedBlocks:
+    """Which blocks of a pool are cached, and in which order they are evicted. Each operation takes O(1)."""
 
-    def __init__(self, cache: "PrefixCache") -> None:
-        self.num_hits = self.num_evicted = 0  # blocks, since the start
+    def __init__(self, index: dict[Hash, CachedBlock]) -> None:
+        """What is forgotten here, and is in no other pool, leaves the `index`."""
         self.on_evict: Callable[[CachedBlock], None] | None = None  # called while the block is still what it was
-        self._cache = cache
-        self._cached: dict[int, CachedBlock] = {}
+        self._index = index
+        self._cached: dict[int, CachedBlock] = {}  # by the number of the block
         self._idle: OrderedDict[int, None] = OrderedDict()  # those that nobody holds, the least recently used first
 
     @property
@@ -57,7 +57,7 @@ class Tier:
         return block in self._cached
 
     def add(self, cached: CachedBlock, block: int) -> None:
-        """Its keys and values are in `block` too."""
+        """Its keys and values are in this block, too."""
         self._cached[block] = cached
         cached.places[self] = block
 
@@ -67,7 +67,8 @@ class Tier:
         if cached:
             self._idle.pop(block, None)
             del cached.places[self]
-            self._cache.forget_if_gone(cached)
+            if not cached.places:
+                del self._index[cached.hash]
 
     def set_idle(self, block: int) -> None:
         """Nobody holds it any more: it is the most recently used of those that may be evicted."""
@@ -83,7 +84,6 @@ class Tier:
         if self.on_evict:
             self.on_evict(self._cached[block])
         self.forget(block)
-        self.num_evicted += 1
         return block
 
     def clear(self) -> list[int]:
@@ -94,18 +94,22 @@ class Tier:
         return idle
 
     def check_integrity(self) -> list[int]:
-        """Texts and blocks name each other, and whoever is idle is cached. Returns the idle blocks."""
+        """Index and blocks name the same, and whoever is idle is among them. Returns the idle blocks."""
+        here = {key: cached for key, cached in self._index.items() if self in cached.places}
+        assert {cached.hash: cached for cached in self._cached.values()} == here, "the index has others"
         assert all(cached.places[self] == block for block, cached in self._cached.items()), "a text is elsewhere"
+        assert all(cached.places for cached in self._index.values()), "a text is nowhere"
         assert self._idle.keys() <= self._cached.keys(), "an idle block is not cached"
         return list(self._idle)
 
 
-@dataclass(frozen=True)
+@dataclass
 class PrefixCacheStats:
     """In tokens, of all admissions since the start or the last reset."""
 
     queried: int = 0
     hit: int = 0
+    restored: int = 0  # among those that were hit: what was on the host only
 
 
 class PrefixCache:
@@ -113,10 +117,10 @@ class PrefixCache:
 
     def __init__(self, block_size: int, hash_function: Callable[[Hash, list[int]], Hash] = hash_block) -> None:
         self.stats = PrefixCacheStats()
-        self.device, self.host = Tier(self), Tier(self)
         self._block_size = block_size
         self._hash = hash_function
         self._index: dict[Hash, CachedBlock] = {}
+        self.blocks, self.host_blocks = CachedBlocks(self._index), CachedBlocks(self._index)
 
     def extend_hashes(self, hashes: list[Hash], token_ids: list[int], num_blocks: int) -> None:
         """So that `hashes`, the chain of a text's full blocks as far as it is known, has num_blocks links."""
@@ -142,22 +146,12 @@ class PrefixCache:
     def insert(self, block_hash: Hash, parent: CachedBlock | None, token_ids: list[int], block: int) -> CachedBlock:
         """`block` has these tokens, computed. Returns the cached block of this text.
 
-        If there is one on the device already, it stays, and `block` is not cached; nor is it if its hash is another
-        text's.
+        If there is one on the device, it stays, and `block` is not cached; nor is it if its hash is another text's.
         """
         new = CachedBlock(block_hash, parent, token_ids)
         cached = self._index.setdefault(block_hash, new)
-        if cached is not new and (cached.parent is not parent or cached.token_ids != token_ids):
+        if cached.parent is not parent or cached.token_ids != token_ids:
             return new
-        if self.device not in cached.places:
-            self.device.add(cached, block)
+        if self.blocks not in cached.places:
+            self.blocks.add(cached, block)
         return cached
-
-    def forget_if_gone(self, cached: CachedBlock) -> None:
-        """A text that is in no tier any more is not found any more."""
-        if not cached.places:
-            del self._index[cached.hash]
-
-    def count(self, num_queried: int, num_hit: int) -> None:
-        """An admission, in tokens."""
-        self.stats = PrefixCacheStats(self.stats.queried + num_queried, self.stats.hit + num_hit)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from .config import EngineConfig
 from .model_runner import Scheduled
 from .sequence import Sequence, shared_prefix
-from .tiered_block_manager import TieredBlockManager
+from .swapping_block_manager import SwappingBlockManager
 
 
 class SchedulerOutput(NamedTuple):
@@ -30,7 +30,7 @@ class SchedulerOutput(NamedTuple):
 
 class Scheduler:
     def __init__(
-        self, config: EngineConfig, block_manager: TieredBlockManager, prefers_swap: Callable[[int, int], bool]
+        self, config: EngineConfig, block_manager: SwappingBlockManager, prefers_swap: Callable[[int, int], bool]
     ) -> None:
         """prefers_swap(blocks, tokens): whether a preempted group should be swapped rather than computed again."""
         self.waiting: deque[Sequence] = deque()
@@ -115,19 +115,15 @@ class Scheduler:
     def _admit(self, output: SchedulerOutput, budget: int) -> None:
         """From waiting to running, in order, while there are seats, budget, and what _may_admit() asks for.
 
-        A leader takes the blocks of all its tokens, and is scheduled for as many as the budget has left of those that
-        it did not find computed. A group that needs more blocks than the pool has fails, and the next one is first.
+        A leader takes the blocks of all its tokens, and is scheduled for as many tokens as the budget has left. A group
+        that needs more blocks than the pool has fails, and the next one is first.
         """
         while self.waiting and budget > 0:
             group = next(groups(self.waiting))
             leader, *followers = group
             if any(seq.host_table for seq in group):
-                if self._may_swap_in(group):
-                    self._swap_in(group)
-                elif self.running or self._block_manager.is_copying:
+                if not self._swap_in(group):
                     break
-                else:  # it has the pool to itself and does not fit: as a new one it may, or fail
-                    self._start_over(group)
             elif self._block_manager.num_blocks_for(*group) > self._block_manager.num_blocks:  # it outgrew the pool
                 self._fail(group, self._block_manager.num_blocks_for(*group), output)
             elif len(self.running) + len(group) <= self._max_num_seqs and self._may_admit(group):
@@ -199,19 +195,24 @@ class Scheduler:
         self.num_swaps += 1
         return True
 
-    def _may_swap_in(self, group: list[Sequence]) -> bool:
-        """As for a new group: seats, and beside others the watermark is left free."""
-        has_seats = len(self.running) + len(group) <= self._max_num_seqs
-        return has_seats and self._block_manager.can_swap_in(group, self._watermark_blocks if self.running else 0)
+    def _swap_in(self, group: list[Sequence]) -> bool:
+        """From waiting to running, if there are seats, and blocks as for a new group; False if it has to wait for them.
 
-    def _swap_in(self, group: list[Sequence]) -> None:
-        """From waiting to running; it is scheduled once its blocks are there. If the copies fail, it starts over."""
-        try:
-            self._block_manager.swap_in(group)
-        except RuntimeError:
-            self._start_over(group)
-        else:
-            self.running += [self.waiting.popleft() for _ in group]
+        It is scheduled once its blocks are there. It starts over if the copies fail, or if it has the pool to itself
+        and does not fit: as a new one it may, or fail.
+        """
+        has_seats = len(self.running) + len(group) <= self._max_num_seqs
+        if has_seats and self._block_manager.can_swap_in(group, self._watermark_blocks if self.running else 0):
+            try:
+                self._block_manager.swap_in(group)
+                self.running += [self.waiting.popleft() for _ in group]
+                return True
+            except RuntimeError:
+                pass
+        elif self.running or self._block_manager.is_copying:
+            return False
+        self._start_over(group)
+        return True
 
     def _start_over(self, group: list[Sequence]) -> None:
         """Its prompt and all that it generated are to be computed anew, what its members share once."""

@@ -174,14 +174,14 @@ class OutputText:
         """No more tokens come: show what was held back."""
         if self._decoder:
             self._add(self._decoder.flush())
-        self.shown, self._held_back, self._decoder = (self.shown + self._held_back, "", None)
+        self.shown, self._held_back, self._decoder = self.shown + self._held_back, "", None
 
     def _add(self, piece: str) -> bool:
         text = self._held_back + piece
         found = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stop if stop in text]
         if found:
             _, start = min(found)  # the first to be complete, as if the characters came one by one
-            self.shown, self._held_back, self._decoder = (self.shown + text[:start], "", None)
+            self.shown, self._held_back, self._decoder = self.shown + text[:start], "", None
             return True
         keep = len(text) - longest_beginning(text, self._stop)
         self.shown, self._held_back = self.shown + text[:keep], text[keep:]

@@ -1,148 +1,28 @@
-"""TieredBlockManager: blocks on the device and on the host, and which of them are on their way.
+"""TieredBlockManager: a cached text that the device has no room for is kept on the host, and found there.
 
-    swap_out   a preempted group's tables move to the host, where the group waits; swap_in brings them back
-    _save      a cached text that is about to be evicted from the device is kept on the host
-    _restore   a text that is found on the host only is loaded before its sequence runs
-
-What is being copied is not free: blocks of the device are held until they are stored, those of the host until they are
-loaded. A sequence with blocks that are still arriving is not ready.
+_save      a text that is about to be evicted from the device is stored
+_restore   a text that is found on the host only is loaded before its sequence runs
 """
 
-from collections import Counter
+from itertools import takewhile
 
-from .block_manager import BlockManager, cdiv
-from .block_pool import BlockPool
-from .offload import HostPool, Transfer
+from .offload import HostPool
 from .prefix_cache import CachedBlock, PrefixCache
 from .sequence import Sequence
+from .swapping_block_manager import SwappingBlockManager
 
 
-class TieredBlockManager(BlockManager):
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        prefix_cache: PrefixCache | None = None,
-        host_pool: HostPool | None = None,
-    ) -> None:
-        """Without a `prefix_cache` nothing is ever cached, without a `host_pool` nothing leaves the device."""
-        super().__init__(num_blocks, block_size, prefix_cache)
-        self._host_pool = host_pool
-        self._host = BlockPool(host_pool.num_blocks if host_pool else 0, self.prefix_cache.host)
-        self._arriving: dict[int, Transfer] = {}  # blocks of the device that are being loaded
-        self._leaving: list[tuple[Transfer, BlockPool, list[int]]] = []  # blocks that are held until they are copied
-        self._swapped: dict[Sequence, None] = {}  # those that have a host_table
-        if host_pool:
-            self.prefix_cache.device.on_evict = self._save
+class TieredBlockManager(SwappingBlockManager):
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None, host_pool: HostPool) -> None:
+        """Without a `prefix_cache` nothing is ever cached."""
+        super().__init__(num_blocks, block_size, prefix_cache, host_pool)
+        self.prefix_cache.blocks.on_evict = self._save
 
-    def num_blocks_to_swap(self, group: list[Sequence]) -> int:
-        """How many blocks with computed tokens a group holds, those that its members share counted once."""
-        return len(self._computed_blocks(group))
-
-    def swap_out(self, group: list[Sequence]) -> None:
-        """What the group has computed goes to the host, a shared block once; it holds nothing here any more.
-
-        Its blocks are free once they are copied. Raises NoFreeBlocks if the host has too few, or whatever the copies
-        raise, and then changes nothing.
-        """
-        assert self._host_pool is not None, "there is no host pool"
-        blocks = self._computed_blocks(group)
-        to_host = dict(zip(blocks, self._host.take(len(blocks)), strict=True))
-        try:
-            transfer = self._host_pool.store({host: block for block, host in to_host.items()})
-        except BaseException:
-            self._host.give_back(list(to_host.values()))
-            raise
-        for seq in group:
-            if seq.block_table:
-                num_computed = cdiv(seq.num_computed_tokens, self.block_size)
-                seq.host_table = [to_host[block] for block in seq.block_table[:num_computed]]
-                self._host.share(seq.host_table)
-                self._leaving.append((transfer, self._pool, seq.block_table))
-                self._swapped[seq] = self._holders.pop(seq)
-                seq.block_table, seq.prefix = [], []
-        self._host.give_back(list(to_host.values()))
-        self.collect()
-
-    def can_swap_in(self, group: list[Sequence], spare: int = 0) -> bool:
-        """Whether there is room for the group's blocks and its next tokens, with `spare` blocks left."""
-        blocks = Counter(block for seq in group for block in seq.host_table)
-        num_new = sum(cdiv(seq.num_tokens, self.block_size) - len(seq.host_table) for seq in group if seq.host_table)
-        next_blocks = [seq.host_table[seq.num_computed_tokens // self.block_size :] for seq in group]
-        num_copies = sum(blocks[table[0]] > 1 for table in next_blocks if table)  # one too many for each block: no harm
-        return len(blocks) + num_new + num_copies + spare <= self.num_free_blocks
-
-    def swap_in(self, group: list[Sequence]) -> None:
-        """The group holds blocks of the device again, and shares what it shared. See is_ready().
-
-        Raises NoFreeBlocks if there are too few, or whatever the copies raise, and then changes nothing.
-        """
-        assert self._host_pool is not None, "there is no host pool"
-        blocks = list(dict.fromkeys(block for seq in group for block in seq.host_table))
-        to_device = dict(zip(blocks, self._pool.take(len(blocks)), strict=True))
-        try:
-            transfer = self._host_pool.load({block: host for host, block in to_device.items()})
-        except BaseException:
-            self._pool.give_back(list(to_device.values()))
-            raise
-        for seq in group:
-            if seq.host_table:
-                seq.block_table = [to_device[block] for block in seq.host_table]
-                self._pool.share(seq.block_table)
-                self._holders[seq] = self._swapped.pop(seq)
-                self._leaving.append((transfer, self._host, seq.host_table))
-                seq.host_table = []
-        self._pool.give_back(list(to_device.values()))
-        self._arriving |= dict.fromkeys(to_device.values(), transfer)
-        self.collect()
-
-    def drop(self, seq: Sequence) -> None:
-        """What `seq` has on the host, if anything, is given up."""
-        self._host.give_back(seq.host_table)
-        self._swapped.pop(seq, None)
-        seq.host_table = []
-
-    def has_arrived(self, seq: Sequence) -> bool:
-        """Whether nothing that it holds is still being loaded."""
-        return self._arriving.keys().isdisjoint(seq.block_table)
-
-    def is_ready(self, seq: Sequence) -> bool:
-        """Whether it may run: it holds slots for all its tokens, what is in them is there, and append_slot() was called
-        since others held the block that it writes to next, or that was cached.
-        """
-        if seq.num_tokens > len(seq.block_table) * self.block_size or not self.has_arrived(seq):
-            return False
-        block = seq.block_table[seq.num_computed_tokens // self.block_size]
-        return self._pool.ref_count(block) == 1 and block not in self.prefix_cache.device
-
-    @property
-    def is_copying(self) -> bool:
-        return bool(self._leaving or self._arriving)
-
-    @property
-    def is_storing(self) -> bool:
-        """Whether blocks of the device will be free as soon as they are copied."""
-        return any(pool is self._pool for _, pool, _ in self._leaving)
-
-    def collect(self, wait: bool = False) -> None:
-        """Look which copies are done: what they held is given back. `wait`: until all are."""
-        if wait:
-            for transfer in [*(transfer for transfer, _, _ in self._leaving), *self._arriving.values()]:
-                transfer.wait()
-        leaving, self._leaving = self._leaving, []
-        for transfer, pool, blocks in leaving:
-            if transfer.is_done():
-                pool.give_back(blocks)
-            else:
-                self._leaving.append((transfer, pool, blocks))
-        self._arriving = {block: transfer for block, transfer in self._arriving.items() if not transfer.is_done()}
-
-    def free(self, seq: Sequence) -> None:
-        """As in BlockManager, once what it holds has arrived: or it would be written after others have taken it."""
-        for block in self._arriving.keys() & set(seq.block_table):
-            self._arriving[block].wait()
-        self.collect()
-        super().free(seq)
+    def allocate(self, seq: Sequence) -> None:
+        """As in BlockManager; what is cached on the host only is loaded, or, if that fails, is not a hit."""
+        loaded = self._restore(super()._hits(seq)) if self.can_allocate(seq) else []
+        super().allocate(seq)
+        self._pool.give_back(loaded)
 
     def reset_prefix_cache(self) -> bool:
         """Of both tiers. False, and nothing happens, while somebody holds blocks or copies are on their way."""
@@ -151,72 +31,50 @@ class TieredBlockManager(BlockManager):
         self._host.forget_all()
         return True
 
-    def check_integrity(self) -> None:
-        """As in BlockManager, of both tiers; what is on its way is held at both ends."""
-        super().check_integrity()
-        away = [block for seq in self._swapped for block in seq.host_table]
-        self._host.check_integrity(away + self._left(self._host))
-        held = set(self._tables())
-        assert held.issuperset(self._arriving), f"{set(self._arriving) - held} are being loaded, and nobody holds them"
+    def _hits(self, seq: Sequence) -> list[CachedBlock]:
+        """Of the beginning that is cached what is on the device.
 
-    def _tables(self) -> list[int]:
-        return super()._tables() + self._left(self._pool)
+        Behind the first text that is on the host only none counts: if that cannot be loaded, they are not hits either.
+        """
+        return list(takewhile(lambda hit: self.prefix_cache.blocks in hit.places, super()._hits(seq)))
 
-    def _left(self, pool: BlockPool) -> list[int]:
-        """The blocks of a pool that are held until they are copied."""
-        return [block for _, owner, blocks in self._leaving if owner is pool for block in blocks]
-
-    def _hold(self, seq: Sequence, hits: list[CachedBlock]) -> None:
-        """As in BlockManager; what is on the host only is loaded, or, if that fails, is not a hit."""
-        device, host = self.prefix_cache.device, self.prefix_cache.host
-        kept = [hit.places[device] for hit in hits if device in hit.places]
-        self._pool.share(kept)  # or making room for the others might evict them
-        away = [hit for hit in hits if device not in hit.places]
-        if self._restore(away):
-            kept += [hit.places[device] for hit in away]
-            host.num_hits += len(away)
-        else:
-            hits = hits[: hits.index(away[0])]
-        super()._hold(seq, hits)
-        device.num_hits -= sum(hit in away for hit in hits)  # they were not there
-        self._pool.give_back(kept)
-
-    def _restore(self, texts: list[CachedBlock]) -> bool:
-        """Load texts that are on the host only, into blocks that are held once. False if it fails: nothing changes."""
-        if not texts:
-            return True
-        assert self._host_pool is not None, "there is no host pool"
-        sources = [text.places[self.prefix_cache.host] for text in texts]
+    def _restore(self, hits: list[CachedBlock]) -> list[int]:
+        """Load those that are on the host only. Returns the blocks of all, held once more: or those that are here
+        might be evicted to make room for the others. None, and nothing changes, if all are here or the load fails.
+        """
+        here, host = self.prefix_cache.blocks, self.prefix_cache.host_blocks
+        away = [hit for hit in hits if here not in hit.places]
+        if not away:
+            return []
+        sources, kept = [hit.places[host] for hit in away], [hit.places[here] for hit in hits if here in hit.places]
+        self._pool.share(kept)
         self._host.share(sources)
-        blocks = self._pool.take(len(texts))
         try:
-            transfer = self._host_pool.load(dict(zip(blocks, sources, strict=True)))
-        except RuntimeError:
-            self._pool.give_back(blocks)
+            targets, transfer = self._copy(self._host_pool.load, sources, self._pool)
+        except BaseException as error:
+            self._pool.give_back(kept)
             self._host.give_back(sources)
-            return False
-        for text, block in zip(texts, blocks, strict=True):
-            self.prefix_cache.device.add(text, block)
+            if isinstance(error, RuntimeError):
+                return []
+            raise
+        for text in away:
+            here.add(text, targets[text.places[host]])
         self._leaving.append((transfer, self._host, sources))
-        self._arriving |= dict.fromkeys(blocks, transfer)
+        self._arriving |= dict.fromkeys(targets.values(), transfer)
         self.collect()
-        return True
+        self.prefix_cache.stats.restored += len(away) * self.block_size
+        return kept + list(targets.values())
 
     def _save(self, text: CachedBlock) -> None:
         """A text is about to leave the device: the host keeps it, if it does not have it and there is room."""
-        if self._host_pool is None or self.prefix_cache.host in text.places or not self._host.num_free:
+        if self.prefix_cache.host_blocks in text.places or not self._host.num_free:
             return
-        [block] = self._host.take(1)
         try:
-            transfer = self._host_pool.store({block: text.places[self.prefix_cache.device]})
+            targets, transfer = self._copy(self._host_pool.store, [text.places[self.prefix_cache.blocks]], self._host)
         except RuntimeError:
-            self._host.give_back([block])
             return
         transfer.hold_back_compute()  # the device's block is about to be written
-        self.prefix_cache.host.add(text, block)
+        [block] = targets.values()
+        self.prefix_cache.host_blocks.add(text, block)
         self._leaving.append((transfer, self._host, [block]))
         self.collect()
-
-    def _computed_blocks(self, group: list[Sequence]) -> list[int]:
-        tables = (seq.block_table[: cdiv(seq.num_computed_tokens, self.block_size)] for seq in group)
-        return list(dict.fromkeys(block for table in tables for block in table))
