@@ -151,5 +151,5 @@ class LLMEngine:
         return self.config.preemption == "swap" and self.host_pool.num_blocks > 0
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
-        attention = PagedAttention(self.kv_cache, self.config.tile_size)
+        attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
         return ModelRunner(model, attention, self.config.block_size, self.device)

@@ -36,7 +36,7 @@ class LLM:
         num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, device)
         self.kv_cache = KVCache(self.model_config, num_blocks, block_size, dtype, device)
         self.block_manager = BlockManager(num_blocks, block_size)
-        attention = PagedAttention(self.kv_cache, self.config.tile_size)
+        attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
         self.model_runner = ModelRunner(llama, attention, block_size, device)
         self.peak = self.block_manager.report()  # the pool when most of it was used, in the engine's life
         self._inputs = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)

@@ -129,5 +129,5 @@ class LLMEngine:
         return Scheduler(self.config, self.block_manager)
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
-        attention = PagedAttention(self.kv_cache, self.config.tile_size)
+        attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
         return ModelRunner(model, attention, self.config.block_size, self.device)

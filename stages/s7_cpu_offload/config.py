@@ -32,7 +32,7 @@ class EngineConfig:
     enable_prefix_caching: bool = knob(True, "keep computed blocks for prompts that begin alike")
     preemption: str = knob("auto", "what becomes of a preempted request's blocks", ("auto", "swap", "recompute"))
     swap_space_tokens: int | None = knob(None, "size of the host's pool in tokens; default: as the KV pool; 0: none")
-    tile_size: int = knob(4096, "slots that attention reads at a time, of all sequences")
+    tile_size: int | None = knob(None, "slots that attention reads at a time; default: 4096 on a CPU, else 16384")
     kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
     kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
     gpu_memory_utilization: float | None = knob(None, "share of the GPU's memory for weights and pool (0.9 on cuda)")
@@ -72,6 +72,10 @@ class EngineConfig:
         if self.dtype != "auto":
             return DTYPES[self.dtype]
         return torch.float32 if torch.device(self.device).type == "cpu" else DTYPES.get(checkpoint_dtype, torch.float32)
+
+    def slots_in_a_tile(self) -> int:
+        """tile_size. A GPU takes longer to start an operation than to carry it out: there tiles are few and large."""
+        return self.tile_size or (4096 if torch.device(self.device).type == "cpu" else 16384)
 
     def longest_sequence(self, max_position_embeddings: int) -> int:
         """max_model_len, bounded by what the model can place. Raises ValueError if more was asked for."""

@@ -81,7 +81,7 @@ def test_help_tells_what_each_knob_does_and_its_default(capsys):
     assert "--max-num-batched-tokens MAX_NUM_BATCHED_TOKENS most tokens in a step" in text
     assert "admitting a sequence beside others leaves free (default: 0.05)" in text
     assert "--block-size BLOCK_SIZE slots in a block of the KV pool (default: 16)" in text
-    assert "--tile-size TILE_SIZE slots that attention reads at a time, of all sequences (default: 4096)" in text
+    assert "--tile-size TILE_SIZE slots that attention reads at a time; default: 4096 on a CPU, else 16384" in text
 
 
 # Knobs that cannot be
@@ -142,6 +142,18 @@ def test_auto_is_float32_on_the_cpu_and_elsewhere_what_the_file_has():
 
 def test_a_dtype_that_is_asked_for_is_taken_everywhere():
     assert EngineConfig(dtype="float16").torch_dtype("bfloat16") == torch.float16
+
+
+# The tile
+
+
+def test_a_tile_is_larger_where_an_operation_takes_longer_to_start():
+    assert EngineConfig(device="cpu").slots_in_a_tile() == 4096
+    assert EngineConfig(device="cuda:0").slots_in_a_tile() == EngineConfig(device="mps").slots_in_a_tile() == 16384
+
+
+def test_a_tile_size_that_is_asked_for_is_taken_everywhere():
+    assert [EngineConfig(device=device, tile_size=48).slots_in_a_tile() for device in ("cpu", "cuda")] == [48, 48]
 
 
 # The pool
