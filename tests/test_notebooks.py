@@ -3,8 +3,8 @@
 import ast
 import doctest
 import re
+import resource
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -78,14 +78,24 @@ def test_every_stage_has_a_notebook():
     assert stages == {path.stem for path in PATHS}
 
 
+def seconds_of_children() -> float:
+    """Of the processor, by processes that this one has started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @pytest.mark.slow
 @each_notebook
 def test_runs_top_to_bottom(path, tmp_path):
-    """A copy, from the root of the repository: the committed outputs stay as they are."""
+    """A copy, from the root of the repository: the committed outputs stay as they are.
+
+    Its time is the processor's: what else the machine does meanwhile, other tests first of all, does not count.
+    """
     copy = shutil.copy(path, tmp_path)
-    notebook, start = read(copy), time.perf_counter()
+    notebook, start = read(copy), seconds_of_children()
     command.execute(notebook, cwd=ROOT)
-    seconds = time.perf_counter() - start
+    seconds = seconds_of_children() - start
+    assert seconds > 1, "the notebook's process was not seen"
     assert not [output for output in outputs(notebook) if output.output_type == "error"]
     assert seconds < MAX_SECONDS, f"{path.name} took {seconds:.0f} s, {MAX_SECONDS} are allowed"
     shown, committed = (
