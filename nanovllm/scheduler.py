@@ -68,7 +68,9 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Decodes first, a token each; then chunks of prompts, with what is left of max_num_batched_tokens.
 
-        Takes the blocks that the step will write to. Nobody is admitted in a step that had to preempt.
+        Takes the blocks that the step will write to. Nobody is admitted in a step that had to preempt: a group that
+        shares again may need less than it gave back, and be preempted again as soon as its samples write; and one
+        that is swapped would come back to blocks that the one before it waits for, beside those that are being stored.
         """
         output = SchedulerOutput(batch=[], failed=[])
         num_preemptions = self.num_preemptions

@@ -709,6 +709,18 @@ def test_a_group_that_comes_back_computes_what_its_samples_share_once():
     assert drive.num_free == 20 - 1 - 2 * 3, "8 tokens and 3 more: each has two blocks of its own"
 
 
+def test_a_group_that_shares_again_is_not_admitted_in_the_step_that_preempted_it():
+    """b gives 3 blocks back, and 4 are free. Its samples have the same tokens: they would come back to 3."""
+    drive = Drive(num_blocks=6)
+    drive.alike = True
+    drive.add("a", 4)
+    group = drive.add_group("b", 6, n=2)
+    assert drive.steps(3) == ["a4 b6", "a1 b1 b'1", "a1 b1 b'1"]
+    assert drive.step() == "a1"
+    assert drive.queues == "a | bb'" and drive.manager.can_allocate(*group)
+    assert drive.step() == "a1 b9"
+
+
 def test_samples_of_the_same_tokens_come_back_as_one_and_go_on_as_many():
     drive = Drive(num_blocks=20)
     drive.alike = True

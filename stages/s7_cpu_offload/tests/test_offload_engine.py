@@ -376,6 +376,20 @@ def test_samples_that_find_no_room_while_others_are_stored_write_to_nothing_that
     assert engine.scheduler.num_swaps > 0
 
 
+def test_who_is_swapped_does_not_come_straight_back_to_the_blocks_that_another_waits_for(checkpoint):
+    """a's four samples need 3 blocks; 2 are free, and b's is being stored. In these 2 there is room for b."""
+    engine = engine_of(checkpoint, num_blocks=5)
+    engine.add_request("a", FIRST[:6], params(3, n=4, temperature=1.0, seed=3))
+    engine.add_request("b", SECOND[:3], params(3))
+    step(engine)
+    engine.host_pool.is_late = lambda: True
+    step(engine)
+    assert engine.scheduler.num_swaps == 1 and [seq.request_id for seq in engine.scheduler.running] == ["a"] * 4
+    ended = run_to_the_end(engine)
+    assert answers(ended["a"]) == [said_alone(FIRST[:6], 3, 3, i) for i in range(4)]
+    assert answers(ended["b"]) == [said_alone(SECOND[:3], 3)]
+
+
 def test_the_beginning_of_a_prompt_that_is_on_the_host_is_loaded_and_not_computed(checkpoint):
     engine = engine_of(checkpoint, enable_prefix_caching=True)
     for number, prompt in enumerate([FIRST * 2, SECOND * 2, FIRST * 2]):
