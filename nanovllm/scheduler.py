@@ -69,8 +69,9 @@ class Scheduler:
         """Decodes first, a token each; then chunks of prompts, with what is left of max_num_batched_tokens.
 
         Takes the blocks that the step will write to. Nobody is admitted in a step that had to preempt: a group that
-        shares again may need less than it gave back, and be preempted again as soon as its samples write; and one
-        that is swapped would come back to blocks that the one before it waits for, beside those that are being stored.
+        shares again may need less than it gave back, and be preempted again as soon as its samples write. Nor while
+        what was taken from a swapped group is being stored: others would take what is free beside it from whoever waits
+        for both.
         """
         output = SchedulerOutput(batch=[], failed=[])
         num_preemptions = self.num_preemptions
@@ -78,7 +79,7 @@ class Scheduler:
         self._take_slots(output)
         budget = self._schedule_decodes(output, self._max_num_batched_tokens)
         budget = self._schedule_chunks(output, budget)
-        if self.num_preemptions == num_preemptions:
+        if self.num_preemptions == num_preemptions and not self._block_manager.is_storing:
             self._admit(output, budget)
         return output
 

@@ -390,6 +390,21 @@ def test_who_is_swapped_does_not_come_straight_back_to_the_blocks_that_another_w
     assert answers(ended["b"]) == [said_alone(SECOND[:3], 3)]
 
 
+def test_who_waits_for_blocks_that_are_being_stored_is_not_overtaken(checkpoint):
+    """As above, beside one that runs all the time, and the store takes two steps: b has to wait for both of them."""
+    engine = engine_of(checkpoint, num_blocks=6)
+    engine.add_request("first", [1], params(6))
+    engine.add_request("a", FIRST[:6], params(3, n=4, temperature=1.0, seed=3))
+    engine.add_request("b", SECOND[:3], params(3))
+    step(engine)
+    engine.host_pool.is_late = lambda: True
+    assert list(step(engine)) == ["first"] and engine.block_manager.is_storing
+    assert list(step(engine)) == ["first"] and engine.scheduler.waiting[0].request_id == "b"
+    engine.host_pool.finish()
+    assert list(step(engine)) == ["first", "a"] and engine.scheduler.num_swaps == 1
+    assert answers(run_to_the_end(engine)["b"]) == [said_alone(SECOND[:3], 3)]
+
+
 def test_the_beginning_of_a_prompt_that_is_on_the_host_is_loaded_and_not_computed(checkpoint):
     engine = engine_of(checkpoint, enable_prefix_caching=True)
     for number, prompt in enumerate([FIRST * 2, SECOND * 2, FIRST * 2]):
