@@ -1,5 +1,6 @@
 """Prefix caching in an engine: what is told, what is computed, and that nobody says anything else because of it."""
 
+import math
 import random
 from functools import partial
 
@@ -193,6 +194,16 @@ def test_whoever_wants_them_reads_no_cache_and_fills_it(checkpoint):
     assert llm.model_runner.num_tokens == 40
     assert first.prompt_logprobs == second.prompt_logprobs
     assert llm.generate(PROMPT, params(1))[0].num_cached_tokens == 16
+
+
+def test_they_are_of_float32_logits_whatever_the_model_computes_in(checkpoint):
+    """So the probabilities of all tokens add up to 1, as those of sampled tokens do."""
+    llm = LLM(checkpoint, block_size=4, dtype="bfloat16")
+    everything = SamplingParams(prompt_logprobs=320, logprobs=320, max_tokens=1, temperature=0.0)
+    [output] = llm.generate(PROMPT, everything)
+    for told in (*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])):
+        assert told is not None and len(told) == 320
+        assert sum(math.exp(each.logprob) for each in told.values()) == pytest.approx(1, abs=1e-5)
 
 
 def test_nobody_else_gets_any(checkpoint):
