@@ -98,8 +98,7 @@ class Scheduler:
 
     def _schedule_decodes(self, output: SchedulerOutput, budget: int) -> int:
         """Returns what is left of the budget."""
-        ready = self._block_manager.is_ready
-        decodes = [seq for seq in self.running if seq.num_uncomputed_tokens == 1 and ready(seq)]
+        decodes = [seq for seq in self.running if seq.num_uncomputed_tokens == 1 and self._block_manager.is_ready(seq)]
         output.batch.extend((seq, 1) for seq in decodes[:budget])
         return budget - len(decodes[:budget])
 
