@@ -143,6 +143,17 @@ def test_beams_of_a_model_that_seldom_ends(checkpoint, logprobs, width):
         assert_same(output, plain_beam_search(logprobs, prompt, asked, eos=[EOS]))
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_enough_go_on_though_all_of_the_likeliest_end(tmp_path, logprobs, width):
+    """As many tokens end a text as are first looked at for each beam, and one more."""
+    eos = logprobs(PROMPTS[0]).topk(2 * width + 1).indices.tolist()
+    write_checkpoint(tmp_path, CONFIG | {"eos_token_id": eos})
+    asked = BeamSearchParams(width, 6, length_penalty=2.0, early_stopping="never")
+    expected, num_steps = plain_search(logprobs, PROMPTS[0], asked, eos)
+    assert num_steps > 1, "some go on"
+    assert_same(LLM(tmp_path).beam_search([PROMPTS[0]], asked)[0], expected)
+
+
 def test_ignore_eos_goes_on_to_max_tokens(ending, logprobs):
     asked = BeamSearchParams(3, 8, ignore_eos=True)
     (output,) = LLM(ending, block_size=4).beam_search([PROMPTS[0]], asked)
