@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import sys
 from collections import abc
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,7 +36,9 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
-        if not 0 <= self.temperature < float("inf"):
+        if self.logprobs is not None and self.logprobs < 0:
+            raise ValueError(f"logprobs must be 0 or above, not {self.logprobs}")
+        if not 0 <= self.temperature <= sys.float_info.max:  # nor an int that is too large for a float
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (all) or above, not {self.top_k}")

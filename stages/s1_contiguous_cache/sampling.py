@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import sys
 from collections import abc
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,7 +28,7 @@ class SamplingParams:
         """Raises ValueError, naming the parameter and its value."""
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if not 0 <= self.temperature < float("inf"):
+        if not 0 <= self.temperature <= sys.float_info.max:  # nor an int that is too large for a float
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (all) or above, not {self.top_k}")

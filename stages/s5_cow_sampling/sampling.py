@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import sys
 from collections import abc
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,7 +34,7 @@ class SamplingParams:
             raise ValueError(f"n must be at least 1, not {self.n}")
         if self.logprobs is not None and self.logprobs < 0:
             raise ValueError(f"logprobs must be 0 or above, not {self.logprobs}")
-        if not 0 <= self.temperature < float("inf"):
+        if not 0 <= self.temperature <= sys.float_info.max:  # nor an int that is too large for a float
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (all) or above, not {self.top_k}")

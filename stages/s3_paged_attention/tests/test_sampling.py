@@ -227,6 +227,7 @@ def test_no_rows_give_no_tokens():
         ({"temperature": -0.1}, "temperature must be 0 or above, not -0.1"),
         ({"temperature": math.nan}, "temperature must be 0 or above, not nan"),
         ({"temperature": math.inf}, "temperature must be 0 or above, not inf"),
+        ({"temperature": 10**400}, "temperature must be 0 or above, not 10000"),
         ({"top_k": -1}, "top_k must be 0 .all. or above, not -1"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
         ({"top_p": 1.01}, "top_p must be above 0 and at most 1, not 1.01"),

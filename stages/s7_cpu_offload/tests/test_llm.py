@@ -155,6 +155,7 @@ def test_parameters_for_another_number_of_prompts_are_an_error(checkpoint):
     [
         ([], "the prompt is empty: 0 tokens"),
         ("", "the prompt is empty: 0 tokens"),
+        ("fo\ud800x", r"the prompt is no UTF-8 text: '\ud800' in place 2"),
         ([7] * 64, "the prompt has 64 tokens; max_model_len 64 leaves room for 63"),
         ([7] * 500, "the prompt has 500 tokens"),
         ([1, 320], "token id 320 is not an int from 0 to 319"),
