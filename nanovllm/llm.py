@@ -1,7 +1,7 @@
 """LLM: prompts in, outputs out. Each call adds its requests to the engine and steps it until they have ended."""
 
 import itertools
-from collections import abc
+from collections import abc, deque
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class LLM:
         self.kv_cache, self.block_manager = engine.kv_cache, engine.block_manager
         self.model_runner = engine.model_runner
         self._request_ids = map(str, itertools.count())
-        self._arrived: dict[str, list[RequestOutput]] = {}  # of each request of an open stream, not yet yielded
+        self._inboxes: dict[str, deque[RequestOutput]] = {}  # by request: what its stream has not yet yielded
 
     @property
     def peak(self) -> PoolReport:
@@ -76,43 +76,45 @@ class LLM:
 
     def _serve(self, requests: list[tuple[Prompt, SamplingParams]]) -> abc.Iterator[RequestOutput]:
         """Step the engine until these have ended. What it computes for another open stream waits for that one."""
-        request_ids: list[str] = []  # of those that have not ended
+        inbox: deque[RequestOutput] = deque()
+        request_ids: deque[str] = deque()
         try:
             for prompt, params in requests:
-                request_ids.append(self._add(prompt, params))
-            while request_ids:
-                arrived = [output for request_id in request_ids for output in self._take(request_id)]
-                request_ids = [request_id for request_id in request_ids if request_id in self._arrived]
-                yield from arrived
-                if not arrived:
+                request_ids.append(self._add(prompt, params, inbox))
+            while inbox or self._are_served(request_ids):
+                if inbox:
+                    yield inbox.popleft()
+                else:
                     self._step()
         finally:
             for request_id in request_ids:
-                self.llm_engine.abort_request(request_id)
-                del self._arrived[request_id]
+                if self._inboxes.pop(request_id, None) is not None:
+                    self.llm_engine.abort_request(request_id)
 
-    def _add(self, prompt: Prompt, params: SamplingParams) -> str:
-        """Its request id. Of a request that cannot be served the error has arrived at once."""
+    def _add(self, prompt: Prompt, params: SamplingParams, inbox: deque[RequestOutput]) -> str:
+        """Its request id. Of a request that cannot be served the error is in the inbox at once."""
         request_id = next(number for number in self._request_ids if not self.llm_engine.has_request(number))
-        errors: list[RequestOutput] = []
         try:
             self.llm_engine.add_request(request_id, prompt, params)
+            self._inboxes[request_id] = inbox
         except ValueError as error:
-            errors.append(RequestOutput.failed(request_id, prompt, str(error)))
-        self._arrived[request_id] = errors
+            inbox.append(RequestOutput.failed(request_id, prompt, str(error)))
         return request_id
 
-    def _take(self, request_id: str) -> list[RequestOutput]:
-        """What has arrived of a request. If it has left the engine, aborted there or ended, no more will."""
-        arrived = self._arrived.pop(request_id)
-        if self.llm_engine.has_request(request_id):
-            self._arrived[request_id] = []
-        return arrived
+    def _are_served(self, request_ids: deque[str]) -> bool:
+        """Whether one of these is still in the engine. Those in front that have ended, or were aborted there, go."""
+        while request_ids:
+            if request_ids[0] in self._inboxes and self.llm_engine.has_request(request_ids[0]):
+                return True
+            self._inboxes.pop(request_ids.popleft(), None)
+        return False
 
     def _step(self) -> None:
         for output in self.llm_engine.step():
-            if output.request_id in self._arrived:  # not a request that was added to the engine directly
-                self._arrived[output.request_id].append(output)
+            if output.request_id in self._inboxes:  # not a request that was added to the engine directly
+                self._inboxes[output.request_id].append(output)
+                if output.finished:
+                    del self._inboxes[output.request_id]
 
 
 def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:

@@ -40,9 +40,10 @@ class LLMEngine:
         """It runs from the next step on that has room. Raises ValueError for a request that can never be served."""
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is being served already")
-        group = self.input_processor.process(request_id, prompt, params or SamplingParams())
-        if len(group) > self.config.max_num_seqs:
-            raise ValueError(f"n is {len(group)}, max_num_seqs is {self.config.max_num_seqs}")
+        params = params or SamplingParams()
+        if params.n > self.config.max_num_seqs:
+            raise ValueError(f"n is {params.n}, max_num_seqs is {self.config.max_num_seqs}")
+        group = self.input_processor.process(request_id, prompt, params)
         needed, num_blocks = self.block_manager.num_blocks_for(*group), self.block_manager.num_blocks
         if needed > num_blocks:
             raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")

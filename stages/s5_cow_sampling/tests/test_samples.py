@@ -137,8 +137,9 @@ def test_a_request_ends_with_its_last_sample(checkpoint):
 
 def test_more_samples_than_may_run_are_refused_with_both_numbers_and_leave_nothing(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=40, max_num_seqs=3)
-    with pytest.raises(ValueError, match="n is 4, max_num_seqs is 3"):
-        engine.add_request("a", [1] * 6, params(3, n=4))
+    for n in (4, 10**12):  # refused before a sequence is made for each
+        with pytest.raises(ValueError, match=f"n is {n}, max_num_seqs is 3"):
+            engine.add_request("a", [1] * 6, params(3, n=n))
     assert_empty(engine)
     assert answers(serve(engine, [1] * 6, params(3, n=3))) == [said_alone([1] * 6, 3)] * 3
 

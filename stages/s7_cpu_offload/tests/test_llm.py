@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ..engine import LLMEngine
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
@@ -28,7 +29,7 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 def assert_all_free(llm: LLM) -> None:
     """Nobody is left, and nothing of those who were."""
     assert_empty(llm.llm_engine)
-    assert llm._arrived == {}
+    assert llm._inboxes == {}
 
 
 @pytest.fixture(scope="module")
@@ -337,6 +338,16 @@ def test_times_are_in_order_and_the_first_token_comes_once(checkpoint):
     assert [len(times) for times in first_times.values()] == [1] * 5
 
 
+def test_a_step_does_not_look_at_requests_of_which_it_has_nothing_to_tell(checkpoint, monkeypatch):
+    """200 requests, one at a time, of 2 steps each: two questions a step and one more a request, not 200 a step."""
+    asked, has_request = [], LLMEngine.has_request
+    monkeypatch.setattr(LLMEngine, "has_request", lambda *ask: asked.append(ask) or has_request(*ask))
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64, max_num_seqs=1)
+    assert len(llm.generate([[7]] * 200, greedy(2))) == 200
+    assert llm.model_runner.num_steps == 400 and len(asked) <= 2 * 400 + 200
+    assert_all_free(llm)
+
+
 @pytest.mark.parametrize("num_taken", range(12))
 def test_closing_a_stream_gives_everything_back(checkpoint, expected, num_taken):
     """At most 2 run; closed before the start, between and within steps, with a member ended or not."""
@@ -473,6 +484,19 @@ def test_a_stream_ends_though_its_requests_were_aborted_on_the_engine(checkpoint
     assert tokens(told[0]) == [expected[0][:n] for n in range(1, 25)]
     assert tokens(told[2]) == [expected[2][:n] for n in range(1, 25)]
     assert not any(output.finished for output in told[1])
+    assert_all_free(llm)
+
+
+def test_an_id_that_has_ended_may_be_given_to_a_request_of_the_engine_s_own(checkpoint, expected):
+    """The stream goes on with another: it neither shows nor aborts the new one."""
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=100)
+    stream = llm.stream(PROMPTS[:2], [greedy(24), greedy(1)])
+    taken = list(islice(stream, 2))
+    assert [output.finished for output in taken] == [False, True]
+    llm.llm_engine.add_request("1", PROMPTS[2], greedy(24))
+    assert {output.request_id for output in islice(stream, 5)} == {"0"}
+    stream.close()
+    assert tokens([run_to_the_end(llm.llm_engine)["1"]]) == expected[2:3]
     assert_all_free(llm)
 
 
