@@ -28,6 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return mistake.exit_code
     except click.Abort:
         return INTERRUPTED
+    except OSError as error:  # of a write, to a full disk say
+        sys.stdout = None  # or Python tries it again when it ends
+        click.echo(f"error: {error}", err=True)
+        return 1
 
 
 if __name__ == "__main__":

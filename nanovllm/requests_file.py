@@ -1,9 +1,7 @@
 """A file of requests, judged as a whole: {"requests": [...]}, or JSON lines, one request a line."""
 
 import json
-import re
 from collections import abc
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -21,8 +19,6 @@ WORDS = {
     abc.Sequence[int]: "a list of integers",
     abc.Sequence[str]: "a list of texts",
 }
-DOCUMENT = re.compile(r'\s*\{\s*"requests"\s*:\s*')  # how a file begins that is one value of JSON
-BETWEEN, END = re.compile(r"[\s,]*"), re.compile(r"\s*\]\s*\}\s*\Z")
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class Request:
 def read_requests(text: str, defaults: dict[str, Any]) -> list[Request]:
     """All requests of a file; `defaults` are the parameters of those that do not say.
 
-    Raises ValueError for the first that is wrong, naming its line, its place, the field and the value.
+    Raises ValueError for the first that is wrong, naming its place, the field and the value.
     """
     requests: dict[str, Request] = {}  # by id
     for index, (line, value) in enumerate(values(text)):
@@ -45,39 +41,44 @@ def read_requests(text: str, defaults: dict[str, Any]) -> list[Request]:
             if request.id in requests:
                 raise ValueError(f"id {request.id!r} is taken by request {requests[request.id].index}")
         except ValueError as error:
-            raise ValueError(f"request {index} (line {line}): {error}") from None
+            raise ValueError(f"request {index}{line}: {error}") from None
         requests[request.id] = request
     if not requests:
         raise ValueError("there are no requests in it")
     return list(requests.values())
 
 
-def values(text: str) -> Iterator[tuple[int, Any]]:
-    """What should be requests, each with the line that it begins in."""
-    start = DOCUMENT.match(text)
-    if not start:
+def values(text: str) -> list[tuple[str, Any]]:
+    """What should be requests; those of JSON lines each with its line."""
+    if not text.strip():
+        return []
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise no_json(error) from None
         lines = enumerate(text.split("\n"), start=1)
-        yield from ((number, parse(line, number)) for number, line in lines if line.strip())
-        return
-    if not isinstance(parse(text)["requests"], list):
-        raise ValueError('"requests" must be a list')
-    place, line = start.end() + 1, 1 + text.count("\n", 0, start.end())
-    while not END.match(text, place):
-        begin = BETWEEN.match(text, place).end()
-        line += text.count("\n", place, begin)
-        if text[begin] == "]":
-            raise ValueError('beside "requests" there may be nothing else')
-        value, place = json.JSONDecoder().raw_decode(text, begin)
-        yield line, value
-        line += text.count("\n", begin, place)
+        return [(f" (line {number})", parse(line, number)) for number, line in lines if line.strip()]
+    if not isinstance(whole, dict) or "requests" not in whole:
+        return [("", whole)]
+    if len(whole) > 1:
+        raise ValueError(f'beside "requests" there may be nothing else, and there is {shortened([*whole])}')
+    if not isinstance(whole["requests"], list):
+        raise ValueError(f'"requests" must be a list, not {shortened(whole["requests"])}')
+    return [("", value) for value in whole["requests"]]
 
 
-def parse(text: str, line: int = 1) -> Any:
-    """A value of JSON that begins in that line of the file."""
+def parse(text: str, line: int) -> Any:
+    """The value of JSON in this line of the file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"line {line + error.lineno - 1}, column {error.colno}: no JSON: {error.msg}") from None
+        raise no_json(error, line) from None
+
+
+def no_json(error: json.JSONDecodeError, line: int = 1) -> ValueError:
+    """For a text that begins in this line of the file."""
+    return ValueError(f"line {line + error.lineno - 1}, column {error.colno}: no JSON: {error.msg}")
 
 
 def read_request(index: int, value: Any, defaults: dict[str, Any]) -> Request:
@@ -88,7 +89,6 @@ def read_request(index: int, value: Any, defaults: dict[str, Any]) -> Request:
             raise ValueError(f"unknown field {name!r}: a request may have {', '.join(FIELDS)}")
         if not fits(given, FIELDS[name]):
             raise ValueError(f"{name} must be {words(FIELDS[name])}, not {shortened(given)}")
-    json.dumps(value, ensure_ascii=False).encode()  # ValueError for half a character, which no tokenizer takes
     if "prompt" not in value:
         raise ValueError("it has no prompt")
     given = {name: each for name, each in value.items() if name not in ("prompt", "id")}

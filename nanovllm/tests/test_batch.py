@@ -12,7 +12,6 @@ import pytest
 from .. import batch as module
 from ..engine import LLMEngine
 from ..llm import LLM
-from ..outputs import CompletionOutput, RequestMetrics, RequestOutput
 from ..sampling import SamplingParams
 from .helpers import start, write_checkpoint
 
@@ -193,14 +192,14 @@ def test_an_engine_that_cannot_be_built_costs_no_results(serve, tmp_path):
 
 
 def test_a_file_that_came_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path):
-    out, build = tmp_path / "out.jsonl", module.build_llm
+    out = tmp_path / "out.jsonl"
 
-    def build_slowly(engine):
+    def build_slowly(**engine):
         out.write_text("of another run\n")
-        return build(engine)
+        return LLM(**engine)
 
-    monkeypatch.setattr(module, "build_llm", build_slowly)
-    assert serve([{"prompt": "the"}], "--output", str(out))[::2] == (2, f"error: {out}: File exists\n")
+    monkeypatch.setattr(module, "LLM", build_slowly)
+    assert serve([{"prompt": "the"}], "--output", str(out))[::2] == (2, f"error: [Errno 17] File exists: '{out}'\n")
     assert out.read_text() == "of another run\n"
 
 
@@ -210,7 +209,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path
 @pytest.fixture
 def no_engine(monkeypatch):
     """For mistakes that must be found without one."""
-    monkeypatch.setattr(module, "build_llm", lambda engine: pytest.fail("an engine was built"))
+    monkeypatch.setattr(module, "LLM", lambda **engine: pytest.fail("an engine was built"))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def no_engine(monkeypatch):
             b'{"prompt": "a"}\n{"prompt": "b", "top_p": 1.5}',
             "request 1 (line 2): top_p must be above 0 and at most 1, not 1.5",
         ),
-        (b'{"prompt": "a", "max_token": 5}', "request 0 (line 1): unknown field 'max_token'"),
+        (b'{"prompt": "a", "max_token": 5}', "request 0: unknown field 'max_token'"),
         (b"", "there are no requests in it"),
         (b"\xff\xfe", "'utf-8' codec can't decode byte 0xff in position 0"),
         (b"[" * 100_000, "recursion"),
@@ -238,8 +237,11 @@ def test_a_bad_file_is_one_line_with_its_name_and_nothing_is_done(run, no_engine
 
 
 def test_a_file_that_cannot_be_read_is_named(run, no_engine, tmp_path):
-    assert run("batch", str(tmp_path / "a"))[2] == f"error: {tmp_path / 'a'}: No such file or directory\n"
-    assert run("batch", str(tmp_path))[2] == f"error: {tmp_path}: Is a directory\n"
+    for path, says in (
+        (tmp_path / "a", "[Errno 2] No such file or directory"),
+        (tmp_path, "[Errno 21] Is a directory"),
+    ):
+        assert run("batch", str(path)) == (2, "", f"error: {says}: '{path}'\n")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,7 @@ def test_results_that_cannot_be_kept_are_not_computed(serve, no_engine, tmp_path
 
 def test_a_folder_cannot_be_replaced(serve, tmp_path):
     status, _, err = serve([{"prompt": "the"}], "--output", str(tmp_path), "--overwrite")
-    assert (status, err) == (2, f"error: {tmp_path}: Is a directory\n")
+    assert (status, err) == (2, f"error: [Errno 21] Is a directory: '{tmp_path}'\n")
 
 
 def test_an_option_that_cannot_be_is_told_though_no_request_needs_it(serve, no_engine):
@@ -272,9 +274,11 @@ def test_a_request_that_cannot_be_served_has_a_result_and_the_others_go_on(serve
         {"prompt": ""},
         {"prompt": [9999]},
         {"prompt": [5], **FOUR},
+        {"prompt": "fo\ud800x"},
+        {"prompt": "the", "n": 10**12},
     ]
     status, results, err = serve(asked)
-    assert status == 1 and re.fullmatch(SUMMARY.format(5, 3), err)
+    assert status == 1 and re.fullmatch(SUMMARY.format(7, 5), err)
     errors = {result["index"]: result.get("error") for result in results}
     assert errors == {
         0: "the prompt has 101 tokens; max_model_len 64 leaves room for 63 and one new token",
@@ -282,6 +286,8 @@ def test_a_request_that_cannot_be_served_has_a_result_and_the_others_go_on(serve
         2: "the prompt is empty: 0 tokens, at least 1 is needed",
         3: "token id 9999 is not an int from 0 to 319",
         4: None,
+        5: r"the prompt is no UTF-8 text: '\ud800' in place 2",
+        6: "n is 1000000000000, max_num_seqs is 32",
     }
     assert all(result["outputs"][0]["finish_reason"] == "error" for result in results if "error" in result)
 
@@ -309,42 +315,43 @@ def test_a_terminal_shows_how_far_it_is(serve, monkeypatch):
     assert "0/3" in terminal.getvalue() and "3/3" in terminal.getvalue() and "tokens/s" in terminal.getvalue()
 
 
-def output_of(request_id: str, *lengths: int, finished: bool = False, error: str | None = None) -> RequestOutput:
-    samples = [CompletionOutput(i, "", [7] * length, 0.0) for i, length in enumerate(lengths)]
-    return RequestOutput(request_id, None, [1], samples, finished, RequestMetrics(0.0), error)
-
-
-def test_tokens_are_counted_as_they_come_and_each_once():
-    tally = module.Tally(3)
-    for output, num_tokens in [
-        (output_of("a", 1, 1), 2),
-        (output_of("b", 1), 3),
-        (output_of("a", 2, 2), 5),
-        (output_of("b", 2, finished=True), 6),
-        (output_of("a", 2, 4, finished=True), 8),
-        (output_of("c", 0, finished=True, error="no"), 8),
-    ]:
-        tally.note(output)
-        assert tally.num_tokens == num_tokens
-    assert str(tally).startswith("0 requests, 1 failed, 8 tokens, "), "none is written"
-
-
 # Ended from outside
 
 
 def test_ctrl_c_says_how_many_have_ended(serve, monkeypatch, tmp_path):
-    step, calls = LLMEngine.step, iter(range(100))
+    """What the step has ended in which it comes is written too: with 4 tokens each, the first and the last."""
+    step, calls = LLMEngine.step, iter(range(1, 100))
 
     def interrupted(engine):
-        if next(calls) == 5:
-            raise KeyboardInterrupt
+        if next(calls) == 4:
+            signal.raise_signal(signal.SIGINT)
         return step(engine)
 
     monkeypatch.setattr(LLMEngine, "step", interrupted)
-    asked = [{"prompt": "the", **FOUR, "max_tokens": length} for length in (3, 30, 4)]
+    asked = [{"prompt": "the", **FOUR, "max_tokens": length} for length in (4, 30, 4)]
     status, _, err = serve(asked, "--output", str(tmp_path / "out.jsonl"))
     assert (status, err) == (130, "interrupted: 2 of 3 requests have their results\n")
     assert [result["index"] for result in parsed((tmp_path / "out.jsonl").read_text())] == [0, 2]
+
+
+def test_a_second_ctrl_c_ends_it_at_once(serve, monkeypatch, tmp_path):
+    def interrupted(engine):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it went on")
+
+    monkeypatch.setattr(LLMEngine, "step", interrupted)
+    assert serve([{"prompt": "the", **FOUR}])[:2] == (130, [])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("where", [["--output", "/dev/full", "--overwrite"], []], ids=["file", "standard output"])
+def test_a_full_disk_is_told_in_one_line(checkpoint, tmp_path, where):
+    file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
+    with open("/dev/full", "w") as full:
+        process = start("batch", str(file), "--model", str(checkpoint), "--preemption", "swap", *where, stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "error: [Errno 28] No space left on device\n")
 
 
 @pytest.fixture

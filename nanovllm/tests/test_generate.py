@@ -1,4 +1,4 @@
-"""nanovllm generate: a story as it comes, one line about the memory, and one line about a mistake."""
+"""nanovllm generate: stories, one line about the memory, and one line about a mistake."""
 
 import io
 import re
@@ -6,9 +6,7 @@ import signal
 
 import pytest
 
-from ..generate import PROMPTS, show
-from ..llm import LLM
-from ..sampling import SamplingParams
+from ..stories import PROMPTS
 from .helpers import start, write_checkpoint
 
 SUMMARY = (
@@ -54,28 +52,6 @@ def test_each_sample_of_a_prompt_is_told(run):
     assert out.count("[6 tokens, length]") == 6 and out.count("the fox") == out.count("the wood") == 3
 
 
-def test_the_first_story_is_shown_as_it_comes(checkpoint, capsys):
-    def watched():
-        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-        for output in LLM(checkpoint, preemption="swap").stream(["the", "fox"], params):
-            yield output
-            on_screen.append(capsys.readouterr().out)
-
-    on_screen: list[str] = []
-    outputs = show(watched())
-    assert on_screen[0].startswith("the"), "after the first token"
-    assert on_screen[1] == "", "the second story waits"
-    assert "fox" in on_screen[-2] + on_screen[-1]
-    assert [output.prompt for output in outputs] == ["the", "fox"]
-
-
-@pytest.mark.parametrize("lengths", [(5, 3, 1), (1, 5, 3), (3, 1, 5)], ids=str)
-def test_stories_are_told_in_order_whichever_ends_first(checkpoint, capsys, lengths):
-    params = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
-    show(LLM(checkpoint, preemption="swap").stream(["the", "fox", "wood"], params))
-    assert [int(length) for length in re.findall(r"\[(\d) tokens, length]", capsys.readouterr().out)] == [*lengths]
-
-
 def test_a_prompt_may_come_from_standard_input(run, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("the fox\nand\n"))
     _, out, _ = run("generate", "the wood", "-", *SIX)
@@ -116,7 +92,7 @@ def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path):
 @pytest.mark.parametrize(
     "arguments, error",
     [
-        (["--model", __file__], f"there is no folder {__file__}: name a checkpoint with --model"),
+        (["--model", "no/such/folder"], "no/such/folder is not a checkpoint folder: it has no config.json"),
         (["--kv-cache-tokens", "0"], "kv_cache_tokens must be at least 1, not 0"),
         (["--kv-cache-tokens", "9", "--kv-cache-memory-bytes", "9000"], "the pool's size was given 2 times"),
         (["--max-model-len", "65"], "max_model_len is 65, the model has 64 positions"),
@@ -144,12 +120,25 @@ def test_a_prompt_that_cannot_be_served_is_told_and_the_others_go_on(run):
     assert re.fullmatch(SUMMARY, out.splitlines()[-1])
 
 
+def test_an_argument_that_is_no_utf_8_is_a_prompt_that_cannot_be_served(run):
+    status, out, err = run("generate", "fo\udcffx", "the fox", *SIX)
+    assert (status, err) == (1, "error: the prompt is no UTF-8 text: '\\udcff' in place 2\n")
+    assert "the fox" in out
+
+
 def test_when_nothing_can_be_served_it_says_so(run):
     status, out, err = run("generate", "", "--kv-cache-tokens", "64")
     assert status == 1 and "the prompt is empty" in err and out.endswith("nothing was served\n")
 
 
 # Ended from outside
+
+
+def test_a_full_disk_is_told_in_one_line(checkpoint):
+    with open("/dev/full", "w") as full:
+        process = start("generate", "the", "--model", str(checkpoint), "--preemption", "swap", stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "error: [Errno 28] No space left on device\n")
 
 
 def endless(folder):

@@ -47,8 +47,8 @@ class InputProcessor:
                 raise ValueError("the checkpoint has no tokenizer.model: a prompt must be a list of token ids")
             try:
                 prompt.encode()
-            except UnicodeEncodeError as error:  # half a character; of a command line: a byte that is not UTF-8
-                raise ValueError(f"the prompt is no UTF-8 text: {prompt[error.start]!r} in place {error.start}") from None
+            except UnicodeEncodeError as half:  # half a character; of a command line: a byte that is not UTF-8
+                raise ValueError(f"the prompt is no UTF-8 text: {prompt[half.start]!r} in place {half.start}") from None
             token_ids = self._tokenizer.encode(prompt) if prompt else []
         elif isinstance(prompt, list | tuple):
             token_ids = list(prompt)
