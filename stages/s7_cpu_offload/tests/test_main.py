@@ -72,6 +72,13 @@ def test_the_first_story_is_shown_as_it_comes(checkpoint, capsys):
     assert [output.prompt for output in outputs] == ["the", "fox"]
 
 
+@pytest.mark.parametrize("lengths", [(5, 3, 1), (1, 5, 3), (3, 1, 5)], ids=str)
+def test_stories_are_told_in_order_whichever_ends_first(checkpoint, capsys, lengths):
+    params = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
+    show(LLM(checkpoint).stream(["the", "fox", "wood"], params))
+    assert [int(length) for length in re.findall(r"\[(\d) tokens, length]", capsys.readouterr().out)] == [*lengths]
+
+
 def test_the_same_command_tells_the_same_stories_and_another_seed_others(run):
     def stories(seed: str) -> str:
         return run("the", "--seed", seed, "--temperature", "1")[1].rsplit("\n", 2)[0]
