@@ -32,8 +32,8 @@ def batch(file: str, output: str, overwrite: bool, **values: Any) -> int:
     """Serve a file of requests; the results are lines of JSON.
 
     FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or such requests one a line; - is
-    standard input. They may have an "id" and any field of SamplingParams; options are for those that do not
-    say. A result is written as soon as its request has ended.
+    standard input. They may have an "id" and any field of SamplingParams; options are for those that do not say. A
+    result is written as soon as its request has ended.
 
     Exit status 1: a request could not be served, and its result says why. 2: nothing was done.
     """
