@@ -12,7 +12,7 @@ from typing import IO, Any
 import click
 from tqdm import tqdm
 
-from .cli import engine_flags, sampling_flags, split, told_in_one_line
+from .cli import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
 from .engine import LLMEngine
 from .llm import LLM
 from .outputs import RequestOutput
@@ -42,6 +42,7 @@ def batch(file: str, output: str, overwrite: bool, **values: Any) -> int:
         SamplingParams(**sampling)
         requests = load_requests(file, sampling)
         check_output(output, file, overwrite)
+        find_checkpoint(engine["model"])
         llm = LLM(**engine)
         target = open_output(output, overwrite)
     with target as stream:

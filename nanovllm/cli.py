@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -29,6 +30,12 @@ def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of all flags into those of the engine and those of SamplingParams."""
     engine = {option.name: values[option.name] for option in knobs(EngineConfig)}
     return engine, {name: value for name, value in values.items() if name not in engine}
+
+
+def find_checkpoint(model: str) -> None:
+    """Raises ValueError if there is no such folder: the default's path is that of this repository."""
+    if not Path(model).is_dir():
+        raise ValueError(f"there is no folder {Path(model).absolute()}: name a checkpoint with --model")
 
 
 @contextmanager

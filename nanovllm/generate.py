@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .cli import engine_flags, sampling_flags, split, told_in_one_line
+from .cli import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
 from .llm import LLM
 from .sampling import SamplingParams
 from .stories import PROMPTS, show, summary, with_small_pool
@@ -24,6 +24,7 @@ def generate(prompts: tuple[str, ...], **values: Any) -> int:
     with told_in_one_line():
         params = SamplingParams(**sampling)
         texts = [sys.stdin.read().rstrip("\n") if prompt == "-" else prompt for prompt in prompts or PROMPTS]
+        find_checkpoint(engine["model"])
         llm = LLM(**with_small_pool(engine))
     outputs = show(llm.stream(texts, params))
     click.echo("\n" + summary(llm, outputs))

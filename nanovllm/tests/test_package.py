@@ -93,4 +93,5 @@ def test_elsewhere_the_folder_that_was_looked_for_is_named(arguments, monkeypatc
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_text('{"prompt": "a"}')
     assert main(arguments) == 2
-    assert capsys.readouterr() == ("", "error: models/storyteller is not a checkpoint folder: it has no config.json\n")
+    folder = tmp_path / "models" / "storyteller"
+    assert capsys.readouterr() == ("", f"error: there is no folder {folder}: name a checkpoint with --model\n")
