@@ -30,12 +30,14 @@ def proof_faults(stage: Stage) -> list[str]:
     if importlib.util.find_spec("pytest") is None:
         raise ChainError("the proof of an exercise runs pytest, and this Python has none: make setup")
     states = range(len(stage.steps) + 1)
+    opened = [open_functions(stage, solved + 1) for solved in states]  # not in threads, in which ast.parse may fail
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        return [fault for found in pool.map(lambda solved: list(_state(stage, solved)), states) for fault in found]
+        found = pool.map(lambda solved: list(_state(stage, solved, opened[solved])), states)
+        return [fault for faults in found for fault in faults]
 
 
-def _state(stage: Stage, solved: int) -> Iterator[str]:
-    """Faults of the exercise with the first `solved` steps solved."""
+def _state(stage: Stage, solved: int, opened: dict[str, str]) -> Iterator[str]:
+    """Faults of the exercise with the first `solved` steps solved; `opened` are the texts of its files."""
     green = [test for step in stage.steps[:solved] for test in step.tests]
     red = [test for step in stage.steps[solved : solved + 1] for test in step.tests]
     if solved == 0:
@@ -43,7 +45,7 @@ def _state(stage: Stage, solved: int) -> Iterator[str]:
     if solved == len(stage.steps):
         green.append(GAIN_TEST)
     try:
-        report = _run(stage, solved, [*green, *red])
+        report = _run(stage, opened, [*green, *red])
     except ChainError as error:
         yield f"{stage.path} with {solved} steps solved: {error}"
         return
@@ -56,11 +58,11 @@ def _state(stage: Stage, solved: int) -> Iterator[str]:
             yield f"{stage.path}: {test} is not red with {solved} steps solved"
 
 
-def _run(stage: Stage, solved: int, tests: list[str]) -> str:
+def _run(stage: Stage, opened: dict[str, str], tests: list[str]) -> str:
     """pytest's report on a copy of the stage. Raises ChainError if the tests did not run to their end."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / stage.name
-        copy_stage(stage, folder, open_functions(stage, solved + 1))
+        copy_stage(stage, folder, opened)
         command = [sys.executable, "-m", "pytest", *FLAGS, *dict.fromkeys(tests)]
         environment = os.environ | SETTINGS
         try:

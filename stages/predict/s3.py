@@ -36,8 +36,7 @@ def answers(model: Path) -> dict[str, Any]:
             f"{s2} in stage 2, {s3} in stage 3. From 16,384 to 65,536 tokens that is {growth['s2']:.1f} times as many, "
             f"and {growth['s3']:.2f} times: two tiles have their full size by then; what still grows are a mask and "
             f"a table, a few bytes a slot. 32 of 1,024 tokens need {of_32['s2']:,} and {of_32['s3']:,}: stage 2 copies "
-            "one after the other, and in stage 3 all share the two tiles. (Stage 1 reads slices and needs "
-            f"{of_32['s1']:,}.)",
+            f"one after the other, in stage 3 all share the tiles. (Stage 1, which reads slices: {of_32['s1']:,}.)",
         ),
         Answer(
             "How many operations does torch carry out in a decode step of 1 sequence, and of 32? (128 tokens each.)",
