@@ -74,7 +74,10 @@ class Hypotheses:
         self.best = sorted([*self.best, hypothesis], key=lambda h: -h.score)[: self._params.beam_width]
 
     def are_final(self, logprob: float, num_tokens: int, max_tokens: int) -> bool:
-        """Whether to stop, while the likeliest beam has this logprob and so many tokens, and may come to max_tokens."""
+        """Whether to stop, while the likeliest beam has this logprob and so many tokens, and may come to max_tokens.
+
+        The prompt's tokens do not count in either.
+        """
         if len(self.best) < self._params.beam_width:
             return False
         if self._params.early_stopping is True:

@@ -38,7 +38,10 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: list[int]) -> None:
-        """Each has one holder more. Raises ValueError, and changes nothing, if one of them has none."""
+        """Each has one holder more.
+
+        Raises ValueError, which names the block, and changes nothing, if one of them has none.
+        """
         free = [block for block in blocks if not self._ref_counts[block]]
         if free:
             raise ValueError(f"block {free[0]} is shared, and nobody holds it")

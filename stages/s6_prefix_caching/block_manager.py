@@ -73,8 +73,9 @@ class BlockManager:
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """`child` begins with the parent's first `num_tokens` tokens: it holds their blocks too, and nothing is copied.
 
-        They count as computed for the child. If more of its own beginning is cached, it holds that instead. Raises
-        ValueError, and changes nothing, if the parent has not computed as many.
+        They count as computed for the child, which must hold no blocks yet. If more of its own beginning is cached, it
+        holds that instead. Raises ValueError with both numbers, and changes nothing, if the parent has not computed as
+        many.
         """
         if parent.num_computed_tokens < num_tokens:
             raise ValueError(f"{num_tokens} tokens to share, {parent.num_computed_tokens} are computed")
@@ -116,9 +117,9 @@ class BlockManager:
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
         """Make sure that `seq` has slots for all its tokens, and holds alone those that it has not computed yet.
 
-        If the block that it writes to next is shared, a new one takes its place in the table, and the answer is the
-        copy to make. If it is cached, it is so no more. Raises NoFreeBlocks, and changes nothing, if too few blocks are
-        free.
+        It was allocated or forked. If the block that it writes to next is shared, a new one takes its place in the
+        table, and the answer is the copy to make. If it is cached, it is so no more. Raises NoFreeBlocks, and changes
+        nothing, if too few blocks are free.
         """
         assert seq in self._holders, f"request {seq.request_id} was never allocated"
         source = self._shared_block(seq)

@@ -44,7 +44,10 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: list[int]) -> None:
-        """Each has one holder more. Raises ValueError, and changes nothing, if one of them is free and not idle."""
+        """Each has one holder more.
+
+        Raises ValueError, which names the block, and changes nothing, if one of them is free and not idle.
+        """
         free = [block for block in blocks if not self._ref_counts[block] and block not in self._cached]
         if free:
             raise ValueError(f"block {free[0]} is shared, and nobody holds it")

@@ -127,6 +127,27 @@ def test_a_block_that_is_partly_full_is_copied_once_for_each_writer_but_the_last
     manager.check_integrity()
 
 
+def test_block_0_is_shared_and_copied_like_any_other():
+    """Its number is no reason to take it for none."""
+    manager = BlockManager(20, 4)
+    seqs = family(manager, 2, 3)
+    assert manager.num_blocks_to_append(*seqs) == 2
+    assert [manager.append_slot(seq) for seq in seqs] == [BlockCopy(0, 1), BlockCopy(0, 2), None]
+    assert tables(seqs) == [[1], [2], [0]]
+
+
+def test_who_was_neither_allocated_nor_forked_takes_no_slot():
+    """Nobody would give its block back."""
+    manager = BlockManager(4, 4)
+    seqs = family(manager, 4, 2)
+    before = state(manager, *seqs)
+    with pytest.raises(AssertionError, match="never allocated"):
+        manager.append_slot(make_sequence("a", 5, max_tokens=50))
+    assert state(manager, *seqs) == before
+    manager.append_slot(seqs[0]), manager.append_slot(seqs[1])
+    assert tables(seqs) == [[0, 1], [0, 2]]
+
+
 @pytest.mark.parametrize("num_tokens", [4, 8])
 def test_a_block_that_is_full_is_never_copied(num_tokens):
     manager = BlockManager(20, 4)
@@ -440,7 +461,7 @@ class Contents:
     def step(self, seqs: list[Sequence], token_id: int) -> None:
         """Each writes all that it has not written yet, and gets one more token; if there is room for all."""
         needed = self.num_needed(seqs)
-        assert self.manager.num_blocks_to_append(*seqs) == needed
+        assert self.manager.num_blocks_to_append(*seqs) == needed, "blocks for these, counted over all tables"
         assert self.manager.can_append(*seqs) == (needed <= self.manager.num_free_blocks)
         if needed > self.manager.num_free_blocks:
             if len(seqs) == 1:
