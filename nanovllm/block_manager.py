@@ -181,7 +181,10 @@ class BlockManager:
         return self.num_blocks_for(*group) - sum(self._pool.ref_count(block) > 0 for block in hits)
 
     def _hits(self, seq: Sequence) -> list[CachedBlock]:
-        """The beginning of `seq` that is cached, in whole blocks; its last token is to be computed in any case."""
+        """The beginning of `seq` that is cached, in whole blocks; its last token is to be computed in any case.
+
+        Nothing while it awaits logprobs of its prompt. Without a prefix cache there is nothing, and nothing is hashed.
+        """
         may_hit = self._is_caching and not seq.awaits_prompt_logprobs
         most = (seq.num_tokens - 1) // self.block_size if may_hit else 0
         self.prefix_cache.extend_hashes(seq.block_hashes, seq.token_ids, most)

@@ -19,7 +19,7 @@ Hash = bytes
 
 
 def hash_block(parent: Hash, token_ids: list[int]) -> Hash:
-    """The hash of a block's tokens and all before them, of which `parent` is the hash.
+    """The hash of a block's tokens and all before them, of which `parent` is the hash: b"" if there are none.
 
     >>> hash_block(b"", [1, 2]) == hash_block(b"", [1, 2])
     True
@@ -60,7 +60,7 @@ class CachedBlocks:
         self._cached[cached.block] = cached
 
     def forget(self, block: int) -> None:
-        """Its keys and values will be others'. Nothing happens if it is not cached."""
+        """Its keys and values will be others': it is found no more, nor idle. Nothing happens if it is not cached."""
         cached = self._cached.pop(block, None)
         if cached:
             self._idle.pop(block, None)
@@ -114,7 +114,10 @@ class PrefixCache:
         self.blocks = CachedBlocks(self._index)
 
     def extend_hashes(self, hashes: list[Hash], token_ids: list[int], num_blocks: int) -> None:
-        """So that `hashes`, the chain of a text's full blocks as far as it is known, has num_blocks links."""
+        """So that `hashes`, the chain of a text's full blocks as far as it is known, has num_blocks links.
+
+        They are made by the cache's hash function. What is known stays, also if it is longer.
+        """
         for i in range(len(hashes), num_blocks):
             tokens = token_ids[i * self._block_size : (i + 1) * self._block_size]
             hashes.append(self._hash(hashes[-1] if hashes else b"", tokens))
@@ -137,7 +140,8 @@ class PrefixCache:
     def insert(self, block_hash: Hash, parent: CachedBlock | None, token_ids: list[int], block: int) -> CachedBlock:
         """`block` has these tokens, computed. Returns the cached block of this text.
 
-        If there is one already, it stays, and `block` is not cached; nor is it if its hash is another text's.
+        If there is one already, it stays, and `block` is not cached; nor is it if its hash is another text's. The answer
+        is of this text in any case: who goes on from here must not become a child of the other.
         """
         new = CachedBlock(block_hash, parent, token_ids, block)
         cached = self._index.setdefault(block_hash, new)

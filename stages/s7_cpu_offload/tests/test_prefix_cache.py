@@ -12,6 +12,7 @@ import pytest
 from ..block_manager import BlockManager
 from ..block_pool import NoFreeBlocks
 from ..prefix_cache import Hash, PrefixCache, hash_block
+from ..sampling import SamplingParams
 from ..sequence import Sequence
 from .helpers import make_sequence
 
@@ -69,15 +70,15 @@ def test_a_text_that_was_computed_is_found_in_whole_blocks():
 @pytest.mark.parametrize("num_tokens, found", [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (16, 12)])
 def test_the_last_token_is_computed_in_any_case(num_tokens, found):
     manager = manager_of(8)
-    left(manager, TEXT)
+    computed(manager, TEXT)
     assert hits(manager, TEXT[:num_tokens]) == found == (num_tokens - 1) // 4 * 4
 
 
 @pytest.mark.parametrize("hash_function", [hash_block, same_hash])
 def test_equal_tokens_after_different_prefixes_are_different(hash_function):
     manager = manager_of(16, hash_function=hash_function)
-    left(manager, [1, 1, 1, 1, 5, 5, 5, 5])
-    left(manager, [2, 2, 2, 2, 5, 5, 5, 5])
+    computed(manager, [1, 1, 1, 1, 5, 5, 5, 5])
+    computed(manager, [2, 2, 2, 2, 5, 5, 5, 5])
     assert hits(manager, [5, 5, 5, 5, 9]) == 0
     assert hits(manager, [3, 3, 3, 3, 5, 5, 5, 5, 9]) == 0
 
@@ -90,6 +91,26 @@ def test_a_hash_that_is_always_the_same_finds_less_and_never_what_is_not_there()
     assert hits(manager, [7] * 9) == hits(manager, TEXT[4:]) == 0
 
 
+def test_a_text_whose_hash_is_anothers_is_never_taken_for_it():
+    """All first blocks have one hash. [2, ...] goes on with 6, 6, 6, 6, and [1, ...] has the place in the index."""
+    manager = manager_of(16, hash_function=lambda parent, tokens: hash_block(parent, tokens) if parent else b"first")
+    computed(manager, [1, 1, 1, 1, 5, 5, 5, 5])
+    computed(manager, [2, 2, 2, 2, 6, 6, 6, 6], "b")
+    assert hits(manager, [1, 1, 1, 1, 5, 5, 5, 5, 9]) == 8
+    assert hits(manager, [1, 1, 1, 1, 6, 6, 6, 6, 9]) == 4, "6, 6, 6, 6 was computed after 2, 2, 2, 2"
+    assert hits(manager, [2, 2, 2, 2, 6, 6, 6, 6, 9]) == 0
+    manager.check_integrity()
+
+
+def test_who_awaits_logprobs_of_its_prompt_finds_nothing():
+    manager = manager_of(8)
+    computed(manager, TEXT)
+    seq = with_tokens(TEXT)
+    assert len(manager._hits(seq)) == 3
+    seq.params = SamplingParams(prompt_logprobs=0)
+    assert manager._hits(seq) == []
+
+
 def test_hashes_of_a_text_are_a_chain_of_its_full_blocks():
     cache, hashes = PrefixCache(2), []
     cache.extend_hashes(hashes, [1, 2, 3, 4, 5], 2)
@@ -99,6 +120,12 @@ def test_hashes_of_a_text_are_a_chain_of_its_full_blocks():
     assert hashes == [*known, hash_block(known[1], [5, 6])]
     cache.extend_hashes(hashes, [1, 2, 3, 4, 5, 6], 1)
     assert len(hashes) == 3, "what is known stays"
+
+
+def test_the_chain_is_made_by_the_hash_function_of_the_cache():
+    hashes: list[Hash] = []
+    PrefixCache(2, lambda parent, token_ids: parent + bytes(token_ids)).extend_hashes(hashes, [1, 2, 3, 4, 5], 2)
+    assert hashes == [bytes([1, 2]), bytes([1, 2, 3, 4])]
 
 
 def test_equal_tokens_have_one_hash_after_one_prefix_only():
@@ -145,7 +172,10 @@ def test_only_what_is_computed_is_found():
 
 def test_without_a_cache_nothing_is_found_and_no_block_is_idle():
     manager = BlockManager(8, 4)
-    left(manager, TEXT)
+    seq = computed(manager, TEXT)
+    assert seq.block_hashes == [], "hashed for nothing"
+    manager.free(seq)
+    manager.check_integrity()
     assert hits(manager, TEXT) == 0
     assert manager.prefix_cache.blocks.num_idle == 0
 
@@ -359,7 +389,7 @@ def num_touched(num_blocks: int, num_evicted: int) -> int:
 
 
 def test_an_eviction_looks_at_one_block_however_many_are_idle():
-    assert num_touched(60, 20) == num_touched(20_000, 20) == 20
+    assert num_touched(60, 20) <= 20 and num_touched(20_000, 20) <= 20
 
 
 # Statistics and reset
