@@ -181,7 +181,8 @@ class Scheduler:
     def _swap_out(self, group: list[Sequence]) -> bool:
         """False if it is cheaper to compute the group again, or if the host has no room, or the copies fail.
 
-        Nor is a block moved that is yet to be copied from another.
+        Nor is a block moved that is yet to be copied from another; nor is it a swap if there is none to move. What is
+        weighed is the tokens that would be computed again: what the members share counts once. num_swaps counts it.
         """
         leader, *others = group
         num_tokens = leader.num_computed_tokens  # that would be computed again, what the group shares once

@@ -140,8 +140,8 @@ class PrefixCache:
     def insert(self, block_hash: Hash, parent: CachedBlock | None, token_ids: list[int], block: int) -> CachedBlock:
         """`block` has these tokens, computed. Returns the cached block of this text.
 
-        If there is one already, it stays, and `block` is not cached; nor is it if its hash is another text's. The answer
-        is of this text in any case: who goes on from here must not become a child of the other.
+        If there is one already, it stays, and `block` is not cached; nor is it if its hash is another text's. The
+        answer is of this text in any case: who goes on from here must not become a child of the other.
         """
         new = CachedBlock(block_hash, parent, token_ids, block)
         cached = self._index.setdefault(block_hash, new)

@@ -30,7 +30,8 @@ class CostModel:
         return num_tokens / self.tokens_per_second
 
     def prefers_swap(self, num_bytes: int, num_tokens: int) -> bool:
-        """
+        """Whether a swap takes less time. If they take the same, nothing is copied.
+
         >>> model = CostModel(bytes_per_second=1e9, tokens_per_second=1000)
         >>> model.prefers_swap(num_bytes=50_000 * 16, num_tokens=16)
         True

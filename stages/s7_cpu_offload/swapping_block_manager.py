@@ -34,8 +34,9 @@ class SwappingBlockManager(BlockManager):
     def swap_out(self, group: list[Sequence]) -> None:
         """What the group has computed goes to the host, a shared block once; it holds nothing here any more.
 
-        Its blocks are free once they are copied. Raises NoFreeBlocks if the host has too few, or whatever the copies
-        raise, and then changes nothing.
+        Its blocks are free once they are copied, which nobody waits for; a copy that is done by now is collected. Those
+        of the group that hold no blocks stay as they are. Raises NoFreeBlocks if the host has too few, or whatever the
+        copies raise, and then changes nothing.
         """
         to_host, transfer = self._copy(self._host_pool.store, self._computed_blocks(group), self._host)
         for seq in group:
@@ -59,6 +60,7 @@ class SwappingBlockManager(BlockManager):
     def swap_in(self, group: list[Sequence]) -> None:
         """The group holds blocks of the device again, and shares what it shared. See is_ready().
 
+        The host's are free once they are copied, as in swap_out(), and those that have none there stay as they are.
         Raises NoFreeBlocks if there are too few, or whatever the copies raise, and then changes nothing.
         """
         blocks = list(dict.fromkeys(block for seq in group for block in seq.host_table))
@@ -152,5 +154,6 @@ class SwappingBlockManager(BlockManager):
             raise
 
     def _computed_blocks(self, group: list[Sequence]) -> list[int]:
+        """The blocks of a group that have computed tokens in them, each once, in the order of the tables."""
         tables = (seq.block_table[: cdiv(seq.num_computed_tokens, self.block_size)] for seq in group)
         return list(dict.fromkeys(block for table in tables for block in table))

@@ -92,8 +92,11 @@ def assert_said_alone(ended: dict[str, RequestOutput]) -> None:
 
 
 def until_swapped(engine: TieredEngine) -> None:
-    while not engine.scheduler.num_swaps:
+    for _ in range(1000):
+        if engine.scheduler.num_swaps:
+            return
         step(engine)
+    pytest.fail("nobody was swapped, or num_swaps does not count it")
 
 
 def needed(ended: dict[str, RequestOutput]) -> int:

@@ -167,6 +167,16 @@ def test_a_group_whose_followers_hold_nothing_yet_moves_its_leader():
     tiers.assert_bytes(leader)
 
 
+def test_a_follower_that_holds_nothing_yet_is_not_away():
+    tiers = Tiers()
+    leader, follower = tiers.running(PROMPT, num_computed=6), tiers.sequence(PROMPT, sample_index=1)
+    leader.followers = [follower]
+    swapped(tiers, [leader, follower])
+    assert (len(leader.host_table), follower.host_table) == (2, [])
+    tiers.manager.drop(leader)
+    tiers.assert_empty()
+
+
 def test_what_others_hold_too_stays_theirs():
     """Two requests with one beginning, found in the cache: one goes away, the other keeps it."""
     tiers = Tiers(is_caching=True)
