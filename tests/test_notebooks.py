@@ -34,7 +34,8 @@ DEFINES = {
     # policies: who is admitted, who makes room
     "s4_continuous_batching": {"Thresholds", "NeverPreempts", "held", "schedule", "_may_admit", "_make_room"},
 }
-MAX_BYTES, MAX_SECONDS, MAX_LINES = 300_000, 60, 30
+MAX_BYTES, MAX_LINES = 300_000, 30
+MAX_SECONDS = 120  # a minute where the figures were measured; another machine may take twice as long
 
 # What a cell of prose may say in figures: what somebody else claims, and what is so by definition.
 CLAIMED = {
