@@ -1,5 +1,6 @@
 """Every stage is measured and asked, and its numbers get where its lesson takes them from."""
 
+import json
 import re
 from pathlib import Path
 
@@ -50,6 +51,19 @@ def test_the_screen_is_what_make_run_shows(monkeypatch):
     told = []
     assert scoreboard.screen() == {"screen": "A story.  [2 tokens, length]\n\n...\n\n9 tokens/s"}
     assert told == [["generate", "--model", str(scoreboard.MODEL)]]
+
+
+def test_figures_of_two_machines_are_not_mixed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(scoreboard.figures, "ROOT", tmp_path)
+    path = tmp_path / scoreboard.figures.RESULTS
+    path.parent.mkdir()
+    path.write_text('{"machine": "a large one", "peers": 1, "run": 2}')
+    scoreboard.save({"machine": "a small one", "peers": 3})
+    assert path.read_text() == '{"machine": "a large one", "peers": 1, "run": 2}'
+    assert "measured on a large one, and this is a small one" in capsys.readouterr().err
+    monkeypatch.setattr(scoreboard.figures, "write", lambda: [])
+    scoreboard.save({"machine": "a large one", "peers": 3})
+    assert json.loads(path.read_text()) == {"machine": "a large one", "peers": 3, "run": 2}
 
 
 def test_a_table_has_the_columns_that_a_row_has():
