@@ -611,7 +611,8 @@ class TestTheRealChain:
         assert "batch.py, new" in capsys.readouterr().out
 
     def test_exercises_are_red_before_each_step_and_green_after(self) -> None:
-        assert [fault for stage in load(ROOT).stages for fault in proof_faults(stage)] == []
+        """With all steps solved it is the stage itself, whose own tests run beside this one."""
+        assert [fault for stage in load(ROOT).stages for fault in proof_faults(stage, finished=False)] == []
 
     def test_exercises_are_ignored_by_git(self) -> None:
         assert "/exercises/" in (ROOT / ".gitignore").read_text().splitlines()
