@@ -48,7 +48,7 @@ VARIANTS = [
     Variant("s1, max_model_len each", "stages.s1_contiguous_cache", reservation="max_model_len"),
     Variant("s1, prompt + max_tokens", "stages.s1_contiguous_cache", reservation="request"),
     Variant("s2, blocks of 16", "stages.s2_block_manager"),
-    Variant("s3, tiles of 4,096", "stages.s3_paged_attention"),
+    Variant("s3, tiles of blocks", "stages.s3_paged_attention"),
     Variant("s4, no promises", "stages.s4_continuous_batching"),
     Variant("s5, shared blocks", "stages.s5_cow_sampling"),
     Variant("s6, prefix cache", "stages.s6_prefix_caching"),
