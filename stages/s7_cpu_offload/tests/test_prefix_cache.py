@@ -458,6 +458,25 @@ def test_the_check_notices(spoil):
 # Any history
 
 
+Slots = dict[tuple[int, int], list[int]]  # by block and offset: the text that was computed there, up to its token
+
+
+def compute(manager: BlockManager, slots: Slots, seq: Sequence, num_tokens: int) -> None:
+    for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
+        block = seq.block_table[position // manager.block_size]
+        assert manager._pool.ref_count(block) == 1, "who writes to a block holds it alone"
+        slots[block, position % manager.block_size] = seq.token_ids[: position + 1]
+    seq.num_computed_tokens += num_tokens
+    manager.cache_blocks(seq)
+
+
+def assert_each_finds_its_own(slots: Slots, running: list[Sequence], block_size: int) -> None:
+    for seq in running:
+        for position in range(seq.num_computed_tokens):
+            place = seq.block_table[position // block_size], position % block_size
+            assert slots[place] == seq.token_ids[: position + 1]
+
+
 @pytest.mark.parametrize("hash_function", [hash_block, same_hash])
 @pytest.mark.parametrize("seed", range(20))
 def test_in_any_history_who_hits_finds_what_was_computed_for_the_same_text(seed, hash_function):
@@ -465,17 +484,8 @@ def test_in_any_history_who_hits_finds_what_was_computed_for_the_same_text(seed,
     rng = random.Random(seed)
     block_size, num_blocks = rng.choice([1, 2, 3, 4]), rng.randrange(3, 20)
     manager = manager_of(num_blocks, block_size, hash_function=hash_function)
-    slots: dict[tuple[int, int], list[int]] = {}
+    slots: Slots = {}
     running: list[Sequence] = []
-
-    def compute(seq: Sequence, num_tokens: int) -> None:
-        for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
-            block = seq.block_table[position // block_size]
-            assert manager._pool.ref_count(block) == 1, "who writes to a block holds it alone"
-            slots[block, position % block_size] = seq.token_ids[: position + 1]
-        seq.num_computed_tokens += num_tokens
-        manager.cache_blocks(seq)
-
     for number in range(150):
         if rng.random() < 0.5:
             seq = with_tokens([rng.randrange(2) for _ in range(rng.randrange(1, 3 * block_size + 2))], str(number))
@@ -485,7 +495,7 @@ def test_in_any_history_who_hits_finds_what_was_computed_for_the_same_text(seed,
         elif running:
             seq = rng.choice(running)
             if seq.num_uncomputed_tokens:
-                compute(seq, rng.randrange(1, seq.num_uncomputed_tokens + 1))
+                compute(manager, slots, seq, rng.randrange(1, seq.num_uncomputed_tokens + 1))
             elif rng.random() < 0.6 and manager.num_free_blocks:
                 seq.token_ids.append(rng.randrange(2))
                 manager.append_slot(seq)
@@ -493,10 +503,7 @@ def test_in_any_history_who_hits_finds_what_was_computed_for_the_same_text(seed,
                 running.remove(seq)
                 manager.free(seq)
         manager.check_integrity()
-        for seq in running:
-            for position in range(seq.num_computed_tokens):
-                place = seq.block_table[position // block_size], position % block_size
-                assert slots[place] == seq.token_ids[: position + 1]
+        assert_each_finds_its_own(slots, running, block_size)
     for seq in running:
         manager.free(seq)
     manager.check_integrity()
