@@ -55,19 +55,21 @@ class KVCache:
     def pieces(self, blocks: Tensor) -> Tensor:
         """Where in the pool these blocks are: of layer 0 the keys of each, then the values of each.
 
-        blocks int64 [num] -> int64 [2 * num]
+        Of several sequences, one sequence after the other: a core that copies some of them to attend to them itself
+        finds both in its own cache.
+        blocks int64 [..., num] -> int64 [..., 2 * num]
         """
-        keys = blocks * (len(self._pieces) // self.num_blocks)  # [num]
-        return torch.cat((keys, keys + 1))
+        keys = blocks * (len(self._pieces) // self.num_blocks)  # [..., num]
+        return torch.cat((keys, keys + 1), dim=-1)
 
     def read(self, layer: int, pieces: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first `length` slots of the blocks that pieces() was asked for: a copy.
 
-        [length, num_kv_heads, head_dim] each
+        pieces int64 [..., 2 * num] -> [..., length, num_kv_heads, head_dim] each
         """
-        copied = self._pieces.index_select(0, pieces + layer * 2)  # [2 * num, block_size, num_kv_heads, head_dim]
-        k, v = copied.view(2, -1, *copied.shape[2:])
-        return k[:length], v[:length]
+        copied = self._pieces.index_select(0, pieces.flatten() + layer * 2)  # [all pieces, block_size, ...]
+        k, v = copied.view(*pieces.shape[:-1], 2, -1, *copied.shape[2:]).unbind(-4)  # [..., slots, ...] each
+        return k[..., :length, :, :], v[..., :length, :, :]
 
     def copy_blocks(self, copies: dict[int, int]) -> None:
         """{target: source}: all layers of each source go to its target. All are read before one is written.

@@ -35,7 +35,7 @@ class AttentionMetadata:
 class Tile(NamedTuple):
     """Some blocks of each sequence that reaches so far, and which of their slots hold a token."""
 
-    pieces: Tensor  # of KVCache, int64 [2 * num_seqs * blocks in the tile]
+    pieces: Tensor  # of KVCache, int64 [num_seqs, 2 * blocks in the tile]
     mask: Tensor  # [num_seqs, 1, 1, slots in the tile], 0 in a context, -inf behind its end
 
 
@@ -76,7 +76,7 @@ class PagedAttention:
             positions = torch.arange(start, start + num_blocks * block_size, device=ends.device)
             behind = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, slots]
             mask = torch.zeros(behind.shape, dtype=dtype, device=ends.device).masked_fill_(behind, float("-inf"))
-            tiles.append(Tile(self._kv_cache.pieces(blocks.flatten()), mask))
+            tiles.append(Tile(self._kv_cache.pieces(blocks), mask))
             start += num_blocks * block_size
         return tiles
 
@@ -110,9 +110,8 @@ class PagedAttention:
         whole: Part | None = None
         for pieces, mask in self._tiles:
             num_seqs, _, _, slots = mask.shape
-            keys_values = self._kv_cache.read(layer, pieces, num_seqs * slots)
             # [num_seqs, num_kv_heads, slots, head_dim]
-            keys, values = (x.unflatten(0, (num_seqs, slots)).transpose(1, 2) for x in keys_values)
+            keys, values = (x.transpose(1, 2) for x in self._kv_cache.read(layer, pieces, slots))
             part = attend_part(grouped[:num_seqs], keys, values, mask)
             whole = part if whole is None else merge_first(whole, part)
         assert whole is not None

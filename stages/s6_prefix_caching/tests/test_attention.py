@@ -311,11 +311,11 @@ def test_half_precision_on_a_gpu(dtype):
 
 
 def reads(cache, monkeypatch) -> list[tuple[int, int]]:
-    """(blocks, slots) of each read, from now on."""
+    """(blocks, slots) of each read, of all its sequences, from now on."""
     read, seen = cache.read, []
 
     def watched(layer, pieces, length):
-        seen.append((len(pieces) // 2, length))
+        seen.append((pieces.numel() // 2, pieces[..., 0].numel() * length))
         return read(layer, pieces, length)
 
     monkeypatch.setattr(cache, "read", watched)

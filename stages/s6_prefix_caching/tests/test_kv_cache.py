@@ -44,6 +44,12 @@ def test_pieces_are_of_the_keys_and_then_of_the_values():
     assert make_cache(6).pieces(torch.tensor([5, 0])).tolist() == [10, 0, 11, 1]
 
 
+def test_pieces_of_several_sequences_are_of_one_after_the_other():
+    """Not the keys of all, then the values of all: half of the rows is then half of the sequences."""
+    cache = make_cache(6, num_layers=2)
+    assert cache.pieces(torch.tensor([[5, 0], [1, 3]])).tolist() == [[20, 0, 21, 1], [4, 12, 5, 13]]
+
+
 def test_what_is_written_is_read_in_the_order_of_the_table():
     """10 tokens in blocks 5, 0 and 3, in both layers; the slots behind them and the other blocks stay as they were."""
     table = [5, 0, 3]
@@ -76,6 +82,18 @@ def test_a_block_may_be_read_many_times_at_once():
     keys, values = cache.read(0, cache.pieces(torch.tensor([1, 1, 2, 1])), 16)
     for x in (keys, values):
         assert x[:, 0, 0].tolist() == [1.0] * 8 + [2.0] * 4 + [1.0] * 4
+
+
+def test_several_sequences_are_read_at_once_as_each_is_alone():
+    """3 of 2 blocks each, one of them shared; 7 of their 8 slots."""
+    tables = torch.tensor([[2, 0], [1, 4], [2, 3]])
+    cache = make_cache(5, num_layers=2)
+    cache.blocks.copy_(torch.randn(cache.blocks.shape, generator=torch.Generator().manual_seed(0)))
+    together = cache.read(1, cache.pieces(tables), 7)
+    for seq, table in enumerate(tables):
+        alone = cache.read(1, cache.pieces(table), 7)
+        assert all(torch.equal(x[seq], y) for x, y in zip(together, alone, strict=True))
+        assert torch.equal(alone[0], cache.blocks[table, 1, 0].flatten(0, 1)[:7])
 
 
 def test_reading_copies():
