@@ -136,20 +136,22 @@ def screen() -> dict[str, str]:
     return {"screen": f"{wrapped}\n\n...\n\n{last.strip()}"}
 
 
-def machine() -> str:
-    """The machine in words, for the tables."""
+def machine(dtype: str = "float32") -> str:
+    """The machine in words, for the tables, and what it computed in."""
     cores, instructions = torch.get_num_threads(), f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    return f"{cores} core{'s' * (cores > 1)} ({instructions}), torch {torch.__version__.split('+')[0]}, float32"
+    return f"{cores} core{'s' * (cores > 1)} ({instructions}), torch {torch.__version__.split('+')[0]}, {dtype}"
 
 
 def save(results: dict[str, Any]) -> None:
     """Merge into results.json, so that one part can be measured again alone, and refresh the prose.
 
-    Parts from two machines are not mixed, for numbers are compared with each other: a line says so, nothing is written.
+    With a "machine": the parts that name none of their own are compared with each other, so if the others are from
+    another machine a line says so, and nothing is written. Without: each part names its own.
     """
     path = figures.ROOT / figures.RESULTS
     old = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    if old and old.keys() - results.keys() and old["machine"] != results["machine"]:
+    others = [name for name in old.keys() - results.keys() if "machine" not in old[name]]
+    if "machine" in results and others and old["machine"] != results["machine"]:
         here, there = results["machine"], old["machine"]
         click.echo(f"not written: the other figures were measured on {there}, and this is {here}", err=True)
         return

@@ -223,14 +223,14 @@ def main(
         found = compare(list(names), STORYTELLER, requests, "float32", num_pairs)
         print(found)
         if save:
-            scoreboard.save({"machine": scoreboard.machine(), f"{names[1]}_over_{names[0]}": found})
+            scoreboard.save({f"{names[1]}_over_{names[0]}": {"machine": scoreboard.machine(), **found}})
         return
     requests = mixed_workload(MODEL_135M.vocab_size, num_requests)
     num_tokens = sum(request.num_output_tokens for request in requests)
     with random_model(MODEL_135M) as folder:
         with tqdm(disable=True) as silent:
             serve_in_turns(list(names), folder, mixed_workload(MODEL_135M.vocab_size, 2, high=32), dtype, silent)
-        results: dict[str, Any] = {"dtype": dtype, "output_tokens": num_tokens}
+        results: dict[str, Any] = {"machine": scoreboard.machine(dtype), "output_tokens": num_tokens}
         results |= measure(list(names), folder, requests, dtype, num_rounds)
         if peers:
             results["peers"] = measure_peers(names[-1], folder, requests, dtype)
@@ -238,7 +238,7 @@ def main(
     for key, value in results.items():
         print(key, value)
     if save:
-        scoreboard.save({"machine": scoreboard.machine(), "serving": results})
+        scoreboard.save({"serving": results})
 
 
 if __name__ == "__main__":

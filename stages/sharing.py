@@ -166,14 +166,14 @@ def main(dtype: str, save: bool) -> None:
     rounds = [mixed_workload(vocab_size, 16, high=128, seed=seed) for seed in range(ROUNDS)]
     with random_model(MODEL_135M) as folder:
         results = {
-            "dtype": dtype,
+            "machine": scoreboard.machine(dtype),
             "shared": measure_shared(folder, shared_prompts(vocab_size, PREFIX, TAIL, 1 + FOLLOWERS), dtype),
             "unshared": measure_unshared(folder, rounds, dtype),
         }
     for name in ("shared", "unshared"):
         print(name, results[name])
     if save:
-        scoreboard.save({"machine": scoreboard.machine(), "sharing": results})
+        scoreboard.save({"sharing": results})
 
 
 if __name__ == "__main__":

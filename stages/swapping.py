@@ -1,15 +1,16 @@
 """What it is worth to keep a preempted request's blocks on the host: `python -m stages.swapping`.
 
 Stage 7 with its three policies, "recompute", "swap" and "auto", on the same requests and from the same pool, which has
-room for about a third of what all would hold in the end. The model has 135M parameters and random weights, in bfloat16;
-there is no prefix cache, which would find some of the lost blocks again. The policies take turns, a hundredth of the
-work at a time, each on a clock of its own; who goes first changes from slice to slice.
+room for about a third of what all would hold in the end. The model has 135M parameters and random weights; there is no
+prefix cache, which would find some of the lost blocks again. The policies take turns, a hundredth of the work at a
+time, each on a clock of its own; who goes first changes from slice to slice.
 
 Two loads, of long prompts and shorter outputs. `usual`: admission leaves the watermark's blocks free, as by default, so
-preemption is rare. `crowded`: it leaves none, and lengths and pool are those that, of some hundreds of combinations,
-preempt the most for the work that there is. How many tokens are computed twice is counted, not measured.
+preemption is rare. `crowded`: it leaves none, two samples of each prompt share its blocks, and the pool has room for
+three of the requests as they begin but not as they end; outputs have lengths for which most is preempted, looked for
+among some thousands of loads. How many tokens are computed twice is counted, not measured.
 
-About two minutes on two cores that have nothing else to do.
+Two to five minutes on two cores that have nothing else to do.
 """
 
 import time
@@ -28,9 +29,10 @@ CONTEXT, BLOCK_SIZE, SLICES = 512, 16, 100
 
 
 class Load(NamedTuple):
-    """Requests that are all there at once, of CONTEXT tokens each in the end; outputs have lengths of their own."""
+    """Requests that are all there at once, of CONTEXT tokens a sample in the end; outputs have lengths of their own."""
 
     num_requests: int
+    n: int  # samples of each
     least_output: int
     spread: int  # lengths of outputs are `stride` apart, in a range of so many
     stride: int
@@ -38,9 +40,14 @@ class Load(NamedTuple):
     watermark: float
 
     @property
+    def num_tokens(self) -> int:
+        """What all hold in the end; the samples of a request share its prompt."""
+        return sum(len(prompt) + self.n * output for prompt, output in self.requests)
+
+    @property
     def requests(self) -> list[Request]:
         """
-        >>> load = Load(3, least_output=100, spread=32, stride=20, pool_tokens=512, watermark=0.0)
+        >>> load = Load(3, n=1, least_output=100, spread=32, stride=20, pool_tokens=512, watermark=0.0)
         >>> [(len(prompt), output) for prompt, output in load.requests]
         [(412, 100), (392, 120), (404, 108)]
         """
@@ -50,8 +57,8 @@ class Load(NamedTuple):
 
 
 LOADS = {
-    "usual": Load(12, 64, 64, 7, 1872, 0.05),
-    "crowded": Load(18, 32, 48, 19, 2928, 0.0),
+    "usual": Load(12, 1, 64, 64, 7, 1872, 0.05),
+    "crowded": Load(9, 2, 20, 10, 7, 1584, 0.0),
 }
 
 
@@ -60,19 +67,22 @@ class Contestant:
 
     def __init__(self, folder: Path, policy: str, load: Load, dtype: str) -> None:
         options: dict[str, Any] = {"kv_cache_tokens": load.pool_tokens, "watermark": load.watermark}
-        options |= {"block_size": BLOCK_SIZE, "swap_space_tokens": load.num_requests * CONTEXT}
+        options |= {"block_size": BLOCK_SIZE, "swap_space_tokens": load.num_requests * load.n * CONTEXT}
         self.engine = s7.LLM(folder, dtype=dtype, preemption=policy, enable_prefix_caching=False, **options).llm_engine
         self.seconds, self.num_tokens, self._num_needed = 0.0, 0, 0
+        self._so_far: dict[str, int] = {}  # tokens of each request
         for number, request in enumerate(load.requests):
-            params = s7.SamplingParams(temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True)
+            params = s7.SamplingParams(n=load.n, seed=0, max_tokens=request.num_output_tokens, ignore_eos=True)
             self.engine.add_request(str(number), request.prompt_token_ids, params)
-            self._num_needed += len(request.prompt_token_ids) + request.num_output_tokens - 1
+            self._num_needed += len(request.prompt_token_ids) + load.n * (request.num_output_tokens - 1)
 
     def run_until(self, num_tokens: int) -> None:
         """Go on until so many tokens have come."""
         started = time.perf_counter()
         while self.num_tokens < num_tokens and self.engine.has_unfinished_requests():
-            self.num_tokens += len(self.engine.step())
+            outputs = self.engine.step()
+            self._so_far |= {o.request_id: sum(len(sample.token_ids) for sample in o.outputs) for o in outputs}
+            self.num_tokens = sum(self._so_far.values())
         self.seconds += time.perf_counter() - started
 
     def scores(self) -> dict[str, Any]:
@@ -94,7 +104,7 @@ class Contestant:
 def serve_in_turns(folder: Path, load: Load, dtype: str, bar: tqdm) -> dict[str, Any]:
     """Each policy's scores, and how many times as fast "auto" is as "recompute", and as the better of the other two."""
     contestants = {policy: Contestant(folder, policy, load, dtype) for policy in POLICIES}
-    total, order = sum(request.num_output_tokens for request in load.requests), list(POLICIES)
+    total, order = load.n * sum(request.num_output_tokens for request in load.requests), list(POLICIES)
     for number in range(1, SLICES + 1):
         for policy in order:
             contestants[policy].run_until(total * number // SLICES)
@@ -107,7 +117,7 @@ def serve_in_turns(folder: Path, load: Load, dtype: str, bar: tqdm) -> dict[str,
     return scores | {
         "requests": load.num_requests,
         "pool_tokens": load.pool_tokens,
-        "share": load.pool_tokens / (load.num_requests * CONTEXT),
+        "share": load.pool_tokens / load.num_tokens,
         "auto_over_recompute": speeds["auto"] / speeds["recompute"],
         "auto_over_best": speeds["auto"] / max(speeds["recompute"], speeds["swap"]),
         "bytes_per_second": cost_model.bytes_per_second,
@@ -123,14 +133,14 @@ def main(dtype: str, names: tuple[str, ...], save: bool) -> None:
     """Measure stage 7 under its three policies."""
     from stages import scoreboard
 
-    results: dict[str, Any] = {"dtype": dtype}
+    results: dict[str, Any] = {"machine": scoreboard.machine(dtype)}
     with random_model(MODEL_135M) as folder, tqdm(total=SLICES * len(names), desc=", ".join(POLICIES)) as bar:
         for name in names:
             results[name] = serve_in_turns(folder, LOADS[name], dtype, bar)
     for key, value in results.items():
         print(key, value)
     if save:
-        scoreboard.save({"machine": scoreboard.machine(), "swapping": results})
+        scoreboard.save({"swapping": results})
 
 
 if __name__ == "__main__":

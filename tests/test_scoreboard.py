@@ -57,13 +57,28 @@ def test_figures_of_two_machines_are_not_mixed(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(scoreboard.figures, "ROOT", tmp_path)
     path = tmp_path / scoreboard.figures.RESULTS
     path.parent.mkdir()
-    path.write_text('{"machine": "a large one", "peers": 1, "run": 2}')
-    scoreboard.save({"machine": "a small one", "peers": 3})
-    assert path.read_text() == '{"machine": "a large one", "peers": 1, "run": 2}'
+    old = {"machine": "a large one", "peers": {"ratio": 1}, "run": {}}
+    path.write_text(json.dumps(old))
+    scoreboard.save({"machine": "a small one", "peers": {"ratio": 3}})
+    assert json.loads(path.read_text()) == old
     assert "measured on a large one, and this is a small one" in capsys.readouterr().err
     monkeypatch.setattr(scoreboard.figures, "write", lambda: [])
-    scoreboard.save({"machine": "a large one", "peers": 3})
-    assert json.loads(path.read_text()) == {"machine": "a large one", "peers": 3, "run": 2}
+    scoreboard.save({"machine": "a large one", "peers": {"ratio": 3}})
+    assert json.loads(path.read_text()) == old | {"peers": {"ratio": 3}}
+
+
+def test_a_part_that_names_its_own_machine_may_be_from_any(monkeypatch, tmp_path):
+    """And it does not stand in the way of the others, if all of those are measured together."""
+    monkeypatch.setattr(scoreboard.figures, "ROOT", tmp_path)
+    monkeypatch.setattr(scoreboard.figures, "write", lambda: [])
+    path = tmp_path / scoreboard.figures.RESULTS
+    path.parent.mkdir()
+    path.write_text('{"machine": "a large one", "run": {}}')
+    serving = {"machine": "a small one", "ratio": 2}
+    scoreboard.save({"serving": serving})
+    assert json.loads(path.read_text()) == {"machine": "a large one", "run": {}, "serving": serving}
+    scoreboard.save({"machine": "another", "run": {"screen": ""}})
+    assert json.loads(path.read_text()) == {"machine": "another", "run": {"screen": ""}, "serving": serving}
 
 
 def test_a_table_has_the_columns_that_a_row_has():
