@@ -93,9 +93,9 @@ def serve(engine: WithoutModel, asks: Iterable[Ask]) -> list[dict[int, Where]]:
 
 
 def counts(engine: WithoutModel, asks: Sequence[Ask]) -> Counts:
-    """serve(), counted. For requests of one sample."""
+    """serve(), counted. The samples of a request get their first tokens from one computation of its prompt."""
     serve(engine, asks)
-    needed = sum(ask.num_prompt_tokens + ask.num_output_tokens - 1 for ask in asks)
+    needed = sum(ask.num_prompt_tokens + ask.n * (ask.num_output_tokens - 1) for ask in asks)
     runner, host = engine.model_runner, engine.host_pool
     moved = host.stored.num_blocks + host.loaded.num_blocks if host else 0
     computed = runner.num_tokens

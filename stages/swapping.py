@@ -40,6 +40,12 @@ class Load(NamedTuple):
     watermark: float
 
     @property
+    def options(self) -> dict[str, Any]:
+        """EngineConfig's, but for the model."""
+        pools = {"kv_cache_tokens": self.pool_tokens, "swap_space_tokens": self.num_requests * self.n * CONTEXT}
+        return {"block_size": BLOCK_SIZE, "watermark": self.watermark, "enable_prefix_caching": False, **pools}
+
+    @property
     def num_tokens(self) -> int:
         """What all hold in the end; the samples of a request share its prompt."""
         return sum(len(prompt) + self.n * output for prompt, output in self.requests)
@@ -66,9 +72,7 @@ class Contestant:
     """An engine with one of the policies. It runs only when it is told to; its clock stands still meanwhile."""
 
     def __init__(self, folder: Path, policy: str, load: Load, dtype: str) -> None:
-        options: dict[str, Any] = {"kv_cache_tokens": load.pool_tokens, "watermark": load.watermark}
-        options |= {"block_size": BLOCK_SIZE, "swap_space_tokens": load.num_requests * load.n * CONTEXT}
-        self.engine = s7.LLM(folder, dtype=dtype, preemption=policy, enable_prefix_caching=False, **options).llm_engine
+        self.engine = s7.LLM(folder, dtype=dtype, preemption=policy, **load.options).llm_engine
         self.seconds, self.num_tokens, self._num_needed = 0.0, 0, 0
         self._so_far: dict[str, int] = {}  # tokens of each request
         for number, request in enumerate(load.requests):

@@ -1,6 +1,7 @@
 """Requests that arrive while others are served: what notebooks/live.py notes of a run, against runs drawn by hand."""
 
 import doctest
+import json
 
 import pytest
 
@@ -11,9 +12,9 @@ from tqdm import tqdm
 from notebooks import live, pictures_s4
 from notebooks.live import Arrival, Work
 from notebooks.pictures_s4 import Span
+from stages import figures, serving
 from stages import s3_paged_attention as s3
 from stages import s4_continuous_batching as s4
-from stages import serving
 from stages.s4_continuous_batching.scheduler import Scheduler
 from stages.workload import mixed_workload
 from tests.helpers import ROOT
@@ -148,6 +149,24 @@ def test_stages_that_serve_in_turns_each_serve_everything():
         assert score["tokens_per_second"] == pytest.approx(num_tokens / score["seconds"])
         assert 0 < score["first_token_seconds"] < score["seconds"]
         assert score["steps"] >= max(request.num_output_tokens for request in requests)
+
+
+@pytest.mark.parametrize(
+    "pool, part", [(serving.POOL_TOKENS, ("s4",)), (serving.ROOMY_TOKENS, ("peers", "s4"))], ids=["tight", "roomy"]
+)
+def test_counts_in_the_lesson_are_what_the_engine_does(pool, part):
+    """Of steps and tokens: no model is needed, and no clock. (A vocabulary only gives the prompts their tokens.)"""
+    engine = live.WithoutModel(model=MODEL, kv_cache_tokens=pool)
+    for number, (prompt, num_output_tokens) in enumerate(mixed_workload(4096)):
+        params = s4.SamplingParams(max_tokens=num_output_tokens, ignore_eos=True)
+        engine.add_request(str(number), prompt, params)
+    while engine.has_unfinished_requests():
+        engine.step()
+    told = json.loads((ROOT / figures.RESULTS).read_text("utf-8"))["serving"]
+    for name in part:
+        told = told[name]
+    runner = engine.model_runner
+    assert (runner.num_steps, runner.num_tokens) == (told["steps"], told["tokens_computed"])
 
 
 @pytest.mark.parametrize("module", [live, pictures_s4], ids=lambda module: module.__name__)

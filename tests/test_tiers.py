@@ -1,6 +1,7 @@
 """What stage 7's notebook and measurements are made with: counted by hand, and against the engine itself."""
 
 import doctest
+import json
 
 import pytest
 
@@ -8,7 +9,7 @@ pytest.importorskip("matplotlib")
 
 from notebooks import pictures_s7, tiers
 from notebooks.tiers import Ask, Where, WithoutModel
-from stages import swapping
+from stages import figures, swapping
 from stages.s7_cpu_offload.cost_model import CostModel
 from tests.helpers import ROOT
 
@@ -65,3 +66,14 @@ def test_loads_have_the_length_that_they_say():
     for load in swapping.LOADS.values():
         assert {len(r.prompt_token_ids) + r.num_output_tokens for r in load.requests} == {swapping.CONTEXT}
         assert 0.28 < load.pool_tokens / load.num_tokens < 0.36
+
+
+@pytest.mark.parametrize("policy", ["recompute", "swap"])
+@pytest.mark.parametrize("name", swapping.LOADS)
+def test_counts_in_the_lesson_are_what_the_engine_does(name, policy):
+    """Of steps, tokens and blocks: no model is needed, and no clock."""
+    load = swapping.LOADS[name]
+    engine = WithoutModel(preemption=policy, **OPTIONS | load.options)
+    counts = tiers.counts(engine, [Ask(len(prompt), output, load.n) for prompt, output in load.requests])
+    told = json.loads((ROOT / figures.RESULTS).read_text("utf-8"))["swapping"][name][policy]
+    assert counts._asdict() == {key: told[key] for key in counts._fields}
