@@ -5,10 +5,10 @@
     B (11)     ####     #### ###.                    or two of each of two, or four of one
     C (3)      ###.                                  . masked: the rest of a last block
 
-In decode all sequences go through a tile together; a tile is shared out among those that reach it. Each gives attention
-to its own keys; merge() makes one of two. So a step needs room for a tile or two besides the pool, however long the
-contexts and however many, and nothing is done once a sequence. (Here a tile is still copied before it is read; a kernel
-would read it in place.)
+In decode all sequences of like length go through a tile together; a tile is shared out among those that reach it. Each
+gives attention to its own keys; merge() makes one of two. So a step needs room for a tile or two besides the pool,
+however long the contexts and however many, and nothing is done once a sequence. (Here a tile is still copied before it
+is read; a kernel would read it in place.)
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from .kv_cache import KVCache
 from .online_softmax import Part, attend_part, merge, merge_first
+
+MOST_PADDING = 256  # slots that a group may read in vain: about what a CPU reads while it goes on to another group
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,11 @@ class PagedAttention:
         self._is_all = decodes == list(range(len(query_lens)))  # and in this order: then no rows need picking
         self._decode_rows = self._tensor([step.query_start_loc[i] for i in decodes])  # [num_decodes]
         tables = step.block_tables.index_select(0, self._tensor(decodes))  # [num_decodes, max_blocks]
-        self._tiles = self._decode_tiles(tables, [step.context_lens[i] for i in decodes])
+        lens = [step.context_lens[i] for i in decodes]
+        self._groups = [self._decode_tiles(tables[seqs], lens[seqs]) for seqs in like_lengths(lens, MOST_PADDING)]
 
     def _decode_tiles(self, block_tables: Tensor, context_lens: list[int]) -> list[Tile]:
-        """block_tables [num_decodes, max_blocks]; context_lens [num_decodes], longest first"""
+        """Of one group. block_tables [num_seqs, max_blocks]; context_lens [num_seqs], longest first"""
         block_size, dtype = self._kv_cache.block_size, self._kv_cache.blocks.dtype
         ends, longest = self._tensor(context_lens), max(context_lens, default=0)
         tiles, start = [], 0
@@ -92,7 +95,7 @@ class PagedAttention:
         if self._is_all:
             return self._decode(layer, q, num_kv_heads=k.shape[1])
         out = q.new_empty(q.shape)
-        if self._tiles:
+        if self._groups:
             decoded = self._decode(layer, q.index_select(0, self._decode_rows), num_kv_heads=k.shape[1])
             out.index_copy_(0, self._decode_rows, decoded)
         for i in self._chunks:
@@ -101,21 +104,28 @@ class PagedAttention:
         return out
 
     def _decode(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:
-        """One query of each sequence, longest context first. q, out [num_decodes, num_heads, head_dim]
+        """One query of each sequence, longest context first, group by group. q, out [num_decodes, num_heads, head_dim]
 
-        A tile's mask has a row for each sequence that reaches it: the first so many. Heads that share a KV head may be
-        the query axis of attend_part(): nothing is repeated for them.
+        Heads that share a KV head may be the query axis of attend_part(): nothing is repeated for them.
         """
-        grouped = q.unflatten(1, (num_kv_heads, -1))  # [num_decodes, num_kv_heads, group, head_dim]
+        queries = q.unflatten(1, (num_kv_heads, -1)).split([len(tiles[0].mask) for tiles in self._groups])
+        outs = [self._decode_group(layer, *group) for group in zip(queries, self._groups, strict=True)]
+        return torch.cat(outs).flatten(1, 2).to(q.dtype)
+
+    def _decode_group(self, layer: int, q: Tensor, tiles: list[Tile]) -> Tensor:
+        """A tile's mask has a row for each sequence that reaches it: the first so many.
+
+        q, out [num_seqs, num_kv_heads, group, head_dim], longest context first
+        """
         whole: Part | None = None
-        for pieces, mask in self._tiles:
+        for pieces, mask in tiles:
             num_seqs, _, _, slots = mask.shape
             # [num_seqs, num_kv_heads, slots, head_dim]
             keys, values = (x.transpose(1, 2) for x in self._kv_cache.read(layer, pieces, slots))
-            part = attend_part(grouped[:num_seqs], keys, values, mask)
+            part = attend_part(q[:num_seqs], keys, values, mask)
             whole = part if whole is None else merge_first(whole, part)
         assert whole is not None
-        return whole.out.flatten(1, 2).to(q.dtype)
+        return whole.out
 
     def _attend_chunk(
         self, layer: int, block_table: Tensor, context_len: int, q: Tensor, k: Tensor, v: Tensor
@@ -142,6 +152,22 @@ class PagedAttention:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._kv_cache.blocks.device)
+
+
+def like_lengths(context_lens: list[int], most_padding: int) -> list[slice]:
+    """Groups of neighbours: to make all in a group as long as its first takes `most_padding` more at most.
+
+    context_lens [num_seqs], longest first
+    >>> like_lengths([420, 400, 300, 90, 16], most_padding=150)
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    groups, first, padding = [], 0, 0
+    for i, context_len in enumerate(context_lens):
+        padding += context_lens[first] - context_len
+        if padding > most_padding:
+            groups.append(slice(first, i))
+            first, padding = i, 0
+    return [*groups, slice(first, len(context_lens))] if context_lens else []
 
 
 def slots_of(block_tables: Tensor, seqs: Tensor, positions: Tensor, block_size: int) -> Tensor:

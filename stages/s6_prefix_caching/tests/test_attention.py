@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from .. import attention as attention_module
-from ..attention import PagedAttention, slots_of
+from ..attention import PagedAttention, like_lengths, slots_of
 from ..llm import LLM
 from ..online_softmax import attend_block_by_block, attend_part_plainly
 from ..sampling import SamplingParams
@@ -166,9 +166,14 @@ def test_any_mixture(way, block_size, tile_blocks):
 
 
 @each_tile
+@pytest.mark.parametrize("most_padding", [0, 9, 1000])
 @both_ways
-def test_sequences_that_decode_may_have_contexts_of_any_lengths(way, tile_blocks):
-    """All equal, in falling order, in rising order, in none; alone in the last tile; some that end with a tile."""
+def test_sequences_that_decode_may_have_contexts_of_any_lengths(way, most_padding, tile_blocks, monkeypatch):
+    """All equal, in falling order, in rising order, in none; alone in the last tile; some that end with a tile.
+
+    In a group for each length, in a few groups, in one.
+    """
+    monkeypatch.setattr(attention_module, "MOST_PADDING", most_padding)
     for lengths in ([9] * 4, [17, 9, 8, 1], [1, 8, 9, 17], [8, 1, 17, 9], [3, 40, 4], [16, 16, 5], [1, 1, 1]):
         assert_attends(Batch([(length - 1, 1) for length in lengths]), tile_blocks)
 
@@ -334,6 +339,24 @@ def test_a_tile_is_read_of_those_that_reach_it_and_of_no_others(monkeypatch, spa
     assert seen == [(3, 12), (4, 16), (2, 8)]
 
 
+def test_a_short_context_is_not_read_to_the_length_of_a_long_one(monkeypatch):
+    """Of 300, 290 and 20: the first two make a group, with 10 slots of padding; with the third it would be 290."""
+    tables = [list(range(75)), list(range(75, 148)), list(range(148, 153))]
+    cache = make_cache(153, *tables)
+    attention = PagedAttention(cache, tile_size=4096)
+    seen = reads(cache, monkeypatch)
+    attention.begin(step([(table, n - 1, 1) for table, n in zip(tables, (300, 290, 20), strict=True)]))
+    attention(0, *random_qkv(3))
+    assert seen == [(150, 600), (5, 20)]
+
+
+def test_groups_are_of_neighbours_and_padded_by_so_many_at_most():
+    lens = [90, 90, 80, 50, 50, 10, 9, 9]
+    sizes = {most: [len(lens[seqs]) for seqs in like_lengths(lens, most)] for most in (0, 1, 10, 50, 89, 1000)}
+    assert sizes == {0: [2, 1, 2, 1, 2], 1: [2, 1, 2, 2, 1], 10: [3, 2, 3], 50: [4, 2, 2], 89: [4, 3, 1], 1000: [8]}
+    assert like_lengths([], 10) == [] and like_lengths([7], 0) == [slice(0, 1)]
+
+
 @pytest.mark.parametrize("spare", [0, 5])
 def test_a_chunk_reads_what_was_computed_before_it_and_not_its_own_keys(monkeypatch, spare):
     """18 slots in tiles of 8. Spare blocks are those of the rest of its prompt."""
@@ -396,11 +419,14 @@ def tile_bytes(tile_size: int = 64, num_kv_heads: int = 2, head_dim: int = 64) -
 
 @both_ways
 def test_operations_are_as_many_for_twenty_sequences_as_for_two(way):
-    """If there are as many tiles: these are of 4 blocks of each, and of more once some have ended."""
+    """If there are as many tiles: these are of 4 blocks of each, and of more once some have ended.
+
+    The last are of a length; of unlike lengths, twenty sequences make more groups than two.
+    """
     for context_len in (1, 64, 500):
         few, many = (watch([(context_len - 1, 1)] * n, tile_size=n * 64) for n in (2, 20))
         assert few.num_operations == many.num_operations > 0
-    mixed = [(length, 1) for length in (499, 3, 200, 77, 64)]
+    mixed = [(length, 1) for length in (79, 83, 80, 77, 64)]
     assert watch(mixed * 2, tile_size=640).num_operations == watch(mixed * 8, tile_size=2560).num_operations
 
 
