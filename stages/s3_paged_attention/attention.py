@@ -21,7 +21,7 @@ from torch import Tensor
 from .kv_cache import KVCache
 from .online_softmax import Part, attend_part, merge, merge_first
 
-MOST_PADDING = 256  # slots that a group may read in vain: about what a CPU reads while it goes on to another group
+MOST_PADDING = 128  # slots: a sequence that much shorter than the longest of its group goes in a group of its own
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class PagedAttention:
     def _decode_tiles(self, block_tables: Tensor, context_lens: list[int]) -> list[Tile]:
         """Of one group. block_tables [num_seqs, max_blocks]; context_lens [num_seqs], longest first"""
         block_size, dtype = self._kv_cache.block_size, self._kv_cache.blocks.dtype
-        ends, longest = self._tensor(context_lens), max(context_lens, default=0)
+        ends, longest = self._tensor(context_lens), context_lens[0]
         tiles, start = [], 0
         while start < longest:
             num_seqs = sum(context_len > start for context_len in context_lens)
@@ -115,7 +115,7 @@ class PagedAttention:
     def _decode_group(self, layer: int, q: Tensor, tiles: list[Tile]) -> Tensor:
         """A tile's mask has a row for each sequence that reaches it: the first so many.
 
-        q, out [num_seqs, num_kv_heads, group, head_dim], longest context first
+        q, out [num_seqs, num_kv_heads, num_heads / num_kv_heads, head_dim], longest context first
         """
         whole: Part | None = None
         for pieces, mask in tiles:
@@ -155,18 +155,18 @@ class PagedAttention:
 
 
 def like_lengths(context_lens: list[int], most_padding: int) -> list[slice]:
-    """Groups of neighbours: to make all in a group as long as its first takes `most_padding` more at most.
+    """Groups of neighbours, each at most so many slots shorter than the first of its group.
 
+    So there are at most longest / most_padding groups, and one, however many sequences there are.
     context_lens [num_seqs], longest first
-    >>> like_lengths([420, 400, 300, 90, 16], most_padding=150)
-    [slice(0, 3, None), slice(3, 5, None)]
+    >>> like_lengths([420, 400, 300, 290, 16], most_padding=128)
+    [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
     """
-    groups, first, padding = [], 0, 0
+    groups, first = [], 0
     for i, context_len in enumerate(context_lens):
-        padding += context_lens[first] - context_len
-        if padding > most_padding:
+        if context_lens[first] - context_len > most_padding:
             groups.append(slice(first, i))
-            first, padding = i, 0
+            first = i
     return [*groups, slice(first, len(context_lens))] if context_lens else []
 
 

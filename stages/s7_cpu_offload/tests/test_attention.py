@@ -340,7 +340,7 @@ def test_a_tile_is_read_of_those_that_reach_it_and_of_no_others(monkeypatch, spa
 
 
 def test_a_short_context_is_not_read_to_the_length_of_a_long_one(monkeypatch):
-    """Of 300, 290 and 20: the first two make a group, with 10 slots of padding; with the third it would be 290."""
+    """Of 300, 290 and 20: the first two make a group, the third would be padded by 280 slots."""
     tables = [list(range(75)), list(range(75, 148)), list(range(148, 153))]
     cache = make_cache(153, *tables)
     attention = PagedAttention(cache, tile_size=4096)
@@ -350,11 +350,17 @@ def test_a_short_context_is_not_read_to_the_length_of_a_long_one(monkeypatch):
     assert seen == [(150, 600), (5, 20)]
 
 
-def test_groups_are_of_neighbours_and_padded_by_so_many_at_most():
+def test_groups_are_of_neighbours_and_nobody_is_padded_by_more():
     lens = [90, 90, 80, 50, 50, 10, 9, 9]
-    sizes = {most: [len(lens[seqs]) for seqs in like_lengths(lens, most)] for most in (0, 1, 10, 50, 89, 1000)}
-    assert sizes == {0: [2, 1, 2, 1, 2], 1: [2, 1, 2, 2, 1], 10: [3, 2, 3], 50: [4, 2, 2], 89: [4, 3, 1], 1000: [8]}
+    sizes = {most: [len(lens[seqs]) for seqs in like_lengths(lens, most)] for most in (0, 1, 10, 40, 80, 81)}
+    assert sizes == {0: [2, 1, 2, 1, 2], 1: [2, 1, 2, 3], 10: [3, 2, 3], 40: [5, 3], 80: [6, 2], 81: [8]}
     assert like_lengths([], 10) == [] and like_lengths([7], 0) == [slice(0, 1)]
+
+
+def test_more_sequences_make_no_more_groups():
+    lens = [900, 700, 640, 300, 200, 16]
+    few, many = (like_lengths(sorted(lens * count, reverse=True), 128) for count in (1, 50))
+    assert len(few) == len(many) == 4
 
 
 @pytest.mark.parametrize("spare", [0, 5])
@@ -419,14 +425,11 @@ def tile_bytes(tile_size: int = 64, num_kv_heads: int = 2, head_dim: int = 64) -
 
 @both_ways
 def test_operations_are_as_many_for_twenty_sequences_as_for_two(way):
-    """If there are as many tiles: these are of 4 blocks of each, and of more once some have ended.
-
-    The last are of a length; of unlike lengths, twenty sequences make more groups than two.
-    """
+    """If there are as many tiles: these are of 4 blocks of each, and of more once some have ended."""
     for context_len in (1, 64, 500):
         few, many = (watch([(context_len - 1, 1)] * n, tile_size=n * 64) for n in (2, 20))
         assert few.num_operations == many.num_operations > 0
-    mixed = [(length, 1) for length in (79, 83, 80, 77, 64)]
+    mixed = [(length, 1) for length in (499, 3, 200, 77, 64)]
     assert watch(mixed * 2, tile_size=640).num_operations == watch(mixed * 8, tile_size=2560).num_operations
 
 
