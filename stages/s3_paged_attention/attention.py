@@ -21,7 +21,7 @@ from torch import Tensor
 from .kv_cache import KVCache
 from .online_softmax import Part, attend_part, merge, merge_first
 
-MOST_PADDING = 128  # slots: a sequence that much shorter than the longest of its group goes in a group of its own
+MOST_PADDING = 128  # slots: a sequence shorter than the longest of a group by more than that begins the next group
 
 
 @dataclass(frozen=True)

@@ -361,6 +361,7 @@ def test_more_sequences_make_no_more_groups():
     lens = [900, 700, 640, 300, 200, 16]
     few, many = (like_lengths(sorted(lens * count, reverse=True), 128) for count in (1, 50))
     assert len(few) == len(many) == 4
+    assert len(like_lengths(list(range(1024, 0, -1)), attention_module.MOST_PADDING)) == 8, "the lesson says eight"
 
 
 @pytest.mark.parametrize("spare", [0, 5])
