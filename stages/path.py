@@ -103,7 +103,7 @@ def effect_s4(results: Results) -> str:
     """What joining at once saves, and what it gives where memory is short."""
     steps, serving = results["predict"]["s4"]["steps"], results["serving"]
     fewer = f"8 seats take {steps['continuous']:,} steps in place of {steps['static']:,}"
-    return f"{fewer}; from a small pool {serving['s4_over_s3']:.1f} times the tokens a second of stage 3"
+    return f"{fewer}; from a small pool {serving['s4_over_s3']['ratio']:.1f} times the tokens a second of stage 3"
 
 
 def effect_s5(results: Results) -> str:

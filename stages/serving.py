@@ -2,7 +2,7 @@
 
 The model has 135M parameters and random weights, in bfloat16. Prompts and outputs have 16 to 256 tokens each. Stages
 take turns on the same requests, a hundredth of the work at a time, each on a clock of its own: a slow spell of the
-machine hits all alike. A ratio is the median of the rounds' ratios.
+machine hits all alike. A ratio is the median of the rounds' ratios, and the least and the largest are given with it.
 
 --pairs 7 compares two stages on the shipped checkpoint instead, as often as that, in about two minutes: there a step is
 short, so what the engine does around the model weighs most.
@@ -80,7 +80,7 @@ def serve_in_turns(names: list[str], folder: Path, requests: list[Request], dtyp
 
 
 def measure(names: list[str], folder: Path, requests: list[Request], dtype: str, num_rounds: int) -> dict[str, Any]:
-    """Each stage's medians, and how many times as fast as the first stage each of the others is."""
+    """Each stage's medians, and the ratios of each of the others to the first."""
     with tqdm(total=SLICES * num_rounds, desc=" and ".join(names)) as bar:
         rounds = [serve_in_turns(names, folder, requests, dtype, bar) for _ in range(num_rounds)]
     medians: dict[str, Any] = {
@@ -88,9 +88,14 @@ def measure(names: list[str], folder: Path, requests: list[Request], dtype: str,
         for name in names
     }
     for name in names[1:]:
-        ratios = (scores[name]["tokens_per_second"] / scores[names[0]]["tokens_per_second"] for scores in rounds)
-        medians[f"{name}_over_{names[0]}"] = statistics.median(ratios)
+        medians[f"{name}_over_{names[0]}"] = {"rounds": num_rounds, **ratios(rounds, names[0], name)}
     return medians
+
+
+def ratios(rounds: list[dict[str, Scores]], first: str, second: str) -> Scores:
+    """How many times as fast the second is as the first: the median of the rounds, the least and the largest."""
+    each = [scores[second]["tokens_per_second"] / scores[first]["tokens_per_second"] for scores in rounds]
+    return {"ratio": statistics.median(each), "least": min(each), "largest": max(each)}
 
 
 # ---- pairs
@@ -105,16 +110,8 @@ def compare(names: list[str], folder: Path, requests: list[Request], dtype: str,
         for number in range(1 + num_pairs):
             order = names if number % 2 else names[::-1]
             pairs.append(serve_in_turns(order, folder, requests, dtype, bar))
-    first, second = names
-    speeds = [{name: scores[name]["tokens_per_second"] for name in names} for scores in pairs[1:]]
-    ratios = [speed[second] / speed[first] for speed in speeds]
-    return {
-        "pairs": num_pairs,
-        "ratio": statistics.median(ratios),
-        "least": min(ratios),
-        "largest": max(ratios),
-        **{name: statistics.median(speed[name] for speed in speeds) for name in names},
-    }
+    speeds = {name: statistics.median(scores[name]["tokens_per_second"] for scores in pairs[1:]) for name in names}
+    return {"pairs": num_pairs, **ratios(pairs[1:], *names), **speeds}
 
 
 # ---- peers
