@@ -116,6 +116,7 @@ def how_to(stage: Stage, number: int) -> str:
     """Where a step is to be solved, when it is, and what helps."""
     step, folder = step_of(stage, number), f"exercises/{stage.key}"
     command = f"python stages/chain.py exercise {stage.key}"
+    tests = " \\\n      ".join(f"{folder}/{test}" for test in step.tests)  # a line each, to be read and to be pasted
     files = ", ".join(dict.fromkeys(name.file for name in step.functions))
     if number < len(stage.steps):
         then = f"  then:             {command} --step {number + 1}"
@@ -123,7 +124,7 @@ def how_to(stage: Stage, number: int) -> str:
         then = f"  then all of it:   python -m pytest {folder}"
     lines = [
         f"Look for EXERCISE step {number} in {files} of {folder}.",
-        f"  done when green:  python -m pytest -x {' '.join(f'{folder}/{test}' for test in step.tests)}",
+        f"  done when green:  python -m pytest -x {tests}",
         f"  a hint:           {command} --step {number} --hint",
         f"  the solution:     {command} --reveal {step.functions[0].name}",
         then,
