@@ -44,36 +44,30 @@ IDEAS = (
 
 
 def lessons() -> tuple[Stage, ...]:
-    """The stages that are there; the finished package is no lesson."""
+    """The stages; the finished package is a link of the chain, and no lesson."""
     return tuple(stage for stage in load(ROOT).stages if stage.path.startswith("stages/"))
 
 
-def linked(number: int, idea: Idea, start: Path) -> str:
-    """A stage's name; a link, relative to `start`, if the stage is there."""
-    stages = lessons()
-    if number > len(stages):
-        return f"{number}, {idea.name}"
-    lesson = stages[number - 1].folder / "README.md"
-    return f"[{number}, {idea.name}]({lesson.relative_to(start)})"
+def linked(number: int, stage: Stage, idea: Idea, start: Path) -> str:
+    """A stage's name, a link to its lesson relative to `start`."""
+    return f"[{number}, {idea.name}]({(stage.folder / 'README.md').relative_to(start)})"
 
 
 def path_block(results: Results) -> str:
     """The stages as a path: what each adds, and the question that it leaves open."""
-    start = ROOT / "stages"
-    rows = [[linked(number, idea, start), idea.adds, idea.leaves_open] for number, idea in enumerate(IDEAS, start=1)]
-    there = f"\nThere so far: {len(lessons())} of {len(IDEAS)}.\n"
-    return table(["stage", "adds", "the question it leaves open"], rows) + there
+    rows = [
+        [linked(number, stage, idea, ROOT / "stages"), idea.adds, idea.leaves_open]
+        for number, (stage, idea) in enumerate(zip(lessons(), IDEAS, strict=True), start=1)
+    ]
+    return table(["stage", "adds", "the question it leaves open"], rows)
 
 
 def stages_block(results: Results) -> str:
     """The table of the chain: idea, lines in the diff, measured effect."""
-    stages = lessons()
-    rows = []
-    for number, idea in enumerate(IDEAS, start=1):
-        there = number <= len(stages)
-        lines = f"{added_lines(stages[number - 1]):,}" if there else "to come"
-        effect = EFFECTS[f"s{number}"](results) if there and f"s{number}" in EFFECTS else "to come"
-        rows.append([linked(number, idea, ROOT), idea.adds, lines, effect])
+    rows = [
+        [linked(number, stage, idea, ROOT), idea.adds, f"{added_lines(stage):,}", EFFECTS[stage.key](results)]
+        for number, (stage, idea) in enumerate(zip(lessons(), IDEAS, strict=True), start=1)
+    ]
     return table(["stage", "idea", "lines added", "measured effect"], rows)
 
 

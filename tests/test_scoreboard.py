@@ -37,10 +37,9 @@ def test_stages_are_asked_in_order(monkeypatch, tmp_path):
     assert predict.stages() == ["s1", "s2", "s10"]
 
 
-def test_the_path_counts_lessons_only():
+def test_the_path_has_lessons_only():
     """The finished package is a link of the chain, and no stage."""
     assert [stage.key for stage in path.lessons()] == [stage.key for stage in STAGES]
-    assert f"There so far: {len(STAGES)} of {len(path.IDEAS)}." in path.path_block({})
 
 
 def test_the_screen_is_what_make_run_shows(monkeypatch):
