@@ -60,7 +60,7 @@ COLUMNS = (  # the pool's bytes are those of the moment when most of it was used
     Column("steps", "steps", "{:,.0f}".format),
     Column("tokens computed", "tokens_computed", "{:,.0f}".format),
     Column("tokens/s", "tokens_per_second", "{:.0f}".format),
-    Column("TTFT", "first_token_seconds", lambda s: f"{1000 * s:.0f} ms" if s < 10 else f"{s:.0f} s"),
+    Column("TTFT", "first_token_seconds", lambda s: f"{1000 * s:.0f} ms" if s < 1 else f"{s:.1f} s"),
     Column("promised", "promised_bytes", mib),
     Column("held", "held_bytes", mib),
     Column("used", "used_bytes", mib),
