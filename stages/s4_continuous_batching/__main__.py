@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=sys.modules[__package__].__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # the docstring is a list
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="texts to go on from; default: six beginnings")
     add_flags(parser, EngineConfig)
     add_flags(parser, SamplingParams)
