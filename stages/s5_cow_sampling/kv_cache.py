@@ -55,8 +55,8 @@ class KVCache:
     def pieces(self, blocks: Tensor) -> Tensor:
         """Where in the pool these blocks are: of layer 0 the keys of each, then the values of each.
 
-        Of several sequences, one sequence after the other: a core that copies some of them to attend to them itself
-        finds both in its own cache.
+        Of several sequences, one sequence after the other: the core that copies one attends to it next, and finds its
+        keys and values in its own cache.
         blocks int64 [..., num] -> int64 [..., 2 * num]
         """
         keys = blocks * (len(self._pieces) // self.num_blocks)  # [..., num]
