@@ -64,7 +64,7 @@ class LLMEngine:
         return request_id in self._requests
 
     def step(self) -> list[RequestOutput]:
-        """The outputs so far of those that got a token; or, if some can never go on, theirs, before the model runs.
+        """The outputs so far of those that got a token. If some can never go on: theirs alone, and no model runs.
 
         If the model raises, nothing was computed: the same sequences are scheduled again in the next step.
         """
