@@ -95,7 +95,7 @@ def test_a_file_without_requests(text):
         ({"temperature": float("nan")}, "temperature must be 0 or above, not nan"),
         ({"temperature": "hot"}, 'temperature must be a number, not "hot"'),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number, at least 1, not 0"),
         ({"max_tokens": 16.0}, "max_tokens must be an integer, not 16.0"),
         ({"max_tokens": True}, "max_tokens must be an integer, not true"),
         ({"max_tokens": None}, "max_tokens must be an integer, not null"),

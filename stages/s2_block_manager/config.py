@@ -1,6 +1,7 @@
 """EngineConfig: every knob of the engine."""
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
@@ -34,6 +35,8 @@ class EngineConfig:
         """Raises ValueError for what cannot be, naming the knob and its value."""
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
+            if value is not None and not isinstance(value, Integral):
+                raise ValueError(f"{name} must be a whole number, not {value!r}")
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         for option in knobs(EngineConfig):
@@ -51,8 +54,8 @@ class EngineConfig:
         """Raises ValueError if this machine does not have the device."""
         try:
             device = torch.device(self.device)
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError) as error:
+            torch.ones(1, device=device).item()  # "meta" has room, but holds nothing
+        except (RuntimeError, AssertionError, ImportError) as error:
             raise ValueError(f"device {self.device!r} is not to be had here: {str(error).splitlines()[0]}") from None
         return device
 

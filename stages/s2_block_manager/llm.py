@@ -122,15 +122,21 @@ class LLM:
 
 
 def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:
-    """Each prompt with its parameters. Raises ValueError if their numbers differ.
+    """Each prompt with its parameters. Raises ValueError for what is neither, or if their numbers differ.
 
     >>> [params.max_tokens for _, params in pair(["a", "b"], SamplingParams(max_tokens=4))]
     [4, 4]
     """
+    if not isinstance(prompts, abc.Sequence):
+        raise ValueError(f"prompts must be a text, token ids or a list of such prompts, not {type(prompts).__name__}")
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         prompts = [prompts]  # type: ignore
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+    given = sampling_params if isinstance(sampling_params, abc.Sequence) else [sampling_params]
+    strangers = [type(params).__name__ for params in given if not isinstance(params, SamplingParams)]
+    if strangers:
+        raise ValueError(f"sampling_params must be one SamplingParams or a list of them, not {strangers[0]}")
     if len(prompts) != len(sampling_params):
         raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params")
     return list(zip(prompts, sampling_params, strict=True))  # type: ignore[arg-type]

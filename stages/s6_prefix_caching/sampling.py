@@ -5,6 +5,7 @@ import math
 import sys
 from collections import abc
 from dataclasses import dataclass
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -40,14 +41,16 @@ class SamplingParams:
             raise ValueError(f"logprobs must be 0 or above, not {self.logprobs}")
         if not 0 <= self.temperature <= sys.float_info.max:  # nor an int that is too large for a float
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (all) or above, not {self.top_k}")
+        if not isinstance(self.top_k, Integral) or self.top_k < 0:
+            raise ValueError(f"top_k must be a whole number, 0 (all) or above, not {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if not isinstance(self.max_tokens, Integral) or self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be a whole number, at least 1, not {self.max_tokens}")
         if not all(isinstance(stop, str) and stop for stop in self.stop):
             raise ValueError(f"a stop string must be a text that is not empty: {self.stop}")
+        if not all(isinstance(token_id, Integral) for token_id in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must be whole numbers: {self.stop_token_ids}")
 
 
 class SamplingRow(NamedTuple):

@@ -146,6 +146,21 @@ def test_parameters_for_another_number_of_prompts_are_an_error(checkpoint):
         LLM(checkpoint).stream(PROMPTS[:2], [greedy(1)] * 3)  # before anything is asked of the iterator
 
 
+@pytest.mark.parametrize(
+    "prompts", [torch.tensor([1, 2, 3]), None, 7, iter(["a"]), {"prompt": "a"}], ids=lambda p: type(p).__name__
+)
+def test_prompts_that_are_no_list_are_an_error(checkpoint, prompts):
+    error = f"prompts must be a text, token ids or a list of such prompts, not {type(prompts).__name__}"
+    with pytest.raises(ValueError, match=error):
+        LLM(checkpoint).stream(prompts)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, [{"temperature": 0.0}]], ids=str)
+def test_parameters_in_a_dict_are_an_error(checkpoint, params):
+    with pytest.raises(ValueError, match="sampling_params must be one SamplingParams or a list of them, not dict"):
+        LLM(checkpoint).stream(PROMPTS[0], params)
+
+
 # Prompts that cannot be served
 
 

@@ -110,7 +110,7 @@ def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path, 
         (["--max-model-len", "0"], "max_model_len must be at least 1, not 0"),
         (["--device", "warp"], "device 'warp' is not to be had here"),
         (["--temperature", "nan"], "temperature must be 0 or above, not nan"),
-        (["--max-tokens", "0"], "max_tokens must be at least 1, not 0"),
+        (["--max-tokens", "0"], "max_tokens must be a whole number, at least 1, not 0"),
     ],
     ids=" ".join,
 )

@@ -102,6 +102,8 @@ def test_help_tells_what_each_knob_does_and_its_default(capsys):
         ({"tile_size": -16}, "tile_size must be at least 1, not -16"),
         ({"kv_cache_tokens": -5}, "kv_cache_tokens must be at least 1, not -5"),
         ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes must be at least 1, not 0"),
+        ({"kv_cache_memory_bytes": 1e9}, "kv_cache_memory_bytes must be a whole number, not 1000000000.0"),
+        ({"max_num_seqs": "8"}, "max_num_seqs must be a whole number, not '8'"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization must be above 0 and at most 1, not 0.0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be above 0 and at most 1, not 1.5"),
         ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, float16, not 'float64'"),
@@ -124,7 +126,7 @@ def test_max_model_len_is_at_most_what_the_model_can_place(checkpoint):
         LLM(checkpoint, max_model_len=65)
 
 
-@pytest.mark.parametrize("device", ["warp", "", "cuda:99"])
+@pytest.mark.parametrize("device", ["warp", "", "cuda:99", "meta"])
 def test_a_device_that_is_not_there_is_named(checkpoint, device):
     with pytest.raises(ValueError, match=f"device '{device}' is not to be had here: .+"):
         LLM(checkpoint, device=device)
