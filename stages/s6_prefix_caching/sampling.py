@@ -37,8 +37,6 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise ValueError(f"logprobs must be 0 or above, not {self.logprobs}")
         if not 0 <= self.temperature <= sys.float_info.max:  # nor an int that is too large for a float
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
         if not isinstance(self.top_k, Integral) or self.top_k < 0:
