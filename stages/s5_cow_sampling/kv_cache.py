@@ -29,8 +29,8 @@ class KVCache:
         self.num_blocks_copied = 0  # since the start
         slot = (model.num_key_value_heads, model.head_dim)
         shape = (num_blocks, model.num_hidden_layers, 2, block_size, *slot)
-        try:  # zeros, for an unwritten slot may be read under a mask, and 0 x NaN is NaN
-            self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+        try:
+            self.blocks = torch.empty(shape, dtype=dtype, device=device)
         except RuntimeError:
             size = num_blocks * block_size * self.bytes_per_token
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
@@ -46,6 +46,10 @@ class KVCache:
         block, offset = slot_mapping // self.block_size, slot_mapping % self.block_size
         keys = block * (len(self._rows) // self.num_blocks) + offset  # [num_tokens]
         return torch.cat((keys, keys + self.block_size))
+
+    def clear(self, blocks: Tensor) -> None:
+        """Zeros for what was left there: an unwritten slot is read under a mask, and 0 x NaN is NaN. int64 [num]"""
+        self.blocks.index_fill_(0, blocks, 0)
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
         """Token i goes to the i-th slot that rows() was asked for. k, v [num_tokens, num_kv_heads, head_dim]"""

@@ -32,6 +32,7 @@ class AttentionMetadata:
     context_lens: list[int]  # [num_seqs], this step's tokens counted
     block_tables: Tensor  # int64 [num_seqs, max_blocks], a shorter table goes on with its own last block
     slot_mapping: Tensor  # int64 [num_tokens], the slot of each row
+    new_blocks: Tensor  # int64 [num_new_blocks], those whose first slot is written
 
 
 class Tile(NamedTuple):
@@ -54,8 +55,9 @@ class PagedAttention:
         self._step: AttentionMetadata | None = None
 
     def begin(self, step: AttentionMetadata) -> None:
-        """What is the same in all layers: where to write, who decodes, in which tiles."""
+        """What is the same in all layers: where to write, who decodes, in which tiles. New blocks are cleared."""
         self._step = step
+        self._kv_cache.clear(step.new_blocks)
         self._rows = self._kv_cache.rows(step.slot_mapping)  # [2 * num_tokens]
         query_lens = [end - start for start, end in pairwise(step.query_start_loc)]
         self._chunks = [i for i, query_len in enumerate(query_lens) if query_len > 1]

@@ -3,6 +3,7 @@
 import torch
 
 from .attention import AttentionMetadata, PagedAttention, slots_of
+from .block_manager import cdiv
 from .llama import LlamaForCausalLM
 from .sampling import SampledToken, sample, top_logprobs
 from .sequence import Sequence
@@ -63,23 +64,26 @@ class ModelRunner:
                 seq.prompt_logprobs += [top_logprobs(of_row, token_id, count) for of_row, token_id in told]
 
     def _metadata(self, batch: list[Scheduled], positions: torch.Tensor) -> AttentionMetadata:
-        query_start_loc = [0]
-        for _, num_tokens in batch:
+        query_start_loc, context_lens, tables, new_blocks = [0], [], [], []
+        for seq, num_tokens in batch:
             query_start_loc.append(query_start_loc[-1] + num_tokens)
-        block_tables = self._block_tables([seq for seq, _ in batch])
+            context_lens.append(seq.num_computed_tokens + num_tokens)
+            tables.append(seq.block_table[: cdiv(context_lens[-1], self._block_size)])  # not those for later chunks
+            new_blocks += tables[-1][cdiv(seq.num_computed_tokens, self._block_size) :]
+        block_tables = self._block_tables(tables)
         seqs = self._tensor([i for i, (_, num_tokens) in enumerate(batch) for _ in range(num_tokens)])  # [num_tokens]
         return AttentionMetadata(
             query_start_loc=query_start_loc,
-            context_lens=[seq.num_computed_tokens + num_tokens for seq, num_tokens in batch],
+            context_lens=context_lens,
             block_tables=block_tables,
             slot_mapping=slots_of(block_tables, seqs, positions, self._block_size),
+            new_blocks=self._tensor(new_blocks),
         )
 
-    def _block_tables(self, seqs: list[Sequence]) -> torch.Tensor:
+    def _block_tables(self, tables: list[list[int]]) -> torch.Tensor:
         """int64 [num_seqs, max_blocks]. Padding is the row's own last block: no other's memory is ever read."""
-        width = max(len(seq.block_table) for seq in seqs)
-        padded = [seq.block_table + seq.block_table[-1:] * (width - len(seq.block_table)) for seq in seqs]
-        return self._tensor(padded)
+        width = max(len(table) for table in tables)
+        return self._tensor([table + table[-1:] * (width - len(table)) for table in tables])
 
     def _tensor(self, values: list) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -19,14 +19,12 @@ def test_a_block_lies_in_memory_as_one_piece():
     assert cache.blocks.shape == (5, 3, 2, 4, 2, HEAD_DIM) and cache.blocks[3].is_contiguous()
 
 
-def test_a_new_pool_is_of_zeros():
-    """Not of what the memory held before, which may be NaN."""
-    torch.use_deterministic_algorithms(True)  # fills what is not initialised with NaN
-    try:
-        cache = KVCache(model_config(), 2, BLOCK_SIZE, torch.float32, torch.device("cpu"))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert (cache.blocks == 0).all()
+def test_blocks_are_cleared_in_all_layers_and_no_others_are():
+    cache = make_cache(5, num_layers=3)
+    cache.clear(torch.tensor([3, 1]))
+    assert (cache.blocks[[1, 3]] == 0).all() and cache.blocks[[0, 2, 4]].isnan().all()
+    cache.clear(torch.tensor([], dtype=torch.int64))
+    assert cache.blocks[[0, 2, 4]].isnan().all()
 
 
 def test_rows_are_of_the_keys_and_then_of_the_values():

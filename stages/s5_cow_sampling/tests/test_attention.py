@@ -208,8 +208,8 @@ def test_layers_do_not_see_each_other():
             torch.testing.assert_close(out, attend_without_cache(layer, *qkv)[before:end])
 
 
-def test_a_step_writes_its_own_slots_and_no_others():
-    """5 tokens fill block 2 and the first slot of block 0; another sequence has one in block 3."""
+def test_a_step_writes_its_own_slots_and_clears_the_rest_of_blocks_that_it_begins():
+    """5 tokens fill block 2 and the first slot of block 0; another sequence has one in block 3. Nothing is in block 1."""
     cache = make_cache(4, num_layers=2)
     attention = PagedAttention(cache, tile_size=4)
     q, k, v = random_qkv(6)
@@ -217,8 +217,27 @@ def test_a_step_writes_its_own_slots_and_no_others():
     attention(1, q, k, v)
     blocks, offsets = [2, 2, 2, 2, 0, 3], [0, 1, 2, 3, 0, 0]
     assert torch.equal(cache.blocks[blocks, 1, 0, offsets], k) and torch.equal(cache.blocks[blocks, 1, 1, offsets], v)
-    cache.blocks[blocks, 1, :, offsets] = float("nan")
-    assert cache.blocks.isnan().all(), "something else was written"
+    cache.blocks[blocks, 1, :, offsets] = 0
+    assert (cache.blocks[[0, 2, 3]] == 0).all() and cache.blocks[1].isnan().all(), "something else was written"
+
+
+def test_a_block_that_is_gone_on_with_is_not_cleared():
+    cache = make_cache(2, [1])
+    attention = PagedAttention(cache, tile_size=4)
+    attention.begin(step([([1], 2, 1)]))
+    assert (cache.blocks[1] == 1e30).all() and cache.blocks[0].isnan().all()
+
+
+def test_nan_that_an_earlier_holder_left_is_not_seen():
+    """It is everywhere. Two sequences share a tile, masked behind their ends: a weight of 0, and 0 x NaN is NaN."""
+    attention = PagedAttention(make_cache(5), tile_size=32)
+    a, b = random_qkv(6, seed=1), random_qkv(12, seed=2)
+    expected_a, expected_b = (attend_without_cache(0, *qkv) for qkv in (a, b))
+    for of_a, of_b in ((slice(0, 5), slice(0, 11)), (slice(5, 6), slice(11, 12))):
+        members = [([2, 0], of_a.start, of_a.stop - of_a.start), ([4, 1, 3], of_b.start, of_b.stop - of_b.start)]
+        attention.begin(step(members))
+        out = attention(0, *(torch.cat((x[of_a], y[of_b])) for x, y in zip(a, b, strict=True)))
+        torch.testing.assert_close(out, torch.cat((expected_a[of_a], expected_b[of_b])))
 
 
 def test_what_an_earlier_holder_left_in_the_slots_is_not_seen():

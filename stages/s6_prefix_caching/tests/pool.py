@@ -66,6 +66,7 @@ def step(
         context_lens=[before + now for _, before, now in members],
         block_tables=torch.tensor([t + t[-1:] * (width - len(t)) for t, _, _ in members], device=device),
         slot_mapping=torch.tensor(slots, device=device),
+        new_blocks=torch.tensor([s // block_size for s in slots if s % block_size == 0], dtype=torch.int64, device=device),
     )
 
 

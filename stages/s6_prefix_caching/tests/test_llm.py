@@ -80,6 +80,18 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, expected, monkeyp
     assert tokens(outputs) == [full[:n] for full, n in zip(expected, lengths, strict=True)]
 
 
+def test_a_request_that_overflows_spoils_nobody_elses_tokens(checkpoint, expected):
+    """Its keys and values are NaN, and those who come after it get its blocks."""
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=24)
+    weight = llm.model_runner._model.model.embed_tokens.weight
+    before = weight[100].clone()
+    weight.data[100] = float("inf")
+    llm.generate([[100] * 20], greedy(2))
+    assert llm.kv_cache.blocks[:5].isnan().any(dim=(1, 2, 3, 4, 5)).all()
+    weight.data[100] = before
+    assert tokens(llm.generate(PROMPTS[0], greedy(8))) == [expected[0][:8]]
+
+
 def test_members_of_a_batch_may_end_at_different_times(checkpoint, expected):
     lengths = [3, 24, 1, 10, 2]
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=100)

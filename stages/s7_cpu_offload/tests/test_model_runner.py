@@ -63,11 +63,19 @@ def test_block_tables_are_one_tensor_and_a_short_one_goes_on_with_its_own_last_b
     assert tables.tolist() == [[3, 0, 0], [1, 1, 1], [7, 2, 5]]
 
 
-def test_a_table_of_blocks_that_are_not_used_yet_stays_whole(model):
-    """Of a prompt of 11 tokens the first 2 are computed now."""
-    step = announced(model, (sequence_in([4, 6, 1], 11), 2), (sequence_in([3], 3, 2), 1))
-    assert step.block_tables.tolist() == [[4, 6, 1], [3, 3, 3]]
-    assert step.context_lens == [2, 3]
+def test_blocks_that_are_not_used_yet_are_left_out(model):
+    """Of a prompt of 11 tokens the first 2 are computed now. The rest of its blocks hold what others left there."""
+    step = announced(model, (sequence_in([4, 6, 1], 11), 2), (sequence_in([3, 5], 5, 4), 1))
+    assert step.block_tables.tolist() == [[4, 4], [3, 5]]
+    assert step.context_lens == [2, 5]
+
+
+def test_new_blocks_are_those_whose_first_slot_is_written(model):
+    """A prompt's two; of a later chunk the two behind the one that it goes on with; a token's own; of another none."""
+    prompt, chunk = (sequence_in([3, 0], 6), 6), (sequence_in([7, 2, 5, 9], 16, 2), 8)
+    step = announced(model, prompt, chunk, (sequence_in([8, 4], 5, 4), 1), (sequence_in([6, 1], 6, 5), 1))
+    assert step.new_blocks.tolist() == [3, 0, 2, 5, 4]
+    assert announced(model, (sequence_in([6, 1], 6, 5), 1)).new_blocks.dtype == torch.int64
 
 
 def test_padding_changes_no_sequences_table(model):
