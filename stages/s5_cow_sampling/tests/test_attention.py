@@ -209,7 +209,7 @@ def test_layers_do_not_see_each_other():
 
 
 def test_a_step_writes_its_own_slots_and_clears_the_rest_of_blocks_that_it_begins():
-    """5 tokens fill block 2 and the first slot of block 0; another sequence has one in block 3. Nothing is in block 1."""
+    """5 tokens fill block 2 and the first slot of block 0; another has one in block 3. Nothing is in block 1."""
     cache = make_cache(4, num_layers=2)
     attention = PagedAttention(cache, tile_size=4)
     q, k, v = random_qkv(6)

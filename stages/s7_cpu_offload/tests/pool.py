@@ -61,12 +61,13 @@ def step(
     """A step in which each sequence (block table, tokens computed before, tokens now) computes its next tokens."""
     width = max(len(table) for table, _, _ in members)
     slots = [slot(table, before + i, block_size) for table, before, now in members for i in range(now)]
+    new_blocks = [slot // block_size for slot in slots if slot % block_size == 0]
     return AttentionMetadata(
         query_start_loc=[0, *accumulate(now for _, _, now in members)],
         context_lens=[before + now for _, before, now in members],
         block_tables=torch.tensor([t + t[-1:] * (width - len(t)) for t, _, _ in members], device=device),
         slot_mapping=torch.tensor(slots, device=device),
-        new_blocks=torch.tensor([s // block_size for s in slots if s % block_size == 0], dtype=torch.int64, device=device),
+        new_blocks=torch.tensor(new_blocks, dtype=torch.int64, device=device),
     )
 
 
