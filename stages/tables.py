@@ -147,9 +147,9 @@ DECODE_COLUMNS = (
     Column("s3 against s1", "s3_over_s1", "{:.2f}".format),
     Column("must read", "bytes", lambda size: f"{size / 1e6:.0f} MB"),
     Column("with the copy", "moved_bytes", lambda size: f"{size / 1e6:.0f} MB"),
-    Column("of the bandwidth: s1", "s1_of_bandwidth", "{:.0%}".format),
-    Column("s2", "s2_of_bandwidth", "{:.0%}".format),
-    Column("s3", "s3_of_bandwidth", "{:.0%}".format),
+    Column("s1, of the bandwidth", "s1_of_bandwidth", "{:.0%}".format),
+    Column("s2, of it", "s2_of_bandwidth", "{:.0%}".format),
+    Column("s3, of it", "s3_of_bandwidth", "{:.0%}".format),
 )
 
 
