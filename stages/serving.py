@@ -193,6 +193,25 @@ def floor(dtype: str, steps: float, num_tokens: int) -> Scores:
     return {"bytes_per_second": bandwidth, "seconds": seconds, "tokens_per_second": num_tokens / seconds}
 
 
+def served_on_storyteller(names: list[str], num_requests: int, num_pairs: int) -> dict[str, Any]:
+    """Two stages in pairs, in float32."""
+    requests = mixed_workload(ModelConfig.from_folder(STORYTELLER).vocab_size, num_requests)
+    return compare(names, STORYTELLER, requests, "float32", num_pairs)
+
+
+def served_on_135m(names: list[str], num_requests: int, dtype: str, num_rounds: int, peers: bool) -> dict[str, Any]:
+    """The stages in rounds, `peers` in the same run, and the floor. A short round before the first warms up."""
+    requests = mixed_workload(MODEL_135M.vocab_size, num_requests)
+    num_tokens = sum(request.num_output_tokens for request in requests)
+    with random_model(MODEL_135M) as folder:
+        with tqdm(disable=True) as silent:
+            serve_in_turns(names, folder, mixed_workload(MODEL_135M.vocab_size, 2, high=32), dtype, silent)
+        results = {"output_tokens": num_tokens, **measure(names, folder, requests, dtype, num_rounds)}
+        if peers:
+            results["peers"] = measure_peers(names[-1], folder, requests, dtype)
+    return results | {"floor": floor(dtype, results[names[-1]]["steps"], num_tokens)}
+
+
 @click.command()
 @click.option("--stage", "names", multiple=True, default=("s3", "s4"), show_default=True)
 @click.option("--dtype", default="bfloat16", show_default=True)
@@ -213,29 +232,17 @@ def main(
     """Serve 32 requests with each stage, in turns."""
     from stages import scoreboard
 
+    if num_pairs and len(names) != 2:
+        raise click.UsageError(f"--pairs compares two stages, not {len(names)}")
     if num_pairs:
-        if len(names) != 2:
-            raise click.UsageError(f"--pairs compares two stages, not {len(names)}")
-        requests = mixed_workload(ModelConfig.from_folder(STORYTELLER).vocab_size, num_requests)
-        found = compare(list(names), STORYTELLER, requests, "float32", num_pairs)
-        print(found)
-        if save:
-            scoreboard.save({f"{names[1]}_over_{names[0]}": {"machine": scoreboard.machine(), **found}})
-        return
-    requests = mixed_workload(MODEL_135M.vocab_size, num_requests)
-    num_tokens = sum(request.num_output_tokens for request in requests)
-    with random_model(MODEL_135M) as folder:
-        with tqdm(disable=True) as silent:
-            serve_in_turns(list(names), folder, mixed_workload(MODEL_135M.vocab_size, 2, high=32), dtype, silent)
-        results: dict[str, Any] = {"machine": scoreboard.machine(dtype), "output_tokens": num_tokens}
-        results |= measure(list(names), folder, requests, dtype, num_rounds)
-        if peers:
-            results["peers"] = measure_peers(names[-1], folder, requests, dtype)
-    results["floor"] = floor(dtype, results[names[-1]]["steps"], num_tokens)
+        part, dtype = f"{names[1]}_over_{names[0]}", "float32"
+        results = served_on_storyteller(list(names), num_requests, num_pairs)
+    else:
+        part, results = "serving", served_on_135m(list(names), num_requests, dtype, num_rounds, peers)
     for key, value in results.items():
         print(key, value)
     if save:
-        scoreboard.save({"serving": results})
+        scoreboard.save({part: {"machine": scoreboard.machine(dtype), **results}})
 
 
 if __name__ == "__main__":

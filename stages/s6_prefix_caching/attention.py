@@ -159,7 +159,7 @@ class PagedAttention:
 def like_lengths(context_lens: list[int], most_padding: int) -> list[slice]:
     """Groups of neighbours, each at most so many slots shorter than the first of its group.
 
-    So there are at most 1 + longest // most_padding groups, however many sequences there are.
+    So there are at most longest / most_padding groups, rounded up, however many sequences there are.
     context_lens [num_seqs], longest first
     >>> like_lengths([420, 400, 300, 290, 16], most_padding=128)
     [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]

@@ -48,7 +48,10 @@ class KVCache:
         return torch.cat((keys, keys + self.block_size))
 
     def clear(self, blocks: Tensor) -> None:
-        """Zeros for what was left there: an unwritten slot is read under a mask, and 0 x NaN is NaN. int64 [num]"""
+        """Zeros in place of what was left there: unwritten slots are read under a mask, and 0 x NaN is NaN.
+
+        blocks int64 [num]
+        """
         self.blocks.index_fill_(0, blocks, 0)
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:

@@ -60,7 +60,7 @@ def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed):
 
 
 def test_slots_that_are_not_written_are_never_seen(checkpoint, expected, monkeypatch):
-    """Before each step: NaN in every block that no running table names, 1e30 in the unwritten slots of those."""
+    """Before each step: NaN everywhere, but for 1e30 behind what is written in a last block that is begun."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
     run, pool = llm.model_runner.run, llm.kv_cache.blocks
 
@@ -68,7 +68,7 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, expected, monkeyp
         clean = pool.clone()
         pool.fill_(float("nan"))
         for seq, _ in batch:
-            pool[seq.block_table] = 1e30
+            pool[seq.block_table[: -(-seq.num_computed_tokens // 4)]] = 1e30
             for position in range(seq.num_computed_tokens):
                 block, offset = seq.block_table[position // 4], position % 4
                 pool[block, :, :, offset] = clean[block, :, :, offset]

@@ -453,7 +453,7 @@ def test_samples_and_log_probabilities_are_the_same_in_company_and_under_preempt
 
 
 def test_slots_that_are_not_written_are_never_seen(checkpoint, alone):
-    """Before each step: NaN in every block that nobody holds or finds, 1e30 in the slots that nobody has written."""
+    """Before each step: NaN where nothing is written or cached, but for 1e30 in a last block that is begun."""
     engine = LLMEngine(EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=80, watermark=0.0))
     run, pool = engine.model_runner.run, engine.kv_cache.blocks
 
@@ -464,7 +464,7 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, alone):
         pool[cached] = clean[cached]
         holders = [seq for seq in engine.scheduler.running if seq.block_table]
         for seq in holders:
-            pool[seq.block_table[seq.num_computed_tokens // 4 :]] = 1e30
+            pool[seq.block_table[seq.num_computed_tokens // 4 : -(-seq.num_computed_tokens // 4)]] = 1e30
         for seq in holders:
             for position in range(seq.num_computed_tokens):
                 block, offset = seq.block_table[position // 4], position % 4
