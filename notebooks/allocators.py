@@ -109,10 +109,10 @@ class FirstInFirstOut(BlockPool):
 def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count: int = 8) -> None:
     """Take some blocks, write all of each, and give them back; and so on. memory [num_blocks, numbers of a block]"""
     for _ in range(times):
-        blocks = pool.take(count)
+        blocks = pool.get_new_blocks(count)
         for block in blocks:
             memory[block].fill_(1)
-        pool.give_back(blocks)
+        pool.free_blocks(blocks)
 
 
 class WithTwoFaults:

@@ -76,12 +76,12 @@ class Ours:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._manager = BlockManager(num_blocks, block_size, PrefixCache(block_size))
         model = ModelConfig(2**16, 8, 8, 1, 1, 1, 8)
-        self._inputs = InputProcessor(model, None, max_model_len=2**16, seed=0)
+        self.input_processor = InputProcessor(model, None, max_model_len=2**16, seed=0)
         self._number = 0
 
     def allocate(self, token_ids: list[int]) -> tuple[Sequence, Told]:
         self._number += 1
-        (seq,) = self._inputs.process(str(self._number), token_ids, SamplingParams())
+        (seq,) = self.input_processor.process(str(self._number), token_ids, SamplingParams())
         self._manager.allocate(seq)
         return seq, Told(list(seq.block_table), seq.num_computed_tokens)
 

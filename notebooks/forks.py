@@ -73,7 +73,7 @@ def serve(engine: WithoutModel, *asks: Ask) -> list[Moment]:
     for number, ask in enumerate(asks):
         params = s5.SamplingParams(n=ask.n, max_tokens=ask.num_output_tokens, ignore_eos=True)
         engine.add_request(str(number), [3 + i for i in range(ask.num_prompt_tokens)], params)
-    manager, cache = engine.block_manager, engine.kv_cache
+    manager, cache = engine.kv_cache_manager, engine.kv_cache
     moments: list[Moment] = []
 
     def note() -> None:

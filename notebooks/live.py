@@ -143,7 +143,7 @@ class Watch:
         self.now, self._left = max(self.now, moment), time.thread_time()
 
     def run(self, batch: Sequence[Any]) -> list[Any]:
-        manager = self._engine.block_manager
+        manager = self._engine.kv_cache_manager
         held = 1 - manager.num_free_blocks / manager.num_blocks
         before = {int(seq.request_id): (seq.num_computed_tokens, count) for seq, count in batch}
         tokens = self._runner.run(batch)
@@ -165,7 +165,7 @@ def static(llm: s3.LLM, arrivals: list[Arrival], clock: Clock = "steps") -> Run:
         batch = [coming.popleft()]
         while coming and coming[0].time <= watch.now and len(batch) < llm.config.max_num_seqs:
             promised = sum(cdiv(a.num_tokens, llm.config.block_size) for a in (*batch, coming[0]))
-            if promised > llm.block_manager.num_blocks:
+            if promised > llm.kv_cache_manager.num_blocks:
                 break
             batch.append(coming.popleft())
         llm.generate([arrival.prompt for arrival in batch], [s3.SamplingParams(**a.options) for a in batch])
@@ -274,7 +274,7 @@ class WithoutModel(s4.LLMEngine):
         return SimpleNamespace(num_blocks=self.config.kv_cache_tokens // self.config.block_size)
 
     def build_scheduler(self) -> Scheduler:
-        return self._policy(self.config, self.block_manager)
+        return self._policy(self.config, self.kv_cache_manager)
 
     def build_model_runner(self, model: Any) -> Any:
         return Placeholder()

@@ -45,7 +45,7 @@ def as_pieces(report: Any) -> Pieces:
     return Pieces(report.num_slots, tuple(sorted(pieces)))
 
 
-def slots_of(report: Any) -> dict[Hashable, tuple[np.ndarray, int]]:
+def compute_slot_mapping(report: Any) -> dict[Hashable, tuple[np.ndarray, int]]:
     """For each holder, by what stays the same during its life: its slots in the order of its tokens, and how many it
     uses. Of stage 1 that is its piece, of stage 2 the first block of its table.
     """
@@ -61,7 +61,7 @@ def follow(reports: Sequence[Any]) -> Iterator[list[Holder]]:
     numbers, before = itertools.count(), {}
     for report in reports:
         now = {}
-        for key, (slots, used) in slots_of(report).items():
+        for key, (slots, used) in compute_slot_mapping(report).items():
             last = before.get(key)
             number = last.number if last and used == last.used + 1 else next(numbers)
             now[key] = Holder(number, slots, used)

@@ -266,7 +266,7 @@ def our_swap(others_in_between: int, **options: Any) -> bool:
             return LateHostPool(self.kv_cache.blocks, 8)
 
     engine = Slow(preemption="swap", kv_cache_tokens=8 * 16, **options)
-    manager, blocks = engine.block_manager, engine.kv_cache.blocks
+    manager, blocks = engine.kv_cache_manager, engine.kv_cache.blocks
     params = s7.SamplingParams(max_tokens=4)
     seq, *others = (engine.input_processor.process(str(i), [3] * 16, params)[0] for i in range(1 + others_in_between))
     manager.allocate(seq)

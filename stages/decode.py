@@ -103,10 +103,10 @@ class DecodeStep:
         llm = stage.LLM(folder, dtype=case.dtype, kv_cache_tokens=tokens, max_num_seqs=case.batch, **options)
         self.engine = getattr(llm, "llm_engine", llm)  # what holds the parts: until stage 4 the LLM itself
         params, prompt = stage.SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), [1] * case.context
-        inputs = getattr(self.engine, "input_processor", None) or self.engine._inputs
+        inputs = getattr(self.engine, "input_processor", None) or self.engine.input_processor
         made = (inputs.process(str(i), prompt, params) for i in range(case.batch))
         self.seqs = [seq[0] if isinstance(seq, list) else seq for seq in made]  # from stage 5 on one for each sample
-        manager = getattr(self.engine, "block_manager", None) or self.engine.slot_manager
+        manager = getattr(self.engine, "block_manager", None) or self.engine.kv_cache_manager
         for seq in self.seqs:
             manager.allocate(seq)
             seq.num_computed_tokens = case.context - 1

@@ -141,7 +141,7 @@ def measure_unshared(folder: Path, rounds: list[list[Request]], dtype: str) -> d
         seen += sum((len(r.prompt_token_ids) + r.num_output_tokens - 1) // 16 for r in requests)
     tokens = {name: clocked.llm.model_runner.num_tokens for name, clocked in clocks.items()}
     assert tokens["on"] == tokens["off"], f"nothing is shared, but tokens computed are {tokens}"
-    manager = clocks["on"].llm.block_manager
+    manager = clocks["on"].llm.kv_cache_manager
     return {
         "ratio": statistics.median(pair["off"] / pair["on"] for pair in pairs),
         "pairs": len(pairs),

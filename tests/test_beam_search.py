@@ -92,7 +92,7 @@ def test_beams_are_those_of_transformers(stage, llm, search, monkeypatch):
         assert [completion.token_ids for completion in output.outputs] == found.token_ids
         scores = [each.cumulative_logprob / len(each.token_ids) ** length_penalty for each in output.outputs]
         assert scores == pytest.approx(found.scores, rel=1e-4)
-    assert llm.block_manager.num_free_blocks == llm.block_manager.num_blocks
+    assert llm.kv_cache_manager.num_free_blocks == llm.kv_cache_manager.num_blocks
 
 
 def test_beams_that_are_compared_end_in_both_ways():

@@ -85,7 +85,7 @@ GAIN_2 = """from ..pool import Pool
 
 def test_gain():
     pool = Pool(2)
-    pool.take(3)
+    pool.get_new_blocks(3)
     assert pool.size() == 2
 """
 MAIN = '"""The command."""\n\nfrom .pool import Pool\n\nprint(Pool(8).size())\n'
@@ -457,7 +457,7 @@ class TestProof:
     def test_what_is_not_so_is_named(self, root: Path) -> None:
         edit(root, f"{S2}/tests/test_pool.py", "== []", "or True")
         edit(root, f"{S2}/tests/test_pool.py", 'assert Pool.Report.line(1) == "1 of 8"', "assert twice(1) == 2")
-        edit(root, f"{S2}/tests/test_gain.py", "pool.take(3)", "pass")
+        edit(root, f"{S2}/tests/test_gain.py", "pool.get_new_blocks(3)", "pass")
         assert proof_faults(load(root).stages[1]) == [
             f"{S2}: tests/test_gain.py is not red with 0 steps solved",
             f"{S2}: tests/test_pool.py::test_line is not green with 2 steps solved",

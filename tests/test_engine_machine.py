@@ -212,7 +212,7 @@ class Served(RuleBasedStateMachine):
     def is_whole(self) -> None:
         if not hasattr(self, "engine"):
             return
-        self.engine.block_manager.check_integrity()
+        self.engine.kv_cache_manager.check_integrity()
         assert self.engine.has_unfinished_requests() == bool(self.open)
         running, waiting = self.engine.scheduler.running, self.engine.scheduler.waiting
         ids = list(dict.fromkeys(seq.request_id for seq in [*running, *waiting]))
@@ -227,10 +227,10 @@ class Served(RuleBasedStateMachine):
             if self.open:
                 self.step(1)
         assert not self.open, f"they did not end in {most} steps"
-        assert self.engine.block_manager.num_free_blocks == self.engine.block_manager.num_blocks
+        assert self.engine.kv_cache_manager.num_free_blocks == self.engine.kv_cache_manager.num_blocks
         if getattr(self.engine, "host_pool", None):
-            self.engine.block_manager.collect(wait=True)
-            assert self.engine.block_manager._host.num_free == self.engine.host_pool.num_blocks
+            self.engine.kv_cache_manager.collect(wait=True)
+            assert self.engine.kv_cache_manager._host.num_free == self.engine.host_pool.num_blocks
         if any(seq() for seq in self.seqs):
             gc.collect()
         assert not any(seq() for seq in self.seqs), "something of a request is left"

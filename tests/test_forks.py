@@ -73,10 +73,10 @@ def test_a_watched_search_finds_what_it_finds_alone_and_its_counts_are_the_manag
 def test_costs_leave_the_pool_as_it_is_or_copy_what_they_say():
     engine = forks.WithoutModel(**OPTIONS)
     parent, child = (engine.input_processor.process(name, [1] * 6, s5.SamplingParams())[0] for name in "ab")
-    engine.block_manager.allocate(parent)
+    engine.kv_cache_manager.allocate(parent)
     parent.num_computed_tokens = 6
-    forks.fork_and_free(engine.block_manager, parent, child)
-    engine.block_manager.check_integrity()
+    forks.fork_and_free(engine.kv_cache_manager, parent, child)
+    engine.kv_cache_manager.check_integrity()
     engine.kv_cache.blocks[1:3] = 1.0
     forks.copy_and_wait(engine.kv_cache, {3: 1})
     forks.copy_each(engine.kv_cache, {4: 3, 5: 4})

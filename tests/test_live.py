@@ -31,8 +31,8 @@ def continuous(
 ) -> live.Run:
     engine = live.WithoutModel(policy, model=MODEL, block_size=4, kv_cache_tokens=4 * num_blocks, **options)
     run = live.continuous(engine, arrivals)
-    engine.block_manager.check_integrity()
-    assert engine.block_manager.num_free_blocks == num_blocks
+    engine.kv_cache_manager.check_integrity()
+    assert engine.kv_cache_manager.num_free_blocks == num_blocks
     return run
 
 

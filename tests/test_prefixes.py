@@ -30,7 +30,7 @@ def text(start: int, num_blocks: int) -> list[int]:
 
 def found(counter: WithoutModel, *texts: list[int]) -> list[int]:
     served = prefixes.serve(counter, [Ask(i, tokens, 1) for i, tokens in enumerate(texts)])
-    counter.block_manager.check_integrity()
+    counter.kv_cache_manager.check_integrity()
     return [one.num_cached_tokens for one in served]
 
 
@@ -98,7 +98,7 @@ def test_only_who_believes_a_hash_says_something_else():
 def test_a_tree_has_all_cached_blocks_and_a_row_for_each_end():
     counter = engine(16)
     found(counter, text(3, 3), [*text(3, 3)[:8], *text(100, 1)], text(200, 1))
-    nodes = pictures_s6.tree(list(counter.block_manager.prefix_cache.blocks._cached.values()))
+    nodes = pictures_s6.tree(list(counter.kv_cache_manager.prefix_cache.blocks._cached.values()))
     assert [(node.depth, node.row) for node in nodes] == [(0, 0), (1, 0), (2, 0), (2, 1), (0, 2)]
 
 

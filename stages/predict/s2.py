@@ -121,7 +121,7 @@ def blocks_held(model: Path) -> list[int]:
     """How many blocks the sequence of a prompt of BLOCK_SIZE tokens holds after its first step, and its second."""
     llm = s2.LLM(model, dtype="float32", block_size=BLOCK_SIZE, kv_cache_tokens=LONGEST)
     stream = llm.stream([[3] * BLOCK_SIZE], s2.SamplingParams(max_tokens=3, ignore_eos=True))
-    return [llm.block_manager.report().held // BLOCK_SIZE for _ in zip(range(2), stream, strict=False)]
+    return [llm.kv_cache_manager.report().held // BLOCK_SIZE for _ in zip(range(2), stream, strict=False)]
 
 
 def mean_empty(config: ModelConfig) -> dict[int, float]:

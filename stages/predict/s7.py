@@ -99,9 +99,9 @@ def there_and_back(engine: s7.LLMEngine, num_blocks: int) -> None:
 def prefill(engine: s7.LLMEngine, num_tokens: int) -> None:
     """In one step, as if nothing of it had been computed."""
     [seq] = engine.input_processor.process("", [3] * num_tokens, s7.SamplingParams(temperature=0.0))
-    engine.block_manager.allocate(seq)
+    engine.kv_cache_manager.allocate(seq)
     engine.model_runner.run([(seq, num_tokens)])
-    engine.block_manager.free(seq)
+    engine.kv_cache_manager.free(seq)
 
 
 def serve(model: Path, policy: str, parts: int) -> dict[str, float]:

@@ -34,10 +34,10 @@ class LLM:
         llama = load_model(model, self.model_config, dtype, device)
         num_slots = num_slots_for(self.config, self.model_config, self.max_model_len, device)
         self.kv_cache = KVCache(self.model_config, num_slots, dtype, device)
-        self.slot_manager = SlotManager(num_slots, self.config.reservation, self.max_model_len)
+        self.kv_cache_manager = SlotManager(num_slots, self.config.reservation, self.max_model_len)
         self.model_runner = ModelRunner(llama, ContiguousAttention(self.kv_cache), device)
-        self.peak = self.slot_manager.report()  # the pool when most of it was used, in the engine's life
-        self._inputs = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
+        self.peak = self.kv_cache_manager.report()  # the pool when most of it was used, in the engine's life
+        self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
         self._request_ids = map(str, itertools.count())
 
     def generate(self, prompts: Prompts, sampling_params: Params = None) -> list[RequestOutput]:
@@ -60,10 +60,10 @@ class LLM:
         """A sequence that can be served, at least alone; otherwise the output that says why not."""
         request_id = next(self._request_ids)
         try:
-            seq = self._inputs.process(request_id, prompt, params)
+            seq = self.input_processor.process(request_id, prompt, params)
         except ValueError as error:
             return RequestOutput.failed(request_id, prompt, str(error))
-        needed, num_slots = self.slot_manager.num_reserved(seq), self.slot_manager.num_slots
+        needed, num_slots = self.kv_cache_manager.num_reserved(seq), self.kv_cache_manager.num_slots
         if needed > num_slots:
             why = f"the request reserves {needed} slots, the pool has {num_slots}"
             return RequestOutput.failed(request_id, prompt, why)
@@ -79,13 +79,13 @@ class LLM:
             finally:
                 for seq in batch:
                     if seq.slots is not None:  # the caller closed the iterator, or a step failed
-                        self.slot_manager.free(seq)
+                        self.kv_cache_manager.free(seq)
 
     def _admit(self, waiting: deque[Sequence]) -> list[Sequence]:
         """The next batch: first come first served, as many as the pool and max_num_seqs allow."""
         batch: list[Sequence] = []
-        while waiting and len(batch) < self.config.max_num_seqs and self.slot_manager.can_allocate(waiting[0]):
-            self.slot_manager.allocate(waiting[0])
+        while waiting and len(batch) < self.config.max_num_seqs and self.kv_cache_manager.can_allocate(waiting[0]):
+            self.kv_cache_manager.allocate(waiting[0])
             batch.append(waiting.popleft())
         if not batch:
             raise RuntimeError("the pool is held by another stream() of this engine: drain or close that one first")
@@ -101,17 +101,17 @@ class LLM:
 
     def _step(self, running: list[Sequence]) -> list[RequestOutput]:
         for seq in running:
-            self.slot_manager.append_slot(seq)
+            self.kv_cache_manager.append_slot(seq)
         scheduled = [(seq, seq.num_tokens - seq.num_computed_tokens) for seq in running]
         tokens = self.model_runner.run(scheduled)
         for (seq, num_tokens), token in zip(scheduled, tokens, strict=True):
             seq.num_computed_tokens += num_tokens
             if token is not None:
                 seq.append_token(token)
-        self.peak = max(self.peak, self.slot_manager.report(), key=lambda report: report.used)
+        self.peak = max(self.peak, self.kv_cache_manager.report(), key=lambda report: report.used)
         for seq in running:
             if seq.finished:
-                self.slot_manager.free(seq)
+                self.kv_cache_manager.free(seq)
         return [seq.output() for seq in running]
 
 

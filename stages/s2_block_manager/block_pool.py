@@ -17,10 +17,10 @@ class BlockPool:
         self._held = bytearray(num_blocks)  # 1 for a block that is not free
 
     @property
-    def num_free(self) -> int:
+    def num_free_blocks(self) -> int:
         return len(self._free)
 
-    def take(self, count: int) -> list[int]:
+    def get_new_blocks(self, count: int) -> list[int]:
         """Blocks that are from now on held, the one given back last comes first.
 
         Raises NoFreeBlocks, with both numbers, and takes none, if fewer than `count` are free.
@@ -35,7 +35,7 @@ class BlockPool:
             self._held[block] = 1
         return blocks
 
-    def give_back(self, blocks: list[int]) -> None:
+    def free_blocks(self, blocks: list[int]) -> None:
         """The first of them will be the next one taken.
 
         Raises ValueError, which names the block, and gives none back, if one of them is not held or is there twice.

@@ -24,7 +24,7 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._pool.num_free
+        return self._pool.num_free_blocks
 
     def can_allocate(self, seq: Sequence) -> bool:
         return cdiv(seq.num_tokens, self.block_size) <= self.num_free_blocks
@@ -32,7 +32,7 @@ class BlockManager:
     def allocate(self, seq: Sequence) -> None:
         """Blocks for all tokens that `seq` has now. Raises NoFreeBlocks, and changes nothing, if too few are free."""
         assert seq.request_id not in self._holders, f"request {seq.request_id} holds blocks already"
-        seq.block_table = self._pool.take(cdiv(seq.num_tokens, self.block_size))
+        seq.block_table = self._pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size))
         self._holders[seq.request_id] = seq
 
     def can_append(self, seq: Sequence) -> bool:
@@ -46,7 +46,7 @@ class BlockManager:
         """
         assert seq.request_id in self._holders, f"request {seq.request_id} was never allocated"
         if self._needs_block(seq):
-            seq.block_table += self._pool.take(1)
+            seq.block_table += self._pool.get_new_blocks(1)
 
     def free(self, seq: Sequence) -> None:
         """Give all blocks of `seq` back: its table is then empty.
@@ -55,7 +55,7 @@ class BlockManager:
         """
         if self._holders.get(seq.request_id) is not seq:
             raise ValueError(f"request {seq.request_id} holds no blocks")
-        self._pool.give_back(seq.block_table)
+        self._pool.free_blocks(seq.block_table)
         del self._holders[seq.request_id]
         seq.block_table = []
 

@@ -35,11 +35,11 @@ class LLM:
         block_size = self.config.block_size
         num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, device)
         self.kv_cache = KVCache(self.model_config, num_blocks, block_size, dtype, device)
-        self.block_manager = BlockManager(num_blocks, block_size)
+        self.kv_cache_manager = BlockManager(num_blocks, block_size)
         attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
         self.model_runner = ModelRunner(llama, attention, block_size, device)
-        self.peak = self.block_manager.report()  # the pool when most of it was used, in the engine's life
-        self._inputs = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
+        self.peak = self.kv_cache_manager.report()  # the pool when most of it was used, in the engine's life
+        self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
         self._request_ids = map(str, itertools.count())
 
     def generate(self, prompts: Prompts, sampling_params: Params = None) -> list[RequestOutput]:
@@ -62,10 +62,10 @@ class LLM:
         """A sequence that can be served, at least alone; otherwise the output that says why not."""
         request_id = next(self._request_ids)
         try:
-            seq = self._inputs.process(request_id, prompt, params)
+            seq = self.input_processor.process(request_id, prompt, params)
         except ValueError as error:
             return RequestOutput.failed(request_id, prompt, str(error))
-        needed, num_blocks = cdiv(seq.max_num_tokens, self.config.block_size), self.block_manager.num_blocks
+        needed, num_blocks = cdiv(seq.max_num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
         if needed > num_blocks:
             why = f"the request may come to need {needed} blocks, the pool has {num_blocks}"
             return RequestOutput.failed(request_id, prompt, why)
@@ -81,13 +81,13 @@ class LLM:
             finally:
                 for seq in batch:
                     if seq.block_table:  # the caller closed the iterator, or a step failed
-                        self.block_manager.free(seq)
+                        self.kv_cache_manager.free(seq)
 
     def _admit(self, waiting: deque[Sequence]) -> list[Sequence]:
         """The next batch: first come first served, as many as max_num_seqs and the promises allow."""
         batch: list[Sequence] = []
         while waiting and len(batch) < self.config.max_num_seqs and self._can_promise(waiting[0]):
-            self.block_manager.allocate(waiting[0])
+            self.kv_cache_manager.allocate(waiting[0])
             batch.append(waiting.popleft())
         if not batch:
             raise RuntimeError("the pool is held by another stream() of this engine: drain or close that one first")
@@ -95,8 +95,8 @@ class LLM:
 
     def _can_promise(self, seq: Sequence) -> bool:
         """Whether `seq` can run to its end beside those that run now: then no batch runs out of blocks half way."""
-        promised = self.block_manager.report().promised // self.config.block_size
-        return promised + cdiv(seq.max_num_tokens, self.config.block_size) <= self.block_manager.num_blocks
+        promised = self.kv_cache_manager.report().promised // self.config.block_size
+        return promised + cdiv(seq.max_num_tokens, self.config.block_size) <= self.kv_cache_manager.num_blocks
 
     def _run(self, batch: list[Sequence]) -> abc.Iterator[RequestOutput]:
         """All prompts in one step, then one token a step for each sequence that has not ended."""
@@ -108,17 +108,17 @@ class LLM:
 
     def _step(self, running: list[Sequence]) -> list[RequestOutput]:
         for seq in running:
-            self.block_manager.append_slot(seq)
+            self.kv_cache_manager.append_slot(seq)
         scheduled = [(seq, seq.num_tokens - seq.num_computed_tokens) for seq in running]
         tokens = self.model_runner.run(scheduled)
         for (seq, num_tokens), token in zip(scheduled, tokens, strict=True):
             seq.num_computed_tokens += num_tokens
             if token is not None:
                 seq.append_token(token)
-        self.peak = max(self.peak, self.block_manager.report(), key=lambda report: report.used)
+        self.peak = max(self.peak, self.kv_cache_manager.report(), key=lambda report: report.used)
         for seq in running:
             if seq.finished:
-                self.block_manager.free(seq)
+                self.kv_cache_manager.free(seq)
         return [seq.output() for seq in running]
 
 

@@ -29,19 +29,19 @@ class LLMEngine:
         self.tokenizer = self.build_tokenizer()
         model = self.build_model()
         self.kv_cache = self.build_kv_cache()  # after the weights: on a GPU it takes what they leave
-        self.block_manager = self.build_block_manager()
+        self.kv_cache_manager = self.build_block_manager()
         self.scheduler = self.build_scheduler()
         self.model_runner = self.build_model_runner(model)
-        self.peak = self.block_manager.report()  # the pool when most of it was used, in the engine's life
-        self._inputs = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
+        self.peak = self.kv_cache_manager.report()  # the pool when most of it was used, in the engine's life
+        self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
         self._requests: dict[str, Sequence] = {}  # those that have not ended
 
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
         """It runs from the next step on that has room. Raises ValueError for a request that can never be served."""
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is being served already")
-        seq = self._inputs.process(request_id, prompt, params or SamplingParams())
-        needed, num_blocks = cdiv(seq.num_tokens, self.config.block_size), self.block_manager.num_blocks
+        seq = self.input_processor.process(request_id, prompt, params or SamplingParams())
+        needed, num_blocks = cdiv(seq.num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
         if needed > num_blocks:
             raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
         self._requests[request_id] = seq
@@ -82,7 +82,7 @@ class LLMEngine:
             if token is not None:
                 seq.append_token(token)
                 updated.append(seq)
-        self.peak = max(self.peak, self.block_manager.report(), key=lambda report: report.used)
+        self.peak = max(self.peak, self.kv_cache_manager.report(), key=lambda report: report.used)
         for seq in updated:
             if seq.finished:
                 self.scheduler.remove(seq)
@@ -104,7 +104,7 @@ class LLMEngine:
         return BlockManager(self.kv_cache.num_blocks, self.config.block_size)
 
     def build_scheduler(self) -> Scheduler:
-        return Scheduler(self.config, self.block_manager)
+        return Scheduler(self.config, self.kv_cache_manager)
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
         attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())

@@ -34,7 +34,7 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._pool.num_free
+        return self._pool.num_free_blocks
 
     def num_blocks_for(self, leader: Sequence, *followers: Sequence) -> int:
         """Blocks for all tokens that a group has now, when all that its followers share with the leader is shared."""
@@ -52,7 +52,7 @@ class BlockManager:
     def allocate(self, seq: Sequence) -> None:
         """Blocks for all tokens that `seq` has now. Raises NoFreeBlocks, and changes nothing, if too few are free."""
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
-        seq.block_table = self._pool.take(cdiv(seq.num_tokens, self.block_size))
+        seq.block_table = self._pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size))
         self._holders[seq] = None
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
@@ -65,7 +65,7 @@ class BlockManager:
             raise ValueError(f"{num_tokens} tokens to share, {parent.num_computed_tokens} are computed")
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
         blocks = parent.block_table[: cdiv(num_tokens, self.block_size)]
-        self._pool.share(blocks)
+        self._pool.touch(blocks)
         child.block_table, child.num_computed_tokens = blocks, num_tokens
         self._holders[child] = None
 
@@ -92,12 +92,12 @@ class BlockManager:
         """
         assert seq in self._holders, f"request {seq.request_id} was never allocated"
         source = self._shared_block(seq)
-        new = self._pool.take(self._num_missing_blocks(seq) + (source is not None))
+        new = self._pool.get_new_blocks(self._num_missing_blocks(seq) + (source is not None))
         copy = None
         if source is not None:
             copy = BlockCopy(source, new.pop(0))
             seq.block_table[seq.num_computed_tokens // self.block_size] = copy.target
-            self._pool.give_back([source])
+            self._pool.free_blocks([source])
         seq.block_table += new
         return copy
 
@@ -108,7 +108,7 @@ class BlockManager:
         """
         if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")
-        self._pool.give_back(seq.block_table)
+        self._pool.free_blocks(seq.block_table)
         del self._holders[seq]
         seq.block_table = []
 

@@ -19,10 +19,10 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks  # 0 for a block that is free
 
     @property
-    def num_free(self) -> int:
+    def num_free_blocks(self) -> int:
         return len(self._free)
 
-    def take(self, count: int) -> list[int]:
+    def get_new_blocks(self, count: int) -> list[int]:
         """Blocks that have from now on one holder, the one given back last comes first.
 
         Raises NoFreeBlocks, with both numbers, and takes none, if fewer than `count` are free.
@@ -37,7 +37,7 @@ class BlockPool:
             self._ref_counts[block] = 1
         return blocks
 
-    def share(self, blocks: list[int]) -> None:
+    def touch(self, blocks: list[int]) -> None:
         """Each has one holder more.
 
         Raises ValueError, which names the block, and changes nothing, if one of them has none.
@@ -48,7 +48,7 @@ class BlockPool:
         for block in blocks:
             self._ref_counts[block] += 1
 
-    def give_back(self, blocks: list[int]) -> None:
+    def free_blocks(self, blocks: list[int]) -> None:
         """Each has one holder less. Of those that have none any more the first will be the next one taken.
 
         Raises ValueError, which names the block, and gives none back, if there are more of it than it has holders.

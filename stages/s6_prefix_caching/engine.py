@@ -30,10 +30,10 @@ class LLMEngine:
         self.tokenizer = self.build_tokenizer()
         model = self.build_model()
         self.kv_cache = self.build_kv_cache()  # after the weights: on a GPU it takes what they leave
-        self.block_manager = self.build_block_manager()
+        self.kv_cache_manager = self.build_block_manager()
         self.scheduler = self.build_scheduler()
         self.model_runner = self.build_model_runner(model)
-        self.peak = self.block_manager.report()  # the pool when most of it was used, in the engine's life
+        self.peak = self.kv_cache_manager.report()  # the pool when most of it was used, in the engine's life
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
         self._requests: dict[str, list[Sequence]] = {}  # the samples of those that have not ended
 
@@ -45,7 +45,7 @@ class LLMEngine:
         if params.n > self.config.max_num_seqs:
             raise ValueError(f"n is {params.n}, max_num_seqs is {self.config.max_num_seqs}")
         group = self.input_processor.process(request_id, prompt, params)
-        needed, num_blocks = self.block_manager.num_blocks_for(*group), self.block_manager.num_blocks
+        needed, num_blocks = self.kv_cache_manager.num_blocks_for(*group), self.kv_cache_manager.num_blocks
         if needed > num_blocks:
             raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
         self._requests[request_id] = group
@@ -87,7 +87,7 @@ class LLMEngine:
         updated = []
         for (seq, num_tokens), sampled in zip(batch, tokens, strict=True):
             seq.num_computed_tokens += num_tokens
-            self.block_manager.cache_blocks(seq)
+            self.kv_cache_manager.cache_blocks(seq)
             samplers = seq.samplers() if sampled else []
             self.scheduler.fork_followers(seq)
             for sampler, token in zip(samplers, sampled, strict=True):
@@ -109,7 +109,7 @@ class LLMEngine:
 
     def note_peak(self) -> None:
         """Look at the pool now, for `peak`."""
-        self.peak = max(self.peak, self.block_manager.report(), key=lambda report: report.used)
+        self.peak = max(self.peak, self.kv_cache_manager.report(), key=lambda report: report.used)
 
     def build_tokenizer(self) -> Tokenizer | None:
         folder = Path(self.config.model)
@@ -127,7 +127,7 @@ class LLMEngine:
         return BlockManager(self.kv_cache.num_blocks, self.config.block_size, prefix_cache)
 
     def build_scheduler(self) -> Scheduler:
-        return Scheduler(self.config, self.block_manager)
+        return Scheduler(self.config, self.kv_cache_manager)
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
         attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())

@@ -126,7 +126,7 @@ def slots(device: str = "cpu", max_model_len: int = 64, **knobs) -> int:
 
 def test_a_pool_given_in_tokens_has_that_many_slots(checkpoint):
     assert slots(kv_cache_tokens=77) == 77
-    assert LLM(checkpoint, kv_cache_tokens=77).slot_manager.report().num_slots == 77
+    assert LLM(checkpoint, kv_cache_tokens=77).kv_cache_manager.report().num_slots == 77
 
 
 def test_a_pool_given_in_bytes_has_the_slots_that_fit():

@@ -25,8 +25,8 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 def assert_all_free(llm: LLM) -> None:
-    llm.slot_manager.check_integrity()
-    report = llm.slot_manager.report()
+    llm.kv_cache_manager.check_integrity()
+    report = llm.kv_cache_manager.report()
     assert (report.largest_free, report.holes, report.held) == (report.num_slots, 0, 0)
 
 

@@ -18,7 +18,7 @@ def held_in_each_step(llm: LLM) -> list[list[tuple[int, int]]]:
     run, steps = llm.model_runner.run, []
 
     def watched(batch: list[tuple[Sequence, int]]) -> list:
-        report = llm.block_manager.report()
+        report = llm.kv_cache_manager.report()
         seqs = [seq for seq, _ in batch]
         steps.append([(seq.num_tokens, len(seq.block_table) * BLOCK_SIZE) for seq in seqs])
         assert report.held == sum(slots for _, slots in steps[-1]), "nobody else holds any"

@@ -166,13 +166,13 @@ def test_freeing_a_table_that_is_wrong_is_an_error_and_changes_nothing():
 def test_a_block_given_back_twice_is_named_and_none_is_given_back(blocks, wrong):
     """Blocks 0, 1 and 2 are held, 3 and 4 are free."""
     pool = BlockPool(5)
-    assert pool.take(4) == [0, 1, 2, 3]
-    pool.give_back([3])
+    assert pool.get_new_blocks(4) == [0, 1, 2, 3]
+    pool.free_blocks([3])
     with pytest.raises(ValueError, match=f"block {wrong} "):
-        pool.give_back(blocks)
+        pool.free_blocks(blocks)
     pool.check_integrity([0, 1, 2])
-    assert pool.num_free == 2 and pool.take(2) == [3, 4]
-    pool.give_back([2, 0, 1])
+    assert pool.num_free_blocks == 2 and pool.get_new_blocks(2) == [3, 4]
+    pool.free_blocks([2, 0, 1])
     pool.check_integrity([3, 4])
 
 
@@ -350,7 +350,7 @@ SPOILERS: dict[str, Spoiler] = {
     "a free block marked as held": lambda manager, a, b: manager._pool._held.__setitem__(4, 1),
     "a held block marked as free": lambda manager, a, b: manager._pool._held.__setitem__(1, 0),
     "a holder forgotten": lambda manager, a, b: manager._holders.popitem(),
-    "a block more than the tokens need": lambda manager, a, b: b.block_table.extend(manager._pool.take(1)),
+    "a block more than the tokens need": lambda manager, a, b: b.block_table.extend(manager._pool.get_new_blocks(1)),
     "more computed than there is room for": lambda manager, a, b: setattr(a, "num_computed_tokens", 9),
 }
 

@@ -25,9 +25,9 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 def assert_all_free(llm: LLM) -> None:
-    llm.block_manager.check_integrity()
-    assert llm.block_manager.num_free_blocks == llm.block_manager.num_blocks
-    assert llm.block_manager.report().tables == ()
+    llm.kv_cache_manager.check_integrity()
+    assert llm.kv_cache_manager.num_free_blocks == llm.kv_cache_manager.num_blocks
+    assert llm.kv_cache_manager.report().tables == ()
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, num_
 @pytest.mark.parametrize("seed", range(3))
 def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
-    random.Random(seed).shuffle(llm.block_manager._pool._free)
+    random.Random(seed).shuffle(llm.kv_cache_manager._pool._free)
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
     tables = [list(table) for table, _ in llm.peak.tables]
     assert len(tables) == 5 and not any(table == sorted(table) for table in tables), "shuffled, all five"
@@ -261,10 +261,10 @@ def first_steps(llm: LLM, lengths: list[int]) -> list[int]:
     """The step in which each prompt of 2 tokens, sent to a fresh engine, gets its first token."""
     prompts = [[1, 5 + i] for i in range(len(lengths))]
     first: dict[int, int] = {}
-    num_free = llm.block_manager.num_free_blocks
+    num_free = llm.kv_cache_manager.num_free_blocks
     for output in llm.stream(prompts, [greedy(n) for n in lengths]):
         first.setdefault(int(output.request_id), llm.model_runner.num_steps - 1)
-    assert llm.block_manager.num_free_blocks == num_free, "all is given back"
+    assert llm.kv_cache_manager.num_free_blocks == num_free, "all is given back"
     return list(first.values())
 
 
@@ -322,8 +322,8 @@ def watch_free_blocks(llm: LLM) -> list[int]:
     run, free = llm.model_runner.run, []
 
     def watched(batch):
-        llm.block_manager.check_integrity()
-        free.append(llm.block_manager.num_free_blocks)
+        llm.kv_cache_manager.check_integrity()
+        free.append(llm.kv_cache_manager.num_free_blocks)
         return run(batch)
 
     llm.model_runner.run = watched
@@ -383,10 +383,10 @@ def test_a_stream_that_finds_the_pool_held_says_so_and_changes_nothing(checkpoin
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32)
     first = llm.stream([PROMPTS[0]], greedy(24))
     next(first)
-    assert llm.block_manager.num_free_blocks == 7
+    assert llm.kv_cache_manager.num_free_blocks == 7
     with pytest.raises(RuntimeError, match="held by another stream"):
         llm.generate([PROMPTS[0]], greedy(24))
-    assert llm.block_manager.num_free_blocks == 7
+    assert llm.kv_cache_manager.num_free_blocks == 7
     assert tokens(list(first))[-1] == expected[0]
     assert_all_free(llm)
 

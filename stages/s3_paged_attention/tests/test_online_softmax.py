@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ..online_softmax import Part, attend_block_by_block, attend_part, attend_part_plainly, merge, merge_first
+from ..online_softmax import Part, attend_block_by_block, attend_part, attend_part_reference, merge_attn_states, merge_first
 from .helpers import attend_without_cache
 from .pool import HEAD_DIM, HEADS, make_cache, random_qkv, slot
 
@@ -36,7 +36,7 @@ def parts_of(scores: Tensor, values: Tensor, cuts: list[int], dtype: torch.dtype
 def merge_all(parts: list[Part]) -> Part:
     whole, *others = parts
     for part in others:
-        whole = merge(whole, part)
+        whole = merge_attn_states(whole, part)
     return whole
 
 
@@ -45,21 +45,21 @@ def assert_same(got: Part, expected: Part, **tolerance: float) -> None:
     torch.testing.assert_close(got.lse, expected.lse)
 
 
-# merge
+# merge_attn_states
 
 
 def test_two_keys_and_a_third():
     """Scores 0, 0 and log 2 weigh 1, 1 and 2: (1 + 3 + 2 x 8) / 4."""
     two = Part(torch.tensor([[2.0]]), torch.tensor([2.0]).log())
     one = Part(torch.tensor([[8.0]]), torch.tensor([2.0]).log())
-    out, lse = merge(two, one)
+    out, lse = merge_attn_states(two, one)
     assert out.tolist() == [[pytest.approx(5.0)]] and lse.tolist() == [pytest.approx(math.log(4))]
 
 
 @pytest.mark.parametrize("cut", [1, 4, 8])
 def test_two_parts_make_softmax_over_all_keys(cut):
     scores, values = scored(9)
-    assert_same(merge(*parts_of(scores, values, [cut])), softmax_over(scores, values))
+    assert_same(merge_attn_states(*parts_of(scores, values, [cut])), softmax_over(scores, values))
 
 
 @pytest.mark.parametrize("cuts", [[3, 6], [1, 2, 3, 4, 5, 6, 7, 8], [8], [2, 3]], ids=str)
@@ -72,7 +72,7 @@ def test_two_merged_parts_may_be_merged_again_in_any_grouping():
     scores, values = scored(12)
     a, b, c, d = parts_of(scores, values, [2, 3, 7])
     expected = softmax_over(scores, values)
-    for grouping in (merge(merge(merge(a, b), c), d), merge(merge(a, b), merge(c, d)), merge(a, merge(b, merge(c, d)))):
+    for grouping in (merge_attn_states(merge_attn_states(merge_attn_states(a, b), c), d), merge_attn_states(merge_attn_states(a, b), merge_attn_states(c, d)), merge_attn_states(a, merge_attn_states(b, merge_attn_states(c, d)))):
         assert_same(grouping, expected)
 
 
@@ -81,7 +81,7 @@ def test_parts_may_come_in_any_order():
     parts, expected = parts_of(scores, values, [2, 3, 7]), softmax_over(scores, values)
     for seed in range(10):
         assert_same(merge_all(random.Random(seed).sample(parts, 4)), expected)
-    a, b = merge(parts[0], parts[1]), merge(parts[1], parts[0])
+    a, b = merge_attn_states(parts[0], parts[1]), merge_attn_states(parts[1], parts[0])
     assert torch.equal(a.out, b.out) and torch.equal(a.lse, b.lse)
 
 
@@ -96,7 +96,7 @@ def test_parts_weigh_as_the_sums_of_their_exponentials_and_not_as_their_keys_are
     parts = [
         softmax_over(scores, torch.full((scores.shape[1], 1), value)) for scores, value in ((few, 1.0), (many, 3.0))
     ]
-    assert merge(*parts).out.item() == pytest.approx(2.0)
+    assert merge_attn_states(*parts).out.item() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("offset", [1e4, -1e4, 300.0, -300.0])
@@ -115,7 +115,7 @@ def test_a_part_that_weighs_nothing_beside_another_leaves_it_as_it_is(order):
     """Scores around -1e4 beside scores around 1e4."""
     scores, values = scored(9)
     low, high = parts_of(torch.cat((scores[..., :4] - 1e4, scores[..., 4:] + 1e4), dim=-1), values, [4])
-    merged = merge(*(low, high)[::order])
+    merged = merge_attn_states(*(low, high)[::order])
     assert torch.equal(merged.out, high.out) and torch.equal(merged.lse, high.lse)
 
 
@@ -123,7 +123,7 @@ def test_queries_may_find_their_keys_in_different_parts():
     """Query 0 in the first, query 1 in the second, query 2 in both."""
     scores = torch.tensor([[1e4, -1e4], [-1e4, 1e4], [7.0, 7.0]], dtype=torch.float64)
     values = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
-    merged = merge(*parts_of(scores, values, [1]))
+    merged = merge_attn_states(*parts_of(scores, values, [1]))
     assert merged.out.flatten().tolist() == [1.0, 3.0, pytest.approx(2.0)]
 
 
@@ -141,7 +141,7 @@ def test_parts_in_half_precision_are_merged_in_float32(dtype):
 def test_merging_leaves_what_is_merged_as_it_was():
     a, b = parts_of(*scored(9), [4])
     before = [x.clone() for x in (*a, *b)]
-    merge(a, b)
+    merge_attn_states(a, b)
     merge_first(a, Part(*(x[:1] for x in b)))
     assert all(torch.equal(x, y) for x, y in zip((*a, *b), before, strict=True))
 
@@ -172,7 +172,7 @@ def test_those_left_as_they_are_are_exact_when_the_others_become_float32(dtype):
 
 # Attention to a part
 
-WAYS = {"kernel": attend_part, "plain": attend_part_plainly}
+WAYS = {"kernel": attend_part, "plain": attend_part_reference}
 each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 each_head_dim = pytest.mark.parametrize("head_dim", [64, 20, 6, 1])
 

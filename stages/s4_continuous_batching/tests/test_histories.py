@@ -33,7 +33,7 @@ class History:
         max_tokens = rng.choice([1, 2, rng.randint(1, 50), rng.randint(10, 40)])
         sampling = params(max_tokens, temperature=rng.choice([0.0, 1.0]), seed=rng.randrange(9))
         if len(prompt) > self.num_slots:
-            with pytest.raises(ValueError, match=f"the pool has {self.engine.block_manager.num_blocks}$"):
+            with pytest.raises(ValueError, match=f"the pool has {self.engine.kv_cache_manager.num_blocks}$"):
                 self.engine.add_request(name, prompt, sampling)
             return
         self.engine.add_request(name, prompt, sampling)

@@ -42,7 +42,7 @@ def test_the_full_blocks_of_the_prompt_are_held_once(llm, num_tokens, num_full):
     run = llm.model_runner.run
 
     def watched(batch: list) -> list:
-        reports.append(llm.block_manager.report())
+        reports.append(llm.kv_cache_manager.report())
         return run(batch)
 
     llm.model_runner.run = watched

@@ -124,7 +124,7 @@ def run_to_the_end(engine: LLMEngine) -> dict[str, RequestOutput]:
 
 def assert_whole(engine: LLMEngine) -> None:
     """What holds between any two steps: of the pool, of the queues, and of each request."""
-    manager, scheduler = engine.block_manager, engine.scheduler
+    manager, scheduler = engine.kv_cache_manager, engine.scheduler
     manager.check_integrity()
     seqs = [*scheduler.running, *scheduler.waiting]
     unfinished = {name: [seq for seq in group if not seq.finished] for name, group in engine._requests.items()}
@@ -147,5 +147,5 @@ def assert_empty(engine: LLMEngine) -> None:
     assert_whole(engine)
     assert not engine.has_unfinished_requests() and not engine._requests
     assert not engine.scheduler.running and not engine.scheduler.waiting
-    assert engine.block_manager.num_free_blocks == engine.block_manager.num_blocks
-    assert engine.block_manager.report().tables == ()
+    assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
+    assert engine.kv_cache_manager.report().tables == ()

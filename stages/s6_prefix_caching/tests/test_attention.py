@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from .. import attention as attention_module
-from ..attention import PagedAttention, like_lengths, slots_of
+from ..attention import PagedAttention, like_lengths, compute_slot_mapping
 from ..llm import LLM
-from ..online_softmax import attend_block_by_block, attend_part_plainly
+from ..online_softmax import attend_block_by_block, attend_part_reference
 from ..sampling import SamplingParams
 from .helpers import attend_without_cache, greedy_without_cache
 from .pool import BLOCK_SIZE, HEAD_DIM, HEADS, Batch, make_cache, random_qkv, step
@@ -38,7 +38,7 @@ def on_a_gpu(test: Callable) -> Callable:
 def way(request, monkeypatch):
     """Attention to a part by the CPU's kernel, or in plain operations as on any other device."""
     if request.param == "plain":
-        monkeypatch.setattr(attention_module, "attend_part", attend_part_plainly)
+        monkeypatch.setattr(attention_module, "attend_part", attend_part_reference)
 
 
 def assert_attends(batch: Batch, tile_blocks: int, device: str = "cpu") -> None:
@@ -508,7 +508,7 @@ def test_keys_and_values_are_not_repeated_for_the_heads_that_share_them(sizes):
 
 
 def test_decode_repeats_no_keys_in_plain_operations_either(monkeypatch):
-    monkeypatch.setattr(attention_module, "attend_part", attend_part_plainly)
+    monkeypatch.setattr(attention_module, "attend_part", attend_part_reference)
     groups = [watch([(199, 1), (150, 1)], heads=(group * 2, 2)).largest for group in (1, 4, 8)]
     assert groups == [tile_bytes()] * 3
 
@@ -520,7 +520,7 @@ def test_a_slot_is_found_by_the_table_of_the_tokens_sequence():
     """Block 3 is slots 12 to 15, block 0 slots 0 to 3, block 1 slots 4 to 7."""
     tables = torch.tensor([[3, 0], [1, 1]])
     seqs, positions = torch.tensor([0] * 6 + [1] * 3), torch.tensor([0, 1, 2, 3, 4, 5, 0, 1, 2])
-    assert slots_of(tables, seqs, positions, block_size=4).tolist() == [12, 13, 14, 15, 0, 1] + [4, 5, 6]
+    assert compute_slot_mapping(tables, seqs, positions, block_size=4).tolist() == [12, 13, 14, 15, 0, 1] + [4, 5, 6]
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
@@ -530,14 +530,14 @@ def test_any_tokens_of_any_sequences_find_their_slots_at_once(block_size):
     tokens = [(rng.randrange(5), rng.randrange(7 * block_size)) for _ in range(200)]
     seqs, positions = (torch.tensor(column) for column in zip(*tokens, strict=True))
     expected = [tables[seq][position // block_size] * block_size + position % block_size for seq, position in tokens]
-    assert slots_of(torch.tensor(tables), seqs, positions, block_size).tolist() == expected
+    assert compute_slot_mapping(torch.tensor(tables), seqs, positions, block_size).tolist() == expected
 
 
 def test_slots_of_many_tokens_are_found_in_as_many_operations_as_of_one():
     def count(num_tokens: int) -> int:
         tables, tokens = torch.arange(12).view(3, 4), torch.arange(num_tokens)
         with Watch() as seen:
-            slots_of(tables, tokens % 3, tokens % 16, block_size=4)
+            compute_slot_mapping(tables, tokens % 3, tokens % 16, block_size=4)
         return seen.num_operations
 
     assert count(1) == count(100)

@@ -239,9 +239,9 @@ def test_a_dropped_beam_gives_its_blocks_back_at_once(ending):
     run, held = llm.model_runner.run, []
 
     def watched(batch):
-        llm.block_manager.check_integrity()
+        llm.kv_cache_manager.check_integrity()
         named = {block for seq, _ in batch for block in seq.block_table}
-        held.append((len(llm.block_manager.report().tables), llm.block_manager.report().held - 2 * len(named)))
+        held.append((len(llm.kv_cache_manager.report().tables), llm.kv_cache_manager.report().held - 2 * len(named)))
         return run(batch)
 
     llm.model_runner.run = watched

@@ -106,9 +106,9 @@ def test_who_holds_blocks_is_not_forked_into():
 
 def test_sharing_a_block_that_nobody_holds_is_an_error_and_changes_nothing():
     pool = BlockPool(4, PrefixCache(4).blocks)
-    assert pool.take(2) == [0, 1]
+    assert pool.get_new_blocks(2) == [0, 1]
     with pytest.raises(ValueError, match="block 3 "):
-        pool.share([0, 1, 3])
+        pool.touch([0, 1, 3])
     pool.check_integrity([0, 1])
 
 
@@ -309,29 +309,29 @@ def test_samples_of_one_request_are_told_apart():
 
 def test_of_the_blocks_that_come_free_the_first_is_taken_first():
     pool = BlockPool(6, PrefixCache(4).blocks)
-    pool.take(5)
-    pool.share([1, 3])
-    pool.give_back([4, 3, 2, 1])
+    pool.get_new_blocks(5)
+    pool.touch([1, 3])
+    pool.free_blocks([4, 3, 2, 1])
     pool.check_integrity([0, 1, 3])
-    assert pool.take(3) == [4, 2, 5]
+    assert pool.get_new_blocks(3) == [4, 2, 5]
 
 
 def test_a_block_may_be_given_back_as_often_as_it_is_held_and_not_once_more():
     pool = BlockPool(3, PrefixCache(4).blocks)
-    assert pool.take(2) == [0, 1]
-    pool.share([1]), pool.share([1, 0])
+    assert pool.get_new_blocks(2) == [0, 1]
+    pool.touch([1]), pool.touch([1, 0])
     with pytest.raises(ValueError, match="block 1 "):
-        pool.give_back([0, 1, 1, 0, 1, 1])
+        pool.free_blocks([0, 1, 1, 0, 1, 1])
     pool.check_integrity([0, 0, 1, 1, 1])
-    pool.give_back([1, 0, 1, 1])
+    pool.free_blocks([1, 0, 1, 1])
     pool.check_integrity([0])
-    assert pool.num_free == 2
+    assert pool.num_free_blocks == 2
 
 
 def test_a_block_is_shared_by_as_many_as_say_so():
     pool = BlockPool(2, PrefixCache(4).blocks)
-    pool.take(1)
-    pool.share([0]), pool.share([0])
+    pool.get_new_blocks(1)
+    pool.touch([0]), pool.touch([0])
     assert (pool.ref_count(0), pool.ref_count(1)) == (3, 0)
 
 

@@ -102,7 +102,7 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, expected):
     def poisoned(batch):
         clean = pool.clone()
         pool.fill_(float("nan"))
-        cached = [block for block in range(len(pool)) if block in engine.block_manager.prefix_cache.blocks]
+        cached = [block for block in range(len(pool)) if block in engine.kv_cache_manager.prefix_cache.blocks]
         pool[cached] = clean[cached]
         for seq in engine.scheduler.running:
             pool[seq.block_table[seq.num_computed_tokens // 4 : -(-seq.num_computed_tokens // 4)]] = 1e30

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..llm import LLM
-from ..sampling import Logprob, SampledToken, SamplingParams, SamplingRow, exponential_noise, keep_likeliest, sample
+from ..sampling import Logprob, SampledToken, SamplingParams, SamplingRow, exponential_noise, apply_top_k_top_p, sample
 
 PROBS = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = torch.tensor(PROBS).log() + 3  # a shift that softmax does not see
@@ -96,14 +96,14 @@ def test_top_k_of_more_than_there_are_is_all():
 
 
 def test_of_equals_at_the_edge_top_k_keeps_the_first():
-    kept = keep_likeliest(torch.tensor([[1.0, 2.0, 1.0, 1.0]]), [SamplingParams(top_k=3)])
+    kept = apply_top_k_top_p(torch.tensor([[1.0, 2.0, 1.0, 1.0]]), [SamplingParams(top_k=3)])
     assert kept.isfinite().tolist() == [[True, True, True, False]]
 
 
 def test_a_row_without_limits_keeps_every_token_whatever_its_neighbour_wants():
     """A likeliest token of 0.9999999...: what is left for the others rounds to nothing, and still is not cut off."""
     logits = torch.tensor([[30.0, 0.0, -1.0, 2.0]]).expand(2, -1)
-    kept = keep_likeliest(logits, [SamplingParams(), SamplingParams(top_p=0.5)])
+    kept = apply_top_k_top_p(logits, [SamplingParams(), SamplingParams(top_p=0.5)])
     assert torch.equal(kept[0], logits[0])
     assert kept[1].isfinite().tolist() == [True, False, False, False]
 

@@ -104,13 +104,13 @@ def test_both_speeds_are_numbers_of_this_machine(engine):
 def test_to_measure_leaves_no_trace(engine, checkpoint):
     pristine = LLM(checkpoint, block_size=4, kv_cache_tokens=64, preemption="swap").llm_engine
     measure(engine)
-    manager = engine.block_manager
+    manager = engine.kv_cache_manager
     assert (engine.model_runner.num_steps, engine.model_runner.num_tokens) == (0, 0)
     assert engine.host_pool.stored == engine.host_pool.loaded == Traffic()
     assert (manager.prefix_cache.stats.queried, manager.prefix_cache.stats.hit) == (0, 0)
     assert not manager.prefix_cache._index and not manager.is_copying
-    assert manager._pool._free == pristine.block_manager._pool._free
-    assert manager._host._free == pristine.block_manager._host._free
+    assert manager._pool._free == pristine.kv_cache_manager._pool._free
+    assert manager._host._free == pristine.kv_cache_manager._host._free
     assert engine.peak == pristine.peak and not engine.has_unfinished_requests()
     assert engine.kv_cache.num_blocks_copied == 0
     manager.check_integrity()
@@ -156,8 +156,8 @@ def test_a_prefill_is_measured_on_a_prompt_as_long_as_it_may_be(checkpoint, knob
     engine = LLM(checkpoint, **config).llm_engine
     prefill_speed(engine)
     assert engine.model_runner.num_tokens == ROUNDS * num_tokens
-    assert engine.block_manager.num_free_blocks == engine.block_manager.num_blocks
-    engine.block_manager.check_integrity()
+    assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
+    engine.kv_cache_manager.check_integrity()
 
 
 @pytest.mark.parametrize("knobs", [{"max_model_len": 1}, {"kv_cache_tokens": 4}, {"swap_space_tokens": 4}])

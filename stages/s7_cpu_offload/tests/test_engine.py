@@ -205,12 +205,12 @@ def engine_with_b(checkpoint, state: str) -> ScriptedEngine:
 @pytest.mark.parametrize("state", STATES)
 def test_abort_frees_everything_at_once(checkpoint, state):
     engine = engine_with_b(checkpoint, state)
-    (seq,), num_free = engine._requests["b"], engine.block_manager.num_free_blocks
+    (seq,), num_free = engine._requests["b"], engine.kv_cache_manager.num_free_blocks
     num_held = len(seq.block_table)
     output = engine.abort_request("b")
     assert output.finished and reason(output) == "abort" and output.error is None
     assert answer(output) == said_alone([2] * 6, seq.num_tokens - 6), "what it has got stays"
-    assert engine.block_manager.num_free_blocks == num_free + num_held and seq.block_table == []
+    assert engine.kv_cache_manager.num_free_blocks == num_free + num_held and seq.block_table == []
     assert not engine.has_request("b")
     assert_whole(engine)
 

@@ -32,9 +32,9 @@ def test_bytes_are_equal_after_the_round_trip(checkpoint):
         engine.step()
     before, tables = bytes_of(engine, "a"), [list(seq.block_table) for seq in engine.scheduler.running]
     engine.scheduler._preempt(list(engine.scheduler.running))
-    assert engine.block_manager.num_free_blocks == 16
+    assert engine.kv_cache_manager.num_free_blocks == 16
     [blocker] = engine.input_processor.process("b", [9], GREEDY)
-    engine.block_manager.allocate(blocker)  # so that no table is what it was
+    engine.kv_cache_manager.allocate(blocker)  # so that no table is what it was
     engine.kv_cache.blocks.fill_(float("nan"))
     engine.scheduler.schedule()
     assert not engine.scheduler.waiting and [seq.block_table for seq in engine.scheduler.running] != tables

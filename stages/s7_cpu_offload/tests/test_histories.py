@@ -41,7 +41,7 @@ class History:
                 self.engine.add_request(name, prompt, sampling)
             return
         if len(prompt) > self.num_slots:
-            with pytest.raises(ValueError, match=f"the pool has {self.engine.block_manager.num_blocks}$"):
+            with pytest.raises(ValueError, match=f"the pool has {self.engine.kv_cache_manager.num_blocks}$"):
                 self.engine.add_request(name, prompt, sampling)
             return
         self.engine.add_request(name, prompt, sampling)
@@ -105,7 +105,7 @@ class History:
         ]
         num_shared = num_prompt_tokens // size
         needed = num_shared + sum(-(-length // size) - num_shared for length in lengths)
-        assert needed > self.engine.block_manager.num_blocks, "there was room"
+        assert needed > self.engine.kv_cache_manager.num_blocks, "there was room"
 
 
 @pytest.mark.parametrize("seed", range(8))

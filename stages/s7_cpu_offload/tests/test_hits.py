@@ -39,7 +39,7 @@ def test_hits_are_told_and_counted(checkpoint):
     engine = scripted_engine(checkpoint, 16)
     assert serve(engine, PROMPT).num_cached_tokens == 0
     assert serve(engine, [*PROMPT[:10], 99]).num_cached_tokens == 8
-    stats = engine.block_manager.prefix_cache.stats
+    stats = engine.kv_cache_manager.prefix_cache.stats
     assert (stats.queried, stats.hit) == (31, 8)
 
 
@@ -87,7 +87,7 @@ def test_a_prompt_finds_room_though_the_pool_is_full_of_idle_blocks(checkpoint):
     engine = scripted_engine(checkpoint, 6)
     for first in range(50, 60):
         assert answers(serve(engine, [first] * 20)) == [said_alone([first] * 20, 3)]
-    assert engine.block_manager.prefix_cache.blocks.num_idle == 5
+    assert engine.kv_cache_manager.prefix_cache.blocks.num_idle == 5
 
 
 def test_found_tokens_cost_no_budget(checkpoint):
@@ -108,7 +108,7 @@ def test_the_samples_of_a_prompt_hit_once(checkpoint):
     output = serve(engine, PROMPT, n=3, temperature=1.0, seed=5)
     assert answers(output) == [said_alone(PROMPT, 3, seed=5, sample_index=i) for i in range(3)]
     assert engine.model_runner.num_tokens - before == 4 + 3 * 2
-    assert engine.block_manager.prefix_cache.stats.queried == 40
+    assert engine.kv_cache_manager.prefix_cache.stats.queried == 40
 
 
 def test_off_nothing_is_hit(checkpoint):
@@ -137,7 +137,7 @@ def test_with_a_hash_that_is_always_the_same_everybody_says_what_he_says_alone(c
     rng = random.Random(seed)
     engine = scripted_engine(checkpoint, 20)
     cache = PrefixCache(4, hash_function=lambda parent, token_ids: b"same")
-    engine.block_manager = TieredBlockManager(20, 4, cache, engine.host_pool)
+    engine.kv_cache_manager = TieredBlockManager(20, 4, cache, engine.host_pool)
     engine.scheduler = engine.build_scheduler()
     serve(engine, [5] * 9)  # it has the only place in the index
     for number in range(12):
@@ -163,7 +163,7 @@ def test_in_any_company_and_any_pool_everybody_says_what_he_says_without_a_cache
     expected = [answers(output) for output in off.generate(prompts, wanted)]
     for _ in range(2):
         assert [answers(output) for output in on.generate(prompts, wanted)] == expected
-        on.block_manager.check_integrity()
+        on.kv_cache_manager.check_integrity()
     assert on.model_runner.num_tokens < 2 * off.model_runner.num_tokens
 
 
@@ -226,7 +226,7 @@ def test_a_prompt_that_is_preempted_gets_each_once_and_may_hit_when_it_has_all(c
         if number in (2, 9) and engine.scheduler.running:
             engine.scheduler._preempt(list(engine.scheduler.running))
         outputs += engine.step()
-        engine.block_manager.check_integrity()
+        engine.kv_cache_manager.check_integrity()
         if not engine.has_unfinished_requests():
             break
     last = outputs[-1]
@@ -235,7 +235,7 @@ def test_a_prompt_that_is_preempted_gets_each_once_and_may_hit_when_it_has_all(c
     for told, wanted in zip(last.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
         assert told is not None and wanted is not None and told.keys() == wanted.keys()
         assert all(told[i].logprob == pytest.approx(wanted[i].logprob, abs=1e-4) for i in told)
-    assert engine.block_manager.prefix_cache.stats.hit > 0, "the second time it came back"
+    assert engine.kv_cache_manager.prefix_cache.stats.hit > 0, "the second time it came back"
 
 
 @pytest.mark.parametrize("wrong", [-1, -5])

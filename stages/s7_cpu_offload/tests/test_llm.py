@@ -52,7 +52,7 @@ def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, num_
 @pytest.mark.parametrize("seed", range(3))
 def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
-    random.Random(seed).shuffle(llm.block_manager._pool._free)
+    random.Random(seed).shuffle(llm.kv_cache_manager._pool._free)
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
     tables = [list(table) for table, _ in llm.peak.tables]
     assert len(tables) == 5 and not any(table == sorted(table) for table in tables), "shuffled, all five"

@@ -52,10 +52,10 @@ class TieredEngine(ScriptedEngine):
         return LateHostPool(self.kv_cache.blocks, super().build_host_pool().num_blocks)
 
     def build_scheduler(self) -> Scheduler:
-        return WatchedScheduler(self.config, self.block_manager, self.prefers_swap)
+        return WatchedScheduler(self.config, self.kv_cache_manager, self.prefers_swap)
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ScriptedRunner:
-        manager, size = self.block_manager, self.config.block_size
+        manager, size = self.kv_cache_manager, self.config.block_size
 
         class Careful(ScriptedRunner):
             def run(self, batch: Batch) -> list[list[SampledToken]]:
@@ -208,10 +208,10 @@ def test_it_comes_back_only_when_the_blocks_of_its_next_tokens_are_there_too(che
     waiting = engine.scheduler.waiting[0]
     while waiting.host_table:
         num_needed = -(-waiting.num_tokens // 4)
-        num_free = engine.block_manager.num_free_blocks
+        num_free = engine.kv_cache_manager.num_free_blocks
         step(engine)
         assert bool(waiting.host_table) or num_free >= num_needed
-    assert engine.block_manager.num_blocks - engine.block_manager.num_free_blocks >= len(waiting.block_table)
+    assert engine.kv_cache_manager.num_blocks - engine.kv_cache_manager.num_free_blocks >= len(waiting.block_table)
     step(engine)
     assert ("b", 1) in engine.model_runner.steps[-1], "and goes on at once"
     run_to_the_end(engine)
@@ -224,8 +224,8 @@ def test_beside_others_it_leaves_the_watermark_free(checkpoint):
     for _ in range(2):
         step(engine)
     engine.scheduler._preempt([engine.scheduler.running[-1]])
-    engine.block_manager._pool.take(3)
-    assert engine.block_manager.num_free_blocks == 6  # b needs 4, 3 are to be left
+    engine.kv_cache_manager._pool.get_new_blocks(3)
+    assert engine.kv_cache_manager.num_free_blocks == 6  # b needs 4, 3 are to be left
     engine.scheduler.schedule()
     assert len(engine.scheduler.waiting) == 1
     engine.abort_request("a")
@@ -353,14 +353,14 @@ def test_nobody_else_is_preempted_while_blocks_are_on_their_way_out(checkpoint, 
         engine.add_request(name, prompt, params(12))
     ended: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():
-        was_storing, before = engine.block_manager.is_storing, engine.scheduler.num_preemptions
+        was_storing, before = engine.kv_cache_manager.is_storing, engine.scheduler.num_preemptions
         outputs = step(engine)
         ended |= {name: output for name, output in outputs.items() if output.finished}
         assert not was_storing or engine.scheduler.num_preemptions == before
         if n == 1:
             engine.host_pool.finish()
         elif engine.scheduler.num_preemptions % n:
-            engine.block_manager.collect(wait=True)
+            engine.kv_cache_manager.collect(wait=True)
     assert_said_alone(ended)
     assert engine.scheduler.num_swaps > 0 and engine.model_runner.num_tokens == needed(ended)
     assert_empty(engine)
@@ -401,7 +401,7 @@ def test_who_waits_for_blocks_that_are_being_stored_is_not_overtaken(checkpoint)
     engine.add_request("b", SECOND[:3], params(3))
     step(engine)
     engine.host_pool.is_late = lambda: True
-    assert list(step(engine)) == ["first"] and engine.block_manager.is_storing
+    assert list(step(engine)) == ["first"] and engine.kv_cache_manager.is_storing
     assert list(step(engine)) == ["first"] and engine.scheduler.waiting[0].request_id == "b"
     engine.host_pool.finish()
     assert list(step(engine)) == ["first", "a"] and engine.scheduler.num_swaps == 1
@@ -417,7 +417,7 @@ def test_the_beginning_of_a_prompt_that_is_on_the_host_is_loaded_and_not_compute
         ended = run_to_the_end(engine)
         assert answers(ended[str(number)]) == [said_alone(prompt, 2)]
     assert engine.model_runner.num_tokens - before == 4 + 1 and ended["2"].num_cached_tokens == 20
-    assert 4 * engine.host_pool.loaded.num_blocks == engine.block_manager.prefix_cache.stats.restored > 0
+    assert 4 * engine.host_pool.loaded.num_blocks == engine.kv_cache_manager.prefix_cache.stats.restored > 0
 
 
 class LateModelEngine(LLMEngine):
@@ -437,7 +437,7 @@ def test_a_beam_search_waits_for_the_beginning_of_its_prompt(checkpoint):
     engine.add_request("b", FIRST, params(2))
     run_to_the_end(engine)
     search.run("c", SECOND * 3)  # takes all blocks, and leaves them free: what comes next evicts nobody
-    engine.kv_cache.blocks[engine.block_manager._pool._free] = 9.0  # whatever others left there
+    engine.kv_cache.blocks[engine.kv_cache_manager._pool._free] = 9.0  # whatever others left there
     assert answers(search.run("d", FIRST)) == answers(first)
     assert engine.host_pool.loaded.num_blocks > 0
     assert_empty(engine)
@@ -464,7 +464,7 @@ def test_abort_frees_everything_on_both_tiers(checkpoint, state, n):
     engine.scheduler.copies.clear()
     is_away = state in ("leaving", "away")
     assert is_away == any(seq.host_table for seq in engine._requests["a"])
-    assert (state in ("leaving", "arriving")) == engine.block_manager.is_copying
+    assert (state in ("leaving", "arriving")) == engine.kv_cache_manager.is_copying
     output = engine.abort_request("a")
     assert output is not None and reasons(output) == ["abort"] * n
     assert engine.abort_request("a") is None
@@ -508,7 +508,7 @@ def anything_happens(engine: TieredEngine, rng: random.Random, number: int) -> N
         assert "the prompt needs" in str(error)
     if rng.random() < 0.15:
         engine.abort_request(str(rng.randrange(number + 1)))
-        engine.block_manager.check_integrity()
+        engine.kv_cache_manager.check_integrity()
     if rng.random() < 0.2 and engine.scheduler.running and not engine.scheduler.copies:
         *_, victim = groups(engine.scheduler.running)
         engine.scheduler._preempt(victim)

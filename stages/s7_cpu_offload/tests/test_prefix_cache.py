@@ -384,7 +384,7 @@ def num_touched(num_blocks: int, num_evicted: int) -> int:
     assert type(cached._idle) is OrderedDict, "the first of a plain dict is found behind all that were removed"
     cached._idle = idle = Counting(cached._idle)
     assert len(idle) == num_blocks
-    manager._pool.take(num_evicted)
+    manager._pool.get_new_blocks(num_evicted)
     return idle.touched
 
 

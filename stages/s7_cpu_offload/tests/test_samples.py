@@ -88,7 +88,7 @@ def test_the_blocks_of_the_prompt_are_held_once(checkpoint):
     held = []
     while engine.has_unfinished_requests():
         step(engine)
-        held.append(engine.block_manager.num_blocks - engine.block_manager.num_free_blocks)
+        held.append(engine.kv_cache_manager.num_blocks - engine.kv_cache_manager.num_free_blocks)
     assert held == [5, 7, 0]
     assert engine.peak.used == 16 + 3 * 4 and engine.peak.held == 7 * 4
 
@@ -129,7 +129,7 @@ def test_a_request_ends_with_its_last_sample(checkpoint):
         assert [len(answer) for answer in answers(output)] == [min(num_tokens, end) for end in ends]
         assert reasons(output) == [None if num_tokens < end else "length" if end == 12 else "stop" for end in ends]
         assert output.finished == (num_tokens == 12) == (output.metrics.finished_time is not None)
-        assert len(engine.block_manager.report().tables) == sum(num_tokens < end for end in ends)
+        assert len(engine.kv_cache_manager.report().tables) == sum(num_tokens < end for end in ends)
     times = [seq.metrics.finished_time for seq in group]
     assert output.metrics.finished_time == times[2] > times[0] > times[1]
     assert_empty(engine)
@@ -188,11 +188,11 @@ def test_a_group_comes_back_to_the_blocks_that_it_shared(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=40)
     engine.add_request("a", [1] * 9, seeded(12, n=4))
     step(engine), step(engine)
-    num_free = engine.block_manager.num_free_blocks
+    num_free = engine.kv_cache_manager.num_free_blocks
     engine.scheduler._preempt(engine._requests["a"])
-    assert engine.block_manager.num_free_blocks == 40
+    assert engine.kv_cache_manager.num_free_blocks == 40
     step(engine)
-    assert engine.block_manager.num_free_blocks >= num_free
+    assert engine.kv_cache_manager.num_free_blocks >= num_free
     tables = [seq.block_table[:2] for seq in engine._requests["a"]]
     assert tables == [tables[0]] * 4
 
@@ -286,7 +286,7 @@ def engine_with_b(checkpoint, state: str) -> ScriptedEngine:
 @pytest.mark.parametrize("state", STATES)
 def test_abort_ends_all_samples_and_frees_everything_at_once(checkpoint, state):
     engine = engine_with_b(checkpoint, state)
-    group, manager = engine._requests["b"], engine.block_manager
+    group, manager = engine._requests["b"], engine.kv_cache_manager
     others = {block for seq in engine.scheduler.running if seq not in group for block in seq.block_table}
     said = [seq.token_ids[6:] for seq in group]
     output = engine.abort_request("b")
@@ -460,7 +460,7 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, alone):
     def poisoned(batch):
         clean = pool.clone()
         pool.fill_(float("nan"))
-        cached = [block for block in range(len(pool)) if block in engine.block_manager.prefix_cache.blocks]
+        cached = [block for block in range(len(pool)) if block in engine.kv_cache_manager.prefix_cache.blocks]
         pool[cached] = clean[cached]
         holders = [seq for seq in engine.scheduler.running if seq.block_table]
         for seq in holders:

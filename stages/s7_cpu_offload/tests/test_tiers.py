@@ -30,9 +30,9 @@ def found(tiers: Tiers, token_ids: list[int]) -> list[CachedBlock]:
 
 def evicted(tiers: Tiers) -> None:
     """Somebody needs all blocks of the device, and goes."""
-    blocks = tiers.manager._pool.take(tiers.manager.num_free_blocks)
+    blocks = tiers.manager._pool.get_new_blocks(tiers.manager.num_free_blocks)
     tiers.kv_cache.blocks[blocks] = float("nan")
-    tiers.manager._pool.give_back(blocks)
+    tiers.manager._pool.free_blocks(blocks)
     tiers.manager.check_integrity()
 
 
@@ -426,8 +426,8 @@ def test_a_text_that_is_still_being_stored_is_found():
     tiers = tiers_of()
     tiers.left(TEXT)
     tiers.host_pool.is_late = lambda: True
-    blocks = tiers.manager._pool.take(4)
-    tiers.manager._pool.give_back(blocks)
+    blocks = tiers.manager._pool.get_new_blocks(4)
+    tiers.manager._pool.free_blocks(blocks)
     assert places(tiers, TEXT) == "hh"
     seq = admitted(tiers, TEXT)
     tiers.manager.collect(wait=True)
