@@ -44,8 +44,8 @@ def about_the_pool(cut: dict[str, dict[str, int]]) -> Answer:
         "times as large?",
         f"{s6['computed_twice']:,}, and {load['computed_twice']:,}. There are {s6['preemptions']} preemptions in stage "
         f"6, and {load['preemptions']} in stage 7. A preempted sequence finds its full blocks again if they are still "
-        "there: in stage 6 others have mostly taken them; in stage 7 these are on the host, and only a block that was not "
-        "full is computed again.",
+        "there: in stage 6 others have mostly taken them; in stage 7 these are on the host, and only a block that was "
+        "not full is computed again.",
     )
 
 
