@@ -130,7 +130,8 @@ class TensorReader:
         head, embedding = "lm_head.weight", "model.embed_tokens.weight"
         if head not in self._file_of:
             return
-        if not torch.equal(self.read(head, shape).float(), self.read(embedding, shape).float()):
+        weight = self.read(head, shape)
+        if not torch.equal(weight, self.read(embedding, shape).to(weight.dtype)):
             path = self._folder / self._file_of[head]
             raise ValueError(f"{path}: {head} is not {embedding}, but config.json has tie_word_embeddings true")
 

@@ -40,7 +40,9 @@ def family_tensors(config: dict) -> dict[str, Tensor]:
     """Random tensors of config.json's family, by the names in its files."""
     family = config["model_type"]
     bias = {"mistral": False, "qwen2": True}.get(family, config.get("attention_bias"))
-    tensors = random_tensors(config | {"attention_bias": bias, "mlp_bias": config.get("mlp_bias") and family == "llama"})
+    tensors = random_tensors(
+        config | {"attention_bias": bias, "mlp_bias": config.get("mlp_bias") and family == "llama"}
+    )
     if family == "qwen2":
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("o_proj.bias")}
     if family == "qwen3":
