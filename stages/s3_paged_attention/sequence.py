@@ -31,7 +31,7 @@ class Sequence:
         """`max_num_tokens` bounds prompt + output; without a `decoder` there is no text."""
         self.request_id = request_id
         self.prompt = prompt
-        self.num_prompt_tokens = len(prompt_token_ids)
+        self.prompt_token_ids = prompt_token_ids
         self.token_ids = list(prompt_token_ids)
         self.params = params
         self.seed = seed
@@ -45,8 +45,17 @@ class Sequence:
         self._text = OutputText(decoder, tuple(params.stop))
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """1 while it decodes; more if a part of its prompt is to come."""
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def finished(self) -> bool:
@@ -75,23 +84,27 @@ class Sequence:
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
 
-    def output(self) -> RequestOutput:
+    def completion(self) -> CompletionOutput:
         """All of the output so far."""
-        completion = CompletionOutput(
+        return CompletionOutput(
             index=0,
             text=self._text.shown,
             token_ids=self.token_ids[self.num_prompt_tokens :],
             cumulative_logprob=self.cumulative_logprob,
             finish_reason=self.finish_reason,
         )
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
-            outputs=[completion],
-            finished=self.finished,
-            metrics=self.metrics,
-        )
+
+
+def request_output(seq: Sequence) -> RequestOutput:
+    """The output so far of a request."""
+    return RequestOutput(
+        request_id=seq.request_id,
+        prompt=seq.prompt,
+        prompt_token_ids=seq.prompt_token_ids,
+        outputs=[seq.completion()],
+        finished=seq.finished,
+        metrics=seq.metrics,
+    )
 
 
 class OutputText:
