@@ -112,6 +112,13 @@ def test_a_token_that_a_file_names_as_special_is(tmp_path, tokenizer_model, name
     assert Tokenizer(tmp_path).decode([*byte_ids("a"), TOOL, 321]) == "a<other>"
 
 
+def test_control_tokens_that_a_folder_adds_again_stay_special(tmp_path, tokenizer_model):
+    """As old checkpoints have them."""
+    write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
+    (tmp_path / "added_tokens.json").write_text('{"<unk>": 0, "<s>": 1, "</s>": 2}')
+    assert Tokenizer(tmp_path).decode([BOS, *byte_ids("a"), EOS]) == "a"
+
+
 def test_a_stop_string_may_be_an_added_token(tmp_path, tokenizer_model):
     """All weights but the head's row of <tool> are such that it is what the model says, always."""
     folder = add_tokens(tmp_path, tokenizer_model)

@@ -40,7 +40,7 @@ class Tokenizer:
         added = added_tokens(config)
         self.specials = self._control_tokens() | {token.text: token.token_id for token in added if token.is_special}
         self._hidden = set(self.specials.values())
-        shown = {token.text: token.token_id for token in added if not token.is_special}
+        shown = {token.text: token.token_id for token in added if token.token_id not in self._hidden}
         self._added_texts = {token_id: text.replace("\u2581", " ") for text, token_id in shown.items()}
         self._ids = self.specials | shown  # of all that encode() cuts out
         longest_first = sorted(map(re.escape, self._ids), key=len, reverse=True)
