@@ -29,7 +29,7 @@ class LLM:
 
     def __init__(self, model: str | Path = EngineConfig.model, **options: Any) -> None:
         """`options` are the other fields of EngineConfig. Raises ValueError for a bad value or checkpoint."""
-        self.config = EngineConfig(str(model), **options)
+        self.config = EngineConfig(str(model) if isinstance(model, Path) else model, **options)
         self.model_config = ModelConfig.from_folder(model)
         self.max_model_len = self.config.longest_sequence(self.model_config.max_position_embeddings)
         device = self.config.torch_device()
