@@ -61,7 +61,7 @@ lint: $(call needs,lint) ## ruff, and mypy on signatures
 	@$(PY) -m mypy $(wildcard stages models nanovllm)
 
 train: $(call needs,core) ## train the story teller on a folder of text files: TEXT=folder
-	@$(PY) -m models.train --text "$(if $(TEXT),$$TEXT,$(error which texts? make train TEXT=folder))" $(ARGS)
+	@$(PY) -m models.training --text "$(if $(TEXT),$$TEXT,$(error which texts? make train TEXT=folder))" $(ARGS)
 
 clean: ## remove .venv, caches and exercises/ with your solutions; never models/
 	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache exercises build dist *.egg-info

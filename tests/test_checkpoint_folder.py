@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from models.checkpoint import write_checkpoint
-from models.trainer import CausalAttend
+from models.training.checkpoint import write_checkpoint
+from models.training.trainer import CausalAttend
 from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
 from tests.helpers import LARGEST_LOGIT_ERROR, STORYTELLER, Oracle
 from tests.prompts import CANDIDATES
