@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 STORYTELLER = ROOT / "models" / "storyteller"
 
-# DESIGN, "the same tokens": two logits closer than this share of the logits' standard deviation are a tie, for which
-# rows of another batch size may fall the other way.
+# "The same tokens" is said of float32. A row of a batch differs by some 2e-6 from the same row in a batch of another
+# size, and its logits by 1e-5: two logits closer than MARGIN standard deviations are a tie, which may fall either way.
 MARGIN = 1e-3
-LARGEST_LOGIT_ERROR = 1e-4  # of the largest |logit|, float32
+MAX_LOGIT_ERROR = 1e-4  # of the largest |logit|, float32
 
 
 def find_stages(root: Path) -> list[str]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from models.training.checkpoint import write_checkpoint
 from models.training.trainer import CausalAttend
 from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
-from tests.helpers import LARGEST_LOGIT_ERROR, STORYTELLER, Oracle
+from tests.helpers import MAX_LOGIT_ERROR, STORYTELLER, Oracle
 from tests.prompts import CANDIDATES
 
 TEXTS = [text for text in CANDIDATES if isinstance(text, str)] + [
@@ -116,7 +116,7 @@ def test_the_same_logits():
         got = model.compute_logits(hidden)
         expected = oracle.model(torch.tensor([ids])).logits[0]
     assert got.shape == expected.shape == (length, config.vocab_size)
-    assert (got - expected).abs().max() <= LARGEST_LOGIT_ERROR * expected.abs().max()
+    assert (got - expected).abs().max() <= MAX_LOGIT_ERROR * expected.abs().max()
 
 
 # What wrote it

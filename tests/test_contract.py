@@ -1,10 +1,11 @@
 """One contract over all stages: what transformers' LlamaForCausalLM says, every stage says, however it serves it.
 
-"The same tokens" is a statement about float32; DESIGN's rules for ties are in tests/helpers.py.
+"The same tokens" is a statement about float32; the rule for ties is in tests/helpers.py. `make test` shows every shape
+of model to the first stage and, because the model is the same in all, a few shapes to the others.
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import islice
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from tests.helpers import (
-    LARGEST_LOGIT_ERROR,
+    MAX_LOGIT_ERROR,
     MARGIN,
     PACKAGE,
     ROOT,
@@ -34,6 +35,16 @@ HOLDINGS = {  # a knob, and what is tried of it
     "block_size": (16, 1),
     "max_num_batched_tokens": (24,),
 }
+OF_THE_CACHE = {"gqa", "mqa", "narrow_heads", "one_layer"}  # shapes that a stage's own code sees
+
+
+def each_shape(few: set[str], shapes: Iterable[str] = SHAPES) -> pytest.MarkDecorator:
+    """Each stage with each shape of model: in `make test` the first stage with all, the others with `few`."""
+    first, *others = find_stages(ROOT)
+    pairs = [(first, shape) for shape in shapes]
+    for stage in others:
+        pairs += [pytest.param(stage, shape, marks=[] if shape in few else pytest.mark.full) for shape in shapes]
+    return pytest.mark.parametrize(("stage", "odd_model"), pairs, indirect=True)
 
 
 # What the reference says, computed once a session
@@ -184,6 +195,7 @@ def serve(
 # Random models of odd shapes
 
 
+@each_shape(few=OF_THE_CACHE)
 def test_odd_shapes_take_the_same_tokens(stage, device, odd_model):
     prompts = random_prompts(odd_model.oracle.model.config.vocab_size, num=20, longest=60)
     llm = stage.LLM(model=odd_model.folder, dtype="float32", device=device, max_model_len=128, kv_cache_tokens=20 * 128)
@@ -197,15 +209,17 @@ def test_odd_shapes_take_the_same_tokens(stage, device, odd_model):
     assert len({token for output in outputs for token in output.outputs[0].token_ids}) > 20, "a model that says little"
 
 
+@each_shape(few={"gqa"})
 def test_odd_shapes_have_the_same_logits(stage, device, odd_model):
     prompts = random_prompts(odd_model.oracle.model.config.vocab_size, num=3, longest=60)
     llm = stage.LLM(model=odd_model.folder, dtype="float32", device=device, max_model_len=128, kv_cache_tokens=128)
     for seed, prompt in enumerate(prompts):
         got, output = logits_of(stage, llm, prompt, seed)
         expected = odd_model.oracle.logits(prompt, output)
-        assert (got - expected).abs().max() <= LARGEST_LOGIT_ERROR * expected.abs().max()
+        assert (got - expected).abs().max() <= MAX_LOGIT_ERROR * expected.abs().max()
 
 
+@each_shape(few={"mqa"})
 def test_any_of_several_eos_ids_ends_a_text(stage, device, odd_model):
     """Ids that the model takes early; generation_config.json has them, config.json says otherwise."""
     oracle = odd_model.oracle
@@ -239,7 +253,7 @@ def test_half_precision(stage, device, oracle, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("odd_model", ["wide_heads", "llama3", "attention_bias", "mlp_bias"], indirect=True)
+@each_shape(few={"wide_heads"}, shapes=["wide_heads", "llama3", "attention_bias", "mlp_bias"])
 def test_half_precision_of_odd_shapes(stage, device, odd_model, dtype):
     reference = Oracle(odd_model.folder, dtype, device)
     llm = stage.LLM(model=odd_model.folder, dtype=dtype, device=device, max_model_len=128, kv_cache_tokens=128)
