@@ -8,15 +8,17 @@ A copy is left out only where the test that it is a copy of is in the same run (
 runs all that it names. A test that has a long form marks it: pytest.param(1000, marks=pytest.mark.full).
 """
 
-from pathlib import Path
+import re
+from collections import Counter
+from typing import Any
 
 import pytest
 
-from tests.copies import Test, find_copies
+from tests.copies import Case, find_copies
 from tests.helpers import ROOT, find_stages, folder_of
 
 FOLDERS = [*map(folder_of, find_stages(ROOT)), ROOT / "nanovllm" / "core"]
-LEFT_OUT = pytest.StashKey[dict[str, int]]()
+LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many, of each kind
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,27 +28,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     part = config.getoption("part")
-    more = {"quick": "; make test-all runs the copies and the long ones too", "rest": ", after quick", "all": ""}
-    return f"part: {part}{more[part]}"
-
-
-def as_test(item: pytest.Item) -> Test:
-    """Of an item with a node id like stages/s1_.../tests/test_a.py::TestB::test_c[3]."""
-    is_function = isinstance(item, pytest.Function)
-    return Test(item.path, item.nodeid.split("::")[1].split("[")[0] if is_function else "", item.nodeid.split("::", 1)[1])
-
-
-@pytest.hookimpl(trylast=True)  # after -k and -m: of two equal tests, one that is left over runs
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    copies = find_copies([as_test(item) for item in items], FOLDERS)
-    reasons = ["copies" if i in copies else "long" if item.get_closest_marker("full") else "" for i, item in enumerate(items)]
-    part = config.getoption("part")
-    runs = [part == "all" or bool(reason) == (part == "rest") for reason in reasons]
-    config.stash[LEFT_OUT] = {
-        kind: sum(reason == kind and not run for reason, run in zip(reasons, runs, strict=True)) for kind in ("copies", "long")
+    meaning = {
+        "quick": "each distinct test once, in its short form; make test-all, or --part all, runs everything",
+        "rest": "copies of an earlier stage's tests, and long forms",
+        "all": "everything",
     }
-    config.hook.pytest_deselected(items=[item for item, run in zip(items, runs, strict=True) if not run])
-    items[:] = [item for item, run in zip(items, runs, strict=True) if run]
+    return f"part {part}: {meaning[part]}"
+
+
+def as_case(item: pytest.Item) -> Case:
+    """Of an item with a node id like stages/s1_.../tests/test_a.py::TestB::test_c[3]."""
+    inside = item.nodeid.split("::", 1)[1]
+    return Case(item.path, re.split(r"::|\[", inside)[0] if isinstance(item, pytest.Function) else "", inside)
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m: of two equal tests, the one that they leave runs
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part, copies = config.getoption("part"), find_copies([as_case(item) for item in items], FOLDERS)
+    kinds = ["copies" if i in copies else "long" if is_long(item) else "quick" for i, item in enumerate(items)]
+    kept = {"quick": {"quick"}, "rest": {"copies", "long"}, "all": {"quick", "copies", "long"}}[part]
+    config.stash[LEFT_OUT] = Counter(kind for kind in kinds if kind not in kept)
+    config.hook.pytest_deselected(items=[item for item, kind in zip(items, kinds, strict=True) if kind not in kept])
+    items[:] = [item for item, kind in zip(items, kinds, strict=True) if kind in kept]
+
+
+def is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("full") is not None
 
 
 # With pytest-xdist the workers collect, and the terminal is the controller's: the counts travel.
@@ -54,18 +61,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
+        session.config.workeroutput["left_out"] = dict(session.config.stash.get(LEFT_OUT, {}))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node) -> None:
+def pytest_testnodedown(node: Any) -> None:
     if left_out := getattr(node, "workeroutput", {}).get("left_out"):
-        node.config.stash[LEFT_OUT] = left_out
+        node.config.stash[LEFT_OUT] = Counter(left_out)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    left_out = config.stash.get(LEFT_OUT, {})
-    if any(left_out.values()):
+    left_out = config.stash.get(LEFT_OUT, Counter())
+    if config.getoption("part") == "quick" and left_out:
         copies, long = left_out["copies"], left_out["long"]
-        told = f"left out: {copies:,} copies of an earlier stage's tests, and {long:,} long ones; make test-all runs all"
-        terminalreporter.write_line(told)
+        told = f"left out: {copies:,} copies of an earlier stage's tests, {long:,} long"
+        terminalreporter.write_line(f"{told}. make test-all, or --part all, runs them.")

@@ -29,7 +29,7 @@ TORCH_INDEX = os.environ.get("TORCH_INDEX", "")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 STOPPED = "setup: stopped, see above; the same make goes on from here"
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")  # pip's --progress-bar raw, in bytes
-FETCHED = re.compile(r" *(?:Downloading|Using cached|Processing) (\S+\.(?:whl|tar\.gz))(?: \((?!from)(.+)\))?")
+FETCHED = re.compile(r" *(?:Downloading|Using cached|Processing) (\S+\.(?:whl|tar\.gz))(?!\S)(?: \((?!from)(.+)\))?")
 MEGABYTES = {"core": 30, "test": 70, "lint": 30, "notebooks": 65}  # to download, torch aside
 
 

@@ -197,13 +197,13 @@ class Stage:
                 yield Place(conftest, name)
 
 
-class Test(NamedTuple):
+class Case(NamedTuple):
     path: Path
     name: str  # of the function or class at the top of its file; empty for a file's examples
     id: str  # what follows the path in its node id
 
 
-def find_copies(tests: list[Test], folders: list[Path]) -> set[int]:
+def find_copies(tests: list[Case], folders: list[Path]) -> set[int]:
     """Indices of the tests that are copies of another one in `tests`, of an earlier one of the stages' `folders`.
 
     A test outside of all folders is no copy.

@@ -5,6 +5,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 STORYTELLER = ROOT / "models" / "storyteller"
 
@@ -34,6 +36,11 @@ def has_cuda() -> bool:
     import torch  # here, so that tests that need no torch start at once
 
     return torch.cuda.is_available()
+
+
+def full(*values: Any) -> Any:
+    """A test's parameters that `make test` leaves out and `make test-all` runs."""
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 class Greedy(NamedTuple):

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from tests.helpers import (
-    MAX_LOGIT_ERROR,
     MARGIN,
+    MAX_LOGIT_ERROR,
     PACKAGE,
     ROOT,
     STORYTELLER,
@@ -25,6 +25,7 @@ from tests.helpers import (
     Oracle,
     compare_greedy,
     find_stages,
+    full,
 )
 from tests.odd_models import SHAPES, OddModel, random_prompts, write_odd_model
 from tests.prompts import CANDIDATES
@@ -43,7 +44,7 @@ def each_shape(few: set[str], shapes: Iterable[str] = SHAPES) -> pytest.MarkDeco
     first, *others = find_stages(ROOT)
     pairs = [(first, shape) for shape in shapes]
     for stage in others:
-        pairs += [pytest.param(stage, shape, marks=[] if shape in few else pytest.mark.full) for shape in shapes]
+        pairs += [(stage, shape) if shape in few else full(stage, shape) for shape in shapes]
     return pytest.mark.parametrize(("stage", "odd_model"), pairs, indirect=True)
 
 
@@ -107,7 +108,7 @@ def test_fixed_vectors(stage, device, oracle, vectors):
         assert output.outputs[0].token_ids == expected.token_ids, prompt
 
 
-@pytest.mark.parametrize("way", ["alone", "together", "in waves", "few seats"])
+@pytest.mark.parametrize("way", ["in waves", "few seats", full("alone"), full("together")])
 def test_company_changes_nothing(stage, device, oracle, vectors, way):
     """The same requests alone, in one batch, in a pool so small that they take turns, and with two at a time.
 
@@ -134,7 +135,7 @@ def sampled_alone(stage, device, oracle, vectors) -> list[Any]:
     return serve(stage, device, oracle, "alone", {}, prompts, sampling(stage, len(prompts)))
 
 
-@pytest.mark.parametrize("way", ["together", "in waves", "few seats"])
+@pytest.mark.parametrize("way", ["few seats", full("in waves"), full("together")])
 def test_company_changes_no_seeded_sample(stage, device, oracle, vectors, sampled_alone, way):
     prompts = [CANDIDATES[i] for i in short_vectors(oracle, vectors)]
     for options in holdings(stage):
@@ -244,7 +245,7 @@ def test_any_of_several_eos_ids_ends_a_text(stage, device, odd_model):
 # Half precision: the logits only, against transformers in the same dtype, along texts that the stage samples
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", full("float16")])
 def test_half_precision(stage, device, oracle, dtype):
     reference = Oracle(STORYTELLER, dtype, device)
     llm = stage.LLM(model=STORYTELLER, dtype=dtype, device=device, max_model_len=1024, kv_cache_tokens=1024)
@@ -252,7 +253,7 @@ def test_half_precision(stage, device, oracle, dtype):
         assert_half_as_good(stage, llm, oracle, reference, token_ids(oracle, prompt), seed)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float16", full("bfloat16")])
 @each_shape(few={"wide_heads"}, shapes=["wide_heads", "llama3", "attention_bias", "mlp_bias"])
 def test_half_precision_of_odd_shapes(stage, device, odd_model, dtype):
     reference = Oracle(odd_model.folder, dtype, device)
