@@ -17,7 +17,6 @@ import pytest
 from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full
 
 STAGES = [*find_stages(ROOT), PACKAGE]
-FIRST = folder_of(STAGES[0]).name
 ENDS = STAGES[0], STAGES[-2], PACKAGE  # the first stage and the last, and what is built of it
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
 FOR_THE_COMMAND = {"click", "tqdm"}
@@ -86,14 +85,16 @@ def test_a_stage_alone_generates_text(alone):
     assert [path.name for path in alone.parent.iterdir()] == [alone.name], "it wrote beside itself"
 
 
-@pytest.mark.parametrize("alone", [name if name == STAGES[0] else full(name) for name in STAGES], indirect=True)
-def test_a_stage_alone_passes_its_tests(alone):
-    """All its test files are imported; what runs is test_gain.py, or all tests where there is none, and of stage 1.
+GAIN = "-k", "test_gain"
+RUNS = [(STAGES[0], GAIN), *(full(name, GAIN) for name in STAGES[1:-1]), full(STAGES[0], ()), full(PACKAGE, ())]
 
-    What a file could miss outside of the repository are imports, and files that a test reads. The imports of the others
-    are read below.
+
+@pytest.mark.parametrize(("alone", "part"), RUNS, indirect=["alone"])
+def test_a_stage_alone_passes_its_tests(alone, part):
+    """All its test files are imported; what runs is test_gain.py, or all tests of stage 1 and of the package.
+
+    What a file could miss outside of the repository are imports, which are read below, and files that a test reads.
     """
-    part = ("-k", "test_gain") if (alone / "tests" / "test_gain.py").exists() and alone.name != FIRST else ()
     done = run_alone(alone.parent, "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", *part, alone.name)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     assert re.search(r"\b\d+ passed", done.stdout)
