@@ -110,10 +110,11 @@ def relative_names(tree: ast.AST) -> list[RelativeName]:
 
 def relative_imports(path: Path, tree: ast.AST) -> dict[str, Place]:
     """What the relative imports anywhere in `tree`, code of the file `path`, bind, and where that is defined."""
-    return {
+    places = {
         each.bound: place_of(path.parents[each.level - 1].joinpath(*each.module.split(".")), each.name)
         for each in relative_names(tree)
     }
+    return {name: place for name, place in places.items() if place.path.exists()}
 
 
 def place_of(module: Path, name: str) -> Place:
