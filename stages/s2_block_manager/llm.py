@@ -35,7 +35,7 @@ class LLM:
         device = self.config.torch_device()
         dtype = self.config.torch_dtype(self.model_config.dtype)
         self.tokenizer = Tokenizer(model) if (Path(model) / "tokenizer.model").exists() else None
-        llama = load_model(model, self.model_config, dtype, device)
+        llama = load_model(model, self.model_config, dtype, device, self.max_model_len)
         num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, device)
         self.kv_cache = KVCache(self.model_config, num_blocks, self.config.block_size, dtype, device)
         self.kv_cache_manager = BlockManager(num_blocks, self.config.block_size)
