@@ -246,7 +246,7 @@ def test_counts_of_offload_are_current(policy):
 
 
 def test_the_command_measures_the_scoreboard_unless_it_is_told_otherwise():
-    assert command.parse([]).tables == ["scoreboard"]
+    assert command.parse([]).tables == ["scoreboard", "run"]
     asked = command.parse(["decode", "offload", "--dtype", "float32"])
     assert asked.tables == ["decode", "offload"] and asked.dtype == "float32" and asked.predict is None
     assert command.parse(["--predict"]).predict == [] and not command.parse(["--predict"]).tables
@@ -256,7 +256,7 @@ def test_the_command_measures_the_scoreboard_unless_it_is_told_otherwise():
 def test_a_table_that_is_not_there_is_named(capsys):
     with pytest.raises(SystemExit):
         command.parse(["scorebord"])
-    assert "no table 'scorebord': there are scoreboard, peers, decode" in capsys.readouterr().err
+    assert "no table 'scorebord': there are scoreboard, run, peers, decode" in capsys.readouterr().err
 
 
 def test_what_is_measured_is_printed_and_saved(monkeypatch, capsys):
@@ -266,6 +266,6 @@ def test_what_is_measured_is_printed_and_saved(monkeypatch, capsys):
     monkeypatch.setattr(results, "save", lambda found: saved.append(found) or True)
     assert command.main(["offload"]) == 0 and saved == [{"offload": {"machine": "its own"}}]
     assert command.main(["decode", "--no-save"]) == 0 and len(saved) == 1
-    command.main(["decode"])
-    assert saved[1] == {"decode": {"gain": 1}, "machine": results.machine()}
+    command.main(["offload", "decode"])
+    assert saved[2] == {"decode": {"gain": 1}, "machine": results.machine()}, "each is saved when it is there"
     assert "python -m stages.prose" in capsys.readouterr().out
