@@ -14,24 +14,13 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-<<<<<<< HEAD
-import models.evaluate
-import models.train
-import models.trainer
-from models.checkpoint import write_checkpoint
-from models.stories import Paragraph, Recipe, epochs, read_corpus, rows, tokenize, train_tokenizer
-from models.train import Data, held_out_batches
-from models.trainer import Settings, Trainer, drop
-from stages.prose import model_card
-=======
 from models import training
 from models.training import evaluate as evaluation
 from models.training.checkpoint import write_checkpoint
 from models.training.stories import Paragraph, Recipe, epochs, read_corpus, rows, tokenize, train_tokenizer
 from models.training.train import Data, held_out_batches
 from models.training.trainer import Settings, Trainer, drop
-from stages import tables
->>>>>>> main
+from stages.prose import model_card
 from stages.s1_contiguous_cache import LLM, SamplingParams
 from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
 
@@ -591,13 +580,8 @@ def test_the_card_compares_once_both_are_measured(card):
     entry = score | {"command": "python -m models.training --dropout 0.1", "shipped_tokens": 9_800_000}
     path = card / "comparison.json"
     path.write_text(json.dumps({"storyteller": entry}))
-<<<<<<< HEAD
     assert model_card.baseline_block({}) == "Not measured yet.\n"
-    worse = entry | {"nats_per_token": 3.5, "command": "python -m models.train --optimizer adamw"}
-=======
-    assert tables.baseline_block({}) == "Not measured yet.\n"
     worse = entry | {"nats_per_token": 3.5, "command": "python -m models.training --optimizer adamw"}
->>>>>>> main
     path.write_text(json.dumps({"baseline": worse, "another": {}, "storyteller": entry}))
     block = model_card.baseline_block({})
     assert "| storyteller | 3.250 | 1.125 | 9.8 million |\n| baseline | 3.500 | 1.125 | 9.8 million |\n" in block

@@ -11,7 +11,7 @@ import click
 
 from stages.s1_contiguous_cache import LLM, SamplingParams
 
-FOLDER = Path(__file__).resolve().parent / "storyteller"
+FOLDER = Path(__file__).resolve().parents[1] / "storyteller"
 PROMPTS = [
     "Once upon a time there was a little rabbit who",
     "Once upon a time there was a King who had three sons.",

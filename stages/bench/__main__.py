@@ -1,4 +1,4 @@
-"""Measure the stages: `python -m stages.bench [TABLE ...] [--predict [STAGE ...]]`; without a table, scoreboard and run.
+"""Measure the stages: `python -m stages.bench [TABLE ...] [--predict [STAGE ...]]`, else scoreboard and run.
 
 Results go to stages/bench/results.json; `python -m stages.prose` writes them into the READMEs. Give the machine to the
 measurement alone: every other process that runs on it is measured too.
