@@ -3,11 +3,12 @@
 import io
 import re
 import signal
+import subprocess
 
 import pytest
 
-from ..stories import PROMPTS
-from .helpers import start, write_checkpoint
+from ..core.stories import PROMPTS
+from .helpers import UNMEASURED, start, write_checkpoint
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
@@ -136,7 +137,7 @@ def test_when_nothing_can_be_served_it_says_so(run):
 
 def test_a_full_disk_is_told_in_one_line(checkpoint):
     with open("/dev/full", "w") as full:
-        process = start("generate", "the", "--model", str(checkpoint), "--preemption", "swap", stdout=full)
+        process = start("generate", "the", "--model", str(checkpoint), *UNMEASURED, stdout=full)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (1, "error: [Errno 28] No space left on device\n")
 
@@ -144,7 +145,7 @@ def test_a_full_disk_is_told_in_one_line(checkpoint):
 def endless(folder):
     """Flags for a story that lasts for minutes, and its model."""
     model = write_checkpoint(folder, max_position_embeddings=10**6)
-    lasts = ["--max-tokens", "100000", "--ignore-eos", "--max-model-len", "100001", "--preemption", "swap"]
+    lasts = ["--max-tokens", "100000", "--ignore-eos", "--max-model-len", "100001", *UNMEASURED]
     return ["generate", "the fox", "--model", str(model), *lasts]
 
 
@@ -162,3 +163,31 @@ def test_a_reader_who_has_seen_enough_ends_it_without_a_traceback(tmp_path):
     process.stdout.close()
     assert process.wait(timeout=60) == 1 and process.stderr.read() == ""
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("closed", "says"),
+    [("stdin", "standard input is closed"), ("stdout", "standard output is closed: the results would be lost")],
+)
+def test_a_closed_stream_is_told_in_one_line(checkpoint, closed, says):
+    process = start("generate", "-", "--model", str(checkpoint), closed=closed, stdin=subprocess.DEVNULL)
+    assert process.communicate(timeout=60) == ("", f"error: {says}\n") and process.returncode == 2
+
+
+def test_standard_input_that_never_ends_is_told_in_one_line(checkpoint):
+    with open("/dev/zero", "rb") as zeros:
+        process = start("generate", "-", "--model", str(checkpoint), stdin=zeros)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert err == "error: standard input has more than 16,777,216 characters: that is no prompt\n"
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "the f\\xf6x \\u2192"), ("latin-1", "the f\xf6x \\u2192")])
+def test_a_terminal_that_is_not_utf_8_gets_numbers_for_what_it_cannot_show(checkpoint, encoding, shown):
+    process = start(
+        *("generate", "the föx →", "--model", str(checkpoint), *UNMEASURED, *SIX),
+        env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+        encoding="latin-1",
+    )
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "") and out.startswith(shown)

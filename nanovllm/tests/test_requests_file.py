@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from ..requests_file import FIELDS, Request, read_requests, words
-from ..sampling import SamplingParams
+from .. import SamplingParams
+from ..cli.requests_file import FIELDS, Request, read_requests, words
 
 
 def wrong(text: str) -> str:

@@ -1,19 +1,24 @@
 """Options of the command line from the fields of a dataclass: max_num_seqs becomes --max-num-seqs."""
 
-from dataclasses import Field, field, fields
+from dataclasses import Field
 from typing import Any, get_args, get_type_hints
 
 import click
 
-
-def knob(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
-    """A dataclass field that has a flag, and carries what the flag says."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+from ..core.flags import knobs
 
 
-def knobs(options: type) -> list[Field]:
-    """The fields of a dataclass that have a flag."""
-    return [option for option in fields(options) if option.metadata]
+class Integer(click.types.IntParamType):
+    """An integer of 64 bits: torch takes no other."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number = super().convert(value, param, ctx)
+        if not -(2**63) <= number < 2**63:
+            self.fail(f"{number} does not fit into 64 bits.", param, ctx)
+        return number
+
+
+INTEGER = Integer()
 
 
 def flags(options: type, **defaults: Any) -> list[click.Parameter]:
@@ -23,10 +28,10 @@ def flags(options: type, **defaults: Any) -> list[click.Parameter]:
 
 
 def flag(option: Field, hint: Any, default: Any) -> click.Option:
-    """The flag of one field, e.g. of type int for a hint `int | None`."""
+    """The flag of one field, e.g. of an integer for a hint `int | None`."""
     kind = next(kind for kind in get_args(hint) or (hint,) if kind is not type(None))
     choices, name = option.metadata["choices"], "--" + option.name.replace("_", "-")
     if kind is bool:
         name = f"{name}/--no-{name[2:]}"
-    type_ = click.Choice(choices) if choices else kind
+    type_ = click.Choice(choices) if choices else INTEGER if kind is int else kind
     return click.Option([name], type=type_, default=default, show_default=True, help=option.metadata["help"])

@@ -6,7 +6,7 @@
     C (3)      ###.                                  . masked: the rest of a last block
 
 In decode all sequences of like length go through a tile together; a tile is shared out among those that reach it. Each
-gives attention to its own keys; merge_attn_states() makes one of two. So a step needs room for a tile or two besides the pool,
+gives attention to its own keys; merge() makes one of two. So a step needs room for a tile or two besides the pool,
 however long the contexts and however many, and nothing is done once a sequence. (Here a tile is still copied before it
 is read; a kernel would read it in place.)
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .kv_cache import KVCache
-from .online_softmax import Part, attend_part, merge_attn_states, merge_first
+from .online_softmax import Part, attend_part, merge, merge_first
 
 MOST_PADDING = 128  # slots: a sequence shorter than the longest of a group by more than that begins the next group
 
@@ -149,7 +149,7 @@ class PagedAttention:
         for start in range(0, num_computed, num_blocks * block_size):
             blocks = block_table[start // block_size :][:num_blocks]
             keys, values = self._kv_cache.read(layer, self._kv_cache.pieces(blocks), num_computed - start)
-            whole = merge_attn_states(whole, attend_part(grouped, for_group(keys), for_group(values)))
+            whole = merge(whole, attend_part(grouped, for_group(keys), for_group(values)))
         return whole.out.permute(2, 1, 0, 3).flatten(1, 2).to(q.dtype)
 
     def _tensor(self, values: list[int]) -> Tensor:
@@ -172,11 +172,11 @@ def like_lengths(context_lens: list[int], most_padding: int) -> list[slice]:
     return [*groups, slice(first, len(context_lens))] if context_lens else []
 
 
-def compute_slot_mapping(block_tables: Tensor, seqs: Tensor, positions: Tensor, block_size: int) -> Tensor:
+def slots_of(block_tables: Tensor, seqs: Tensor, positions: Tensor, block_size: int) -> Tensor:
     """The slot of each token: token i is of sequence seqs[i], at positions[i]. All int64 [num_tokens].
 
     >>> seqs, positions = torch.tensor([0, 0, 1]), torch.tensor([3, 4, 2])
-    >>> compute_slot_mapping(torch.tensor([[3, 0], [1, 1]]), seqs, positions, block_size=4).tolist()
+    >>> slots_of(torch.tensor([[3, 0], [1, 1]]), seqs, positions, block_size=4).tolist()
     [15, 0, 6]
     """
     return block_tables[seqs, positions // block_size] * block_size + positions % block_size

@@ -27,7 +27,7 @@ class LLM:
         self.llm_engine = engine = LLMEngine(self.config)
         self.tokenizer, self.model_config = engine.tokenizer, engine.model_config
         self.max_model_len = engine.max_model_len
-        self.kv_cache, self.kv_cache_manager = engine.kv_cache, engine.kv_cache_manager
+        self.kv_cache, self.block_manager = engine.kv_cache, engine.block_manager
         self.model_runner = engine.model_runner
         self._request_ids = map(str, itertools.count())
         self._inboxes: dict[str, deque[RequestOutput]] = {}  # by request: what its stream has not yet yielded
@@ -55,7 +55,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks. False, and nothing happens, while requests are being served."""
-        return self.kv_cache_manager.reset_prefix_cache()
+        return self.block_manager.reset_prefix_cache()
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[RequestOutput]:
         """One output a prompt, in the order of the prompts, each with beam_width completions, the best first.

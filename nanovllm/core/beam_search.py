@@ -98,7 +98,7 @@ class BeamSearch:
         if params.beam_width > engine.config.max_num_seqs:
             raise ValueError(f"beam_width is {params.beam_width}, max_num_seqs is {engine.config.max_num_seqs}")
         self._engine, self._params = engine, params
-        self._block_manager = engine.kv_cache_manager
+        self._block_manager = engine.block_manager
         self._max_num_batched_tokens = engine.config.max_num_batched_tokens
 
     def run(self, request_id: str, prompt: Prompt) -> RequestOutput:

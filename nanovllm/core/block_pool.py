@@ -23,11 +23,11 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks  # 0 for a block that is free
 
     @property
-    def num_free_blocks(self) -> int:
+    def num_free(self) -> int:
         """Those that take() can give, idle ones too."""
         return len(self._free) + self._cached.num_idle
 
-    def get_new_blocks(self, count: int) -> list[int]:
+    def take(self, count: int) -> list[int]:
         """Blocks that have from now on one holder, the one given back last comes first.
 
         Raises NoFreeBlocks, with both numbers, and takes none, if fewer than `count` are free.
@@ -43,7 +43,7 @@ class BlockPool:
             self._ref_counts[block] = 1
         return blocks
 
-    def touch(self, blocks: list[int]) -> None:
+    def share(self, blocks: list[int]) -> None:
         """Each has one holder more.
 
         Raises ValueError, which names the block, and changes nothing, if one of them is free and not idle.
@@ -55,7 +55,7 @@ class BlockPool:
             self._cached.set_busy(block)
             self._ref_counts[block] += 1
 
-    def free_blocks(self, blocks: list[int]) -> None:
+    def give_back(self, blocks: list[int]) -> None:
         """Each has one holder less. Of those that have none any more the first will be the next one taken.
 
         Cached ones become idle, the last of them first: so the end of a text is evicted before its beginning.

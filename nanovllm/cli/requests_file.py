@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from .input_processor import Prompt
-from .sampling import SamplingParams
+from ..core import SamplingParams
+from ..core.input_processor import Prompt
 
 FIELDS = {"prompt": str | abc.Sequence[int], "id": str, **get_type_hints(SamplingParams)}
 WORDS = {

@@ -111,7 +111,7 @@ def race(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
     """
     temperature = torch.tensor([row.params.temperature for row in rows], device=logits.device)  # [num_rows]
     logits = logits / temperature.clamp(min=1e-5).unsqueeze(1)
-    logits = apply_top_k_top_p(logits, [row.params for row in rows])
+    logits = keep_likeliest(logits, [row.params for row in rows])
     noise = torch.stack([exponential_noise(row, logits.shape[1]) for row in rows])  # [num_rows, vocab_size]
     return (logits.softmax(dim=-1) / noise.to(logits.device)).argmax(dim=-1)
 
@@ -128,11 +128,11 @@ def exponential_noise(row: SamplingRow, vocab_size: int) -> Tensor:
     return torch.empty(vocab_size).exponential_(generator=generator).clamp_(min=1e-30)
 
 
-def apply_top_k_top_p(logits: Tensor, params: list[SamplingParams]) -> Tensor:
+def keep_likeliest(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     """-inf for the tokens that top_k, then top_p, leave out. logits, out [num_rows, vocab_size]
 
     >>> two = SamplingParams(top_k=2), SamplingParams(top_p=0.6)
-    >>> apply_top_k_top_p(torch.tensor([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]]), list(two)).tolist()
+    >>> keep_likeliest(torch.tensor([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]]), list(two)).tolist()
     [[-inf, 3.0, 2.0], [-inf, -inf, 2.0]]
     """
     vocab_size = logits.shape[1]

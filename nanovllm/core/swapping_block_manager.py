@@ -68,11 +68,11 @@ class SwappingBlockManager(BlockManager):
         for seq in group:
             if seq.host_table:
                 seq.block_table = [to_device[block] for block in seq.host_table]
-                self._pool.touch(seq.block_table)
+                self._pool.share(seq.block_table)
                 self._holders[seq] = self._swapped.pop(seq)
                 self._leaving.append((transfer, self._host, seq.host_table))
                 seq.host_table = []
-        self._pool.free_blocks(list(to_device.values()))
+        self._pool.give_back(list(to_device.values()))
         self._arriving |= dict.fromkeys(to_device.values(), transfer)
         self.collect()
 
@@ -112,7 +112,7 @@ class SwappingBlockManager(BlockManager):
         leaving, self._leaving = self._leaving, []
         for transfer, pool, blocks in leaving:
             if transfer.is_done():
-                pool.free_blocks(blocks)
+                pool.give_back(blocks)
             else:
                 self._leaving.append((transfer, pool, blocks))
         self._arriving = {block: transfer for block, transfer in self._arriving.items() if not transfer.is_done()}
@@ -146,11 +146,11 @@ class SwappingBlockManager(BlockManager):
 
         Raises NoFreeBlocks if it has too few, or whatever `copy` raises, and then changes nothing.
         """
-        targets = dict(zip(sources, pool.get_new_blocks(len(sources)), strict=True))
+        targets = dict(zip(sources, pool.take(len(sources)), strict=True))
         try:
             return targets, copy({target: source for source, target in targets.items()})
         except BaseException:
-            pool.free_blocks(list(targets.values()))
+            pool.give_back(list(targets.values()))
             raise
 
     def _computed_blocks(self, group: list[Sequence]) -> list[int]:

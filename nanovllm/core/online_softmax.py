@@ -22,13 +22,13 @@ class Part(NamedTuple):
     lse: Tensor  # float32 [..., num_queries], the logarithm of the sum of the exponentials of the scores
 
 
-def merge_attn_states(a: Part, b: Part) -> Part:
+def merge(a: Part, b: Part) -> Part:
     """Attention to the keys of both, in float32; the parts stay as they are. A lse may be large: exp() of it overflows.
 
     Two keys of score 0 with the values 1 and 3, and a key of score 0 with the value 8:
     >>> two = Part(torch.tensor([[2.0]]), torch.tensor([2.0]).log())
     >>> one = Part(torch.tensor([[8.0]]), torch.tensor([1.0]).log())
-    >>> round(merge_attn_states(two, one).out.item(), 4)
+    >>> round(merge(two, one).out.item(), 4)
     4.0
     """
     lse = torch.logaddexp(a.lse, b.lse)
@@ -39,7 +39,7 @@ def merge_attn_states(a: Part, b: Part) -> Part:
 def merge_first(whole: Part, part: Part) -> Part:
     """A new part: `part` has more keys for the first so many of the batch, the others stay as they are."""
     n = len(part.lse)
-    merged = merge_attn_states(Part(whole.out[:n], whole.lse[:n]), part)
+    merged = merge(Part(whole.out[:n], whole.lse[:n]), part)
     return Part(torch.cat((merged.out, whole.out[n:])), torch.cat((merged.lse, whole.lse[n:])))
 
 
@@ -52,10 +52,10 @@ def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_
     if q.device.type == "cpu":  # the kernel behind F.scaled_dot_product_attention, which keeps the second result
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask)
         return Part(out, lse)
-    return attend_part_reference(q, k, v, mask, is_causal)
+    return attend_part_plainly(q, k, v, mask, is_causal)
 
 
-def attend_part_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
+def attend_part_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
     """The same in public operations. It holds all scores at once, float32 [batch, heads, num_queries, num_keys]."""
     scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None:

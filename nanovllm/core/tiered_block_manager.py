@@ -22,7 +22,7 @@ class TieredBlockManager(SwappingBlockManager):
         """As in BlockManager; what is cached on the host only is loaded, or, if that fails, is not a hit."""
         loaded = self._restore(super()._hits(seq)) if self.can_allocate(seq) else []
         super().allocate(seq)
-        self._pool.free_blocks(loaded)
+        self._pool.give_back(loaded)
 
     def reset_prefix_cache(self) -> bool:
         """Of both tiers. False, and nothing happens, while somebody holds blocks or copies are on their way."""
@@ -47,12 +47,12 @@ class TieredBlockManager(SwappingBlockManager):
         if not away:
             return []
         sources, kept = [hit.places[host] for hit in away], [hit.places[here] for hit in hits if here in hit.places]
-        self._pool.touch(kept)
+        self._pool.share(kept)
         self._host.share(sources)
         try:
             targets, transfer = self._copy(self._host_pool.load, sources, self._pool)
         except BaseException as error:
-            self._pool.free_blocks(kept)
+            self._pool.give_back(kept)
             self._host.give_back(sources)
             if isinstance(error, RuntimeError):
                 return []

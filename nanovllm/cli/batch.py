@@ -1,10 +1,9 @@
 """nanovllm batch: a file of requests in, and for each a line of JSON out as soon as it has ended."""
 
-import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import IO, Any
@@ -12,20 +11,20 @@ from typing import IO, Any
 import click
 from tqdm import tqdm
 
-from .cli import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
-from .engine import LLMEngine
-from .llm import LLM
-from .outputs import RequestOutput
+from ..core import LLM, LLMEngine, RequestOutput, SamplingParams
+from ..core.stories import pool_line
+from .common import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
+from .flags import INTEGER
+from .interrupts import ctrl_c_noted
 from .requests_file import Request, read_requests
-from .results import result_line
-from .sampling import SamplingParams
-from .stories import pool_line
+from .results import result_line, write_whole
+from .streams import read_file, standard_input, standard_output, unbuffered
 
 
 @click.command(params=sampling_flags() + engine_flags())
 @click.argument("file")
-@click.option("--logprobs", type=int, help="of each token, how many of the likeliest in its place are told")
-@click.option("--prompt-logprobs", type=int, help="the same for the tokens of the prompt")
+@click.option("--logprobs", type=INTEGER, help="of each token, how many of the likeliest in its place are told")
+@click.option("--prompt-logprobs", type=INTEGER, help="the same for the tokens of the prompt")
 @click.option("--output", metavar="PATH", default="-", help="where the results go; default: standard output")
 @click.option("--overwrite", is_flag=True, help="replace the file of results if there is one")
 def batch(file: str, output: str, overwrite: bool, **values: Any) -> int:
@@ -51,17 +50,19 @@ def batch(file: str, output: str, overwrite: bool, **values: Any) -> int:
 
 def load_requests(file: str, defaults: dict[str, Any]) -> list[Request]:
     """Raises ValueError, naming the file, if one of its requests is wrong; OSError if it cannot be read."""
-    with click.open_file(file, encoding="utf-8-sig") as stream:
-        try:
-            return read_requests(stream.read(), defaults)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file}: {error}") from None
+    if file == "-":
+        standard_input()  # it may be closed
+    try:
+        return read_requests(read_file(file), defaults)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def check_output(output: str, file: str, overwrite: bool) -> None:
     """Raises ValueError, before anything is computed, if it could not be kept or would replace what is there."""
     path = Path(output)
     if output == "-":
+        standard_output()
         return
     if path.exists() and not overwrite:
         raise ValueError(f"{output} is there already: --overwrite would replace it")
@@ -71,24 +72,25 @@ def check_output(output: str, file: str, overwrite: bool) -> None:
         raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
 
 
-def open_output(output: str, overwrite: bool) -> AbstractContextManager[IO[str]]:
+def open_output(output: str, overwrite: bool) -> AbstractContextManager[IO[bytes]]:
+    """The file without a buffer: after write_whole(), a line is in it or is not."""
     if output == "-":
-        return nullcontext(sys.stdout)
-    return click.open_file(output, "w" if overwrite else "x", encoding="utf-8")
+        return nullcontext(unbuffered(standard_output()))
+    return open(output, "wb" if overwrite else "xb", buffering=0)
 
 
-def serve(llm: LLM, requests: list[Request], stream: IO[str]) -> int:
+def serve(llm: LLM, requests: list[Request], stream: IO[bytes]) -> int:
     """Write a result for each request; returns the exit status."""
     by_id = {request.id: request for request in requests}
     num_written = num_failed = num_tokens = 0
     start = time.perf_counter()
-    progress = tqdm(total=len(requests), unit=" requests", miniters=0, disable=None)  # None: off if no terminal
+    is_seen = sys.stderr is not None and sys.stderr.isatty()
+    progress = tqdm(total=len(requests), unit=" requests", miniters=0, disable=not is_seen)
     with ctrl_c_noted() as interrupted, progress as bar:
         for output in outputs_of(llm.llm_engine, requests, interrupted):
             if output.finished:
-                with bar.external_write_mode(stream):  # the bar steps aside
-                    stream.write(result_line(by_id[output.request_id], output))
-                    stream.flush()
+                with bar.external_write_mode(sys.stdout):  # the bar steps aside
+                    write_whole(stream, result_line(by_id[output.request_id], output))
                 num_written += 1
                 num_failed += output.error is not None
                 num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
@@ -110,19 +112,3 @@ def outputs_of(engine: LLMEngine, requests: list[Request], interrupted: Event) -
             yield RequestOutput.failed(request.id, request.prompt, str(error))
     while engine.has_unfinished_requests() and not interrupted.is_set():
         yield from engine.step()
-
-
-@contextmanager
-def ctrl_c_noted() -> Iterator[Event]:
-    """Ctrl-C sets the event: what a step has ended is written, and no line is cut. The second is as ever."""
-
-    def note(*_: Any) -> None:
-        interrupted.set()
-        signal.signal(signal.SIGINT, before)
-
-    interrupted, before = Event(), signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)

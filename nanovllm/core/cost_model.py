@@ -51,7 +51,7 @@ def measure(engine: "LLMEngine") -> CostModel:
     """Both speeds on this machine, of some blocks back and forth and of a chunk of a prompt. Leaves no trace."""
     model = CostModel(copy_speed(engine.host_pool), prefill_speed(engine))
     engine.model_runner.num_steps = engine.model_runner.num_tokens = 0
-    engine.kv_cache_manager.reset_prefix_cache()
+    engine.block_manager.reset_prefix_cache()
     engine.host_pool.stored, engine.host_pool.loaded = Traffic(), Traffic()
     return model
 
@@ -72,11 +72,11 @@ def prefill_speed(engine: "LLMEngine") -> float:
     num_slots = engine.kv_cache.num_blocks * engine.config.block_size
     num_tokens = min(engine.config.max_num_batched_tokens, engine.max_model_len - 1, num_slots)
     [seq] = engine.input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
-    engine.kv_cache_manager.allocate(seq)
+    engine.block_manager.allocate(seq)
     seconds = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
         engine.model_runner.run([(seq, num_tokens)])
         seconds.append(time.perf_counter() - started)
-    engine.kv_cache_manager.free(seq)
+    engine.block_manager.free(seq)
     return num_tokens / min(seconds)

@@ -2,7 +2,7 @@
 
 import torch
 
-from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
+from .attention import AttentionMetadata, PagedAttention, slots_of
 from .block_manager import cdiv
 from .llama import LlamaForCausalLM
 from .sampling import SampledToken, sample, top_logprobs
@@ -76,7 +76,7 @@ class ModelRunner:
             query_start_loc=query_start_loc,
             context_lens=context_lens,
             block_tables=block_tables,
-            slot_mapping=compute_slot_mapping(block_tables, seqs, positions, self._block_size),
+            slot_mapping=slots_of(block_tables, seqs, positions, self._block_size),
             new_blocks=self._tensor(new_blocks),
         )
 

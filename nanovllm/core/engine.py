@@ -33,10 +33,10 @@ class LLMEngine:
         model = self.build_model()
         self.kv_cache = self.build_kv_cache()  # after the weights: on a GPU it takes what they leave
         self.host_pool = self.build_host_pool()
-        self.kv_cache_manager = self.build_block_manager()
+        self.block_manager = self.build_block_manager()
         self.scheduler = self.build_scheduler()
         self.model_runner = self.build_model_runner(model)
-        self.peak = self.kv_cache_manager.report()  # the pool when most of it was used, in the engine's life
+        self.peak = self.block_manager.report()  # the pool when most of it was used, in the engine's life
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
         self._requests: dict[str, list[Sequence]] = {}  # the samples of those that have not ended
         self.cost_model = self.build_cost_model()  # at last: it may run the model
@@ -49,7 +49,7 @@ class LLMEngine:
         if params.n > self.config.max_num_seqs:
             raise ValueError(f"n is {params.n}, max_num_seqs is {self.config.max_num_seqs}")
         group = self.input_processor.process(request_id, prompt, params)
-        needed, num_blocks = self.kv_cache_manager.num_blocks_for(*group), self.kv_cache_manager.num_blocks
+        needed, num_blocks = self.block_manager.num_blocks_for(*group), self.block_manager.num_blocks
         if needed > num_blocks:
             raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
         self._requests[request_id] = group
@@ -84,7 +84,7 @@ class LLMEngine:
         if failed:
             return self._outputs(failed)
         if not batch:
-            self.kv_cache_manager.collect(wait=True)  # nobody can run before a copy is done
+            self.block_manager.collect(wait=True)  # nobody can run before a copy is done
         tokens = self.model_runner.run(batch) if batch else []
         return self._outputs(self._update(batch, tokens))
 
@@ -93,7 +93,7 @@ class LLMEngine:
         updated = []
         for (seq, num_tokens), sampled in zip(batch, tokens, strict=True):
             seq.num_computed_tokens += num_tokens
-            self.kv_cache_manager.cache_blocks(seq)
+            self.block_manager.cache_blocks(seq)
             samplers = seq.samplers() if sampled else []
             self.scheduler.fork_followers(seq)
             for sampler, token in zip(samplers, sampled, strict=True):
@@ -115,7 +115,7 @@ class LLMEngine:
 
     def note_peak(self) -> None:
         """Look at the pool now, for `peak`."""
-        self.peak = max(self.peak, self.kv_cache_manager.report(), key=lambda report: report.used)
+        self.peak = max(self.peak, self.block_manager.report(), key=lambda report: report.used)
 
     def build_tokenizer(self) -> Tokenizer | None:
         folder = Path(self.config.model)
@@ -143,7 +143,7 @@ class LLMEngine:
         return measure(self) if has_choice and self.host_pool.num_blocks else None
 
     def build_scheduler(self) -> Scheduler:
-        return Scheduler(self.config, self.kv_cache_manager, self.prefers_swap)
+        return Scheduler(self.config, self.block_manager, self.prefers_swap)
 
     def prefers_swap(self, num_blocks: int, num_tokens: int) -> bool:
         """Whether a preempted group of so many blocks and computed tokens goes to the host."""

@@ -39,7 +39,7 @@ class BlockManager:
     @property
     def num_free_blocks(self) -> int:
         """Cached blocks that nobody holds count too."""
-        return self._pool.num_free_blocks
+        return self._pool.num_free
 
     def num_blocks_for(self, leader: Sequence, *followers: Sequence) -> int:
         """Blocks for all tokens that a group has now, when all that its followers share with the leader is shared."""
@@ -64,7 +64,7 @@ class BlockManager:
         if needed > self.num_free_blocks:
             raise NoFreeBlocks(f"{needed} blocks are needed, {self.num_free_blocks} are free")
         self._hold(seq, self._hits(seq))
-        seq.block_table += self._pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(seq.block_table))
+        seq.block_table += self._pool.take(cdiv(seq.num_tokens, self.block_size) - len(seq.block_table))
         self.prefix_cache.stats.queried += seq.num_tokens
         self.prefix_cache.stats.hit += seq.num_computed_tokens
         if seq.num_cached_tokens is None:
@@ -85,7 +85,7 @@ class BlockManager:
             self._hold(child, hits)
             return
         blocks = parent.block_table[: cdiv(num_tokens, self.block_size)]
-        self._pool.touch(blocks)
+        self._pool.share(blocks)
         child.block_table, child.num_computed_tokens = blocks, num_tokens
         child.prefix = parent.prefix[: num_tokens // self.block_size]
         self._holders[child] = None
@@ -123,12 +123,12 @@ class BlockManager:
         """
         assert seq in self._holders, f"request {seq.request_id} was never allocated"
         source = self._shared_block(seq)
-        new = self._pool.get_new_blocks(self._num_missing_blocks(seq) + (source is not None))
+        new = self._pool.take(self._num_missing_blocks(seq) + (source is not None))
         copy = None
         if source is not None:
             copy = BlockCopy(source, new.pop(0))
             seq.block_table[seq.num_computed_tokens // self.block_size] = copy.target
-            self._pool.free_blocks([source])
+            self._pool.give_back([source])
         elif seq.num_computed_tokens < len(seq.block_table) * self.block_size:
             self.prefix_cache.blocks.forget(seq.block_table[seq.num_computed_tokens // self.block_size])
         seq.block_table += new
@@ -141,7 +141,7 @@ class BlockManager:
         """
         if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")
-        self._pool.free_blocks(seq.block_table)
+        self._pool.give_back(seq.block_table)
         del self._holders[seq]
         seq.block_table, seq.prefix = [], []
 
@@ -193,7 +193,7 @@ class BlockManager:
     def _hold(self, seq: Sequence, hits: list[CachedBlock]) -> None:
         """`seq` begins with these cached blocks, and holds no others."""
         seq.block_table = [hit.places[self.prefix_cache.blocks] for hit in hits]
-        self._pool.touch(seq.block_table)
+        self._pool.share(seq.block_table)
         seq.prefix, seq.num_computed_tokens = hits, len(hits) * self.block_size
         self._holders[seq] = None
 

@@ -1,14 +1,13 @@
 """nanovllm generate: the command of the stages. Stories, the first as it comes, and what they took of the pool."""
 
-import sys
 from typing import Any
 
 import click
 
-from .cli import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
-from .llm import LLM
-from .sampling import SamplingParams
-from .stories import PROMPTS, show, summary, with_small_pool
+from ..core import LLM, SamplingParams
+from ..core.stories import PROMPTS, show, summary, with_small_pool
+from .common import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
+from .streams import read_prompt, standard_output
 
 
 @click.command(params=sampling_flags(temperature=0.7, top_p=0.9, max_tokens=120) + engine_flags())
@@ -23,7 +22,8 @@ def generate(prompts: tuple[str, ...], **values: Any) -> int:
     engine, sampling = split(values)
     with told_in_one_line():
         params = SamplingParams(**sampling)
-        texts = [sys.stdin.read().rstrip("\n") if prompt == "-" else prompt for prompt in prompts or PROMPTS]
+        standard_output()
+        texts = [read_prompt() if prompt == "-" else prompt for prompt in prompts or PROMPTS]
         find_checkpoint(engine["model"])
         llm = LLM(**with_small_pool(engine))
     outputs = show(llm.stream(texts, params))
