@@ -1,0 +1,29 @@
+"""Outputs that hold log-probabilities. Those of core are made into them."""
+
+from dataclasses import dataclass
+
+from ..core.outputs import CompletionOutput as CoreCompletionOutput
+from ..core.outputs import RequestOutput as CoreRequestOutput
+from .logprobs import Logprob
+
+
+@dataclass(frozen=True)
+class CompletionOutput(CoreCompletionOutput):
+    logprobs: list[dict[int, Logprob]] | None = None  # of each token the likeliest in its place, and its own
+
+
+@dataclass(frozen=True)
+class RequestOutput(CoreRequestOutput):
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # as CompletionOutput.logprobs; None for the first
+
+    @classmethod
+    def of(
+        cls, output: CoreRequestOutput, prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    ) -> "RequestOutput":
+        """The same output. A request that core refused, and a beam, have no log-probabilities."""
+        if isinstance(output, cls):
+            return output
+        completions = [
+            each if isinstance(each, CompletionOutput) else CompletionOutput(**vars(each)) for each in output.outputs
+        ]
+        return cls(**(vars(output) | {"outputs": completions}), prompt_logprobs=prompt_logprobs)

@@ -1,0 +1,39 @@
+"""A sequence keeps what was told of its tokens."""
+
+from typing import Any, NamedTuple
+
+from ..core.sequence import Sequence as CoreSequence
+from .logprobs import Logprob
+from .outputs import CompletionOutput
+from .params import SamplingParams
+
+
+class ToldToken(NamedTuple):
+    """core's SampledToken, and of what it was drawn from the likeliest tokens."""
+
+    token_id: int
+    logprob: float  # natural log, of the raw logits
+    logprobs: dict[int, Logprob]
+
+
+class Sequence(CoreSequence):
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**(fields | {"params": SamplingParams.of(fields["params"])}))
+        self.params: SamplingParams
+        self.logprobs: list[dict[int, Logprob]] = []  # of each token of the output, if they are asked for
+        self.prompt_logprobs: list[dict[int, Logprob]] = []  # of the prompt's tokens but the first, likewise
+
+    @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """Whether tokens of the prompt lack theirs. The first sample tells the prompt, for all samples."""
+        is_asked = self.params.prompt_logprobs is not None and self.sample_index == 0
+        return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    def append_token(self, token: Any) -> None:
+        if isinstance(token, ToldToken):
+            self.logprobs.append(token.logprobs)
+        super().append_token(token)
+
+    def completion(self) -> CompletionOutput:
+        logprobs = None if self.params.logprobs is None else list(self.logprobs)
+        return CompletionOutput(**vars(super().completion()), logprobs=logprobs)
