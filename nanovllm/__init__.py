@@ -1,6 +1,7 @@
 """nanovllm, the finished engine: a package to install and a command to run.
 
 core/   the code of stage 7, byte for byte
+api/    what a user gets beyond it: log-probabilities
 cli/    nanovllm generate, nanovllm batch
 """
 
@@ -8,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core import (
+    from .api import (
         LLM,
         BeamSearchParams,
         CompletionOutput,
@@ -36,7 +37,7 @@ def __getattr__(name: str) -> Any:
     """Import the engine, and torch with it, when the first of its names is asked for: --help needs neither."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(".core", __name__), name)
+    return getattr(import_module(".api", __name__), name)
 
 
 def __dir__() -> list[str]:

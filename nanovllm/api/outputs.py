@@ -27,3 +27,7 @@ class RequestOutput(CoreRequestOutput):
             each if isinstance(each, CompletionOutput) else CompletionOutput(**vars(each)) for each in output.outputs
         ]
         return cls(**(vars(output) | {"outputs": completions}), prompt_logprobs=prompt_logprobs)
+
+    @classmethod
+    def failed(cls, request_id: str, prompt: str | list[int], error: str) -> "RequestOutput":
+        return cls.of(CoreRequestOutput.failed(request_id, prompt, error))

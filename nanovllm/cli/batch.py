@@ -11,7 +11,7 @@ from typing import IO, Any
 import click
 from tqdm import tqdm
 
-from ..core import LLM, LLMEngine, RequestOutput, SamplingParams
+from ..api import LLM, LLMEngine, RequestOutput, SamplingParams
 from ..core.stories import pool_line
 from .common import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
 from .flags import INTEGER

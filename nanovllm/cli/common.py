@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from ..api.params import SamplingParams
 from ..core.config import EngineConfig
 from ..core.flags import knobs
-from ..core.sampling import SamplingParams
 from .flags import INTEGER, flags
 
 

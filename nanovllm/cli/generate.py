@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from ..core import LLM, SamplingParams
+from ..api import LLM, SamplingParams
 from ..core.stories import PROMPTS, show, summary, with_small_pool
 from .common import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
 from .streams import read_prompt, standard_output

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ..core import SamplingParams
+from ..api import SamplingParams
 from ..core.input_processor import Prompt
 
 FIELDS = {"prompt": str | abc.Sequence[int], "id": str, **get_type_hints(SamplingParams)}

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from typing import IO, Any
 
-from ..core import CompletionOutput, Logprob, RequestOutput
+from ..api import CompletionOutput, Logprob, RequestOutput
 from .requests_file import Request
 
 

@@ -106,7 +106,7 @@ def test_a_file_without_requests(text):
         ({"stop": [""]}, "a stop string must be a text that is not empty: ('',)"),
         ({"stop_token_ids": 2}, "stop_token_ids must be a list of integers, not 2"),
         ({"ignore_eos": 1}, "ignore_eos must be true or false, not 1"),
-        ({"logprobs": -1}, "logprobs must be 0 or above, not -1"),
+        ({"logprobs": -1}, "logprobs must be a whole number, 0 or above, or None, not -1"),
         ({"id": 7}, "id must be a text, not 7"),
         ({"prompt": None}, "prompt must be a text or a list of integers, not null"),
         ({"prompt": [1, "a"]}, 'prompt must be a text or a list of integers, not [1, "a"]'),
