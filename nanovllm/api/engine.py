@@ -1,23 +1,26 @@
 """An engine of core whose parts know log-probabilities."""
 
+from typing import cast
+
+from ..core.attention import PagedAttention
 from ..core.block_manager import BlockManager as CoreBlockManager
 from ..core.engine import LLMEngine as CoreLLMEngine
 from ..core.input_processor import InputProcessor as CoreInputProcessor
 from ..core.llama import LlamaForCausalLM
-from ..core.model_runner import PagedAttention
+from ..core.sequence import Sequence as CoreSequence
 from .model_runner import ModelRunner
 from .outputs import RequestOutput
 from .sequence import Sequence
 
 
 class InputProcessor(CoreInputProcessor):
-    sequence_class = Sequence
+    sequence_class: type[CoreSequence] = Sequence
 
 
 class BlockManager(CoreBlockManager):
-    def find_hits(self, seq: Sequence) -> list:
+    def find_hits(self, seq: CoreSequence) -> list:
         """None while its prompt is to be told: only what is computed is told. Its blocks are cached all the same."""
-        return [] if seq.awaits_prompt_logprobs else super().find_hits(seq)
+        return [] if cast(Sequence, seq).awaits_prompt_logprobs else super().find_hits(seq)
 
 
 class LLMEngine(CoreLLMEngine):
@@ -28,8 +31,7 @@ class LLMEngine(CoreLLMEngine):
         attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
         return ModelRunner(model, attention, self.config.block_size, self.device)
 
-    def build_output(self, samples: list[Sequence]) -> RequestOutput:
-        is_asked = samples[0].params.prompt_logprobs is not None
-        return RequestOutput.of(
-            super().build_output(samples), [None, *samples[0].prompt_logprobs] if is_asked else None
-        )
+    def build_output(self, samples: list[CoreSequence]) -> RequestOutput:
+        first = cast(Sequence, samples[0])
+        is_asked = first.params.prompt_logprobs is not None
+        return RequestOutput.of(super().build_output(samples), [None, *first.prompt_logprobs] if is_asked else None)

@@ -1,6 +1,6 @@
 """A ModelRunner that tells log-probabilities beside the tokens that it samples."""
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -21,21 +21,20 @@ class ModelRunner(CoreModelRunner):
         self._sampled_from = super().compute_logits(hidden, step, seqs)
         return self._sampled_from
 
-    def sample(
-        self, batch: list[Scheduled], hidden: Tensor, step: AttentionMetadata
-    ) -> list[SampledToken | ToldToken | None]:
-        """As core does. hidden [num_tokens, hidden_size]"""
-        tokens: list[SampledToken | ToldToken | None] = super().sample(batch, hidden, step)
+    def sample(self, batch: list[Scheduled], hidden: Tensor, step: AttentionMetadata) -> list[SampledToken | None]:
+        """As core does: a token for each sequence that is complete. hidden [num_tokens, hidden_size]"""
+        tokens = super().sample(batch, hidden, step)
+        seqs = [cast(Sequence, seq) for seq, _ in batch]
         complete = [i for i, token in enumerate(tokens) if token is not None]  # a row of _sampled_from each
-        counts = [batch[i][0].params.logprobs for i in complete]
+        counts = [seqs[i].params.logprobs for i in complete]
         for count in {*counts} - {None}:
             rows = [row for row, asked in enumerate(counts) if asked == count]
             token_ids = [tokens[complete[row]].token_id for row in rows]
             for row, found in zip(rows, top_logprobs(self._sampled_from[rows], token_ids, count), strict=True):
-                tokens[complete[row]] = ToldToken(*tokens[complete[row]], found)
-        for i, (seq, num_tokens) in enumerate(batch):
+                tokens[complete[row]] = ToldToken.of(tokens[complete[row]], found)
+        for i, seq in enumerate(seqs):
             if seq.awaits_prompt_logprobs:
-                self._tell_prompt(seq, hidden[step.query_start_loc[i] :][:num_tokens])
+                self._tell_prompt(seq, hidden[step.query_start_loc[i] : step.query_start_loc[i + 1]])
         return tokens
 
     def _tell_prompt(self, seq: Sequence, hidden: Tensor) -> None:

@@ -1,19 +1,24 @@
 """A sequence keeps what was told of its tokens."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..core.sampling import SampledToken
 from ..core.sequence import Sequence as CoreSequence
 from .logprobs import Logprob
 from .outputs import CompletionOutput
 from .params import SamplingParams
 
 
-class ToldToken(NamedTuple):
-    """core's SampledToken, and of what it was drawn from the likeliest tokens."""
+class ToldToken(SampledToken):
+    """A sampled token, and the likeliest in its place."""
 
-    token_id: int
-    logprob: float  # natural log, of the raw logits
     logprobs: dict[int, Logprob]
+
+    @classmethod
+    def of(cls, token: SampledToken, logprobs: dict[int, Logprob]) -> "ToldToken":
+        told = cls(*token)
+        told.logprobs = logprobs
+        return told
 
 
 class Sequence(CoreSequence):
@@ -29,7 +34,7 @@ class Sequence(CoreSequence):
         is_asked = self.params.prompt_logprobs is not None and self.sample_index == 0
         return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
-    def append_token(self, token: Any) -> None:
+    def append_token(self, token: SampledToken) -> None:
         if isinstance(token, ToldToken):
             self.logprobs.append(token.logprobs)
         super().append_token(token)

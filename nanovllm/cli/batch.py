@@ -111,4 +111,4 @@ def outputs_of(engine: LLMEngine, requests: list[Request], interrupted: Event) -
         except ValueError as error:
             yield RequestOutput.failed(request.id, request.prompt, str(error))
     while engine.has_unfinished_requests() and not interrupted.is_set():
-        yield from engine.step()
+        yield from map(RequestOutput.of, engine.step())

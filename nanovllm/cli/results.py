@@ -6,7 +6,8 @@ import os
 from contextlib import suppress
 from typing import IO, Any
 
-from ..api import CompletionOutput, Logprob, RequestOutput
+from ..api import Logprob, RequestOutput
+from ..core import CompletionOutput
 from .requests_file import Request
 
 
@@ -32,7 +33,8 @@ def result_line(request: Request, output: RequestOutput) -> str:
 
 
 def completion(output: CompletionOutput) -> dict[str, Any]:
-    return there(vars(output) | {"logprobs": logprobs(output.logprobs)})
+    fields = vars(output)
+    return there(fields | {"logprobs": logprobs(fields["logprobs"])})
 
 
 def logprobs(places: list[dict[int, Logprob] | None] | None) -> list[dict[int, dict[str, Any]] | None] | None:

@@ -3,7 +3,7 @@
 import codecs
 import io
 import sys
-from typing import IO
+from typing import IO, TextIO
 
 MAX_FILE_BYTES = 1 << 30
 MAX_PROMPT_CHARACTERS = 1 << 24
@@ -17,19 +17,19 @@ def show_what_can_be_shown() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def standard_input() -> IO[str]:
+def standard_input() -> TextIO:
     if sys.stdin is None:
         raise ValueError("standard input is closed")
     return sys.stdin
 
 
-def standard_output() -> IO[str]:
+def standard_output() -> TextIO:
     if sys.stdout is None:
         raise ValueError("standard output is closed: the results would be lost")
     return sys.stdout
 
 
-def unbuffered(stream: IO[str]) -> IO[bytes]:
+def unbuffered(stream: TextIO) -> IO[bytes]:
     """What is written to it is there at once."""
     stream.flush()
     return getattr(stream.buffer, "raw", stream.buffer)
