@@ -1,4 +1,6 @@
-"""What a user of the product gets beyond stage 7: log-probabilities. Built by overriding core, never by an edit in it.
+"""What a user of the product gets beyond stage 7: log-probabilities, and how much of a prompt was cached.
+
+It is built by overriding core, never by an edit in it.
 
 params.py         SamplingParams with logprobs and prompt_logprobs
 outputs.py        outputs that hold them

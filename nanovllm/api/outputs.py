@@ -15,10 +15,14 @@ class CompletionOutput(CoreCompletionOutput):
 @dataclass(frozen=True)
 class RequestOutput(CoreRequestOutput):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # as CompletionOutput.logprobs; None for the first
+    num_cached_tokens: int = 0  # of the prompt, that were computed before
 
     @classmethod
     def of(
-        cls, output: CoreRequestOutput, prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        cls,
+        output: CoreRequestOutput,
+        prompt_logprobs: list[dict[int, Logprob] | None] | None = None,
+        num_cached_tokens: int = 0,
     ) -> "RequestOutput":
         """The same output. A request that core refused, and a beam, have no log-probabilities."""
         if isinstance(output, cls):
@@ -26,7 +30,8 @@ class RequestOutput(CoreRequestOutput):
         completions = [
             each if isinstance(each, CompletionOutput) else CompletionOutput(**vars(each)) for each in output.outputs
         ]
-        return cls(**(vars(output) | {"outputs": completions}), prompt_logprobs=prompt_logprobs)
+        told = {"prompt_logprobs": prompt_logprobs, "num_cached_tokens": num_cached_tokens}
+        return cls(**(vars(output) | {"outputs": completions} | told))
 
     @classmethod
     def failed(cls, request_id: str, prompt: str | list[int], error: str) -> "RequestOutput":

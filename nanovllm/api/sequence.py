@@ -27,12 +27,18 @@ class Sequence(CoreSequence):
         self.params: SamplingParams
         self.logprobs: list[dict[int, Logprob]] = []  # of each token of the output, if they are asked for
         self.prompt_logprobs: list[dict[int, Logprob]] = []  # of the prompt's tokens but the first, likewise
+        self.num_cached_tokens: int | None = None  # of its beginning, found in the prefix cache when it was admitted
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
         """Whether tokens of the prompt lack theirs. The first sample tells the prompt, for all samples."""
         is_asked = self.params.prompt_logprobs is not None and self.sample_index == 0
         return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    def note_admission(self) -> None:
+        """It has got its blocks: what is computed was cached. When it comes back after a preemption, nothing is noted."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = self.num_computed_tokens
 
     def append_token(self, token: SampledToken) -> None:
         if isinstance(token, ToldToken):

@@ -29,5 +29,5 @@ def generate(prompts: tuple[str, ...], **values: Any) -> int:
     outputs = show(llm.stream(texts, params))
     click.echo("\n" + summary(llm, outputs))
     if llm.llm_engine.cost_model:
-        click.echo(f"swap or recompute: {llm.llm_engine.cost_model}")
+        click.echo(f"load or recompute: {llm.llm_engine.cost_model}")
     return 1 if any(output.error for output in outputs) else 0

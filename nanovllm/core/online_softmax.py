@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .kv_cache import KVCache
-
 
 class Part(NamedTuple):
     """Attention to some of the keys."""
@@ -22,13 +20,13 @@ class Part(NamedTuple):
     lse: Tensor  # float32 [..., num_queries], the logarithm of the sum of the exponentials of the scores
 
 
-def merge(a: Part, b: Part) -> Part:
+def merge_attn_states(a: Part, b: Part) -> Part:
     """Attention to the keys of both, in float32; the parts stay as they are. A lse may be large: exp() of it overflows.
 
     Two keys of score 0 with the values 1 and 3, and a key of score 0 with the value 8:
     >>> two = Part(torch.tensor([[2.0]]), torch.tensor([2.0]).log())
     >>> one = Part(torch.tensor([[8.0]]), torch.tensor([1.0]).log())
-    >>> round(merge(two, one).out.item(), 4)
+    >>> round(merge_attn_states(two, one).out.item(), 4)
     4.0
     """
     lse = torch.logaddexp(a.lse, b.lse)
@@ -37,9 +35,9 @@ def merge(a: Part, b: Part) -> Part:
 
 
 def merge_first(whole: Part, part: Part) -> Part:
-    """A new part: `part` has more keys for the first so many of the batch, the others stay as they are."""
+    """A new part: `part` has more keys for the first rows of the batch; the other rows stay as they are."""
     n = len(part.lse)
-    merged = merge(Part(whole.out[:n], whole.lse[:n]), part)
+    merged = merge_attn_states(Part(whole.out[:n], whole.lse[:n]), part)
     return Part(torch.cat((merged.out, whole.out[n:])), torch.cat((merged.lse, whole.lse[n:])))
 
 
@@ -52,10 +50,10 @@ def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_
     if q.device.type == "cpu":  # the kernel behind F.scaled_dot_product_attention, which keeps the second result
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask)
         return Part(out, lse)
-    return attend_part_plainly(q, k, v, mask, is_causal)
+    return attend_part_reference(q, k, v, mask, is_causal)
 
 
-def attend_part_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
+def attend_part_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
     """The same in public operations. It holds all scores at once, float32 [batch, heads, num_queries, num_keys]."""
     scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None:
@@ -66,19 +64,3 @@ def attend_part_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = N
     lse = scores.logsumexp(-1)  # [batch, heads, num_queries]
     weights = (scores - lse.unsqueeze(-1)).exp().to(v.dtype)
     return Part(weights @ v, lse)
-
-
-def attend_block_by_block(q: Tensor, kv_cache: KVCache, layer: int, block_table: list[int], context_len: int) -> Tensor:
-    """One token's attention as in FlashAttention, to be read and to test against. q, out [num_heads, head_dim]"""
-    num_kv_heads, head_dim = kv_cache.blocks.shape[-2:]
-    q = q.float().view(num_kv_heads, -1, head_dim)  # [num_kv_heads, group, head_dim]
-    highest = torch.full(q.shape[:2], float("-inf"), device=q.device)  # score so far, [num_kv_heads, group]
-    total, out = torch.zeros_like(highest), torch.zeros_like(q)  # of exp(score - highest), without and with the values
-    for i, block in enumerate(block_table[: -(-context_len // kv_cache.block_size)]):
-        k, v = kv_cache.blocks[block, layer, :, : context_len - i * kv_cache.block_size].float().transpose(1, 2)
-        scores = q @ k.transpose(1, 2) / math.sqrt(head_dim)  # [num_kv_heads, group, slots of the block]
-        before, highest = highest, torch.maximum(highest, scores.amax(-1))
-        weights, shrink = (scores - highest.unsqueeze(-1)).exp(), (before - highest).exp()
-        total = total * shrink + weights.sum(-1)
-        out = out * shrink.unsqueeze(-1) + weights @ v
-    return (out / total.unsqueeze(-1)).flatten(0, 1)

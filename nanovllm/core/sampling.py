@@ -25,18 +25,13 @@ class SamplingParams:
     stop: str | abc.Sequence[str] = ()
     stop_token_ids: abc.Sequence[int] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # of each token, how many of the likeliest in its place are told beside it
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the parameter and its value."""
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if self.n < 1:
-            raise ValueError(f"n must be at least 1, not {self.n}")
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
+        if not isinstance(self.n, Integral) or self.n < 1:
+            raise ValueError(f"n must be a whole number, at least 1, not {self.n}")
         if not 0 <= self.temperature <= sys.float_info.max:  # nor an int that is too large for a float
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
         if not isinstance(self.top_k, Integral) or self.top_k < 0:
@@ -60,15 +55,9 @@ class SamplingRow(NamedTuple):
     position: int  # of the token to be sampled
 
 
-class Logprob(NamedTuple):
-    logprob: float  # natural log, of the raw logits
-    rank: int  # 1 is the likeliest
-
-
 class SampledToken(NamedTuple):
     token_id: int
     logprob: float  # natural log, of the raw logits
-    logprobs: dict[int, Logprob] | None = None  # by token: the likeliest, then this one; if params.logprobs asks
 
 
 def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
@@ -82,25 +71,7 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         chosen = race(logits[index], [rows[i] for i in random_rows])
         tokens = tokens.index_copy(0, index, chosen)
     logprobs = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=-1)  # [num_rows]
-    sampled = [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
-    for i, row in enumerate(rows):
-        if row.params.logprobs is not None:
-            found = top_logprobs(logits[i], sampled[i].token_id, row.params.logprobs)
-            sampled[i] = sampled[i]._replace(logprobs=found)
-    return sampled
-
-
-def top_logprobs(logits: Tensor, token_id: int, count: int) -> dict[int, Logprob]:
-    """The `count` likeliest tokens, in this order, and then this one if it is not among them.
-
-    logits float32 [vocab_size]
-    """
-    logprobs = logits.log_softmax(dim=-1)  # [vocab_size]
-    top = logprobs.topk(min(count, len(logits)))
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    found = {likely: Logprob(logprob, rank) for rank, (likely, logprob) in enumerate(pairs, start=1)}
-    own = Logprob(logprobs[token_id].item(), rank=1 + int((logits > logits[token_id]).sum()))
-    return found | {token_id: found.get(token_id, own)}
+    return [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
 
 
 def race(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
@@ -111,7 +82,7 @@ def race(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
     """
     temperature = torch.tensor([row.params.temperature for row in rows], device=logits.device)  # [num_rows]
     logits = logits / temperature.clamp(min=1e-5).unsqueeze(1)
-    logits = keep_likeliest(logits, [row.params for row in rows])
+    logits = apply_top_k_top_p(logits, [row.params for row in rows])
     noise = torch.stack([exponential_noise(row, logits.shape[1]) for row in rows])  # [num_rows, vocab_size]
     return (logits.softmax(dim=-1) / noise.to(logits.device)).argmax(dim=-1)
 
@@ -128,11 +99,11 @@ def exponential_noise(row: SamplingRow, vocab_size: int) -> Tensor:
     return torch.empty(vocab_size).exponential_(generator=generator).clamp_(min=1e-30)
 
 
-def keep_likeliest(logits: Tensor, params: list[SamplingParams]) -> Tensor:
+def apply_top_k_top_p(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     """-inf for the tokens that top_k, then top_p, leave out. logits, out [num_rows, vocab_size]
 
     >>> two = SamplingParams(top_k=2), SamplingParams(top_p=0.6)
-    >>> keep_likeliest(torch.tensor([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]]), list(two)).tolist()
+    >>> apply_top_k_top_p(torch.tensor([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]]), list(two)).tolist()
     [[-inf, 3.0, 2.0], [-inf, -inf, 2.0]]
     """
     vocab_size = logits.shape[1]

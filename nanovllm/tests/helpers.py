@@ -32,8 +32,8 @@ CONFIG: dict[str, Any] = {
 }
 
 
-OPTIONS = {"preemption": "swap"}  # nothing is measured when the engine starts
-UNMEASURED = ("--preemption", "swap")
+OPTIONS = {"offload_policy": "load"}  # nothing is measured when the engine starts
+UNMEASURED = ("--offload-policy", "load")
 
 
 def write_checkpoint(folder: Path, **changes: Any) -> Path:

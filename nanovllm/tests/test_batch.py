@@ -121,11 +121,11 @@ def test_each_result_is_written_before_the_next_step(checkpoint):
     """A file without a buffer that notes the engine's steps."""
 
     class Watched(io.BytesIO):
-        def write(self, line: bytes) -> int:
+        def write(self, line):
             written.append(llm.model_runner.num_steps)
             return super().write(line)
 
-    written: list[int] = []
+    written = []
     llm = LLM(checkpoint, **OPTIONS)
     requests = [
         module.Request(str(i), i, "the", SamplingParams(max_tokens=length, ignore_eos=True))

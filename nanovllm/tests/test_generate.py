@@ -36,10 +36,10 @@ def test_the_summary_says_what_was_reserved_and_used(run):
 
 
 def test_if_there_is_something_to_choose_the_two_speeds_are_told_last(run):
-    _, out, _ = run("generate", "the", "--preemption", "auto")
+    _, out, _ = run("generate", "the", "--offload-policy", "auto")
     *_, summary, speeds = out.splitlines()
     assert re.fullmatch(SUMMARY, summary)
-    assert re.fullmatch(r"swap or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
+    assert re.fullmatch(r"load or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
 
 
 def test_without_prompts_there_are_six_beginnings(run):

@@ -83,7 +83,7 @@ def test_help_has_the_options_with_their_defaults(command, capsys):
     assert main([command, "--help"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "--top-p" in words and "--stop" in words and "--no-enable-prefix-caching" in words
-    assert re.search(r"--block-size INTEGER [^\[]*\[default: 16\]", words) and "[auto|swap|recompute]" in words
+    assert re.search(r"--block-size INTEGER [^\[]*\[default: 16\]", words) and "[auto|load|recompute]" in words
 
 
 @pytest.mark.parametrize("command", [generate, batch])
