@@ -36,7 +36,7 @@ class Sequence(CoreSequence):
         return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     def note_admission(self) -> None:
-        """It has got its blocks: what is computed was cached. When it comes back after a preemption, nothing is noted."""
+        """It has got its blocks, and what is computed was cached. After a preemption nothing is noted any more."""
         if self.num_cached_tokens is None:
             self.num_cached_tokens = self.num_computed_tokens
 
