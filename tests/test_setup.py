@@ -226,3 +226,14 @@ def test_a_stage_is_picked_by_number_or_name():
         assert launcher.pick([name, "A fox"], present) == ("s1_one", ["A fox"])
     assert launcher.pick(["--", "1"], present) == ("s2_two", ["--", "1"])
     assert doctest.testmod(launcher).failed == 0
+
+
+@pytest.mark.parametrize("command", [["stages.s1_contiguous_cache"], ["stages", "1"]], ids=" ".join)
+def test_ctrl_c_while_torch_is_imported_ends_in_one_line(tmp_path, command):
+    """A torch that presses Ctrl-C, and loses what is raised, as the real one does while it imports numpy."""
+    (tmp_path / "torch.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")

@@ -57,7 +57,8 @@ def _link_md(stage: Stage) -> str:
         f"# {stage.name}: what changes against [{stage.before.name}]({folder}/)\n",
         f"{len(stage.changes)} files, in reading order; {added_lines(stage)} lines of code are added (blank lines,",
         f"comments and docstrings aside){_optional_md(stage)}.",
-        "Every other file is the same, byte for byte, but for `__init__.py`, README.md and tests/: each stage has its own.",
+        "Every other file is the same, byte for byte, but for `__init__.py`, README.md and tests/,",
+        "which each stage writes anew.",
         f"In colour: `python stages/chain.py diff {stage.key}`.\n",
     ]
     return "\n".join(head + [_change_md(stage, change, number) for number, change in enumerate(stage.changes, 1)])

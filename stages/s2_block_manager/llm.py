@@ -29,13 +29,13 @@ class LLM:
 
     def __init__(self, model: str | Path = EngineConfig.model, **options: Any) -> None:
         """`options` are the other fields of EngineConfig. Raises ValueError for a bad value or checkpoint."""
-        self.config = EngineConfig(str(model), **options)
+        self.config = EngineConfig(str(model) if isinstance(model, Path) else model, **options)
         self.model_config = ModelConfig.from_folder(model)
         self.max_model_len = self.config.longest_sequence(self.model_config.max_position_embeddings)
         device = self.config.torch_device()
         dtype = self.config.torch_dtype(self.model_config.dtype)
         self.tokenizer = Tokenizer(model) if (Path(model) / "tokenizer.model").exists() else None
-        llama = load_model(model, self.model_config, dtype, device)
+        llama = load_model(model, self.model_config, dtype, device, self.max_model_len)
         num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, device)
         self.kv_cache = KVCache(self.model_config, num_blocks, self.config.block_size, dtype, device)
         self.kv_cache_manager = BlockManager(num_blocks, self.config.block_size)

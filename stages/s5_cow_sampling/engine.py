@@ -136,7 +136,7 @@ class LLMEngine:
         return Tokenizer(folder) if (folder / "tokenizer.model").exists() else None
 
     def build_model(self) -> LlamaForCausalLM:
-        return load_model(self.config.model, self.model_config, self.dtype, self.device)
+        return load_model(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
 
     def build_kv_cache(self) -> KVCache:
         num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, self.device)
