@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
+from ..core.checks import Rule, check_fields
 from ..core.sampling import SamplingParams as CoreSamplingParams
+
+AT_LEAST_0: Rule = ("a whole number, 0 or above", lambda number: number >= 0)
+RULES = {"logprobs": AT_LEAST_0, "prompt_logprobs": AT_LEAST_0}
 
 
 @dataclass(frozen=True)
@@ -13,10 +17,7 @@ class SamplingParams(CoreSamplingParams):
     def __post_init__(self) -> None:
         """Raises ValueError, naming the parameter and its value."""
         super().__post_init__()
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 0):
-                raise ValueError(f"{name} must be a whole number, 0 or above, or None, not {value!r}")
+        check_fields(self, RULES)
 
     @classmethod
     def of(cls, params: CoreSamplingParams) -> "SamplingParams":

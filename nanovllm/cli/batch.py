@@ -14,7 +14,6 @@ from tqdm import tqdm
 from ..api import LLM, LLMEngine, RequestOutput, SamplingParams
 from ..core.stories import pool_line
 from .common import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
-from .flags import INTEGER
 from .interrupts import ctrl_c_noted
 from .requests_file import Request, read_requests
 from .results import result_line, write_whole
@@ -23,8 +22,8 @@ from .streams import read_file, standard_input, standard_output, unbuffered
 
 @click.command(params=sampling_flags() + engine_flags())
 @click.argument("file")
-@click.option("--logprobs", type=INTEGER, help="of each token, how many of the likeliest in its place are told")
-@click.option("--prompt-logprobs", type=INTEGER, help="the same for the tokens of the prompt")
+@click.option("--logprobs", type=int, help="of each token, how many of the likeliest in its place are told")
+@click.option("--prompt-logprobs", type=int, help="the same for the tokens of the prompt")
 @click.option("--output", metavar="PATH", default="-", help="where the results go; default: standard output")
 @click.option("--overwrite", is_flag=True, help="replace the file of results if there is one")
 def batch(file: str, output: str, overwrite: bool, **values: Any) -> int:

@@ -10,7 +10,7 @@ import click
 from ..api.params import SamplingParams
 from ..core.config import EngineConfig
 from ..core.flags import knobs
-from .flags import INTEGER, flags
+from .flags import flags
 
 
 def sampling_flags(**defaults: Any) -> list[click.Parameter]:
@@ -18,7 +18,7 @@ def sampling_flags(**defaults: Any) -> list[click.Parameter]:
     return [
         *flags(SamplingParams, **defaults),
         click.Option(["--stop"], multiple=True, help="a text that ends an output; may be given several times"),
-        click.Option(["--stop-token-ids"], type=INTEGER, multiple=True, help="a token that ends an output; likewise"),
+        click.Option(["--stop-token-ids"], type=int, multiple=True, help="a token that ends an output; likewise"),
         click.Option(["--ignore-eos"], is_flag=True, help="go on after the token that ends a text"),
     ]
 

@@ -8,19 +8,6 @@ import click
 from ..core.flags import knobs
 
 
-class Integer(click.types.IntParamType):
-    """An integer of 64 bits: torch takes no other."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        number = super().convert(value, param, ctx)
-        if not -(2**63) <= number < 2**63:
-            self.fail(f"{number} does not fit into 64 bits.", param, ctx)
-        return number
-
-
-INTEGER = Integer()
-
-
 def flags(options: type, **defaults: Any) -> list[click.Parameter]:
     """A flag for each knob of the dataclass `options`; `defaults` take the place of its own."""
     hints = get_type_hints(options)
@@ -33,5 +20,5 @@ def flag(option: Field, hint: Any, default: Any) -> click.Option:
     choices, name = option.metadata["choices"], "--" + option.name.replace("_", "-")
     if kind is bool:
         name = f"{name}/--no-{name[2:]}"
-    type_ = click.Choice(choices) if choices else INTEGER if kind is int else kind
+    type_ = click.Choice(choices) if choices else kind
     return click.Option([name], type=type_, default=default, show_default=True, help=option.metadata["help"])

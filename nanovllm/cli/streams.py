@@ -11,10 +11,10 @@ PIECE = 1 << 20
 
 
 def show_what_can_be_shown() -> None:
-    """What a terminal has no sign for is shown as its number, e.g. \\xe9."""
+    """What a terminal has no sign for is shown as a question mark, as by the stages."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="replace")
 
 
 def standard_input() -> TextIO:

@@ -94,12 +94,12 @@ def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path):
     "arguments, error",
     [
         (["--model", __file__], f"there is no folder {__file__}: name a checkpoint with --model"),
-        (["--kv-cache-tokens", "0"], "kv_cache_tokens must be at least 1, not 0"),
+        (["--kv-cache-tokens", "0"], "kv_cache_tokens must be a whole number, at least 1 and below 2**63, not 0"),
         (["--kv-cache-tokens", "9", "--kv-cache-memory-bytes", "9000"], "the pool's size was given 2 times"),
         (["--max-model-len", "65"], "max_model_len is 65, the model has 64 positions"),
         (["--device", "warp"], "device 'warp' is not to be had here"),
         (["--temperature", "-1"], "temperature must be 0 or above, not -1.0"),
-        (["--stop", ""], "a stop string must be a text that is not empty: ('',)"),
+        (["--stop", ""], "stop must be a text or several, none of them empty, not ('',)"),
     ],
     ids=" ".join,
 )
@@ -182,8 +182,8 @@ def test_standard_input_that_never_ends_is_told_in_one_line(checkpoint):
     assert err == "error: standard input has more than 16,777,216 characters: that is no prompt\n"
 
 
-@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "the f\\xf6x \\u2192"), ("latin-1", "the f\xf6x \\u2192")])
-def test_a_terminal_that_is_not_utf_8_gets_numbers_for_what_it_cannot_show(checkpoint, encoding, shown):
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "the f?x ?"), ("latin-1", "the f\xf6x ?")])
+def test_a_terminal_that_is_not_utf_8_gets_question_marks_for_what_it_cannot_show(checkpoint, encoding, shown):
     process = start(
         *("generate", "the föx →", "--model", str(checkpoint), *UNMEASURED, *SIX),
         env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},

@@ -107,11 +107,8 @@ def test_an_option_left_out_is_as_in_python(command):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (
-            ["generate", "--kv-cache-tokens", TOO_LONG],
-            f"Invalid value for '--kv-cache-tokens': {TOO_LONG} does not fit",
-        ),
-        (["batch", "a", "--logprobs", TOO_LONG], f"Invalid value for '--logprobs': {TOO_LONG} does not fit"),
+        (["generate", "--kv-cache-memory-bytes", TOO_LONG], "kv_cache_memory_bytes must be a whole number, at least 1"),
+        (["generate", "--kv-cache-tokens", TOO_LONG], f"at least 1 and below 2**63, not {TOO_LONG}"),
         (["brew"], "No such command 'brew'."),
         (["generate", "--temprature", "1"], "No such option"),
         (["generate", "--max-tokens", "many"], "Invalid value for '--max-tokens': 'many' is not a valid integer."),
