@@ -165,6 +165,7 @@ class ScriptedRunner:
     def _raise_what_is_due(self, seq: Any, batch_size: int) -> None:
         sample = seq.request_id, getattr(seq, "sample_index", 0)
         if seq.num_tokens >= self._faults.poison.get(sample, 10**9):
+            self._faults.raised["poison"] += 1
             raise Injected(f"poison in sample {sample}")
         try:
             self._faults.meet("run")
