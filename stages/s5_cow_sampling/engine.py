@@ -83,15 +83,12 @@ class LLMEngine:
 
     def _schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
         """Who runs and who has failed. The copies are made. If this raises, nobody runs: no copy may be forgotten."""
-        failed: list[Sequence] = []
         try:
             batch, copies, failed = self.scheduler.schedule()
             self.kv_cache.copy_blocks(copies)
             return batch, failed
         except Exception:
             self.scheduler.preempt_all()
-            if failed:  # these have ended, and nobody else will tell
-                return [], failed
             raise
 
     def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
