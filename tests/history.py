@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.plans import TEXTS, Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Reset, Step, Stream
-from tests.scripted import VOCAB_SIZE, BrokenRule, Faults, Injected, Stage, carried, said_alone
+from tests.scripted import BrokenRule, Faults, Injected, Stage, carried, said_alone
 
 MAX_SILENT_STEPS = 300  # of an engine with requests: the longest prompt in chunks of 1, late loads, and room to spare
 
@@ -137,7 +137,7 @@ class History:
         asked = self.asked(beams.ask)
         params = self.stage.module.BeamSearchParams(beams.width, beams.ask.max_tokens, ignore_eos=True)
         if self.open or beams.width > self.knobs.max_num_seqs:
-            with pytest.raises(ValueError, match="unfinished requests|max_num_seqs is"):
+            with pytest.raises(ValueError, match=r"unfinished requests|max_num_seqs is"):
                 self.llm.beam_search([asked.prompt], params)
             return
         self.llm._request_ids = iter(["beams"])

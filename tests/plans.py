@@ -104,7 +104,7 @@ def random_knobs(rng: random.Random) -> Knobs:
 
 
 def random_ask(rng: random.Random, n: tuple[int, ...] = (1,)) -> Ask:
-    num_shared = rng.choice([0, rng.randint(0, 12), rng.randint(0, 40)])
+    num_shared = rng.choice([0, 16, 32, rng.randint(0, 12), rng.randint(0, 40)])
     own = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 1, 1, 2, 5])))
     own = own if num_shared + len(own) else (0,)
     samples, max_tokens = rng.choice(n), rng.choice([1, 2, rng.randint(1, 12), rng.randint(1, 40)])

@@ -4,12 +4,9 @@ tests/history.py says what must hold after each step; tests/scripted.py is the m
 find what they are for.
 """
 
-import importlib
 import random
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests import soak
 from tests.helpers import ROOT, find_stages, full
-from tests.history import History, options, play
+from tests.history import History, play
 from tests.plans import (
     Abort,
     Ask,
@@ -35,7 +32,8 @@ from tests.plans import (
     samples_of,
     smallest,
 )
-from tests.scripted import Faults, Stage
+from tests.planted import PLANTED, plant
+from tests.scripted import Stage
 
 STAGES = [Stage(name) for name in find_stages(ROOT)]
 RANDOMS = st.randoms(use_true_random=False)  # what it draws hypothesis can shrink
@@ -158,62 +156,9 @@ def test_the_smallest_part_of_a_plan_that_is_still_faulty():
 # Faults that are planted: each is found in a few histories
 
 
-def patch(stage: Stage, path: str, new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`path` is module.name or module.Class.name."""
-    module, *owner, name = path.split(".")
-    target = importlib.import_module(f"{stage.name}.{module}")
-    monkeypatch.setattr(getattr(target, owner[0]) if owner else target, name, new)
-
-
-class Planted(NamedTuple):
-    stage: int
-    path: str
-    new: Any
-
-
-def forget_all(scheduler: Any) -> None:
-    """preempt_all() that lets them go on, with the copies that were never made."""
-
-
-def evict_hits_first(pool: Any, blocks: list[int]) -> None:
-    """touch() that leaves a cached block in the queue of the free ones."""
-    for block in blocks:
-        pool.ref_counts[block] += 1
-
-
-def collect_at_once(manager: Any, wait: bool = False) -> None:
-    """collect_loads() that takes all to be there."""
-    for load in manager._loads:
-        manager._host_pool.free_blocks(load.sources)
-    manager._loads.clear()
-
-
-def hash_alone(parent: bytes, token_ids: list[int]) -> bytes:
-    """hash_block_tokens() that does not know what came before."""
-    return repr(token_ids).encode()
-
-
-PLANTED = {
-    "a sequence is computed twice at once": Planted(1, "slot_manager.SlotManager._first_fit", lambda *_: 0),
-    "a full table gets no block": Planted(2, "block_manager.BlockManager.can_append", lambda *_: True),
-    "nobody is preempted": Planted(4, "block_manager.BlockManager.can_append", lambda *_: True),
-    "no watermark and no seats": Planted(4, "scheduler.Scheduler._may_admit", lambda *_: True),
-    "copies are lost": Planted(5, "kv_cache.KVCache.copy_blocks", lambda *_: None),
-    "a step that breaks off goes on": Planted(5, "scheduler.Scheduler.preempt_all", forget_all),
-    "a shared block is written": Planted(5, "block_manager.BlockManager._is_shared", lambda *_: False),
-    "a hash without its prefix": Planted(6, "prefix_cache.hash_block_tokens", hash_alone),
-    "a hit stays free": Planted(6, "block_pool.BlockPool.touch", evict_hits_first),
-    "nobody waits for a load": Planted(7, "block_manager.BlockManager.is_ready", lambda *_: True),
-    "loads have always arrived": Planted(7, "block_manager.BlockManager.collect_loads", collect_at_once),
-    "a text is on the host and its bytes are not": Planted(7, "offload.HostKVCache.store", lambda *_: None),
-}
-
-
 @pytest.mark.parametrize("fault", PLANTED)
 def test_histories_find_planted_faults(fault, monkeypatch):
-    planted = PLANTED[fault]
-    stage = STAGES[planted.stage - 1]
-    patch(stage, planted.path, planted.new, monkeypatch)
+    stage = plant(PLANTED[fault], monkeypatch)
     monkeypatch.setattr(soak, "smallest", lambda plan, _: plan)  # shrinking takes time
     _, found = soak.play_some(stage.name, 0, range(100))
     assert found, "a hundred histories, and no fault"
@@ -222,10 +167,10 @@ def test_histories_find_planted_faults(fault, monkeypatch):
 # What once went wrong
 
 KNOBS = Knobs(
-    block_size=2,
-    num_blocks=3,
-    max_model_len=24,
-    max_num_seqs=8,
+    block_size=4,
+    num_blocks=8,
+    max_model_len=40,
+    max_num_seqs=4,
     max_num_batched_tokens=8,
     watermark=0.0,
     enable_prefix_caching=True,
@@ -234,3 +179,42 @@ KNOBS = Knobs(
     reservation="request",
     load_delays=(9,),
 )
+ASK = Ask(0, 22, (49,), follows=False, n=1, max_tokens=1, seed=4, stop_token_ids=(), poison=None)
+
+
+@each(from_stage(7))
+def test_beams_wait_for_the_beginning_of_their_prompt(stage):
+    """It was evicted, the host has it, and it takes its time."""
+    others = ASK._replace(text=1, num_shared=30)
+    counts = play(stage, Plan(KNOBS, [ASK, Drain(), others, Drain(), Beams(ASK._replace(max_tokens=9), width=1)]))
+    assert counts["blocks loaded"] > 0
+
+
+# How soon
+
+
+@each(from_stage(5))
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("num_tokens", [1, 2, 8, 9, 17, 31])
+def test_the_first_tokens_of_samples_come_at_most_a_step_later(stage, n, num_tokens, tmp_path):
+    steps = []
+    for samples in (1, n):
+        history = History(stage, KNOBS._replace(num_blocks=40), tmp_path)
+        history.apply(ASK._replace(num_shared=num_tokens - 1, n=samples))
+        while not (outputs := history.llm.llm_engine.step()):
+            pass
+        assert all(completion.token_ids for completion in outputs[0].outputs)
+        steps.append(history.num_steps)
+    assert steps[0] == -(-num_tokens // KNOBS.max_num_batched_tokens)
+    assert steps[1] <= steps[0] + 1
+
+
+@each(from_stage(4))
+@pytest.mark.parametrize("num_blocks", [2, 3, 5])
+def test_a_lone_request_never_loops(stage, num_blocks, tmp_path):
+    """It ends, or outgrows the pool, in as many steps as it gets tokens."""
+    history = History(stage, KNOBS._replace(num_blocks=num_blocks), tmp_path)
+    history.apply(ASK._replace(num_shared=5, own=(), max_tokens=30))
+    history.apply(Drain())
+    assert history.num_steps <= 30 and not history.open
+    assert history.llm.llm_engine.scheduler.num_preemptions == 0
