@@ -1,40 +1,33 @@
 """A history: an LLM of any stage on a script, what happens to it, and what must hold after each of its steps.
 
-Of each request it is known beforehand what its samples say and how they end: as if each were alone, whatever runs
-beside it. Only an abort or an error of its own may end a sample sooner.
+Of each request it is known beforehand what its samples say and how they end (tests/asked.py). Only an abort, or an
+error that it alone was given, may end a sample sooner.
 """
 
 import gc
 import tempfile
 import weakref
 from collections import Counter
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.plans import TEXTS, Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Reset, Step, Stream
-from tests.scripted import BrokenRule, Faults, Injected, Stage, carried, said_alone
+from tests.asked import Asked, asked_for
+from tests.plans import Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Reset, Step, Stream
+from tests.scripted import BrokenRule, Faults, Injected, Stage, carried
 
 MAX_SILENT_STEPS = 300  # of an engine with requests: the longest prompt in chunks of 1, late loads, and room to spare
 
 
-class Ending(NamedTuple):
-    said: list[int]
-    reason: str
+class Progress(NamedTuple):
+    """Of an engine, before or after a step."""
 
-
-@dataclass
-class Asked:
-    """A request, and what must come of it."""
-
-    arrival: int
-    prompt: list[int]
-    endings: list[Ending]  # of each sample
-    is_refused: bool
-    may_fail: frozenset[int] = frozenset()  # samples that may end before they began, with the one that carries them
+    num_steps: int
+    num_tokens: int
+    num_preemptions: int
+    num_admitted: int
 
 
 class History:
@@ -43,14 +36,14 @@ class History:
         self.faults = Faults(delays=cycle(knobs.load_delays))
         self.llm = stage.build(folder, self.faults, **options(stage, knobs))
         self.open: dict[str, Asked] = {}
-        self.text: list[int] = []  # of the request that ended last
+        self.last_text: list[int] = []  # of the request that ended last
         self.aborting: str | None = None
         self.num_requests = self.num_steps = self.num_silent_steps = 0
         self.seqs: list[weakref.ref] = []
-        self._folder, self._owner = folder, self.llm.llm_engine if stage.has_engine else self.llm
-        self._name = "step" if stage.has_engine else "_step"
-        self._step = getattr(self._owner, self._name)
-        setattr(self._owner, self._name, self.watched_step)
+        self._folder = folder
+        owner, name = (self.llm.llm_engine, "step") if stage.has_engine else (self.llm, "_step")
+        self._step = getattr(owner, name)
+        setattr(owner, name, self.watched_step)
 
     def apply(self, event: Event) -> None:
         handle = {
@@ -117,7 +110,7 @@ class History:
         try:
             for num_taken, output in enumerate(outputs, start=1):
                 if output.request_id in self.open and self.open[output.request_id].is_refused:
-                    self.hear_refusal(output)
+                    self.open.pop(output.request_id).check_refusal(output)
                 if num_taken == 1 and (not self.stage.has_engine or self.llm.llm_engine.has_unfinished_requests()):
                     with pytest.raises(ValueError, match="stream"):
                         next(self.llm.stream([[1]]))
@@ -142,8 +135,11 @@ class History:
             return
         self.llm._request_ids = iter(["beams"])
         [output] = self.llm.beam_search([asked.prompt], params)
-        if output.error:
-            assert any(why in output.error for why in ["blocks are needed", "leaves room", *self.stage.operations])
+        if output.error and "blocks are needed" in output.error:
+            num_tokens = len(asked.prompt) + beams.ask.max_tokens
+            assert self.knobs.num_blocks < beams.width * (-(-num_tokens // self.knobs.block_size) + 1), output.error
+        elif output.error:
+            assert "leaves room" in output.error or output.error in self.stage.operations, output.error
         else:
             knobs = self.knobs._replace(block_size=16, num_blocks=100, enable_prefix_caching=False)
             alone = self.stage.build(self._folder, Faults(), **options(self.stage, knobs))
@@ -158,7 +154,11 @@ class History:
         if self.stage.has_prefix_cache:
             is_idle = not self.llm.kv_cache_manager._holders
             assert self.llm.reset_prefix_cache() == is_idle
-            assert not is_idle or self.llm.kv_cache_manager.prefix_cache_stats.queries == 0
+            if is_idle:
+                manager = self.llm.kv_cache_manager
+                tiers = [manager._pool, manager._host_pool] if self.stage.has_tiers else [manager._pool]
+                assert not any(tier._cached for tier in tiers), "a text is left"
+                assert manager.prefix_cache_stats.queries == 0
             self.check()
 
     def fail(self, fail: Fail) -> None:
@@ -169,8 +169,13 @@ class History:
     def admit(self, ask: Ask) -> tuple[str, Asked]:
         self.num_requests += 1
         request_id = str(self.num_requests)
-        self.open[request_id] = asked = self.asked(ask, request_id)
+        self.open[request_id] = asked = self.asked(ask)
+        if ask.poison:
+            self.faults.poison[request_id, ask.poison.sample] = ask.poison.num_tokens
         return request_id, asked
+
+    def asked(self, ask: Ask) -> Asked:
+        return asked_for(self.stage, self.knobs, ask, self.last_text, self.num_requests)
 
     def params(self, ask: Ask) -> Any:
         more = {"n": ask.n} if self.stage.has_samples else {}
@@ -178,70 +183,19 @@ class History:
             max_tokens=ask.max_tokens, seed=ask.seed, stop_token_ids=ask.stop_token_ids, ignore_eos=True, **more
         )
 
-    def asked(self, ask: Ask, request_id: str = "") -> Asked:
-        prompt = [*(self.text if ask.follows else TEXTS[ask.text][: ask.num_shared]), *ask.own] or [0]
-        room = min(ask.max_tokens, self.knobs.max_model_len - len(prompt))
-        if ask.poison:
-            self.faults.poison[request_id, ask.poison[0]] = ask.poison[1]
-        endings = [self.ending(ask, prompt, room, i) for i in range(ask.n)]
-        asked = Asked(self.num_requests, prompt, endings, room < 1 or self.is_too_long(prompt, room))
-        if ask.poison and ask.poison[1] <= len(prompt) and ask.poison[0] % self.knobs.max_num_seqs == 0:
-            carrier = ask.poison[0]
-            asked.may_fail = frozenset(range(carrier + 1, carrier + self.knobs.max_num_seqs))
-        return asked
-
-    def ending(self, ask: Ask, prompt: list[int], room: int, index: int) -> Ending:
-        said, reason = said_alone(prompt, max(room, 0), ask.seed, index), "length"
-        ends = [i + 1 for i, token_id in enumerate(said) if token_id in ask.stop_token_ids]
-        if ends:
-            said, reason = said[: ends[0]], "stop"
-        limit = self.knobs.num_slots + 1 - len(prompt) if self.stage.has_engine else len(said)
-        if ask.poison and ask.poison[0] == index:
-            limit = min(limit, max(ask.poison[1] - len(prompt), 0))
-        return Ending(said, reason) if len(said) <= limit else Ending(said[:limit], "error")
-
-    def is_too_long(self, prompt: list[int], room: int) -> bool:
-        """Whether it is refused at once: stages without an engine promise a request all that it may come to need."""
-        if self.stage.has_engine:
-            return len(prompt) > self.knobs.num_slots
-        is_longest = self.stage.number == 1 and self.knobs.reservation == "max_model_len"
-        return (self.knobs.max_model_len if is_longest else len(prompt) + room) > self.knobs.num_slots
-
-    def hear_refusal(self, output: Any) -> None:
-        [completion] = output.outputs
-        assert output.finished and output.error and completion.finish_reason == "error" and not completion.token_ids
-        del self.open[output.request_id]
-
     def hear(self, output: Any) -> None:
         asked = self.open[output.request_id]  # KeyError: a request that has ended, or never came, says something
-        assert output.prompt_token_ids == asked.prompt and len(output.outputs) == len(asked.endings)
-        for i, completion in enumerate(output.outputs):
-            self.hear_sample(output.request_id, asked, i, completion)
-        reasons = [completion.finish_reason for completion in output.outputs]
-        assert output.finished == (None not in reasons)
-        assert (output.error is not None) == ("error" in reasons)
+        struck = {index for request_id, index in self.faults.struck if request_id == output.request_id}
+        asked.check(output, output.request_id == self.aborting, struck)
         if output.finished:
-            self.text = [*asked.prompt, *output.outputs[0].token_ids][: self.knobs.max_model_len - 8]
+            self.last_text = [*asked.prompt, *output.outputs[0].token_ids][: self.knobs.max_model_len - 8]
             del self.open[output.request_id]
-
-    def hear_sample(self, request_id: str, asked: Asked, index: int, completion: Any) -> None:
-        said, reason, ending = completion.token_ids, completion.finish_reason, asked.endings[index]
-        assert completion.index == index
-        assert said == ending.said[: len(said)], f"sample {index} of {request_id}: {said}, alone {ending.said}"
-        if reason is None:
-            assert len(said) < len(ending.said) or ending.reason == "error", f"{request_id} should have ended"
-        elif reason == "abort":
-            assert request_id == self.aborting
-        elif reason != ending.reason or said != ending.said:
-            assert reason == "error", f"sample {index} of {request_id}: {said} {reason}, alone {ending}"
-            is_carried = index in asked.may_fail and not said
-            assert is_carried or (request_id, index) in self.faults.struck, f"{request_id} failed: {completion}"
 
     # What must hold after each step
 
     def watched_step(self, *args: Any) -> list[Any]:
         """In place of the engine's step."""
-        num_tokens = self.llm.model_runner.num_tokens
+        before = self.progress()
         self.num_steps += 1
         try:
             outputs = self._step(*args)
@@ -253,10 +207,22 @@ class History:
             self.hear(output)
         self.check()
         if self.stage.has_engine:
-            assert self.llm.model_runner.num_tokens - num_tokens <= self.knobs.max_num_batched_tokens
+            self.check_schedule(before, self.progress(), bool(outputs))
         self.num_silent_steps = 0 if outputs or not self.open else self.num_silent_steps + 1
         assert self.num_silent_steps < MAX_SILENT_STEPS, "it loops"
         return outputs
+
+    def progress(self) -> Progress:
+        runner, engine = self.llm.model_runner, self.llm.llm_engine if self.stage.has_engine else None
+        num_preemptions = engine.scheduler.num_preemptions if engine else 0
+        return Progress(runner.num_steps, runner.num_tokens, num_preemptions, self.faults.calls["allocate"])
+
+    def check_schedule(self, before: Progress, after: Progress, has_outputs: bool) -> None:
+        assert after.num_tokens - before.num_tokens <= self.knobs.max_num_batched_tokens
+        if after.num_preemptions > before.num_preemptions:
+            assert after.num_admitted == before.num_admitted, "admitted in a step that preempted"
+        if self.stage.has_tiers and after.num_steps == before.num_steps and not has_outputs:
+            assert not self.llm.kv_cache_manager._loads, "nobody ran, and nobody waited for what is on its way"
 
     def check(self) -> None:
         manager = self.llm.kv_cache_manager

@@ -31,6 +31,13 @@ class Knobs(NamedTuple):
         return self.block_size * self.num_blocks
 
 
+class Poison(NamedTuple):
+    """From so many tokens on a sample makes every step raise."""
+
+    sample: int
+    num_tokens: int
+
+
 class Ask(NamedTuple):
     """A request arrives."""
 
@@ -42,7 +49,7 @@ class Ask(NamedTuple):
     max_tokens: int
     seed: int
     stop_token_ids: tuple[int, ...]
-    poison: tuple[int, int] | None  # (sample, number of tokens): from then on that sample makes every step raise
+    poison: Poison | None
 
 
 class Step(NamedTuple):
@@ -108,7 +115,7 @@ def random_ask(rng: random.Random, n: tuple[int, ...] = (1,)) -> Ask:
     own = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 1, 1, 2, 5])))
     own = own if num_shared + len(own) else (0,)
     samples, max_tokens = rng.choice(n), rng.choice([1, 2, rng.randint(1, 12), rng.randint(1, 40)])
-    poison = (rng.randrange(samples), rng.randint(1, num_shared + max_tokens + 5)) if rng.randint(0, 9) == 0 else None
+    poison = Poison(rng.randrange(samples), rng.randint(1, num_shared + max_tokens + 5))
     return Ask(
         text=rng.randrange(len(TEXTS)),
         num_shared=num_shared,
@@ -118,7 +125,7 @@ def random_ask(rng: random.Random, n: tuple[int, ...] = (1,)) -> Ask:
         max_tokens=max_tokens,
         seed=rng.randrange(12),
         stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 3, 12]))),
-        poison=poison,
+        poison=poison if rng.randint(0, 9) == 0 else None,
     )
 
 

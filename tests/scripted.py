@@ -91,6 +91,7 @@ class Faults:
 
     delays: Iterator[int] = field(default_factory=lambda: cycle([0]))  # of each load: how often it is asked in vain
     armed: dict[str, int] = field(default_factory=dict)  # by operation: how often it still goes well
+    calls: Counter[str] = field(default_factory=Counter)  # of each operation that may raise
     raised: Counter[str] = field(default_factory=Counter)
     poison: dict[tuple[str, int], int] = field(default_factory=dict)  # of a sample: the number of tokens that raises
     struck: set[tuple[str, int]] = field(default_factory=set)  # samples that raised alone though nothing ailed them
@@ -100,6 +101,7 @@ class Faults:
 
     def meet(self, operation: str) -> None:
         """Raises Injected if it is the turn of this one."""
+        self.calls[operation] += 1
         if operation in self.armed:
             self.armed[operation] -= 1
             if self.armed[operation] < 0:
