@@ -530,7 +530,7 @@ def test_samples_are_in_no_queue_before_the_fork_and_right_behind_the_first_from
     [(10, ["a4", "a4", "a1"]), (9, ["a4", "a4"]), (8, ["a4", "a3"]), (2, ["a1"]), (1, [""])],
 )
 def test_the_chunks_of_a_prompt_stop_one_token_short_of_its_end(num_prompt_tokens, chunks):
-    """Of a prompt of one token nothing is left to compute for all: it gets its blocks, and is forked in the next step."""
+    """Of a prompt of one token nothing is computed for all: it gets its blocks, and is forked in the next step."""
     drive = Drive(max_num_batched_tokens=4)
     drive.add_samples("a", num_prompt_tokens, n=3)
     assert drive.steps(len(chunks) + 2) == [*chunks, "a1 a'1 a''1", "a1 a'1 a''1"]
