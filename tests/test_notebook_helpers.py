@@ -1,12 +1,31 @@
-"""What notebooks 1 to 3 are made with, and all of them draw with: by hand, on pools of a few slots."""
+"""What notebooks 1 to 3 are made with, and what all of them draw with: by hand, on pools of a few slots."""
 
 import doctest
+from importlib import import_module
 
 import pytest
 
 pytest.importorskip("matplotlib")
 
-import torch  # noqa: E402
+import torch
+
+from notebooks.helpers import pictures, s1, s2, s3, size
+from stages.s2_block_manager.block_pool import BlockPool
+from stages.s2_block_manager.kv_cache import PoolReport
+from stages.s2_block_manager.llama import ModelConfig
+
+
+@pytest.mark.parametrize("name", ["pictures", *(f"s{number}" for number in range(1, 8))])
+def test_examples_in_docstrings(name):
+    assert doctest.testmod(import_module(f"notebooks.helpers.{name}")).failed == 0
+
+
+def test_one_variable_makes_loads_small(monkeypatch):
+    monkeypatch.delenv("NOTEBOOKS_QUICK", raising=False)
+    assert size(1500, 10) == 1500
+    monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
+    assert size(1500, 10) == 10
+
 
 def test_one_picture_is_the_same_bytes_every_time():
     def draw():
@@ -19,7 +38,6 @@ def test_one_picture_is_the_same_bytes_every_time():
     assert draw().startswith("<svg") and "<title>A finding</title>" in draw()
 
 
-
 class Piece:
     """A pool of four slots in which one sequence holds a piece."""
 
@@ -29,13 +47,13 @@ class Piece:
 
 def test_tracks_follow_a_holder_and_tell_the_next_one_apart():
     reports = {1: Piece((0, 2, 1)), 2: Piece((0, 2, 2)), 3: Piece((0, 2, 1), (2, 2, 1)), 4: Piece()}
-    assert sorted(pictures.tracks(reports)) == [(0, 2, 1, [1, 2]), (0, 2, 3, [1]), (2, 2, 3, [1])]
+    assert sorted(s1.tracks(reports)) == [(0, 2, 1, [1, 2]), (0, 2, 3, [1]), (2, 2, 3, [1])]
 
 
 def test_holes_are_what_no_piece_covers():
-    assert pictures.holes_of(Piece((1, 1, 0), (2, 1, 0))) == [(0, 1), (3, 1)]
-    assert pictures.holes_of(Piece()) == [(0, 4)]
-    assert pictures.holes_of(Piece((0, 4, 4))) == []
+    assert s1.holes_of(Piece((1, 1, 0), (2, 1, 0))) == [(0, 1), (3, 1)]
+    assert s1.holes_of(Piece()) == [(0, 4)]
+    assert s1.holes_of(Piece((0, 4, 4))) == []
 
 
 def test_claims_after_the_third_are_folded(monkeypatch):
@@ -81,153 +99,45 @@ class Seq:
         return len(self.token_ids)
 
 
-def test_replay_admits_in_order_and_stops_when_nobody_waits():
-    manager = Counter(8)
-    moments = traffic.replay(manager, [(Seq(2, 3), 3), (Seq(2, 4), 4), (Seq(1, 1), 1)], num_steps=10)
-    assert [moment.report for moment in moments] == [5, 5, 5]  # the second needs 6: it waits, and so does the third
-    assert {moment.waiting.size for moment in moments} == {6}
-    assert manager.held == 8  # after three steps the first has ended, and the others are in
-
-
 def test_churn_frees_what_it_allocated():
     manager = Counter(10)
-    fits = list(traffic.churn(manager, (Seq(1, 3) for _ in range(9)), [0, 0, 0, 1, 1, 0], seed=0))
+    fits = list(s1.churn(manager, (Seq(1, 3) for _ in range(9)), [0, 0, 0, 1, 1, 0], seed=0))
     assert fits == [True, True, False, True, True, True]
     assert manager.held == 4
 
 
-def test_requests_ask_for_what_they_need_or_more():
-    for request in traffic.requests(200, seed=0, longest=512):
-        assert 1 <= request.num_output_tokens <= request.max_tokens
-        assert request.num_prompt_tokens + request.max_tokens <= 512
-
-
-def sequences(*sizes, stage=s2, max_tokens=4):
-    """A sequence for each number of prompt tokens."""
-    config = ModelConfig(64, 8, 8, 1, 1, 1, 8)
-    made = [traffic.Request(size, max_tokens, max_tokens) for size in sizes]
-    return [seq for seq, _ in traffic.arrivals(stage, config, made, longest=64)]
-
-
-def test_a_promise_is_in_whole_blocks_and_counts_the_others():
-    manager = BlockManager(4, block_size=4)
-    first, same, larger = sequences(1, 4, 5)
-    manager.allocate(first)  # of 5 tokens it may come to have: 2 blocks
-    assert traffic.can_promise(manager, same)
-    assert not traffic.can_promise(manager, larger)
-
-
-def test_replay_asks_who_is_admitted():
-    asked = []
-    moments = traffic.replay(
-        Counter(8), [(Seq(1, 2), 2), (Seq(1, 2), 2)], 10, lambda *pair: asked.append(pair) or False
-    )
-    assert [moment.report for moment in moments] == [0] * 10 and len(asked) == 10
-
-
-def test_pieces_are_moved_together_when_enough_is_free():
-    manager, compacting = SlotManager(16, "request", max_model_len=16), allocators.Compacting()
-    a, b, c, d = sequences(2, 2, 2, 6, stage=s1)  # 6, 6, 6 and 10 slots
-    for seq in (a, b):
-        assert compacting(manager, seq)
-        manager.allocate(seq)
-        seq.num_computed_tokens = 3
-    assert not compacting(manager, c), "4 slots are free"
-    manager.free(a)
-    assert not manager.can_allocate(d) and compacting(manager, d)
-    assert b.slots.start == 0 and compacting.moved == [3]
-    manager.check_integrity()
-
-
 def test_first_in_first_out_is_the_other_order():
-    for pool, expected in ((BlockPool(3), [0]), (allocators.FirstInFirstOut(3), [1])):
+    for pool, expected in ((BlockPool(3), [0]), (s2.FirstInFirstOut(3), [1])):
         pool.free_blocks(pool.get_new_blocks(1))
         assert pool.get_new_blocks(1) == expected and pool.num_free_blocks == 2
 
 
-def test_texts_in_blocks_waste_their_last_block():
-    report = allocators.in_blocks(sequences(1, 4, 5), block_size=4)
-    assert (report.held, report.used, report.num_blocks) == (16, 10, 4)
-
-
 def test_a_pool_in_blocks_is_drawn_as_pieces():
     report = PoolReport(4, block_size=4, promised=0, tables=(((3, 0), 5), ((1,), 4)))
-    assert pictures_s2.as_pieces(report) == (16, ((0, 4, 1), (4, 4, 4), (12, 4, 4)))
+    assert s2.as_pieces(report) == (16, ((0, 4, 1), (4, 4, 4), (12, 4, 4)))
 
 
 def test_a_sequence_is_followed_while_it_grows_by_one_slot_a_step():
     tables = [(((1,), 3), ((0,), 1)), (((1,), 4), ((0,), 1)), (((1, 2), 5),)]
-    steps = list(pictures_s2.follow([PoolReport(4, 4, 0, step) for step in tables]))
+    steps = list(s2.follow([PoolReport(4, 4, 0, step) for step in tables]))
     assert [[holder.number for holder in step] for step in steps] == [[0, 1], [0, 2], [0]]
     assert steps[2][0].slots.tolist() == [4, 5, 6, 7, 8, 9, 10, 11]
-    assert pictures_s2.square(steps[1], 256, followed=0, tiles=True).shape == (16, 256, 3)
+    assert s2.square(steps[1], 256, followed=0, tiles=True).shape == (16, 256, 3)
 
 
-def test_a_stopwatch_and_a_count_of_tensors():
-    manager = BlockManager(4, block_size=4)
-    watch = measure.Stopwatch(manager, "allocate", "free")
-    (seq,) = sequences(3)
-    manager.allocate(seq)
-    assert watch.calls == {"allocate": 1, "free": 0} and watch.seconds["allocate"] > 0
-    given = torch.zeros(4)
-    with measure.Allocations() as made:
-        given.add_(1), given[1:], given + given
-    assert made.sizes == [16]  # in place and views make none
-
-
-def test_milliseconds_calls_each_once_a_round():
-    calls = []
-    times = measure.milliseconds({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=2)
-    assert calls == ["a", "b"] * 3
-    assert set(times) == {"a", "b"} and all(value >= 0 for value in times.values())
-
-
-def test_a_shuffled_round_still_calls_each_once():
-    calls = []
-    measure.milliseconds({name: lambda name=name: calls.append(name) for name in "abcdef"}, rounds=3, shuffle=True)
-    rounds = ["".join(calls[i : i + 6]) for i in range(0, 24, 6)]
-    assert {"".join(sorted(each)) for each in rounds} == {"abcdef"} and len(set(rounds)) > 1
-
-
-def test_peak_bytes_are_those_held_at_one_moment():
-    one, two = (measure.peak_bytes(lambda n=n: [torch.ones(1024) for _ in range(n)]) for n in (1, 2))
-    in_turn = measure.peak_bytes(lambda: [torch.ones(1024).sum().item() for _ in range(8)])
-    assert 4096 <= one < 4608 and 8192 <= two < 8704 and 4096 <= in_turn < 4608
-
-
-def test_operations_are_counted():
-    x = torch.ones(4)
-    with measure.Operations() as done:
-        (x + x) * x
-    assert done.count == 2
-
-
-def test_a_recorder_asks_an_attention_again():
-    class Runner:
-        def _attention(self, layer, q, k, v):
-            return q + layer
-
-    class Engine:
-        model_runner = Runner()
-
-    recorder = attending.Recorder(Engine)
+def test_looks_back_is_what_the_last_token_asks():
     q, k, v = torch.rand(3, 4, 2), torch.rand(3, 2, 2), torch.rand(3, 2, 2)
-    assert Engine.model_runner._attention(1, q, k, v).equal(q + 1) and recorder.asked == [(q, k, v)]
-    looks = attending.looks_back(recorder.asked)
+    looks = s3.looks_back([(q, k, v)])
     assert set(looks) == {(0, head) for head in range(4)}
     assert looks[0, 3][0].equal(q[None, None, -1, 3:4].transpose(2, 3).reshape(1, 1, 1, 2))
     assert looks[0, 3][1].equal(k[:, 1][None, None]) and looks[0, 3][2].shape == (1, 1, 3, 2)
-    recorder.leave()
-    assert Engine.model_runner._attention(0, q, k, v).equal(q) and len(recorder.asked) == 1
 
 
 def test_the_work_of_a_step_by_hand():
     """One layer, hidden 4, one head of 4, MLP of 8, vocabulary of 10: 4 x 16 + 3 x 32 weights, and 40 of the head."""
     model = ModelConfig(10, 4, 8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=4)
-    decode = roofline.work(model, [(1, 5), (1, 3)], itemsize=4)
+    decode = s3.work(model, [(1, 5), (1, 3)], itemsize=4)
     assert decode.operations == 2 * 2 * 160 + 4 * 4 * (5 + 3) + 2 * 2 * 40
     assert decode.num_bytes == 4 * (160 + 2 * 4 * (5 + 3) + 40)
-    prefill = roofline.work(model, [(3, 3)], itemsize=4)
+    prefill = s3.work(model, [(3, 3)], itemsize=4)
     assert prefill.operations == 3 * 2 * 160 + 4 * 4 * (1 + 2 + 3) + 2 * 40
-
-
