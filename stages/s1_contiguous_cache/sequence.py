@@ -43,7 +43,7 @@ class Sequence:
         """`max_num_tokens` bounds prompt + output; without a `decoder` there is no text."""
         self.request_id = request_id
         self.prompt = prompt
-        self.num_prompt_tokens = len(prompt_token_ids)
+        self.prompt_token_ids = prompt_token_ids
         self.token_ids = list(prompt_token_ids)
         self.params = params
         self.seed = seed
@@ -57,8 +57,17 @@ class Sequence:
         self._text = OutputText(decoder, tuple(params.stop))
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """1 while it decodes; more if a part of its prompt is to come."""
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def finished(self) -> bool:
@@ -99,7 +108,7 @@ class Sequence:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
+            prompt_token_ids=self.prompt_token_ids,
             outputs=[completion],
             finished=self.finished,
             metrics=self.metrics,

@@ -24,7 +24,8 @@ class SlotManager:
         self._reservation = reservation
         self._max_model_len = max_model_len
         self._free: list[SlotRange] = [SlotRange(0, num_slots)]
-        self._holders: dict[str, Sequence] = {}  # request_id -> sequence
+        self._holders: dict[Sequence, None] = {}  # in order of admission
+        self._peak = self.report()
 
     def num_reserved(self, seq: Sequence) -> int:
         """Slots that `seq` reserves for its whole life, in one piece."""
@@ -35,7 +36,7 @@ class SlotManager:
 
     def allocate(self, seq: Sequence) -> None:
         """Reserve a piece for `seq`. Raises NoFreeSlots, and changes nothing, if no free piece is large enough."""
-        assert seq.request_id not in self._holders, f"request {seq.request_id} holds slots already"
+        assert seq not in self._holders, f"request {seq.request_id} holds slots already"
         size = self.num_reserved(seq)
         index = self._first_fit(size)
         if index is None:
@@ -44,7 +45,7 @@ class SlotManager:
         rest = SlotRange(piece.start + size, piece.size - size)
         self._free[index : index + 1] = [rest] if rest.size else []
         seq.slots = SlotRange(piece.start, size)
-        self._holders[seq.request_id] = seq
+        self._holders[seq] = None
 
     def can_append(self, seq: Sequence) -> bool:
         return seq.slots is not None and seq.num_tokens <= seq.slots.size
@@ -55,9 +56,10 @@ class SlotManager:
 
     def free(self, seq: Sequence) -> None:
         """Give the piece back, and join it with the free pieces on either side. Raises ValueError if there is none."""
-        if self._holders.get(seq.request_id) is not seq:
+        if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no slots")
-        del self._holders[seq.request_id]
+        self._peak = self.peak
+        del self._holders[seq]
         pieces = sorted([*self._free, seq.slots])
         self._free = [pieces[0]]
         for piece in pieces[1:]:
@@ -68,9 +70,14 @@ class SlotManager:
                 self._free.append(piece)
         seq.slots = None
 
+    @property
+    def peak(self) -> PoolReport:
+        """The pool when most of it was held. Less is held only after a free(): it is enough to look before each."""
+        return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
+
     def report(self) -> PoolReport:
         """What of the pool is promised, held and used now."""
-        seqs = sorted(self._holders.values(), key=lambda seq: seq.slots)
+        seqs = sorted(self._holders, key=lambda seq: seq.slots)
         return PoolReport(
             num_slots=self.num_slots,
             promised=sum(seq.max_num_tokens for seq in seqs),
@@ -81,8 +88,8 @@ class SlotManager:
 
     def check_integrity(self) -> None:
         """Every slot is in exactly one piece, held or free; free pieces are sorted and joined."""
-        assert all(seq.slots is not None for seq in self._holders.values())
-        held = [seq.slots for seq in self._holders.values() if seq.slots]
+        assert all(seq.slots is not None for seq in self._holders)
+        held = [seq.slots for seq in self._holders if seq.slots]
         at = 0
         for piece in sorted([*self._free, *held]):
             assert piece.size > 0 and piece.start == at, f"slots {at}..{piece.start} are in no piece or in two"

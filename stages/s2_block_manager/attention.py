@@ -20,21 +20,28 @@ class AttentionMetadata:
 
 
 class GatherAttention:
-    """Stores a step's keys and values, then attends sequence by sequence. One object for the life of an engine."""
+    """The attention backend: plan() makes the `attend` of a step. One object for the life of an engine."""
 
     def __init__(self, kv_cache: KVCache) -> None:
         self._kv_cache = kv_cache
-        self._step: AttentionMetadata | None = None
 
-    def begin(self, step: AttentionMetadata) -> None:
+    def plan(self, step: AttentionMetadata) -> "GatherAttend":
+        return GatherAttend(self._kv_cache, step)
+
+
+class GatherAttend:
+    """The `attend` of one step: stores its keys and values, then attends sequence by sequence."""
+
+    def __init__(self, kv_cache: KVCache, step: AttentionMetadata) -> None:
+        self._kv_cache = kv_cache
         self._step = step
-        self._rows = self._kv_cache.rows(step.slot_mapping)  # [2 * num_tokens]
-        self._pieces = [self._kv_cache.pieces(table) for table in step.block_tables]
+        self._rows = kv_cache.rows(step.slot_mapping)  # [2 * num_tokens]
+        self._pieces = [kv_cache.pieces(table) for table in step.block_tables]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]"""
         step = self._step
-        assert step is not None and q.shape[0] == step.query_start_loc[-1], "begin() must name this step's tokens"
+        assert q.shape[0] == step.query_start_loc[-1], f"{q.shape[0]} queries, the step has {step.query_start_loc[-1]}"
         self._kv_cache.write(layer, self._rows, k, v)
         outs = []
         for i, (pieces, context_len) in enumerate(zip(self._pieces, step.context_lens, strict=True)):

@@ -1,6 +1,7 @@
 """ModelRunner: from sequences to flat tensors, through the model, to one sampled token a sequence."""
 
 import torch
+from torch import Tensor
 
 from .attention import AttentionMetadata, GatherAttention
 from .llama import LlamaForCausalLM
@@ -23,25 +24,37 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
-        """Compute the next `num_tokens` tokens of each sequence, and sample one more for those that are then complete.
+        """Compute the next `num_tokens` tokens of each sequence; sample one more where that was the last one.
 
-        None stands for a sequence that is not. The caller advances num_computed_tokens and appends the tokens.
+        None stands for a sequence that has more to compute. The caller advances num_computed_tokens and appends the
+        tokens: if this raises, nothing has changed.
         """
+        hidden, step = self.compute(batch)
+        return self.sample(batch, hidden, step)
+
+    def compute(self, batch: list[Scheduled]) -> tuple[Tensor, AttentionMetadata]:
+        """A step of the model: the hidden state of each token, [num_tokens, hidden_size], and which token is whose."""
         rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
         input_ids = self._tensor([seq.token_ids[position] for seq, position in rows])  # [num_tokens]
         positions = self._tensor([position for _, position in rows])  # [num_tokens]
         step = self._metadata(batch, rows)
-        self._attention.begin(step)
-        hidden = self._model(input_ids, positions, self._attention)  # [num_tokens, hidden_size]
+        hidden = self._model(input_ids, positions, self._attention.plan(step))  # [num_tokens, hidden_size]
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + len(rows)
+        return hidden, step
 
+    def sample(self, batch: list[Scheduled], hidden: Tensor, step: AttentionMetadata) -> list[SampledToken | None]:
+        """A token for each sequence whose last token is in this step; None for the others."""
         complete = [i for i, (seq, _) in enumerate(batch) if step.context_lens[i] == seq.num_tokens]
-        last_rows = self._tensor([step.query_start_loc[i + 1] - 1 for i in complete])  # [num_sampled]
-        logits = self._model.compute_logits(hidden[last_rows])  # [num_sampled, vocab_size]
+        logits = self.compute_logits(hidden, step, complete)
         tokens: list[SampledToken | None] = [None] * len(batch)
         for i, token in zip(complete, sample(logits, [batch[i][0].sampling_row() for i in complete]), strict=True):
             tokens[i] = token
         return tokens
+
+    def compute_logits(self, hidden: Tensor, step: AttentionMetadata, seqs: list[int]) -> Tensor:
+        """Of the last token in this step of each of `seqs`, numbers in the batch: [len(seqs), vocab_size]."""
+        last_rows = self._tensor([step.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
+        return self._model.compute_logits(hidden[last_rows])
 
     def _metadata(self, batch: list[Scheduled], rows: list[tuple[Sequence, int]]) -> AttentionMetadata:
         query_start_loc = [0]
@@ -58,5 +71,5 @@ class ModelRunner:
         """The slot of the token at `position`: block * block_size + offset."""
         return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
-    def _tensor(self, values: list[int]) -> torch.Tensor:
+    def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

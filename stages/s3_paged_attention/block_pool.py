@@ -1,57 +1,52 @@
 """BlockPool: which blocks are free. It knows nothing of sequences."""
 
+from collections import OrderedDict
+
 
 class NoFreeBlocks(RuntimeError):
     """Fewer blocks are free than are needed."""
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1 and the list of those that are free. Each operation takes O(1) a block.
+    """Blocks 0 .. num_blocks - 1, and the queue of the free ones. Each operation takes O(1) a block.
 
-    Last in, first out: the block taken next is the one given back last, which may still be in the processor's caches.
+        front [3][0][7] ... [5] back      get_new_blocks() takes from the front, free_blocks() returns to the front
+
+    So the block taken next is the one returned last: it may still be in the processor's caches.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # taken from the end: block 0 first
-        self._held = bytearray(num_blocks)  # 1 for a block that is not free
+        self._free = OrderedDict.fromkeys(range(num_blocks))  # a queue that also answers "is this block in it?"
 
     @property
     def num_free_blocks(self) -> int:
         return len(self._free)
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Blocks that are from now on held, the one given back last comes first.
+        """Take `count` blocks from the front of the queue.
 
         Raises NoFreeBlocks, with both numbers, and takes none, if fewer than `count` are free.
         """
-        start = len(self._free) - count
-        if start < 0:
+        if count > len(self._free):
             raise NoFreeBlocks(f"{count} blocks are needed, {len(self._free)} are free")
-        blocks = self._free[start:]
-        del self._free[start:]
-        blocks.reverse()
-        for block in blocks:
-            self._held[block] = 1
-        return blocks
+        return [self._free.popitem(last=False)[0] for _ in range(count)]
 
     def free_blocks(self, blocks: list[int]) -> None:
-        """The first of them will be the next one taken.
+        """Return `blocks` to the front of the queue, in their order: the first of them is taken next.
 
-        Raises ValueError, which names the block, and gives none back, if one of them is not held or is there twice.
+        Raises ValueError, which names the block, and returns none, if one of them is free or is there twice.
         """
-        held = self._held
-        for i, block in enumerate(blocks):
-            if not held[block]:
-                for marked in blocks[:i]:
-                    held[marked] = 1
+        seen: set[int] = set()
+        for block in blocks:
+            if block in self._free or block in seen:
                 raise ValueError(f"block {block} is given back twice")
-            held[block] = 0
-        self._free += reversed(blocks)
+            seen.add(block)
+        for block in reversed(blocks):
+            self._free[block] = None
+            self._free.move_to_end(block, last=False)
 
     def check_integrity(self, tables: list[int]) -> None:
-        """Each block is in one place: in the free list, or in `tables`, all block tables end to end, and marked so."""
+        """Each block is in one place: in the queue, or in `tables`, all block tables end to end."""
         places = sorted([*self._free, *tables])
         assert places == list(range(self.num_blocks)), "a block is in two places, or in none"
-        marked = [block for block, is_held in enumerate(self._held) if is_held]
-        assert marked == sorted(tables), f"blocks {marked} are marked as held, the tables have {sorted(tables)}"

@@ -1,6 +1,7 @@
 """InputProcessor: a prompt and its SamplingParams into a Sequence, or one clear error."""
 
 import random
+from typing import Any
 
 from .llama import ModelConfig, StreamDecoder, Tokenizer
 from .sampling import SamplingParams
@@ -30,7 +31,7 @@ class InputProcessor:
                 f"{self._max_model_len - 1} and one new token"
             )
         stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
-        return Sequence(
+        return self.build_sequence(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,
@@ -40,6 +41,10 @@ class InputProcessor:
             max_num_tokens=min(len(token_ids) + params.max_tokens, self._max_model_len),
             decoder=StreamDecoder(self._tokenizer, token_ids) if self._tokenizer else None,
         )
+
+    def build_sequence(self, **fields: Any) -> Sequence:
+        """To be overridden by who needs a Sequence that knows more."""
+        return Sequence(**fields)
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -9,7 +9,8 @@ from .attention import PagedAttention
 from .block_manager import BlockManager, cdiv
 from .config import EngineConfig
 from .input_processor import InputProcessor, Prompt
-from .kv_cache import KVCache, num_blocks_for
+from .interrupts import interrupts_held_back
+from .kv_cache import KVCache, PoolReport, num_blocks_for
 from .llama import ModelConfig, Tokenizer, load_model
 from .model_runner import ModelRunner
 from .outputs import RequestOutput
@@ -21,7 +22,10 @@ Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all pro
 
 
 class LLM:
-    """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")"""
+    """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")
+
+    An LLM belongs to one thread, and has one open stream() at a time.
+    """
 
     def __init__(self, model: str | Path = EngineConfig.model, **options: Any) -> None:
         """`options` are the other fields of EngineConfig. Raises ValueError for a bad value or checkpoint."""
@@ -38,9 +42,14 @@ class LLM:
         self.kv_cache_manager = BlockManager(num_blocks, block_size)
         attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
         self.model_runner = ModelRunner(llama, attention, block_size, device)
-        self.peak = self.kv_cache_manager.report()  # the pool when most of it was used, in the engine's life
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
         self._request_ids = map(str, itertools.count())
+        self._is_streaming = False
+
+    @property
+    def peak(self) -> PoolReport:
+        """The pool when most of it was held, in the engine's life."""
+        return self.kv_cache_manager.peak
 
     def generate(self, prompts: Prompts, sampling_params: Params = None) -> list[RequestOutput]:
         """One finished output a prompt, in the order of the prompts.
@@ -53,7 +62,8 @@ class LLM:
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Iterator[RequestOutput]:
         """Yield a request's output so far whenever it got a token. Closing the iterator gives back what it holds.
 
-        Raises ValueError at once if there are not as many sampling_params as prompts.
+        Raises ValueError at once if there are not as many sampling_params as prompts, and when it begins if another
+        stream() of this LLM has begun and not ended. Ctrl-C is taken between two steps.
         """
         requests = [self._add_request(prompt, params) for prompt, params in pair(prompts, sampling_params)]
         return self._serve(requests)
@@ -72,16 +82,25 @@ class LLM:
         return seq
 
     def _serve(self, requests: list[Sequence | RequestOutput]) -> abc.Iterator[RequestOutput]:
-        yield from [request for request in requests if isinstance(request, RequestOutput)]
+        """All prompts of a batch in one step, then one token a step for each sequence that has not ended."""
+        if self._is_streaming:
+            raise ValueError("another stream() of this LLM is open: drain or close it first")
+        self._is_streaming = True
         waiting = deque(request for request in requests if isinstance(request, Sequence))
-        while waiting:
-            batch = self._admit(waiting)
-            try:
-                yield from self._run(batch)
-            finally:
-                for seq in batch:
-                    if seq.block_table:  # the caller closed the iterator, or a step failed
-                        self.kv_cache_manager.free(seq)
+        running: list[Sequence] = []
+        try:
+            yield from [request for request in requests if isinstance(request, RequestOutput)]
+            while waiting or running:
+                with interrupts_held_back():
+                    running = running or self._admit(waiting)
+                    outputs = self._step(running)
+                    running = [seq for seq in running if not seq.finished]
+                yield from outputs
+        finally:  # the caller closed the iterator, a step failed, or nothing is left to do
+            with interrupts_held_back():
+                self._is_streaming = False
+                for seq in running:
+                    self.kv_cache_manager.free(seq)
 
     def _admit(self, waiting: deque[Sequence]) -> list[Sequence]:
         """The next batch: first come first served, as many as max_num_seqs and the promises allow."""
@@ -89,33 +108,23 @@ class LLM:
         while waiting and len(batch) < self.config.max_num_seqs and self._can_promise(waiting[0]):
             self.kv_cache_manager.allocate(waiting[0])
             batch.append(waiting.popleft())
-        if not batch:
-            raise RuntimeError("the pool is held by another stream() of this engine: drain or close that one first")
+        assert batch, "the pool is empty, and _add_request() has seen that each fits alone"
         return batch
 
     def _can_promise(self, seq: Sequence) -> bool:
-        """Whether `seq` can run to its end beside those that run now: then no batch runs out of blocks half way."""
+        """Return True if `seq` can run to its end beside all that run now: no batch runs out of blocks half way."""
         promised = self.kv_cache_manager.report().promised // self.config.block_size
         return promised + cdiv(seq.max_num_tokens, self.config.block_size) <= self.kv_cache_manager.num_blocks
-
-    def _run(self, batch: list[Sequence]) -> abc.Iterator[RequestOutput]:
-        """All prompts in one step, then one token a step for each sequence that has not ended."""
-        running = batch
-        while running:
-            outputs = self._step(running)
-            running = [seq for seq in running if not seq.finished]
-            yield from outputs
 
     def _step(self, running: list[Sequence]) -> list[RequestOutput]:
         for seq in running:
             self.kv_cache_manager.append_slot(seq)
-        scheduled = [(seq, seq.num_tokens - seq.num_computed_tokens) for seq in running]
+        scheduled = [(seq, seq.num_uncomputed_tokens) for seq in running]
         tokens = self.model_runner.run(scheduled)
         for (seq, num_tokens), token in zip(scheduled, tokens, strict=True):
             seq.num_computed_tokens += num_tokens
             if token is not None:
                 seq.append_token(token)
-        self.peak = max(self.peak, self.kv_cache_manager.report(), key=lambda report: report.used)
         for seq in running:
             if seq.finished:
                 self.kv_cache_manager.free(seq)

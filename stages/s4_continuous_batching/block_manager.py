@@ -20,31 +20,36 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self._pool = BlockPool(num_blocks)
-        self._holders: dict[str, Sequence] = {}  # request_id -> sequence
+        self._holders: dict[Sequence, None] = {}  # in order of admission
+        self._peak = self.report()
 
     @property
     def num_free_blocks(self) -> int:
         return self._pool.num_free_blocks
 
+    def get_num_blocks_to_allocate(self, seq: Sequence) -> int:
+        """Blocks that allocate() would take."""
+        return cdiv(seq.num_tokens, self.block_size)
+
     def can_allocate(self, seq: Sequence) -> bool:
-        return cdiv(seq.num_tokens, self.block_size) <= self.num_free_blocks
+        return self.get_num_blocks_to_allocate(seq) <= self.num_free_blocks
 
     def allocate(self, seq: Sequence) -> None:
-        """Blocks for all tokens that `seq` has now. Raises NoFreeBlocks, and changes nothing, if too few are free."""
-        assert seq.request_id not in self._holders, f"request {seq.request_id} holds blocks already"
-        seq.block_table = self._pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size))
-        self._holders[seq.request_id] = seq
+        """Take blocks for all tokens that `seq` has now. Raises NoFreeBlocks, and changes nothing, if too few are free."""
+        assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
+        seq.block_table = self._pool.get_new_blocks(self.get_num_blocks_to_allocate(seq))
+        self._holders[seq] = None
 
     def can_append(self, seq: Sequence) -> bool:
         """Whether append_slot() would succeed."""
         return not self._needs_block(seq) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> None:
-        """Make sure of a slot for the last token of `seq`, which was allocated: a new block if the others are full.
+        """Make sure of a slot for the last token of `seq`: take a block if all of its blocks are full.
 
         Raises NoFreeBlocks, and changes nothing, if there is none.
         """
-        assert seq.request_id in self._holders, f"request {seq.request_id} was never allocated"
+        assert seq in self._holders, f"request {seq.request_id} was never allocated"
         if self._needs_block(seq):
             seq.block_table += self._pool.get_new_blocks(1)
 
@@ -53,15 +58,22 @@ class BlockManager:
 
         Raises ValueError, and changes nothing, if it holds no blocks, or if its table names one that is not held.
         """
-        if self._holders.get(seq.request_id) is not seq:
+        if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")
+        self._peak = self.peak
         self._pool.free_blocks(seq.block_table)
-        del self._holders[seq.request_id]
+        del self._holders[seq]
         seq.block_table = []
+
+    @property
+    def peak(self) -> PoolReport:
+        """The pool when most of it was held. Less is held only after a free(): it is enough to look before each."""
+        num_held = self.num_blocks - self.num_free_blocks
+        return self.report() if num_held * self.block_size >= self._peak.held else self._peak
 
     def report(self) -> PoolReport:
         """What of the pool is promised, held and used now."""
-        seqs = self._holders.values()
+        seqs = self._holders
         return PoolReport(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
@@ -70,9 +82,9 @@ class BlockManager:
         )
 
     def check_integrity(self) -> None:
-        """Every block is free or in one place of one table, and no table is longer than its tokens need."""
-        self._pool.check_integrity([block for seq in self._holders.values() for block in seq.block_table])
-        for seq in self._holders.values():
+        """Each block is free or in one place of one table, and no table is longer than its tokens need."""
+        self._pool.check_integrity([block for seq in self._holders for block in seq.block_table])
+        for seq in self._holders:
             most = cdiv(seq.num_tokens, self.block_size)
             assert len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
             assert seq.num_computed_tokens <= len(seq.block_table) * self.block_size

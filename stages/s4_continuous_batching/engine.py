@@ -9,6 +9,7 @@ from .attention import PagedAttention
 from .block_manager import BlockManager, cdiv
 from .config import EngineConfig
 from .input_processor import InputProcessor, Prompt
+from .interrupts import interrupts_held_back
 from .kv_cache import KVCache, num_blocks_for
 from .llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
 from .model_runner import ModelRunner, Scheduled
@@ -19,6 +20,8 @@ from .sequence import Sequence
 
 
 class LLMEngine:
+    """It belongs to one thread. Ctrl-C is taken between two steps."""
+
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError for a bad value or checkpoint. Each part has a method that builds it, to be overridden."""
         self.config = config
@@ -29,13 +32,13 @@ class LLMEngine:
         self.tokenizer = self.build_tokenizer()
         model = self.build_model()
         self.kv_cache = self.build_kv_cache()  # after the weights: on a GPU it takes what they leave
+        self.model_runner = self.build_model_runner(model)
         self.kv_cache_manager = self.build_block_manager()
         self.scheduler = self.build_scheduler()
-        self.model_runner = self.build_model_runner(model)
-        self.peak = self.kv_cache_manager.report()  # the pool when most of it was used, in the engine's life
-        self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
-        self._requests: dict[str, Sequence] = {}  # those that have not ended
+        self.input_processor = self.build_input_processor()
+        self._requests: dict[str, Sequence] = {}  # none of them has ended
 
+    @interrupts_held_back()
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
         """It runs from the next step on that has room. Raises ValueError for a request that can never be served."""
         if request_id in self._requests:
@@ -47,47 +50,64 @@ class LLMEngine:
         self._requests[request_id] = seq
         self.scheduler.add(seq)
 
+    @interrupts_held_back()
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """End a request in any state. Returns its last output; None, and nothing happens, if it is not here."""
-        seq = self._requests.pop(request_id, None)
+        seq = self._requests.get(request_id)
         if seq is None:
             return None
         self.scheduler.remove(seq)
         seq.finish("abort")
-        return seq.output()
+        [output] = self._outputs([seq])
+        return output
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    def has_request(self, request_id: str) -> bool:
-        """Whether it was added and has not ended."""
-        return request_id in self._requests
-
+    @interrupts_held_back()
     def step(self) -> list[RequestOutput]:
-        """The outputs so far of those that got a token. If some can never go on: theirs alone, and no model runs.
+        """Compute some tokens. Returns the outputs so far of the requests that got a token or have ended.
 
-        If the model raises, nothing was computed: the same sequences are scheduled again in the next step.
+        If a sequence can never go on, it ends, and no model runs in this step.
         """
         batch, failed = self.scheduler.schedule()
         if failed:
-            return [self._requests.pop(seq.request_id).output() for seq in failed]
-        tokens = self.model_runner.run(batch) if batch else []
-        return [seq.output() for seq in self._update(batch, tokens)]
+            return self._outputs(failed)
+        tokens = self._run(batch) if batch else []
+        return self._outputs(self._update(batch, tokens))
+
+    def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
+        """A step of the model. If it raises, its sequences run again one by one: one that raises alone has failed."""
+        try:
+            return self.model_runner.run(batch)
+        except Exception as error:
+            if len(batch) > 1:
+                return [token for scheduled in batch for token in self._run([scheduled])]
+            batch[0][0].fail(f"{type(error).__name__}: {error}")
+            return [None]
 
     def _update(self, batch: list[Scheduled], tokens: list[SampledToken | None]) -> list[Sequence]:
-        """Returns the sequences that got a token; those that it ends leave the engine."""
+        """Returns the sequences that got a token or have failed; a sequence that ends gives its blocks back."""
         updated = []
         for (seq, num_tokens), token in zip(batch, tokens, strict=True):
             seq.num_computed_tokens += num_tokens
             if token is not None:
                 seq.append_token(token)
-                updated.append(seq)
-        self.peak = max(self.peak, self.kv_cache_manager.report(), key=lambda report: report.used)
-        for seq in updated:
             if seq.finished:
                 self.scheduler.remove(seq)
-                del self._requests[seq.request_id]
+            if token is not None or seq.finished:
+                updated.append(seq)
         return updated
+
+    def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
+        """Of their requests, so far. The engine forgets a request that has finished."""
+        for seq in seqs:
+            if seq.finished:
+                del self._requests[seq.request_id]
+        return [seq.output() for seq in seqs]
+
+    def build_input_processor(self) -> InputProcessor:
+        return InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
 
     def build_tokenizer(self) -> Tokenizer | None:
         folder = Path(self.config.model)

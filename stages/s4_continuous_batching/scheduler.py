@@ -4,11 +4,11 @@
               ^                                             |
               +------- preempt, the latest one first -------+
 
-Both queues together are in order of arrival at all times: whoever waits came after all who run. So nobody is overtaken,
-and a preempted sequence is the next one to be admitted.
+Both queues together are in order of arrival at all times: a sequence that waits came after all that run. So none is
+overtaken, and a preempted sequence is the next one to be admitted.
 """
 
-from collections import deque
+from collections import OrderedDict
 from typing import NamedTuple
 
 from .block_manager import BlockManager, cdiv
@@ -19,100 +19,106 @@ from .sequence import Sequence
 
 class SchedulerOutput(NamedTuple):
     batch: list[Scheduled]
-    failed: list[Sequence]  # those that can never go on: they have ended
+    failed: list[Sequence]  # sequences that can never go on: they have ended
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, block_manager: BlockManager) -> None:
-        self.waiting: deque[Sequence] = deque()
+    def __init__(self, config: EngineConfig, kv_cache_manager: BlockManager) -> None:
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()  # a queue from which anyone can leave at once
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self._block_manager = block_manager
+        self._kv_cache_manager = kv_cache_manager
         self._max_num_seqs = config.max_num_seqs
         self._max_num_batched_tokens = config.max_num_batched_tokens
-        self._watermark_blocks = int(config.watermark * block_manager.num_blocks)
+        self._watermark_blocks = int(config.watermark * kv_cache_manager.num_blocks)
 
     def add(self, seq: Sequence) -> None:
-        self.waiting.append(seq)
+        self.waiting[seq] = None
 
     def remove(self, seq: Sequence) -> None:
         """`seq` has ended, whatever its state: it leaves its queue and gives its blocks back."""
-        if seq in self.running:
-            self.running.remove(seq)
-            self._block_manager.free(seq)
+        if seq in self.waiting:
+            del self.waiting[seq]
         else:
-            self.waiting.remove(seq)
+            self.running.remove(seq)
+            self._kv_cache_manager.free(seq)
 
     def schedule(self) -> SchedulerOutput:
         """Decodes first, a token each; then chunks of prompts, with what is left of max_num_batched_tokens.
 
-        Takes the blocks that the step will write to.
+        Takes the blocks that the step will write to. Ends as soon as a sequence has failed.
         """
         output = SchedulerOutput(batch=[], failed=[])
+        num_preemptions = self.num_preemptions
         budget = self._schedule_decodes(output, self._max_num_batched_tokens)
         budget = self._schedule_chunks(output, budget)
-        self._admit(output, budget)
+        # Who was preempted would be the first to be admitted, and preempted again in the next step.
+        if self.num_preemptions == num_preemptions and not output.failed:
+            self._admit(output, budget)
         return output
 
     def _schedule_decodes(self, output: SchedulerOutput, budget: int) -> int:
         """Returns what is left of the budget."""
-        for seq in [seq for seq in self.running if seq.num_uncomputed_tokens == 1]:
-            if budget == 0:
+        for seq in list(self.running):
+            if budget == 0 or output.failed:
                 break
-            if seq in self.running and self._make_room(seq, output):  # one before it may have preempted it
-                self._block_manager.append_slot(seq)
+            is_preempted = not seq.block_table  # by one before it
+            if seq.num_uncomputed_tokens == 1 and not is_preempted and self._make_room(seq, output):
+                self._kv_cache_manager.append_slot(seq)
                 output.batch.append((seq, 1))
                 budget -= 1
         return budget
 
     def _schedule_chunks(self, output: SchedulerOutput, budget: int) -> int:
-        """Those that run and have more than one token to compute, in order, as many tokens as the budget has left.
+        """As many tokens as the budget allows of each running sequence that has more than one to compute, in order.
 
         Their blocks were allocated on admission. Returns what is left of the budget.
         """
         for seq in self.running:
-            num_tokens = min(seq.num_uncomputed_tokens, budget)
-            if seq.num_uncomputed_tokens > 1 and num_tokens > 0:
-                output.batch.append((seq, num_tokens))
-                budget -= num_tokens
+            if seq.num_uncomputed_tokens > 1:
+                budget = self._schedule_chunk(seq, output, budget)
         return budget
+
+    def _schedule_chunk(self, seq: Sequence, output: SchedulerOutput, budget: int) -> int:
+        num_tokens = min(seq.num_uncomputed_tokens, budget)
+        if num_tokens > 0:
+            output.batch.append((seq, num_tokens))
+        return budget - num_tokens
 
     def _admit(self, output: SchedulerOutput, budget: int) -> None:
         """From waiting to running, in order, while there is a seat, budget, and what _may_admit() asks for.
 
         Each takes the blocks of all its tokens, and is scheduled for as many tokens as the budget has left. One that
-        needs more blocks than the pool has fails, and the next one is first.
+        needs more blocks than the pool has fails: it outgrew the pool.
         """
-        while self.waiting and len(self.running) < self._max_num_seqs and budget > 0:
-            seq = self.waiting[0]
-            needed, num_blocks = cdiv(seq.num_tokens, self._block_manager.block_size), self._block_manager.num_blocks
-            if needed > num_blocks:  # it outgrew the pool
+        while self.waiting and budget > 0:
+            seq = next(iter(self.waiting))
+            if self._num_blocks(seq) > self._kv_cache_manager.num_blocks:
                 self._fail(seq, output)
-            elif self._may_admit(seq):
-                self._block_manager.allocate(seq)
-                self.running.append(self.waiting.popleft())
-                num_tokens = min(seq.num_tokens, budget)
-                output.batch.append((seq, num_tokens))
-                budget -= num_tokens
-            else:
                 break
+            if not self._may_admit(seq):
+                break
+            self._kv_cache_manager.allocate(seq)
+            self.waiting.popitem(last=False)
+            self.running.append(seq)
+            budget = self._schedule_chunk(seq, output, budget)
 
     def _may_admit(self, seq: Sequence) -> bool:
-        """Whether there are blocks for all its tokens.
+        """Return True if there is a seat for `seq`, and blocks for all its tokens.
 
         Beside others a new sequence must leave the watermark free, for those that run to grow into.
         """
-        if not self.running:
-            return self._block_manager.can_allocate(seq)
-        needed = cdiv(seq.num_tokens, self._block_manager.block_size) + self._watermark_blocks
-        return needed <= self._block_manager.num_free_blocks
+        if len(self.running) == self._max_num_seqs:
+            return False
+        spare = self._watermark_blocks if self.running else 0
+        return self._kv_cache_manager.get_num_blocks_to_allocate(seq) + spare <= self._kv_cache_manager.num_free_blocks
 
     def _make_room(self, seq: Sequence, output: SchedulerOutput) -> bool:
         """Preempt, the latest first, until `seq` can have a slot for its last token.
 
-        False if it cannot: it was the latest itself, and waits; or it is alone, and has failed.
+        Returns False if it cannot: it was the latest itself, and waits; or it is alone, and has failed.
         """
-        while not self._block_manager.can_append(seq):
+        while not self._kv_cache_manager.can_append(seq):
             if self.running == [seq]:
                 self._fail(seq, output)
                 return False
@@ -123,18 +129,23 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Take its blocks and put it in front of all who wait; num_preemptions counts it.
+        """Take its blocks and put it in front of all that wait.
 
         When it is admitted again, its prompt and all that it generated are computed anew.
         """
-        self._block_manager.free(seq)
+        self._kv_cache_manager.free(seq)
         seq.num_computed_tokens = 0
         self.running.remove(seq)
-        self.waiting.appendleft(seq)
+        self.waiting[seq] = None
+        self.waiting.move_to_end(seq, last=False)
         self.num_preemptions += 1
 
     def _fail(self, seq: Sequence, output: SchedulerOutput) -> None:
-        needed = cdiv(seq.num_tokens, self._block_manager.block_size)
+        needed, num_blocks = self._num_blocks(seq), self._kv_cache_manager.num_blocks
         self.remove(seq)
-        seq.fail(f"{seq.num_tokens} tokens need {needed} blocks, the pool has {self._block_manager.num_blocks}")
+        seq.fail(f"{seq.num_tokens} tokens need {needed} blocks, the pool has {num_blocks}")
         output.failed.append(seq)
+
+    def _num_blocks(self, seq: Sequence) -> int:
+        """That all its tokens fill."""
+        return cdiv(seq.num_tokens, self._kv_cache_manager.block_size)

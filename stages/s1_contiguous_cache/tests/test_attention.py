@@ -77,8 +77,8 @@ def test_token_by_token_equals_all_at_once():
     attention = ContiguousAttention(make_cache(num_slots=20))
     rows = []
     for i in range(6):
-        attention.begin(step([(5, i, 1)]))
-        rows.append(attention(0, q[i : i + 1], k[i : i + 1], v[i : i + 1]))
+        attend = attention.plan(step([(5, i, 1)]))
+        rows.append(attend(0, q[i : i + 1], k[i : i + 1], v[i : i + 1]))
     torch.testing.assert_close(torch.cat(rows), attend_without_cache(0, q, k, v))
 
 
@@ -86,10 +86,10 @@ def test_sequences_in_one_step_do_not_see_each_other():
     """A prompt of 4, the newest token after 5, and a prompt of 1, in pieces that lie in another order in the pool."""
     attention = ContiguousAttention(make_cache(num_slots=24))
     a, b, c = (random_qkv(n, seed=n) for n in (4, 6, 1))
-    attention.begin(step([(8, 0, 5)]))
-    attention(0, *(x[:5] for x in b))
-    attention.begin(step([(16, 0, 4), (8, 5, 1), (0, 0, 1)]))
-    out = attention(0, *(torch.cat((x, y[5:], z)) for x, y, z in zip(a, b, c, strict=True)))
+    attend = attention.plan(step([(8, 0, 5)]))
+    attend(0, *(x[:5] for x in b))
+    attend = attention.plan(step([(16, 0, 4), (8, 5, 1), (0, 0, 1)]))
+    out = attend(0, *(torch.cat((x, y[5:], z)) for x, y, z in zip(a, b, c, strict=True)))
     alone = torch.cat((attend_without_cache(0, *a), attend_without_cache(0, *b)[5:], attend_without_cache(0, *c)))
     torch.testing.assert_close(out, alone)
 
@@ -97,12 +97,12 @@ def test_sequences_in_one_step_do_not_see_each_other():
 def test_layers_do_not_see_each_other():
     attention = ContiguousAttention(make_cache(num_slots=8, num_layers=2))
     layers = [random_qkv(3, seed=1), random_qkv(3, seed=2)]
-    attention.begin(step([(2, 0, 2)]))
+    attend = attention.plan(step([(2, 0, 2)]))
     for layer, qkv in enumerate(layers):
-        attention(layer, *(x[:2] for x in qkv))
-    attention.begin(step([(2, 2, 1)]))
+        attend(layer, *(x[:2] for x in qkv))
+    attend = attention.plan(step([(2, 2, 1)]))
     for layer, qkv in enumerate(layers):
-        out = attention(layer, *(x[2:] for x in qkv))
+        out = attend(layer, *(x[2:] for x in qkv))
         torch.testing.assert_close(out, attend_without_cache(layer, *qkv)[2:])
 
 
@@ -110,28 +110,28 @@ def test_a_step_writes_its_own_slots_and_no_others():
     cache = make_cache(num_slots=10, num_layers=2)
     attention = ContiguousAttention(cache)
     q, k, v = random_qkv(3)
-    attention.begin(step([(4, 0, 2), (9, 0, 1)]))
-    attention(1, q, k, v)
+    attend = attention.plan(step([(4, 0, 2), (9, 0, 1)]))
+    attend(1, q, k, v)
     assert torch.equal(cache.k[1, [4, 5, 9]], k) and torch.equal(cache.v[1, [4, 5, 9]], v)
     assert cache.k[1, [0, 1, 2, 3, 6, 7, 8]].isnan().all() and cache.k[0].isnan().all()
 
 
 def test_what_an_earlier_holder_left_in_the_slots_is_not_seen():
     attention = ContiguousAttention(make_cache(num_slots=8))
-    attention.begin(step([(0, 0, 8)]))
-    attention(0, *(1e30 * x for x in random_qkv(8)))
+    attend = attention.plan(step([(0, 0, 8)]))
+    attend(0, *(1e30 * x for x in random_qkv(8)))
     qkv = random_qkv(3, seed=3)
-    attention.begin(step([(2, 0, 3)]))
-    torch.testing.assert_close(attention(0, *qkv), attend_without_cache(0, *qkv))
+    attend = attention.plan(step([(2, 0, 3)]))
+    torch.testing.assert_close(attend(0, *qkv), attend_without_cache(0, *qkv))
 
 
 def test_a_batch_that_is_not_the_one_announced_is_refused():
     attention = ContiguousAttention(make_cache(num_slots=8))
     with pytest.raises(AssertionError):
-        attention(0, *random_qkv(2))
-    attention.begin(step([(0, 0, 3)]))
+        attend(0, *random_qkv(2))
+    attend = attention.plan(step([(0, 0, 3)]))
     with pytest.raises(AssertionError):
-        attention(0, *random_qkv(2))
+        attend(0, *random_qkv(2))
 
 
 # The pool's tensors

@@ -90,8 +90,8 @@ def test_token_by_token_equals_all_at_once():
     attention = GatherAttention(make_cache(5, [3, 0]))
     rows = []
     for i in range(6):
-        attention.begin(step([([3, 0], i, 1)]))
-        rows.append(attention(0, q[i : i + 1], k[i : i + 1], v[i : i + 1]))
+        attend = attention.plan(step([([3, 0], i, 1)]))
+        rows.append(attend(0, q[i : i + 1], k[i : i + 1], v[i : i + 1]))
     torch.testing.assert_close(torch.cat(rows), attend_without_cache(0, q, k, v))
 
 
@@ -99,10 +99,10 @@ def test_sequences_in_one_step_do_not_see_each_other():
     """A prompt of 4, the newest token after 5, and a prompt of 1, in blocks that lie in another order in the pool."""
     attention = GatherAttention(make_cache(6, [2], [5, 1], [0]))
     a, b, c = (random_qkv(n, seed=n) for n in (4, 6, 1))
-    attention.begin(step([([5, 1], 0, 5)]))
-    attention(0, *(x[:5] for x in b))
-    attention.begin(step([([2], 0, 4), ([5, 1], 5, 1), ([0], 0, 1)]))
-    out = attention(0, *(torch.cat((x, y[5:], z)) for x, y, z in zip(a, b, c, strict=True)))
+    attend = attention.plan(step([([5, 1], 0, 5)]))
+    attend(0, *(x[:5] for x in b))
+    attend = attention.plan(step([([2], 0, 4), ([5, 1], 5, 1), ([0], 0, 1)]))
+    out = attend(0, *(torch.cat((x, y[5:], z)) for x, y, z in zip(a, b, c, strict=True)))
     alone = torch.cat((attend_without_cache(0, *a), attend_without_cache(0, *b)[5:], attend_without_cache(0, *c)))
     torch.testing.assert_close(out, alone)
 
@@ -110,12 +110,12 @@ def test_sequences_in_one_step_do_not_see_each_other():
 def test_layers_do_not_see_each_other():
     attention = GatherAttention(make_cache(3, [2, 0], num_layers=2))
     layers = [random_qkv(6, seed=1), random_qkv(6, seed=2)]
-    attention.begin(step([([2, 0], 0, 5)]))
+    attend = attention.plan(step([([2, 0], 0, 5)]))
     for layer, qkv in enumerate(layers):
-        attention(layer, *(x[:5] for x in qkv))
-    attention.begin(step([([2, 0], 5, 1)]))
+        attend(layer, *(x[:5] for x in qkv))
+    attend = attention.plan(step([([2, 0], 5, 1)]))
     for layer, qkv in enumerate(layers):
-        out = attention(layer, *(x[5:] for x in qkv))
+        out = attend(layer, *(x[5:] for x in qkv))
         torch.testing.assert_close(out, attend_without_cache(layer, *qkv)[5:])
 
 
@@ -123,10 +123,10 @@ def test_layers_do_not_see_each_other():
 def test_where_the_blocks_lie_does_not_matter(table):
     q, k, v = random_qkv(10)
     attention = GatherAttention(make_cache(4, list(table)))
-    attention.begin(step([(list(table), 0, 9)]))
-    prompt = attention(0, q[:9], k[:9], v[:9])
-    attention.begin(step([(list(table), 9, 1)]))
-    newest = attention(0, q[9:], k[9:], v[9:])
+    attend = attention.plan(step([(list(table), 0, 9)]))
+    prompt = attend(0, q[:9], k[:9], v[:9])
+    attend = attention.plan(step([(list(table), 9, 1)]))
+    newest = attend(0, q[9:], k[9:], v[9:])
     torch.testing.assert_close(torch.cat((prompt, newest)), attend_without_cache(0, q, k, v))
 
 
@@ -135,8 +135,8 @@ def test_a_step_writes_its_own_slots_and_no_others():
     cache = make_cache(4, num_layers=2)
     attention = GatherAttention(cache)
     q, k, v = random_qkv(6)
-    attention.begin(step([([2, 0], 0, 5), ([3], 0, 1)]))
-    attention(1, q, k, v)
+    attend = attention.plan(step([([2, 0], 0, 5), ([3], 0, 1)]))
+    attend(1, q, k, v)
     blocks, offsets = [2, 2, 2, 2, 0, 3], [0, 1, 2, 3, 0, 0]
     assert torch.equal(cache.blocks[blocks, 1, 0, offsets], k) and torch.equal(cache.blocks[blocks, 1, 1, offsets], v)
     cache.blocks[blocks, 1, :, offsets] = float("nan")
@@ -145,11 +145,11 @@ def test_a_step_writes_its_own_slots_and_no_others():
 
 def test_what_an_earlier_holder_left_in_the_slots_is_not_seen():
     attention = GatherAttention(make_cache(3))
-    attention.begin(step([([0, 1, 2], 0, 12)]))
-    attention(0, *(1e30 * x for x in random_qkv(12)))
+    attend = attention.plan(step([([0, 1, 2], 0, 12)]))
+    attend(0, *(1e30 * x for x in random_qkv(12)))
     qkv = random_qkv(6, seed=3)
-    attention.begin(step([([2, 0], 0, 6)]))
-    torch.testing.assert_close(attention(0, *qkv), attend_without_cache(0, *qkv))
+    attend = attention.plan(step([([2, 0], 0, 6)]))
+    torch.testing.assert_close(attend(0, *qkv), attend_without_cache(0, *qkv))
 
 
 def test_blocks_that_no_table_of_the_step_names_are_not_seen():
@@ -157,20 +157,20 @@ def test_blocks_that_no_table_of_the_step_names_are_not_seen():
     cache = make_cache(5, [4, 1], [3])
     attention = GatherAttention(cache)
     stays, leaves = random_qkv(6, seed=1), random_qkv(3, seed=2)
-    attention.begin(step([([4, 1], 0, 5), ([3], 0, 3)]))
-    attention(0, *(torch.cat((x[:5], y)) for x, y in zip(stays, leaves, strict=True)))
+    attend = attention.plan(step([([4, 1], 0, 5), ([3], 0, 3)]))
+    attend(0, *(torch.cat((x[:5], y)) for x, y in zip(stays, leaves, strict=True)))
     cache.blocks[[0, 2, 3]] = float("nan")
-    attention.begin(step([([4, 1], 5, 1)]))
-    torch.testing.assert_close(attention(0, *(x[5:] for x in stays)), attend_without_cache(0, *stays)[5:])
+    attend = attention.plan(step([([4, 1], 5, 1)]))
+    torch.testing.assert_close(attend(0, *(x[5:] for x in stays)), attend_without_cache(0, *stays)[5:])
 
 
 def test_a_batch_that_is_not_the_one_announced_is_refused():
     attention = GatherAttention(make_cache(2))
     with pytest.raises(AssertionError):
-        attention(0, *random_qkv(2))
-    attention.begin(step([([0], 0, 3)]))
+        attend(0, *random_qkv(2))
+    attend = attention.plan(step([([0], 0, 3)]))
     with pytest.raises(AssertionError):
-        attention(0, *random_qkv(2))
+        attend(0, *random_qkv(2))
 
 
 # The pool's tensor

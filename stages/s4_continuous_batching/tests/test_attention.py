@@ -95,8 +95,8 @@ def test_token_by_token_or_in_chunks_equals_all_at_once(lengths):
     attention = PagedAttention(make_cache(6, table), tile_size=4)
     rows, start = [], 0
     for length in lengths:
-        attention.begin(step([(table, start, length)]))
-        rows.append(attention(0, *(x[start : start + length] for x in (q, k, v))))
+        attend = attention.plan(step([(table, start, length)]))
+        rows.append(attend(0, *(x[start : start + length] for x in (q, k, v))))
         start += length
     torch.testing.assert_close(torch.cat(rows), attend_without_cache(0, q, k, v))
 
@@ -107,8 +107,8 @@ def test_where_the_blocks_lie_does_not_matter(table):
     attention = PagedAttention(make_cache(4, list(table)), tile_size=BLOCK_SIZE)
     rows = []
     for before, now in ((0, 6), (6, 3), (9, 1)):
-        attention.begin(step([(list(table), before, now)]))
-        rows.append(attention(0, *(x[before : before + now] for x in (q, k, v))))
+        attend = attention.plan(step([(list(table), before, now)]))
+        rows.append(attend(0, *(x[before : before + now] for x in (q, k, v))))
     torch.testing.assert_close(torch.cat(rows), attend_without_cache(0, q, k, v))
 
 
@@ -122,10 +122,10 @@ def test_the_newest_token_attends_as_in_the_paper(block_size, tile_blocks):
         cache = make_cache(8, needed, block_size=block_size)
         q, k, v = random_qkv(context_len, *heads)
         attention = PagedAttention(cache, tile_blocks * block_size)
-        attention.begin(step([(needed, 0, context_len)], block_size))
-        attention(0, q, k, v)
-        attention.begin(step([(needed, context_len - 1, 1)], block_size))
-        out = attention(0, q[-1:], k[-1:], v[-1:])
+        attend = attention.plan(step([(needed, 0, context_len)], block_size))
+        attend(0, q, k, v)
+        attend = attention.plan(step([(needed, context_len - 1, 1)], block_size))
+        out = attend(0, q[-1:], k[-1:], v[-1:])
         torch.testing.assert_close(out[0], attend_block_by_block(q[-1], cache, 0, needed, context_len))
 
 
@@ -189,10 +189,10 @@ def test_sequences_in_one_step_do_not_see_each_other():
     """A prompt of 4, the newest token after 5, and a prompt of 1, in blocks that lie in another order in the pool."""
     attention = PagedAttention(make_cache(6, [2], [5, 1], [0]), tile_size=4)
     a, b, c = (random_qkv(n, seed=n) for n in (4, 6, 1))
-    attention.begin(step([([5, 1], 0, 5)]))
-    attention(0, *(x[:5] for x in b))
-    attention.begin(step([([2], 0, 4), ([5, 1], 5, 1), ([0], 0, 1)]))
-    out = attention(0, *(torch.cat((x, y[5:], z)) for x, y, z in zip(a, b, c, strict=True)))
+    attend = attention.plan(step([([5, 1], 0, 5)]))
+    attend(0, *(x[:5] for x in b))
+    attend = attention.plan(step([([2], 0, 4), ([5, 1], 5, 1), ([0], 0, 1)]))
+    out = attend(0, *(torch.cat((x, y[5:], z)) for x, y, z in zip(a, b, c, strict=True)))
     alone = torch.cat((attend_without_cache(0, *a), attend_without_cache(0, *b)[5:], attend_without_cache(0, *c)))
     torch.testing.assert_close(out, alone)
 
@@ -202,9 +202,9 @@ def test_layers_do_not_see_each_other():
     attention = PagedAttention(make_cache(4, [2, 0, 3], num_layers=2), tile_size=4)
     layers = [random_qkv(11, seed=1), random_qkv(11, seed=2)]
     for before, end in ((0, 5), (5, 10), (10, 11)):
-        attention.begin(step([([2, 0, 3], before, end - before)]))
+        attend = attention.plan(step([([2, 0, 3], before, end - before)]))
         for layer, qkv in enumerate(layers):
-            out = attention(layer, *(x[before:end] for x in qkv))
+            out = attend(layer, *(x[before:end] for x in qkv))
             torch.testing.assert_close(out, attend_without_cache(layer, *qkv)[before:end])
 
 
@@ -213,8 +213,8 @@ def test_a_step_writes_its_own_slots_and_clears_the_rest_of_blocks_that_it_begin
     cache = make_cache(4, num_layers=2)
     attention = PagedAttention(cache, tile_size=4)
     q, k, v = random_qkv(6)
-    attention.begin(step([([2, 0], 0, 5), ([3], 0, 1)]))
-    attention(1, q, k, v)
+    attend = attention.plan(step([([2, 0], 0, 5), ([3], 0, 1)]))
+    attend(1, q, k, v)
     blocks, offsets = [2, 2, 2, 2, 0, 3], [0, 1, 2, 3, 0, 0]
     assert torch.equal(cache.blocks[blocks, 1, 0, offsets], k) and torch.equal(cache.blocks[blocks, 1, 1, offsets], v)
     cache.blocks[blocks, 1, :, offsets] = 0
@@ -224,7 +224,7 @@ def test_a_step_writes_its_own_slots_and_clears_the_rest_of_blocks_that_it_begin
 def test_a_block_that_is_gone_on_with_is_not_cleared():
     cache = make_cache(2, [1])
     attention = PagedAttention(cache, tile_size=4)
-    attention.begin(step([([1], 2, 1)]))
+    attend = attention.plan(step([([1], 2, 1)]))
     assert (cache.blocks[1] == 1e30).all() and cache.blocks[0].isnan().all()
 
 
@@ -235,20 +235,20 @@ def test_nan_that_an_earlier_holder_left_is_not_seen():
     expected_a, expected_b = (attend_without_cache(0, *qkv) for qkv in (a, b))
     for of_a, of_b in ((slice(0, 5), slice(0, 11)), (slice(5, 6), slice(11, 12))):
         members = [([2, 0], of_a.start, of_a.stop - of_a.start), ([4, 1, 3], of_b.start, of_b.stop - of_b.start)]
-        attention.begin(step(members))
-        out = attention(0, *(torch.cat((x[of_a], y[of_b])) for x, y in zip(a, b, strict=True)))
+        attend = attention.plan(step(members))
+        out = attend(0, *(torch.cat((x[of_a], y[of_b])) for x, y in zip(a, b, strict=True)))
         torch.testing.assert_close(out, torch.cat((expected_a[of_a], expected_b[of_b])))
 
 
 def test_what_an_earlier_holder_left_in_the_slots_is_not_seen():
     """A sequence of 12 tokens leaves; one of 6 takes two of its blocks, and then 3 more tokens."""
     attention = PagedAttention(make_cache(4, [1, 2, 0]), tile_size=4)
-    attention.begin(step([([1, 2, 0], 0, 12)]))
-    attention(0, *random_qkv(12, seed=1))
+    attend = attention.plan(step([([1, 2, 0], 0, 12)]))
+    attend(0, *random_qkv(12, seed=1))
     qkv = random_qkv(9, seed=2)
     for before, end in ((0, 6), (6, 8), (8, 9)):
-        attention.begin(step([([2, 0, 1], before, end - before)]))
-        out = attention(0, *(x[before:end] for x in qkv))
+        attend = attention.plan(step([([2, 0, 1], before, end - before)]))
+        out = attend(0, *(x[before:end] for x in qkv))
         torch.testing.assert_close(out, attend_without_cache(0, *qkv)[before:end])
 
 
@@ -257,29 +257,29 @@ def test_blocks_that_no_table_of_the_step_names_are_not_seen():
     cache = make_cache(5, [4, 1], [3])
     attention = PagedAttention(cache, tile_size=4)
     stays, leaves = random_qkv(6, seed=1), random_qkv(3, seed=2)
-    attention.begin(step([([4, 1], 0, 5), ([3], 0, 3)]))
-    attention(0, *(torch.cat((x[:5], y)) for x, y in zip(stays, leaves, strict=True)))
+    attend = attention.plan(step([([4, 1], 0, 5), ([3], 0, 3)]))
+    attend(0, *(torch.cat((x[:5], y)) for x, y in zip(stays, leaves, strict=True)))
     cache.blocks[[0, 2, 3]] = float("nan")
-    attention.begin(step([([4, 1], 5, 1)]))
-    torch.testing.assert_close(attention(0, *(x[5:] for x in stays)), attend_without_cache(0, *stays)[5:])
+    attend = attention.plan(step([([4, 1], 5, 1)]))
+    torch.testing.assert_close(attend(0, *(x[5:] for x in stays)), attend_without_cache(0, *stays)[5:])
 
 
 def test_what_is_given_is_left_as_it_was():
     qkv = random_qkv(7)
     given = [x.clone() for x in qkv]
     attention = PagedAttention(make_cache(3, [2, 0], [1]), tile_size=4)
-    attention.begin(step([([2, 0], 0, 6), ([1], 0, 1)]))
-    attention(0, *qkv)
+    attend = attention.plan(step([([2, 0], 0, 6), ([1], 0, 1)]))
+    attend(0, *qkv)
     assert all(torch.equal(a, b) for a, b in zip(qkv, given, strict=True))
 
 
 def test_a_batch_that_is_not_the_one_announced_is_refused():
     attention = PagedAttention(make_cache(2), tile_size=4)
     with pytest.raises(AssertionError, match=r"begin\(\)"):
-        attention(0, *random_qkv(2))
-    attention.begin(step([([0], 0, 3)]))
+        attend(0, *random_qkv(2))
+    attend = attention.plan(step([([0], 0, 3)]))
     with pytest.raises(AssertionError, match=r"begin\(\)"):
-        attention(0, *random_qkv(2))
+        attend(0, *random_qkv(2))
 
 
 @each_half
@@ -310,8 +310,8 @@ def assert_rounded_once(dtype: torch.dtype, device: str = "cpu") -> None:
     attention = PagedAttention(make_cache(22, table, dtype=dtype, device=device), tile_size=8)
     outs = []
     for before, end in ((0, 80), (80, 88), (87, 88)):  # a prompt; a chunk behind 10 tiles; the newest token of 11
-        attention.begin(step([(table, before, end - before)], device=device))
-        outs.append(attention(0, *(x[before:end] for x in (q, k, v))).cpu())
+        attend = attention.plan(step([(table, before, end - before)], device=device))
+        outs.append(attend(0, *(x[before:end] for x in (q, k, v))).cpu())
     assert torch.equal(outs[1], expected[80:])
     assert torch.equal(outs[2], expected[87:])
 
@@ -353,8 +353,8 @@ def test_a_tile_is_read_of_those_that_reach_it_and_of_no_others(monkeypatch, spa
     cache = make_cache(12, *tables)
     attention = PagedAttention(cache, tile_size=16)
     seen = reads(cache, monkeypatch)
-    attention.begin(step([(table, n - 1, 1) for table, n in zip(tables, (3, 18, 11), strict=True)]))
-    attention(0, *random_qkv(3))
+    attend = attention.plan(step([(table, n - 1, 1) for table, n in zip(tables, (3, 18, 11), strict=True)]))
+    attend(0, *random_qkv(3))
     assert seen == [(3, 12), (4, 16), (2, 8)]
 
 
@@ -364,8 +364,8 @@ def test_a_short_context_is_not_read_to_the_length_of_a_long_one(monkeypatch):
     cache = make_cache(153, *tables)
     attention = PagedAttention(cache, tile_size=4096)
     seen = reads(cache, monkeypatch)
-    attention.begin(step([(table, n - 1, 1) for table, n in zip(tables, (300, 290, 20), strict=True)]))
-    attention(0, *random_qkv(3))
+    attend = attention.plan(step([(table, n - 1, 1) for table, n in zip(tables, (300, 290, 20), strict=True)]))
+    attend(0, *random_qkv(3))
     assert seen == [(150, 600), (5, 20)]
 
 
@@ -390,8 +390,8 @@ def test_a_chunk_reads_what_was_computed_before_it_and_not_its_own_keys(monkeypa
     cache = make_cache(6 + spare, table)
     attention = PagedAttention(cache, tile_size=8)
     seen = reads(cache, monkeypatch)
-    attention.begin(step([(table, 18, 4)]))
-    attention(0, *random_qkv(4))
+    attend = attention.plan(step([(table, 18, 4)]))
+    attend(0, *random_qkv(4))
     assert [min(blocks * BLOCK_SIZE, slots) for blocks, slots in seen] == [8, 8, 2]
     assert all(blocks <= 2 for blocks, _ in seen)
 
@@ -403,8 +403,8 @@ def test_a_tile_is_of_whole_blocks_and_of_one_at_least(monkeypatch, tile_size, b
         cache = make_cache(6, table)
         attention = PagedAttention(cache, tile_size)
         seen = reads(cache, monkeypatch)
-        attention.begin(step([(table, before, now)]))
-        attention(0, *random_qkv(now))
+        attend = attention.plan(step([(table, before, now)]))
+        attend(0, *random_qkv(now))
         assert min(seen[0][0], 5) == blocks and len(seen) == -(-5 // blocks)
 
 
@@ -412,8 +412,8 @@ def test_a_prompt_reads_nothing_of_the_pool(monkeypatch):
     cache = make_cache(4, [0, 1], [2, 3])
     attention = PagedAttention(cache, tile_size=4)
     seen = reads(cache, monkeypatch)
-    attention.begin(step([([0, 1], 0, 6), ([2, 3], 0, 5)]))
-    attention(0, *random_qkv(11))
+    attend = attention.plan(step([([0, 1], 0, 6), ([2, 3], 0, 5)]))
+    attend(0, *random_qkv(11))
     assert seen == []
 
 
@@ -433,8 +433,8 @@ def watch(
     qkv = random_qkv(sum(now for _, now in sizes), *heads, head_dim=head_dim)
     members = step([(table, *size) for table, size in zip(tables, sizes, strict=True)], block_size=16)
     with Watch() as seen:
-        attention.begin(members)
-        attention(0, *qkv)
+        attend = attention.plan(members)
+        attend(0, *qkv)
     return seen
 
 

@@ -110,8 +110,8 @@ class Batch:
             cache.blocks[blocks, 0, 1, offsets] = v[:before].to(device, dtype)
         attention = PagedAttention(cache, tile_size)
         members = [(table, *each) for table, each in zip(tables, self.sizes, strict=True)]
-        attention.begin(step(members, size, device))
+        attend = attention.plan(step(members, size, device))
         new = [[x[before:] for x in each] for each, (before, _) in zip(qkv, self.sizes, strict=True)]
-        out = attention(0, *(torch.cat(xs).to(device, dtype) for xs in zip(*new, strict=True)))
+        out = attend(0, *(torch.cat(xs).to(device, dtype) for xs in zip(*new, strict=True)))
         assert out.dtype == dtype
         return out.float().cpu()
