@@ -14,7 +14,7 @@ from .llama import ModelConfig, Tokenizer, load_model
 from .model_runner import ModelRunner
 from .outputs import RequestOutput
 from .sampling import SamplingParams
-from .sequence import Sequence
+from .sequence import Sequence, request_output
 from .slot_manager import SlotManager
 
 Prompts = Prompt | abc.Sequence[Prompt]
@@ -39,7 +39,8 @@ class LLM:
         num_slots = num_slots_for(self.config, self.model_config, self.max_model_len, device)
         self.kv_cache = KVCache(self.model_config, num_slots, dtype, device)
         self.kv_cache_manager = SlotManager(num_slots, self.config.reservation, self.max_model_len)
-        self.model_runner = ModelRunner(llama, ContiguousAttention(self.kv_cache), device)
+        attention = ContiguousAttention(self.kv_cache)
+        self.model_runner = ModelRunner(llama, attention, device)
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
         self._request_ids = map(str, itertools.count())
         self._is_streaming = False
@@ -121,7 +122,7 @@ class LLM:
         for seq in running:
             if seq.finished:
                 self.kv_cache_manager.free(seq)
-        return [seq.output() for seq in running]
+        return [request_output(seq) for seq in running]
 
 
 def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:

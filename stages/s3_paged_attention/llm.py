@@ -15,7 +15,7 @@ from .llama import ModelConfig, Tokenizer, load_model
 from .model_runner import ModelRunner
 from .outputs import RequestOutput
 from .sampling import SamplingParams
-from .sequence import Sequence
+from .sequence import Sequence, request_output
 
 Prompts = Prompt | abc.Sequence[Prompt]
 Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each
@@ -36,12 +36,11 @@ class LLM:
         dtype = self.config.torch_dtype(self.model_config.dtype)
         self.tokenizer = Tokenizer(model) if (Path(model) / "tokenizer.model").exists() else None
         llama = load_model(model, self.model_config, dtype, device)
-        block_size = self.config.block_size
         num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, device)
-        self.kv_cache = KVCache(self.model_config, num_blocks, block_size, dtype, device)
-        self.kv_cache_manager = BlockManager(num_blocks, block_size)
+        self.kv_cache = KVCache(self.model_config, num_blocks, self.config.block_size, dtype, device)
+        self.kv_cache_manager = BlockManager(num_blocks, self.config.block_size)
         attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
-        self.model_runner = ModelRunner(llama, attention, block_size, device)
+        self.model_runner = ModelRunner(llama, attention, self.config.block_size, device)
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
         self._request_ids = map(str, itertools.count())
         self._is_streaming = False
@@ -128,7 +127,7 @@ class LLM:
         for seq in running:
             if seq.finished:
                 self.kv_cache_manager.free(seq)
-        return [seq.output() for seq in running]
+        return [request_output(seq) for seq in running]
 
 
 def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:

@@ -84,23 +84,27 @@ class Sequence:
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
 
-    def output(self) -> RequestOutput:
+    def completion(self) -> CompletionOutput:
         """All of the output so far."""
-        completion = CompletionOutput(
+        return CompletionOutput(
             index=0,
             text=self._text.shown,
             token_ids=self.token_ids[self.num_prompt_tokens :],
             cumulative_logprob=self.cumulative_logprob,
             finish_reason=self.finish_reason,
         )
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
-            outputs=[completion],
-            finished=self.finished,
-            metrics=self.metrics,
-        )
+
+
+def request_output(seq: Sequence) -> RequestOutput:
+    """The output so far of a request."""
+    return RequestOutput(
+        request_id=seq.request_id,
+        prompt=seq.prompt,
+        prompt_token_ids=seq.prompt_token_ids,
+        outputs=[seq.completion()],
+        finished=seq.finished,
+        metrics=seq.metrics,
+    )
 
 
 class OutputText:

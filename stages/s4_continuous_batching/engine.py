@@ -16,7 +16,7 @@ from .model_runner import ModelRunner, Scheduled
 from .outputs import RequestOutput
 from .sampling import SampledToken, SamplingParams
 from .scheduler import Scheduler
-from .sequence import Sequence
+from .sequence import Sequence, request_output
 
 
 class LLMEngine:
@@ -104,7 +104,7 @@ class LLMEngine:
         for seq in seqs:
             if seq.finished:
                 del self._requests[seq.request_id]
-        return [seq.output() for seq in seqs]
+        return [request_output(seq) for seq in seqs]
 
     def build_input_processor(self) -> InputProcessor:
         return InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
