@@ -1,7 +1,7 @@
 """One way to compare: what is compared takes turns, so that a slow spell of the machine falls on all of it alike.
 
-    rounds = take_turns({"s3": step_of_s3, "s4": step_of_s4}, num_rounds=7)     each call returns its seconds
-    ratio(rounds, "s3", "s4")                                                   how many times as fast s4 is
+rounds = take_turns({"s3": step_of_s3, "s4": step_of_s4}, num_rounds=7)     each call returns its seconds
+ratio(rounds, "s3", "s4")                                                   how many times as fast s4 is
 """
 
 import random

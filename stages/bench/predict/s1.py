@@ -5,9 +5,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from notebooks import traffic
 from stages import s1_contiguous_cache as s1
-from stages.predict.common import Answer, admitted, median_ratio, run, with_answers
+from stages.bench.predict.common import Answer, median_ratio, run, with_answers
+from stages.bench.replay import admitted, arrivals, replay
+from stages.bench.workloads import traffic
 from stages.s1_contiguous_cache.input_processor import InputProcessor
 from stages.s1_contiguous_cache.llama import ModelConfig
 from stages.s1_contiguous_cache.slot_manager import SlotManager
@@ -16,8 +17,8 @@ from stages.s1_contiguous_cache.slot_manager import SlotManager
 def answers(model: Path) -> dict[str, Any]:
     llm = s1.LLM(model, dtype="float32")
     early, late = cache_gain(llm, 16), cache_gain(llm, 990)
-    tokens = median_ratio(lambda: run(s1, llm, [8]).prefill, lambda: run(s1, llm, [1]).prefill, rounds=9)
-    sequences = median_ratio(lambda: run(s1, llm, [64] * 8).decode, lambda: run(s1, llm, [64]).decode, rounds=5)
+    tokens = median_ratio(lambda: run("s1", llm, [8]).prefill, lambda: run("s1", llm, [1]).prefill, rounds=9)
+    sequences = median_ratio(lambda: run("s1", llm, [64] * 8).decode, lambda: run("s1", llm, [64]).decode, rounds=5)
     seats = seats_in(8192, llm)
     entries = [
         Answer(
@@ -45,8 +46,8 @@ def holes(model: Path) -> dict[str, float]:
     """
     pool, longest = 8192, 1024
     manager = SlotManager(pool, "request", longest)
-    arrivals = traffic.arrivals(s1, ModelConfig.from_folder(model), traffic.requests(1500, seed=1), longest)
-    moments = traffic.replay(manager, arrivals, num_steps=1500)[300:]  # not the start, while the pool fills up
+    asked = arrivals("s1", ModelConfig.from_folder(model), traffic(1500, seed=1), longest)
+    moments = replay(manager, asked, num_steps=1500)[300:]  # not the start, while the pool fills up
     refused = [m for m in moments if pool - m.report.held >= m.waiting.max_num_tokens]
     worst = max(refused, key=lambda m: pool - m.report.held - m.waiting.max_num_tokens)
     return {
@@ -70,5 +71,5 @@ def cache_gain(llm: s1.LLM, position: int) -> float:
 
     Without a cache the whole text is computed again: that is what a prefill of `position` tokens costs.
     """
-    runs = [run(s1, llm, [position]) for _ in range(5)]
+    runs = [run("s1", llm, [position]) for _ in range(5)]
     return statistics.median(seconds.prefill / seconds.decode for seconds in runs)

@@ -1,25 +1,24 @@
 """Stage 3: what scattered blocks cost, what memory attention needs besides the pool, who loses alone."""
 
 import itertools
-import statistics
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from notebooks import measure
-from notebooks.attending import AttentionAlone
-from stages import decode
-from stages.decode import Case, DecodeStep, in_turn
-from stages.predict.common import Answer, with_answers
+from stages.bench.counting import Operations, peak_bytes
+from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
+from stages.bench.harness import ratio, take_turns
+from stages.bench.models import storyteller_of
+from stages.bench.predict.common import Answer, with_answers
 from stages.s1_contiguous_cache.llama import ModelConfig
 
 CONTEXTS = (1024, 4096, 16384, 65536)
+NUM_ROUNDS = 15
 
 
 def answers(model: Path) -> dict[str, Any]:
-    scattered, extra, operations = scattered_blocks(model), extra_memory(model), operations_of_a_step(model)
-    of_32 = {stage: extra_bytes(model, stage, batch=32, context=1024) for stage in ("s1", "s2", "s3")}
+    scattered, extra, operations = scattered_blocks(model), extra_memory(), operations_of_a_step(model)
+    of_32 = {stage: extra_bytes(stage, batch=32, context=1024) for stage in ("s1", "s2", "s3")}
     alone, many = against_stage_1(model, batch=1), against_stage_1(model, batch=32)
     s2, s3 = (" / ".join(f"{extra[stage][str(context)]:,}" for context in CONTEXTS) for stage in ("s2", "s3"))
     growth = {stage: extra[stage]["65536"] / extra[stage]["16384"] for stage in extra}
@@ -67,45 +66,38 @@ def speed(ratio: float) -> str:
     return f"the same speed ({ratio:.2f})" if abs(ratio - 1) < 0.015 else f"{ratio:.2f} times as fast"
 
 
-def ratio(rounds: list[dict[str, float]], above: str, below: str) -> float:
-    return statistics.median(seconds[above] / seconds[below] for seconds in rounds)
-
-
 def scattered_blocks(model: Path) -> dict[str, float]:
     """Seconds of a decode step with blocks in random order over seconds with blocks in a row, by block size."""
     case, steps = Case("storyteller", "float32", batch=8, context=960), {}
     for size in (16, 1):
-        steps[f"{size}, in a row"] = step = DecodeStep(decode.STAGES["s3"], model, case, block_size=size)
+        steps[f"{size}, in a row"] = step = DecodeStep("s3", model, case, block_size=size)
         steps[f"{size}, scattered"] = step.scattered()
-    rounds = in_turn(steps)
+    rounds = take_turns(steps, NUM_ROUNDS)
     config = ModelConfig.from_folder(model)
     piece_bytes = 16 * config.num_key_value_heads * config.head_dim * 4
-    by_size = {str(size): ratio(rounds, f"{size}, scattered", f"{size}, in a row") for size in (16, 1)}
+    by_size = {str(size): ratio(rounds, f"{size}, scattered", f"{size}, in a row").ratio for size in (16, 1)}
     return {**by_size, "piece_bytes": piece_bytes}
 
 
-def extra_memory(model: Path) -> dict[str, dict[str, int]]:
+def extra_memory() -> dict[str, dict[str, int]]:
     """extra_bytes() while one sequence decodes, by stage and context."""
     return {
-        stage: {str(context): extra_bytes(model, stage, 1, context) for context in CONTEXTS}
-        for stage in ("s1", "s2", "s3")
+        stage: {str(context): extra_bytes(stage, 1, context) for context in CONTEXTS} for stage in ("s1", "s2", "s3")
     }
 
 
-def extra_bytes(model: Path, stage: str, batch: int, context: int) -> int:
+def extra_bytes(stage: str, batch: int, context: int) -> int:
     """The most bytes that attention holds beside the pool while a batch decodes."""
-    shape = replace(ModelConfig.from_folder(model), max_position_embeddings=context + 2)
-    with decode.random_model(shape) as folder:
-        step = DecodeStep(decode.STAGES[stage], folder, Case("storyteller", "float32", batch, context))
-        return measure.peak_bytes(AttentionAlone(step))
+    step = DecodeStep(stage, storyteller_of(context + 2), Case("storyteller", "float32", batch, context))
+    return peak_bytes(AttentionAlone(step))
 
 
 def operations_of_a_step(model: Path) -> dict[str, dict[str, int]]:
     """How many operations torch carries out in a decode step, by stage and batch."""
     counts: dict[str, dict[str, int]] = {"s1": {}, "s2": {}, "s3": {}}
     for stage, batch in itertools.product(counts, (1, 32)):
-        step = DecodeStep(decode.STAGES[stage], model, Case("storyteller", "float32", batch, 128))
-        with measure.Operations() as done:
+        step = DecodeStep(stage, model, Case("storyteller", "float32", batch, 128))
+        with Operations() as done:
             step()
         counts[stage][str(batch)] = done.count
     return counts
@@ -114,5 +106,5 @@ def operations_of_a_step(model: Path) -> dict[str, dict[str, int]]:
 def against_stage_1(model: Path, batch: int) -> float:
     """How many times as fast as in stage 1 a decode step is."""
     case = Case("storyteller", "float32", batch, context=128)
-    steps: Mapping[str, DecodeStep] = {stage: DecodeStep(decode.STAGES[stage], model, case) for stage in ("s1", "s3")}
-    return ratio(in_turn(steps), "s1", "s3")
+    steps: Mapping[str, DecodeStep] = {stage: DecodeStep(stage, model, case) for stage in ("s1", "s3")}
+    return ratio(take_turns(steps, NUM_ROUNDS), "s1", "s3").ratio

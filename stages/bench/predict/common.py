@@ -4,8 +4,12 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple
+
+from stages.bench.engines import stage
+from stages.bench.harness import ratio, take_turns
+from stages.bench.racing import sampling_params
+from stages.bench.workloads import Request
 
 DECODE_STEPS = 24
 
@@ -27,9 +31,9 @@ def with_answers(numbers: dict[str, Any], entries: list[Answer]) -> dict[str, An
     return numbers | {"answers": [entry._asdict() for entry in entries]}
 
 
-def run(stage: ModuleType, llm: Any, prompt_lengths: list[int]) -> StepSeconds:
-    """Serve one batch of prompts of these lengths for a few steps. `llm` is an LLM of the package `stage`."""
-    params = stage.SamplingParams(temperature=0.0, max_tokens=DECODE_STEPS + 1, ignore_eos=True)
+def run(name: str, llm: Any, prompt_lengths: list[int]) -> StepSeconds:
+    """Serve one batch of prompts of these lengths for a few steps. `llm` is an LLM of stage `name`."""
+    params = sampling_params(name, Request([], DECODE_STEPS + 1))
     prompts = [[3 + i % 1000 for i in range(length)] for length in prompt_lengths]
     ends = [time.perf_counter()]
     for number, _ in enumerate(llm.stream(prompts, params), start=1):
@@ -40,14 +44,19 @@ def run(stage: ModuleType, llm: Any, prompt_lengths: list[int]) -> StepSeconds:
 
 
 def median_ratio(above: Callable[[], float], below: Callable[[], float], rounds: int) -> float:
-    """The median of above() / below(), called in turn: a slow spell of the machine falls on both."""
-    return statistics.median(above() / below() for _ in range(rounds))
+    """The median of above() / below(), in turns."""
+    return ratio(take_turns({"above": above, "below": below}, rounds), "above", "below").ratio
 
 
-def admitted(manager: Any, sequences: Any, admits: Callable[[Any, Any], bool]) -> int:
-    """How many sequences a manager lets in, one after the other, before the first that `admits` refuses."""
-    for number, seq in enumerate(sequences):
-        if not admits(manager, seq):
-            return number
-        manager.allocate(seq)
-    raise AssertionError("a pool that never fills")
+def serve(name: str, engine: Any, request_id: str, request: Request) -> Any:
+    """The last output of a request that is alone in `engine`, an LLMEngine of stage `name`."""
+    engine.add_request(request_id, request.prompt_token_ids, sampling_params(name, request))
+    outputs: list[Any] = []
+    while engine.has_unfinished_requests():
+        outputs = engine.step() or outputs
+    return outputs[0]
+
+
+def llm_of(name: str, model: Any, **options: Any) -> Any:
+    """In float32."""
+    return stage(name).LLM(model, dtype="float32", **options)

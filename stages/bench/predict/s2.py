@@ -4,20 +4,21 @@ import random
 import statistics
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from notebooks import allocators, measure, traffic
 from stages import s1_contiguous_cache as s1
 from stages import s2_block_manager as s2
-from stages.predict.common import Answer, admitted, median_ratio, run, with_answers
+from stages.bench.counting import storages
+from stages.bench.harness import microseconds
+from stages.bench.predict.common import Answer, median_ratio, run, with_answers
+from stages.bench.replay import Compacting, admitted, arrivals, can_promise, in_blocks, replay
+from stages.bench.workloads import Traffic, mixed_workload, traffic
 from stages.s1_contiguous_cache.slot_manager import SlotManager
 from stages.s2_block_manager.block_manager import BlockManager
 from stages.s2_block_manager.kv_cache import KVCache
 from stages.s2_block_manager.llama import ModelConfig
-from stages.workload import mixed_workload
 
 POOL, LONGEST, BLOCK_SIZE = 8192, 1024, 16
 BLOCK_SIZES = (1, 16, 256)
@@ -79,12 +80,12 @@ def promises(seats: dict[str, int], mean: dict[str, float]) -> str:
 def seats_in_a_batch(config: ModelConfig) -> dict[str, int]:
     """How many of the scoreboard's requests start together, each with room for prompt + max_tokens."""
     workload = mixed_workload(config.vocab_size)
-    requests = [traffic.Request(len(r.prompt_token_ids), r.num_output_tokens, r.num_output_tokens) for r in workload]
-    pieces = [seq for seq, _ in traffic.arrivals(s1, config, requests, LONGEST)]
-    tables = [seq for seq, _ in traffic.arrivals(s2, config, requests, LONGEST)]
+    requests = [Traffic(len(r.prompt_token_ids), r.num_output_tokens, r.num_output_tokens) for r in workload]
+    pieces = [seq for seq, _ in arrivals("s1", config, requests, LONGEST)]
+    tables = [seq for seq, _ in arrivals("s2", config, requests, LONGEST)]
     return {
         "slots": admitted(SlotManager(POOL, "request", LONGEST), pieces, SlotManager.can_allocate),
-        "blocks": admitted(BlockManager(POOL // BLOCK_SIZE, BLOCK_SIZE), tables, traffic.can_promise),
+        "blocks": admitted(BlockManager(POOL // BLOCK_SIZE, BLOCK_SIZE), tables, can_promise),
     }
 
 
@@ -93,10 +94,10 @@ def at_once(config: ModelConfig) -> dict[str, float]:
     large); what of the pool is promised and held, and what of that is empty. `moving`: with pieces that are moved
     together whenever enough is free; `copied_over_moved`: the slots that gathering copies, over those that this moves.
     """
-    compacting = allocators.Compacting()
-    pieces = replayed(s1, SlotManager(POOL, "request", LONGEST), config)[START:]
-    tables = replayed(s2, BlockManager(POOL // BLOCK_SIZE, BLOCK_SIZE), config, traffic.can_promise)
-    packed = replayed(s1, SlotManager(POOL, "request", LONGEST), config, compacting)[START:]
+    compacting = Compacting()
+    pieces = replayed("s1", SlotManager(POOL, "request", LONGEST), config)[START:]
+    tables = replayed("s2", BlockManager(POOL // BLOCK_SIZE, BLOCK_SIZE), config, can_promise)
+    packed = replayed("s1", SlotManager(POOL, "request", LONGEST), config, compacting)[START:]
     copied_over_moved = sum(report.held for report in tables) / sum(compacting.moved)
     tables = tables[START:]
     return {
@@ -111,10 +112,10 @@ def at_once(config: ModelConfig) -> dict[str, float]:
     }
 
 
-def replayed(stage: ModuleType, manager: Any, config: ModelConfig, admits: Any = None) -> list[Any]:
-    """The reports of a manager under the traffic, step after step."""
-    arrivals = traffic.arrivals(stage, config, traffic.requests(1500, seed=1), LONGEST)
-    return [moment.report for moment in traffic.replay(manager, arrivals, 1500, admits)]
+def replayed(name: str, manager: Any, config: ModelConfig, admits: Any = None) -> list[Any]:
+    """The reports of a manager of stage `name` under the traffic, step after step."""
+    asked = arrivals(name, config, traffic(1500, seed=1), LONGEST)
+    return [moment.report for moment in replay(manager, asked, 1500, admits)]
 
 
 def blocks_held(model: Path) -> list[int]:
@@ -126,8 +127,8 @@ def blocks_held(model: Path) -> list[int]:
 
 def mean_empty(config: ModelConfig) -> dict[int, float]:
     """For each block size the slots that a sequence holds and does not use, the mean over lengths of 1 to 512."""
-    sequences = allocators.sequences(config, range(1, 513))
-    return {size: allocators.in_blocks(sequences, size).wasted / len(sequences) for size in BLOCK_SIZES}
+    lengths = range(1, 513)
+    return {size: in_blocks(config, lengths, size).wasted / len(lengths) for size in BLOCK_SIZES}
 
 
 def copy_milliseconds(config: ModelConfig, num_tokens: int = 990) -> dict[int, float]:
@@ -138,7 +139,7 @@ def copy_milliseconds(config: ModelConfig, num_tokens: int = 990) -> dict[int, f
         order = random.Random(0).sample(range(POOL // size), -(-num_tokens // size))
         layers = range(config.num_hidden_layers)
         calls[size] = partial(read_layers, cache, torch.tensor(order), num_tokens, layers)
-    return {size: measure.microseconds(call, times=3, rounds=25) / 1000 for size, call in calls.items()}
+    return {size: microseconds(call, times=3, rounds=25) / 1000 for size, call in calls.items()}
 
 
 def read_layers(cache: KVCache, block_table: torch.Tensor, num_tokens: int, layers: range) -> None:
@@ -153,7 +154,9 @@ def gather_cost(model: Path, longest: int = 990) -> dict[str, float]:
     blocks = s2.LLM(model, dtype="float32", kv_cache_tokens=POOL, block_size=BLOCK_SIZE)
 
     def ratio(lengths: list[int], rounds: int) -> float:
-        return median_ratio(lambda: run(s2, blocks, lengths).decode, lambda: run(s1, slices, lengths).decode, rounds)
+        return median_ratio(
+            lambda: run("s2", blocks, lengths).decode, lambda: run("s1", slices, lengths).decode, rounds
+        )
 
     return {
         "longest": longest,
@@ -170,7 +173,7 @@ def copied_bytes(llm: Any, num_tokens: int) -> int:
 
     def counted(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         pair = read(*args)
-        sizes = {storage.data_ptr(): storage.nbytes() for storage in measure.storages(pair)}
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages(pair)}
         assert llm.kv_cache.blocks.data_ptr() not in sizes, "no copy"
         copied.append(sum(sizes.values()))
         return pair

@@ -1,15 +1,17 @@
 """Stage 4: what a free seat costs, who pays for a long prompt, and what a small pool computes again."""
 
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from notebooks import live
-from stages import s3_paged_attention as s3
 from stages import s4_continuous_batching as s4
-from stages.predict.common import Answer, with_answers
+from stages.bench.engines import without_model
+from stages.bench.harness import median_scores, take_turns
+from stages.bench.predict.common import Answer, with_answers
+from stages.bench.timeline import Arrival, continuous, static
+from stages.bench.workloads import mixed_workload
 from stages.s3_paged_attention.llama import ModelConfig
-from stages.workload import mixed_workload
 
 POOL, SEATS = 8192, 8
 LONG_PROMPT, CHUNKS, ROUNDS = 900, (32, 128, 1024), 3
@@ -60,32 +62,31 @@ def about_the_pool(again: dict[str, dict[str, float]]) -> Answer:
     )
 
 
-def workload(model: Path) -> list[live.Arrival]:
+def workload(model: Path) -> list[Arrival]:
     """The scoreboard's requests, all there at once."""
     requests = mixed_workload(ModelConfig.from_folder(model).vocab_size)
-    return [live.Arrival(0, request.prompt_token_ids, request.num_output_tokens) for request in requests]
+    return [Arrival(0, request.prompt_token_ids, request.num_output_tokens) for request in requests]
 
 
 def steps_for_all(model: Path) -> dict[str, float]:
     """Steps for the workload with SEATS seats, and the share of the seats that get a token in a step. Counted."""
     arrivals = workload(model)
-    llm = live.without_model(s3.LLM(model, kv_cache_tokens=POOL, max_num_seqs=SEATS))
-    static = len(live.static(llm, arrivals).steps)
-    engine = live.WithoutModel(model=str(model), kv_cache_tokens=POOL, max_num_seqs=SEATS)
-    continuous = len(live.continuous(engine, arrivals).steps)
+    options = {"model": str(model), "kv_cache_tokens": POOL, "max_num_seqs": SEATS}
+    num_static = len(static(without_model("s3", **options), arrivals).steps)
+    num_continuous = len(continuous(without_model("s4", **options), arrivals).steps)
     tokens = sum(arrival.num_output_tokens for arrival in arrivals)
     return {
-        "static": static,
-        "continuous": continuous,
+        "static": num_static,
+        "continuous": num_continuous,
         "least": -(-tokens // SEATS),
-        "filled_static": tokens / (SEATS * static),
-        "filled_continuous": tokens / (SEATS * continuous),
+        "filled_static": tokens / (SEATS * num_static),
+        "filled_continuous": tokens / (SEATS * num_continuous),
     }
 
 
 def recomputed(model: Path, pool: int) -> dict[str, float]:
     """What the workload takes in a pool of so many tokens, without a bound on seats but the pool's. Counted."""
-    run = live.continuous(live.WithoutModel(model=str(model), kv_cache_tokens=pool), workload(model))
+    run = continuous(without_model("s4", model=str(model), kv_cache_tokens=pool), workload(model))
     return {
         "steps": len(run.steps),
         "preemptions": run.num_preemptions,
@@ -103,15 +104,15 @@ def cost_of_chunks(model: Path) -> dict[str, dict[str, float]]:
         chunk: s4.LLM(model, dtype="float32", kv_cache_tokens=POOL, max_num_batched_tokens=chunk).llm_engine
         for chunk in CHUNKS
     }
-    rounds = [{chunk: one_newcomer(engine) for chunk, engine in engines.items()} for _ in range(ROUNDS)]
-    names = rounds[0][CHUNKS[0]]
-    return {str(c): {name: statistics.median(r[c][name] for r in rounds) for name in names} for c in CHUNKS}
+    calls = {str(chunk): partial(one_newcomer, engine) for chunk, engine in engines.items()}
+    scores = median_scores(take_turns(calls, ROUNDS, warm_ups=0))
+    return {str(chunk): scores[str(chunk)] for chunk in CHUNKS}
 
 
 def one_newcomer(engine: s4.LLMEngine, arrives: int = 25) -> dict[str, float]:
     """SEATS sequences decode; a long prompt arrives at the step `arrives`."""
-    others = [live.Arrival(0, [3 + i] * 16, 70) for i in range(SEATS)]
-    run = live.continuous(engine, [*others, live.Arrival(arrives, [3] * LONG_PROMPT, 2)])
+    others = [Arrival(0, [3 + i] * 16, 70) for i in range(SEATS)]
+    run = continuous(engine, [*others, Arrival(arrives, [3] * LONG_PROMPT, 2)])
     decode = [step.seconds for step in run.steps if arrives - 20 <= step.start < arrives]
     during = []  # the steps from its arrival to its first token
     for step in run.steps[arrives:]:
