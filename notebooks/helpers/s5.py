@@ -106,7 +106,8 @@ def watch_beams(llm: Any, prompt: str | list[int], width: int, max_tokens: int) 
     """Search with beams, and note who holds what each time that the model runs; steps of the prompt are left out."""
     params = s5.BeamSearchParams(beam_width=width, max_tokens=max_tokens, ignore_eos=True)
     with watched(llm.llm_engine) as steps:
-        llm.beam_search([prompt], params)
+        [output] = llm.beam_search([prompt], params)
+    assert output.error is None, output.error
     return steps
 
 
@@ -114,24 +115,24 @@ def watch_beams(llm: Any, prompt: str | list[int], width: int, max_tokens: int) 
 def watched(engine: Any) -> Iterator[list[BeamStep]]:
     """Stands before an engine's copies and steps; what it notes is empty at first."""
     steps, copied = list[BeamStep](), set[int]()
-    copy, run = engine.kv_cache.copy_blocks, engine.model_runner.run
+    copy, compute = engine.kv_cache.copy_blocks, engine.model_runner.compute
 
     def noted_copy(copies: Any) -> None:
         copied.update(copy.target for copy in copies)
         copy(copies)
 
-    def noted_run(batch: Any, *args: Any) -> Any:
+    def noted_compute(batch: Any) -> Any:
         if all(seq.num_uncomputed_tokens == count for seq, count in batch):
             rows = [Beam(tuple(seq.token_ids), tuple(seq.block_table)) for seq, _ in batch]
             blocks = {block for row in rows for block in row.table}
             counts = {block: sum(block in row.table for row in rows) for block in sorted(blocks)}
             steps.append(BeamStep(rows, counts, copied & blocks))
             copied.clear()
-        return run(batch, *args)
+        return compute(batch)
 
-    engine.kv_cache.copy_blocks, engine.model_runner.run = noted_copy, noted_run
+    engine.kv_cache.copy_blocks, engine.model_runner.compute = noted_copy, noted_compute
     yield steps
-    del engine.kv_cache.copy_blocks, engine.model_runner.run
+    del engine.kv_cache.copy_blocks, engine.model_runner.compute
 
 
 # ---- costs
