@@ -33,9 +33,9 @@ class LLMEngine:
         model = self.build_model()
         self.kv_cache = self.build_kv_cache()  # after the weights: on a GPU it takes what they leave
         self.model_runner = self.build_model_runner(model)
+        self.input_processor = self.build_input_processor()
         self.kv_cache_manager = self.build_block_manager()
         self.scheduler = self.build_scheduler()
-        self.input_processor = self.build_input_processor()
         self._requests: dict[str, Sequence] = {}  # none of them has ended
 
     @interrupts_held_back()
@@ -90,7 +90,8 @@ class LLMEngine:
         """Returns the sequences that got a token or have failed; a sequence that ends gives its blocks back."""
         updated = []
         for (seq, num_tokens), token in zip(batch, tokens, strict=True):
-            seq.num_computed_tokens += num_tokens
+            if not seq.finished:  # else it has failed, and nothing of it was computed
+                seq.num_computed_tokens += num_tokens
             if token is not None:
                 seq.append_token(token)
             if seq.finished:

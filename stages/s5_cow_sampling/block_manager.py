@@ -32,7 +32,10 @@ class BlockManager:
         return cdiv(seq.num_tokens, self.block_size) + spare <= self.num_free_blocks
 
     def allocate(self, seq: Sequence) -> None:
-        """Take blocks for all tokens that `seq` has now. Raises NoFreeBlocks, and changes nothing, if too few are free."""
+        """Take blocks for all tokens that `seq` has now.
+
+        Raises NoFreeBlocks, and changes nothing, if too few are free.
+        """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         seq.block_table = self._pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size))
         self._holders[seq] = None

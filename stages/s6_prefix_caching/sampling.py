@@ -25,18 +25,13 @@ class SamplingParams:
     stop: str | abc.Sequence[str] = ()
     stop_token_ids: abc.Sequence[int] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # of each token, how many of the likeliest in its place are told beside it
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the parameter and its value."""
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if self.n < 1:
-            raise ValueError(f"n must be at least 1, not {self.n}")
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
+        if not isinstance(self.n, Integral) or self.n < 1:
+            raise ValueError(f"n must be a whole number, at least 1, not {self.n}")
         if not 0 <= self.temperature <= sys.float_info.max:  # nor an int that is too large for a float
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
         if not isinstance(self.top_k, Integral) or self.top_k < 0:
@@ -60,15 +55,9 @@ class SamplingRow(NamedTuple):
     position: int  # of the token to be sampled
 
 
-class Logprob(NamedTuple):
-    logprob: float  # natural log, of the raw logits
-    rank: int  # 1 is the likeliest
-
-
 class SampledToken(NamedTuple):
     token_id: int
     logprob: float  # natural log, of the raw logits
-    logprobs: dict[int, Logprob] | None = None  # by token: the likeliest, then this one; if params.logprobs asks
 
 
 def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
@@ -82,25 +71,7 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         chosen = race(logits[index], [rows[i] for i in random_rows])
         tokens = tokens.index_copy(0, index, chosen)
     logprobs = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=-1)  # [num_rows]
-    sampled = [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
-    for i, row in enumerate(rows):
-        if row.params.logprobs is not None:
-            found = top_logprobs(logits[i], sampled[i].token_id, row.params.logprobs)
-            sampled[i] = sampled[i]._replace(logprobs=found)
-    return sampled
-
-
-def top_logprobs(logits: Tensor, token_id: int, count: int) -> dict[int, Logprob]:
-    """The `count` likeliest tokens, in this order, and then this one if it is not among them.
-
-    logits float32 [vocab_size]
-    """
-    logprobs = logits.log_softmax(dim=-1)  # [vocab_size]
-    top = logprobs.topk(min(count, len(logits)))
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    found = {likely: Logprob(logprob, rank) for rank, (likely, logprob) in enumerate(pairs, start=1)}
-    own = Logprob(logprobs[token_id].item(), rank=1 + int((logits > logits[token_id]).sum()))
-    return found | {token_id: found.get(token_id, own)}
+    return [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
 
 
 def race(logits: Tensor, rows: list[SamplingRow]) -> Tensor:

@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     outputs = show(llm.stream(args.prompts or PROMPTS, params))
     print("\n" + summary(llm, outputs))
     if llm.llm_engine.cost_model:
-        print(f"swap or recompute: {llm.llm_engine.cost_model}")
+        print(f"load or recompute: {llm.llm_engine.cost_model}")
     return 1 if any(output.error for output in outputs) else 0
 
 

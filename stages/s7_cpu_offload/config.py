@@ -31,8 +31,8 @@ class EngineConfig:
     watermark: float = knob(0.05, "share of the blocks that admitting a sequence beside others leaves free")
     block_size: int = knob(16, "slots in a block of the KV pool")
     enable_prefix_caching: bool = knob(True, "keep computed blocks for prompts that begin alike")
-    preemption: str = knob("auto", "what becomes of a preempted request's blocks", ("auto", "swap", "recompute"))
-    swap_space_tokens: int | None = knob(None, "size of the host's pool in tokens; default: as the KV pool; 0: none")
+    offload_policy: str = knob("auto", "whether evicted blocks come back from the host", ("auto", "load", "recompute"))
+    kv_offloading_tokens: int | None = knob(None, "size of the host's pool in tokens; default: as the KV pool; 0: none")
     tile_size: int | None = knob(None, "slots that attention reads at a time; default: 4096 on a CPU, else 16384")
     kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
     kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
@@ -47,8 +47,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be a whole number, not {value!r}")
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        if self.swap_space_tokens is not None and self.swap_space_tokens < 0:
-            raise ValueError(f"swap_space_tokens must be 0 or above, not {self.swap_space_tokens}")
+        if self.kv_offloading_tokens is not None and self.kv_offloading_tokens < 0:
+            raise ValueError(f"kv_offloading_tokens must be 0 or above, not {self.kv_offloading_tokens}")
         for option in knobs(EngineConfig):
             choices, value = option.metadata["choices"], getattr(self, option.name)
             if choices and value not in choices:
