@@ -75,9 +75,9 @@ def test_marks_of_figures_close(prose):
 
 
 def test_figures_are_current():
-    from stages import figures
+    from stages.prose import marks
 
-    assert figures.stale(ROOT) == [], "python -m stages.figures brings them up to date"
+    assert marks.stale(ROOT) == [], "python -m stages.prose brings them up to date"
 
 
 @pytest.mark.skipif(not (ROOT / "Makefile").exists(), reason="no Makefile")

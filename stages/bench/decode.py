@@ -8,7 +8,7 @@ import gc
 import itertools
 import statistics
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,14 @@ def measure_case(case: Case, folder: Path, names: Sequence[str], reading: Readin
     read, written to a copy, and read again there.
     """
     steps = {name: DecodeStep(name, folder, case) for name in names}
-    calls = {**steps, "read": reading}
+    calls: dict[str, Callable[[], float]] = {**steps, "read": reading}
     rounds = take_turns(calls, MAX_ROUNDS, warm_ups=2, least_rounds=MIN_ROUNDS, seconds=SECONDS)
     first = steps[names[0]]
     sizes = {"bytes": first.num_bytes, "moved_bytes": first.num_bytes + 2 * first.num_kv_bytes}
     bandwidths = [reading.num_bytes / each["read"] for each in rounds]
-    result = {**case._asdict(), "padding": case.padding, **sizes, "bandwidth": statistics.median(bandwidths)}
+    result = {**case._asdict(), **sizes, "bandwidth": statistics.median(bandwidths)}
+    if case.is_mixed:
+        result["padding"] = case.padding
     for name, seconds in medians(rounds).items():
         result[f"{name}_ms"] = 1000 * seconds
         shares = [first.num_bytes / each[name] / rate for each, rate in zip(rounds, bandwidths, strict=True)]

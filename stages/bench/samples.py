@@ -47,7 +47,7 @@ def scarce(name: str) -> dict[str, dict[str, int]]:
     """By the parts of the pool: steps, preemptions and tokens computed twice."""
     prompts = [[3 + number, *even_prompt(PROMPT - 1)] for number in range(NUM_REQUESTS)]  # nothing shared between them
     requests = [Request(prompt, OUTPUT, N) for prompt in prompts]
-    needed = sum(request.num_tokens for request in requests)
+    needed = sum(request.num_tokens + N * BLOCK_SIZE for request in requests)  # a last block that is not full, each
     return {str(parts): serve(name, requests, needed // parts) for parts in PARTS}
 
 

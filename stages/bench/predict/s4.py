@@ -71,7 +71,7 @@ def workload(model: Path) -> list[Arrival]:
 def steps_for_all(model: Path) -> dict[str, float]:
     """Steps for the workload with SEATS seats, and the share of the seats that get a token in a step. Counted."""
     arrivals = workload(model)
-    options = {"model": str(model), "kv_cache_tokens": POOL, "max_num_seqs": SEATS}
+    options: dict[str, Any] = {"model": str(model), "kv_cache_tokens": POOL, "max_num_seqs": SEATS}
     num_static = len(static(without_model("s3", **options), arrivals).steps)
     num_continuous = len(continuous(without_model("s4", **options), arrivals).steps)
     tokens = sum(arrival.num_output_tokens for arrival in arrivals)

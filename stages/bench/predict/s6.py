@@ -1,17 +1,18 @@
-"""Stage 6: what of a prompt is computed again, what one word changes, and who may hit whose blocks. All counted."""
+"""Stage 6: what of a prompt is computed again, what one word changes, and which blocks a request hits. All counted."""
 
 from pathlib import Path
 from typing import Any
 
-from notebooks.prefixes import WithoutModel
-from stages import s6_prefix_caching as s6
-from stages.predict.common import Answer, with_answers
+from stages.bench.engines import by_sample, engine_class
+from stages.bench.predict.common import Answer, serve, with_answers
+from stages.bench.racing import sampling_params
+from stages.bench.workloads import Request, even_prompt
 
 LENGTH, SHORT = 512, 200  # tokens of a prompt
 
 
 def answers(model: Path) -> dict[str, Any]:
-    repeated = {str(length): asked_again(model, prompt_of(length)) for length in (LENGTH, LENGTH + 1)}
+    repeated = {str(length): asked_again(model, even_prompt(length)) for length in (LENGTH, LENGTH + 1)}
     changed = {name: share_found(model, position) for name, position in CHANGES.items()}
     twice = {"at_once": two_requests(model, 0), "a_step_later": two_requests(model, 1), "samples": two_samples(model)}
     entries = [about_again(repeated), about_a_word(changed), about_two(twice)]
@@ -47,58 +48,48 @@ def about_two(twice: dict[str, int]) -> Answer:
         f"Two requests with the same prompt of {SHORT} tokens come at once. How many tokens of prompts are computed? "
         "If the second comes a step later? If they are two samples of one request?",
         f"{twice['at_once']}, {twice['a_step_later']}, {twice['samples']}. A block is found once it is computed, and "
-        "both are computed in the same step. Samples of one request need no cache: one is forked from the other.",
+        "both are computed in the same step. Samples of one request need no cache: one is forked from the other, and "
+        "only the last token of the prompt is computed for each.",
     )
 
 
-def prompt_of(length: int) -> list[int]:
-    return [3 + i for i in range(length)]
-
-
-def engine_for(model: Path) -> WithoutModel:
-    return WithoutModel(model=str(model), kv_cache_tokens=8192)
+def engine_for(model: Path) -> Any:
+    return engine_class("s6")(by_sample, model=str(model), kv_cache_tokens=8192)
 
 
 def asked_again(model: Path, prompt: list[int]) -> int:
     """Tokens that go through the model for a prompt that was served before."""
     engine = engine_for(model)
-    serve(engine, "first", prompt)
+    serve("s6", engine, "first", Request(prompt, 1))
     before = engine.model_runner.num_tokens
-    serve(engine, "again", prompt)
+    serve("s6", engine, "again", Request(prompt, 1))
     return engine.model_runner.num_tokens - before
 
 
 def share_found(model: Path, position: int) -> float:
     """Of a prompt of which one token differs from one that was served before."""
-    engine, prompt = engine_for(model), prompt_of(LENGTH)
-    serve(engine, "first", prompt)
-    other = [*prompt[:position], 2000, *prompt[position + 1 :]]
-    return serve(engine, "other", other).num_cached_tokens / LENGTH
+    engine, prompt = engine_for(model), even_prompt(LENGTH)
+    serve("s6", engine, "first", Request(prompt, 1))
+    before = engine.kv_cache_manager.prefix_cache_stats.hits
+    serve("s6", engine, "other", Request([*prompt[:position], 2000, *prompt[position + 1 :]], 1))
+    return (engine.kv_cache_manager.prefix_cache_stats.hits - before) / LENGTH
 
 
 def two_requests(model: Path, steps_between: int) -> int:
     """Tokens of prompts that are computed for two requests with the same one."""
-    engine, params = engine_for(model), s6.SamplingParams(max_tokens=8, ignore_eos=True)
-    engine.add_request("first", prompt_of(SHORT), params)
+    engine, request = engine_for(model), Request(even_prompt(SHORT), 8)
+    params = sampling_params("s6", request)
+    engine.add_request("first", request.prompt_token_ids, params)
     for _ in range(steps_between):
         engine.step()
-    engine.add_request("second", prompt_of(SHORT), params)
+    engine.add_request("second", request.prompt_token_ids, params)
     while engine.has_unfinished_requests():
         engine.step()
-    return engine.model_runner.num_tokens - 2 * (params.max_tokens - 1)
+    return engine.model_runner.num_tokens - 2 * (request.num_output_tokens - 1)
 
 
 def two_samples(model: Path) -> int:
     """The same for two samples of one request."""
     engine = engine_for(model)
-    serve(engine, "both", prompt_of(SHORT), n=2)
+    serve("s6", engine, "both", Request(even_prompt(SHORT), 1, n=2))
     return engine.model_runner.num_tokens
-
-
-def serve(engine: WithoutModel, request_id: str, prompt: list[int], n: int = 1) -> s6.RequestOutput:
-    """Until its first token, which is its last."""
-    engine.add_request(request_id, prompt, s6.SamplingParams(max_tokens=1, n=n))
-    outputs: list[s6.RequestOutput] = []
-    while engine.has_unfinished_requests():
-        outputs = engine.step()
-    return outputs[0]

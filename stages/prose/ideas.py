@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stages.chaintools import Stage, added_lines, load
-from stages.tables import ROOT, Results, table
+from stages.prose.markdown import table
+
+ROOT = Path(__file__).resolve().parents[2]
+Results = dict[str, Any]  # what stages/bench/results.json holds
 
 
 class Idea(NamedTuple):
@@ -39,7 +42,11 @@ IDEAS = (
         "equal prompts in two requests are computed twice",
     ),
     Idea("prefix caching", "blocks found again by a hash of what they hold", "the cache ends with the device's memory"),
-    Idea("CPU offload", "a second tier: swap blocks out and in", "one process, one machine"),
+    Idea(
+        "CPU offload",
+        "a second tier: evicted blocks go to the host, and come back when they are hit",
+        "one process, one machine",
+    ),
 )
 
 
@@ -102,27 +109,27 @@ def effect_s4(results: Results) -> str:
 
 def effect_s5(results: Results) -> str:
     """What sharing saves, and what it costs those who do not share."""
-    answers = results["predict"]["s5"]
+    answers, speed = results["predict"]["s5"], results["overhead"]["s5_over_s4"]["ratio"]
     shared, alone, requests = (answers["of_200"][name]["blocks"] for name in ("samples", "alone", "requests"))
     fewer = f"8 samples of 200 tokens and 64 more hold {shared:,} blocks in place of {requests:,} (one holds {alone})"
-    return f"{fewer}; where nobody forks {results['s5_over_s4']['ratio']:.2f} times the tokens a second of stage 4"
+    return f"{fewer}; where nobody forks {speed:.2f} times the tokens a second of stage 4"
 
 
 def effect_s6(results: Results) -> str:
     """What a shared prefix saves, and what looking for one costs where there is none."""
-    shared, unshared = results["sharing"]["shared"], results["sharing"]["unshared"]
+    shared, unshared = results["prefix_cache"]["shared"], results["prefix_cache"]["unshared"]
     sooner = f"after a cached prefix of 512 tokens the first token comes {shared['times_shorter']:.0f} times sooner"
     return f"{sooner}; where nobody shares {unshared['ratio']:.2f} times the tokens a second of no cache"
 
 
 def effect_s7(results: Results) -> str:
-    """What swaps save from a pool that is too small, on both loads."""
-    usual, crowded = (results["swapping"][load] for load in ("usual", "crowded"))
-    saved = f"from a third of the memory no token is computed twice (before: {usual['recompute']['computed_twice']:,})"
-    times = (
-        f"{usual['auto_over_recompute']:.2f} times the tokens a second, crowded {crowded['auto_over_recompute']:.2f}"
-    )
-    return f"{saved}; {times}"
+    """What a second tier finds again in a third of the memory, and what that is worth."""
+    if "offload" not in results:
+        return "not measured yet"
+    pools, first = results["offload"]["pools"], results["offload"]["first_token"]
+    twice = [f"{pools[name]['computed_twice']:,.0f}" for name in ("load", "s6")]
+    saved = f"in a third of the memory {twice[0]} tokens are computed twice in place of {twice[1]}"
+    return f"{saved}; a prefix of 512 on the host comes {first['times_ratio']:.0f} times sooner than computed"
 
 
 def empty_shares(results: Results, stage: str) -> list[float]:
@@ -140,3 +147,6 @@ EFFECTS: dict[str, Callable[[Results], str]] = {
     "s6": effect_s6,
     "s7": effect_s7,
 }
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {"stages": stages_block, "path": path_block}

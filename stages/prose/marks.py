@@ -1,28 +1,27 @@
-"""Numbers and tables in the READMEs, from stages/results.json: `python -m stages.figures` writes, --check compares.
+"""Marks in prose, and the numbers and tables that belong there.
 
 Nothing measured is typed by hand. Prose holds two kinds of marks, which a code host does not show:
 
     <!-- n: predict.s1.cache_at_16:.1f -->4.2<!-- / -->     one number: a path into results.json, and its format
-    <!-- figures: stages --> ... <!-- /figures -->          a block: tables.py and path.py
+    <!-- figures: stages --> ... <!-- /figures -->          a block: tables.py, ideas.py, model_card.py
 
-results.json is written by `python -m stages.scoreboard`.
+results.json is written by `python -m stages.bench`.
 """
 
-import argparse
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
 from stages.chaintools import added_lines, load
-from stages.path import path_block, stages_block
-from stages.tables import BLOCKS, ROOT
+from stages.prose import ideas, model_card, tables
 
-RESULTS = Path("stages/results.json")
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path("stages/bench/results.json")
+BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS
 NUMBER = re.compile(r"(<!-- n: ([\w.]+)(?::([^ ]+))? -->).*?(<!-- / -->)", re.DOTALL)
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
@@ -50,17 +49,15 @@ def render(path: Path, root: Path) -> str:
     """The text of a prose file with its numbers filled in. Raises ValueError for a mark that names nothing."""
     results = read(root / RESULTS) | {"facts": facts(root)}
 
-    blocks = BLOCKS | {"stages": stages_block, "path": path_block}
-
     def number(match: re.Match[str]) -> str:
         start, key, spec, end = match.groups()
         return start + format(look_up(results, key, path), spec or "") + end
 
     def block(match: re.Match[str]) -> str:
         start, name, end = match.groups()
-        if name not in blocks:
+        if name not in BLOCKS:
             raise ValueError(f"{path}: no function makes the block {name!r}")
-        return start + blocks[name](results) + end
+        return start + BLOCKS[name](results) + end
 
     return BLOCK.sub(block, NUMBER.sub(number, path.read_text("utf-8")))
 
@@ -91,17 +88,3 @@ def look_up(results: dict[str, Any], key: str, path: Path) -> Any:
             raise ValueError(f"{path}: {RESULTS} has no {key}")
         value = value[part]
     return value
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m stages.figures", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a number is not current")
-    args = parser.parse_args(argv)
-    names = stale() if args.check else write()
-    for name in names:
-        print(f"{name}: {'numbers are not those of ' + str(RESULTS) if args.check else 'brought up to date'}")
-    return 1 if args.check and names else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
