@@ -22,7 +22,7 @@ from stages import s6_prefix_caching as s6
 from stages.bench.engines import engine_class
 from stages.s6_prefix_caching import prefix_cache
 from stages.s6_prefix_caching.block_pool import BlockPool
-from stages.s6_prefix_caching.prefix_cache import Hash, extend_hashes
+from stages.s6_prefix_caching.prefix_cache import BlockHash, extend_block_hashes
 
 BOS = 1
 
@@ -174,7 +174,7 @@ class FirstInFirstOut(BlockPool):
 
     def free_blocks(self, blocks: list[int]) -> None:
         super().free_blocks(blocks)
-        for block in self.index.values():  # in the order in which they were computed
+        for block in self._cached.values():  # in the order in which they were computed
             if block in self._free:
                 self._free.move_to_end(block)
 
@@ -198,25 +198,28 @@ def evicting(order: type[BlockPool], **options: Any) -> Any:
     return Evicting(**options)
 
 
-def of_own_tokens(parent: Hash, token_ids: list[int]) -> Hash:
+CHAINED = prefix_cache.hash_block_tokens
+
+
+def of_own_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
     """A hash that does not know what came before the block."""
-    return HASHES["chained: stage 6"](b"", token_ids)
+    return CHAINED(b"", token_ids)
 
 
-HASHES: dict[str, Callable[[Hash, list[int]], Hash]] = {
-    "chained: stage 6": prefix_cache.hash_block,
+HASHES: dict[str, Callable[[BlockHash, list[int]], BlockHash]] = {
+    "chained: stage 6": CHAINED,
     "of the block's own tokens": of_own_tokens,
 }
 
 
 @contextmanager
-def hashed_by(hash_block: Callable[[Hash, list[int]], Hash]) -> Iterator[None]:
+def hashed_by(hash_block_tokens: Callable[[BlockHash, list[int]], BlockHash]) -> Iterator[None]:
     """Stage 6 with another hash, for as long as this lasts."""
-    original, prefix_cache.hash_block = prefix_cache.hash_block, hash_block
+    original, prefix_cache.hash_block_tokens = prefix_cache.hash_block_tokens, hash_block_tokens
     try:
         yield
     finally:
-        prefix_cache.hash_block = original
+        prefix_cache.hash_block_tokens = original
 
 
 def three_stories(tokenizer: Any, size: int) -> list[list[int]]:
@@ -248,11 +251,11 @@ class Node(NamedTuple):
     row: int
 
 
-def tree(texts: Iterable[list[int]], block_size: int, index: Mapping[Hash, int]) -> list[Node]:
+def tree(texts: Iterable[list[int]], block_size: int, index: Mapping[BlockHash, int]) -> list[Node]:
     """What of these texts the index has, from the root on, each branch on rows of its own.
 
     >>> texts = [[1, 2, 3, 4], [1, 2, 5, 6], [7, 8]]
-    >>> hashes = [extend_hashes(made := [], text, 2) or made for text in texts]
+    >>> hashes = [extend_block_hashes(made := [], text, 2) or made for text in texts]
     >>> index = {h: i for i, h in enumerate(dict.fromkeys(h for some in hashes for h in some))}
     >>> [(node.block, node.parent, node.depth, node.row) for node in tree(texts, 2, index)]
     [(0, None, 0, 0), (1, 0, 1, 0), (2, 0, 1, 1), (3, None, 0, 2)]
@@ -260,8 +263,8 @@ def tree(texts: Iterable[list[int]], block_size: int, index: Mapping[Hash, int])
     nodes: dict[int, Node] = {}
     row = 0
     for text in texts:
-        hashes: list[Hash] = []
-        extend_hashes(hashes, text, block_size)
+        hashes: list[BlockHash] = []
+        extend_block_hashes(hashes, text, block_size)
         parent, is_new = None, False
         for depth, block in enumerate(index[block_hash] for block_hash in hashes if block_hash in index):
             if block not in nodes:

@@ -1,30 +1,9 @@
-"""How the measurements time and count: stages/bench/harness.py, counting.py, and the recorder of decode_step.py."""
+"""What the measurements count: stages/bench/counting.py, and the recorder of decode_step.py."""
 
 import torch
 
-from stages.bench import counting, harness
+from stages.bench import counting
 from stages.bench.decode_step import Recorder
-
-
-def test_milliseconds_calls_each_once_a_round_in_an_order_of_its_own():
-    calls = []
-    times = harness.milliseconds({name: lambda name=name: calls.append(name) for name in "abcdef"}, rounds=3)
-    rounds = ["".join(calls[i : i + 6]) for i in range(0, len(calls), 6)]
-    assert {"".join(sorted(each)) for each in rounds} == {"abcdef"} and len(rounds) == 4 and len(set(rounds)) > 1
-    assert set(times) == {*"abcdef"} and all(value >= 0 for value in times.values())
-
-
-def test_a_stopwatch_times_what_is_called():
-    class Watched:
-        def used(self, number):
-            return number
-
-        def unused(self): ...
-
-    watched = Watched()
-    watch = harness.Stopwatch(watched, "used", "unused")
-    assert watched.used(3) == 3 and watch.calls == {"used": 1, "unused": 0}
-    assert watch.seconds["used"] > 0 == watch.seconds["unused"]
 
 
 def test_tensors_are_counted_but_not_views_or_what_is_done_in_place():
