@@ -1,5 +1,7 @@
 """What stage 5's notebook is made with: who shares what, against runs drawn by hand."""
 
+from itertools import pairwise
+
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -42,7 +44,7 @@ def test_a_watched_search_is_the_search_and_its_counts_are_the_tables():
     assert seen.outputs == alone.outputs and 2 * num_copied == llm.kv_cache.num_blocks_copied
     assert [len(step.beams) for step in steps] == [1, 3, 3, 3, 3, 3]
     assert sum(len(step.copied_to) for step in steps) == num_copied > 0
-    for before, step in zip(steps, steps[1:], strict=False):
+    for before, step in pairwise(steps):
         assert sum(step.ref_counts.values()) == sum(len(beam.table) for beam in step.beams)
         assert all(step.ref_counts[block] == 1 for block in step.copied_to), "a copy is held by its writer alone"
         for beam, parent in zip(step.beams, step.parents(before), strict=True):
