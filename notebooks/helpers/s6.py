@@ -260,19 +260,26 @@ def tree(texts: Iterable[list[int]], block_size: int, index: Mapping[BlockHash, 
     >>> [(node.block, node.parent, node.depth, node.row) for node in tree(texts, 2, index)]
     [(0, None, 0, 0), (1, 0, 1, 0), (2, 0, 1, 1), (3, None, 0, 2)]
     """
-    nodes: dict[int, Node] = {}
-    row = 0
+    found: dict[int | None, dict[int, tuple[int, ...]]] = {None: {}}  # the children of each block, with their tokens
     for text in texts:
         hashes: list[BlockHash] = []
         extend_block_hashes(hashes, text, block_size)
-        parent, is_new = None, False
-        for depth, block in enumerate(index[block_hash] for block_hash in hashes if block_hash in index):
-            if block not in nodes:
-                tokens = tuple(text[depth * block_size : (depth + 1) * block_size])
-                nodes[block], is_new = Node(block, tokens, parent, depth, row), True
+        parent = None
+        for i, block in enumerate(index[block_hash] for block_hash in hashes if block_hash in index):
+            found[parent].setdefault(block, tuple(text[i * block_size : (i + 1) * block_size]))
+            found.setdefault(block, {})
             parent = block
-        row += is_new
-    return list(nodes.values())
+    nodes: list[Node] = []
+
+    def add(parent: int | None, depth: int, row: int) -> int:
+        """Returns the next row."""
+        for block, token_ids in found[parent].items():
+            nodes.append(Node(block, token_ids, parent, depth, row))
+            row = add(block, depth + 1, row)
+        return row if found[parent] else row + 1
+
+    add(None, 0, 0)
+    return nodes
 
 
 def draw_tree(ax: Axes, nodes: Sequence[Node], idle: Sequence[int], hits: Collection[int], text_of: Callable) -> None:

@@ -310,5 +310,6 @@ def draw_lanes(ax: Axes, lanes: Lanes, title: str) -> None:
         pictures.polygons(ax, [pictures.box(start + 0.03, end - start - 0.06, 0.1, 0.8)], GREY)
         ax.text((start + end) / 2, 0.5, "C's blocks arrive", ha="center", va="center", fontsize=7.5, color=PAPER)
     ax.set(ylim=(0, 2), yticks=[0.5, 1.5], yticklabels=["copies", "steps"], title=title)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
