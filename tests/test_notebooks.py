@@ -93,7 +93,7 @@ def seconds_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @each_notebook
 def test_runs_top_to_bottom(path, tmp_path):
     """A copy, in full, from the root of the repository: the committed outputs stay as they are.
@@ -110,7 +110,7 @@ def test_runs_top_to_bottom(path, tmp_path):
     assert shown_kinds(notebook) == shown_kinds(read(path)), "the committed outputs are of another version"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @each_notebook
 def test_starts_in_its_own_folder(path):
     """`make notebooks` and jupyter run it there; its first cell finds the repository."""
@@ -182,7 +182,7 @@ def test_measurements_are_recognised():
         assert not MEASUREMENT.search(f"of {text}, we saw"), text
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_readme_picture_is_current_small_and_has_a_background(tmp_path):
     svg = (FOLDER / "pool.svg").read_text(encoding="utf-8")
     assert len(svg.encode()) < 30_000

@@ -79,7 +79,7 @@ def test_what_is_computed_twice_is_counted_once_for_each_time():
     assert run.tokens_computed == 7 + 4 + 6 + 3 + 7
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_without_a_model_the_schedule_is_the_same():
     prompts = [request.prompt_token_ids[:40] for request in mixed_workload(4096, 6)]
     arrivals = [Arrival(3 * i, prompt, 30) for i, prompt in enumerate(prompts)]
