@@ -197,7 +197,7 @@ def one_command(words: list[str], repository: Repository) -> Iterator[str]:
         if target and target not in repository.targets:
             yield f"the Makefile has no target {target}"
     elif program == "nanovllm" and arguments:
-        if not (repository.root / "nanovllm" / f"{arguments[0]}.py").exists():
+        if not (repository.root / "nanovllm" / "cli" / f"{arguments[0]}.py").exists():
             yield f"nanovllm has no command {arguments[0]}"
     elif arguments[:1] == ["-m"]:
         module, *rest = arguments[1:]

@@ -110,7 +110,6 @@ def test_without_a_model_the_counts_are_those_with_one(name):
 # Races
 
 
-@pytest.mark.slow
 def test_racers_each_serve_everything_on_clocks_of_their_own():
     requests = [r._replace(num_output_tokens=r.num_output_tokens // 8) for r in mixed_workload(4096, 3)]
     racers = race({name: partial(Racer, name, STORYTELLER, requests, **SMALL) for name in ("s3", "s4")})
@@ -150,7 +149,6 @@ class Scored:
 # Tables
 
 
-@pytest.mark.slow
 def test_the_prefix_cache_is_measured_on_the_same_requests(monkeypatch):
     monkeypatch.setattr(prefix_cache, "SLICES", 10)
     monkeypatch.setattr(racing, "SLICES", 10)
@@ -175,7 +173,6 @@ def test_a_third_of_the_memory_is_short_for_stage_6():
     assert load["blocks_loaded"] > 0 and counts["recompute"]["blocks_loaded"] == 0
 
 
-@pytest.mark.slow
 def test_a_prefix_on_the_host_is_loaded_in_each_round(monkeypatch):
     monkeypatch.setattr(offload, "PREFIX", 64)
     monkeypatch.setattr(offload, "SHAPE_135M", offload.SHAPE_135M.__class__.from_folder(STORYTELLER))
@@ -205,6 +202,8 @@ def test_the_answers_of_stage_6_are_counted():
     assert numbers["repeated"] == {"512": 16, "513": 1}
     assert numbers["changed"] == {"first": 0.0, "middle": 0.5, "last": 496 / 512}
     assert numbers["twice"] == {"at_once": 400, "a_step_later": 208, "samples": 201}
+    again = {name: found["computed_twice"] for name, found in numbers["preempted"].items()}
+    assert again == {"s5": 256, "s6": 0}
 
 
 def test_a_prompt_that_leaves_the_device_moves_once():
@@ -246,7 +245,7 @@ def test_counts_of_offload_are_current(policy):
 
 
 def test_the_command_measures_the_scoreboard_unless_it_is_told_otherwise():
-    assert command.parse([]).tables == ["scoreboard"]
+    assert command.parse([]).tables == ["scoreboard", "run"]
     asked = command.parse(["decode", "offload", "--dtype", "float32"])
     assert asked.tables == ["decode", "offload"] and asked.dtype == "float32" and asked.predict is None
     assert command.parse(["--predict"]).predict == [] and not command.parse(["--predict"]).tables
@@ -256,7 +255,7 @@ def test_the_command_measures_the_scoreboard_unless_it_is_told_otherwise():
 def test_a_table_that_is_not_there_is_named(capsys):
     with pytest.raises(SystemExit):
         command.parse(["scorebord"])
-    assert "no table 'scorebord': there are scoreboard, peers, decode" in capsys.readouterr().err
+    assert "no table 'scorebord': there are scoreboard, run, peers, decode" in capsys.readouterr().err
 
 
 def test_what_is_measured_is_printed_and_saved(monkeypatch, capsys):
@@ -266,6 +265,6 @@ def test_what_is_measured_is_printed_and_saved(monkeypatch, capsys):
     monkeypatch.setattr(results, "save", lambda found: saved.append(found) or True)
     assert command.main(["offload"]) == 0 and saved == [{"offload": {"machine": "its own"}}]
     assert command.main(["decode", "--no-save"]) == 0 and len(saved) == 1
-    command.main(["decode"])
-    assert saved[1] == {"decode": {"gain": 1}, "machine": results.machine()}
+    command.main(["offload", "decode"])
+    assert saved[2] == {"decode": {"gain": 1}, "machine": results.machine()}, "each is saved when it is there"
     assert "python -m stages.prose" in capsys.readouterr().out

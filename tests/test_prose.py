@@ -149,7 +149,7 @@ def made_up(tmp_path: Path) -> Repository:
         "stages/s1_one/__init__.py": "",
         "stages/s1_one/__main__.py": "",
         "stages/__main__.py": "",
-        "nanovllm/batch.py": "",
+        "nanovllm/cli/batch.py": "",
         "stages/s1_one/pool.py": POOL,
         "stages/s1_one/llama/model.py": "class Model:\n    def run(self): ...\n",
         "README.md": "# A title, so\n",

@@ -1,4 +1,4 @@
-"""Measure the stages: `python -m stages.bench [TABLE ...] [--predict [STAGE ...]]`; without a table, the scoreboard.
+"""Measure the stages: `python -m stages.bench [TABLE ...] [--predict [STAGE ...]]`, else scoreboard and run.
 
 Results go to stages/bench/results.json; `python -m stages.prose` writes them into the READMEs. Give the machine to the
 measurement alone: every other process that runs on it is measured too.
@@ -7,6 +7,7 @@ measurement alone: every other process that runs on it is measured too.
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pprint import pprint
 from typing import Any
 
@@ -17,6 +18,7 @@ from stages.bench.predict.s1 import holes
 
 TABLES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "scoreboard": scoreboard.measure,
+    "run": scoreboard.measure_run,
     "peers": scoreboard.measure_peers,
     "decode": decode.measure,
     "serving": serving.measure,
@@ -43,23 +45,23 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-save", action="store_true", help="print, and leave results.json as it is")
     args = parser.parse_args(argv)
     if not args.tables and args.predict is None:
-        args.tables = ["scoreboard"]
+        args.tables = ["scoreboard", "run"]
     return args
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure what is asked for, print it, and save it."""
+    """Measure what is asked for, one after the other; print each, and save it at once."""
     args = parse(argv)
-    found: dict[str, Any] = {}
-    for name in args.tables:
-        found |= TABLES[name](args)
+    measures = [partial(TABLES[name], args) for name in args.tables]
     if args.predict is not None:
-        found |= predict(args.predict)
-    pprint(found, width=120, sort_dicts=False)
-    if any("machine" not in part for part in found.values()):  # these share one
-        found["machine"] = results.machine()
-    if not args.no_save and results.save(found):
-        print(f"{results.RESULTS} has these now; python -m stages.prose writes them into the READMEs")
+        measures.append(partial(predict, args.predict))
+    for measure in measures:
+        found = measure()
+        pprint(found, width=120, sort_dicts=False)
+        if any("machine" not in part for part in found.values()):  # these share one
+            found["machine"] = results.machine()
+        if not args.no_save and results.save(found):
+            print(f"{results.RESULTS} has it now; python -m stages.prose writes it into the READMEs")
     return 0
 
 

@@ -85,9 +85,13 @@ def engine_class(name: str) -> Any:
     """The LLMEngine of a stage from 4 on, with a scripted runner. Its other build_ methods can be overridden."""
 
     class EngineWithoutModel(stage(name).LLMEngine):  # type: ignore[misc]
-        def __init__(self, script: Script = same_token, cost_model: Any = None, **options: Any) -> None:
-            """`options` are EngineConfig's; `cost_model` is what stage 7's "auto" goes by."""
-            self._script, self._cost_model = script, cost_model
+        def __init__(self, script: Script = same_token, **options: Any) -> None:
+            """`options` are EngineConfig's. Stage 7's policy is "load" unless they say "recompute"."""
+            self._script = script
+            if name == "s7":
+                options = {"offload_policy": "load", **options}
+                if options["offload_policy"] == "auto":
+                    raise ValueError('"auto" measures how fast a model is, and there is none: "load" or "recompute"')
             super().__init__(stage(name).EngineConfig(**options))
 
         def build_tokenizer(self) -> None:
@@ -98,9 +102,6 @@ def engine_class(name: str) -> Any:
 
         def build_model_runner(self, model: Any) -> ScriptedRunner:
             return ScriptedRunner(name, self._script)
-
-        def build_cost_model(self) -> Any:
-            return self._cost_model
 
     return EngineWithoutModel
 

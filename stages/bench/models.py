@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from models.checkpoint import write_checkpoint
+from models.training.checkpoint import write_checkpoint
 from stages.s1_contiguous_cache.llama import LlamaForCausalLM, ModelConfig
 
 STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"

@@ -27,7 +27,7 @@ from stages.bench.results import machine
 from stages.bench.workloads import Request, growing_workload, random_tokens
 
 BLOCK_SIZE, TIMES_ON_HOST, PARTS = 16, 4, 3
-NUM_REQUESTS, PROMPT, OUTPUT, SPREAD = 16, 96, 80, 32
+NUM_REQUESTS, PROMPT, OUTPUT, SPREAD = 16, 64, 96, 32
 PREFIX, TAIL, NUM_ROUNDS = 512, 16, 7
 POLICIES = ("load", "recompute", "auto")
 

@@ -116,10 +116,11 @@ class LLMEngine:
                 self.kv_cache_manager.cache_blocks(seq, num_tokens)
             if token is not None:
                 seq.append_token(token)
-            if seq.finished:
-                self.scheduler.remove(seq)
             if token is not None or seq.finished:
                 updated.append(seq)
+        for seq in updated:
+            if seq.finished:
+                self.scheduler.remove(seq)
         return updated
 
     def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
@@ -143,7 +144,7 @@ class LLMEngine:
         return Tokenizer(folder) if (folder / "tokenizer.model").exists() else None
 
     def build_model(self) -> LlamaForCausalLM:
-        return load_model(self.config.model, self.model_config, self.dtype, self.device)
+        return load_model(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
 
     def build_kv_cache(self) -> KVCache:
         num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, self.device)

@@ -80,11 +80,11 @@ def counted(model: Path, num_prompt_tokens: int) -> dict[str, dict[str, int]]:
     return {name: served(model, requests) for name, requests in asked.items()}
 
 
-def served(model: Path, requests: list[Request], pool: int = POOL) -> dict[str, int]:
-    """All are there at once, in an engine without a model."""
-    engine = engine_class("s5")(by_sample, model=str(model), kv_cache_tokens=pool, block_size=BLOCK)
+def served(model: Path, requests: list[Request], pool: int = POOL, name: str = "s5") -> dict[str, int]:
+    """All are there at once, in an engine of stage `name` without a model."""
+    engine = engine_class(name)(by_sample, model=str(model), kv_cache_tokens=pool, block_size=BLOCK)
     for number, request in enumerate(requests):
-        engine.add_request(str(number), request.prompt_token_ids, sampling_params("s5", request))
+        engine.add_request(str(number), request.prompt_token_ids, sampling_params(name, request))
     while engine.has_unfinished_requests():
         engine.step()
     return {
@@ -95,13 +95,13 @@ def served(model: Path, requests: list[Request], pool: int = POOL) -> dict[str, 
     }
 
 
-def one_is_preempted(model: Path) -> dict[str, int]:
-    """N samples in a pool of one block less than they hold in the end."""
+def one_is_preempted(model: Path, name: str = "s5") -> dict[str, int]:
+    """N samples in a pool of one block less than they hold in the end. (Stage 6 is asked the same.)"""
     request = Request(even_prompt(PROMPT), OUTPUT, N)
     num_blocks = served(model, [request])["blocks"] - 1
-    found = served(model, [request], BLOCK * num_blocks)
+    found = served(model, [request], BLOCK * num_blocks, name)
     assert found["preemptions"] == 1, f"{found['preemptions']} preemptions"
-    twice = computed_twice("s5", found["tokens_computed"], [request])
+    twice = computed_twice(name, found["tokens_computed"], [request])
     return {"pool_blocks": num_blocks, "computed_twice": twice}
 
 

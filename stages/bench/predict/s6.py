@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.bench.engines import by_sample, engine_class
+from stages.bench.predict import s5
 from stages.bench.predict.common import Answer, serve, with_answers
 from stages.bench.racing import sampling_params
 from stages.bench.workloads import Request, even_prompt
@@ -15,8 +16,9 @@ def answers(model: Path) -> dict[str, Any]:
     repeated = {str(length): asked_again(model, even_prompt(length)) for length in (LENGTH, LENGTH + 1)}
     changed = {name: share_found(model, position) for name, position in CHANGES.items()}
     twice = {"at_once": two_requests(model, 0), "a_step_later": two_requests(model, 1), "samples": two_samples(model)}
-    entries = [about_again(repeated), about_a_word(changed), about_two(twice)]
-    return with_answers({"repeated": repeated, "changed": changed, "twice": twice}, entries)
+    preempted = {name: s5.one_is_preempted(model, name) for name in ("s5", "s6")}
+    entries = [about_again(repeated), about_a_word(changed), about_two(twice), about_preemption(preempted)]
+    return with_answers({"repeated": repeated, "changed": changed, "twice": twice, "preempted": preempted}, entries)
 
 
 CHANGES = {"first": 0, "middle": LENGTH // 2, "last": LENGTH - 1}  # which token of the prompt is another
@@ -50,6 +52,17 @@ def about_two(twice: dict[str, int]) -> Answer:
         f"{twice['at_once']}, {twice['a_step_later']}, {twice['samples']}. A block is found once it is computed, and "
         "both are computed in the same step. Samples of one request need no cache: one is forked from the other, and "
         "only the last token of the prompt is computed for each.",
+    )
+
+
+def about_preemption(preempted: dict[str, dict[str, int]]) -> Answer:
+    before, now = (preempted[name]["computed_twice"] for name in ("s5", "s6"))
+    return Answer(
+        f"{s5.N} samples of a prompt of {s5.PROMPT} tokens have a pool of {preempted['s6']['pool_blocks']} blocks, one "
+        f"less than they need in the end. In stage 5 the last is preempted, and computes {before} tokens again. And in "
+        "stage 6?",
+        f"{now}. The prompt's full blocks are held by the others, and its own are idle until somebody takes them: it "
+        "finds what is left of them when it comes back.",
     )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.bench import offload
-from stages.bench.engines import by_sample, engine_class
+from stages.bench.engines import by_sample, engine_class, part
 from stages.bench.harness import milliseconds
 from stages.bench.models import storyteller_of
 from stages.bench.predict.common import Answer, llm_of, serve, with_answers
@@ -76,7 +76,8 @@ def load_against_recompute() -> dict[str, float]:
 
 def load(engine: Any, num_blocks: int) -> None:
     """From the host to the device, and wait."""
-    engine.host_kv_cache.load([(block, block) for block in range(num_blocks)]).wait()
+    copies = [part("s7", "kv_cache").BlockCopy(block, block) for block in range(num_blocks)]
+    engine.host_kv_cache.load(copies).wait()
 
 
 def prefill(engine: Any, num_tokens: int) -> None:
