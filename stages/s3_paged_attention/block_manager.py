@@ -35,7 +35,10 @@ class BlockManager:
         return self.get_num_blocks_to_allocate(seq) <= self.num_free_blocks
 
     def allocate(self, seq: Sequence) -> None:
-        """Take blocks for all tokens that `seq` has now. Raises NoFreeBlocks, and changes nothing, if too few are free."""
+        """Take blocks for all tokens that `seq` has now.
+
+        Raises NoFreeBlocks, and changes nothing, if too few are free.
+        """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         seq.block_table = self._pool.get_new_blocks(self.get_num_blocks_to_allocate(seq))
         self._holders[seq] = None
@@ -68,8 +71,9 @@ class BlockManager:
     @property
     def peak(self) -> PoolReport:
         """The pool when most of it was held. Less is held only after a free(): it is enough to look before each."""
-        num_held = self.num_blocks - self.num_free_blocks
-        return self.report() if num_held * self.block_size >= self._peak.held else self._peak
+        if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
+            return self._peak
+        return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:
         """What of the pool is promised, held and used now."""

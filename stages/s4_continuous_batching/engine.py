@@ -88,15 +88,14 @@ class LLMEngine:
 
     def _update(self, batch: list[Scheduled], tokens: list[SampledToken | None]) -> list[Sequence]:
         """Returns the sequences that got a token or have failed; a sequence that ends gives its blocks back."""
-        updated = []
         for (seq, num_tokens), token in zip(batch, tokens, strict=True):
             seq.num_computed_tokens += num_tokens
             if token is not None:
                 seq.append_token(token)
+        updated = [seq for (seq, _), token in zip(batch, tokens, strict=True) if token is not None or seq.finished]
+        for seq in updated:
             if seq.finished:
                 self.scheduler.remove(seq)
-            if token is not None or seq.finished:
-                updated.append(seq)
         return updated
 
     def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
