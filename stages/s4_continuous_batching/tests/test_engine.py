@@ -25,6 +25,7 @@ from .scripted import (
     scripted_engine,
     step,
 )
+from .test_interrupts import each_line, lines_run
 
 # Requests come and go
 
@@ -489,6 +490,31 @@ def test_a_request_that_ended_with_an_error_is_told_before_the_model_runs(checkp
     assert [list(step(engine)) for _ in range(2)] == [["a"], ["b"]]
     assert runner.tried == ["a", "b"]
     assert_empty(engine)
+
+
+# Ctrl-C
+
+
+def test_before_whatever_line_of_the_engine_ctrl_c_is_pressed_it_stays_whole_and_can_go_on(checkpoint):
+    """Two requests come, b is preempted, c comes and is aborted: each call is made in whole or not at all."""
+
+    def drive(engine: ScriptedEngine) -> None:
+        engine.add_request("a", [1] * 3, params(9)), engine.add_request("b", [2] * 3, params(9))
+        for _ in range(7):
+            engine.step()
+        engine.add_request("c", [3] * 3, params(9))
+        engine.step()
+        engine.abort_request("c")
+
+    places = each_line(drive, scripted_engine(checkpoint, num_blocks=4))[::3]
+    assert len(places) > 100
+    for place in places:
+        engine = scripted_engine(checkpoint, num_blocks=4)
+        with pytest.raises(KeyboardInterrupt):
+            lines_run(drive, engine, press_at=place)
+        assert_whole(engine)
+        for output in run_to_the_end(engine).values():
+            assert answer(output) == said_alone(output.prompt_token_ids, 9)
 
 
 # What the pool looked like
