@@ -23,7 +23,7 @@ import click
 import torch
 from tqdm import tqdm
 
-from models.checkpoint import write_checkpoint
+from models.training.checkpoint import write_checkpoint
 from stages import figures
 from stages.s1_contiguous_cache.llama import LlamaForCausalLM, ModelConfig
 

@@ -235,7 +235,7 @@ def comparison_commands(scores: dict[str, Any], window: int) -> list[str]:
         f"{scores['storyteller']['command']} --out models/storyteller",
         f"mkdir -p {folder} && cp {recipe} {folder}",
         f"{scores['baseline']['command']} --out {folder}",
-        f"python -m models.evaluate models/storyteller {folder} --text folder --window {window} \\",
+        f"python -m models.training.evaluate models/storyteller {folder} --text folder --window {window} \\",
         "    --out models/storyteller/comparison.json",
     ]
 

@@ -1,4 +1,4 @@
-"""Tiny random Llamas of every shape that config.json can ask for, written by transformers itself."""
+"""Tiny random models of every family and shape that config.json can ask for, written by transformers itself."""
 
 import json
 import random
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.helpers import Oracle
 
@@ -38,7 +38,7 @@ LLAMA3 = {
 NEAR = {"rope_type": "default", "rope_theta": 500.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
-# name: what differs from PLAIN; "_old", "_shards" and "_dtype" say how the folder is written
+# name: what differs from PLAIN, model_type too; "_old", "_shards" and "_dtype" say how the folder is written
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {"num_attention_heads": 6, "num_key_value_heads": 2},
     "mqa": {"num_key_value_heads": 1},
@@ -57,6 +57,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "old_llama3": {"head_dim": 16, "rope_parameters": LLAMA3, "_old": True},
     "old_linear": {"rope_parameters": LINEAR, "_old": True, "_dtype": "float16"},
     "one_layer": {"num_hidden_layers": 1, "hidden_size": 30, "num_attention_heads": 3, "num_key_value_heads": 3},
+    "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 20},
+    "mistral_long_window": {"model_type": "mistral", "sliding_window": 256},  # as many as there are positions
+    "qwen2": {"model_type": "qwen2", "rope_parameters": NEAR, "sliding_window": 8, "max_window_layers": 0},
+    "qwen2_tied": {"model_type": "qwen2", "tie_word_embeddings": True, "_shards": "20KB"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 20, "rms_norm_eps": 0.05},
+    "qwen3_bias": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    "old_qwen3": {"model_type": "qwen3", "head_dim": 6, "rope_parameters": LINEAR, "_old": True},
 }
 
 
@@ -82,7 +89,8 @@ def write_odd_model(name: str, folder: Path) -> OddModel:
     shape = PLAIN | SHAPES[name]
     is_old, shards, dtype = shape.pop("_old", False), shape.pop("_shards", "1GB"), shape.pop("_dtype", "float32")
     torch.manual_seed(sum(name.encode()))
-    model = LlamaForCausalLM(LlamaConfig(**shape)).eval()
+    config = AutoConfig.for_model(shape.pop("model_type", "llama"), **shape)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     spread(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shards)
     assert (folder / "model.safetensors.index.json").exists() == (shards != "1GB")
@@ -92,7 +100,7 @@ def write_odd_model(name: str, folder: Path) -> OddModel:
 
 
 @torch.no_grad()
-def spread(model: LlamaForCausalLM) -> None:
+def spread(model: PreTrainedModel) -> None:
     """Weights as unlike each other as those of a trained model, biases and norms too: transformers' own start out as
     zeros and ones, and so small that every text has the same next token."""
     for name, parameter in model.named_parameters():
@@ -121,7 +129,7 @@ def write_old_config(path: Path) -> None:
     if config["num_key_value_heads"] == config["num_attention_heads"]:
         del config["num_key_value_heads"]
     for name in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
-        if not config[name]:
+        if not config.get(name, True):
             del config[name]
     path.write_text(json.dumps(config))
 

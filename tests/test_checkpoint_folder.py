@@ -8,12 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from models.checkpoint import write_checkpoint
-from models.trainer import CausalAttend
-from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
-from tests.helpers import LARGEST_LOGIT_ERROR, STORYTELLER, Oracle
+from models.training.checkpoint import write_checkpoint
+from models.training.trainer import CausalAttend
+from stages.s1_contiguous_cache.llama import ModelConfig, StreamDecoder, Tokenizer, load_model
+from stages.s1_contiguous_cache.llama.families import FAMILIES
+from tests.helpers import MAX_LOGIT_ERROR, STORYTELLER, Oracle
 from tests.prompts import CANDIDATES
 
 TEXTS = [text for text in CANDIDATES if isinstance(text, str)] + [
@@ -83,6 +84,43 @@ def test_plain_text_survives_the_round_trip(text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.fixture(scope="module")
+def with_added_tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped tokenizer, to which the folder adds two tokens that are text, and two that are not."""
+    folder = tmp_path_factory.mktemp("added")
+    for name in ("tokenizer.model", "config.json"):
+        (folder / name).write_bytes((STORYTELLER / name).read_bytes())
+    tokens = [("<tool>", False), ("<|end|>", True), ("two words", False), ("<|turn|>", True)]
+    entries = {
+        str(4096 + i): {"content": text, "special": is_special, "normalized": False}
+        for i, (text, is_special) in enumerate(tokens)
+    }
+    config = json.loads((STORYTELLER / "tokenizer_config.json").read_text()) | {"added_tokens_decoder": entries}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+ADDED = ["<tool>", "<|end|>", "two words", "<|turn|>"]
+
+
+def test_transformers_reads_and_shows_added_tokens_alike(with_added_tokens):
+    ours, theirs = Tokenizer(with_added_tokens), Oracle(with_added_tokens).tokenizer
+    assert len(ours) == len(theirs) == 4100
+
+    @settings(max_examples=150, deadline=None, derandomize=True)
+    @given(texts(*SPECIALS, *ADDED, "<tool", "two", " words"))
+    def same(text: str) -> None:
+        ids = ours.encode(text)
+        assert ids == theirs(text).input_ids
+        decoded = theirs.decode(ids, skip_special_tokens=True)
+        assert ours.decode(ids) == decoded
+        decoder = StreamDecoder(ours, [])
+        assert "".join(map(decoder.push, ids)) + decoder.flush() == decoded
+
+    same()
+    assert ours.decode(ours.encode("a<tool> b<|end|>c two words")) == "a<tool> bc two words"
+
+
 def test_ids_of_the_tokenizer_are_those_of_the_model():
     config = ModelConfig.from_folder(STORYTELLER)
     assert len(tokenizer) == config.vocab_size == len(oracle.tokenizer) == 4096
@@ -91,6 +129,20 @@ def test_ids_of_the_tokenizer_are_those_of_the_model():
 
 
 # The model
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_what_config_json_leaves_out_is_as_in_transformers(tmp_path, model_type):
+    sizes = {"vocab_size": 320, "hidden_size": 128, "intermediate_size": 48, "num_hidden_layers": 2}
+    entries = {"model_type": model_type, **sizes, "num_attention_heads": 32}
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    ours, theirs = ModelConfig.from_folder(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    head_dim = getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert (ours.num_key_value_heads, ours.head_dim) == (theirs.num_key_value_heads, head_dim)
+    for name in ("max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
 
 
 def test_transformers_finds_every_tensor_and_no_other():
@@ -116,7 +168,7 @@ def test_the_same_logits():
         got = model.compute_logits(hidden)
         expected = oracle.model(torch.tensor([ids])).logits[0]
     assert got.shape == expected.shape == (length, config.vocab_size)
-    assert (got - expected).abs().max() <= LARGEST_LOGIT_ERROR * expected.abs().max()
+    assert (got - expected).abs().max() <= MAX_LOGIT_ERROR * expected.abs().max()
 
 
 # What wrote it

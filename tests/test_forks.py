@@ -33,7 +33,6 @@ def test_requests_share_nothing_and_a_full_block_is_not_copied():
     assert forks.serve_anew(OPTIONS, Ask(4, 2, n=3)) == [Moment(1, 3, 0), Moment(4, 6, 0)]
 
 
-@pytest.mark.slow
 def test_without_a_model_as_many_blocks_are_held_and_copied():
     found = counted(MODEL, 200)["samples"]
     llm = s5.LLM(MODEL, dtype="float32", kv_cache_tokens=8192)
@@ -104,7 +103,6 @@ def test_a_pair_is_two_runs_of_the_same_work_and_who_is_first_takes_turns(monkey
     assert orders == [["b", "a"], ["a", "b"], ["b", "a"], ["a", "b"]]
 
 
-@pytest.mark.slow
 def test_stages_are_compared_on_the_same_tokens():
     requests = [r._replace(num_output_tokens=4) for r in mixed_workload(4096, 2)]
     started = time.perf_counter()

@@ -119,7 +119,6 @@ def test_who_cannot_go_on_is_said_and_not_waited_for():
     assert not live.gets_stuck(lambda: continuous(both, num_blocks=8, policy=NeverPreempts))
 
 
-@pytest.mark.slow
 def test_without_a_model_the_schedule_is_the_same():
     prompts = [request.prompt_token_ids[:40] for request in mixed_workload(4096, 6)]
     arrivals = [Arrival(3 * i, prompt, 30) for i, prompt in enumerate(prompts)]
@@ -139,7 +138,6 @@ def test_poisson_arrivals_are_in_order_and_as_far_apart_as_was_asked():
     assert {arrival.time for arrival in live.poisson(asked, mean_gap=0)} == {0}
 
 
-@pytest.mark.slow
 def test_stages_that_serve_in_turns_each_serve_everything():
     requests = [r._replace(num_output_tokens=r.num_output_tokens // 8) for r in mixed_workload(4096, 3)]
     with tqdm(disable=True) as bar:

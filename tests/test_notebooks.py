@@ -85,7 +85,7 @@ def seconds_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @each_notebook
 def test_runs_top_to_bottom(path, tmp_path):
     """A copy, from the root of the repository: the committed outputs stay as they are.
@@ -106,6 +106,7 @@ def test_runs_top_to_bottom(path, tmp_path):
     assert shown == committed, "the committed outputs are of another version"
 
 
+@pytest.mark.full
 @each_notebook
 def test_starts_in_its_own_folder(path):
     """`make notebooks` and jupyter run it there; its first cell finds the repository."""
@@ -188,7 +189,7 @@ def test_one_picture_is_the_same_bytes_every_time():
     assert draw().startswith("<svg") and "<title>A finding</title>" in draw()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_readme_picture_is_current_small_and_has_a_background(tmp_path):
     svg = (FOLDER / "pool.svg").read_text(encoding="utf-8")
     assert len(svg.encode()) < 30_000

@@ -58,7 +58,6 @@ def test_lru_keeps_what_was_used_and_fifo_does_not():
     assert found(engine(7, prefixes.FirstInFirstOut), *order) == [0, 0, 8, 0, 0]
 
 
-@pytest.mark.slow
 def test_without_a_model_the_same_is_found():
     asks = [Ask(i % 2, [3 + i % 2 + j for j in range(20)], 6) for i in range(6)]
     options = {"model": str(MODEL), "block_size": 4, "kv_cache_tokens": 160, "dtype": "float32"}
@@ -83,7 +82,6 @@ def test_the_texts_allocator_has_its_faults_and_stage_6_does_not():
     assert "still holds" in held.told and "1 blocks are needed, 0 are free" in held.ours
 
 
-@pytest.mark.slow
 def test_only_who_believes_a_hash_says_something_else():
     stories = as_told.three_stories(Tokenizer(MODEL), size=16)
     third = {}
@@ -109,7 +107,6 @@ def test_the_lessons_answers_are_counted():
     assert numbers["twice"] == {"at_once": 400, "a_step_later": 208, "samples": 200}
 
 
-@pytest.mark.slow
 def test_sharing_is_measured_on_the_same_requests():
     prompts = sharing.shared_prompts(4096, prefix=64, tail=8, count=6)
     shared = sharing.measure_shared(MODEL, prompts, "float32")

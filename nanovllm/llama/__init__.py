@@ -1,4 +1,4 @@
-"""The model: Llama on flat tokens. This folder is the same, byte for byte, in every stage.
+"""The model: Llama, and its near relations, on flat tokens. This folder is the same, byte for byte, in every stage.
 
     hidden = model(input_ids, positions, attend)
 
@@ -7,7 +7,8 @@
 
 from .config import ModelConfig
 from .model import Attend, LlamaForCausalLM
-from .tokenizer import StreamDecoder, Tokenizer
+from .stream_decoder import StreamDecoder
+from .tokenizer import Tokenizer
 from .weights import load_model
 
 __all__ = ["Attend", "LlamaForCausalLM", "ModelConfig", "StreamDecoder", "Tokenizer", "load_model"]

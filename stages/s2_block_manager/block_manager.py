@@ -27,12 +27,9 @@ class BlockManager:
     def num_free_blocks(self) -> int:
         return self._pool.num_free_blocks
 
-    def get_num_blocks_to_allocate(self, seq: Sequence) -> int:
-        """Blocks that allocate() would take."""
-        return cdiv(seq.num_tokens, self.block_size)
-
     def can_allocate(self, seq: Sequence) -> bool:
-        return self.get_num_blocks_to_allocate(seq) <= self.num_free_blocks
+        """Whether allocate() would succeed."""
+        return cdiv(seq.num_tokens, self.block_size) <= self.num_free_blocks
 
     def allocate(self, seq: Sequence) -> None:
         """Take blocks for all tokens that `seq` has now.
@@ -40,7 +37,7 @@ class BlockManager:
         Raises NoFreeBlocks, and changes nothing, if too few are free.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
-        seq.block_table = self._pool.get_new_blocks(self.get_num_blocks_to_allocate(seq))
+        seq.block_table = self._pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size))
         self._holders[seq] = None
 
     def can_append(self, seq: Sequence) -> bool:
@@ -89,8 +86,7 @@ class BlockManager:
         """Each block is free or in one place of one table, and no table is longer than its tokens need."""
         self._pool.check_integrity([block for seq in self._holders for block in seq.block_table])
         for seq in self._holders:
-            most = cdiv(seq.num_tokens, self.block_size)
-            assert len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
+            assert len(seq.block_table) <= cdiv(seq.num_tokens, self.block_size), f"{seq.num_tokens}: {seq.block_table}"
             assert seq.num_computed_tokens <= len(seq.block_table) * self.block_size
 
     def _needs_block(self, seq: Sequence) -> bool:

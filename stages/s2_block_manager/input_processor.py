@@ -1,7 +1,6 @@
 """InputProcessor: a prompt and its SamplingParams into a Sequence, or one clear error."""
 
 import random
-from typing import Any
 
 from .llama import ModelConfig, StreamDecoder, Tokenizer
 from .sampling import SamplingParams
@@ -11,6 +10,8 @@ Prompt = str | list[int]  # a text (BOS is put before it) or token ids (taken as
 
 
 class InputProcessor:
+    sequence_class = Sequence  # to be overridden by who needs one that knows more
+
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int, seed: int) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -30,21 +31,23 @@ class InputProcessor:
                 f"the prompt has {len(token_ids)} tokens; max_model_len {self._max_model_len} leaves room for "
                 f"{self._max_model_len - 1} and one new token"
             )
+        seed = self._seeds.getrandbits(62) if params.seed is None else params.seed
+        return self._sequence(request_id, prompt, token_ids, params, seed)
+
+    def _sequence(
+        self, request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams, seed: int
+    ) -> Sequence:
         stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
-        return self.build_sequence(
+        return self.sequence_class(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,
             params=params,
-            seed=self._seeds.getrandbits(62) if params.seed is None else params.seed,
+            seed=seed,
             stop_token_ids=frozenset(stop_token_ids),
             max_num_tokens=min(len(token_ids) + params.max_tokens, self._max_model_len),
             decoder=StreamDecoder(self._tokenizer, token_ids) if self._tokenizer else None,
         )
-
-    def build_sequence(self, **fields: Any) -> Sequence:
-        """To be overridden by who needs a Sequence that knows more."""
-        return Sequence(**fields)
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

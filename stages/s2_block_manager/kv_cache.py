@@ -1,6 +1,7 @@
 """KVCache: the pool, one tensor for all keys and values of all sequences, and PoolReport: what of it is in use."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -92,8 +93,8 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int,
     elif config.gpu_memory_utilization is not None:
         raise ValueError(f"gpu_memory_utilization is for cuda, not {device.type}: give kv_cache_tokens")
     else:
-        blocks_each = -(-max_model_len // config.block_size)
-        room = min(DEFAULT_BYTES, config.max_num_seqs * blocks_each * config.block_size * per_token)
+        slots_each = max_model_len + config.block_size - 1  # the last block may hold one token
+        room = min(DEFAULT_BYTES, config.max_num_seqs * slots_each * per_token)
     num_slots = max(room, 0) // per_token
     if num_slots < config.block_size:
         raise ValueError(f"a block has {config.block_size} slots, the pool would have {num_slots}")
@@ -119,13 +120,19 @@ class PoolReport:
     def num_slots(self) -> int:
         return self.num_blocks * self.block_size
 
+    @cached_property
+    def filled(self) -> dict[int, int]:
+        """Slots used of each block that is held."""
+        size, tables = self.block_size, self.tables
+        return {block: min(max(used - i * size, 0), size) for table, used in tables for i, block in enumerate(table)}
+
     @property
     def held(self) -> int:
-        return self.block_size * sum(len(table) for table, _ in self.tables)
+        return self.block_size * len(self.filled)
 
     @property
     def used(self) -> int:
-        return sum(used for _, used in self.tables)
+        return sum(self.filled.values())
 
     @property
     def wasted(self) -> int:
@@ -138,11 +145,9 @@ class PoolReport:
         '#-..##..'
         """
         cells = ["."] * self.num_slots
-        for table, used in self.tables:
-            for i, block in enumerate(table):
-                filled = min(max(used - i * self.block_size, 0), self.block_size)
-                start = block * self.block_size
-                cells[start : start + self.block_size] = "#" * filled + "-" * (self.block_size - filled)
+        for block, filled in self.filled.items():
+            start = block * self.block_size
+            cells[start : start + self.block_size] = "#" * filled + "-" * (self.block_size - filled)
         edges = [i * self.num_slots // width for i in range(width + 1)]
         groups = [cells[a:b] for a, b in pairwise(edges) if b > a]
         return "".join(max("#-.", key=group.count) for group in groups)

@@ -41,6 +41,7 @@ class Sequence:
         self.block_table: list[int] = []  # token i is in block block_table[i // block_size]
         self.cumulative_logprob = 0.0
         self.finish_reason: str | None = None
+        self.error: str | None = None
         self.metrics = RequestMetrics(arrival_time=time.perf_counter())
         self._text = OutputText(decoder, tuple(params.stop))
 
@@ -54,7 +55,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """1 while it decodes; more if a part of its prompt is to come."""
+        """1 while it decodes; more while a part of its prompt, or of what was preempted, is to come."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
@@ -84,23 +85,33 @@ class Sequence:
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
 
-    def output(self) -> RequestOutput:
+    def fail(self, error: str) -> None:
+        """It cannot go on; what it has generated stays."""
+        self.error = error
+        self.finish("error")
+
+    def completion(self) -> CompletionOutput:
         """All of the output so far."""
-        completion = CompletionOutput(
+        return CompletionOutput(
             index=0,
             text=self._text.shown,
             token_ids=self.token_ids[self.num_prompt_tokens :],
             cumulative_logprob=self.cumulative_logprob,
             finish_reason=self.finish_reason,
         )
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
-            outputs=[completion],
-            finished=self.finished,
-            metrics=self.metrics,
-        )
+
+
+def request_output(seq: Sequence) -> RequestOutput:
+    """The output so far of a request."""
+    return RequestOutput(
+        request_id=seq.request_id,
+        prompt=seq.prompt,
+        prompt_token_ids=seq.prompt_token_ids,
+        outputs=[seq.completion()],
+        finished=seq.finished,
+        metrics=seq.metrics,
+        error=seq.error,
+    )
 
 
 class OutputText:

@@ -77,17 +77,15 @@ class PagedAttend:
 
     def _decode_tiles(self, block_tables: Tensor, context_lens: list[int]) -> list[Tile]:
         """block_tables [num_decodes, max_blocks]; context_lens [num_decodes], longest first"""
-        block_size, ends = self._kv_cache.block_size, self._tensor(context_lens)
-        tiles, start, longest = [], 0, max(context_lens, default=0)
-        while start < longest:
-            num_seqs = sum(context_len > start for context_len in context_lens)
-            num_blocks = min(self._blocks_of_each(num_seqs), -(-(longest - start) // block_size))
+        block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.blocks.dtype, self._tensor(context_lens)
+        tiles, start = [], 0
+        while num_seqs := sum(context_len > start for context_len in context_lens):
+            num_blocks = min(self._blocks_of_each(num_seqs), -(-(context_lens[0] - start) // block_size))
             num_slots = num_blocks * block_size
             blocks = block_tables[:num_seqs, start // block_size :][:, :num_blocks]
             positions = torch.arange(start, start + num_slots, device=ends.device)
             is_behind = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, num_slots]
-            mask = torch.zeros(is_behind.shape, dtype=self._kv_cache.blocks.dtype, device=ends.device)
-            mask = mask.masked_fill_(is_behind, float("-inf"))
+            mask = torch.zeros(is_behind.shape, dtype=dtype, device=ends.device).masked_fill_(is_behind, float("-inf"))
             tiles.append(Tile(num_seqs, num_slots, self._kv_cache.pieces(blocks), mask))
             start += num_slots
         return tiles
@@ -119,7 +117,6 @@ class PagedAttend:
             k, v = self._kv_cache.read(layer, tile.pieces, tile.num_slots)  # [num_seqs, num_slots, num_kv_heads, ...]
             part = attend_part(grouped[: tile.num_seqs], k.transpose(1, 2), v.transpose(1, 2), tile.mask)
             whole = part if whole is None else merge_first(whole, part)
-        assert whole is not None, "somebody decodes, and has a tile"
         return whole.out.flatten(1, 2).to(q.dtype)
 
     def _attend_chunk(

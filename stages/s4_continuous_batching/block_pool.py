@@ -1,6 +1,6 @@
 """BlockPool: which blocks are free. It knows nothing of sequences."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 
 class NoFreeBlocks(RuntimeError):
@@ -37,11 +37,9 @@ class BlockPool:
 
         Raises ValueError, which names the block, and returns none, if one of them is free or is there twice.
         """
-        seen: set[int] = set()
-        for block in blocks:
-            if block in self._free or block in seen:
+        for block, count in Counter(blocks).items():
+            if count > 1 or block in self._free:
                 raise ValueError(f"block {block} is given back twice")
-            seen.add(block)
         for block in reversed(blocks):
             self._free[block] = None
             self._free.move_to_end(block, last=False)

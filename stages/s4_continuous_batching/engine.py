@@ -16,7 +16,7 @@ from .model_runner import ModelRunner, Scheduled
 from .outputs import RequestOutput
 from .sampling import SampledToken, SamplingParams
 from .scheduler import Scheduler
-from .sequence import Sequence
+from .sequence import Sequence, request_output
 
 
 class LLMEngine:
@@ -33,9 +33,9 @@ class LLMEngine:
         model = self.build_model()
         self.kv_cache = self.build_kv_cache()  # after the weights: on a GPU it takes what they leave
         self.model_runner = self.build_model_runner(model)
+        self.input_processor = self.build_input_processor()
         self.kv_cache_manager = self.build_block_manager()
         self.scheduler = self.build_scheduler()
-        self.input_processor = self.build_input_processor()
         self._requests: dict[str, Sequence] = {}  # none of them has ended
 
     @interrupts_held_back()
@@ -88,11 +88,14 @@ class LLMEngine:
 
     def _update(self, batch: list[Scheduled], tokens: list[SampledToken | None]) -> list[Sequence]:
         """Returns the sequences that got a token or have failed; a sequence that ends gives its blocks back."""
+        updated = []
         for (seq, num_tokens), token in zip(batch, tokens, strict=True):
-            seq.num_computed_tokens += num_tokens
+            if not seq.finished:  # else it has failed, and nothing of it was computed
+                seq.num_computed_tokens += num_tokens
             if token is not None:
                 seq.append_token(token)
-        updated = [seq for (seq, _), token in zip(batch, tokens, strict=True) if token is not None or seq.finished]
+            if token is not None or seq.finished:
+                updated.append(seq)
         for seq in updated:
             if seq.finished:
                 self.scheduler.remove(seq)
@@ -103,7 +106,7 @@ class LLMEngine:
         for seq in seqs:
             if seq.finished:
                 del self._requests[seq.request_id]
-        return [seq.output() for seq in seqs]
+        return [request_output(seq) for seq in seqs]
 
     def build_input_processor(self) -> InputProcessor:
         return InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
@@ -113,7 +116,7 @@ class LLMEngine:
         return Tokenizer(folder) if (folder / "tokenizer.model").exists() else None
 
     def build_model(self) -> LlamaForCausalLM:
-        return load_model(self.config.model, self.model_config, self.dtype, self.device)
+        return load_model(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
 
     def build_kv_cache(self) -> KVCache:
         num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, self.device)

@@ -80,8 +80,7 @@ class ModelRunner:
         """int64 [num_seqs, max_blocks]. Padding is the row's own last block: no other's memory is ever read."""
         width, flat = max(len(table) for table in tables), array("q")
         for table in tables:
-            flat.extend(table)
-            flat.extend(table[-1:] * (width - len(table)))
+            flat += array("q", table + table[-1:] * (width - len(table)))
         return torch.frombuffer(flat, dtype=torch.int64).view(-1, width).to(self._device)
 
     def _tensor(self, values: list) -> Tensor:

@@ -62,7 +62,7 @@ class Scheduler:
         for seq in list(self.running):
             if budget == 0 or output.failed:
                 break
-            is_preempted = not seq.block_table  # by one before it
+            is_preempted = seq in self.waiting  # by one before it
             if seq.num_uncomputed_tokens == 1 and not is_preempted and self._make_room(seq, output):
                 self._kv_cache_manager.append_slot(seq)
                 output.batch.append((seq, 1))
@@ -111,7 +111,7 @@ class Scheduler:
         if len(self.running) == self._max_num_seqs:
             return False
         spare = self._watermark_blocks if self.running else 0
-        return self._kv_cache_manager.get_num_blocks_to_allocate(seq) + spare <= self._kv_cache_manager.num_free_blocks
+        return self._kv_cache_manager.can_allocate(seq, spare)
 
     def _make_room(self, seq: Sequence, output: SchedulerOutput) -> bool:
         """Preempt, the latest first, until `seq` can have a slot for its last token.

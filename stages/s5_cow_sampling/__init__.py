@@ -2,8 +2,7 @@
 
 Unlike the stage before:
 - a block counts who holds it: the samples of a prompt (n) share its blocks, and what they share is computed once;
-- who writes to a shared block gets a copy of it first, and the copies of a step are made together;
-- the samples of a request are admitted, preempted and aborted as one; beams are forked and dropped at every token.
+- a sequence that writes to a shared block gets a copy of it first, and the copies of a step are made together.
 """
 
 from .beam_search import BeamSearchParams
@@ -11,7 +10,7 @@ from .config import EngineConfig
 from .engine import LLMEngine
 from .llm import LLM
 from .outputs import CompletionOutput, RequestOutput
-from .sampling import Logprob, SamplingParams
+from .sampling import SamplingParams
 
 __all__ = [
     "LLM",
@@ -19,7 +18,6 @@ __all__ = [
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",
-    "Logprob",
     "RequestOutput",
     "SamplingParams",
 ]

@@ -1,145 +1,117 @@
-"""BlockManager: who holds which blocks of the pool. Several sequences may hold one block, until one of them writes.
+"""BlockManager: who holds which blocks of the pool. A sequence holds as many as its tokens fill, wherever they lie.
 
-    block size 4          A has 6 tokens       fork(A, B, 6)          B's next token: append_slot(B) answers 0 -> 1
-    block tables          A: [3, 0]            A: [3, 0]              A: [3, 0]
-                                               B: [3, 0]              B: [3, 1]
-    reference counts      3: 1    0: 1         3: 2    0: 2           3: 2    0: 1    1: 1
+    block size 4     tokens of A       tokens of B       block tables
+                     0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
+                                                         B: [1]      token 2 is in block 1, offset 2
+    blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea is an operating system's: fork() copies the table of a process, not its memory, and a page is copied only when
-one of those who share it writes to it (Kwon et al. 2023, arXiv:2309.06180).
+The idea is an operating system's: fixed pages and a table for each process, so that no memory is lost between the
+pieces and at most block_size - 1 slots in the last one (Kwon et al. 2023, arXiv:2309.06180).
 """
 
-from collections import Counter
-from typing import NamedTuple
-
 from .block_pool import BlockPool
-from .kv_cache import PoolReport
-from .sequence import Sequence, shared_prefix
-
-
-class BlockCopy(NamedTuple):
-    """What is in block `source` must be in `target` too, before the next step writes."""
-
-    source: int
-    target: int
+from .kv_cache import BlockCopy, PoolReport
+from .sequence import Sequence
 
 
 class BlockManager:
-    """A block table for each sequence. Only a sequence that holds a block alone may write to it."""
+    """A block table for each sequence. The verbs are SlotManager's; what they promise is less: blocks for now."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self._pool = BlockPool(num_blocks)
-        self._holders: dict[Sequence, None] = {}  # in order of arrival
+        self._holders: dict[Sequence, None] = {}  # in order of admission
+        self._peak = self.report()
 
     @property
     def num_free_blocks(self) -> int:
         return self._pool.num_free_blocks
 
-    def num_blocks_for(self, leader: Sequence, *followers: Sequence) -> int:
-        """Blocks for all tokens that a group has now, when all that its followers share with the leader is shared."""
-        tails = [
-            cdiv(seq.num_tokens, self.block_size) - shared_prefix(leader, seq) // self.block_size
-            for seq in followers
-            if seq.token_ids != leader.token_ids
-        ]
-        return cdiv(leader.num_tokens, self.block_size) + sum(tails)
-
-    def can_allocate(self, *group: Sequence, spare: int = 0) -> bool:
-        """Whether there is room for a group, with `spare` blocks left."""
-        return self.num_blocks_for(*group) + spare <= self.num_free_blocks
+    def can_allocate(self, seq: Sequence, spare: int = 0) -> bool:
+        """Whether allocate() would succeed and leave `spare` blocks free."""
+        return cdiv(seq.num_tokens, self.block_size) + spare <= self.num_free_blocks
 
     def allocate(self, seq: Sequence) -> None:
-        """Blocks for all tokens that `seq` has now. Raises NoFreeBlocks, and changes nothing, if too few are free."""
+        """Take blocks for all tokens that `seq` has now.
+
+        Raises NoFreeBlocks, and changes nothing, if too few are free.
+        """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         seq.block_table = self._pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size))
         self._holders[seq] = None
 
-    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
-        """`child` begins with the parent's first `num_tokens` tokens: it holds their blocks too, and nothing is copied.
-
-        They count as computed for the child, which must hold no blocks yet. Raises ValueError with both numbers, and
-        changes nothing, if the parent has not computed as many.
-        """
-        if parent.num_computed_tokens < num_tokens:
-            raise ValueError(f"{num_tokens} tokens to share, {parent.num_computed_tokens} are computed")
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` begins with what `parent` has computed: it holds those blocks too, and nothing is copied."""
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
-        blocks = parent.block_table[: cdiv(num_tokens, self.block_size)]
-        self._pool.touch(blocks)
-        child.block_table, child.num_computed_tokens = blocks, num_tokens
+        child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
+        child.num_computed_tokens = parent.num_computed_tokens
+        self._pool.touch(child.block_table)
         self._holders[child] = None
 
-    def num_blocks_to_append(self, *seqs: Sequence) -> int:
-        """How many append_slot() will take for all of these, one after the other.
-
-        If all who hold a block are among them, the last one writes in place.
-        """
-        num_new = sum(self._num_missing_blocks(seq) for seq in seqs)
-        shared = [block for seq in seqs if (block := self._shared_block(seq)) is not None]
-        if not shared:
-            return num_new
-        return num_new + sum(min(count, self._pool.ref_count(block) - 1) for block, count in Counter(shared).items())
-
-    def can_append(self, *seqs: Sequence) -> bool:
-        """Whether append_slot() would succeed for all of these."""
-        return self.num_blocks_to_append(*seqs) <= self.num_free_blocks
+    def can_append(self, seq: Sequence) -> bool:
+        """Whether append_slot() would succeed."""
+        return not (self._needs_block(seq) or self._is_shared(seq)) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
-        """Make sure that `seq` has slots for all its tokens, and holds alone those that it has not computed yet.
+        """Make sure of a slot for the last token of `seq` in a block that it alone holds.
 
-        It was allocated or forked. If the block that it writes to next is shared, a new one takes its place in the
-        table, and the answer is the copy to make. Raises NoFreeBlocks, and changes nothing, if too few blocks are free.
+        It takes a block if all of its blocks are full, or if others hold its last block too. Then the answer is the
+        copy to make before anything is written. Raises NoFreeBlocks, and changes nothing, if there is none.
         """
         assert seq in self._holders, f"request {seq.request_id} was never allocated"
-        source = self._shared_block(seq)
-        new = self._pool.get_new_blocks(self._num_missing_blocks(seq) + (source is not None))
-        copy = None
-        if source is not None:
-            copy = BlockCopy(source, new.pop(0))
-            seq.block_table[seq.num_computed_tokens // self.block_size] = copy.target
-            self._pool.free_blocks([source])
-        seq.block_table += new
-        return copy
+        if self._needs_block(seq):
+            seq.block_table += self._pool.get_new_blocks(1)
+        elif self._is_shared(seq):
+            [target] = self._pool.get_new_blocks(1)
+            source = seq.block_table[-1]
+            self._pool.free_blocks([source])  # the last holder will find it alone, and writes in place
+            seq.block_table[-1] = target
+            return BlockCopy(source, target)
+        return None
 
     def free(self, seq: Sequence) -> None:
-        """`seq` holds its blocks no more: its table is then empty.
+        """Give all blocks of `seq` back: its table is then empty, and a block that others hold stays theirs.
 
         Raises ValueError, and changes nothing, if it holds no blocks, or if its table names one that is not held.
         """
         if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")
+        self._peak = self.peak
         self._pool.free_blocks(seq.block_table)
         del self._holders[seq]
         seq.block_table = []
 
+    @property
+    def peak(self) -> PoolReport:
+        """The pool when most of it was held. Less is held only after a free(): it is enough to look before each."""
+        if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
+            return self._peak
+        return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
+
     def report(self) -> PoolReport:
         """What of the pool is promised, held and used now."""
+        seqs = self._holders
         return PoolReport(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
-            promised=self.block_size * sum(cdiv(seq.max_num_tokens, self.block_size) for seq in self._holders),
-            tables=tuple((tuple(seq.block_table), seq.num_computed_tokens) for seq in self._holders),
+            promised=self.block_size * sum(cdiv(seq.max_num_tokens, self.block_size) for seq in seqs),
+            tables=tuple((tuple(seq.block_table), seq.num_computed_tokens) for seq in seqs),
         )
 
     def check_integrity(self) -> None:
-        """Every block is free or counted once for each table it is in, and no table is longer than its tokens need."""
+        """Each block is free or in as many tables as its count says, and no table is longer than its tokens need."""
         self._pool.check_integrity([block for seq in self._holders for block in seq.block_table])
         for seq in self._holders:
-            assert len(set(seq.block_table)) == len(seq.block_table), f"a block is twice in {seq.block_table}"
-            most = cdiv(seq.num_tokens, self.block_size)
-            assert len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
+            assert len(seq.block_table) <= cdiv(seq.num_tokens, self.block_size), f"{seq.num_tokens}: {seq.block_table}"
             assert seq.num_computed_tokens <= len(seq.block_table) * self.block_size
 
-    def _num_missing_blocks(self, seq: Sequence) -> int:
-        """How many it needs besides those that it holds, for all its tokens to have a slot."""
-        return max(0, cdiv(seq.num_tokens, self.block_size) - len(seq.block_table))
+    def _is_shared(self, seq: Sequence) -> bool:
+        """Whether others hold its last block too."""
+        return self._pool.ref_counts[seq.block_table[-1]] > 1
 
-    def _shared_block(self, seq: Sequence) -> int | None:
-        """The block that its next token goes to, if another sequence holds it too."""
-        index = seq.num_computed_tokens // self.block_size
-        if index < len(seq.block_table) and self._pool.ref_count(seq.block_table[index]) > 1:
-            return seq.block_table[index]
-        return None
+    def _needs_block(self, seq: Sequence) -> bool:
+        """Whether its last token has no slot in the blocks that it holds."""
+        return seq.num_tokens > len(seq.block_table) * self.block_size
 
 
 def cdiv(a: int, b: int) -> int:

@@ -1,6 +1,6 @@
-"""BlockPool: how many hold each block, and which are free. It knows nothing of sequences."""
+"""BlockPool: how many hold each block, and which blocks are free. It knows nothing of sequences."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 
 
 class NoFreeBlocks(RuntimeError):
@@ -8,73 +8,59 @@ class NoFreeBlocks(RuntimeError):
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1, how many hold each, and the list of those that are free. O(1) a block.
+    """Blocks 0 .. num_blocks - 1, and the queue of the free ones. Each operation takes O(1) a block.
 
-    Last in, first out: the block taken next is the one given back last, which may still be in the processor's caches.
+        front [3][0][7] ... [5] back      get_new_blocks() takes from the front, free_blocks() returns to the front
+
+    So the block taken next is the one returned last: it may still be in the processor's caches.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # taken from the end: block 0 first
-        self._ref_counts = [0] * num_blocks  # 0 for a block that is free
+        self.ref_counts = [0] * num_blocks  # how many tables hold each block
+        self._free = OrderedDict.fromkeys(range(num_blocks))  # a queue that also answers "is this block in it?"
 
     @property
     def num_free_blocks(self) -> int:
         return len(self._free)
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Blocks that have from now on one holder, the one given back last comes first.
+        """Take `count` blocks from the front of the queue. Each has one holder.
 
         Raises NoFreeBlocks, with both numbers, and takes none, if fewer than `count` are free.
         """
-        start = len(self._free) - count
-        if start < 0:
+        if count > len(self._free):
             raise NoFreeBlocks(f"{count} blocks are needed, {len(self._free)} are free")
-        blocks = self._free[start:]
-        del self._free[start:]
-        blocks.reverse()
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
-            self._ref_counts[block] = 1
+            self.ref_counts[block] = 1
         return blocks
 
     def touch(self, blocks: list[int]) -> None:
-        """Each has one holder more.
-
-        Raises ValueError, which names the block, and changes nothing, if one of them has none.
-        """
-        free = [block for block in blocks if not self._ref_counts[block]]
-        if free:
-            raise ValueError(f"block {free[0]} is shared, and nobody holds it")
+        """Each of `blocks`, which somebody holds, has one holder more."""
         for block in blocks:
-            self._ref_counts[block] += 1
+            assert self.ref_counts[block] > 0, f"block {block} is shared, and nobody holds it"
+            self.ref_counts[block] += 1
 
     def free_blocks(self, blocks: list[int]) -> None:
-        """Each has one holder less. Of those that have none any more the first will be the next one taken.
+        """Each of `blocks` has one holder less. Without one it returns to the front of the queue.
 
-        Raises ValueError, which names the block, and gives none back, if there are more of it than it has holders.
+        The first of them is taken next. Raises ValueError, which names the block, and changes nothing, if one of them
+        is free or is there more often than it is held.
         """
-        counts, freed = self._ref_counts, []
-        for i, block in enumerate(blocks):
-            if not counts[block]:
-                for given in blocks[:i]:
-                    counts[given] += 1
+        for block, count in Counter(blocks).items():
+            if count > self.ref_counts[block]:
                 raise ValueError(f"block {block} is given back twice")
-            counts[block] -= 1
-            if not counts[block]:
-                freed.append(block)
-        self._free += reversed(freed)
-
-    def ref_count(self, block: int) -> int:
-        """How many hold it."""
-        return self._ref_counts[block]
+        for block in reversed(blocks):
+            self.ref_counts[block] -= 1
+            if not self.ref_counts[block]:
+                self._free[block] = None
+                self._free.move_to_end(block, last=False)
 
     def check_integrity(self, tables: list[int]) -> None:
-        """A block has as many holders as there are tables that name it; those that have none are the free list.
-
-        `tables`: all block tables end to end.
-        """
+        """A block's count is how often it is in `tables`, all block tables end to end; at 0 it is in the queue."""
         holders = Counter(tables)
         counted = [holders[block] for block in range(self.num_blocks)]
-        assert self._ref_counts == counted, f"reference counts {self._ref_counts}, in the tables {counted}"
+        assert self.ref_counts == counted, f"reference counts {self.ref_counts}, in the tables {counted}"
         free = [block for block in range(self.num_blocks) if not holders[block]]
-        assert sorted(self._free) == free, f"the free list has {sorted(self._free)}, in no table are {free}"
+        assert sorted(self._free) == free, f"the queue has {sorted(self._free)}, in no table are {free}"

@@ -6,9 +6,10 @@ A step is three calls: schedule (who runs), run (the model), update (what came o
 from pathlib import Path
 
 from .attention import PagedAttention
-from .block_manager import BlockManager
+from .block_manager import BlockManager, cdiv
 from .config import EngineConfig
 from .input_processor import InputProcessor, Prompt
+from .interrupts import interrupts_held_back
 from .kv_cache import KVCache, num_blocks_for
 from .llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
 from .model_runner import ModelRunner, Scheduled
@@ -19,6 +20,8 @@ from .sequence import Sequence, request_output
 
 
 class LLMEngine:
+    """It belongs to one thread. Ctrl-C is taken between two steps."""
+
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError for a bad value or checkpoint. Each part has a method that builds it, to be overridden."""
         self.config = config
@@ -29,92 +32,112 @@ class LLMEngine:
         self.tokenizer = self.build_tokenizer()
         model = self.build_model()
         self.kv_cache = self.build_kv_cache()  # after the weights: on a GPU it takes what they leave
+        self.model_runner = self.build_model_runner(model)
+        self.input_processor = self.build_input_processor()
         self.kv_cache_manager = self.build_block_manager()
         self.scheduler = self.build_scheduler()
-        self.model_runner = self.build_model_runner(model)
-        self.peak = self.kv_cache_manager.report()  # the pool when most of it was used, in the engine's life
-        self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
-        self._requests: dict[str, list[Sequence]] = {}  # the samples of those that have not ended
+        self._requests: dict[str, list[Sequence]] = {}  # the samples of each; one of them at least has not ended
 
+    @interrupts_held_back()
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
         """It runs from the next step on that has room. Raises ValueError for a request that can never be served."""
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is being served already")
-        params = params or SamplingParams()
-        if params.n > self.config.max_num_seqs:
-            raise ValueError(f"n is {params.n}, max_num_seqs is {self.config.max_num_seqs}")
-        group = self.input_processor.process(request_id, prompt, params)
-        needed, num_blocks = self.kv_cache_manager.num_blocks_for(*group), self.kv_cache_manager.num_blocks
+        samples = self.input_processor.process(request_id, prompt, params or SamplingParams())
+        needed, num_blocks = cdiv(samples[0].num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
         if needed > num_blocks:
             raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
-        self._requests[request_id] = group
-        self.scheduler.add(group)
+        self._requests[request_id] = samples
+        size = self.config.max_num_seqs  # the first of so many computes the prompt, the others are forked from it
+        for first, *others in (samples[start : start + size] for start in range(0, len(samples), size)):
+            first.to_fork = others
+            self.scheduler.add(first)
 
+    @interrupts_held_back()
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """End a request in any state. Returns its last output; None, and nothing happens, if it is not here."""
-        group = self._requests.pop(request_id, None)
-        if group is None:
+        samples = self._requests.get(request_id)
+        if samples is None:
             return None
-        for seq in group:
-            self.scheduler.remove(seq)
+        for seq in samples:
             if not seq.finished:
+                self.scheduler.remove(seq)
                 seq.finish("abort")
-        return request_output(group)
+        [output] = self._outputs(samples)
+        return output
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    def has_request(self, request_id: str) -> bool:
-        """Whether it was added and has not ended."""
-        return request_id in self._requests
-
+    @interrupts_held_back()
     def step(self) -> list[RequestOutput]:
-        """The outputs so far of those that got a token. If some can never go on: theirs alone, and no model runs.
+        """Compute some tokens. Returns the outputs so far of the requests that got a token or have ended.
 
-        If the model raises, nothing was computed: the same sequences are scheduled again in the next step.
+        If a sequence can never go on, it ends, and no model runs in this step.
         """
-        batch, failed = self.scheduler.schedule()
-        self.kv_cache.copy_blocks(self.scheduler.copies)
-        self.scheduler.copies.clear()
+        batch, failed = self._schedule()
         if failed:
             return self._outputs(failed)
-        tokens = self.model_runner.run(batch) if batch else []
+        tokens = self._run(batch) if batch else []
         return self._outputs(self._update(batch, tokens))
 
-    def _update(self, batch: list[Scheduled], tokens: list[list[SampledToken]]) -> list[Sequence]:
-        """Returns the sequences that got a token; those that it ends leave the queues."""
+    def _schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
+        """Who runs and who has failed. The copies are made. If this raises, nobody runs: no copy may be forgotten."""
+        try:
+            batch, copies, failed = self.scheduler.schedule()
+            self.kv_cache.copy_blocks(copies)
+            return batch, failed
+        except Exception:
+            self.scheduler.preempt_all()
+            raise
+
+    def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
+        """A step of the model. If it raises, its sequences run again one by one: one that raises alone has failed."""
+        try:
+            return self.model_runner.run(batch)
+        except Exception as error:
+            if len(batch) > 1:
+                return [token for scheduled in batch for token in self._run([scheduled])]
+            batch[0][0].fail(f"{type(error).__name__}: {error}")
+            return [None]
+
+    def _update(self, batch: list[Scheduled], tokens: list[SampledToken | None]) -> list[Sequence]:
+        """Returns the sequences that got a token or have failed; a sequence that ends gives its blocks back."""
         updated = []
-        for (seq, num_tokens), sampled in zip(batch, tokens, strict=True):
-            seq.num_computed_tokens += num_tokens
-            samplers = seq.samplers() if sampled else []
-            self.scheduler.fork_followers(seq)
-            for sampler, token in zip(samplers, sampled, strict=True):
-                sampler.append_token(token)
-                updated.append(sampler)
-        self.note_peak()
+        for (seq, num_tokens), token in zip(batch, tokens, strict=True):
+            if not seq.finished:  # else it has failed, and nothing of it was computed
+                seq.num_computed_tokens += num_tokens
+            if token is not None:
+                seq.append_token(token)
+            if token is not None or seq.finished:
+                updated.append(seq)
         for seq in updated:
             if seq.finished:
                 self.scheduler.remove(seq)
         return updated
 
     def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
-        """Of the requests of which these are samples; those that have ended leave the engine."""
-        outputs = [request_output(self._requests[request_id]) for request_id in {seq.request_id: None for seq in seqs}]
-        for output in outputs:
+        """Of their requests, so far, each once. The engine forgets a request that has finished."""
+        outputs = []
+        for request_id in dict.fromkeys(seq.request_id for seq in seqs):
+            output = self.build_output(self._requests[request_id])
             if output.finished:
-                del self._requests[output.request_id]
+                del self._requests[request_id]
+            outputs.append(output)
         return outputs
 
-    def note_peak(self) -> None:
-        """Look at the pool now, for `peak`."""
-        self.peak = max(self.peak, self.kv_cache_manager.report(), key=lambda report: report.used)
+    def build_output(self, samples: list[Sequence]) -> RequestOutput:
+        return request_output(samples)
+
+    def build_input_processor(self) -> InputProcessor:
+        return InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
 
     def build_tokenizer(self) -> Tokenizer | None:
         folder = Path(self.config.model)
         return Tokenizer(folder) if (folder / "tokenizer.model").exists() else None
 
     def build_model(self) -> LlamaForCausalLM:
-        return load_model(self.config.model, self.model_config, self.dtype, self.device)
+        return load_model(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
 
     def build_kv_cache(self) -> KVCache:
         num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, self.device)

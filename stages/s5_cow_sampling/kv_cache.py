@@ -1,7 +1,9 @@
 """KVCache: the pool, one tensor for all keys and values of all sequences, and PoolReport: what of it is in use."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +13,13 @@ from .llama import ModelConfig
 
 DEFAULT_BYTES = 2**30
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
+
+
+class BlockCopy(NamedTuple):
+    """What is in block `source` must be in block `target` too, before a step writes to either."""
+
+    source: int
+    target: int
 
 
 class KVCache:
@@ -54,6 +63,13 @@ class KVCache:
         """
         self.blocks.index_fill_(0, blocks, 0)
 
+    def copy_blocks(self, copies: list[BlockCopy]) -> None:
+        """All layers of each source go to its target. All are read before one is written."""
+        if copies:
+            sources, targets = torch.tensor(copies, device=self.blocks.device).unbind(1)  # [num_copies] each
+            self.blocks.index_copy_(0, targets, self.blocks.index_select(0, sources))
+            self.num_blocks_copied += len(copies)
+
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
         """Token i goes to the i-th slot that rows() was asked for. k, v [num_tokens, num_kv_heads, head_dim]"""
         assert k.shape == v.shape == (len(rows) // 2, *self._rows.shape[1:]), (k.shape, v.shape, rows.shape)
@@ -77,17 +93,6 @@ class KVCache:
         copied = self._pieces.index_select(0, pieces.flatten() + layer * 2)  # [all pieces, block_size, ...]
         k, v = copied.view(*pieces.shape[:-1], 2, -1, *copied.shape[2:]).unbind(-4)  # [..., slots, ...] each
         return k[..., :length, :, :], v[..., :length, :, :]
-
-    def copy_blocks(self, copies: dict[int, int]) -> None:
-        """{target: source}: all layers of each source go to its target. All are read before one is written.
-
-        As many operations for many as for one; num_blocks_copied counts the blocks.
-        """
-        if copies:
-            targets = torch.tensor(list(copies), device=self.blocks.device)  # [num_copies]
-            sources = torch.tensor(list(copies.values()), device=self.blocks.device)  # [num_copies]
-            self.blocks.index_copy_(0, targets, self.blocks.index_select(0, sources))
-            self.num_blocks_copied += len(copies)
 
 
 def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
@@ -113,8 +118,8 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int,
     elif config.gpu_memory_utilization is not None:
         raise ValueError(f"gpu_memory_utilization is for cuda, not {device.type}: give kv_cache_tokens")
     else:
-        blocks_each = -(-max_model_len // config.block_size)
-        room = min(DEFAULT_BYTES, config.max_num_seqs * blocks_each * config.block_size * per_token)
+        slots_each = max_model_len + config.block_size - 1  # the last block may hold one token
+        room = min(DEFAULT_BYTES, config.max_num_seqs * slots_each * per_token)
     num_slots = max(room, 0) // per_token
     if num_slots < config.block_size:
         raise ValueError(f"a block has {config.block_size} slots, the pool would have {num_slots}")
@@ -141,15 +146,19 @@ class PoolReport:
     def num_slots(self) -> int:
         return self.num_blocks * self.block_size
 
+    @cached_property
+    def filled(self) -> dict[int, int]:
+        """Slots used of each block that is held."""
+        size, tables = self.block_size, self.tables
+        return {block: min(max(used - i * size, 0), size) for table, used in tables for i, block in enumerate(table)}
+
     @property
     def held(self) -> int:
-        return self.block_size * len(set().union(*(table for table, _ in self.tables)))
+        return self.block_size * len(self.filled)
 
     @property
     def used(self) -> int:
-        if self.held == self.block_size * sum(len(table) for table, _ in self.tables):  # nothing is shared
-            return sum(used for _, used in self.tables)
-        return sum(self._filled().values())
+        return sum(self.filled.values())
 
     @property
     def wasted(self) -> int:
@@ -162,18 +171,9 @@ class PoolReport:
         '#-..##..'
         """
         cells = ["."] * self.num_slots
-        for block, filled in self._filled().items():
+        for block, filled in self.filled.items():
             start = block * self.block_size
             cells[start : start + self.block_size] = "#" * filled + "-" * (self.block_size - filled)
         edges = [i * self.num_slots // width for i in range(width + 1)]
         groups = [cells[a:b] for a, b in pairwise(edges) if b > a]
         return "".join(max("#-.", key=group.count) for group in groups)
-
-    def _filled(self) -> dict[int, int]:
-        """Slots used of each block that is held: of those who share it, whoever has used most counts."""
-        filled: dict[int, int] = {}
-        for table, used in self.tables:
-            for i, block in enumerate(table):
-                slots = min(max(used - i * self.block_size, 0), self.block_size)
-                filled[block] = max(slots, filled.get(block, 0))
-        return filled

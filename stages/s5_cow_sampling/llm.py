@@ -1,15 +1,16 @@
 """LLM: prompts in, outputs out. Each call adds its requests to the engine and steps it until they have ended."""
 
 import itertools
-from collections import abc, deque
+from collections import abc
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from .beam_search import BeamSearch, BeamSearchParams
-from .block_pool import NoFreeBlocks
 from .config import EngineConfig
 from .engine import LLMEngine
 from .input_processor import Prompt
+from .interrupts import interrupts_held_back
 from .kv_cache import PoolReport
 from .outputs import RequestOutput
 from .sampling import SamplingParams
@@ -19,98 +20,79 @@ Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all pro
 
 
 class LLM:
-    """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")"""
+    """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")
+
+    An LLM belongs to one thread, and has one open stream() at a time.
+    """
 
     def __init__(self, model: str | Path = EngineConfig.model, **options: Any) -> None:
         """`options` are the other fields of EngineConfig. Raises ValueError for a bad value or checkpoint."""
-        self.config = EngineConfig(str(model), **options)
-        self.llm_engine = engine = LLMEngine(self.config)
+        self.config = EngineConfig(str(model) if isinstance(model, Path) else model, **options)
+        self.llm_engine = engine = self.build_engine(self.config)
         self.tokenizer, self.model_config = engine.tokenizer, engine.model_config
         self.max_model_len = engine.max_model_len
         self.kv_cache, self.kv_cache_manager = engine.kv_cache, engine.kv_cache_manager
-        self.model_runner = engine.model_runner
+        self.model_runner, self.input_processor = engine.model_runner, engine.input_processor
         self._request_ids = map(str, itertools.count())
-        self._inboxes: dict[str, deque[RequestOutput]] = {}  # by request: what its stream has not yet yielded
 
     @property
     def peak(self) -> PoolReport:
-        """The pool when most of it was used, in the engine's life."""
-        return self.llm_engine.peak
+        """The pool when most of it was held, in the engine's life."""
+        return self.kv_cache_manager.peak
 
     def generate(self, prompts: Prompts, sampling_params: Params = None) -> list[RequestOutput]:
         """One finished output a prompt, in the order of the prompts.
 
         A request that cannot be served ends with finish_reason "error" and RequestOutput.error, in its place.
         """
-        finished = [output for output in self.stream(prompts, sampling_params) if output.finished]
+        with closing(self.stream(prompts, sampling_params)) as outputs:  # a traceback would keep it open
+            finished = [output for output in outputs if output.finished]
         return sorted(finished, key=lambda output: int(output.request_id))
 
-    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Iterator[RequestOutput]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
         """Yield a request's output so far whenever it got a token. Closing the iterator aborts what has not ended.
 
-        Raises ValueError at once if there are not as many sampling_params as prompts. What its steps compute for
-        requests that were added to `llm_engine` directly is told to nobody: drive the engine by one of the two.
+        Raises ValueError at once if there are not as many sampling_params as prompts, and when it begins if the engine
+        has unfinished requests: another open stream's, or what was added to `llm_engine`.
         """
         return self._serve(pair(prompts, sampling_params))
+
+    def _serve(self, requests: list[tuple[Prompt, SamplingParams]]) -> abc.Generator[RequestOutput, None, None]:
+        if self.llm_engine.has_unfinished_requests():
+            raise ValueError("the engine has unfinished requests: drain or close the other stream() first")
+        request_ids = list(itertools.islice(self._request_ids, len(requests)))
+        with interrupts_held_back() as between_steps:
+            try:
+                outputs = []
+                for request_id, (prompt, params) in zip(request_ids, requests, strict=True):
+                    try:
+                        self.llm_engine.add_request(request_id, prompt, params)
+                    except ValueError as error:
+                        outputs.append(RequestOutput.failed(request_id, prompt, str(error)))
+                with between_steps:
+                    yield from outputs
+                while self.llm_engine.has_unfinished_requests():
+                    outputs = self.llm_engine.step()
+                    with between_steps:
+                        yield from outputs
+            finally:
+                for request_id in request_ids:
+                    self.llm_engine.abort_request(request_id)
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[RequestOutput]:
         """One output a prompt, in the order of the prompts, each with beam_width completions, the best first.
 
-        A request that cannot be served ends with finish_reason "error", as in generate(). Raises ValueError if other
-        requests are being served: the beams of a prompt have the engine to themselves.
+        A request that cannot be served ends with finish_reason "error", as in generate(). Raises ValueError if the
+        engine has unfinished requests: the beams of a prompt have it to themselves.
         """
         if self.llm_engine.has_unfinished_requests():
             raise ValueError("beam_search needs the engine for itself, and it has unfinished requests")
-        return [self._search(prompt, params) for prompt, _ in pair(prompts, None)]
+        search = BeamSearch(self.llm_engine, params)
+        return [search.run(next(self._request_ids), prompt) for prompt, _ in pair(prompts, None)]
 
-    def _search(self, prompt: Prompt, params: BeamSearchParams) -> RequestOutput:
-        request_id = next(self._request_ids)
-        try:
-            return BeamSearch(self.llm_engine, params).run(request_id, prompt)
-        except (ValueError, NoFreeBlocks) as error:
-            return RequestOutput.failed(request_id, prompt, str(error))
-
-    def _serve(self, requests: list[tuple[Prompt, SamplingParams]]) -> abc.Iterator[RequestOutput]:
-        """Step the engine until these have ended. What it computes for another open stream waits for that one."""
-        inbox: deque[RequestOutput] = deque()
-        request_ids: deque[str] = deque()
-        try:
-            for prompt, params in requests:
-                request_ids.append(self._add(prompt, params, inbox))
-            while inbox or self._are_served(request_ids):
-                if inbox:
-                    yield inbox.popleft()
-                else:
-                    self._step()
-        finally:
-            for request_id in request_ids:
-                if self._inboxes.pop(request_id, None) is not None:
-                    self.llm_engine.abort_request(request_id)
-
-    def _add(self, prompt: Prompt, params: SamplingParams, inbox: deque[RequestOutput]) -> str:
-        """Its request id. Of a request that cannot be served the error is in the inbox at once."""
-        request_id = next(number for number in self._request_ids if not self.llm_engine.has_request(number))
-        try:
-            self.llm_engine.add_request(request_id, prompt, params)
-            self._inboxes[request_id] = inbox
-        except ValueError as error:
-            inbox.append(RequestOutput.failed(request_id, prompt, str(error)))
-        return request_id
-
-    def _are_served(self, request_ids: deque[str]) -> bool:
-        """Whether one of these is still in the engine. Those in front that have ended, or were aborted there, go."""
-        while request_ids:
-            if request_ids[0] in self._inboxes and self.llm_engine.has_request(request_ids[0]):
-                return True
-            self._inboxes.pop(request_ids.popleft(), None)
-        return False
-
-    def _step(self) -> None:
-        for output in self.llm_engine.step():
-            if output.request_id in self._inboxes:  # not a request that was added to the engine directly
-                self._inboxes[output.request_id].append(output)
-                if output.finished:
-                    del self._inboxes[output.request_id]
+    def build_engine(self, config: EngineConfig) -> LLMEngine:
+        """To be overridden by who needs an engine that does more."""
+        return LLMEngine(config)
 
 
 def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:

@@ -1,9 +1,7 @@
-"""What a caller gets back: one RequestOutput a prompt, with a CompletionOutput for each sample; vLLM's names."""
+"""What a caller gets back: one RequestOutput a prompt, with vLLM's names."""
 
 import time
 from dataclasses import dataclass
-
-from .sampling import Logprob
 
 
 @dataclass(frozen=True)
@@ -13,7 +11,6 @@ class CompletionOutput:
     token_ids: list[int]  # everything sampled, the token that stopped it too
     cumulative_logprob: float  # natural log, of the raw logits
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"; None: there is more to come
-    logprobs: list[dict[int, Logprob]] | None = None  # of each token the likeliest in its place, and its own
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class RequestOutput:
 
     @classmethod
     def failed(cls, request_id: str, prompt: str | list[int], error: str) -> "RequestOutput":
-        """The output of a request that could not be served; `prompt` is whatever the caller took for one."""
+        """Return the output of a request that could not be served; `prompt` may be of any type."""
         text = prompt if isinstance(prompt, str) else None
         token_ids = list(prompt) if isinstance(prompt, list | tuple) else []
         now = time.perf_counter()

@@ -1,10 +1,9 @@
 """Stage 6: prefix caching.
 
 Unlike the stage before:
-- a full block, once computed, is known by its tokens and all before them: who begins alike holds it and computes less;
-- a block that nobody holds any more stays until its room is needed: the one unused longest goes first, and the end of
-  a text before its beginning;
-- a prompt's own log-probabilities can be asked for (prompt_logprobs).
+- a full block, once computed, is known by its tokens and all before them: a sequence that begins alike holds it too;
+- a block that nobody holds any more keeps its text until its room is needed: the one unused longest goes first, and
+  the end of a text before its beginning.
 """
 
 from .beam_search import BeamSearchParams
@@ -12,7 +11,7 @@ from .config import EngineConfig
 from .engine import LLMEngine
 from .llm import LLM
 from .outputs import CompletionOutput, RequestOutput
-from .sampling import Logprob, SamplingParams
+from .sampling import SamplingParams
 
 __all__ = [
     "LLM",
@@ -20,7 +19,6 @@ __all__ = [
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",
-    "Logprob",
     "RequestOutput",
     "SamplingParams",
 ]

@@ -5,10 +5,11 @@
     B (11)     ####     #### ###.                    or two of each of two, or four of one
     C (3)      ###.                                  . masked: the rest of a last block
 
-In decode all sequences of like length go through a tile together; a tile is shared out among those that reach it. Each
-gives attention to its own keys; merge_attn_states() makes one of two. So a step needs room for a tile or two besides the pool,
-however long the contexts and however many, and nothing is done once a sequence. (Here a tile is still copied before it
-is read; a kernel would read it in place.)
+In decode all sequences go through a tile together; a tile is shared out among the sequences that reach it. Each gives
+attention to its own keys; merge_attn_states() makes one of two. So a step needs room for a tile or two besides the
+pool, however long the contexts are and however many, and nothing is done once a sequence. (Here a tile is still copied
+before it is read; a kernel would read it in place. And a short sequence beside a long one is padded up to the tile's
+end.)
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,6 @@ from torch import Tensor
 
 from .kv_cache import KVCache
 from .online_softmax import Part, attend_part, merge_attn_states, merge_first
-
-MOST_PADDING = 128  # slots: a sequence shorter than the longest of a group by more than that begins the next group
 
 
 @dataclass(frozen=True)
@@ -36,68 +35,72 @@ class AttentionMetadata:
 
 
 class Tile(NamedTuple):
-    """Some blocks of each sequence that reaches so far, and which of their slots hold a token."""
+    """Some blocks of each sequence that reaches so far: of the first `num_seqs` of all that decode."""
 
-    pieces: Tensor  # of KVCache, int64 [num_seqs, 2 * blocks in the tile]
-    mask: Tensor  # [num_seqs, 1, 1, slots in the tile], 0 in a context, -inf behind its end
+    num_seqs: int
+    num_slots: int  # of each sequence
+    pieces: Tensor  # of KVCache, int64 [num_seqs, 2 * blocks of each]
+    mask: Tensor  # [num_seqs, 1, 1, num_slots], 0 in a context, -inf behind its end
 
 
 class PagedAttention:
-    """Stores a step's keys and values, then attends: any mixture of prompts, chunks of prompts and newest tokens.
-
-    One object for the life of an engine.
-    """
+    """The attention backend: plan() makes the `attend` of a step. One object for the life of an engine."""
 
     def __init__(self, kv_cache: KVCache, tile_size: int) -> None:
         """`tile_size` in slots, of all sequences together; a tile has whole blocks of each, at least one."""
         self._kv_cache = kv_cache
         self._tile_size = tile_size
-        self._step: AttentionMetadata | None = None
 
-    def begin(self, step: AttentionMetadata) -> None:
-        """What is the same in all layers: where to write, who decodes, in which tiles. New blocks are cleared."""
-        self._step = step
+    def plan(self, step: AttentionMetadata) -> "PagedAttend":
         self._kv_cache.clear(step.new_blocks)
-        self._rows = self._kv_cache.rows(step.slot_mapping)  # [2 * num_tokens]
+        return PagedAttend(self._kv_cache, self._tile_size, step)
+
+
+class PagedAttend:
+    """The `attend` of one step: any mixture of prompts, chunks of prompts and newest tokens.
+
+    What is the same in all layers is worked out once: where to write, which rows decode, in which tiles.
+    """
+
+    def __init__(self, kv_cache: KVCache, tile_size: int, step: AttentionMetadata) -> None:
+        self._kv_cache = kv_cache
+        self._tile_size = tile_size
+        self._step = step
+        self._rows = kv_cache.rows(step.slot_mapping)  # [2 * num_tokens]
         query_lens = [end - start for start, end in pairwise(step.query_start_loc)]
         self._chunks = [i for i, query_len in enumerate(query_lens) if query_len > 1]
         decodes = [i for i, query_len in enumerate(query_lens) if query_len == 1]
-        decodes.sort(key=lambda i: -step.context_lens[i])  # longest first: a tile is then for the first so many
-        self._is_all = decodes == list(range(len(query_lens)))  # and in this order: then no rows need picking
+        decodes.sort(key=lambda i: -step.context_lens[i])  # longest first: a tile is then for the first num_seqs
         self._decode_rows = self._tensor([step.query_start_loc[i] for i in decodes])  # [num_decodes]
-        tables = step.block_tables.index_select(0, self._tensor(decodes))  # [num_decodes, max_blocks]
-        lens = [step.context_lens[i] for i in decodes]
-        self._groups = [self._decode_tiles(tables[seqs], lens[seqs]) for seqs in like_lengths(lens, MOST_PADDING)]
+        block_tables = step.block_tables.index_select(0, self._tensor(decodes))  # [num_decodes, max_blocks]
+        self._tiles = self._decode_tiles(block_tables, [step.context_lens[i] for i in decodes])
 
     def _decode_tiles(self, block_tables: Tensor, context_lens: list[int]) -> list[Tile]:
-        """Of one group. block_tables [num_seqs, max_blocks]; context_lens [num_seqs], longest first"""
-        block_size, dtype = self._kv_cache.block_size, self._kv_cache.blocks.dtype
-        ends, longest = self._tensor(context_lens), context_lens[0]
+        """block_tables [num_decodes, max_blocks]; context_lens [num_decodes], longest first"""
+        block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.blocks.dtype, self._tensor(context_lens)
         tiles, start = [], 0
-        while start < longest:
-            num_seqs = sum(context_len > start for context_len in context_lens)
-            num_blocks = min(self._blocks_of_each(num_seqs), -(-(longest - start) // block_size))
+        while num_seqs := sum(context_len > start for context_len in context_lens):
+            num_blocks = min(self._blocks_of_each(num_seqs), -(-(context_lens[0] - start) // block_size))
+            num_slots = num_blocks * block_size
             blocks = block_tables[:num_seqs, start // block_size :][:, :num_blocks]
-            positions = torch.arange(start, start + num_blocks * block_size, device=ends.device)
-            behind = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, slots]
-            mask = torch.zeros(behind.shape, dtype=dtype, device=ends.device).masked_fill_(behind, float("-inf"))
-            tiles.append(Tile(self._kv_cache.pieces(blocks), mask))
-            start += num_blocks * block_size
+            positions = torch.arange(start, start + num_slots, device=ends.device)
+            is_behind = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, num_slots]
+            mask = torch.zeros(is_behind.shape, dtype=dtype, device=ends.device).masked_fill_(is_behind, float("-inf"))
+            tiles.append(Tile(num_seqs, num_slots, self._kv_cache.pieces(blocks), mask))
+            start += num_slots
         return tiles
 
     def _blocks_of_each(self, num_seqs: int) -> int:
-        """In a tile that so many share."""
+        """In a tile that `num_seqs` sequences share."""
         return max(1, self._tile_size // (num_seqs * self._kv_cache.block_size))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]"""
         step = self._step
-        assert step is not None and q.shape[0] == step.query_start_loc[-1], "begin() must name this step's tokens"
+        assert q.shape[0] == step.query_start_loc[-1], f"{q.shape[0]} queries, the step has {step.query_start_loc[-1]}"
         self._kv_cache.write(layer, self._rows, k, v)
-        if self._is_all:
-            return self._decode(layer, q, num_kv_heads=k.shape[1])
         out = q.new_empty(q.shape)
-        if self._groups:
+        if self._tiles:
             decoded = self._decode(layer, q.index_select(0, self._decode_rows), num_kv_heads=k.shape[1])
             out.index_copy_(0, self._decode_rows, decoded)
         for i in self._chunks:
@@ -106,28 +109,15 @@ class PagedAttention:
         return out
 
     def _decode(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:
-        """One query of each sequence, longest context first, group by group. q, out [num_decodes, num_heads, head_dim]
-
-        Heads that share a KV head may be the query axis of attend_part(): nothing is repeated for them.
-        """
-        queries = q.unflatten(1, (num_kv_heads, -1)).split([len(tiles[0].mask) for tiles in self._groups])
-        outs = [self._decode_group(layer, *group) for group in zip(queries, self._groups, strict=True)]
-        return torch.cat(outs).flatten(1, 2).to(q.dtype)
-
-    def _decode_group(self, layer: int, q: Tensor, tiles: list[Tile]) -> Tensor:
-        """A tile's mask has a row for each sequence that reaches it: the first so many.
-
-        q, out [num_seqs, num_kv_heads, num_heads / num_kv_heads, head_dim], longest context first
-        """
+        """One query of each sequence, longest context first. q, out [num_decodes, num_heads, head_dim]"""
+        # One query sees every key, so the heads that share a KV head are the query axis: nothing is repeated for them.
+        grouped = q.unflatten(1, (num_kv_heads, -1))  # [num_decodes, num_kv_heads, num_heads / num_kv_heads, head_dim]
         whole: Part | None = None
-        for pieces, mask in tiles:
-            num_seqs, _, _, slots = mask.shape
-            # [num_seqs, num_kv_heads, slots, head_dim]
-            keys, values = (x.transpose(1, 2) for x in self._kv_cache.read(layer, pieces, slots))
-            part = attend_part(q[:num_seqs], keys, values, mask)
+        for tile in self._tiles:
+            k, v = self._kv_cache.read(layer, tile.pieces, tile.num_slots)  # [num_seqs, num_slots, num_kv_heads, ...]
+            part = attend_part(grouped[: tile.num_seqs], k.transpose(1, 2), v.transpose(1, 2), tile.mask)
             whole = part if whole is None else merge_first(whole, part)
-        assert whole is not None
-        return whole.out
+        return whole.out.flatten(1, 2).to(q.dtype)
 
     def _attend_chunk(
         self, layer: int, block_table: Tensor, context_len: int, q: Tensor, k: Tensor, v: Tensor
@@ -154,22 +144,6 @@ class PagedAttention:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._kv_cache.blocks.device)
-
-
-def like_lengths(context_lens: list[int], most_padding: int) -> list[slice]:
-    """Groups of neighbours, each at most so many slots shorter than the first of its group.
-
-    So there are at most longest / most_padding groups, rounded up, however many sequences there are.
-    context_lens [num_seqs], longest first
-    >>> like_lengths([420, 400, 300, 290, 16], most_padding=128)
-    [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
-    """
-    groups, first = [], 0
-    for i, context_len in enumerate(context_lens):
-        if context_lens[first] - context_len > most_padding:
-            groups.append(slice(first, i))
-            first = i
-    return [*groups, slice(first, len(context_lens))] if context_lens else []
 
 
 def compute_slot_mapping(block_tables: Tensor, seqs: Tensor, positions: Tensor, block_size: int) -> Tensor:

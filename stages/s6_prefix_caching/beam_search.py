@@ -10,14 +10,25 @@ Wu et al. 2016 (arXiv:1609.08144); scores and the rules that end a search are th
 """
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from .checks import AT_LEAST_1, Rule, check_fields
 from .engine import LLMEngine
 from .input_processor import Prompt
+from .interrupts import interrupts_held_back
 from .outputs import RequestOutput
 from .sampling import SampledToken, SamplingParams
-from .sequence import Sequence, request_output
+from .sequence import Sequence
+
+RULES: dict[str, Rule] = {
+    "beam_width": AT_LEAST_1,
+    "max_tokens": AT_LEAST_1,
+    "early_stopping": ('True, False or "never"', lambda value: value in (True, False, "never")),
+}
 
 
 @dataclass(frozen=True)
@@ -30,12 +41,7 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the parameter and its value."""
-        if self.beam_width < 1:
-            raise ValueError(f"beam_width must be at least 1, not {self.beam_width}")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
-            raise ValueError(f'early_stopping must be True, False or "never", not {self.early_stopping!r}')
+        check_fields(self, RULES)
 
 
 class Candidate(NamedTuple):
@@ -66,7 +72,7 @@ class Hypotheses:
     """The beam_width best outputs that have ended."""
 
     def __init__(self, params: BeamSearchParams) -> None:
-        self.best: list[Hypothesis] = []  # first
+        self.best: list[Hypothesis] = []  # the best is the first
         self._params = params
 
     def add(self, token_ids: list[int], logprob: float) -> None:
@@ -74,7 +80,7 @@ class Hypotheses:
         self.best = sorted([*self.best, hypothesis], key=lambda h: -h.score)[: self._params.beam_width]
 
     def are_final(self, logprob: float, num_tokens: int, max_tokens: int) -> bool:
-        """Whether to stop, while the likeliest beam has this logprob and so many tokens, and may come to max_tokens.
+        """Whether to stop, while the likeliest beam has this logprob and num_tokens, and may come to max_tokens.
 
         The prompt's tokens do not count in either.
         """
@@ -94,39 +100,26 @@ class BeamSearch:
     """One prompt at a time, with an engine's pool and model, and nobody beside."""
 
     def __init__(self, engine: LLMEngine, params: BeamSearchParams) -> None:
-        """Raises ValueError if the engine may not run as many sequences."""
+        """Raises ValueError if the engine may not run that many sequences."""
         if params.beam_width > engine.config.max_num_seqs:
             raise ValueError(f"beam_width is {params.beam_width}, max_num_seqs is {engine.config.max_num_seqs}")
         self._engine, self._params = engine, params
-        self._block_manager = engine.kv_cache_manager
+        self._kv_cache_manager = engine.kv_cache_manager
         self._max_num_batched_tokens = engine.config.max_num_batched_tokens
 
     def run(self, request_id: str, prompt: Prompt) -> RequestOutput:
-        """Its completions are the hypotheses, the best first.
-
-        Raises ValueError for a prompt that cannot be served, NoFreeBlocks if the pool is too small, and then holds
-        nothing.
-        """
-        [root] = self._process(request_id, prompt, n=1)
-        # so many that enough are left if all that can end with a stop token do
-        num_candidates = self._params.beam_width * max(2, 1 + len(root.stop_token_ids))
-        root.params = replace(root.params, logprobs=num_candidates)
-        beams, hypotheses = [root], Hypotheses(self._params)
+        """Its completions are the hypotheses, the best first. If it cannot be served, the output says why."""
         try:
-            self._block_manager.allocate(root)
-            self._prefill(root)
-            while kept := self._choose(likeliest(beams, self._compute(beams), num_candidates), hypotheses):
-                beams = self._continue(beams, kept)
-        finally:
-            for beam in beams:
-                if beam.block_table:
-                    self._block_manager.free(beam)
-        completions = self._process(request_id, prompt, n=len(hypotheses.best))
-        for seq, hypothesis in zip(completions, hypotheses.best, strict=True):
+            [root] = self._process(request_id, prompt, n=1)
+            hypotheses = self._search(root)
+        except Exception as error:
+            return RequestOutput.failed(request_id, prompt, str(error))
+        completions = self._process(request_id, prompt, n=len(hypotheses))
+        for seq, hypothesis in zip(completions, hypotheses, strict=True):
             for token_id in hypothesis.token_ids:
                 seq.append_token(SampledToken(token_id, 0.0))
             seq.cumulative_logprob = hypothesis.logprob
-        return request_output(completions)
+        return self._engine.build_output(completions)
 
     def _process(self, request_id: str, prompt: Prompt, n: int) -> list[Sequence]:
         params = SamplingParams(
@@ -134,31 +127,64 @@ class BeamSearch:
         )
         return self._engine.input_processor.process(request_id, prompt, params)
 
-    def _prefill(self, root: Sequence) -> None:
-        """All but what fits into one step."""
-        while root.num_uncomputed_tokens > self._max_num_batched_tokens:
-            self._run([root])
+    def _search(self, root: Sequence) -> list[Hypothesis]:
+        """However it ends, no beam holds a block then. Raises NoFreeBlocks if the pool is too small."""
+        beams, hypotheses = [root], Hypotheses(self._params)
+        try:
+            self._kv_cache_manager.allocate(root)
+            while beams:
+                with interrupts_held_back():
+                    beams = self._step(beams, hypotheses)
+        finally:
+            with interrupts_held_back():
+                for beam in beams:
+                    if beam.block_table:
+                        self._kv_cache_manager.free(beam)
+        return hypotheses.best
 
-    def _compute(self, beams: list[Sequence]) -> list[SampledToken]:
-        """What each would say next, and the likeliest beside it. First copies the blocks that they are to write to."""
-        copies = [self._block_manager.append_slot(beam) for beam in beams]
-        self._engine.kv_cache.copy_blocks({needed.target: needed.source for needed in copies if needed})
+    def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
+        """The next beams, forked from these; none if the search is over. These give their blocks back."""
+        if beams[0].num_uncomputed_tokens > self._max_num_batched_tokens:  # a chunk of the prompt
+            self._compute(beams)
+            return beams
+        children = [fork(self._engine, candidate) for candidate in self._choose(self._likeliest(beams), hypotheses)]
+        for beam in beams:
+            self._kv_cache_manager.free(beam)
+        return children
+
+    def _likeliest(self, beams: list[Sequence]) -> list[Candidate]:
+        """The likeliest continuations of all beams by a token, in order.
+
+        There are so many that beam_width of them go on even if all that can end with a stop token do.
+        """
+        copies = [self._kv_cache_manager.append_slot(beam) for beam in beams]
+        self._engine.kv_cache.copy_blocks([copy for copy in copies if copy])
         size = self._max_num_batched_tokens
-        return [token for start in range(0, len(beams), size) for token in self._run(beams[start : start + size])]
+        logprobs = torch.cat([self._compute(beams[start : start + size]) for start in range(0, len(beams), size)])
+        count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))
+        top = logprobs.topk(min(count, logprobs.shape[1]))  # [num_beams, count]
+        candidates = [
+            Candidate(beam, token_id, beam.cumulative_logprob + logprob)
+            for beam, token_ids, values in zip(beams, top.indices.tolist(), top.values.tolist(), strict=True)
+            for token_id, logprob in zip(token_ids, values, strict=True)
+        ]
+        return sorted(candidates, key=lambda candidate: -candidate.logprob)[:count]
 
-    def _run(self, beams: list[Sequence]) -> list[SampledToken]:
-        """A step of the model. Returns a token for each beam that is then complete."""
+    @torch.inference_mode()
+    def _compute(self, beams: list[Sequence]) -> Tensor:
+        """A step of the model: each beam's logprobs of the token that comes next, float32 [num_beams, vocab_size]."""
+        runner = self._engine.model_runner
         batch = [(beam, min(beam.num_uncomputed_tokens, self._max_num_batched_tokens)) for beam in beams]
-        sampled = self._engine.model_runner.run(batch)
+        hidden, step = runner.compute(batch)
+        logits = runner.compute_logits(hidden, step, list(range(len(beams))))
         for beam, num_tokens in batch:
             beam.num_computed_tokens += num_tokens
-        self._engine.note_peak()
-        return [token for tokens in sampled for token in tokens]
+        return logits.float().log_softmax(dim=-1)
 
     def _choose(self, candidates: list[Candidate], hypotheses: Hypotheses) -> list[Candidate]:
         """The beam_width likeliest that have not ended, to go on with; none if the search is over.
 
-        Those that have ended become hypotheses if they are among the beam_width likeliest of all.
+        A candidate that has ended becomes a hypothesis if it is among the beam_width likeliest of all.
         """
         width = self._params.beam_width
         for candidate in candidates[:width]:
@@ -171,28 +197,12 @@ class BeamSearch:
         max_tokens = best.parent.max_num_tokens - best.parent.num_prompt_tokens
         return [] if hypotheses.are_final(best.logprob, len(best.output), max_tokens) else kept
 
-    def _continue(self, beams: list[Sequence], kept: list[Candidate]) -> list[Sequence]:
-        """A fork of its parent for each, with its token and its logprob. What only the parents held is free again."""
-        children = []
-        for parent, token_id, logprob in kept:
-            child = copy.copy(parent)
-            child.token_ids = [*parent.token_ids, token_id]
-            child.cumulative_logprob = logprob
-            self._block_manager.fork(parent, child, parent.num_computed_tokens)
-            children.append(child)
-        for parent in beams:
-            self._block_manager.free(parent)
-        return children
 
-
-def likeliest(beams: list[Sequence], tokens: list[SampledToken], count: int) -> list[Candidate]:
-    """The `count` likeliest, in order, of all continuations of all beams by a token.
-
-    tokens: one a beam, with the `count` likeliest in its place beside it.
-    """
-    candidates = [
-        Candidate(beam, token_id, beam.cumulative_logprob + logprob.logprob)
-        for beam, token in zip(beams, tokens, strict=True)
-        for token_id, logprob in (token.logprobs or {}).items()
-    ]
-    return sorted(candidates, key=lambda candidate: -candidate.logprob)[:count]
+def fork(engine: LLMEngine, candidate: Candidate) -> Sequence:
+    """A beam that shares all that its parent has computed, and has the candidate's token."""
+    parent = candidate.parent
+    child = copy.copy(parent)
+    child.token_ids = [*parent.token_ids, candidate.token_id]
+    child.cumulative_logprob = candidate.logprob
+    engine.kv_cache_manager.fork(parent, child)
+    return child

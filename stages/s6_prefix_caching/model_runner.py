@@ -1,11 +1,14 @@
-"""ModelRunner: from sequences to flat tensors, through the model, to the tokens sampled from it."""
+"""ModelRunner: from sequences to flat tensors, through the model, to one sampled token a sequence."""
+
+from array import array
 
 import torch
+from torch import Tensor
 
 from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
 from .block_manager import cdiv
 from .llama import LlamaForCausalLM
-from .sampling import SampledToken, sample, top_logprobs
+from .sampling import SampledToken, sample
 from .sequence import Sequence
 
 Scheduled = tuple[Sequence, int]  # a sequence, and how many of its tokens to compute in this step
@@ -23,47 +26,40 @@ class ModelRunner:
         self.num_tokens = 0  # through the model, since the start
 
     @torch.inference_mode()
-    def run(self, batch: list[Scheduled]) -> list[list[SampledToken]]:
-        """Compute the next `num_tokens` tokens of each sequence, and sample from the last of those then complete.
+    def run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
+        """Compute the next `num_tokens` tokens of each sequence; sample one more where that was the last one.
 
-        A token for each of its samplers(); none for a sequence that is not complete. The caller advances
-        num_computed_tokens and appends the tokens.
+        None stands for a sequence that has more to compute. The caller advances num_computed_tokens and appends the
+        tokens: if this raises, nothing has changed.
         """
+        hidden, step = self.compute(batch)
+        return self.sample(batch, hidden, step)
+
+    def compute(self, batch: list[Scheduled]) -> tuple[Tensor, AttentionMetadata]:
+        """A step of the model: the hidden state of each token, [num_tokens, hidden_size], and which token is whose."""
         rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
         input_ids = self._tensor([seq.token_ids[position] for seq, position in rows])  # [num_tokens]
         positions = self._tensor([position for _, position in rows])  # [num_tokens]
         step = self._metadata(batch, positions)
-        self._attention.begin(step)
-        hidden = self._model(input_ids, positions, self._attention)  # [num_tokens, hidden_size]
+        hidden = self._model(input_ids, positions, self._attention.plan(step))  # [num_tokens, hidden_size]
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + len(rows)
+        return hidden, step
 
+    def sample(self, batch: list[Scheduled], hidden: Tensor, step: AttentionMetadata) -> list[SampledToken | None]:
+        """A token for each sequence whose last token is in this step; None for the others."""
         complete = [i for i, (seq, _) in enumerate(batch) if step.context_lens[i] == seq.num_tokens]
-        samplers = [(i, sampler) for i in complete for sampler in batch[i][0].samplers()]
-        last_rows = self._tensor([step.query_start_loc[i + 1] - 1 for i, _ in samplers])  # [num_sampled]
-        logits = self._model.compute_logits(hidden[last_rows])  # [num_sampled, vocab_size]
-        self._tell_prompts(batch, hidden, step.query_start_loc)
-        tokens: list[list[SampledToken]] = [[] for _ in batch]
-        sampled = sample(logits, [sampler.sampling_row() for _, sampler in samplers])
-        for (i, _), token in zip(samplers, sampled, strict=True):
-            tokens[i].append(token)
+        logits = self.compute_logits(hidden, step, complete)
+        tokens: list[SampledToken | None] = [None] * len(batch)
+        for i, token in zip(complete, sample(logits, [batch[i][0].sampling_row() for i in complete]), strict=True):
+            tokens[i] = token
         return tokens
 
-    def _tell_prompts(self, batch: list[Scheduled], hidden: torch.Tensor, query_start_loc: list[int]) -> None:
-        """Log-probabilities of the prompts' tokens, if they are asked for: a row has those of the token after it.
+    def compute_logits(self, hidden: Tensor, step: AttentionMetadata, seqs: list[int]) -> Tensor:
+        """Of the last token in this step of each of `seqs`, numbers in the batch: [len(seqs), vocab_size]."""
+        last_rows = self._tensor([step.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
+        return self._model.compute_logits(hidden[last_rows])
 
-        hidden [num_tokens, hidden_size]
-        """
-        for (seq, num_tokens), row in zip(batch, query_start_loc, strict=False):
-            first = 1 + len(seq.prompt_logprobs)  # the token of the prompt that is told next
-            last = min(seq.num_computed_tokens + num_tokens, seq.num_prompt_tokens - 1)
-            if seq.awaits_prompt_logprobs and first <= last:
-                rows = hidden[row + first - 1 - seq.num_computed_tokens : row + last - seq.num_computed_tokens]
-                logits = self._model.compute_logits(rows).float()  # [tokens told, vocab_size]
-                token_ids, count = seq.token_ids[first : last + 1], seq.params.prompt_logprobs
-                told = zip(logits, token_ids, strict=True)
-                seq.prompt_logprobs += [top_logprobs(of_row, token_id, count) for of_row, token_id in told]
-
-    def _metadata(self, batch: list[Scheduled], positions: torch.Tensor) -> AttentionMetadata:
+    def _metadata(self, batch: list[Scheduled], positions: Tensor) -> AttentionMetadata:
         query_start_loc, context_lens, tables, new_blocks = [0], [], [], []
         for seq, num_tokens in batch:
             query_start_loc.append(query_start_loc[-1] + num_tokens)
@@ -80,10 +76,12 @@ class ModelRunner:
             new_blocks=self._tensor(new_blocks),
         )
 
-    def _block_tables(self, tables: list[list[int]]) -> torch.Tensor:
+    def _block_tables(self, tables: list[list[int]]) -> Tensor:
         """int64 [num_seqs, max_blocks]. Padding is the row's own last block: no other's memory is ever read."""
-        width = max(len(table) for table in tables)
-        return self._tensor([table + table[-1:] * (width - len(table)) for table in tables])
+        width, flat = max(len(table) for table in tables), array("q")
+        for table in tables:
+            flat += array("q", table + table[-1:] * (width - len(table)))
+        return torch.frombuffer(flat, dtype=torch.int64).view(-1, width).to(self._device)
 
-    def _tensor(self, values: list) -> torch.Tensor:
+    def _tensor(self, values: list) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

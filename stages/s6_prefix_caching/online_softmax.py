@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .kv_cache import KVCache
-
 
 class Part(NamedTuple):
     """Attention to some of the keys."""
@@ -37,7 +35,7 @@ def merge_attn_states(a: Part, b: Part) -> Part:
 
 
 def merge_first(whole: Part, part: Part) -> Part:
-    """A new part: `part` has more keys for the first so many of the batch, the others stay as they are."""
+    """A new part: `part` has more keys for the first rows of the batch; the other rows stay as they are."""
     n = len(part.lse)
     merged = merge_attn_states(Part(whole.out[:n], whole.lse[:n]), part)
     return Part(torch.cat((merged.out, whole.out[n:])), torch.cat((merged.lse, whole.lse[n:])))
@@ -66,19 +64,3 @@ def attend_part_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
     lse = scores.logsumexp(-1)  # [batch, heads, num_queries]
     weights = (scores - lse.unsqueeze(-1)).exp().to(v.dtype)
     return Part(weights @ v, lse)
-
-
-def attend_block_by_block(q: Tensor, kv_cache: KVCache, layer: int, block_table: list[int], context_len: int) -> Tensor:
-    """One token's attention as in FlashAttention, to be read and to test against. q, out [num_heads, head_dim]"""
-    num_kv_heads, head_dim = kv_cache.blocks.shape[-2:]
-    q = q.float().view(num_kv_heads, -1, head_dim)  # [num_kv_heads, group, head_dim]
-    highest = torch.full(q.shape[:2], float("-inf"), device=q.device)  # score so far, [num_kv_heads, group]
-    total, out = torch.zeros_like(highest), torch.zeros_like(q)  # of exp(score - highest), without and with the values
-    for i, block in enumerate(block_table[: -(-context_len // kv_cache.block_size)]):
-        k, v = kv_cache.blocks[block, layer, :, : context_len - i * kv_cache.block_size].float().transpose(1, 2)
-        scores = q @ k.transpose(1, 2) / math.sqrt(head_dim)  # [num_kv_heads, group, slots of the block]
-        before, highest = highest, torch.maximum(highest, scores.amax(-1))
-        weights, shrink = (scores - highest.unsqueeze(-1)).exp(), (before - highest).exp()
-        total = total * shrink + weights.sum(-1)
-        out = out * shrink.unsqueeze(-1) + weights @ v
-    return (out / total.unsqueeze(-1)).flatten(0, 1)

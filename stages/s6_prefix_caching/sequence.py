@@ -1,12 +1,12 @@
-"""Sequence: one sample of a request on its way: its tokens, its text so far, where its keys and values are."""
+"""Sequence: one request on its way: its tokens, its text so far, where its keys and values are."""
 
 import time
 from dataclasses import replace
 
 from .llama import StreamDecoder
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
-from .prefix_cache import CachedBlock, Hash
-from .sampling import Logprob, SampledToken, SamplingParams, SamplingRow
+from .prefix_cache import BlockHash
+from .sampling import SampledToken, SamplingParams, SamplingRow
 
 
 class Sequence:
@@ -32,27 +32,27 @@ class Sequence:
     ) -> None:
         """`max_num_tokens` bounds prompt + output; without a `decoder` there is no text."""
         self.request_id = request_id
-        self.sample_index = sample_index
         self.prompt = prompt
-        self.num_prompt_tokens = len(prompt_token_ids)
+        self.prompt_token_ids = prompt_token_ids
         self.token_ids = list(prompt_token_ids)
         self.params = params
         self.seed = seed
+        self.sample_index = sample_index
+        self.to_fork: list[Sequence] = []  # samples that wait for this one to compute their prompt
         self.stop_token_ids = stop_token_ids
         self.max_num_tokens = max_num_tokens
         self.num_computed_tokens = 0
+        self.block_hashes: list[BlockHash] = []  # of its full blocks, as far as they were asked for
         self.block_table: list[int] = []  # token i is in block block_table[i // block_size]
-        self.block_hashes: list[Hash] = []  # of its full blocks, as far as they were asked for
-        self.prefix: list[CachedBlock] = []  # the texts of its blocks that are full and computed
-        self.followers: list[Sequence] = []  # they hold no blocks yet, and will be forked from this one
         self.cumulative_logprob = 0.0
-        self.logprobs: list[dict[int, Logprob]] = []  # of each token of the output, if params.logprobs asks for them
-        self.prompt_logprobs: list[dict[int, Logprob]] = []  # of the prompt's tokens but the first, likewise
-        self.num_cached_tokens: int | None = None  # of its beginning, found in the prefix cache on its first admission
         self.finish_reason: str | None = None
         self.error: str | None = None
         self.metrics = RequestMetrics(arrival_time=time.perf_counter())
         self._text = OutputText(decoder, tuple(params.stop))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -60,22 +60,12 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """1 while it decodes; more if part of its prompt is to come, or if it was preempted."""
+        """1 while it decodes; more while a part of its prompt, or of what was preempted, is to come."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
-
-    @property
-    def awaits_prompt_logprobs(self) -> bool:
-        """Whether tokens of its prompt lack theirs. It may hit nothing then: only what is computed gets them."""
-        is_asked = self.params.prompt_logprobs is not None and self.sample_index == 0
-        return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
-
-    def samplers(self) -> list["Sequence"]:
-        """Those whose next token comes from the logits of this one's last: itself, and followers of the same tokens."""
-        return [self, *(seq for seq in self.followers if seq.token_ids == self.token_ids)]
 
     def sampling_row(self) -> SamplingRow:
         """What the sampler needs to draw this sequence's next token."""
@@ -85,8 +75,6 @@ class Sequence:
         """Take a sampled token; the sequence finishes if it is a stop token, ends a stop string, or was the last."""
         self.token_ids.append(token.token_id)
         self.cumulative_logprob += token.logprob
-        if token.logprobs is not None:
-            self.logprobs.append(token.logprobs)
         if self.metrics.first_token_time is None:
             self.metrics = replace(self.metrics, first_token_time=time.perf_counter())
         if token.token_id in self.stop_token_ids:
@@ -103,9 +91,10 @@ class Sequence:
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
 
     def fail(self, error: str) -> None:
-        """It cannot go on; what it has generated stays."""
-        self.error = error
-        self.finish("error")
+        """It cannot go on, nor can the samples that it carries; what it has generated stays."""
+        for seq in [self, *self.to_fork]:
+            seq.error = error
+            seq.finish("error")
 
     def completion(self) -> CompletionOutput:
         """All of the output so far."""
@@ -115,41 +104,26 @@ class Sequence:
             token_ids=self.token_ids[self.num_prompt_tokens :],
             cumulative_logprob=self.cumulative_logprob,
             finish_reason=self.finish_reason,
-            logprobs=None if self.params.logprobs is None else list(self.logprobs),
         )
 
 
-def request_output(group: list[Sequence]) -> RequestOutput:
-    """The output so far of a request, of which these are the samples. It has finished when all of them have."""
-    first, finished = group[0], all(seq.finished for seq in group)
+def request_output(samples: list[Sequence]) -> RequestOutput:
+    """The output so far of the request with these samples. It has finished when all of them have."""
+    seq, finished = samples[0], all(seq.finished for seq in samples)
+    first_token_times = [seq.metrics.first_token_time for seq in samples if seq.metrics.first_token_time]
     return RequestOutput(
-        request_id=first.request_id,
-        prompt=first.prompt,
-        prompt_token_ids=first.token_ids[: first.num_prompt_tokens],
-        outputs=[seq.completion() for seq in group],
+        request_id=seq.request_id,
+        prompt=seq.prompt,
+        prompt_token_ids=seq.prompt_token_ids,
+        outputs=[seq.completion() for seq in samples],
         finished=finished,
         metrics=RequestMetrics(
-            arrival_time=first.metrics.arrival_time,
-            first_token_time=first.metrics.first_token_time,
-            finished_time=max(seq.metrics.finished_time for seq in group) if finished else None,
+            arrival_time=seq.metrics.arrival_time,
+            first_token_time=min(first_token_times, default=None),
+            finished_time=max(seq.metrics.finished_time for seq in samples) if finished else None,
         ),
-        error=next((seq.error for seq in group if seq.error), None),
-        prompt_logprobs=None if first.params.prompt_logprobs is None else [None, *first.prompt_logprobs],
-        num_cached_tokens=first.num_cached_tokens or 0,
+        error=next((seq.error for seq in samples if seq.error), None),
     )
-
-
-def shared_prefix(leader: Sequence, follower: Sequence) -> int:
-    """Of how many tokens a follower takes over the keys and values from its leader.
-
-    If all their tokens are the same, of all: its next token is sampled from the leader's last. Else of those that both
-    begin with, but never of its own last, which it must compute.
-    """
-    if follower.token_ids == leader.token_ids:
-        return follower.num_tokens
-    pairs = enumerate(zip(leader.token_ids, follower.token_ids, strict=False))
-    shortest = min(leader.num_tokens, follower.num_tokens)
-    return min(next((i for i, (a, b) in pairs if a != b), shortest), follower.num_tokens - 1)
 
 
 class OutputText:

@@ -1,9 +1,9 @@
 """Stage 7: CPU offload.
 
 Unlike the stage before:
-- the host has a pool of blocks too: a preempted group's blocks go there and come back, what is shared once;
-- whether they do, or are computed again, is decided by the measured speeds of a copy and of a prefill;
-- cached blocks that the device has no room for go to the host as well, and are found there.
+- the prefix cache has a second tier: a cached block that is evicted goes to the host, and comes back when it is hit;
+- a sequence whose blocks are on their way waits, while others run;
+- whether to load or to compute again is decided once, from the measured speeds of a copy and of a prefill.
 """
 
 from .beam_search import BeamSearchParams
@@ -11,7 +11,7 @@ from .config import EngineConfig
 from .engine import LLMEngine
 from .llm import LLM
 from .outputs import CompletionOutput, RequestOutput
-from .sampling import Logprob, SamplingParams
+from .sampling import SamplingParams
 
 __all__ = [
     "LLM",
@@ -19,7 +19,6 @@ __all__ = [
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",
-    "Logprob",
     "RequestOutput",
     "SamplingParams",
 ]

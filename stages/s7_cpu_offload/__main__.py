@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from .config import EngineConfig
+from .console import run_command
 from .flags import add_flags, flag_values
 from .llm import LLM
 from .sampling import SamplingParams
@@ -11,7 +12,11 @@ from .stories import PROMPTS, show, summary, with_small_pool
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    return run_command(lambda: tell(parser().parse_args(argv)))
+
+
+def tell(args: argparse.Namespace) -> int:
+    """Tell the stories that the command line asks for. Returns the exit status."""
     try:
         llm = LLM(**with_small_pool(flag_values(EngineConfig, args)))
         params = SamplingParams(**flag_values(SamplingParams, args))
@@ -21,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     outputs = show(llm.stream(args.prompts or PROMPTS, params))
     print("\n" + summary(llm, outputs))
     if llm.llm_engine.cost_model:
-        print(f"swap or recompute: {llm.llm_engine.cost_model}")
+        print(f"load or recompute: {llm.llm_engine.cost_model}")
     return 1 if any(output.error for output in outputs) else 0
 
 

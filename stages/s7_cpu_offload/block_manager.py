@@ -1,212 +1,220 @@
-"""BlockManager: who holds which blocks of the pool. Several sequences may hold one block, until one of them writes.
+"""BlockManager: who holds which blocks of the pool. A sequence holds as many as its tokens fill, wherever they lie.
 
-    block size 4          A has 6 tokens       fork(A, B, 6)          B's next token: append_slot(B) answers 0 -> 1
-    block tables          A: [3, 0]            A: [3, 0]              A: [3, 0]
-                                               B: [3, 0]              B: [3, 1]
-    reference counts      3: 1    0: 1         3: 2    0: 2           3: 2    0: 1    1: 1
+    block size 4     tokens of A       tokens of B       block tables
+                     0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
+                                                         B: [1]      token 2 is in block 1, offset 2
+    blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea is an operating system's: fork() copies the table of a process, not its memory, and a page is copied only when
-one of those who share it writes to it (Kwon et al. 2023, arXiv:2309.06180).
+The idea is an operating system's: fixed pages and a table for each process, so that no memory is lost between the
+pieces and at most block_size - 1 slots in the last one (Kwon et al. 2023, arXiv:2309.06180).
 """
 
-from collections import Counter
 from typing import NamedTuple
 
-from .block_pool import BlockPool, NoFreeBlocks
-from .kv_cache import PoolReport
-from .prefix_cache import CachedBlock, PrefixCache, PrefixCacheStats
-from .sequence import Sequence, shared_prefix
+from .block_pool import BlockPool
+from .kv_cache import BlockCopy, PoolReport
+from .offload import HostKVCache, Load
+from .prefix_cache import BlockHash, PrefixCacheStats, extend_block_hashes
+from .sequence import Sequence
 
 
-class BlockCopy(NamedTuple):
-    """What is in block `source` must be in `target` too, before the next step writes."""
+class Hit(NamedTuple):
+    """A cached block, in one of the two tiers."""
 
-    source: int
-    target: int
+    pool: BlockPool
+    block: int
 
 
 class BlockManager:
-    """A block table for each sequence. Only a sequence that holds a block alone may write to it."""
+    """A block table for each sequence. The verbs are SlotManager's; what they promise is less: blocks for now."""
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None) -> None:
-        """Without a `prefix_cache` nothing is ever cached."""
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_prefix_caching: bool = False, host: HostKVCache | None = None
+    ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.prefix_cache = prefix_cache or PrefixCache(block_size)
-        self._is_caching = prefix_cache is not None
-        self._pool = BlockPool(num_blocks, self.prefix_cache.blocks)
-        self._holders: dict[Sequence, None] = {}  # in order of arrival
+        self.prefix_cache_stats = PrefixCacheStats()
+        self._is_caching = enable_prefix_caching
+        self._pool = BlockPool(num_blocks, on_evict=self._store)
+        self._host, self._host_pool = host, BlockPool(host.num_blocks if host else 0)  # the second tier
+        self._loads: list[Load] = []  # on their way: each holds its blocks of the host until it has arrived
+        self._holders: dict[Sequence, None] = {}  # in order of admission
+        self._peak = self.report()
 
     @property
     def num_free_blocks(self) -> int:
-        """Cached blocks that nobody holds count too."""
         return self._pool.num_free_blocks
 
-    def num_blocks_for(self, leader: Sequence, *followers: Sequence) -> int:
-        """Blocks for all tokens that a group has now, when all that its followers share with the leader is shared."""
-        tails = [
-            cdiv(seq.num_tokens, self.block_size) - shared_prefix(leader, seq) // self.block_size
-            for seq in followers
-            if seq.token_ids != leader.token_ids
-        ]
-        return cdiv(leader.num_tokens, self.block_size) + sum(tails)
-
-    def can_allocate(self, *group: Sequence, spare: int = 0) -> bool:
-        """Whether there is room for a group, with `spare` blocks left."""
-        return self._num_blocks_to_take(*group) + spare <= self.num_free_blocks
+    def can_allocate(self, seq: Sequence, spare: int = 0) -> bool:
+        """Whether allocate() would succeed and leave `spare` blocks free."""
+        # A hit that nobody holds here is in the queue, or needs a block of the queue: it counts as one that is taken.
+        held = [hit for hit in self.find_hits(seq) if hit.pool is self._pool and self._pool.ref_counts[hit.block]]
+        return cdiv(seq.num_tokens, self.block_size) - len(held) + spare <= self.num_free_blocks
 
     def allocate(self, seq: Sequence) -> None:
-        """Blocks for all tokens that `seq` has now: for its beginning those that are cached, which count as computed.
+        """Take blocks for all tokens that `seq` has now: for its beginning the cached ones, which are computed already.
 
-        Raises NoFreeBlocks, and changes nothing, if too few are free.
+        What is cached on the host is loaded: is_ready() says when it has arrived. Raises NoFreeBlocks if too few are
+        free, or what a copy raises, and then changes nothing.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
-        needed = self._num_blocks_to_take(seq)
-        if needed > self.num_free_blocks:
-            raise NoFreeBlocks(f"{needed} blocks are needed, {self.num_free_blocks} are free")
-        self._hold(seq, self._hits(seq))
-        seq.block_table += self._pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(seq.block_table))
-        self.prefix_cache.stats.queried += seq.num_tokens
-        self.prefix_cache.stats.hit += seq.num_computed_tokens
-        if seq.num_cached_tokens is None:
-            seq.num_cached_tokens = seq.num_computed_tokens
+        hits, new = self.find_hits(seq), []
+        here = [hit.block for hit in hits if hit.pool is self._pool]
+        away = [hit.block for hit in hits if hit.pool is self._host_pool]
+        self._pool.touch(here)  # first: or the rest of the prompt would evict what it has just hit,
+        self._host_pool.touch(away)  # and what it evicts would take the place of what is to be loaded
+        try:
+            new = self._pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here))
+            if away:
+                self._loads.append(self._host.load([BlockCopy(*pair) for pair in zip(away, new, strict=False)]))
+        except Exception:
+            self._pool.free_blocks(here + new)
+            self._host_pool.free_blocks(away)
+            raise
+        fresh = iter(new)
+        seq.block_table = [hit.block if hit.pool is self._pool else next(fresh) for hit in hits] + list(fresh)
+        seq.num_computed_tokens = len(hits) * self.block_size
+        self._holders[seq] = None
+        self.cache_blocks(seq, seq.num_computed_tokens)  # others may hit what is on its way, and wait with it
+        self.prefix_cache_stats.queries += seq.num_tokens
+        self.prefix_cache_stats.hits += seq.num_computed_tokens
 
-    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
-        """`child` begins with the parent's first `num_tokens` tokens: it holds their blocks too, and nothing is copied.
+    def find_hits(self, seq: Sequence) -> list[Hit]:
+        """The cached blocks of its beginning. Its last token is computed in any case: its logits are wanted."""
+        hits: list[Hit] = []
+        if self._is_caching:
+            extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+            for block_hash in seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]:
+                tiers = [(pool, pool.get_cached_block(block_hash)) for pool in (self._pool, self._host_pool)]
+                found = [Hit(pool, block) for pool, block in tiers if block is not None]
+                if not found:
+                    break
+                hits.append(found[0])
+        return hits
 
-        They count as computed for the child, which must hold no blocks yet. If more of its own beginning is cached, it
-        holds that instead. Raises ValueError with both numbers, and changes nothing, if the parent has not computed as
-        many.
-        """
-        if parent.num_computed_tokens < num_tokens:
-            raise ValueError(f"{num_tokens} tokens to share, {parent.num_computed_tokens} are computed")
-        assert child not in self._holders, f"request {child.request_id} holds blocks already"
-        hits = self._hits(child)
-        if len(hits) * self.block_size > num_tokens:
-            self._hold(child, hits)
+    def _store(self, block: int, block_hash: BlockHash) -> None:
+        """A cached block leaves the device: the host keeps its text, as its most recently used, if it has room."""
+        target = self._host_pool.get_cached_block(block_hash)
+        if target is not None:
+            self._host_pool.touch([target])
+        elif self._host_pool.num_free_blocks:
+            [target] = self._host_pool.get_new_blocks(1)
+        else:
             return
-        blocks = parent.block_table[: cdiv(num_tokens, self.block_size)]
-        self._pool.touch(blocks)
-        child.block_table, child.num_computed_tokens = blocks, num_tokens
-        child.prefix = parent.prefix[: num_tokens // self.block_size]
+        try:
+            if self._host_pool.get_cached_block(block_hash) is None:
+                self._host.store(BlockCopy(block, target))
+                self._host_pool.cache_block(target, block_hash)
+        finally:
+            self._host_pool.free_blocks([target])
+
+    def is_ready(self, seq: Sequence) -> bool:
+        """Return True if all blocks of `seq` have arrived: it may run."""
+        return all(load.targets.isdisjoint(seq.block_table) for load in self._loads)
+
+    def collect_loads(self, wait: bool = False) -> None:
+        """What has arrived may be read, and evicted from the host. `wait`: until all of it has."""
+        for load in list(self._loads):
+            if wait:
+                load.wait()
+            if load.has_arrived():
+                self._loads.remove(load)
+                self._host_pool.free_blocks(load.sources)
+
+    def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
+        """`num_tokens` more of `seq` are computed: a block that they have filled may be hit from now on."""
+        if not self._is_caching:
+            return
+        extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+        end = seq.num_computed_tokens
+        for i in range((end - num_tokens) // self.block_size, end // self.block_size):
+            self._pool.cache_block(seq.block_table[i], seq.block_hashes[i])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all texts and counts. Returns False, and changes nothing, while a sequence holds blocks."""
+        if self._holders:
+            return False
+        self._pool.reset_prefix_cache()
+        self._host_pool.reset_prefix_cache()
+        self.prefix_cache_stats = PrefixCacheStats()
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` begins with what `parent` has computed: it holds those blocks too, and nothing is copied."""
+        assert child not in self._holders, f"request {child.request_id} holds blocks already"
+        child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
+        child.num_computed_tokens = parent.num_computed_tokens
+        self._pool.touch(child.block_table)
         self._holders[child] = None
 
-    def cache_blocks(self, seq: Sequence) -> None:
-        """The blocks of `seq` that are full and computed by now may be hit from now on."""
-        num_full = seq.num_computed_tokens // self.block_size if self._is_caching else 0
-        self.prefix_cache.extend_hashes(seq.block_hashes, seq.token_ids, num_full)
-        for i in range(len(seq.prefix), num_full):
-            token_ids = seq.token_ids[i * self.block_size : (i + 1) * self.block_size]
-            parent = seq.prefix[-1] if seq.prefix else None
-            seq.prefix.append(self.prefix_cache.insert(seq.block_hashes[i], parent, token_ids, seq.block_table[i]))
-
-    def num_blocks_to_append(self, *seqs: Sequence) -> int:
-        """How many append_slot() will take for all of these, one after the other.
-
-        If all who hold a block are among them, the last one writes in place.
-        """
-        num_new = sum(self._num_missing_blocks(seq) for seq in seqs)
-        shared = [block for seq in seqs if (block := self._shared_block(seq)) is not None]
-        if not shared:
-            return num_new
-        return num_new + sum(min(count, self._pool.ref_count(block) - 1) for block, count in Counter(shared).items())
-
-    def can_append(self, *seqs: Sequence) -> bool:
-        """Whether append_slot() would succeed for all of these."""
-        return self.num_blocks_to_append(*seqs) <= self.num_free_blocks
+    def can_append(self, seq: Sequence) -> bool:
+        """Whether append_slot() would succeed."""
+        return not (self._needs_block(seq) or self._is_shared(seq)) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
-        """Make sure that `seq` has slots for all its tokens, and holds alone those that it has not computed yet.
+        """Make sure of a slot for the last token of `seq` in a block that it alone holds.
 
-        It was allocated or forked. If the block that it writes to next is shared, a new one takes its place in the
-        table, and the answer is the copy to make. If it is cached, it is so no more. Raises NoFreeBlocks, and changes
-        nothing, if too few blocks are free.
+        It takes a block if all of its blocks are full, or if others hold its last block too. Then the answer is the
+        copy to make before anything is written. Raises NoFreeBlocks, and changes nothing, if there is none.
         """
         assert seq in self._holders, f"request {seq.request_id} was never allocated"
-        source = self._shared_block(seq)
-        new = self._pool.get_new_blocks(self._num_missing_blocks(seq) + (source is not None))
-        copy = None
-        if source is not None:
-            copy = BlockCopy(source, new.pop(0))
-            seq.block_table[seq.num_computed_tokens // self.block_size] = copy.target
-            self._pool.free_blocks([source])
-        elif seq.num_computed_tokens < len(seq.block_table) * self.block_size:
-            self.prefix_cache.blocks.forget(seq.block_table[seq.num_computed_tokens // self.block_size])
-        seq.block_table += new
-        return copy
+        if self._needs_block(seq):
+            seq.block_table += self._pool.get_new_blocks(1)
+        elif self._is_shared(seq):
+            [target] = self._pool.get_new_blocks(1)
+            source = seq.block_table[-1]
+            self._pool.free_blocks([source])  # the last holder will find it alone, and writes in place
+            seq.block_table[-1] = target
+            return BlockCopy(source, target)
+        return None
 
     def free(self, seq: Sequence) -> None:
-        """`seq` holds its blocks no more: its table is then empty.
+        """Give all blocks of `seq` back: its table is then empty, and a block that others hold stays theirs.
 
         Raises ValueError, and changes nothing, if it holds no blocks, or if its table names one that is not held.
         """
         if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")
+        if not self.is_ready(seq):
+            self.collect_loads(wait=True)  # or others would take a block that is still being written
+        self._peak = self.peak
         self._pool.free_blocks(seq.block_table)
         del self._holders[seq]
-        seq.block_table, seq.prefix = [], []
+        seq.block_table = []
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all that is cached, and the statistics. False, and nothing happens, while somebody holds blocks."""
-        if self._holders:
-            return False
-        self._pool.forget_all()
-        self.prefix_cache.stats = PrefixCacheStats()
-        return True
+    @property
+    def peak(self) -> PoolReport:
+        """The pool when most of it was held. Less is held only after a free(): it is enough to look before each."""
+        if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
+            return self._peak
+        return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:
         """What of the pool is promised, held and used now."""
+        seqs = self._holders
         return PoolReport(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
-            promised=self.block_size * sum(cdiv(seq.max_num_tokens, self.block_size) for seq in self._holders),
-            tables=tuple((tuple(seq.block_table), seq.num_computed_tokens) for seq in self._holders),
+            promised=self.block_size * sum(cdiv(seq.max_num_tokens, self.block_size) for seq in seqs),
+            tables=tuple((tuple(seq.block_table), seq.num_computed_tokens) for seq in seqs),
         )
 
     def check_integrity(self) -> None:
-        """Every block is free or counted once for each table it is in, and no table is longer than its tokens need."""
-        self._pool.check_integrity(self._tables())
+        """Each block is free or in as many tables as its count says, and no table is longer than its tokens need."""
+        held = [block for seq in self._holders for block in seq.block_table]
+        self._pool.check_integrity(held)
+        self._host_pool.check_integrity([block for load in self._loads for block in load.sources])
+        assert all(load.targets <= set(held) for load in self._loads), "a block arrives that nobody holds"
         for seq in self._holders:
-            assert len(set(seq.block_table)) == len(seq.block_table), f"a block is twice in {seq.block_table}"
-            most = cdiv(seq.num_tokens, self.block_size)
-            assert len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
+            assert len(seq.block_table) <= cdiv(seq.num_tokens, self.block_size), f"{seq.num_tokens}: {seq.block_table}"
             assert seq.num_computed_tokens <= len(seq.block_table) * self.block_size
 
-    def _tables(self) -> list[int]:
-        """All blocks that are held, as often as they are."""
-        return [block for seq in self._holders for block in seq.block_table]
+    def _is_shared(self, seq: Sequence) -> bool:
+        """Whether others hold its last block too."""
+        return self._pool.ref_counts[seq.block_table[-1]] > 1
 
-    def _num_blocks_to_take(self, *group: Sequence) -> int:
-        """Blocks of a group that are free now: all but those that it hits and others hold."""
-        hits = [hit.places[self.prefix_cache.blocks] for hit in self._hits(group[0])]
-        return self.num_blocks_for(*group) - sum(self._pool.ref_count(block) > 0 for block in hits)
-
-    def _hits(self, seq: Sequence) -> list[CachedBlock]:
-        """The beginning of `seq` that is cached, in whole blocks; its last token is to be computed in any case.
-
-        Nothing while it awaits logprobs of its prompt. Without a prefix cache there is nothing, and nothing is hashed.
-        """
-        may_hit = self._is_caching and not seq.awaits_prompt_logprobs
-        most = (seq.num_tokens - 1) // self.block_size if may_hit else 0
-        self.prefix_cache.extend_hashes(seq.block_hashes, seq.token_ids, most)
-        return self.prefix_cache.match(seq.block_hashes[:most], seq.token_ids)
-
-    def _hold(self, seq: Sequence, hits: list[CachedBlock]) -> None:
-        """`seq` begins with these cached blocks, and holds no others."""
-        seq.block_table = [hit.places[self.prefix_cache.blocks] for hit in hits]
-        self._pool.touch(seq.block_table)
-        seq.prefix, seq.num_computed_tokens = hits, len(hits) * self.block_size
-        self._holders[seq] = None
-
-    def _num_missing_blocks(self, seq: Sequence) -> int:
-        """How many it needs besides those that it holds, for all its tokens to have a slot."""
-        return max(0, cdiv(seq.num_tokens, self.block_size) - len(seq.block_table))
-
-    def _shared_block(self, seq: Sequence) -> int | None:
-        """The block that its next token goes to, if another sequence holds it too."""
-        index = seq.num_computed_tokens // self.block_size
-        if index < len(seq.block_table) and self._pool.ref_count(seq.block_table[index]) > 1:
-            return seq.block_table[index]
-        return None
+    def _needs_block(self, seq: Sequence) -> bool:
+        """Whether its last token has no slot in the blocks that it holds."""
+        return seq.num_tokens > len(seq.block_table) * self.block_size
 
 
 def cdiv(a: int, b: int) -> int:

@@ -1,17 +1,27 @@
-"""SamplingParams, and the sampler: logits in, one token a row out."""
+"""SamplingParams, and the sampler, which chooses one token for each row of logits."""
 
 import hashlib
 import math
-import sys
 from collections import abc
 from dataclasses import dataclass
-from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .checks import AT_LEAST_1, SEED, Rule, check_fields
 from .flags import knob
+
+RULES: dict[str, Rule] = {
+    "n": AT_LEAST_1,
+    "temperature": ("0 or above", lambda temperature: temperature >= 0),
+    "top_k": ("a whole number, 0 (all) or above", lambda k: k >= 0),
+    "top_p": ("above 0 and at most 1", lambda p: 0 < p <= 1),
+    "max_tokens": AT_LEAST_1,
+    "seed": SEED,
+    "stop": ("a text or several, none of them empty", all),
+    "stop_token_ids": ("a list of whole numbers", lambda token_ids: True),
+}
 
 
 @dataclass(frozen=True)
@@ -25,30 +35,26 @@ class SamplingParams:
     stop: str | abc.Sequence[str] = ()
     stop_token_ids: abc.Sequence[int] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # of each token, how many of the likeliest in its place are told beside it
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the parameter and its value."""
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if self.n < 1:
-            raise ValueError(f"n must be at least 1, not {self.n}")
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
-        if not 0 <= self.temperature <= sys.float_info.max:  # nor an int that is too large for a float
-            raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
-        if not isinstance(self.top_k, Integral) or self.top_k < 0:
-            raise ValueError(f"top_k must be a whole number, 0 (all) or above, not {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not isinstance(self.max_tokens, Integral) or self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be a whole number, at least 1, not {self.max_tokens}")
-        if not all(isinstance(stop, str) and stop for stop in self.stop):
-            raise ValueError(f"a stop string must be a text that is not empty: {self.stop}")
-        if not all(isinstance(token_id, Integral) for token_id in self.stop_token_ids):
-            raise ValueError(f"stop_token_ids must be whole numbers: {self.stop_token_ids}")
+        object.__setattr__(self, "stop", as_tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", as_tuple(self.stop_token_ids))
+        check_fields(self, RULES)
+
+
+def as_tuple(values: Any) -> Any:
+    """A tuple of one text or of several values; what is neither stays as it is, for an error to show.
+
+    >>> as_tuple("end"), as_tuple(["a", "b"]), as_tuple(None), as_tuple(5)
+    (('end',), ('a', 'b'), (), 5)
+    """
+    if values is None or isinstance(values, str):
+        return () if values is None else (values,)
+    try:
+        return tuple(values)
+    except TypeError:
+        return values
 
 
 class SamplingRow(NamedTuple):
@@ -60,19 +66,16 @@ class SamplingRow(NamedTuple):
     position: int  # of the token to be sampled
 
 
-class Logprob(NamedTuple):
-    logprob: float  # natural log, of the raw logits
-    rank: int  # 1 is the likeliest
-
-
 class SampledToken(NamedTuple):
     token_id: int
     logprob: float  # natural log, of the raw logits
-    logprobs: dict[int, Logprob] | None = None  # by token: the likeliest, then this one; if params.logprobs asks
 
 
 def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-    """logits [num_rows, vocab_size] -> one token for each row."""
+    """Choose one token for each row. logits [num_rows, vocab_size]
+
+    Raises FloatingPointError, naming the row, if a row has no probabilities: NaN, +inf or nothing but -inf in it.
+    """
     assert logits.dim() == 2 and logits.shape[0] == len(rows), (logits.shape, len(rows))
     logits = logits.float()
     tokens = logits.argmax(dim=-1)  # [num_rows]
@@ -81,26 +84,12 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         index = torch.tensor(random_rows, device=logits.device)
         chosen = race(logits[index], [rows[i] for i in random_rows])
         tokens = tokens.index_copy(0, index, chosen)
-    logprobs = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=-1)  # [num_rows]
-    sampled = [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
-    for i, row in enumerate(rows):
-        if row.params.logprobs is not None:
-            found = top_logprobs(logits[i], sampled[i].token_id, row.params.logprobs)
-            sampled[i] = sampled[i]._replace(logprobs=found)
-    return sampled
-
-
-def top_logprobs(logits: Tensor, token_id: int, count: int) -> dict[int, Logprob]:
-    """The `count` likeliest tokens, in this order, and then this one if it is not among them.
-
-    logits float32 [vocab_size]
-    """
-    logprobs = logits.log_softmax(dim=-1)  # [vocab_size]
-    top = logprobs.topk(min(count, len(logits)))
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    found = {likely: Logprob(logprob, rank) for rank, (likely, logprob) in enumerate(pairs, start=1)}
-    own = Logprob(logprobs[token_id].item(), rank=1 + int((logits > logits[token_id]).sum()))
-    return found | {token_id: found.get(token_id, own)}
+    normalizers = logits.logsumexp(dim=-1)  # [num_rows]
+    for i, normalizer in enumerate(normalizers.tolist()):
+        if not math.isfinite(normalizer):  # exactly then; argmax has made some token of such a row all the same
+            raise FloatingPointError(f"the logits of row {i} are NaN, infinite or all -inf: no token can be sampled")
+    logprobs = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - normalizers  # [num_rows]
+    return [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
 
 
 def race(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
@@ -117,10 +106,10 @@ def race(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
 
 
 def exponential_noise(row: SamplingRow, vocab_size: int) -> Tensor:
-    """Exp(1), float32 [vocab_size], a function of (seed, sample index, position) and of nothing else.
+    """Draw Exp(1), float32 [vocab_size], as a function of (seed, sample index, position) and of nothing else.
 
     There is no generator whose state moves: a row's noise is the same whatever runs beside it, and a sequence that is
-    computed again draws again what it drew. It is made on the CPU, so that every device draws the same.
+    computed again draws the same tokens again. It is made on the CPU, so that every device draws the same.
     """
     key = f"{row.seed},{row.sample_index},{row.position}".encode()
     seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest())  # torch's CPU generator keeps 32 bits
@@ -129,7 +118,7 @@ def exponential_noise(row: SamplingRow, vocab_size: int) -> Tensor:
 
 
 def apply_top_k_top_p(logits: Tensor, params: list[SamplingParams]) -> Tensor:
-    """-inf for the tokens that top_k, then top_p, leave out. logits, out [num_rows, vocab_size]
+    """Set to -inf what top_k leaves out, then what top_p leaves out. logits, out [num_rows, vocab_size]
 
     >>> two = SamplingParams(top_k=2), SamplingParams(top_p=0.6)
     >>> apply_top_k_top_p(torch.tensor([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]]), list(two)).tolist()

@@ -1,9 +1,21 @@
 """ModelConfig: what a checkpoint folder's config.json says of the model's shape."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from .entries import Entries, read_json, read_json_if_any
+from .families import check_implemented, find_family, read_window
+
+# Far beyond any model: a slip in config.json is an error at once, and not hours of building layers.
+MAX_SIZES = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**20,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 2**12,
+}
+MAX_HEAD_DIM = 2**10
+MAX_POSITIONS = 2**24
 
 
 @dataclass(frozen=True)
@@ -31,8 +43,11 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
-    attention_bias: bool = False  # on q, k, v and o
+    attention_bias: bool = False  # on q, k and v
+    attention_output_bias: bool = False  # on o
     mlp_bias: bool = False
+    qk_norm: bool = False  # a norm on each head of q and k, before they are turned
+    sliding_window: int | None = None  # tokens that a token sees; load_model() refuses a shorter one than max_model_len
     dtype: str = "float32"  # of the weights in the file
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -41,100 +56,94 @@ class ModelConfig:
     def from_folder(cls, folder: str | Path) -> "ModelConfig":
         """Read config.json; end-of-text ids come from generation_config.json first, as in transformers.
 
-        Raises ValueError, naming the file and the entry, for a folder that holds no Llama.
+        Raises ValueError, naming the file and the entry, for a model that this engine does not run.
         """
         path = Path(folder) / "config.json"
-        generation = read_json_if_any(path.with_name("generation_config.json"))
-        return cls.from_dict(read_json(path), generation, source=path)
+        generation = path.with_name("generation_config.json")
+        return cls.from_entries(Entries(read_json(path), path), Entries(read_json_if_any(generation), generation))
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any], generation: dict[str, Any], source: Path) -> "ModelConfig":
-        """`raw` is config.json, `generation` is generation_config.json; `source` is named in errors."""
-        check_architecture(raw, source)
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        shape = {name: positive_int(raw, name, source) for name in sizes}
-        kv_heads, head_dim = read_heads(raw, shape["num_attention_heads"], shape["hidden_size"], source)
-        positions = positive_int(raw, "max_position_embeddings", source, default=cls.max_position_embeddings)
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    def from_entries(cls, config: Entries, generation: Entries) -> "ModelConfig":
+        """`config` is config.json, `generation` is generation_config.json."""
+        family = find_family(config)
+        config = Entries({**family.left_out, **config.values, **family.always}, config.path)
+        check_implemented(config)
+        sizes = {name: config.integer(name, most=most) for name, most in MAX_SIZES.items()}
+        kv_heads, head_dim = read_heads(config, sizes["num_attention_heads"], sizes["hidden_size"])
+        rope_theta, rope_scaling = read_rope(config, cls.rope_theta)
+        attention_bias = config.flag("attention_bias", False)
+        generation_eos, eos = read_eos(generation), read_eos(config)
         return cls(
-            **shape,
+            **sizes,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=positions,
-            rms_norm_eps=raw.get("rms_norm_eps", cls.rms_norm_eps),
-            rope_theta=rope.get("rope_theta") or raw.get("rope_theta") or cls.rope_theta,
-            rope_scaling=read_rope_scaling(rope, source),
-            tie_word_embeddings=raw.get("tie_word_embeddings", False),
-            attention_bias=raw.get("attention_bias", False),
-            mlp_bias=raw.get("mlp_bias", False),
-            dtype=raw.get("dtype") or raw.get("torch_dtype") or cls.dtype,
-            bos_token_id=raw.get("bos_token_id"),
-            eos_token_ids=read_eos(generation) or read_eos(raw),
+            max_position_embeddings=config.integer(
+                "max_position_embeddings", cls.max_position_embeddings, most=MAX_POSITIONS
+            ),
+            rms_norm_eps=config.number("rms_norm_eps", cls.rms_norm_eps),
+            rope_theta=rope_theta,
+            rope_scaling=rope_scaling,
+            tie_word_embeddings=config.flag("tie_word_embeddings", False),
+            attention_bias=attention_bias,
+            attention_output_bias=attention_bias and family.output_bias,
+            mlp_bias=config.flag("mlp_bias", False),
+            qk_norm=family.qk_norm,
+            sliding_window=read_window(config, sizes["num_hidden_layers"]),
+            dtype=config.text("dtype", config.text("torch_dtype", cls.dtype)),
+            bos_token_id=config.integer("bos_token_id", least=0) if "bos_token_id" in config else None,
+            eos_token_ids=generation_eos or eos,
         )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ValueError, naming the file, if there is none."""
-    if not path.exists():
-        raise ValueError(f"{path.parent} is not a checkpoint folder: it has no {path.name}")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
-    return value
-
-
-def read_json_if_any(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
-
-
-def check_architecture(raw: dict[str, Any], source: Path) -> None:
-    model_type = raw.get("model_type", "llama")
-    architectures = raw.get("architectures") or ["LlamaForCausalLM"]
-    if model_type != "llama" or "LlamaForCausalLM" not in architectures:
-        raise ValueError(f"{source}: this engine runs LlamaForCausalLM, the folder has {architectures} ({model_type})")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"{source}: hidden_act must be silu, not {raw['hidden_act']}")
-
-
-def positive_int(raw: dict[str, Any], name: str, source: Path, default: int | None = None) -> int:
-    """`default` is for an entry that is null or not there."""
-    value = default if raw.get(name) is None else raw[name]
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{source}: {name} must be a positive whole number, not {value!r}")
-    return value
-
-
-def read_heads(raw: dict[str, Any], heads: int, hidden_size: int, source: Path) -> tuple[int, int]:
+def read_heads(config: Entries, heads: int, hidden_size: int) -> tuple[int, int]:
     """num_key_value_heads and head_dim, which may be null or left out."""
-    kv_heads = positive_int(raw, "num_key_value_heads", source, default=heads)
+    kv_heads = config.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
-        raise ValueError(f"{source}: {heads} attention heads do not divide into {kv_heads} key-value heads")
-    head_dim = positive_int(raw, "head_dim", source, default=hidden_size // heads)
+        raise ValueError(f"{config.path}: {heads} attention heads do not divide into {kv_heads} key-value heads")
+    head_dim = config.integer("head_dim", default=hidden_size // heads, most=MAX_HEAD_DIM)
     if head_dim % 2:
-        raise ValueError(f"{source}: head_dim must be even, since a head is turned in pairs, not {head_dim}")
+        raise ValueError(f"{config.path}: head_dim must be even, since a head is turned in pairs, not {head_dim}")
     return kv_heads, head_dim
 
 
-def read_eos(raw: dict[str, Any]) -> tuple[int, ...]:
+def read_eos(config: Entries) -> tuple[int, ...]:
     """eos_token_id is one id, a list of them, null or not there."""
-    eos = raw.get("eos_token_id")
-    return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    if "eos_token_id" not in config:
+        return ()
+    eos = config.values["eos_token_id"]
+    ids = eos if isinstance(eos, list) else [eos]
+    if any(type(token_id) is not int or token_id < 0 for token_id in ids):
+        raise config.error("eos_token_id", "a token id, or a list of them")
+    return tuple(ids)
 
 
-def read_rope_scaling(rope: dict[str, Any], source: Path) -> RopeScaling | None:
-    """`rope` is rope_parameters (transformers 5) or rope_scaling (before); the type is rope_type or type."""
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+def read_rope(config: Entries, default_theta: float) -> tuple[float, RopeScaling | None]:
+    """Theta and the scaling: of rope_scaling (before transformers 5) or rope_parameters, in which theta may be, too."""
+    rope = config.entries("rope_scaling" if config.values.get("rope_scaling") else "rope_parameters")
+    theta = rope.number("rope_theta", config.number("rope_theta", default_theta))
+    rope_type = rope.text("rope_type", rope.text("type", "default"))
+    if any(isinstance(value, dict) for value in rope.values.values()):
+        raise ValueError(f"{config.path}: {rope.within[:-1]} of each layer type must be those of all")
+    if rope.values.get("partial_rotary_factor", 1) != 1:
+        raise rope.error("partial_rotary_factor", "1")
     if rope_type == "default":
-        return None
+        return theta, None
+    if rope_type not in ("linear", "llama3"):
+        raise ValueError(f"{config.path}: rope type {rope_type!r} is not one of default, linear, llama3")
+    return theta, read_rope_scaling(rope, rope_type)
+
+
+def read_rope_scaling(rope: Entries, rope_type: str) -> RopeScaling:
     names = ["factor"]
     if rope_type == "llama3":
         names += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
-    elif rope_type != "linear":
-        raise ValueError(f"{source}: rope type {rope_type!r} is not one of default, linear, llama3")
     missing = [name for name in names if name not in rope]
     if missing:
-        raise ValueError(f"{source}: rope type {rope_type!r} needs {', '.join(missing)}")
-    return RopeScaling(rope_type, **{name: rope[name] for name in names})
+        raise ValueError(f"{rope.path}: rope type {rope_type!r} needs {', '.join(missing)}")
+    factor = rope.number("factor")
+    if rope_type == "linear":
+        return RopeScaling(rope_type, factor)
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        raise ValueError(f"{rope.path}: low_freq_factor must be less than high_freq_factor, not {low} and {high}")
+    return RopeScaling(rope_type, factor, low, high, rope.integer("original_max_position_embeddings"))

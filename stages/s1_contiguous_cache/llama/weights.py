@@ -8,7 +8,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .config import ModelConfig, read_json
+from .config import ModelConfig
+from .entries import Entries, read_json
 from .model import LlamaForCausalLM
 
 FUSED = {  # our parameter: the checkpoint's tensors that are stacked in it, in order
@@ -18,22 +19,43 @@ FUSED = {  # our parameter: the checkpoint's tensors that are stacked in it, in 
 IGNORED = ("rotary_emb.inv_freq",)  # old checkpoints store what config.json already says
 
 
-def load_model(folder: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
-    """The checkpoint in `folder` as a model in `dtype` on `device`, for inference.
+def load_model(
+    folder: str | Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None = None,
+) -> LlamaForCausalLM:
+    """The checkpoint in `folder` as a model in `dtype` on `device`, for inference on `max_model_len` positions.
 
-    Raises ValueError, naming the file and the tensor, if a tensor is missing, misshapen, unreadable or unknown.
+    Raises ValueError, naming the file and the tensor, if a tensor is missing, misshapen, unreadable or unknown; and
+    for a sliding window that a text of `max_model_len` tokens (None: max_position_embeddings) would outgrow.
     """
+    max_model_len = max_model_len or config.max_position_embeddings
+    check_window(config.sliding_window, max_model_len, Path(folder))
     with torch.device("meta"), NoInit():  # shapes without memory: the real tensors replace these
-        model = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(config, max_model_len)
     with TensorReader(Path(folder)) as reader:
+        if config.tie_word_embeddings:
+            reader.check_tied_head((config.vocab_size, config.hidden_size))
         state = {}
         for name, parameter in model.named_parameters():  # a tied head is listed once, as embed_tokens
             parts = [reader.read(source, shape) for source, shape in checkpoint_tensors(name, parameter.shape, config)]
             state[name] = torch.cat([part.to(device, dtype) for part in parts])
-        reader.check_all_read(tied_head=config.tie_word_embeddings)
+        reader.check_all_read()
     model.load_state_dict(state, assign=True, strict=False)  # only a tied head can be missing: read() raises
     model.tie_weights()
     return model.to(device, dtype).eval().requires_grad_(False)
+
+
+def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -> None:
+    """`attend` lets a token see all before it: that is the same as with a window only if no text is longer."""
+    if sliding_window is not None and sliding_window < max_model_len:
+        path = folder / "config.json"
+        raise ValueError(
+            f"{path}: sliding_window {sliding_window} is not implemented: it needs a max_model_len of at most "
+            f"{sliding_window}, not {max_model_len}"
+        )
 
 
 class NoInit(TorchFunctionMode):
@@ -73,10 +95,11 @@ class TensorReader:
 
     def __enter__(self) -> "TensorReader":
         index = self._folder / "model.safetensors.index.json"
-        if (self._folder / "model.safetensors").exists():
+        if (self._folder / "model.safetensors").is_file():
             self._file_of = dict.fromkeys(self._open("model.safetensors").keys(), "model.safetensors")
         elif index.exists():
-            self._file_of = read_json(index).get("weight_map", {})
+            weight_map = Entries(read_json(index), index).entries("weight_map")
+            self._file_of = {name: weight_map.text(name) for name in weight_map.values}
         else:
             raise ValueError(f"{self._folder} has no model.safetensors and no {index.name}")
         return self
@@ -97,23 +120,35 @@ class TensorReader:
             raise ValueError(
                 f"{self._folder / file_name}: tensor {name} is {list(tensor.shape)}, config.json makes it {list(shape)}"
             )
+        if not tensor.is_floating_point():
+            raise ValueError(f"{self._folder / file_name}: tensor {name} is {tensor.dtype}: only floats are run here")
         self._read.add(name)
         return tensor
 
-    def check_all_read(self, tied_head: bool) -> None:
+    def check_tied_head(self, shape: tuple[int, int]) -> None:
+        """The head of a tied model is its embedding: a file that has another one contradicts config.json."""
+        head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+        if head not in self._file_of:
+            return
+        weight = self.read(head, shape)
+        if not torch.equal(weight, self.read(embedding, shape).to(weight.dtype)):
+            path = self._folder / self._file_of[head]
+            raise ValueError(f"{path}: {head} is not {embedding}, but config.json has tie_word_embeddings true")
+
+    def check_all_read(self) -> None:
         """A tensor that nobody asked for means another architecture."""
-        ignored = (*IGNORED, "lm_head.weight") if tied_head else IGNORED
-        extra = sorted(name for name in self._file_of if name not in self._read and not name.endswith(ignored))
+        extra = sorted(name for name in self._file_of if name not in self._read and not name.endswith(IGNORED))
         if extra:
-            raise ValueError(f"{self._folder}: {len(extra)} tensors that Llama does not have, the first is {extra[0]}")
+            what = f"{len(extra)} tensors that the model of config.json does not have"
+            raise ValueError(f"{self._folder}: {what}, the first is {extra[0]}")
 
     def _open(self, file_name: str) -> safe_open:
         if file_name not in self._files:
             path = self._folder / file_name
-            if not path.exists():
+            if not path.is_file():
                 raise ValueError(f"{self._folder}: the index names {file_name}, which is not there")
             try:
                 self._files[file_name] = safe_open(path, framework="pt", device="cpu")
-            except SafetensorError as error:
+            except (SafetensorError, OSError) as error:
                 raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
         return self._files[file_name]

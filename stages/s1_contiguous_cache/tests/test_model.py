@@ -22,7 +22,34 @@ SHAPES = {
     "mlp biases": {"mlp_bias": True},
     "another epsilon and theta": {"rms_norm_eps": 0.1, "rope_theta": 100.0},
 }
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
+QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 12}
+FAMILIES = {
+    "Mistral": MISTRAL,
+    "Mistral has no biases, whatever config.json says": MISTRAL | {"attention_bias": True, "mlp_bias": True},
+    "Qwen 2.5 has biases on q, k, v": QWEN2,
+    "Qwen 2.5, tied": QWEN2 | {"tie_word_embeddings": True, "attention_bias": False},
+    "Qwen 3 has a norm on each head": QWEN3 | {"rms_norm_eps": 0.1},
+    "Qwen 3 with biases": QWEN3 | {"attention_bias": True},
+}
 LLAMA3 = RopeScaling("llama3", 8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+
+
+def family_tensors(config: dict) -> dict[str, Tensor]:
+    """Random tensors of config.json's family, by the names in its files."""
+    family = config["model_type"]
+    bias = {"mistral": False, "qwen2": True}.get(family, config.get("attention_bias"))
+    tensors = random_tensors(
+        config | {"attention_bias": bias, "mlp_bias": config.get("mlp_bias") and family == "llama"}
+    )
+    if family == "qwen2":
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("o_proj.bias")}
+    if family == "qwen3":
+        for i in range(config["num_hidden_layers"]):
+            for name in ("q_norm", "k_norm"):
+                tensors[f"model.layers.{i}.self_attn.{name}.weight"] = torch.linspace(0.5, 2.0, config["head_dim"])
+    return tensors
 
 
 def plain_logits(config: dict, tensors: dict[str, Tensor], token_ids: list[int]) -> Tensor:
@@ -36,6 +63,9 @@ def plain_logits(config: dict, tensors: dict[str, Tensor], token_ids: list[int])
 
     def norm(x: Tensor, name: str) -> Tensor:
         return tensors[f"{name}.weight"] * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+    def norm_if_any(x: Tensor, name: str) -> Tensor:
+        return norm(x, name) if f"{name}.weight" in tensors else x
 
     def rotated(x: Tensor) -> Tensor:
         """Each pair (i, i + head_dim / 2) as a complex number, turned by position / theta^(2i / head_dim)."""
@@ -51,6 +81,7 @@ def plain_logits(config: dict, tensors: dict[str, Tensor], token_ids: list[int])
         y = norm(x, f"{layer}.input_layernorm")
         q = linear(y, f"{layer}.self_attn.q_proj").unflatten(1, (heads, head_dim))
         k, v = (linear(y, f"{layer}.self_attn.{n}_proj").unflatten(1, (kv_heads, head_dim)) for n in "kv")
+        q, k = (norm_if_any(x, f"{layer}.self_attn.{n}_norm") for x, n in ((q, "q"), (k, "k")))
         out = attend_without_cache(i, rotated(q), rotated(k), v)
         x = x + linear(out.flatten(1), f"{layer}.self_attn.o_proj")
         y = norm(x, f"{layer}.post_attention_layernorm")
@@ -60,10 +91,10 @@ def plain_logits(config: dict, tensors: dict[str, Tensor], token_ids: list[int])
     return norm(x, "model.norm")[-1] @ head.T
 
 
-@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("changes", [*SHAPES.values(), *FAMILIES.values()], ids=[*SHAPES, *FAMILIES])
 def test_logits_are_those_of_the_architecture(tmp_path, changes):
     config = CONFIG | changes
-    tensors = random_tensors(config)
+    tensors = family_tensors(config)
     folder = write_checkpoint(tmp_path, config, tensors)
     model = load_model(folder, ModelConfig.from_folder(folder), torch.float32, torch.device("cpu"))
     token_ids = [1, 300, 5, 5, 260, 17, 319, 44]
@@ -110,7 +141,27 @@ def test_an_attend_that_changes_the_shape_is_refused(model: LlamaForCausalLM):
         model(torch.tensor([1, 2]), torch.tensor([0, 1]), lambda layer, q, k, v: q[:1])
 
 
+def test_the_norms_of_heads_are_modules_and_no_other_family_has_them(tmp_path, model):
+    config = CONFIG | QWEN3
+    folder = write_checkpoint(tmp_path, config, family_tensors(config))
+    qwen = load_model(folder, ModelConfig.from_folder(folder), torch.float32, torch.device("cpu"))
+    norms = {name for name, _ in qwen.named_modules() if name.endswith(("q_norm", "k_norm"))}
+    assert norms == {f"model.layers.{i}.self_attn.{name}" for i in range(2) for name in ("q_norm", "k_norm")}
+    assert not any(name.endswith(("q_norm", "k_norm")) for name, _ in model.named_modules())
+
+
 # Rotary angles
+
+
+def test_the_rope_table_has_a_row_for_each_position_of_the_longest_text(tmp_path, model):
+    """A model of a million positions costs no more than the texts that it is run on, and its angles are the same."""
+    folder = write_checkpoint(tmp_path, CONFIG | {"max_position_embeddings": 1_000_000})
+    args = (folder, ModelConfig.from_folder(folder), torch.float32, torch.device("cpu"))
+    rope = load_model(*args, max_model_len=10).model.rotary_emb
+    assert rope.cos.shape == rope.sin.shape == (10, 8)
+    whole = model.model.rotary_emb
+    assert whole.cos.shape == (64, 8), "without max_model_len: max_position_embeddings"
+    assert torch.equal(rope.cos, whole.cos[:10]) and torch.equal(rope.sin, whole.sin[:10])
 
 
 def test_llama3_scaling_keeps_fast_turns_divides_slow_ones_and_blends_between():

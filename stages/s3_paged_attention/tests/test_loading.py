@@ -52,10 +52,31 @@ def test_what_config_json_leaves_out_is_as_in_transformers(tmp_path):
         rope_scaling=None,
         tie_word_embeddings=False,
         attention_bias=False,
+        attention_output_bias=False,
         mlp_bias=False,
+        qk_norm=False,
+        sliding_window=None,
         dtype="float32",
         eos_token_ids=(2,),
     )
+
+
+@pytest.mark.parametrize(
+    "model_type, architecture, expected",
+    [
+        ("mistral", "MistralForCausalLM", (32, 8, 4, 131072, 4096, False, False, False)),
+        ("qwen2", "Qwen2ForCausalLM", (32, 32, 4, 32768, None, True, False, False)),
+        ("qwen3", "Qwen3ForCausalLM", (32, 32, 128, 32768, None, False, False, True)),
+    ],
+)
+def test_what_another_family_leaves_out_is_its_own(tmp_path, model_type, architecture, expected):
+    """Mistral has a window if config.json says nothing of one, and Qwen 3 has heads of 128."""
+    entries = {"hidden_size": 128, "num_attention_heads": 32, "architectures": [architecture]}
+    left_out = dict.fromkeys(("num_key_value_heads", "max_position_embeddings"), ...)
+    config = read_config(tmp_path, model_type=model_type, **entries, **left_out)
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    biases = (config.attention_bias, config.attention_output_bias)
+    assert (*heads, config.max_position_embeddings, config.sliding_window, *biases, config.qk_norm) == expected
 
 
 def test_null_is_the_same_as_left_out(tmp_path):
@@ -95,6 +116,11 @@ def test_linear_rope_scaling_needs_a_factor_alone(tmp_path):
 def test_default_rope_parameters_scale_nothing(tmp_path):
     config = read_config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     assert config.rope_theta == 500.0 and config.rope_scaling is None
+
+
+def test_of_two_entries_for_rope_the_old_one_counts(tmp_path):
+    config = read_config(tmp_path, rope_scaling={"type": "linear", "factor": 4.0}, rope_parameters={"factor": 2.0})
+    assert config.rope_scaling == RopeScaling("linear", 4.0)
 
 
 @pytest.mark.parametrize(
@@ -143,44 +169,221 @@ def eos_likely() -> dict[str, torch.Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize(
-    "entries, error",
-    [
-        ({"model_type": "mistral"}, "runs LlamaForCausalLM"),
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
-        ({"hidden_act": "gelu"}, "hidden_act must be silu, not gelu"),
-        ({"hidden_size": ...}, "hidden_size must be a positive whole number, not None"),
-        ({"vocab_size": "320"}, "vocab_size must be a positive whole number, not '320'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive whole number, not 0"),
-        ({"intermediate_size": 48.5}, "intermediate_size must be a positive whole number, not 48.5"),
-        ({"num_key_value_heads": 3}, "4 attention heads do not divide into 3 key-value heads"),
-        ({"num_key_value_heads": 8}, "4 attention heads do not divide into 8 key-value heads"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads must be a positive whole number, not 0"),
-        ({"head_dim": 7}, "head_dim must be even, since a head is turned in pairs, not 7"),
-        ({"head_dim": -8}, "head_dim must be a positive whole number, not -8"),
-        ({"max_position_embeddings": "64"}, "max_position_embeddings must be a positive whole number, not '64'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not one of default, linear, llama3"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "rope type 'linear' needs factor"),
-        (
-            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
-            "needs low_freq_factor, high_freq_factor, original_max_position_embeddings",
-        ),
-    ],
-    ids=str,
-)
-def test_a_config_that_is_no_llama_is_refused_by_file_and_entry(tmp_path, entries, error):
+NOT_RUN_HERE: list[tuple[dict, str]] = [
+    ({"model_type": "mistral"}, "the folder has ['LlamaForCausalLM'] (model_type mistral)"),
+    ({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "has ['MixtralForCausalLM'] (model_type mix"),
+    ({"model_type": "qwen3_moe"}, "runs LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, the"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    ({"quantization_config": {"bits": 4, "quant_method": "gptq"}}, "quantization_config (quant_method 'gptq')"),
+    ({"quantization_config": {"load_in_4bit": True}}, "quantization_config (quant_method None)"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "must all be full_attention, not 'sliding_attention'"),
+    ({"num_local_experts": 8}, "num_local_experts must be 0, not 8"),
+    ({"hidden_act": "gelu"}, "hidden_act must be silu, not 'gelu'"),
+    ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null, not 50.0"),
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping must be null, not 30.0"),
+    ({"logits_scaling": 8}, "logits_scaling must be 1, not 8"),
+    ({"embedding_multiplier": 12.0}, "embedding_multiplier must be 1, not 12.0"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1, not 0.5"),
+    ({"rope_interleaved": True}, "rope_interleaved must be false, not True"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor must be 1, not 0.5"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters of each layer type"),
+    *(
+        ({"rope_scaling": {"rope_type": kind, "factor": 4.0}}, f"rope type '{kind}' is not one of default, linear, ll")
+        for kind in ("yarn", "dynamic", "longrope", "mrope")
+    ),
+    ({"rope_scaling": {"type": "su", "factor": 4.0}}, "rope type 'su' is not one of default, linear, llama3"),
+]
+WRONG: list[tuple[dict, str]] = [
+    ({"model_type": 5}, "model_type must be a text, not 5"),
+    ({"model_type": ["llama"]}, "model_type must be a text, not ['llama']"),
+    ({"architectures": 5}, "the folder has 5 (model_type llama)"),
+    ({"quantization_config": "gptq"}, "quantization_config must be an object, not 'gptq'"),
+    ({"layer_types": "full_attention"}, "layer_types must be a list, not 'full_attention'"),
+    ({"layer_types": [["full_attention"]]}, "must all be full_attention, not ['full_attention']"),
+    ({"sliding_window": "16"}, "sliding_window must be a positive whole number, not '16'"),
+    ({"sliding_window": 0}, "sliding_window must be a positive whole number, not 0"),
+    ({"use_sliding_window": "no"}, "use_sliding_window must be true or false, not 'no'"),
+    ({"max_window_layers": -1}, "max_window_layers must be a whole number, at least 0, not -1"),
+    ({"hidden_size": ...}, "hidden_size must be a positive whole number, not None"),
+    ({"hidden_size": True}, "hidden_size must be a positive whole number, not True"),
+    ({"hidden_size": {}}, "hidden_size must be a positive whole number, not {}"),
+    ({"hidden_size": 10**25}, f"hidden_size must be at most 1048576, not {10**25}"),
+    ({"vocab_size": "320"}, "vocab_size must be a positive whole number, not '320'"),
+    ({"vocab_size": 10**400}, "vocab_size must be at most 16777216, not 1000"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive whole number, not 0"),
+    ({"num_hidden_layers": 1e25}, "num_hidden_layers must be a positive whole number, not 1e+25"),
+    ({"num_hidden_layers": 10**25}, f"num_hidden_layers must be at most 1000, not {10**25}"),
+    ({"intermediate_size": 48.5}, "intermediate_size must be a positive whole number, not 48.5"),
+    ({"num_key_value_heads": 3}, "4 attention heads do not divide into 3 key-value heads"),
+    ({"num_key_value_heads": 8}, "4 attention heads do not divide into 8 key-value heads"),
+    ({"num_key_value_heads": 0}, "num_key_value_heads must be a positive whole number, not 0"),
+    ({"head_dim": 7}, "head_dim must be even, since a head is turned in pairs, not 7"),
+    ({"head_dim": -8}, "head_dim must be a positive whole number, not -8"),
+    ({"head_dim": 2**20}, "head_dim must be at most 1024, not 1048576"),
+    ({"max_position_embeddings": "64"}, "max_position_embeddings must be a positive whole number, not '64'"),
+    ({"max_position_embeddings": 10**25}, "max_position_embeddings must be at most 16777216, not 1000"),
+    *(
+        ({"rms_norm_eps": eps}, f"rms_norm_eps must be a positive number, not {eps!r}")
+        for eps in (-1, 0, "1e-6", float("nan"), float("inf"), True, [], 10**40)
+    ),
+    *(
+        ({"rope_theta": theta}, f"config.json: rope_theta must be a positive number, not {theta!r}")
+        for theta in (-1, 0, "1e4", float("nan"), float("inf"))
+    ),
+    ({"rope_parameters": {"rope_theta": -1}}, "rope_parameters.rope_theta must be a positive number, not -1"),
+    ({"rope_parameters": ["default"]}, "rope_parameters must be an object, not ['default']"),
+    ({"rope_scaling": "linear"}, "rope_scaling must be an object, not 'linear'"),
+    ({"rope_scaling": {"type": 5}}, "rope_scaling.type must be a text, not 5"),
+    ({"rope_scaling": {"rope_type": "linear"}}, "rope type 'linear' needs factor"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor must be a positive number, not 0"),
+    ({"rope_scaling": {"type": "linear", "factor": "4"}}, "rope_scaling.factor must be a positive number, not '4'"),
+    (
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
+        "needs low_freq_factor, high_freq_factor, original_max_position_embeddings",
+    ),
+    (
+        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
+        "low_freq_factor must be less than high_freq_factor, not 1.0 and 1.0",
+    ),
+    (
+        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "original_max_position_embeddings": 32.5}},
+        "rope_scaling.original_max_position_embeddings must be a positive whole number, not 32.5",
+    ),
+    ({"tie_word_embeddings": "true"}, "tie_word_embeddings must be true or false, not 'true'"),
+    ({"attention_bias": 1}, "attention_bias must be true or false, not 1"),
+    ({"mlp_bias": "no"}, "mlp_bias must be true or false, not 'no'"),
+    ({"dtype": ["float32"]}, "dtype must be a text, not ['float32']"),
+    ({"torch_dtype": 16}, "torch_dtype must be a text, not 16"),
+    ({"bos_token_id": "1"}, "bos_token_id must be a whole number, at least 0, not '1'"),
+    *(
+        ({"eos_token_id": eos}, f"eos_token_id must be a token id, or a list of them, not {eos!r}")
+        for eos in ("2", 2.0, True, -1, ["2"], [2, None], {"id": 2})
+    ),
+]
+
+
+@pytest.mark.parametrize("entries, error", NOT_RUN_HERE + WRONG, ids=lambda value: str(value)[:60])
+def test_a_config_that_is_refused_is_named_by_file_and_entry_before_any_weight_is_read(tmp_path, entries, error):
     with pytest.raises(ValueError) as raised:
         read_config(tmp_path, **entries)
-    assert str(tmp_path / "config.json") in str(raised.value) and error in str(raised.value)
+    message = str(raised.value)
+    assert str(tmp_path / "config.json") in message and error in message
+    assert "\n" not in message and len(message) < len(str(tmp_path)) + 260
+
+
+@pytest.mark.parametrize("eos", ["2", [2, "3"], 2.5, -1])
+def test_a_wrong_eos_is_named_by_the_file_that_has_it(tmp_path, eos):
+    with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id must be a token id, or a list"):
+        read_config(tmp_path, {"eos_token_id": eos})
+    with pytest.raises(ValueError, match=r"/config\.json: eos_token_id must be a token id, or a list"):
+        read_config(tmp_path, {"eos_token_id": 2}, eos_token_id=eos)
+
+
+def test_entries_that_change_nothing_are_let_be(tmp_path):
+    harmless = {
+        "use_cache": False,
+        "initializer_range": 0.1,
+        "pretraining_tp": 2,
+        "attention_dropout": 0.5,
+        "transformers_version": "4.0",
+        "pad_token_id": -1,
+        "quantization_config": None,
+        "layer_types": ["full_attention"] * 2,
+        "final_logit_softcapping": None,
+        "partial_rotary_factor": 1.0,
+        "rope_interleaved": False,
+        "logit_scale": 1,
+    }
+    assert read_config(tmp_path, **harmless) == read_config(tmp_path)
+
+
+# A window
+
+
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 
 
 @pytest.mark.parametrize(
-    "data, error", [(b"{", "is not valid JSON"), (b"[1]", "holds a list"), (b"\xff", "is not valid")]
+    "entries, window",
+    [
+        (MISTRAL | {"sliding_window": None}, None),
+        (MISTRAL | {"sliding_window": 16}, 16),
+        (QWEN2 | {"sliding_window": 16}, None),
+        (QWEN2 | {"sliding_window": 16, "use_sliding_window": False}, None),
+        (QWEN2 | {"sliding_window": None, "use_sliding_window": True}, None),
+        (QWEN2 | {"sliding_window": 16, "use_sliding_window": True}, None),  # from layer 28 on; there are 2
+        (QWEN2 | {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}, None),
+        (QWEN2 | {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, 16),
+        ({"sliding_window": 16}, 16),
+    ],
+)
+def test_a_window_is_there_if_some_layer_has_it(tmp_path, entries, window):
+    assert read_config(tmp_path, **entries).sliding_window == window
+
+
+def test_a_window_that_a_text_would_outgrow_is_refused_before_any_weight_is_read(tmp_path):
+    folder = write_checkpoint(tmp_path, CONFIG | MISTRAL | {"sliding_window": 16})
+    config = ModelConfig.from_folder(folder)
+    device = torch.device("cpu")
+    assert load_model(folder, config, torch.float32, device, max_model_len=16), "it sees all of 16 tokens"
+    (folder / "model.safetensors").unlink()
+    for max_model_len, longest in ((17, 17), (None, 64)):
+        with pytest.raises(ValueError) as raised:
+            load_model(folder, config, torch.float32, device, max_model_len)
+        error = f"sliding_window 16 is not implemented: it needs a max_model_len of at most 16, not {longest}"
+        assert str(raised.value) == f"{folder / 'config.json'}: {error}"
+
+
+# Other files
+
+
+@pytest.mark.parametrize(
+    "data, error",
+    [
+        (b"{", "is not valid JSON"),
+        (b"[1]", "holds a list"),
+        (b"\xff", "is not valid"),
+        (b'{"a": ' * 100_000, "is not valid JSON"),
+    ],
+    ids=["cut", "list", "no UTF-8", "deep"],
 )
 @pytest.mark.parametrize("name", ["config", "generation_config", "tokenizer_config", "added_tokens"])
 def test_a_file_that_is_no_json_object_is_named(tmp_path, tokenizer_model, name, data, error):
     folder = write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
     (folder / f"{name}.json").write_bytes(data)
+    with pytest.raises(ValueError) as raised:
+        LLM(folder)
+    assert str(folder / f"{name}.json") in str(raised.value) and error in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name, values, error",
+    [
+        ("tokenizer_config", {"add_bos_token": "yes"}, "add_bos_token must be true or false, not 'yes'"),
+        ("tokenizer_config", {"added_tokens_decoder": [1]}, "added_tokens_decoder must be an object, not [1]"),
+        ("tokenizer_config", {"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder has 'x' in place of a token"),
+        ("tokenizer_config", {"added_tokens_decoder": {"9" * 25: {}}}, "has '9999999999999999999999999' in place of"),
+        ("tokenizer_config", {"added_tokens_decoder": {"9": "a"}}, "added_tokens_decoder.9 must be an object, not 'a'"),
+        ("tokenizer_config", {"added_tokens_decoder": {"9": {}}}, "decoder.9.content must be a text, not None"),
+        (
+            "tokenizer_config",
+            {"added_tokens_decoder": {"9": {"content": 5}}},
+            "decoder.9.content must be a text, not 5",
+        ),
+        (
+            "tokenizer_config",
+            {"added_tokens_decoder": {"9": {"content": "a", "special": 1}}},
+            "added_tokens_decoder.9.special must be true or false, not 1",
+        ),
+        ("added_tokens", {"<a>": "320"}, "<a> must be a whole number, at least 0, not '320'"),
+        ("added_tokens", {"<a>": 10**25}, "<a> must be at most 16777216, not 10000000"),
+    ],
+    ids=str,
+)
+def test_a_wrong_type_in_the_tokenizer_s_files_is_named(tmp_path, tokenizer_model, name, values, error):
+    folder = write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
+    (folder / f"{name}.json").write_text(json.dumps(values))
     with pytest.raises(ValueError) as raised:
         LLM(folder)
     assert str(folder / f"{name}.json") in str(raised.value) and error in str(raised.value)
@@ -203,12 +406,19 @@ def test_a_bfloat16_file_loads_exactly_in_float32_and_back(tmp_path):
     assert torch.equal(load(tmp_path, torch.bfloat16).lm_head.weight, tensors["lm_head.weight"])
 
 
-def test_a_head_beside_tied_embeddings_is_left_in_the_file(tmp_path):
+def test_a_head_beside_tied_embeddings_must_be_the_same(tmp_path):
     config = CONFIG | {"tie_word_embeddings": True}
     tensors = random_tensors(config)
     alone = next_logits(load(write_checkpoint(tmp_path / "a", config, tensors)), IDS)
-    with_head = tensors | {"lm_head.weight": torch.zeros(320, 32)}
-    assert torch.equal(next_logits(load(write_checkpoint(tmp_path / "b", config, with_head)), IDS), alone)
+    head = tensors["model.embed_tokens.weight"].clone()
+    same = write_checkpoint(tmp_path / "b", config, tensors | {"lm_head.weight": head})
+    assert torch.equal(next_logits(load(same), IDS), alone)
+    head[319, 31] += 1
+    other = write_checkpoint(tmp_path / "c", config, tensors | {"lm_head.weight": head})
+    with pytest.raises(ValueError) as raised:
+        load(other)
+    error = "lm_head.weight is not model.embed_tokens.weight, but config.json has tie_word_embeddings true"
+    assert str(raised.value) == f"{other / 'model.safetensors'}: {error}"
 
 
 def test_angles_that_old_files_store_are_not_needed(tmp_path):
@@ -263,11 +473,19 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "a bias that config.json does not know": (
         lambda f: change(f, model__layers__0__self_attn__q_proj__bias=torch.zeros(32)),
-        ["1 tensors that Llama does not have", "model.layers.0.self_attn.q_proj.bias"],
+        ["1 tensors that the model of config.json does not have", "model.layers.0.self_attn.q_proj.bias"],
     ),
     "a layer too many": (
         lambda f: change(f, model__layers__2__mlp__up_proj__weight=torch.zeros(48, 32)),
-        ["1 tensors that Llama does not have", "model.layers.2.mlp.up_proj.weight"],
+        ["1 tensors that the model of config.json does not have", "model.layers.2.mlp.up_proj.weight"],
+    ),
+    "whole numbers for weights": (
+        lambda f: change(f, **{Q: torch.zeros(32, 32, dtype=torch.int8)}),
+        ["model.safetensors", f"tensor {Q} is torch.int8: only floats are run here"],
+    ),
+    "a folder in place of a file": (
+        lambda f: [(f / "model.safetensors").unlink(), (f / "model.safetensors").mkdir()],
+        ["no model.safetensors and no model.safetensors.index"],
     ),
     "a file cut in its tensors": (lambda f: cut(f / "model.safetensors", 0.9), ["model.safetensors is not a whole"]),
     "a file cut in its header": (lambda f: cut(f / "model.safetensors", 0.01), ["model.safetensors is not a whole"]),
@@ -321,6 +539,22 @@ BROKEN_SHARDS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "an index without a map": (
         lambda f: (f / "model.safetensors.index.json").write_text("{}"),
         ["tensor model.embed_tokens.weight [320, 32] is missing"],
+    ),
+    "a map that is none": (
+        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}'),
+        ["model.safetensors.index.json: weight_map must be an object, not ['model.safetensors']"],
+    ),
+    "a map to what is no name": (
+        lambda f: edit_index(f, lambda weight_map: weight_map.update({Q: 2})),
+        [f"model.safetensors.index.json: weight_map.{Q} must be a text, not 2"],
+    ),
+    "a map to nothing": (
+        lambda f: edit_index(f, lambda weight_map: weight_map.update({Q: None})),
+        [f"model.safetensors.index.json: weight_map.{Q} must be a text, not None"],
+    ),
+    "a map to a folder": (
+        lambda f: edit_index(f, lambda weight_map: weight_map.update({Q: "."})),
+        ["the index names ., which is not there"],
     ),
 }
 

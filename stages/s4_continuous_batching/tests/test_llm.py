@@ -451,7 +451,7 @@ def test_a_stream_ends_though_somebody_else_took_the_last_step(checkpoint):
     assert_all_free(llm)
 
 
-# A step that fails
+# A step that raises
 
 
 def test_a_step_that_raises_once_is_taken_again_one_by_one(checkpoint, expected, monkeypatch):

@@ -3,19 +3,23 @@
 A text can be spelled in bytes, one token each, or in longer pieces: both decode to the same.
 """
 
+import json
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import torch
 
 from ..llama import StreamDecoder, Tokenizer
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
-from .helpers import BOS, EOS, byte_ids, train_tokenizer, write_checkpoint
+from .helpers import BOS, CONFIG, EOS, byte_ids, random_tensors, train_tokenizer, write_checkpoint
 
 REPLACEMENT = "\ufffd"
 SPELLINGS = ["bytes", "pieces"]
+TOOL, END = 320, 321  # tokens that a folder adds
 
 
 def say(llm: LLM, prompt="the", **params) -> list[RequestOutput]:
@@ -64,15 +68,68 @@ def test_only_the_start_of_a_text_gets_the_space_before_the_first_word(tokenizer
     assert tokenizer.decode([*spell(tokenizer, " a"), *after_special]) == "afox"
 
 
-def test_tokens_that_the_folder_adds_are_special(tmp_path, tokenizer_model):
+def add_tokens(folder: Path, tokenizer_model: bytes, **config: object) -> Path:
+    """A folder whose tokenizer_config.json adds <tool>, which is text, and <|end|>, which is not."""
+    write_checkpoint(folder, CONFIG | {"vocab_size": 330}, tokenizer_model=tokenizer_model)
+    tokens = {TOOL: {"content": "<tool>", "special": False}, END: {"content": "<|end|>", "special": True}}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": tokens} | config))
+    return folder
+
+
+def test_tokens_that_the_folder_adds_are_one_token_each(tmp_path, tokenizer_model):
+    folder = add_tokens(tmp_path, tokenizer_model)
+    (folder / "added_tokens.json").write_text('{"<|end|>>": 322}')
+    tokenizer = Tokenizer(folder)
+    assert len(tokenizer) == 323
+    assert tokenizer.encode("a<|end|>b<|end|>>")[-1] == 322, "the longer of two that fit"
+    ids = tokenizer.encode("the<tool>fox<|end|>the", add_bos=False)
+    the, fox = tokenizer.encode("the", add_bos=False), spell(tokenizer, "fox")
+    assert ids == [*the, TOOL, *fox, END, *spell(tokenizer, "the")]
+
+
+def test_an_added_token_is_text_unless_it_is_special(tmp_path, tokenizer_model):
+    tokenizer = Tokenizer(add_tokens(tmp_path, tokenizer_model))
+    the, fox = tokenizer.encode("the", add_bos=False), spell(tokenizer, " fox")
+    assert tokenizer.decode([*the, TOOL, *fox, END]) == "the<tool> fox"
+    assert tokenizer.decode([TOOL, *fox]) == "<tool> fox", "the word does not start the text"
+    assert tokenizer.decode([BOS, END, *fox]) == "fox", "this one does"
+    assert tokenizer.decode([TOOL, TOOL, END, TOOL]) == "<tool><tool><tool>"
+
+
+@pytest.mark.parametrize(
+    "name, names",
+    [
+        ("tokenizer_config", {"eos_token": "<tool>"}),
+        ("tokenizer_config", {"pad_token": {"content": "<tool>", "lstrip": False}}),
+        ("tokenizer_config", {"additional_special_tokens": ["<|end|>", "<tool>"]}),
+        ("special_tokens_map", {"additional_special_tokens": [{"content": "<tool>"}]}),
+    ],
+)
+def test_a_token_that_a_file_names_as_special_is(tmp_path, tokenizer_model, name, names):
     write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
-    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"320": {"content": "<|end|>"}}}')
-    (tmp_path / "added_tokens.json").write_text('{"<|end|>>": 321}')
-    tokenizer = Tokenizer(tmp_path)
-    assert len(tokenizer) == 322
-    assert tokenizer.encode("a<|end|>b<|end|>>")[-1] == 321, "the longer of two that fit"
-    assert tokenizer.encode("a<|end|>b", add_bos=False).count(320) == 1
-    assert tokenizer.decode([*byte_ids("a"), 320, *byte_ids("b"), 321]) == "ab"
+    (tmp_path / "added_tokens.json").write_text('{"<tool>": 320, "<other>": 321}')
+    (tmp_path / f"{name}.json").write_text(json.dumps(names))
+    assert Tokenizer(tmp_path).decode([*byte_ids("a"), TOOL, 321]) == "a<other>"
+
+
+def test_control_tokens_that_a_folder_adds_again_stay_special(tmp_path, tokenizer_model):
+    """As old checkpoints have them."""
+    write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
+    (tmp_path / "added_tokens.json").write_text('{"<unk>": 0, "<s>": 1, "</s>": 2}')
+    assert Tokenizer(tmp_path).decode([BOS, *byte_ids("a"), EOS]) == "a"
+
+
+def test_a_stop_string_may_be_an_added_token(tmp_path, tokenizer_model):
+    """All weights but the head's row of <tool> are such that it is what the model says, always."""
+    folder = add_tokens(tmp_path, tokenizer_model)
+    tensors = {name: torch.zeros_like(each) for name, each in random_tensors(CONFIG | {"vocab_size": 330}).items()}
+    tensors["model.embed_tokens.weight"][:, 0] = tensors["model.norm.weight"][0] = 1
+    tensors["lm_head.weight"][TOOL, 0] = 1
+    write_checkpoint(folder, CONFIG | {"vocab_size": 330}, tensors, tokenizer_model)
+    llm = LLM(folder, kv_cache_tokens=256)
+    assert shown(say(llm, max_tokens=3)) == ["<tool>", "<tool><tool>", "<tool><tool><tool>"]
+    completion = say(llm, stop="tool><")[-1].outputs[0]
+    assert (completion.text, completion.token_ids) == ("<", [TOOL, TOOL])
 
 
 def test_special_tokens_have_no_text(tokenizer):
@@ -145,6 +202,50 @@ def test_any_tokens_joined_are_the_text_of_the_whole(tmp_path, seed, keeps_space
         decoder = StreamDecoder(tokenizer, prompt)
         text = "".join(map(decoder.push, ids)) + decoder.flush()
         assert tokenizer.decode(prompt) + text == tokenizer.decode(prompt + ids), (prompt, ids)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bytes_and_added_tokens_joined_are_the_text_of_the_whole(tmp_path, tokenizer_model, seed):
+    """Long runs of what holds text back: bytes of no character, U+FFFD itself, spaces, tokens of no text."""
+    tokenizer = Tokenizer(add_tokens(tmp_path, tokenizer_model))
+    space = [i for i in range(320) if tokenizer.decode([*byte_ids("a"), i]) == "a "]
+    runs = [byte_ids(REPLACEMENT), byte_ids("🙂"), byte_ids("🙂")[:3], byte_ids("é")[:1], byte_ids("a"), space, [EOS]]
+    runs += [[TOOL], [END], [300]]
+    rng = random.Random(seed)
+    for _ in range(100):
+        prompt = tokenizer.encode(rng.choice(["the", "", "<tool>"])) + rng.choice([[], space * 20, [EOS] * 20])
+        ids = [i for run in rng.sample(runs, 4) for i in run * rng.randint(1, 20)]
+        decoder = StreamDecoder(tokenizer, prompt)
+        text = "".join(map(decoder.push, ids)) + decoder.flush()
+        assert tokenizer.decode(prompt) + text == tokenizer.decode(prompt + ids), (prompt, ids)
+
+
+@pytest.mark.parametrize("run", ["spaces", "line breaks", "half characters", "special tokens", "words"])
+def test_a_token_costs_the_same_however_many_came_before(tokenizer, monkeypatch, run):
+    """Counted in ids that are decoded for it."""
+    repeated = {
+        "spaces": [i for i in range(320) if tokenizer.decode([*byte_ids("a"), i]) == "a "],
+        "line breaks": byte_ids("\n"),
+        "half characters": byte_ids("🙂")[:1],
+        "special tokens": [EOS],
+        "words": spell(tokenizer, " fox"),
+    }[run][:1]
+    num_decoded = []
+    decode = Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: num_decoded.append(len(ids)) or decode(self, ids))
+    decoder, costs = StreamDecoder(tokenizer, tokenizer.encode("the")), []
+    for _ in range(400):
+        num_decoded.clear()
+        decoder.push(repeated[0])
+        costs.append(sum(num_decoded))
+    assert max(costs[200:]) == max(costs[100:200]) <= 64
+
+
+def test_bytes_that_make_no_character_do_not_hold_back_for_ever(tokenizer):
+    decoder = StreamDecoder(tokenizer, [BOS])
+    first = byte_ids("🙂")[0]
+    assert [decoder.push(first) for _ in range(6)] == ["", "", "", REPLACEMENT, REPLACEMENT, REPLACEMENT]
+    assert decoder.push(byte_ids("a")[0]) == REPLACEMENT * 3 + "a"
 
 
 def test_an_engine_streams_what_the_whole_decodes_to(scripted, tokenizer):

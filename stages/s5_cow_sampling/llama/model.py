@@ -1,4 +1,4 @@
-"""Llama on flat tokens: the part of an engine that never changes.
+"""Llama, and its near relations, on flat tokens: the part of an engine that never changes.
 
     hidden = model(input_ids, positions, attend)
     logits = model.compute_logits(hidden[rows])
@@ -36,7 +36,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x, out [num_tokens, size]"""
+        """x, out [num_tokens, size] or [num_tokens, any heads, size]"""
         x32 = x.float()
         normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.to(x.dtype)
@@ -67,14 +67,14 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of every position's angles (Su et al. 2021, arXiv:2104.09864), computed once in float32."""
 
-    cos: Tensor  # [max_position_embeddings, head_dim]
-    sin: Tensor  # [max_position_embeddings, head_dim]
+    cos: Tensor  # [max_model_len, head_dim]
+    sin: Tensor  # [max_model_len, head_dim]
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, max_model_len: int) -> None:
         super().__init__()
         # on the CPU even under torch.device("meta"): no checkpoint brings these
         frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
+        positions = torch.arange(max_model_len, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, frequencies).repeat(1, 2)  # both halves of a head turn by the same angles
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -112,13 +112,20 @@ class LlamaAttention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.qkv_proj = nn.Linear(config.hidden_size, q_size + 2 * kv_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.attention_output_bias)
+        self.qk_norm = config.qk_norm
+        if self.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.rotate = Rotate()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """x, out [num_tokens, hidden_size]"""
         qkv = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.qk_norm:  # of each head by itself
+            q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         qk = self.rotate(qk, cos, sin)  # queries and keys turn alike, in one go
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
         out = attend(self.layer, q, k, v)  # [num_tokens, num_heads, head_dim]
@@ -153,12 +160,12 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, max_model_len: int) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config)
+        self.rotary_emb = RotaryEmbedding(config, max_model_len)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """input_ids, positions int64 [num_tokens] -> [num_tokens, hidden_size]"""
@@ -170,12 +177,15 @@ class LlamaModel(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """Llama (Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288)."""
+    """Llama (Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288), Mistral, Qwen 2.5 and Qwen 3.
 
-    def __init__(self, config: ModelConfig) -> None:
+    It places `max_model_len` tokens; None stands for all that it was trained for, max_position_embeddings.
+    """
+
+    def __init__(self, config: ModelConfig, max_model_len: int | None = None) -> None:
         super().__init__()
         self.config = config
-        self.model = LlamaModel(config)
+        self.model = LlamaModel(config, max_model_len or config.max_position_embeddings)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie_weights()
 

@@ -1,19 +1,28 @@
 """Text to token ids and back, with sentencepiece and Llama's conventions."""
 
 import re
+from collections.abc import Iterator
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sentencepiece import SentencePieceProcessor
 
-from .config import read_json_if_any
+from .entries import Entries, read_json_if_any
 
-REPLACEMENT = "\ufffd"  # how the bytes of a character that is not complete yet decode
-CONTEXT_TOKENS = 8  # more than the bytes of any character
+MAX_TOKEN_ID = 2**24
+
+
+class AddedToken(NamedTuple):
+    """A token beside the sentencepiece model. A special one, as the end of a turn, is not part of the text."""
+
+    text: str
+    token_id: int
+    is_special: bool
 
 
 class Tokenizer:
-    """tokenizer.model, and the special tokens that the folder adds to it."""
+    """tokenizer.model, and the tokens that the folder adds to it."""
 
     def __init__(self, folder: str | Path) -> None:
         path = Path(folder) / "tokenizer.model"
@@ -23,29 +32,36 @@ class Tokenizer:
             self._sp = SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{path} is not a sentencepiece model: {error}") from None
+        self._num_pieces: int = self._sp.get_piece_size()
         self.bos_token_id: int = self._sp.bos_id()
         self.eos_token_id: int = self._sp.eos_id()
-        config = read_json_if_any(path.with_name("tokenizer_config.json"))
-        self._starts_with_bos = self.bos_token_id >= 0 and config.get("add_bos_token", True)
-        self.specials = self._control_tokens() | added_tokens(config, path.parent)  # text -> id
-        self._special_texts = {token_id: text for text, token_id in self.specials.items()}
-        longest_first = sorted(map(re.escape, self.specials), key=len, reverse=True)
+        config = read_if_any(path.with_name("tokenizer_config.json"))
+        self._starts_with_bos = self.bos_token_id >= 0 and config.flag("add_bos_token", True)
+        added = added_tokens(config)
+        self.specials = self._control_tokens() | {token.text: token.token_id for token in added if token.is_special}
+        self._hidden = set(self.specials.values())
+        shown = {token.text: token.token_id for token in added if token.token_id not in self._hidden}
+        self._added_texts = {token_id: text.replace("\u2581", " ") for text, token_id in shown.items()}
+        self._ids = self.specials | shown  # of all that encode() cuts out
+        longest_first = sorted(map(re.escape, self._ids), key=len, reverse=True)
         self._split = re.compile("(" + "|".join(longest_first) + ")") if longest_first else None
+        plain = (i for i in range(self._num_pieces) if i not in self._hidden and self._sp.decode([i]).strip())
+        self.anchor = list(islice(plain, 1))  # put before other tokens, it is a text that they go on from
 
     def __len__(self) -> int:
-        return max([self._sp.get_piece_size() - 1, *self._special_texts]) + 1
+        return max([self._num_pieces - 1, *self._ids.values()]) + 1
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Token ids of `text`, after BOS unless the caller or the checkpoint wants none.
 
-        sentencepiece would spell the text "<s>" in ordinary pieces: special tokens are cut out first. Its dummy
-        prefix (the space before the first word) goes to the start of the text only.
+        sentencepiece would spell the text "<s>" in ordinary pieces: special and added tokens are cut out first. Its
+        dummy prefix (the space before the first word) goes to the start of the text only.
         """
         ids = [self.bos_token_id] if add_bos and self._starts_with_bos else []
         segments = self._split.split(text) if self._split else [text]
         for i, segment in enumerate(segments):
-            if segment in self.specials:
-                ids.append(self.specials[segment])
+            if segment in self._ids:
+                ids.append(self._ids[segment])
             elif segment and i == 0:
                 ids += self._sp.encode(segment)
             elif segment:
@@ -53,61 +69,63 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of `token_ids`; special tokens give none."""
-        return self._sp.decode([i for i in token_ids if i not in self._special_texts and i < self._sp.get_piece_size()])
+        """The text of `token_ids`; special tokens give none, and added ones that are not special give their own."""
+        text = ""
+        for is_added, run in groupby(self.visible(token_ids), key=self._added_texts.__contains__):
+            ids = list(run)
+            if is_added:
+                text += "".join(self._added_texts[i] for i in ids)
+            else:
+                text += self._decode_inner(ids) if text else self._sp.decode(ids)
+        return text
+
+    def visible(self, token_ids: list[int]) -> list[int]:
+        """`token_ids` without the special ones, and without ids that the tokenizer does not have."""
+        known, hidden = self._num_pieces, self._hidden
+        return [i for i in token_ids if i in self._added_texts or (i < known and i not in hidden)]
 
     def _encode_inner(self, segment: str) -> list[int]:
         """Pieces of a segment that does not start the text: encode it behind a marker, which takes the dummy prefix."""
         marker = "\n"
         return self._sp.encode(marker + segment)[len(self._sp.encode(marker)) :]
 
+    def _decode_inner(self, token_ids: list[int]) -> str:
+        """Text of tokens that do not start the text, and whose first word keeps its space."""
+        return self._sp.decode(self.anchor + token_ids)[len(self._sp.decode(self.anchor)) :]
+
     def _control_tokens(self) -> dict[str, int]:
-        ids = range(self._sp.get_piece_size())
+        ids = range(self._num_pieces)
         return {self._sp.id_to_piece(i): i for i in ids if self._sp.is_control(i) or self._sp.is_unknown(i)}
 
 
-def added_tokens(config: dict[str, Any], folder: Path) -> dict[str, int]:
-    """Special tokens beside the sentencepiece model: text -> id, from tokenizer_config.json and added_tokens.json."""
-    decoder = config.get("added_tokens_decoder") or {}
-    tokens = {entry["content"]: int(token_id) for token_id, entry in decoder.items()}
-    return tokens | read_json_if_any(folder / "added_tokens.json")
+def read_if_any(path: Path) -> Entries:
+    return Entries(read_json_if_any(path), path)
 
 
-class StreamDecoder:
-    """Text of a growing list of token ids, piece by piece, such that the pieces joined are the text of the whole.
+def added_tokens(config: Entries) -> list[AddedToken]:
+    """The tokens of added_tokens.json, and those of `config`, tokenizer_config.json, which says more of each."""
+    by_text = read_if_any(config.path.with_name("added_tokens.json"))
+    named = special_texts(config) | special_texts(read_if_any(config.path.with_name("special_tokens_map.json")))
+    ids = {text: by_text.integer(text, least=0, most=MAX_TOKEN_ID) for text in by_text.values if text}
+    tokens = {text: AddedToken(text, token_id, text in named) for text, token_id in ids.items()}
+    decoder = config.entries("added_tokens_decoder")
+    for token_id in decoder.values:
+        if not token_id.isdecimal() or len(token_id) > 8:
+            raise ValueError(f"{config.path}: added_tokens_decoder has {token_id[:80]!r} in place of a token id")
+        entry = decoder.entries(token_id)
+        text = entry.text("content")
+        tokens[text] = AddedToken(text, int(token_id), entry.flag("special", False) or text in named)
+    return list(tokens.values())
 
-    A token alone cannot be decoded: its leading space depends on its neighbours, and a character may be spread over
-    several byte tokens. So decode a window of the last tokens with and without the new ones, and emit the difference
-    once it ends in a whole character (the offsets of Hugging Face TGI and vLLM).
-    """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int]) -> None:
-        """The text goes on from the prompt's last tokens, so that its first word keeps its space."""
-        self._tokenizer = tokenizer
-        self._ids = prompt_token_ids[-CONTEXT_TOKENS:]
-        self._prefix = 0  # the window starts here
-        self._read = len(self._ids)  # text up to here is out
+def special_texts(config: Entries) -> set[str]:
+    """Texts that a file names as special: "eos_token": "</s>", or {"content": "</s>"}, or a list of such."""
 
-    def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; may be empty."""
-        self._ids.append(token_id)
-        text = self._pending()
-        if text.endswith(REPLACEMENT):
-            return ""
-        if text.strip():  # a window of spaces and special tokens alone would cost the next word its space
-            self._prefix = self._read
-        self._read = len(self._ids)
-        return text
+    def texts(value: Any) -> Iterator[str]:
+        for each in value if isinstance(value, list) else [value]:
+            content = each.get("content") if isinstance(each, dict) else each
+            if isinstance(content, str):
+                yield content
 
-    def flush(self) -> str:
-        """What is left when no more tokens come: the bytes of a character that never ended, as U+FFFD."""
-        text = self._pending()
-        self._prefix = self._read = len(self._ids)
-        return text
-
-    def _pending(self) -> str:
-        before = self._tokenizer.decode(self._ids[self._prefix : self._read])
-        text = self._tokenizer.decode(self._ids[self._prefix :])
-        while not text.startswith(before):  # bytes at the prompt's end have become a character
-            before = before[:-1]
-        return text[len(before) :]
+    names = [name for name in config.values if name.endswith(("_token", "_special_tokens"))]
+    return {text for name in names for text in texts(config.values[name])}

@@ -1,4 +1,4 @@
-"""Train the small checkpoint that the project ships: `make train TEXT=folder`, or `python -m models.train --help`."""
+"""Train the small checkpoint that ships: `make train TEXT=folder`, or `python -m models.training --help`."""
 
 import itertools
 import json
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from models.checkpoint import write_checkpoint
-from models.stories import Paragraph, Recipe, epochs, held_out_rows, read_corpus, tokenize, train_tokenizer
-from models.trainer import SHAPE, Settings, Trainer
+from models.training.checkpoint import write_checkpoint
+from models.training.stories import Paragraph, Recipe, epochs, held_out_rows, read_corpus, tokenize, train_tokenizer
+from models.training.trainer import SHAPE, Settings, Trainer
 from stages.s1_contiguous_cache.llama import Tokenizer
 
 EVALUATE_EVERY, SAVE_EVERY = 100, 50  # steps
@@ -131,7 +131,3 @@ def prepare(text: Path, out: Path, trainer: Trainer, new_tokenizer: bool) -> tup
     train = [(tokenize(story, tokenizer), weight) for story, weight in tqdm(corpus.train, "tokenizing")]
     held_out = [tokenize(story, tokenizer) for story in corpus.held_out]
     return Data(train, trainer.settings, trainer.tokens_seen), held_out_batches(held_out, trainer.settings)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""How well checkpoints predict the held-out stories: `python -m models.evaluate FOLDER ... --text TEXT`.
+"""How well checkpoints predict the held-out stories: `python -m models.training.evaluate FOLDER ... --text TEXT`.
 
 The held-out loss in training.json is that of some rows, in bfloat16, to watch a run. This one is that of all rows, in
 float32. Nats a token compare checkpoints with one tokenizer, bits a character any.
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from models import train
-from models.stories import Recipe, held_out_rows, read_corpus, tokenize
-from models.trainer import mean_loss
+from models.training import train
+from models.training.stories import Recipe, held_out_rows, read_corpus, tokenize
+from models.training.trainer import mean_loss
 from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
 from stages.s1_contiguous_cache.llama.config import read_json_if_any
 
@@ -68,7 +68,7 @@ def num_characters(row: Tensor, tokenizer: Tokenizer) -> int:
 def training_of(folder: Path) -> dict[str, Any]:
     """What training.json, if there is one, says of the state that ships, and the command with all of its flags.
 
-    Raises ValueError if it is not what models/train.py writes.
+    Raises ValueError if it is not what models/training/train.py writes.
     """
     run = read_json_if_any(folder / "training.json")
     if not run:
@@ -78,7 +78,7 @@ def training_of(folder: Path) -> dict[str, Any]:
     flags = [option for option in train.main.params if option.name in run["settings"]]
     words = [f"{option.opts[0]} {run['settings'][option.name]}" for option in flags]
     return {
-        "command": " ".join(["python -m models.train --text folder", *words]),
+        "command": " ".join(["python -m models.training --text folder", *words]),
         "shipped_tokens": run["shipped_tokens"],
     }
 

@@ -1,4 +1,4 @@
-"""The model card's pictures and samples, from a finished run: `python -m models.card`.
+"""The model card's pictures and samples, from a finished run: `python -m models.training.card`.
 
 Writes loss.svg and samples.json beside the checkpoint, and brings the card's numbers up to date.
 """
