@@ -59,7 +59,8 @@ exercise: ## write exercises/s3, a stage with steps for you to fill in: STAGE=3,
 	@$(PYTHON) stages/chain.py exercise $(one_stage) $(addprefix --step ,$(STEP)) $(ARGS)
 
 scoreboard: $(call needs,test) ## what each stage bought and what it cost; ARGS=--predict answers the lessons' questions
-	@$(PY) -m stages.scoreboard $(ARGS)
+	@$(PY) -m stages.bench $(ARGS)
+	@$(PY) -m stages.prose
 
 lint: $(call needs,lint) ## ruff, and mypy on signatures
 	@$(PY) -m ruff check .

@@ -20,7 +20,7 @@ from models.training.checkpoint import write_checkpoint
 from models.training.stories import Paragraph, Recipe, epochs, read_corpus, rows, tokenize, train_tokenizer
 from models.training.train import Data, held_out_batches
 from models.training.trainer import Settings, Trainer, drop
-from stages import tables
+from stages.prose import model_card
 from stages.s1_contiguous_cache import LLM, SamplingParams
 from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
 
@@ -552,8 +552,8 @@ def test_evaluating_answers_a_mistake_in_one_line(library, folder, tmp_path):
 def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the shipped folder's small files, which the tables read."""
     for name in ("config.json", "recipe.toml", "training.json"):
-        shutil.copy(tables.STORYTELLER / name, tmp_path)
-    monkeypatch.setattr(tables, "STORYTELLER", tmp_path)
+        shutil.copy(model_card.STORYTELLER / name, tmp_path)
+    monkeypatch.setattr(model_card, "STORYTELLER", tmp_path)
     return tmp_path
 
 
@@ -562,32 +562,32 @@ def test_the_card_says_which_state_ships(card):
     points = [(1_500_000, 4.0, 4.25), (3_000_000, 3.0, 3.5), (4_500_000, 2.0, 3.75)]
     run["curve"] = [training.trainer.CurvePoint(*point)._asdict() for point in points]
     (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 3_000_000, "epoch_tokens": 2_000_000}))
-    block = tables.training_block({})
+    block = model_card.training_block({})
     assert "| shipped | the state after 3.0 million tokens, the lowest held-out loss |" in block
     assert "| held-out loss | 3.50 nats" in block and "| training loss | 3.00 nats" in block
     assert "| last state | held-out loss 3.75, training loss 2.00 |" in block
     assert "| whole run | 4.5 million tokens, 2.2 epochs |" in block
     (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 4_500_000}))
-    assert "lowest" not in tables.training_block({}), "a state that is not the lowest is not called so"
+    assert "lowest" not in model_card.training_block({}), "a state that is not the lowest is not called so"
     (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 1}))
     with pytest.raises(ValueError):  # no point of the curve
-        tables.training_block({})
+        model_card.training_block({})
 
 
 def test_the_card_compares_once_both_are_measured(card):
-    assert tables.BLOCKS["baseline"]({}) == "Not measured yet.\n"
+    assert model_card.BLOCKS["baseline"]({}) == "Not measured yet.\n"
     score = {"nats_per_token": 3.25, "bits_per_character": 1.125, "window": 256, "tokens": 1, "characters": 3}
     entry = score | {"command": "python -m models.training --dropout 0.1", "shipped_tokens": 9_800_000}
     path = card / "comparison.json"
     path.write_text(json.dumps({"storyteller": entry}))
-    assert tables.baseline_block({}) == "Not measured yet.\n"
+    assert model_card.baseline_block({}) == "Not measured yet.\n"
     worse = entry | {"nats_per_token": 3.5, "command": "python -m models.training --optimizer adamw"}
     path.write_text(json.dumps({"baseline": worse, "another": {}, "storyteller": entry}))
-    block = tables.baseline_block({})
+    block = model_card.baseline_block({})
     assert "| storyteller | 3.250 | 1.125 | 9.8 million |\n| baseline | 3.500 | 1.125 | 9.8 million |\n" in block
     assert "\npython -m models.training --dropout 0.1 --out models/storyteller\n" in block
     assert "\npython -m models.training --optimizer adamw --out runs/baseline\n" in block
     assert "--window 256" in block
     path.write_text(json.dumps({"baseline": worse | {"window": 64}, "storyteller": entry}))
     with pytest.raises(ValueError, match="windows of 256 and of 64 tokens"):
-        tables.baseline_block({})
+        model_card.baseline_block({})

@@ -1,6 +1,6 @@
 """The model card's pictures and samples, from a finished run: `python -m models.training.card`.
 
-Writes loss.svg and samples.json beside the checkpoint, and brings the card's numbers up to date.
+Writes loss.svg and samples.json beside the checkpoint; `python -m stages.prose` then brings the card up to date.
 """
 
 import json
@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from stages import figures
 from stages.s1_contiguous_cache import LLM, SamplingParams
 
-FOLDER = figures.ROOT / "models" / "storyteller"
+FOLDER = Path(__file__).resolve().parents[1] / "storyteller"
 PROMPTS = [
     "Once upon a time there was a little rabbit who",
     "Once upon a time there was a King who had three sons.",
@@ -54,11 +53,10 @@ def draw_curve(curve: list[dict[str, float]], path: Path) -> None:
 
 @click.command()
 def main() -> None:
-    """Draw the loss curve, write ten samples, and bring the card up to date."""
+    """Draw the loss curve, and write ten samples."""
     training: dict[str, Any] = json.loads((FOLDER / "training.json").read_text("utf-8"))
     draw_curve(training["curve"], FOLDER / "loss.svg")
     (FOLDER / "samples.json").write_text(json.dumps(samples(), indent=1) + "\n", encoding="utf-8")
-    figures.write()
 
 
 if __name__ == "__main__":

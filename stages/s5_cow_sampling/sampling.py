@@ -13,7 +13,7 @@ from .checks import AT_LEAST_1, SEED, Rule, check_fields
 from .flags import knob
 
 RULES: dict[str, Rule] = {
-    "n": AT_LEAST_1,
+    "n": ("a whole number, at least 1, and at most 16,384", lambda n: 1 <= n <= 1 << 14),  # all are made on arrival
     "temperature": ("0 or above", lambda temperature: temperature >= 0),
     "top_k": ("a whole number, 0 (all) or above", lambda k: k >= 0),
     "top_p": ("above 0 and at most 1", lambda p: 0 < p <= 1),
