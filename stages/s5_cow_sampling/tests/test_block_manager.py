@@ -46,17 +46,6 @@ def test_a_prompt_takes_the_blocks_that_its_tokens_fill(num_tokens, num_blocks):
     assert len(seq.block_table) == num_blocks
 
 
-@pytest.mark.parametrize("num_tokens", [1, 4, 5, 12])
-def test_what_an_allocation_would_take_is_what_it_takes(num_tokens):
-    manager = pool_of(5)
-    allocate(manager, 1)
-    seq = make_sequence("a", num_tokens, max_tokens=50)
-    needed = manager.get_num_blocks_to_allocate(seq)
-    before = manager.num_free_blocks
-    manager.allocate(seq)
-    assert before - manager.num_free_blocks == needed == len(seq.block_table)
-
-
 def test_what_may_come_later_takes_nothing():
     manager = pool_of(4)
     manager.allocate(make_sequence("a", 2, max_tokens=1000))
