@@ -328,24 +328,55 @@ def test_when_a_stream_has_ended_the_next_may_begin(checkpoint, expected, end):
     assert_all_free(llm)
 
 
-# A step that fails
+# A step that raises
 
 
-def test_a_step_that_fails_gives_everything_back(checkpoint, expected, monkeypatch):
-    llm = LLM(checkpoint, kv_cache_tokens=128)
-    run, calls = llm.model_runner.run, []
+def test_a_step_that_raises_once_is_taken_again_one_by_one(checkpoint, expected, monkeypatch):
+    llm = LLM(checkpoint, kv_cache_tokens=320)
+    run, sizes = llm.model_runner.run, []
 
     def fails_once(batch):
-        calls.append(len(batch))
-        if len(calls) == 3:
+        sizes.append(len(batch))
+        if len(sizes) == 3:
             raise RuntimeError("out of memory")
         return run(batch)
 
     monkeypatch.setattr(llm.model_runner, "run", fails_once)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        llm.generate(PROMPTS, greedy(24))
+    outputs = llm.generate(PROMPTS, greedy(24))
+    assert tokens(outputs) == expected and all(output.error is None for output in outputs)
+    assert sizes[:9] == [5, 5, 5, 1, 1, 1, 1, 1, 5]
+    assert_all_free(llm)
+
+
+def test_a_model_that_always_raises_ends_all_with_errors_in_their_places(checkpoint, expected, monkeypatch):
+    llm = LLM(checkpoint, max_num_seqs=2, kv_cache_tokens=320)
+
+    def fails(batch):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.model_runner, "run", fails)
+        outputs = llm.generate(PROMPTS, greedy(24))
+    assert [output.prompt_token_ids for output in outputs] == PROMPTS
+    assert [output.error for output in outputs] == ["RuntimeError: out of memory"] * 5
+    assert {output.outputs[0].finish_reason for output in outputs} == {"error"}
     assert_all_free(llm)
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_request_that_the_sampler_cannot_take_ends_alone(checkpoint, expected, place):
+    """It would raise in every step, for ever."""
+    llm = LLM(checkpoint, kv_cache_tokens=320)
+    poisoned = greedy(24)
+    object.__setattr__(poisoned, "temperature", "hot")  # none of the checks of SamplingParams has seen it
+    params = [greedy(24), greedy(24)]
+    params.insert(place, poisoned)
+    outputs = llm.generate(PROMPTS[:3], params)
+    assert outputs[place].error.startswith("TypeError") and outputs[place].outputs[0].finish_reason == "error"
+    others = [i for i in range(3) if i != place]
+    assert tokens([outputs[i] for i in others]) == [expected[i] for i in others]
+    assert_all_free(llm)
 
 
 def test_a_step_that_fails_when_a_member_has_just_ended_gives_that_back_too(checkpoint, monkeypatch):
@@ -394,12 +425,8 @@ def test_no_report_is_built_in_a_step(checkpoint, monkeypatch):
     llm = LLM(checkpoint, max_num_seqs=3, kv_cache_tokens=1000)
     report, counts = llm.kv_cache_manager.report, []
     monkeypatch.setattr(llm.kv_cache_manager, "report", lambda: counts.append(1) or report())
-    few, many = [], []
-    for max_tokens, seen in ((2, few), (40, many)):
-        llm.generate(PROMPTS, greedy(max_tokens))
-        seen += counts
-        counts.clear()
-    assert len(few) == len(many) <= 2 * len(PROMPTS)
+    llm.generate(PROMPTS, greedy(40))
+    assert llm.model_runner.num_steps == 80 and sum(counts) <= 3 * len(PROMPTS)
 
 
 def test_a_prompt_is_shared_by_all_outputs_of_its_request_and_copied_from_the_caller(checkpoint):
