@@ -60,8 +60,8 @@ class LLMEngine:
         if samples is None:
             return None
         for seq in samples:
+            self.scheduler.remove(seq)
             if not seq.finished:
-                self.scheduler.remove(seq)
                 seq.finish("abort")
         [output] = self._outputs(samples)
         return output
