@@ -41,7 +41,7 @@ class BlockManager:
     def allocate(self, seq: Sequence) -> None:
         """Take blocks for all tokens that `seq` has now: for its beginning the cached ones, which are computed already.
 
-        Raises NoFreeBlocks, and takes none, if too few are free.
+        Counts the tokens asked for, and the tokens hit. Raises NoFreeBlocks, and takes none, if too few are free.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         hits = self.find_hits(seq)
@@ -57,7 +57,10 @@ class BlockManager:
         self.prefix_cache_stats.hits += seq.num_computed_tokens
 
     def find_hits(self, seq: Sequence) -> list[int]:
-        """Return the cached blocks that `seq` begins with. Its last token is computed in any case: for its logits."""
+        """Return the cached blocks that `seq` begins with; none if the cache is off.
+
+        Its last token is computed in any case: its logits are wanted.
+        """
         if not self._is_caching:
             return []
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
