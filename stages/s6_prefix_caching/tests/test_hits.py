@@ -126,7 +126,7 @@ class Poisoned:
         engine.model_runner.run = self.run  # type: ignore[method-assign]
 
     def run(self, batch: Batch) -> list[SampledToken | None]:
-        for seq, num_tokens in batch:
+        for seq, _ in batch:
             if seq.request_id in self.names and seq.num_computed_tokens >= self.from_token:
                 self.engine.kv_cache.blocks[seq.block_table[seq.num_computed_tokens // 4 :]] = 299
                 raise RuntimeError("poison")
@@ -205,7 +205,7 @@ def test_samples_that_were_preempted_find_the_prompt_and_their_own_blocks(checkp
 
 
 def test_what_a_preempted_sequence_had_is_evicted_only_as_far_as_others_need_room(checkpoint):
-    """b makes room for a, which takes one block: the end of b's text. When b comes back, 12 of its 17 tokens are found."""
+    """b makes room for a, which takes one block: the end of b's text. Coming back, b finds 12 of its 17 tokens."""
     engine = scripted_engine(checkpoint, 8)
     engine.add_request("a", PROMPT[:15], params(6)), engine.add_request("b", PROMPT[4:20], params(3))
     ended = run_to_the_end(engine)
