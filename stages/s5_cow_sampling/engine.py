@@ -1,4 +1,4 @@
-"""LLMEngine: requests come and go at any time; step() computes some tokens of those that are here.
+"""LLMEngine: requests come and go at any time; step() computes some tokens of the unfinished ones.
 
 A step is three calls: schedule (who runs), run (the model), update (what came of it).
 """
@@ -60,8 +60,8 @@ class LLMEngine:
         if samples is None:
             return None
         for seq in samples:
+            self.scheduler.remove(seq)
             if not seq.finished:
-                self.scheduler.remove(seq)
                 seq.finish("abort")
         [output] = self._outputs(samples)
         return output

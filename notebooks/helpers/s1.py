@@ -1,32 +1,33 @@
-"""What the notebooks draw with: few colours that stay apart in grey, labels at the thing itself, small static SVG.
-
-    used        dark      keys and values are there
-    reserved    pale      held, empty: waste inside a piece
-    free        white
-    accent      orange    what the picture is about: holes, the slower way, a claim
+"""What stage 1's notebook needs: what a pool was used for; and pieces of it over time, at the moment of a refusal, and
+in a row a stage.
 """
 
-import io
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from typing import Any, NamedTuple, Protocol
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
-import matplotlib
-from IPython.display import SVG, Markdown, display
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.patches import PathPatch, Rectangle
-from matplotlib.path import Path
-from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
+from matplotlib.patches import Rectangle
 
-INK, GREY, LIGHT, PALE, PAPER = "#20252a", "#7d858c", "#bcc3c9", "#dde2e6", "#ffffff"
-USED, ACCENT = "#14557b", "#e07b00"
+from notebooks.helpers.pictures import (
+    ACCENT,
+    GREY,
+    INK,
+    PALE,
+    PAPER,
+    USED,
+    WIDTH,
+    bare,
+    box,
+    label,
+    percent,
+    polygons,
+    thousands,
+)
+
 SHARES = {"used": USED, "reserved, empty": PALE, "holes": ACCENT, "largest free piece": PAPER}
-FONTS = ("DejaVu Sans", "Verdana", "Arial", "sans-serif")
-WIDTH = 8.6  # inches, of every picture
 
 
 class Pool(Protocol):
@@ -39,138 +40,47 @@ class Pool(Protocol):
         """(start, size, used) of each holder, by start"""
 
 
-class Line(NamedTuple):
-    """A line and its label, which stands at the last point, shifted by `shift` points of type."""
-
-    x: Sequence[float]
-    y: Sequence[float]
-    label: str = ""
-    color: str = INK
-    shift: tuple[float, float] = (5, 0)
-    style: str = "-"
-    width: float = 1.6
+# ---- a pool in use
 
 
-class Claim(NamedTuple):
-    """A row of the table that a notebook ends with."""
-
-    claim: str
-    source: str
-    measured: str
-    verdict: str
-
-
-# ---- the page
-
-
-def style() -> None:
-    """Settings for all pictures. Text stays text: small, found by a search, read aloud. Where the font is missing the
-    next one of FONTS takes its place; none of them is wider, so that labels fit all the same.
+def churn(manager: Any, sequences: Iterator[Any], frees: Iterable[float], seed: int) -> Iterator[bool]:
+    """Allocate or free at random. Each entry of `frees` is an operation: the probability that it frees one of the
+    holders, any of them alike; otherwise the next of `sequences` asks for room. Yields whether that was to be had.
     """
-    matplotlib.rcParams.update(
-        {
-            "svg.fonttype": "none",
-            "svg.hashsalt": "nanovllm",
-            "font.family": FONTS[0],
-            "font.size": 9,
-            "text.color": INK,
-            "axes.edgecolor": GREY,
-            "axes.labelcolor": INK,
-            "axes.linewidth": 0.8,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.titlesize": 9,
-            "axes.titlelocation": "left",
-            "xtick.color": GREY,
-            "ytick.color": GREY,
-            "xtick.labelcolor": INK,
-            "ytick.labelcolor": INK,
-            "lines.solid_capstyle": "round",
-            "figure.facecolor": PAPER,
-        }
-    )
+    rng = random.Random(seed)
+    holders: list[Any] = []
+    for probability in frees:
+        fits = True
+        if holders and rng.random() < probability:
+            manager.free(holders.pop(rng.randrange(len(holders))))
+        else:
+            seq = next(sequences)
+            fits = manager.can_allocate(seq)
+            if fits:
+                manager.allocate(seq)
+                holders.append(seq)
+        yield fits
 
 
-def figure(finding: str, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
-    """A figure whose title states what it shows, and its axes in reading order. `height` in inches."""
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.05)
-    fig = Figure(figsize=(WIDTH, height), layout=layout)
-    fig.suptitle(finding, x=0.008, ha="left", fontsize=11, fontweight="bold")
-    axes = fig.subplots(rows, columns, squeeze=False, **grid)
-    return fig, list(axes.flat)
-
-
-def svg(fig: Figure) -> str:
-    """The figure as SVG: no date, no style for the page around it, two decimals; the same bytes every time."""
-    buffer = io.StringIO()
-    fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.DOTALL)
-    head, rest = text.split(">", 1)
-    text = f'{head} stroke-linejoin="round" role="img"><title>{escape(fig.get_suptitle())}</title>{rest}'
-    text = re.sub(r'<g id="[^"]*"', "<g", text)
-    text = text.replace(f"'{FONTS[0]}'", ", ".join(f"'{font}'" if " " in font else font for font in FONTS))
-    text = re.sub(r'(?<= d=")[^"]*', lambda path: compact(path[0]), text)
-    text = re.sub(r"<defs>\s*</defs>|<g>\s*</g>|<g/>", "", text)
-    return re.sub(r"\s*\n\s*", "\n", text)
-
-
-def compact(path: str) -> str:
-    """The same outline in fewer characters.
-
-    >>> compact("M 10.123 20 \\nL 30 40.999 \\nz")
-    'M10.12 20L30 41z'
+def shares(reports: list[Any]) -> dict[str, list[float]]:
+    """What the pool was used for at each of `reports`, in shares that sum to 1. Holes: free, but not in the largest
+    free piece.
     """
-    path = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), path)
-    return re.sub(r"\s*([A-Za-z])\s*", r"\1", path)
+    return {
+        "used": [report.used / report.num_slots for report in reports],
+        "reserved, empty": [report.wasted / report.num_slots for report in reports],
+        "holes": [1 - (report.held + report.largest_free) / report.num_slots for report in reports],
+        "largest free piece": [report.largest_free / report.num_slots for report in reports],
+    }
 
 
-def show(fig: Figure) -> None:
-    """Put the figure below the cell."""
-    display(SVG(data=svg(fig)))
-
-
-def say(text: str) -> None:
-    """Put a sentence below the cell: Markdown with the numbers that the cell measured."""
-    display(Markdown(text))
-
-
-def claims_table(claims: Sequence[Claim], shown: int = 3) -> None:
-    """The claims as a table; those after the first `shown` are folded."""
-    head = "| claim | from | what we measured | verdict |\n|---|---|---|---|\n"
-    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in claim) + " |" for claim in claims]
-    text = head + "\n".join(rows[:shown])
-    if len(rows) > shown:
-        more = f"\n\n<details><summary>{len(rows) - shown} more</summary>\n\n"
-        text += more + head + "\n".join(rows[shown:]) + "\n\n</details>"
-    display(Markdown(text))
-
-
-def span(shares: Iterable[float]) -> str:
-    """The least and the largest, in per cent.
-
-    >>> span([0.1, 0.25, 0.2])
-    '10% to 25%'
-    """
-    least, *_, largest = sorted(shares)
-    return f"{least:.0%} to {largest:.0%}"
+def external_fragmentation(report: Any) -> float:
+    """1 - largest free piece / all free slots: 0 if the free slots are one piece, near 1 if they are crumbs."""
+    free = report.num_slots - report.held
+    return 1 - report.largest_free / free if free else 0.0
 
 
 # ---- quantities
-
-
-def lines(ax: Axes, series: Iterable[Line], x: str, y: str, log: str = "") -> None:
-    """Lines with their labels at their ends; `x` and `y` name the axes with their units; `log`: "", "x", "y", "xy"."""
-    for axis, name in ((ax.xaxis, "x"), (ax.yaxis, "y")):
-        if name in log:
-            ax.set(**{f"{name}scale": "log"})
-            axis.set_minor_locator(NullLocator())
-        thousands(axis)
-    for line in series:
-        ax.plot(line.x, line.y, line.style, color=line.color, linewidth=line.width, markersize=4)
-        label(ax, line.label, (line.x[-1], line.y[-1]), line.shift, line.color)
-    ax.set(xlabel=x, ylabel=y)
 
 
 def points(ax: Axes, values: Mapping[float, float], text: str) -> None:
@@ -180,45 +90,10 @@ def points(ax: Axes, values: Mapping[float, float], text: str) -> None:
         label(ax, text.format(y), (x, y), (7, 0))
 
 
-def label(
-    ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (5, 0), color: str = INK, ha: str = ""
-) -> None:
-    """Text beside the point `at`, `shift` points of type away, on a little paper; it may stand outside of the axes."""
-    side = ha or ("right" if shift[0] < 0 else "left" if shift[0] > 0 else "center")
-    va = "center" if shift[0] and not shift[1] else "bottom" if shift[1] >= 0 else "top"
-    ax.annotate(
-        text,
-        at,
-        shift,
-        textcoords="offset points",
-        color=darker(color),
-        ha=side,
-        va=va,
-        annotation_clip=False,
-        bbox={"boxstyle": "square,pad=0.1", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.8},
-    )
-
-
-def darker(color: str) -> str:
-    """A colour for type: the accent is too light for thin strokes."""
-    return {ACCENT: "#a85a00", PALE: GREY, GREY: "#5c646b"}.get(color, color)
-
-
 def runs(ax: Axes, x: Sequence[float], runs: Iterable[Sequence[float]], color: str, width: float = 0.9) -> None:
     """Several runs of one quantity: thin lines of one colour, without labels."""
     for run in runs:
         ax.plot(x, run, color=color, linewidth=width)
-
-
-def percent(axis: Axis) -> None:
-    """Shares of 1 as per cent."""
-    axis.set_major_formatter(PercentFormatter(1.0))
-
-
-def thousands(*axes: Axis) -> None:
-    """12,345"""
-    for axis in axes:
-        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def stacked_shares(ax: Axes, shares: Mapping[str, Sequence[float]], every: int = 1, title: str = "") -> None:
@@ -387,26 +262,3 @@ def holes_of(pool: Pool) -> list[tuple[int, int]]:
     ends = [0] + [start + size for start, size, _ in pool.pieces]
     starts = [start for start, _, _ in pool.pieces] + [pool.num_slots]
     return [(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]
-
-
-# ---- strokes
-
-
-def box(left: float, width: float, bottom: float, height: float) -> list[tuple[float, float]]:
-    """The corners of a rectangle."""
-    return [(left, bottom), (left + width, bottom), (left + width, bottom + height), (left, bottom + height)]
-
-
-def polygons(
-    ax: Axes, corners_of: Iterable[Sequence[tuple[float, float]]], fill: str, edge: str = "none", width: float = 0.6
-) -> None:
-    """All polygons as one path: a hundred cost little more than one."""
-    paths = [Path([*points, points[0]], closed=True) for points in corners_of]
-    if paths:
-        ax.add_patch(PathPatch(Path.make_compound_path(*paths), facecolor=fill, edgecolor=edge, linewidth=width))
-
-
-def bare(ax: Axes) -> None:
-    """No lines around the axes: what is drawn has its own."""
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)

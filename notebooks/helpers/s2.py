@@ -1,18 +1,26 @@
-"""What stage 2's notebook draws with: a pool as a square of slots, and what things cost, on one scale."""
+"""What stage 2's notebook needs: a pool as a square of slots; and other ways to hand out memory, to set beside blocks:
+slabs by size class, blocks reused first in, first out, two faults of a text.
+"""
 
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import math
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, NullLocator
 
-from notebooks import pictures
-from notebooks.pictures import ACCENT, GREY, INK, PALE, PAPER, USED
+from notebooks.helpers import pictures
+from notebooks.helpers.pictures import ACCENT, GREY, PAPER, USED
+from stages.bench.replay import arrivals
+from stages.bench.workloads import Traffic
+from stages.s2_block_manager.block_manager import cdiv
+from stages.s2_block_manager.block_pool import BlockPool, NoFreeBlocks
 
 # Hues of about the same darkness: in grey a sequence cannot be told from its neighbour by its hue, so one is followed
 # in the accent, which is lighter.
@@ -22,7 +30,7 @@ SIDE = 16  # cells of SIDE slots in a row, and rows
 
 
 class Pieces(NamedTuple):
-    """A pool as pictures.Pool has it: of a sequence in blocks, every block is a piece."""
+    """A pool as s1.Pool has it: of a sequence in blocks, every block is a piece."""
 
     num_slots: int
     pieces: tuple[tuple[int, int, int], ...]
@@ -35,7 +43,7 @@ class Holder(NamedTuple):
 
 
 def as_pieces(report: Any) -> Pieces:
-    """A report of stage 2 for pictures.strip."""
+    """A report of stage 2 for s1.strip."""
     size = report.block_size
     pieces = [
         (block * size, size, min(max(used - i * size, 0), size))
@@ -45,7 +53,7 @@ def as_pieces(report: Any) -> Pieces:
     return Pieces(report.num_slots, tuple(sorted(pieces)))
 
 
-def compute_slot_mapping(report: Any) -> dict[Hashable, tuple[np.ndarray, int]]:
+def slots_held(report: Any) -> dict[Hashable, tuple[np.ndarray, int]]:
     """For each holder, by what stays the same during its life: its slots in the order of its tokens, and how many it
     uses. Of stage 1 that is its piece, of stage 2 the first block of its table.
     """
@@ -61,7 +69,7 @@ def follow(reports: Sequence[Any]) -> Iterator[list[Holder]]:
     numbers, before = itertools.count(), {}
     for report in reports:
         now = {}
-        for key, (slots, used) in compute_slot_mapping(report).items():
+        for key, (slots, used) in slots_held(report).items():
             last = before.get(key)
             number = last.number if last and used == last.used + 1 else next(numbers)
             now[key] = Holder(number, slots, used)
@@ -121,29 +129,87 @@ def tint(color: str) -> tuple[float, ...]:
     return tuple(TINT * part + 1 - TINT for part in to_rgb(color))
 
 
-def costs(ax: Axes, microseconds: Mapping[str, float], accent: Sequence[str] = ()) -> None:
-    """A dot for each thing on one logarithmic scale of time, the cheapest at the top."""
-    names = sorted(microseconds, key=microseconds.get)
-    for row, name in enumerate(names):
-        color, value = ACCENT if name in accent else USED, microseconds[name]
-        ax.hlines(-row, min(microseconds.values()) / 2, value, color=PALE, linewidth=1)
-        ax.plot(value, -row, "o", color=color, markersize=6)
-        pictures.label(ax, duration(value), (value, -row), (8, 0), color)
-    ax.set(xscale="log", yticks=[-row for row in range(len(names))], yticklabels=names)
-    ax.set(xlim=(min(microseconds.values()) / 2, 4 * max(microseconds.values())), xlabel="time")
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.spines["left"].set_visible(False)
-    ax.tick_params(axis="y", length=0, labelcolor=INK)
+# ---- other ways to hand out memory
 
 
-def duration(microseconds: float) -> str:
+def sequences(config: Any, *lengths: int) -> list[Any]:
+    """A sequence of stage 2 with a prompt of each length. `config` is a ModelConfig."""
+    requests = [Traffic(length, 1, 1) for length in lengths]
+    return [seq for seq, _ in arrivals("s2", config, requests, longest=2 + max(lengths))]
+
+
+def size_class(size: int, ratio: float, largest: int) -> int:
+    """The least of the classes largest, largest / ratio, largest / ratio², ... (rounded up) that holds `size`.
+
+    >>> [size_class(size, 2, largest=64) for size in (1, 2, 3, 32, 33)]
+    [1, 2, 4, 32, 64]
     """
-    >>> [duration(value) for value in (0.25, 3.14159, 42, 1234, 56789)]
-    ['250 ns', '3.1 µs', '42 µs', '1.2 ms', '57 ms']
+    power = math.floor(round(math.log(largest / size, ratio), 9))
+    return max(size, math.ceil(round(largest / ratio**power, 9)))
+
+
+def slab_waste(sizes: Iterable[int], ratio: float, largest: int) -> float:
+    """The empty share of what is handed out if each size gets a piece of its class.
+
+    >>> slab_waste([32], 2, largest=64), slab_waste([33], 2, largest=64)
+    (0.0, 0.484375)
     """
-    for unit, size in (("ms", 1000.0), ("µs", 1.0), ("ns", 0.001)):
-        if microseconds >= size or unit == "ns":
-            value = microseconds / size
-            return f"{value:.1f} {unit}" if value < 10 and unit != "ns" else f"{value:.0f} {unit}"
-    raise AssertionError
+    sizes = list(sizes)
+    return 1 - sum(sizes) / sum(size_class(size, ratio, largest) for size in sizes)
+
+
+class FirstInFirstOut(BlockPool):
+    """A pool that hands out the block that has been free for longest."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._queue = deque(range(num_blocks))
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._queue)
+
+    def get_new_blocks(self, count: int) -> list[int]:
+        if count > len(self._queue):
+            raise NoFreeBlocks(f"{count} blocks are needed, {len(self._queue)} are free")
+        return [self._queue.popleft() for _ in range(count)]
+
+    def free_blocks(self, blocks: list[int]) -> None:
+        self._queue.extend(blocks)
+
+
+def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count: int = 8) -> None:
+    """Take some blocks, write all of each, and give them back; and so on. memory [num_blocks, numbers of a block]"""
+    for _ in range(times):
+        blocks = pool.get_new_blocks(count)
+        for block in blocks:
+            memory[block].fill_(1)
+        pool.free_blocks(blocks)
+
+
+class WithTwoFaults:
+    """Blocks with two faults of "Memory Pool Management: Slab Allocators for GPU Inference", retold, not copied.
+
+    >>> blocks = WithTwoFaults(num_blocks=4, block_size=16)
+    >>> blocks.allocate_sequence("a", 10); blocks.extend_sequence("a", 1); len(blocks.tables["a"])
+    2
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.free = list(range(num_blocks))
+        self.tables: dict[str, list[int]] = {}
+
+    def allocate_sequence(self, name: str, num_tokens: int) -> None:
+        table = []
+        for _ in range(cdiv(num_tokens, self.block_size)):
+            if not self.free:  # the fault: what is in `table` by now belongs to nobody, and is not given back
+                raise NoFreeBlocks("out of blocks")
+            table.append(self.free.pop())
+        self.tables[name] = table
+
+    def extend_sequence(self, name: str, num_tokens: int) -> None:
+        table = self.tables[name]
+        have = len(table) * self.block_size  # the fault: blocks are counted, not tokens, so the last one seems full
+        for _ in range(cdiv(have + num_tokens, self.block_size) - len(table)):
+            table.append(self.free.pop())

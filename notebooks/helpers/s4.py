@@ -1,17 +1,115 @@
-"""What stage 4's notebook draws with: who did what in each step, tokens against the budget, waits, a roofline."""
+"""What stage 4's notebook needs: its loads and policies; who did what in each step, tokens of steps, waits."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from notebooks import pictures
-from notebooks.live import Run, Step
-from notebooks.pictures import ACCENT, INK, LIGHT, PAPER, USED
+from notebooks.helpers import pictures, size
+from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PAPER, USED
+from stages.bench.engines import engine_class
+from stages.bench.timeline import Arrival, Run, Step, Stuck, continuous
+from stages.bench.workloads import Traffic, traffic
+from stages.s4_continuous_batching.scheduler import Scheduler
+
+
+def poisson(asked: Iterable[Traffic], mean_gap: float, seed: int = 0, vocab_size: int = 4096) -> list[Arrival]:
+    """Requests of random tokens that come independently of each other, `mean_gap` apart on average, or all at once."""
+    rng, now, made = random.Random(seed), 0.0, []
+    for request in asked:
+        prompt = [rng.randrange(3, vocab_size) for _ in range(request.num_prompt_tokens)]
+        made.append(Arrival(now, prompt, request.num_output_tokens))
+        now += rng.expovariate(1 / mean_gap) if mean_gap else 0
+    return made
+
+
+def percentiles(values: Sequence[float], at: Sequence[float] = (50, 95, 99)) -> list[float]:
+    """
+    >>> percentiles([1, 2, 3, 4, 5], at=(0, 50, 100))
+    [1.0, 3.0, 5.0]
+    """
+    return [float(value) for value in np.percentile(values, at)]
+
+
+def advance(stream: Iterator[Any], count: int) -> None:
+    """Take the next `count` outputs."""
+    for _ in range(count):
+        next(stream)
+
+
+def fastest(call: Callable[[], object], rounds: int = 7) -> float:
+    """The least time that this thread needs for one of some calls, in seconds."""
+    times = []
+    for _ in range(rounds):
+        begun = time.thread_time()
+        call()
+        times.append(time.thread_time() - begun)
+    return min(times)
+
+
+def scheduled_by(policy: type[Scheduler], **options: Any) -> Any:
+    """Stage 4's engine without a model, with another scheduler."""
+
+    class Scheduled(engine_class("s4")):  # type: ignore[misc]
+        def build_scheduler(self) -> Scheduler:
+            return policy(self.config, self.kv_cache_manager)
+
+    return Scheduled(**options)
+
+
+class Toll(NamedTuple):
+    """What a policy costs, the means of some runs."""
+
+    preemptions: float
+    repeated: float  # of a request that had been preempted before
+    computed_twice: float  # share of the tokens that went through the model
+    steps: float
+    tokens_computed: float
+    for_100: float  # preemptions for 100 requests
+
+
+def overloaded(model: str, blocks: int, seed: int, policy: type[Scheduler] = Scheduler, watermark: float = 0.01) -> Run:
+    """A pool of `blocks` blocks of 16, kept full for a while by requests that are all there at once. Raises Stuck.
+
+    Seats and tokens of a step grow with the pool, so that it is the pool that bounds what runs.
+    """
+    num_requests = min(max(16, blocks // 5), size(1200, 100))
+    bounds = {"kv_cache_tokens": 16 * blocks, "max_num_seqs": blocks, "max_num_batched_tokens": max(blocks, 64)}
+    engine = scheduled_by(policy, model=model, watermark=watermark, **bounds)
+    return continuous(engine, poisson(traffic(num_requests, seed), mean_gap=0, seed=seed))
+
+
+def gets_stuck(serve: Callable[[], Run]) -> bool:
+    try:
+        serve()
+    except Stuck:
+        return True
+    return False
+
+
+def mean_toll(runs: Iterable[Run]) -> Toll:
+    rows = [
+        Toll(
+            run.num_preemptions,
+            sum(times - 1 for times in run.losses if times > 1),
+            run.recomputed.total / run.tokens_computed,
+            len(run.steps),
+            run.tokens_computed,
+            100 * run.num_preemptions / len(run.arrivals),
+        )
+        for run in runs
+    ]
+    return Toll(*(statistics.mean(column) for column in zip(*rows, strict=True)))
+
+
+# ---- pictures
+
 
 STATES = {"decode": USED, "prefill": ACCENT, "waits": LIGHT, "preempted": PAPER}
 
@@ -67,13 +165,8 @@ def gantt(ax: Axes, run: Run, title: str) -> None:
 
 
 def key(ax: Axes, states: Iterable[str]) -> None:
-    """What the colours mean, above the upper right corner of the axes."""
-    edges = {state: INK if STATES[state] == PAPER else "none" for state in states}
-    handles = [
-        Patch(facecolor=STATES[state], edgecolor=edge, label=state, linewidth=0.7) for state, edge in edges.items()
-    ]
-    look = {"frameon": False, "handlelength": 0.9, "handleheight": 0.8, "columnspacing": 1.4, "borderaxespad": 0.2}
-    ax.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles), **look)
+    """What the colours mean."""
+    pictures.legend(ax, {state: STATES[state] for state in states})
 
 
 def tokens_of_steps(ax: Axes, run: Run, budget: int, title: str = "") -> None:
