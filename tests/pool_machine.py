@@ -92,13 +92,13 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(is_running)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        """It leaves and comes back at once: with a cache, it finds what it had computed."""
+        """It leaves and comes back at once: with a cache, it finds what was in the index."""
         seq = data.draw(st.sampled_from(self.running))
-        num_full = min(seq.num_computed_tokens, seq.num_tokens - 1) // self.block_size
+        num_cached = self.num_cached(seq)
         self.leave(seq)
         seq.num_computed_tokens = 0
-        if self.allocate(seq) and self.is_caching:
-            assert seq.num_computed_tokens >= num_full * self.block_size, "what it had computed is not found"
+        if self.allocate(seq):
+            assert seq.num_computed_tokens == num_cached * self.block_size, "a text is lost"
 
     @precondition(is_running)
     @rule(data=st.data())
@@ -142,7 +142,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     def hits_here(self, seq: Any) -> list[int]:
         """The blocks of this tier that it would hit."""
-        return self.manager.find_hits(seq) if self.stage.has_prefix_cache else []
+        hits = self.manager.find_hits(seq) if self.stage.has_prefix_cache else []
+        return [hit.block for hit in hits if hit.pool is self.manager._pool] if self.stage.has_tiers else hits
+
+    def num_full(self, seq: Any) -> int:
+        return seq.num_computed_tokens // self.block_size
+
+    def num_cached(self, seq: Any) -> int:
+        """How many blocks of its text are in the index. What it computed is not, if another had computed it before,
+        whose block was in the index and has been taken since."""
+        return len(self.manager.find_hits(seq)) if self.stage.has_prefix_cache else 0
 
     def is_ready(self, seq: Any) -> bool:
         return True
@@ -178,6 +187,10 @@ class PoolMachine(RuleBasedStateMachine):
         seq.num_computed_tokens += num_tokens
         if self.stage.has_prefix_cache:
             self.manager.cache_blocks(seq, num_tokens)
+        if self.is_caching:
+            filled = range((seq.num_computed_tokens - num_tokens) // self.block_size, self.num_full(seq))
+            texts = [self.manager._pool.get_cached_block(seq.block_hashes[i]) for i in filled]
+            assert None not in texts, "a block is full, and its text is not in the index"
 
     def leave(self, seq: Any) -> None:
         self.manager.free(seq)
