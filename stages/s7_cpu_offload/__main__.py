@@ -20,8 +20,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     outputs = show(llm.stream(args.prompts or PROMPTS, params))
     print("\n" + summary(llm, outputs))
-    if llm.llm_engine.cost_model:
-        print(f"load or recompute: {llm.llm_engine.cost_model}")
+    host, cost_model = llm.llm_engine.host_kv_cache, llm.llm_engine.cost_model
+    print(f"blocks stored: {host.num_blocks_stored}, loaded: {host.num_blocks_loaded}; {cost_model or 'not measured'}")
     return 1 if any(output.error for output in outputs) else 0
 
 

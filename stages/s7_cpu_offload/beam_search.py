@@ -131,6 +131,7 @@ class BeamSearch:
         beams, hypotheses = [root], Hypotheses(self._params)
         try:
             self._kv_cache_manager.allocate(root)
+            self._kv_cache_manager.collect_loads(wait=True)  # nobody else could run meanwhile
             while beams:
                 with interrupts_held_back():
                     beams = self._step(beams, hypotheses)
