@@ -8,7 +8,7 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test setup notebooks diff exercise scoreboard lint train clean FORCE
+.PHONY: help run test test-all setup notebooks diff exercise scoreboard lint train clean FORCE
 
 # $(value) and the environment carry these past what make and the shell would expand.
 override PROMPT := $(value PROMPT)
@@ -34,13 +34,18 @@ ENGINE = $(if $(STAGE),stages $(STAGE),nanovllm generate)
 one_stage = $(or $(STAGE),$(error which stage? make $@ STAGE=3))
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 run: $(call needs,core) ## tell stories with the finished engine; STAGE=3 PROMPT="Once upon a time" ARGS="--device cuda"
 	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
 
-test: $(call needs,test) ## install the test extras and run every test; PY=python3 takes that one and installs nothing
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+test: $(call needs,test) ## each distinct test once, in minutes; PY=python3 takes that one and installs nothing
+	@$(PYTEST) $(ARGS)
+
+test-all: $(call needs,test) ## every test: copies in later stages, long histories, notebooks, exercises; PART=rest without make test's
+	@$(PYTEST) --part $(or $(PART),all) $(ARGS)
 
 setup: $(call needs,test lint) ## the environment with the test extras (and lint's), running nothing
 
@@ -54,14 +59,15 @@ exercise: ## write exercises/s3, a stage with steps for you to fill in: STAGE=3,
 	@$(PYTHON) stages/chain.py exercise $(one_stage) $(addprefix --step ,$(STEP)) $(ARGS)
 
 scoreboard: $(call needs,test) ## what each stage bought and what it cost; ARGS=--predict answers the lessons' questions
-	@$(PY) -m stages.scoreboard $(ARGS)
+	@$(PY) -m stages.bench $(ARGS)
+	@$(PY) -m stages.prose
 
 lint: $(call needs,lint) ## ruff, and mypy on signatures
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy $(wildcard stages models nanovllm)
 
 train: $(call needs,core) ## train the story teller on a folder of text files: TEXT=folder
-	@$(PY) -m models.train --text "$(if $(TEXT),$$TEXT,$(error which texts? make train TEXT=folder))" $(ARGS)
+	@$(PY) -m models.training --text "$(if $(TEXT),$$TEXT,$(error which texts? make train TEXT=folder))" $(ARGS)
 
 clean: ## remove .venv, caches and exercises/ with your solutions; never models/
 	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache exercises build dist *.egg-info

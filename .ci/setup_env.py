@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit(f"nanovllm needs Python 3.11 or newer, and {sys.executable} is {platform.python_version()}")
@@ -26,6 +27,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 TORCH_INDEX = os.environ.get("TORCH_INDEX", "")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+STOPPED = "setup: stopped, see above; the same make goes on from here"
+PROGRESS = re.compile(r"Progress (\d+) of (\d+)")  # pip's --progress-bar raw, in bytes
+FETCHED = re.compile(r" *(?:Downloading|Using cached|Processing) (\S+\.(?:whl|tar\.gz))(?!\S)(?: \((?!from)(.+)\))?")
 MEGABYTES = {"core": 30, "test": 70, "lint": 30, "notebooks": 65}  # to download, torch aside
 
 
@@ -47,9 +51,54 @@ def ask(python: Path | str, code: str) -> str | None:
 
 
 def do(*command: Path | str) -> None:
-    """Run a command in sight of the user (pip draws its own progress bar); end here if it fails."""
+    """Run a command in sight of the user; end here if it fails."""
     if subprocess.run(command, cwd=ROOT).returncode:
-        sys.exit("setup: stopped, see above; the same make goes on from here")
+        sys.exit(STOPPED)
+
+
+def do_pip(*command: Path | str) -> None:
+    """Run pip and print a line for each package that it fetches; if it fails, print all that it said, and end here."""
+    version = ask(PYTHON, "import pip; print(pip.__version__)") or "0"
+    bar = ["--progress-bar", "raw"] if release_of(version) >= (24, 1) else []  # what older ones can, no pipe sees
+    said: list[str] = []
+    with subprocess.Popen(
+        [*command, *bar, "--disable-pip-version-check"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as pip:
+        for line in pip.stdout:
+            said.append(line)
+            print(in_short(line), end="", flush=True)
+    if pip.returncode:
+        print("".join(line for line in said if not PROGRESS.match(line)))
+        sys.exit(STOPPED)
+
+
+def in_short(line: str) -> str:
+    """What to print for a line of pip's: a package, how much of it has come (on a terminal), or nothing.
+
+    >>> in_short("  Downloading click-8.5.1-py3-none-any.whl (126 kB)")
+    '  click 8.5.1, 126 kB\\n'
+    >>> in_short("Collecting pluggy<2,>=1.6 (from pytest)")
+    ''
+    """
+    if match := PROGRESS.match(line):
+        arrived, size = int(match[1]), int(match[2])
+        if not sys.stdout.isatty() or not size:
+            return ""
+        return f"\r    {arrived / size:4.0%}" if arrived < size else "\r        \r"
+    if match := FETCHED.match(line):
+        name, version = unquote(Path(match[1]).name).removesuffix(".tar.gz").split("-")[:2]
+        return f"  {name} {version}" + (f", {match[2]}" if match[2] else "") + "\n"
+    return "installing them\n" if line.startswith("Installing collected packages") else ""
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def find_torch(python: Path | str) -> Torch | None:
@@ -58,8 +107,7 @@ def find_torch(python: Path | str) -> Torch | None:
     if answer is None:
         return None
     version, file = answer.splitlines()[-2:]
-    release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    return Torch(version, Path(file).parent.parent) if release >= (2, 11) else None
+    return Torch(version, Path(file).parent.parent) if release_of(version) >= (2, 11) else None
 
 
 def pip_settings() -> list[str]:
@@ -117,9 +165,10 @@ def install(extra: str) -> None:
 
     pip: list[Path | str] = [uv, "pip", "install", "--python", PYTHON] if uv else [PYTHON, "-m", "pip", "install"]
     build = [] if torch and torch.is_borrowed() else ["torch", "-c", "constraints.txt"]
+    run = do if uv else do_pip
     if TORCH_INDEX and not torch:
-        do(*pip, "--no-deps", "--index-url", TORCH_INDEX, *build)
-    do(*pip, *build, *(each for name in names for each in small[name]))
+        run(*pip, "--no-deps", "--index-url", TORCH_INDEX, *build)
+    run(*pip, *build, *(each for name in names for each in small[name]))
     if not find_torch(PYTHON):
         sys.exit("setup: all is installed, but .venv cannot import torch >= 2.11; `make clean`, then again")
     for name in names:

@@ -1,17 +1,26 @@
-"""nanovllm, the finished engine: what the seven stages have grown, as a package to install and a command to run.
+"""nanovllm, the finished engine: a package to install and a command to run.
 
-Unlike the stage before:
-- `nanovllm generate` and `nanovllm batch`, in place of a stage's one command;
-- a file of requests is judged as a whole before anything is computed, and each result is written when it is there.
+core/   the code of stage 7, byte for byte
+api/    what a user gets beyond it: log-probabilities
+cli/    nanovllm generate, nanovllm batch
 """
 
-from .beam_search import BeamSearchParams
-from .config import EngineConfig
-from .engine import LLMEngine
-from .llm import LLM
-from .outputs import CompletionOutput, RequestOutput
-from .sampling import Logprob, SamplingParams
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from .api import (
+        LLM,
+        BeamSearchParams,
+        CompletionOutput,
+        EngineConfig,
+        LLMEngine,
+        Logprob,
+        RequestOutput,
+        SamplingParams,
+    )
+
+__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BeamSearchParams",
@@ -22,3 +31,14 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the engine, and torch with it, when the first of its names is asked for: --help needs neither."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(".api", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,1 +1,1 @@
-"""The notebooks, one a stage, and what they share: pictures, traffic, timings. `python -m notebooks` runs them."""
+"""The notebooks, one a stage; `python -m notebooks` runs them. What they are made with is in helpers/."""

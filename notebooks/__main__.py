@@ -79,7 +79,9 @@ def strip_metadata(notebook: nbformat.NotebookNode) -> None:
 
 def write_readme_picture(path: Path) -> int:
     """The pool of each stage when eight stories are at their longest: real runs, one row a stage."""
-    from notebooks import pictures, pictures_s2
+    from notebooks.helpers import pictures
+    from notebooks.helpers.s1 import pool_rows
+    from notebooks.helpers.s2 import as_pieces
     from stages import s1_contiguous_cache as s1
     from stages import s2_block_manager as s2
     from stages.s1_contiguous_cache.__main__ import PROMPTS
@@ -96,9 +98,9 @@ def write_readme_picture(path: Path) -> int:
     two = f"stage 2, blocks of 16: they hold {blocks.held:,} and use {blocks.used:,}; there is room for {fit} like them"
     empty = [f"{pool.wasted / pool.held:.0%}" for pool in (pieces, blocks)]
     finding = f"{empty[0]} of what is held in one piece is empty, in blocks {empty[1]}"
-    rows = [(one, pieces), (two, pictures_s2.as_pieces(blocks))]
+    rows = [(one, pieces), (two, as_pieces(blocks))]
     pictures.style()
-    path.write_text(pictures.svg(pictures.pool_rows(rows, finding)), encoding="utf-8")
+    path.write_text(pictures.svg(pool_rows(rows, finding)), encoding="utf-8")
     print(f"{path.name}  {path.stat().st_size / 1024:.0f} KB")
     return 0
 

@@ -2,10 +2,10 @@
 
     python stages/chain.py check [--exercises]   is every difference between two stages one that chain.toml declares?
     python stages/chain.py diff 3                what stage 3 changes, in reading order
-    python stages/chain.py write                 write the DIFF.md of each stage
+    python stages/chain.py write                 write the DIFF.md of each stage, and the copy of the last one
     python stages/chain.py size                  the lines of code that each stage adds
     python stages/chain.py exercise 3            stage 3 with the functions of its exercise left to you
-    python stages/chain.py propagate s2          merge an edit of s2 forward to the last stage
+    python stages/chain.py propagate s2          merge an edit of s2 forward to the last stage and its copy
 
 Needs Python >= 3.11 and git, nothing else. exercise --help and propagate --help tell the rest.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's imports are looked for beside it
 
 from stages.chaintools.check import faults
+from stages.chaintools.copy import renew_copy
 from stages.chaintools.diffs import diff_md, show
 from stages.chaintools.exercise import (
     changed_by_learner,
@@ -29,7 +30,7 @@ from stages.chaintools.exercise import (
     what_next,
     write_exercise,
 )
-from stages.chaintools.lines import added_lines
+from stages.chaintools.lines import added_lines, optional_lines
 from stages.chaintools.load import load
 from stages.chaintools.model import Chain, ChainError
 from stages.chaintools.progress import abort, begin
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.set_defaults(run=_diff)
     diff.add_argument("stage", help="2, s2 or s2_block_manager")
     diff.add_argument("--color", action="store_true", help="in colour even if this is no terminal")
-    commands.add_parser("write", help="write the DIFF.md of each stage").set_defaults(run=_write)
+    commands.add_parser("write", help="write each DIFF.md, and the last stage's copy").set_defaults(run=_write)
     commands.add_parser("size", help="the lines of code that each stage adds").set_defaults(run=_size)
     exercise = commands.add_parser("exercise", help="write exercises/sN, with functions left to you")
     exercise.set_defaults(run=_exercise)
@@ -115,14 +116,22 @@ def _write(chain: Chain, options: argparse.Namespace) -> int:
         is_current = stage.text("DIFF.md") == text
         (stage.folder / "DIFF.md").write_text(text, encoding="utf-8")
         print(f"{stage.path}/DIFF.md: {'was current' if is_current else 'written'}")
+    for line in renew_copy(chain):
+        print(line)
     return 0
 
 
 def _size(chain: Chain, options: argparse.Namespace) -> int:
     for stage in chain.stages:
-        budget = f"of {stage.budget}" if stage.budget else ""
-        print(f"{stage.name:28} {added_lines(stage):5} {budget:8} lines, {len(stage.changes)} files")
+        print(_size_line(stage.name, added_lines(stage), stage.budget, len(stage.changes) - len(stage.optional.files)))
+        if optional := stage.optional.files:
+            print(_size_line("  optional", optional_lines(stage), stage.optional.budget, len(optional)))
     return 0
+
+
+def _size_line(what: str, lines: int, budget: int | None, num_files: int) -> str:
+    of = f"of {budget}" if budget else ""
+    return f"{what:28} {lines:5} {of:8} lines, {num_files} file{'' if num_files == 1 else 's'}"
 
 
 def _exercise(chain: Chain, options: argparse.Namespace) -> int:

@@ -5,13 +5,15 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 STORYTELLER = ROOT / "models" / "storyteller"
 
-# DESIGN, "the same tokens": two logits closer than this share of the logits' standard deviation are a tie, for which
-# rows of another batch size may fall the other way.
+# "The same tokens" is said of float32. A row of a batch differs by some 2e-6 from the same row in a batch of another
+# size, and its logits by 1e-5: two logits closer than MARGIN standard deviations are a tie, which may fall either way.
 MARGIN = 1e-3
-LARGEST_LOGIT_ERROR = 1e-4  # of the largest |logit|, float32
+MAX_LOGIT_ERROR = 1e-4  # of the largest |logit|, float32
 
 
 def find_stages(root: Path) -> list[str]:
@@ -34,6 +36,11 @@ def has_cuda() -> bool:
     import torch  # here, so that tests that need no torch start at once
 
     return torch.cuda.is_available()
+
+
+def full(*values: Any) -> Any:
+    """A test's parameters that `make test` leaves out and `make test-all` runs."""
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 class Greedy(NamedTuple):

@@ -197,7 +197,7 @@ def one_command(words: list[str], repository: Repository) -> Iterator[str]:
         if target and target not in repository.targets:
             yield f"the Makefile has no target {target}"
     elif program == "nanovllm" and arguments:
-        if not (repository.root / "nanovllm" / f"{arguments[0]}.py").exists():
+        if not (repository.root / "nanovllm" / "cli" / f"{arguments[0]}.py").exists():
             yield f"nanovllm has no command {arguments[0]}"
     elif arguments[:1] == ["-m"]:
         module, *rest = arguments[1:]
@@ -256,7 +256,7 @@ def number_faults(prose: Prose, allowed: Iterable[str] = ()) -> Iterator[str]:
         sentences = sentences.replace(text, " ")
     for match in MEASURED.finditer(sentences):
         around = sentences[max(0, match.start() - 30) : match.end() + 20]
-        yield f"{match[0]!r} was typed by hand in {around!r}: let stages/figures.py write it"
+        yield f"{match[0]!r} was typed by hand in {around!r}: let stages/prose write it"
 
 
 def mark_faults(prose: Prose) -> Iterator[str]:

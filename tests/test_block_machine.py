@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.helpers import ROOT, find_stages, folder_of
+from tests.helpers import ROOT, find_stages, folder_of, full
 
 MAX_MODEL_LEN = 24
 STAGES = [name for name in find_stages(ROOT) if (folder_of(name) / "block_manager.py").exists()]
@@ -205,8 +205,9 @@ class Pool(RuleBasedStateMachine):
             assert self.manager.num_free_blocks == self.manager.num_blocks
 
 
+@pytest.mark.parametrize("num_histories", [30, full(150)])
 @pytest.mark.parametrize("stage", STAGES)
-def test_any_history(stage):
+def test_any_history(stage, num_histories):
     run_state_machine_as_test(
-        lambda: Pool(stage), settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+        lambda: Pool(stage), settings=settings(max_examples=num_histories, stateful_step_count=40, deadline=None)
     )

@@ -12,8 +12,9 @@ import pytest
 from stages.chain import ROOT, main
 from stages.chaintools import ChainError, added_lines, load
 from stages.chaintools.functions import find
-from stages.chaintools.lines import code_lines
+from stages.chaintools.lines import code_lines, optional_lines
 from stages.chaintools.proof import proof_faults
+from tests.helpers import find_stages, full
 
 POOL_1 = '''"""One pool."""
 
@@ -85,12 +86,13 @@ GAIN_2 = """from ..pool import Pool
 
 def test_gain():
     pool = Pool(2)
-    pool.get_new_blocks(3)
+    pool.take(3)
     assert pool.size() == 2
 """
 MAIN = '"""The command."""\n\nfrom .pool import Pool\n\nprint(Pool(8).size())\n'
 TOML = """
-stages = ["s1_pool", "s2_all_or_nothing", "../final"]
+stages = ["s1_pool", "s2_all_or_nothing", "s3_server"]
+copy = "../final/core"
 
 [s1]
 files = [
@@ -127,9 +129,47 @@ tests = ["tests/test_pool.py::test_twice"]
 hint = "Two times."
 minutes = 1
 
-[final]
-budget = 5
-files = [{ new = "server.py", why = "a server" }]
+[s3]
+budget = 7
+optional = { files = ["extra.py"], budget = 1 }
+files = [
+    { new = "server.py", why = "a server" },
+    { new = "extra.py", why = "and more" },
+]
+"""
+STEP_3 = """
+[[s3.steps]]
+title = "Part {0}"
+functions = ["server.py:{0}"]
+tests = ["tests/test_gain.py::test_{0}"]
+hint = "One number."
+minutes = 1
+"""
+TOML += "".join(STEP_3.format(name) for name in ("port", "host", "both"))
+SERVER = """def port() -> int:
+    return 8000
+
+
+def host() -> str:
+    return "::1"
+
+
+def both() -> str:
+    return host() + str(port())
+"""
+GAIN_3 = """from ..server import both, host, port
+
+
+def test_port():
+    assert port() == 8000
+
+
+def test_host():
+    assert host() == "::1"
+
+
+def test_both():
+    assert both() == "::18000"
 """
 STAGE_1 = {
     "__init__.py": '"""One."""\n',
@@ -147,15 +187,22 @@ STAGE_2 = {
     "tests/test_pool.py": TESTS_2,
     "tests/test_gain.py": GAIN_2,
 }
-FINAL = STAGE_2 | {"__init__.py": '"""Three."""\n', "server.py": "PORT = 8000\n"}
+STAGE_3 = STAGE_2 | {
+    "__init__.py": '"""Three."""\n',
+    "server.py": SERVER,
+    "extra.py": "x = 1\n",
+    "tests/test_gain.py": GAIN_3,
+}
 CHAIN = {
     "stages/chain.toml": TOML,
     ".gitignore": "exercises/\n",
     **{f"stages/s1_pool/{file}": text for file, text in STAGE_1.items()},
     **{f"stages/s2_all_or_nothing/{file}": text for file, text in STAGE_2.items()},
-    **{f"final/{file}": text for file, text in FINAL.items()},
+    **{f"stages/s3_server/{file}": text for file, text in STAGE_3.items()},
+    "final/__init__.py": '"""The package."""\n',
+    "final/core/old.py": "gone = True\n",
 }
-S1, S2, S3 = "stages/s1_pool", "stages/s2_all_or_nothing", "final"
+S1, S2, S3, CORE = "stages/s1_pool", "stages/s2_all_or_nothing", "stages/s3_server", "final/core"
 
 
 def git(root: Path, *arguments: str) -> None:
@@ -216,7 +263,7 @@ def edit(root: Path, file: str, old: str, new: str) -> None:
 
 class TestCheck:
     def test_the_chain_as_declared_passes(self, chain: Run) -> None:
-        assert chain("check") == (0, "stages are as chain.toml says: s1, s2, final\n")
+        assert chain("check") == (0, "stages are as chain.toml says: s1, s2, s3\n")
 
     @pytest.mark.parametrize(
         ("file", "old", "new", "fault"),
@@ -227,8 +274,15 @@ class TestCheck:
             (f"{S2}/pool.py", POOL_2, POOL_1, "/pool.py is declared changed and is the same as in the stage before"),
             (f"{S2}/server.py", "", "x = 1\n", f"{S3}/server.py is declared new and is in the stage before"),
             (f"{S3}/server.py", "8000", "8000\n", f"{S3}/DIFF.md is not current: run python stages/chain.py write"),
-            (f"{S3}/server.py", "PORT = 8000", "a = 1\n" * 6, f"{S3} adds 6 lines of code; its budget is 5"),
-            (f"{S3}/server.py", "PORT = 8000", "PORT = (", f"{S3}/server.py: not a Python file"),
+            (f"{S3}/server.py", "\n\n\n", "\na = 1\n", f"{S3} adds 8 lines of code; its budget is 7"),
+            (f"{S3}/server.py", "8000", "(", f"{S3}/server.py: not a Python file"),
+            (f"{S3}/extra.py", "1", "1\ny = 2", f"{S3} adds 2 optional lines of code (extra.py); their budget is 1"),
+            ("stages/chain.toml", '["extra.py"]', '["server.py"]', f"{S3}: its optional files (server.py) are not the"),
+            (f"{CORE}/pool.py", "size", "sizes", f"{CORE}/pool.py is not as in {S3}: run python stages/chain.py write"),
+            (f"{CORE}/more.py", "", "", f"{CORE}/more.py is not in {S3}: run python stages/chain.py write"),
+            (f"{CORE}/README.md", "", "", f"{CORE}/README.md is not in {S3}: run"),
+            (f"{S3}/__init__.py", "Three", "3", f"{CORE}/__init__.py is not as in {S3}: run"),
+            ("stages/chain.toml", "../final/core", "../final/code", "final/code/pool.py is missing: run python"),
             (f"{S2}/DIFF.md", "take all", "Take all", f"{S2}/DIFF.md is not current: run python stages/chain.py write"),
             (f"{S2}/tests/test_pool.py", "test_twice", "test_2", "3: there is no test tests/test_pool.py::test_twice"),
             (f"{S2}/pool.py", "def take", "def took", f"{S2}, step 1: pool.py:Pool.take does not exist"),
@@ -237,6 +291,12 @@ class TestCheck:
             ("stages/chain.toml", "old.py", "older.py", f"{S1}/older.py is declared new and is not there"),
             ("stages/chain.toml", "old.py", "older.py", f"{S1}/old.py is new and not declared"),
             ("stages/chain.toml", "old.py", "older.py", f"{S2}/old.py is missing and not declared removed"),
+            (
+                f"{S3}/tests/test_gain.py",
+                "test_both",
+                "test_all",
+                "step 3: there is no test tests/test_gain.py::test_both",
+            ),
             ("stages/s9_secret/pool.py", "", "", "stages/s9_secret is not in chain.toml"),
         ],
     )
@@ -258,7 +318,7 @@ class TestCheck:
 
     def test_tests_and_prose_are_free(self, chain: Run, root: Path) -> None:
         for file in ("tests/test_more.py", "README.md", "__init__.py", "tests/test_pool.py"):
-            with (root / S3 / file).open("a") as stream:
+            with (root / S2 / file).open("a") as stream:
                 stream.write("# more\n")
         assert chain("check")[0] == 0
 
@@ -267,10 +327,11 @@ class TestCheck:
         [
             ("budget = 16", "budgets = 16", "chain.toml: [s2] lacks 'budget'"),
             ("budget = 16", "budget = '16'", "chain.toml: [s2]: 'budget' must be of type int"),
-            ("budget = 5", "budget = 5\nown_tests = 1", "chain.toml: [final]: 'own_tests' must be of type bool"),
+            (", budget = 1 }", " }", "chain.toml: [s3] optional lacks 'budget'"),
+            ('"../final/core"', "1", "chain.toml: copy must be a folder, not 1"),
             ('{ new = "pool.py"', '{ now = "pool.py"', "[s1] files, entry 2 needs one of new, changed, removed"),
             ("pool.py:twice", "twice", "chain.toml: [s2] step 3: 'twice' is not of the form"),
-            ("[final]", "[finale]", "chain.toml: each of the stages needs one table; [final] breaks that rule"),
+            ("[s1]", "[s0]", "chain.toml: each of the stages needs one table; [s1] breaks that rule"),
             ("s1_pool", "s1_pond", "chain.toml: the folder of stage 's1_pond' is missing: stages/s1_pond"),
             ("stages = [", "stages = ", "chain.toml: "),
         ],
@@ -282,9 +343,10 @@ class TestCheck:
         assert message in printed
 
     def test_a_single_stage_passes_and_says_so(self, chain: Run, root: Path) -> None:
-        first = TOML.split("[s2]")[0].replace(', "s2_all_or_nothing", "../final"', "")
-        (root / "stages/chain.toml").write_text(first)
+        first = TOML.split("[s2]")[0].replace(', "s2_all_or_nothing", "s3_server"', "")
+        (root / "stages/chain.toml").write_text(first.replace('copy = "../final/core"', ""))
         shutil.rmtree(root / S2)
+        shutil.rmtree(root / S3)
         status, printed = chain("check", "--exercises")
         assert status == 0
         assert "s1 is the only stage" in printed
@@ -301,11 +363,17 @@ class TestSize:
         first, second, last = load(root).stages
         assert added_lines(first) == 2 + 7 + 1  # __main__.py, pool.py, old.py
         assert added_lines(second) == 12
-        assert added_lines(last) == 1
+        assert (added_lines(last), optional_lines(last)) == (6, 1)
 
     def test_only_new_comments_add_nothing(self, root: Path) -> None:
         edit(root, f"{S3}/__main__.py", "\nprint", "# why\n\nprint")
-        assert added_lines(load(root).stages[2]) == 1
+        assert added_lines(load(root).stages[2]) == 6
+
+    def test_what_is_optional_is_told_apart(self, chain: Run) -> None:
+        assert [line.split() for line in chain("size")[1].splitlines()[2:]] == [
+            ["s3_server", "6", "of", "7", "lines,", "1", "file"],
+            ["optional", "1", "of", "1", "lines,", "1", "file"],
+        ]
 
 
 class TestDiff:
@@ -322,12 +390,16 @@ class TestDiff:
         message = f"s1 is the first stage: there is nothing to compare it with. Begin with {S1}/DIFF.md.\n"
         assert chain("diff", "1") == (0, message)
 
-    def test_diff_md(self, root: Path) -> None:
+    def test_diff_md(self, chain: Run, root: Path) -> None:
         assert "2. [pool.py](pool.py), 15 lines: the pool\n" in (root / S1 / "DIFF.md").read_text()
         second = (root / S2 / "DIFF.md").read_text()
         assert "## 1. [pool.py](pool.py): changed, +22 -3\n\ntake all or nothing\n\n```diff\n@@" in second
         assert second.endswith("## 2. old.py: removed, 1 line\n\nnot needed\n")
-        assert (root / S3 / "DIFF.md").read_text().endswith("## 1. [server.py](server.py): new, 1 line\n\na server\n")
+        third = (root / S3 / "DIFF.md").read_text()
+        assert "## 1. [server.py](server.py): new, 10 lines\n\na server\n" in third
+        assert "6 lines of code are added" in third and "aside), and 1 more in the optional half" in third
+        assert third.endswith("## 2. [extra.py](extra.py): new, optional, 1 line\n\nand more\n")
+        assert "2 of 2: extra.py, new, optional =" in chain("diff", "3")[1]
 
     def test_diff_md_does_not_depend_on_the_readers_settings(self, chain: Run, root: Path) -> None:
         for setting in ("diff.noprefix true", "diff.context 9", "color.ui always", "diff.suppressBlankEmpty true"):
@@ -438,8 +510,7 @@ def twice(count: int) -> int:
         ("arguments", "message"),
         [
             (["1"], f"s1 has no exercise; what there is to think about is in {S1}/README.md"),
-            (["final"], "final has no exercise; what there is to think about is in final/README.md"),
-            (["7"], "there is no stage '7'; there are: s1, s2, final"),
+            (["7"], "there is no stage '7'; there are: s1, s2, s3"),
             (["2", "--step", "4"], "there is no step 4: s2 has steps 1 to 3"),
             (["2", "--reveal", "size"], "none of the exercise's functions is called 'size': pool.py:Pool.take"),
         ],
@@ -452,12 +523,12 @@ def twice(count: int) -> int:
 
 class TestProof:
     def test_red_before_each_step_and_green_after(self, chain: Run) -> None:
-        assert chain("check", "--exercises") == (0, "stages and exercises are as chain.toml says: s1, s2, final\n")
+        assert chain("check", "--exercises") == (0, "stages and exercises are as chain.toml says: s1, s2, s3\n")
 
     def test_what_is_not_so_is_named(self, root: Path) -> None:
         edit(root, f"{S2}/tests/test_pool.py", "== []", "or True")
         edit(root, f"{S2}/tests/test_pool.py", 'assert Pool.Report.line(1) == "1 of 8"', "assert twice(1) == 2")
-        edit(root, f"{S2}/tests/test_gain.py", "pool.get_new_blocks(3)", "pass")
+        edit(root, f"{S2}/tests/test_gain.py", "pool.take(3)", "pass")
         assert proof_faults(load(root).stages[1]) == [
             f"{S2}: tests/test_gain.py is not red with 0 steps solved",
             f"{S2}: tests/test_pool.py::test_line is not green with 2 steps solved",
@@ -468,6 +539,23 @@ class TestProof:
         found = proof_faults(load(root).stages[1])
         assert len(found) == 4
         assert all("pytest could not run them" in fault for fault in found)
+
+
+class TestCopy:
+    def test_holds_the_code_and_neither_lesson_nor_tests(self, root: Path) -> None:
+        code = {"__init__.py", "__main__.py", "pool.py", "server.py", "extra.py"}
+        assert {path.name for path in (root / CORE).iterdir()} == code
+        assert all((root / CORE / file).read_bytes() == (root / S3 / file).read_bytes() for file in code)
+
+    def test_is_renewed_after_an_edit_of_the_last_stage(self, chain: Run, root: Path) -> None:
+        edit(root, f"{S3}/server.py", "8000", "8001")
+        (root / S3 / "extra.py").unlink()
+        assert chain("propagate", "s3") == (
+            0,
+            f"{CORE}/extra.py is not in {S3}: mended\n{CORE}/server.py is not as in {S3}: mended\n"
+            "Next: python stages/chain.py write, then check.\n",
+        )
+        assert "8001" in (root / CORE / "server.py").read_text() and not (root / CORE / "extra.py").exists()
 
 
 class TestPropagate:
@@ -483,6 +571,7 @@ class TestPropagate:
             [
                 *[f"{S2}/{line}" for line in ("__main__.py: follows", "pool.py: merged", "tests/test_fix.py: copied")],
                 *[f"{S3}/{line}" for line in ("__main__.py: follows", "pool.py: follows", "tests/test_fix.py: copied")],
+                *[f"{CORE}/{file} is not as in {S3}: mended" for file in ("__main__.py", "pool.py")],
                 "Next: python stages/chain.py write, then check.",
             ],
         )
@@ -492,17 +581,6 @@ class TestPropagate:
         assert chain("propagate", "s1")[0] == 0, "merging again changes nothing"
         assert (root / f"{S3}/pool.py").read_text() == POOL_2.replace("range(size)", "range(1, size)")
 
-    def test_a_stage_with_tests_of_its_own_gets_none(self, chain: Run, root: Path) -> None:
-        """And those that it has are as they were, though the same as in the stage before until now."""
-        edit(root, "stages/chain.toml", "budget = 5", "budget = 5\nown_tests = true")
-        edit(root, f"{S2}/tests/test_pool.py", "take(3)", "take(4)")
-        edit(root, f"{S2}/__main__.py", "8", "9")
-        (root / f"{S2}/tests/test_fix.py").write_text("def test_fix(): pass\n")
-        status, printed = chain("propagate", "s2")
-        assert (status, printed.splitlines()[:-1]) == (0, [f"{S3}/__main__.py: follows"])
-        assert (root / f"{S3}/tests/test_pool.py").read_text() == TESTS_2
-        assert not (root / f"{S3}/tests/test_fix.py").exists()
-
     def test_files_come_and_go(self, chain: Run, root: Path) -> None:
         (root / f"{S1}/__main__.py").unlink()
         edit(root, f"{S1}/old.py", "1", "2")  # s2 does not have it
@@ -510,6 +588,7 @@ class TestPropagate:
         assert status == 0
         assert f"{S2}/__main__.py: deleted\n{S2}/old.py: left out: this stage has no such file\n" in printed
         assert not (root / f"{S3}/__main__.py").exists()
+        assert not (root / f"{CORE}/__main__.py").exists()
 
     def test_an_edit_that_is_committed_already(self, chain: Run, root: Path) -> None:
         edit(root, f"{S2}/__main__.py", "8", "9")
@@ -544,6 +623,7 @@ class TestPropagate:
                 f"{S2}/__main__.py: follows",
                 f"{S3}/__main__.py: follows",
                 f"{S3}/pool.py: follows",
+                *[f"{CORE}/{file} is not as in {S3}: mended" for file in ("__main__.py", "pool.py")],
                 "Next: python stages/chain.py write, then check.",
             ],
         )
@@ -602,17 +682,14 @@ class TestTheRealChain:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def test_the_last_link_is_the_finished_package(self, capsys: pytest.CaptureFixture[str]) -> None:
-        before, last = load(ROOT).stages[-2:]
-        assert (last.path, last.before, last.own_tests, last.steps) == ("nanovllm", before, True, ())
-        changed = {change.file for change in last.changes}
-        assert changed.isdisjoint({"llm.py", "engine.py", "scheduler.py", "attention.py", "config.py", "sampling.py"})
-        assert main(["diff", "nanovllm"]) == 0
-        assert "batch.py, new" in capsys.readouterr().out
+    def test_the_finished_package_holds_the_last_stage(self) -> None:
+        assert load(ROOT).copy == "nanovllm/core"
 
-    def test_exercises_are_red_before_each_step_and_green_after(self) -> None:
+    @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
+    def test_exercises_are_red_before_each_step_and_green_after(self, link: int) -> None:
         """With all steps solved it is the stage itself, whose own tests run beside this one."""
-        assert [fault for stage in load(ROOT).stages for fault in proof_faults(stage, finished=False)] == []
+        (stage,) = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
+        assert stage.steps and proof_faults(stage, finished=False) == []
 
     def test_exercises_are_ignored_by_git(self) -> None:
         assert "/exercises/" in (ROOT / ".gitignore").read_text().splitlines()

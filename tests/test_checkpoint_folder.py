@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from models.checkpoint import write_checkpoint
-from models.trainer import CausalAttend
+from models.training.checkpoint import write_checkpoint
+from models.training.trainer import CausalAttend
 from stages.s1_contiguous_cache.llama import ModelConfig, StreamDecoder, Tokenizer, load_model
 from stages.s1_contiguous_cache.llama.families import FAMILIES
-from tests.helpers import LARGEST_LOGIT_ERROR, STORYTELLER, Oracle
+from tests.helpers import MAX_LOGIT_ERROR, STORYTELLER, Oracle
 from tests.prompts import CANDIDATES
 
 TEXTS = [text for text in CANDIDATES if isinstance(text, str)] + [
@@ -168,7 +168,7 @@ def test_the_same_logits():
         got = model.compute_logits(hidden)
         expected = oracle.model(torch.tensor([ids])).logits[0]
     assert got.shape == expected.shape == (length, config.vocab_size)
-    assert (got - expected).abs().max() <= LARGEST_LOGIT_ERROR * expected.abs().max()
+    assert (got - expected).abs().max() <= MAX_LOGIT_ERROR * expected.abs().max()
 
 
 # What wrote it

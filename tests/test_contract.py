@@ -1,10 +1,11 @@
 """One contract over all stages: what transformers' LlamaForCausalLM says, every stage says, however it serves it.
 
-"The same tokens" is a statement about float32; DESIGN's rules for ties are in tests/helpers.py.
+"The same tokens" is a statement about float32; the rule for ties is in tests/helpers.py. `make test` shows every shape
+of model to the first stage and, because the model is the same in all, a few shapes to the others.
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import islice
@@ -15,8 +16,8 @@ import pytest
 import torch
 
 from tests.helpers import (
-    LARGEST_LOGIT_ERROR,
     MARGIN,
+    MAX_LOGIT_ERROR,
     PACKAGE,
     ROOT,
     STORYTELLER,
@@ -24,6 +25,7 @@ from tests.helpers import (
     Oracle,
     compare_greedy,
     find_stages,
+    full,
 )
 from tests.odd_models import SHAPES, OddModel, random_prompts, write_odd_model
 from tests.prompts import CANDIDATES
@@ -34,6 +36,16 @@ HOLDINGS = {  # a knob, and what is tried of it
     "block_size": (16, 1),
     "max_num_batched_tokens": (24,),
 }
+OF_THE_CACHE = {"gqa", "mqa", "narrow_heads", "one_layer"}  # shapes that a stage's own code sees
+
+
+def each_shape(few: set[str], shapes: Iterable[str] = SHAPES) -> pytest.MarkDecorator:
+    """Each stage with each shape of model: in `make test` the first stage with all, the others with `few`."""
+    first, *others = find_stages(ROOT)
+    pairs = [(first, shape) for shape in shapes]
+    for stage in others:
+        pairs += [(stage, shape) if shape in few else full(stage, shape) for shape in shapes]
+    return pytest.mark.parametrize(("stage", "odd_model"), pairs, indirect=True)
 
 
 # What the reference says, computed once a session
@@ -96,7 +108,7 @@ def test_fixed_vectors(stage, device, oracle, vectors):
         assert output.outputs[0].token_ids == expected.token_ids, prompt
 
 
-@pytest.mark.parametrize("way", ["alone", "together", "in waves", "few seats"])
+@pytest.mark.parametrize("way", ["in waves", "few seats", full("alone"), full("together")])
 def test_company_changes_nothing(stage, device, oracle, vectors, way):
     """The same requests alone, in one batch, in a pool so small that they take turns, and with two at a time.
 
@@ -123,7 +135,7 @@ def sampled_alone(stage, device, oracle, vectors) -> list[Any]:
     return serve(stage, device, oracle, "alone", {}, prompts, sampling(stage, len(prompts)))
 
 
-@pytest.mark.parametrize("way", ["together", "in waves", "few seats"])
+@pytest.mark.parametrize("way", ["few seats", full("in waves"), full("together")])
 def test_company_changes_no_seeded_sample(stage, device, oracle, vectors, sampled_alone, way):
     prompts = [CANDIDATES[i] for i in short_vectors(oracle, vectors)]
     for options in holdings(stage):
@@ -184,6 +196,7 @@ def serve(
 # Random models of odd shapes
 
 
+@each_shape(few=OF_THE_CACHE)
 def test_odd_shapes_take_the_same_tokens(stage, device, odd_model):
     prompts = random_prompts(odd_model.oracle.model.config.vocab_size, num=20, longest=60)
     llm = stage.LLM(model=odd_model.folder, dtype="float32", device=device, max_model_len=128, kv_cache_tokens=20 * 128)
@@ -197,15 +210,17 @@ def test_odd_shapes_take_the_same_tokens(stage, device, odd_model):
     assert len({token for output in outputs for token in output.outputs[0].token_ids}) > 20, "a model that says little"
 
 
+@each_shape(few={"gqa"})
 def test_odd_shapes_have_the_same_logits(stage, device, odd_model):
     prompts = random_prompts(odd_model.oracle.model.config.vocab_size, num=3, longest=60)
     llm = stage.LLM(model=odd_model.folder, dtype="float32", device=device, max_model_len=128, kv_cache_tokens=128)
     for seed, prompt in enumerate(prompts):
         got, output = logits_of(stage, llm, prompt, seed)
         expected = odd_model.oracle.logits(prompt, output)
-        assert (got - expected).abs().max() <= LARGEST_LOGIT_ERROR * expected.abs().max()
+        assert (got - expected).abs().max() <= MAX_LOGIT_ERROR * expected.abs().max()
 
 
+@each_shape(few={"mqa"})
 def test_any_of_several_eos_ids_ends_a_text(stage, device, odd_model):
     """Ids that the model takes early; generation_config.json has them, config.json says otherwise."""
     oracle = odd_model.oracle
@@ -230,7 +245,7 @@ def test_any_of_several_eos_ids_ends_a_text(stage, device, odd_model):
 # Half precision: the logits only, against transformers in the same dtype, along texts that the stage samples
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", full("float16")])
 def test_half_precision(stage, device, oracle, dtype):
     reference = Oracle(STORYTELLER, dtype, device)
     llm = stage.LLM(model=STORYTELLER, dtype=dtype, device=device, max_model_len=1024, kv_cache_tokens=1024)
@@ -238,8 +253,8 @@ def test_half_precision(stage, device, oracle, dtype):
         assert_half_as_good(stage, llm, oracle, reference, token_ids(oracle, prompt), seed)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("odd_model", ["wide_heads", "llama3", "attention_bias", "mlp_bias"], indirect=True)
+@pytest.mark.parametrize("dtype", ["float16", full("bfloat16")])
+@each_shape(few={"wide_heads"}, shapes=["wide_heads", "llama3", "attention_bias", "mlp_bias"])
 def test_half_precision_of_odd_shapes(stage, device, odd_model, dtype):
     reference = Oracle(odd_model.folder, dtype, device)
     llm = stage.LLM(model=odd_model.folder, dtype=dtype, device=device, max_model_len=128, kv_cache_tokens=128)

@@ -1,13 +1,14 @@
-"""What decode.py measures is a step of the real engine, on memory that is there."""
+"""What stages/bench/decode.py measures is a step of the real engine, on memory that is there."""
 
 from itertools import chain
 
 import pytest
 import torch
 
-from notebooks.attending import AttentionAlone
-from stages import decode
-from stages.decode import STAGES, Case, DecodeStep
+from stages.bench import decode
+from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
+from stages.bench.engines import PACKAGES
+from stages.bench.models import num_parameters, random_model
 from stages.s1_contiguous_cache.llama import ModelConfig
 
 TINY = ModelConfig(
@@ -23,41 +24,58 @@ TINY = ModelConfig(
     eos_token_ids=(2,),
 )
 CASE = Case("tiny", "float32", batch=3, context=9)
+each_stage = pytest.mark.parametrize("name", PACKAGES)
 
 
 @pytest.fixture(scope="module")
 def folder():
-    with decode.random_model(TINY) as folder:
-        yield folder
+    return random_model(TINY)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_step_computes_one_token_of_each_sequence_and_can_be_repeated(folder, stage):
-    step = DecodeStep(STAGES[stage], folder, CASE)
+def test_a_random_model_is_written_once_and_the_same_everywhere(folder):
+    from safetensors.torch import load_file
+
+    assert random_model(TINY) == folder
+    random_model.cache_clear()
+    again = random_model(TINY)
+    first, second = (load_file(path / "model.safetensors") for path in (folder, again))
+    assert again != folder and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@each_stage
+def test_a_step_computes_one_token_of_each_sequence_and_can_be_repeated(folder, name):
+    step = DecodeStep(name, folder, CASE)
     for count in (1, 2):
         assert step() > 0
         assert step.engine.model_runner.num_tokens == 3 * count
     assert [seq.num_computed_tokens for seq in step.seqs] == [8, 8, 8]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_bytes_are_those_of_all_weights_keys_and_values(folder, stage):
-    step = DecodeStep(STAGES[stage], folder, CASE)
+@each_stage
+def test_bytes_are_those_of_all_weights_keys_and_values(folder, name):
+    step = DecodeStep(name, folder, CASE)
     layer = 16 * (4 + 2 + 2) * 8 + 4 * 8 * 16 + 3 * 16 * 32 + 2 * 16  # q, k, v; o; gate, up, down; two norms
     weights = 50 * 16 + 2 * layer + 16  # the head is the embedding
+    assert num_parameters(TINY) == weights
     assert step.num_kv_bytes == 3 * 9 * 2 * 2 * 2 * 8 * 4
     assert step.num_bytes == step.num_kv_bytes + 4 * weights
 
 
+@each_stage
+def test_a_mixed_batch_has_one_long_context(folder, name):
+    step = DecodeStep(name, folder, Case("tiny", "float32", batch=3, context=150, is_mixed=True))
+    assert [seq.num_tokens for seq in step.seqs] == [150, 128, 128] and step() > 0
+
+
 def test_the_pool_was_written_before_it_is_read(folder):
     """Memory that nobody wrote is one page of zeros, and is read from a cache."""
-    for stage in ("s1", "s3"):
-        pool = DecodeStep(STAGES[stage], folder, CASE).engine.kv_cache
-        assert all((x == torch.tensor(0.01)).all() for x in ([pool.k, pool.v] if stage == "s1" else [pool.blocks]))
+    for name in ("s1", "s3"):
+        pool = DecodeStep(name, folder, CASE).engine.kv_cache
+        assert all((x == torch.tensor(0.01)).all() for x in ([pool.k, pool.v] if name == "s1" else [pool.blocks]))
 
 
 def test_scattered_is_the_same_batch_and_pool_with_its_blocks_dealt_out_again(folder):
-    step = DecodeStep(STAGES["s3"], folder, CASE, block_size=1)
+    step = DecodeStep("s3", folder, CASE, block_size=1)
     before = [list(seq.block_table) for seq in step.seqs]
     other = step.scattered()
     after = [seq.block_table for seq in other.seqs]
@@ -66,9 +84,9 @@ def test_scattered_is_the_same_batch_and_pool_with_its_blocks_dealt_out_again(fo
     assert other.engine is step.engine and other() > 0
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_attention_alone_leaves_the_engine_as_it_was(folder, stage):
-    step = DecodeStep(STAGES[stage], folder, CASE)
+@each_stage
+def test_attention_alone_leaves_the_engine_as_it_was(folder, name):
+    step = DecodeStep(name, folder, CASE)
     attention = step.engine.model_runner._attention
     alone = AttentionAlone(step)
     assert step.engine.model_runner._attention is attention
@@ -76,9 +94,11 @@ def test_attention_alone_leaves_the_engine_as_it_was(folder, stage):
     alone()
 
 
-def test_no_call_always_follows_the_same_one():
-    calls = []
-    rounds = decode.in_turn({name: lambda name=name: calls.append(name) or 0.0 for name in "abcd"})
-    orders = {"".join(calls[i : i + 4]) for i in range(0, len(calls), 4)}
-    assert all(set(each) == set("abcd") for each in rounds) and len(orders) > 1
-    assert len(calls) == 4 * (len(rounds) + 2)
+def test_cases_are_measured_and_told_in_a_line(folder, monkeypatch):
+    monkeypatch.setattr(decode, "MAX_ROUNDS", 1)
+    case = Case("tiny", "float32", batch=2, context=150, is_mixed=True)
+    found = decode.measure_case(case, folder, ("s1", "s3"), decode.Reading(2**16))
+    assert found["padding"] == pytest.approx(22 / 300)
+    assert found["s3_over_s1"] == pytest.approx(found["s1_ms"] / found["s3_ms"])
+    assert "mixed, padding 7%" in decode.line(found, ("s1", "s3"))
+    assert len({case.key for case in decode.CASES}) == len(decode.CASES)

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.helpers import MARGIN, ROOT, find_stages, folder_of
+from tests.helpers import MARGIN, ROOT, find_stages, folder_of, full
 from tests.odd_models import OddModel, write_odd_model
 
 MAX_MODEL_LEN = 40
@@ -279,10 +279,14 @@ def test_what_they_say_alone_is_what_the_reference_says(served, tiny):
         assert len(set(map(tuple, [*drawn, greedy.token_ids]))) == len(drawn) + 1
 
 
-def test_any_history(served):
+@pytest.mark.parametrize("num_histories", [10, full(100)])
+def test_any_history(served, num_histories):
     run_state_machine_as_test(
         lambda: Served(*served),
         settings=settings(
-            max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+            max_examples=num_histories,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
         ),
     )

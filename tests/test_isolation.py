@@ -9,14 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of
+from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full
 
 STAGES = [*find_stages(ROOT), PACKAGE]
-FIRST = folder_of(STAGES[0]).name
+ENDS = STAGES[0], STAGES[-2], PACKAGE  # the first stage and the last, and what is built of it
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
 FOR_THE_COMMAND = {"click", "tqdm"}
 NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib"}
@@ -56,7 +57,7 @@ def run_alone(folder: Path, module: str, *arguments: str) -> subprocess.Complete
     return subprocess.run(command, cwd=folder, env=inherited | settings, capture_output=True, text=True, timeout=300)
 
 
-@pytest.fixture(params=STAGES)
+@pytest.fixture
 def alone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A stage's folder, copied as it is into an empty one."""
     source = folder_of(request.param)
@@ -73,6 +74,7 @@ def test_the_rest_is_out_of_reach(tmp_path):
     assert run_alone(tmp_path, "works", "--a", "b").stdout == "['--a', 'b']\n"
 
 
+@pytest.mark.parametrize("alone", [name if name in ENDS else full(name) for name in STAGES], indirect=True)
 def test_a_stage_alone_generates_text(alone):
     command = ["generate"] if alone.name == PACKAGE else []
     flags = [*command, "--model", str(STORYTELLER), "--max-tokens", "8", "--temperature", "0"]
@@ -83,12 +85,16 @@ def test_a_stage_alone_generates_text(alone):
     assert [path.name for path in alone.parent.iterdir()] == [alone.name], "it wrote beside itself"
 
 
-def test_a_stage_alone_passes_its_tests(alone):
-    """All its test files are imported; what runs is test_gain.py, or all tests where there is none, and of stage 1.
+GAIN = "-k", "test_gain"
+RUNS = [(STAGES[0], GAIN), *(full(name, GAIN) for name in STAGES[1:-1]), full(STAGES[0], ()), full(PACKAGE, ())]
 
-    What a file could miss outside of the repository are imports, and files that a test reads.
+
+@pytest.mark.parametrize(("alone", "part"), RUNS, indirect=["alone"])
+def test_a_stage_alone_passes_its_tests(alone, part):
+    """All its test files are imported; what runs is test_gain.py, or all tests of stage 1 and of the package.
+
+    What a file could miss outside of the repository are imports, which are read below, and files that a test reads.
     """
-    part = ("-k", "test_gain") if (alone / "tests" / "test_gain.py").exists() and alone.name != FIRST else ()
     done = run_alone(alone.parent, "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", *part, alone.name)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     assert re.search(r"\b\d+ passed", done.stdout)
@@ -104,13 +110,19 @@ def import_faults(folder: Path) -> list[str]:
     for path in sorted(folder.rglob("*.py")):
         depth = len(path.relative_to(folder).parts)
         allowed = installed if path.is_relative_to(folder / "tests") else installed - {"pytest"}
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            where = f"{path.relative_to(folder)}:{getattr(node, 'lineno', 0)}"
-            faults += [f"{where}: {fault}" for fault in node_faults(node, depth, allowed)]
+        found = text_faults(path.read_text(encoding="utf-8"), depth, frozenset(allowed))
+        faults += [f"{path.relative_to(folder)}:{fault}" for fault in found]
     return faults
 
 
-def node_faults(node: ast.AST, depth: int, allowed: set[str]) -> list[str]:
+@cache  # most files of a stage are copies
+def text_faults(text: str, depth: int, allowed: frozenset[str]) -> list[str]:
+    """Each begins with its line."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt | ast.Attribute | ast.Name)]
+    return [f"{node.lineno}: {fault}" for node in nodes for fault in node_faults(node, depth, allowed)]
+
+
+def node_faults(node: ast.AST, depth: int, allowed: frozenset[str]) -> list[str]:
     """`depth` is how many relative dots stay in the stage: 1 for its files, 2 in a subfolder."""
     if isinstance(node, ast.ImportFrom) and node.level:
         return [f"{'.' * node.level}{node.module} is outside the stage"] if node.level > depth else []
@@ -124,7 +136,7 @@ def node_faults(node: ast.AST, depth: int, allowed: set[str]) -> list[str]:
     return list(dict.fromkeys(faults)) + ([f"{name} reaches the network"] if name in NETWORK_NAMES else [])
 
 
-def may_import(module: str, allowed: set[str]) -> bool:
+def may_import(module: str, allowed: frozenset[str]) -> bool:
     package, _, rest = module.partition(".")
     if set(rest.split(".")) & NETWORK_NAMES:
         return False

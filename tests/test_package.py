@@ -63,6 +63,6 @@ def test_the_installed_command_works_in_any_folder(installed, tmp_path):
     done = run("generate", "A fox")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"there is no folder {tmp_path}/models/storyteller" in done.stderr
-    done = run("generate", "A fox", "--model", str(STORYTELLER), "--max-tokens", "4", "--preemption", "swap")
+    done = run("generate", "A fox", "--model", str(STORYTELLER), "--max-tokens", "4", "--offload-policy", "load")
     assert done.returncode == 0 and done.stdout.startswith("A fox"), done.stderr
     assert list(tmp_path.iterdir()) == []

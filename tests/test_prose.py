@@ -75,9 +75,9 @@ def test_marks_of_figures_close(prose):
 
 
 def test_figures_are_current():
-    from stages import figures
+    from stages.prose import marks
 
-    assert figures.stale(ROOT) == [], "python -m stages.figures brings them up to date"
+    assert marks.stale(ROOT) == [], "python -m stages.prose brings them up to date"
 
 
 @pytest.mark.skipif(not (ROOT / "Makefile").exists(), reason="no Makefile")
@@ -149,7 +149,7 @@ def made_up(tmp_path: Path) -> Repository:
         "stages/s1_one/__init__.py": "",
         "stages/s1_one/__main__.py": "",
         "stages/__main__.py": "",
-        "nanovllm/batch.py": "",
+        "nanovllm/cli/batch.py": "",
         "stages/s1_one/pool.py": POOL,
         "stages/s1_one/llama/model.py": "class Model:\n    def run(self): ...\n",
         "README.md": "# A title, so\n",

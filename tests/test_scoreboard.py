@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from stages import path, predict, scoreboard, tables
+from stages.bench import predict, results, scoreboard
+from stages.bench.engines import PACKAGES
 from stages.chaintools import load
-from stages.path import EFFECTS
+from stages.prose import ideas, tables
 from tests.helpers import ROOT
 
 STAGES = [stage for stage in load(ROOT).stages if stage.key.startswith("s")]
@@ -19,9 +20,10 @@ each_stage = pytest.mark.parametrize("stage", STAGES, ids=[stage.key for stage i
 
 @each_stage
 def test_a_stage_is_measured_and_asked(stage):
-    assert stage.key in predict.stages(), "stages/predict has no file for it"
-    assert stage.key in EFFECTS, "stages/path.py does not say what it brought"
-    assert [v for v in scoreboard.VARIANTS if v.label.startswith(f"{stage.key},") and v.package.endswith(stage.name)]
+    assert PACKAGES[stage.key] == stage.name
+    assert stage.key in predict.stages(), "stages/bench/predict has no file for it"
+    assert stage.key in ideas.EFFECTS, "stages/prose/ideas.py does not say what it brought"
+    assert [v for v in scoreboard.VARIANTS if v.label.startswith(f"{stage.key},") and v.name == stage.key]
 
 
 @each_stage
@@ -30,16 +32,30 @@ def test_a_lesson_shows_its_answers_and_its_scoreboard(stage):
     assert {f"answers_{stage.key}", f"scoreboard_{stage.key}"} <= {*blocks}
 
 
+@pytest.mark.parametrize("variant", scoreboard.VARIANTS, ids=lambda variant: variant.label)
+def test_a_row_has_what_its_stage_counts(variant):
+    row = scoreboard.score(variant, num_requests=1)
+    prompt, output = 232, 114  # the first request of the mixed workload
+    assert (row["seats"], row["steps"], row["tokens_computed"]) == (1, output, prompt + output - 1)
+    assert 0 < row["first_token_seconds"] < output / row["tokens_per_second"]
+    assert (
+        row["promised_bytes"] >= row["used_bytes"] > 0 and row["held_bytes"] == row["used_bytes"] + row["wasted_bytes"]
+    )
+    assert ("blocks_copied" in row) == (variant.name >= "s5") and ("blocks_loaded" in row) == (variant.name == "s7")
+
+
 def test_stages_are_asked_in_order(monkeypatch, tmp_path):
     for name in ("s10.py", "s2.py", "s1.py", "common.py", "stale.py"):
         (tmp_path / name).touch()
     monkeypatch.setattr(predict, "__file__", str(Path(tmp_path, "__init__.py")))
     assert predict.stages() == ["s1", "s2", "s10"]
+    with pytest.raises(ValueError, match="no questions of s3: there are those of s1, s2, s10"):
+        predict.answers(tmp_path, ["s3", "s1"])
 
 
 def test_the_path_has_lessons_only():
     """The finished package is a link of the chain, and no stage."""
-    assert [stage.key for stage in path.lessons()] == [stage.key for stage in STAGES]
+    assert [stage.key for stage in ideas.lessons()] == [stage.key for stage in STAGES]
 
 
 def test_the_screen_is_what_make_run_shows(monkeypatch):
@@ -49,40 +65,40 @@ def test_the_screen_is_what_make_run_shows(monkeypatch):
     monkeypatch.setattr("nanovllm.__main__.main", lambda arguments: told.append(arguments) or run(arguments))
     told = []
     assert scoreboard.screen() == {"screen": "A story.  [2 tokens, length]\n\n...\n\n9 tokens/s"}
-    assert told == [["generate", "--model", str(scoreboard.MODEL)]]
+    assert told == [["generate", "--model", str(scoreboard.STORYTELLER)]]
 
 
-def test_figures_of_two_machines_are_not_mixed(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(scoreboard.figures, "ROOT", tmp_path)
-    path = tmp_path / scoreboard.figures.RESULTS
-    path.parent.mkdir()
+# results.json
+
+
+def test_figures_of_two_machines_are_not_mixed(tmp_path, capsys):
+    path = tmp_path / "results.json"
     old = {"machine": "a large one", "peers": {"ratio": 1}, "run": {}}
     path.write_text(json.dumps(old))
-    scoreboard.save({"machine": "a small one", "peers": {"ratio": 3}})
+    assert not results.save({"machine": "a small one", "peers": {"ratio": 3}}, path)
     assert json.loads(path.read_text()) == old
     assert "measured on a large one, and this is a small one" in capsys.readouterr().err
-    monkeypatch.setattr(scoreboard.figures, "write", lambda: [])
-    scoreboard.save({"machine": "a large one", "peers": {"ratio": 3}})
+    assert results.save({"machine": "a large one", "peers": {"ratio": 3}}, path)
     assert json.loads(path.read_text()) == old | {"peers": {"ratio": 3}}
 
 
-def test_a_part_that_names_its_own_machine_may_be_from_any(monkeypatch, tmp_path):
+def test_a_part_that_names_its_own_machine_may_be_from_any(tmp_path):
     """And it does not stand in the way of the others, if all of those are measured together."""
-    monkeypatch.setattr(scoreboard.figures, "ROOT", tmp_path)
-    monkeypatch.setattr(scoreboard.figures, "write", lambda: [])
-    path = tmp_path / scoreboard.figures.RESULTS
-    path.parent.mkdir()
+    path = tmp_path / "results.json"
     path.write_text('{"machine": "a large one", "run": {}}')
     serving = {"machine": "a small one", "ratio": 2}
-    scoreboard.save({"serving": serving})
+    assert results.save({"serving": serving}, path)
     assert json.loads(path.read_text()) == {"machine": "a large one", "run": {}, "serving": serving}
-    scoreboard.save({"machine": "another", "run": {"screen": ""}})
+    assert results.save({"machine": "another", "run": {"screen": ""}}, path)
     assert json.loads(path.read_text()) == {"machine": "another", "run": {"screen": ""}, "serving": serving}
+
+
+# Tables in prose
 
 
 def test_a_table_has_the_columns_that_a_row_has():
     rows = {"s1, a": {"seats": 3, "steps": 1200}, "s2, b": {"seats": 4}}
-    assert tables.score_table(rows).splitlines() == [
+    assert tables.scoreboard_block({"scoreboard": rows}).splitlines() == [
         "| stage | seats | steps |",
         "|---|---|---|",
         "| s1, a | 3 | 1,200 |",
@@ -91,6 +107,24 @@ def test_a_table_has_the_columns_that_a_row_has():
 
 
 def test_a_lesson_compares_with_the_stage_before():
-    results = {"scoreboard": {name: {"seats": 1} for name in ("s1, a", "s1, b", "s2, c", "s3, d", "s21, e")}}
-    rows = tables.scoreboard_of(2)(results).splitlines()[2:]
+    found = {"scoreboard": {name: {"seats": 1} for name in ("s1, a", "s1, b", "s2, c", "s3, d", "s21, e")}}
+    rows = tables.scoreboard_of(2)(found).splitlines()[2:]
     assert [row.split("|")[1].strip() for row in rows] == ["s1, a", "s1, b", "s2, c"]
+
+
+def test_a_mixed_batch_says_how_much_of_it_is_padding():
+    case = {"model": "storyteller", "dtype": "float32", "batch": 4, "context": 512, "is_mixed": False, "s3_ms": 2.0}
+    rest = {"s1_ms": 1, "s2_ms": 1, "s3_over_s2": 1, "s3_over_s1": 1, "bytes": 1, "moved_bytes": 1}
+    rest |= {f"s{number}_of_bandwidth": 0.5 for number in (1, 2, 3)}
+    mixed = case | {"is_mixed": True, "padding": 0.5625}
+    lines = tables.decode_block({"decode": {"cases": {"a": mixed | rest, "b": case | rest}}}).splitlines()
+    padding = lines[0].split(" | ").index("padding")
+    assert [(line.split(" | ")[0], line.split(" | ")[padding]) for line in lines[2:]] == [
+        ("| 4 x 512", "-"),
+        ("| 4 x 512, the others 128", "56%"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["overhead", "scarce_samples", "offload"])
+def test_a_table_that_nobody_measured_says_so(name):
+    assert tables.BLOCKS[name]({}) == "Not measured yet.\n"

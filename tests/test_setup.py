@@ -38,7 +38,7 @@ def arguments_of(tmp_path: Path, *arguments: str) -> list[str]:
 @needs_make
 def test_help_lists_every_target_with_a_line():
     targets = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.M)[1].split()
-    lines = dict(re.findall(r"^make (\w+) +(\S.*)$", make("help").stdout, re.M))
+    lines = dict(re.findall(r"^make ([\w-]+) +(\S.*)$", make("help").stdout, re.M))
     assert list(lines) == [target for target in targets if target != "FORCE"]
 
 
@@ -56,6 +56,17 @@ def test_run_passes_stage_and_flags_and_shows_them_in_a_dry_run(tmp_path):
     assert arguments_of(tmp_path, "run", "STAGE=3", "ARGS=--device cuda") == ["-m", "stages", "3", "--device", "cuda"]
     dry = make("-n", "run", "PY=python3", "STAGE=3", "PROMPT=A fox").stdout
     assert dry.split() == ["python3", "-m", "stages", "3", "${PROMPT:+--", '"$PROMPT"}']
+
+
+@needs_make
+def test_the_tests_have_two_parts(tmp_path):
+    """Together they are all: tests/test_copies.py."""
+    quick, everything = (arguments_of(tmp_path, target, "ARGS=-x") for target in ("test", "test-all"))
+    assert quick[:2] == ["-m", "pytest"] and quick[-1] == "-x" and "--part" not in quick
+    assert everything[-3:] == ["--part", "all", "-x"]
+    assert arguments_of(tmp_path, "test-all", "PART=rest")[-2:] == ["--part", "rest"]
+    commands = re.findall(r"^make .* (test.*) ", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert commands == ["test", "test-all PART=rest"]
 
 
 @needs_make
@@ -111,18 +122,23 @@ def test_an_install_happens_once_and_again_when_it_must(tmp_path):
 # .ci/setup_env.py
 
 
+def load_setup_env() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("setup_env", ROOT / ".ci" / "setup_env.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 class Setup:
     """The script with its commands written down instead of run."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
-        spec = importlib.util.spec_from_file_location("setup_env", ROOT / ".ci" / "setup_env.py")
-        self.module: ModuleType = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self.module)
+        self.module = load_setup_env()
         self.commands: list[list[str]] = []
         self.module.VENV, self.module.PYTHON, self.module.TORCH_INDEX = folder, folder / "bin/python", ""
         self.module.pip_settings = lambda: ["find-links"]
         self.module.ask = lambda python, code: ""
-        self.module.do = lambda *command: self.commands.append([str(part) for part in command])
+        self.module.do = self.module.do_pip = lambda *command: self.commands.append([str(part) for part in command])
         monkeypatch.setattr(self.module.shutil, "which", lambda name: f"/bin/{name}")
 
     def finds_torch(self, version: str, folder: Path) -> None:
@@ -180,10 +196,59 @@ def test_uv_is_used_unless_pip_has_settings_that_uv_does_not_read(setup):
 
 def test_a_failed_install_leaves_no_stamp(setup, tmp_path):
     setup.finds_torch_once_installed()
-    setup.module.do = lambda *command: sys.exit("stopped")
+    setup.module.do_pip = lambda *command: sys.exit("stopped")
     with pytest.raises(SystemExit):
         setup.module.install("core")
     assert not list(tmp_path.glob(".with-*"))
+
+
+PIP_SAYS = """Looking in indexes: https://example.org/simple
+WARNING: Location 'file:///nowhere/' is ignored: it is neither a file nor a directory.
+Collecting torch==2.13.0
+  Downloading torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl.metadata (29 kB)
+  Downloading https://example.org/torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl (190.1 MB)
+Progress 262144 of 199334512
+Progress 199334512 of 199334512
+Collecting tqdm>=4.60
+  Using cached tqdm-4.70.1-py3-none-any.whl (78 kB)
+Requirement already satisfied: numpy in ./lib (2.4.6)
+Processing /wheels/iniconfig-2.3.1-py3-none-any.whl (from pytest)
+  Downloading antlr-4.9.3.tar.gz (117 kB)
+Installing collected packages: tqdm, torch
+"""
+IN_SHORT = """  torch 2.13.0+cpu, 190.1 MB
+  tqdm 4.70.1, 78 kB
+  iniconfig 2.3.1
+  antlr 4.9.3, 117 kB
+installing them
+"""
+
+
+def run_pip_that_says_so(tmp_path: Path, status: int) -> None:
+    """Run do_pip() with a program in pip's place."""
+    module = load_setup_env()
+    module.ask = lambda python, code: "26.3"
+    (tmp_path / "pip.py").write_text(f"import sys\nprint({PIP_SAYS!r}, *sys.argv[1:])\nsys.exit({status})")
+    module.do_pip(sys.executable, str(tmp_path / "pip.py"), "install")
+
+
+def test_pip_has_a_line_for_each_package(tmp_path, capsys):
+    run_pip_that_says_so(tmp_path, status=0)
+    assert capsys.readouterr().out == IN_SHORT
+
+
+def test_a_pip_that_fails_is_heard_in_full(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="the same make goes on"):
+        run_pip_that_says_so(tmp_path, status=1)
+    told = capsys.readouterr().out
+    assert "WARNING: Location" in told and "install --progress-bar raw" in told and "Progress" not in told
+
+
+def test_on_a_terminal_the_share_that_has_come_is_shown(setup, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert setup.module.in_short("Progress 1 of 4\n") == "\r     25%"
+    assert setup.module.in_short("Progress 4 of 4\n").strip() == ""
+    assert doctest.testmod(setup.module).failed == 0
 
 
 @pytest.mark.parametrize(("platform", "say"), [("linux", "make run TORCH_INDEX=https://"), ("darwin", "110 MB")])
@@ -226,3 +291,14 @@ def test_a_stage_is_picked_by_number_or_name():
         assert launcher.pick([name, "A fox"], present) == ("s1_one", ["A fox"])
     assert launcher.pick(["--", "1"], present) == ("s2_two", ["--", "1"])
     assert doctest.testmod(launcher).failed == 0
+
+
+@pytest.mark.parametrize("command", [["stages.s1_contiguous_cache"], ["stages", "1"]], ids=" ".join)
+def test_ctrl_c_while_torch_is_imported_ends_in_one_line(tmp_path, command):
+    """A torch that presses Ctrl-C, and loses what is raised, as the real one does while it imports numpy."""
+    (tmp_path / "torch.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")

@@ -1,14 +1,23 @@
 """Stage 1's SlotManager under any history that hypothesis can think of, against a pool kept as one name a slot."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from stages.s1_contiguous_cache.input_processor import InputProcessor
 from stages.s1_contiguous_cache.llama import ModelConfig
 from stages.s1_contiguous_cache.sampling import SampledToken, SamplingParams
 from stages.s1_contiguous_cache.sequence import Sequence
 from stages.s1_contiguous_cache.slot_manager import NoFreeSlots, SlotManager
+from tests.helpers import full
 
 MAX_MODEL_LEN = 12
 SHAPE = ModelConfig(9, 8, 8, 1, 1, 1, 8)
@@ -84,5 +93,8 @@ class Pool(RuleBasedStateMachine):
             assert (report.held, report.holes, report.largest_free) == (0, 0, report.num_slots)
 
 
-TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+@pytest.mark.parametrize("num_histories", [30, full(150)])
+def test_any_history(num_histories):
+    run_state_machine_as_test(
+        Pool, settings=settings(max_examples=num_histories, stateful_step_count=40, deadline=None)
+    )

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.helpers import ROOT, find_stages, folder_of
+from tests.helpers import ROOT, find_stages, folder_of, full
 
 STAGES = [name for name in find_stages(ROOT) if (folder_of(name) / "tiered_block_manager.py").exists()]
 MAX_MODEL_LEN = 40
@@ -284,8 +284,9 @@ def bytes_of(token_ids: list[int]) -> float:
     return float(text)
 
 
+@pytest.mark.parametrize("num_histories", [30, full(150)])
 @pytest.mark.parametrize("stage", STAGES)
-def test_any_history(stage):
+def test_any_history(stage, num_histories):
     run_state_machine_as_test(
-        lambda: Tiers(stage), settings=settings(max_examples=150, stateful_step_count=50, deadline=None)
+        lambda: Tiers(stage), settings=settings(max_examples=num_histories, stateful_step_count=50, deadline=None)
     )

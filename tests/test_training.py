@@ -1,4 +1,4 @@
-"""models/train.py, what it stands on, and models/evaluate.py, with a tiny model and a made-up folder of books."""
+"""models/training, from texts to a checkpoint and its card, with a tiny model and a made-up folder of books."""
 
 import itertools
 import json
@@ -14,19 +14,18 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-import models.evaluate
-import models.train
-import models.trainer
-from models.checkpoint import write_checkpoint
-from models.stories import Paragraph, Recipe, epochs, read_corpus, rows, tokenize, train_tokenizer
-from models.train import Data, held_out_batches
-from models.trainer import Settings, Trainer, drop
-from stages import tables
+from models import training
+from models.training import evaluate as evaluation
+from models.training.checkpoint import write_checkpoint
+from models.training.stories import Paragraph, Recipe, epochs, read_corpus, rows, tokenize, train_tokenizer
+from models.training.train import Data, held_out_batches
+from models.training.trainer import Settings, Trainer, drop
+from stages.prose import model_card
 from stages.s1_contiguous_cache import LLM, SamplingParams
 from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
 
 SHAPE = replace(
-    models.trainer.SHAPE,
+    training.trainer.SHAPE,
     vocab_size=400,
     hidden_size=32,
     intermediate_size=64,
@@ -80,8 +79,8 @@ def tokenizer(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokeni
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trained shape is a constant of its module: here it is a tiny one, and nothing is compiled."""
-    monkeypatch.setattr(models.trainer, "SHAPE", SHAPE)
-    monkeypatch.setattr(models.train, "SHAPE", SHAPE)
+    monkeypatch.setattr(training.trainer, "SHAPE", SHAPE)
+    monkeypatch.setattr(training.train, "SHAPE", SHAPE)
     monkeypatch.setattr(torch, "compile", lambda function: function)
 
 
@@ -210,7 +209,7 @@ def test_a_token_does_not_see_the_next_one_nor_another_row(data):
     batch = data.next_batch(0)
     changed = batch.clone()
     changed[0, 20:] = 7
-    attend = models.trainer.CausalAttend(row_length=32)
+    attend = training.trainer.CausalAttend(row_length=32)
     positions = torch.arange(32).repeat(len(batch))
     with torch.no_grad():
         hidden = [trainer.model(rows[:, :-1].flatten(), positions, attend) for rows in (batch, changed)]
@@ -224,7 +223,7 @@ def test_the_loss_of_a_batch_is_that_of_its_rows(data):
     losses = []
     with torch.no_grad():
         for row in batch:
-            hidden = trainer.model(row[:-1], torch.arange(32), models.trainer.CausalAttend(32))
+            hidden = trainer.model(row[:-1], torch.arange(32), training.trainer.CausalAttend(32))
             losses.append(torch.nn.functional.cross_entropy(trainer.model.compute_logits(hidden), row[1:]).item())
         assert trainer.loss(batch).item() == pytest.approx(sum(losses) / len(losses), abs=1e-5)
 
@@ -242,7 +241,7 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_been(data, tmp_path):
     trainer = make_trainer()
     for batch in batches[:4]:
         trainer.step(batch)
-    trainer.curve.append(models.trainer.CurvePoint(2048, 3.5, 3.75))
+    trainer.curve.append(training.trainer.CurvePoint(2048, 3.5, 3.75))
     trainer.save(tmp_path / "state.pt")
     on = [trainer.step(batch) for batch in batches[4:]]
 
@@ -318,9 +317,9 @@ Train = Callable[..., Result]
 def train(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """The command on a copy of the library in tmp_path, which is its checkpoint folder too."""
     shutil.copytree(library, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(models.train, "Settings", lambda **given: replace(SETTINGS, **given))
+    monkeypatch.setattr(training.train, "Settings", lambda **given: replace(SETTINGS, **given))
     arguments = ["--text", str(tmp_path), "--out", str(tmp_path), "--dropout", "0", "--learning-rate", "0.01"]
-    return lambda *more: CliRunner().invoke(models.train.main, [*arguments, *more], catch_exceptions=False)
+    return lambda *more: CliRunner().invoke(training.train.main, [*arguments, *more], catch_exceptions=False)
 
 
 @pytest.fixture
@@ -334,7 +333,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> dict[float, torch.Tensor]:
         return loss
 
     monkeypatch.setattr(Trainer, "evaluate", evaluate)
-    monkeypatch.setattr(models.train, "EVALUATE_EVERY", 4)
+    monkeypatch.setattr(training.train, "EVALUATE_EVERY", 4)
     return seen
 
 
@@ -373,7 +372,7 @@ def test_the_exported_folder_serves(data, tokenizer, library, tmp_path):
 
     ids = torch.tensor(output.prompt_token_ids + output.outputs[0].token_ids)
     with torch.no_grad():
-        hidden = trainer.model(ids[:-1], torch.arange(len(ids) - 1), models.trainer.CausalAttend(len(ids) - 1))
+        hidden = trainer.model(ids[:-1], torch.arange(len(ids) - 1), training.trainer.CausalAttend(len(ids) - 1))
         logprobs = trainer.model.compute_logits(hidden).log_softmax(dim=-1)
     taken = logprobs.gather(1, ids[1:].unsqueeze(1))[len(output.prompt_token_ids) - 1 :].sum()
     assert output.outputs[0].cumulative_logprob == pytest.approx(taken.item(), abs=0.5)  # bfloat16 in the file
@@ -396,7 +395,7 @@ def test_the_command_trains_resumes_and_writes_a_folder(train, tmp_path):
 
 
 def test_the_command_answers_a_mistake_in_one_line(tmp_path):
-    done = CliRunner().invoke(models.train.main, ["--text", str(tmp_path / "nowhere"), "--out", str(tmp_path)])
+    done = CliRunner().invoke(training.train.main, ["--text", str(tmp_path / "nowhere"), "--out", str(tmp_path)])
     assert done.exit_code == 1 and done.output.startswith("Error: there is no folder") and done.output.count("\n") == 1
 
 
@@ -421,7 +420,7 @@ def test_a_row_that_ends_with_a_paragraph_is_followed_by_the_next_one():
     assert [row.tolist() for row in rows(paragraphs, 7)] == [[n] * 4 + [n + 1] * 4 for n in (0, 2, 4)]
 
 
-# models/evaluate.py
+# models/training/evaluate.py
 
 
 def make_folder(folder: Path, texts: list[str], shape: ModelConfig = SHAPE, seed: int = 0) -> Path:
@@ -429,7 +428,7 @@ def make_folder(folder: Path, texts: list[str], shape: ModelConfig = SHAPE, seed
     folder.mkdir(exist_ok=True)
     train_tokenizer(texts, shape.vocab_size, folder / "tokenizer.model")
     torch.manual_seed(seed)
-    model = models.trainer.LlamaForCausalLM(shape)
+    model = training.trainer.LlamaForCausalLM(shape)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=1.0)  # a loss far from that of a model that knows nothing
     write_checkpoint(model, folder)
@@ -444,7 +443,7 @@ def folder(library: Path, tmp_path: Path) -> Path:
 
 
 def evaluate(*arguments: object) -> Result:
-    return CliRunner().invoke(models.evaluate.main, [str(each) for each in arguments], catch_exceptions=False)
+    return CliRunner().invoke(evaluation.main, [str(each) for each in arguments], catch_exceptions=False)
 
 
 def plain_nats(folder: Path, *texts: torch.Tensor) -> float:
@@ -463,7 +462,7 @@ def test_the_loss_of_one_story_is_that_of_transformers(library, tmp_path):
     text = corpus.held_out[0]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = torch.tensor([*tokenizer(text)["input_ids"], tokenizer.eos_token_id])
-    score = models.evaluate.evaluate(folder, [text], window=len(ids) - 1)
+    score = evaluation.evaluate(folder, [text], window=len(ids) - 1)
     nats = plain_nats(folder, ids)
     assert (score.window, score.tokens, score.characters) == (len(ids) - 1, len(ids) - 1, len(text))
     assert score.nats_per_token == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
@@ -472,9 +471,9 @@ def test_the_loss_of_one_story_is_that_of_transformers(library, tmp_path):
 
 
 def test_the_loss_is_the_mean_over_all_windows_of_all_held_out_stories(library, folder, monkeypatch):
-    monkeypatch.setattr(models.evaluate, "BATCH_TOKENS", 100)  # two windows a batch, and a last one alone
+    monkeypatch.setattr(training.evaluate, "BATCH_TOKENS", 100)  # two windows a batch, and a last one alone
     texts = read_corpus(library, Recipe(held_out=["cats"])).held_out
-    score = models.evaluate.evaluate(folder, texts, window=40)
+    score = evaluation.evaluate(folder, texts, window=40)
     found = list(rows([part for text in texts for part in tokenize(text, Tokenizer(folder))], 40))
     assert len(found) % 2 == 1 and score.tokens == 40 * len(found)
     assert score.nats_per_token == pytest.approx(plain_nats(folder, *found) / score.tokens, rel=1e-5)
@@ -487,7 +486,7 @@ def test_the_loss_is_the_mean_over_all_windows_of_all_held_out_stories(library, 
 def test_the_first_word_of_a_story_in_a_row_has_no_space(folder):
     tokenizer = Tokenizer(folder)
     ids = [*tokenizer.encode("The end."), tokenizer.eos_token_id, *tokenizer.encode("Then the fox")]
-    assert models.evaluate.num_characters(torch.tensor(ids), tokenizer) == len("The end.") + len("Then the fox")
+    assert evaluation.num_characters(torch.tensor(ids), tokenizer) == len("The end.") + len("Then the fox")
 
 
 def test_the_command_prints_a_line_a_folder_and_merges_what_it_writes(library, folder, tmp_path):
@@ -500,13 +499,13 @@ def test_the_command_prints_a_line_a_folder_and_merges_what_it_writes(library, f
     lines = [line for line in first.stdout.splitlines() if "nats a token" in line]
     assert [line.split(":")[0] for line in lines] == [str(folder), str(other)] and first.exit_code == 0
     results = json.loads(out.read_text())
-    expected = models.evaluate.evaluate(folder, read_corpus(library, Recipe(held_out=["cats"])).held_out, 32)._asdict()
+    expected = evaluation.evaluate(folder, read_corpus(library, Recipe(held_out=["cats"])).held_out, 32)._asdict()
     assert results["small"] == expected and f"{expected['nats_per_token']:.3f} nats a token" in lines[0]
     assert results["other"].items() >= expected.items(), "the first folder's recipe is for all"
     assert results["other"]["shipped_tokens"] == 7
 
-    words = results["other"]["command"].removeprefix("python -m models.train ").split()
-    again = models.train.main.make_context("train", words).params
+    words = results["other"]["command"].removeprefix("python -m models.training ").split()
+    again = training.train.main.make_context("train", words).params
     assert {name: again[name] for name in again if name in settings} == {
         name: settings[name] for name in ("tokens", "optimizer", "learning_rate", "short_share", "dropout")
     }
@@ -543,7 +542,7 @@ def test_evaluating_answers_a_mistake_in_one_line(library, folder, tmp_path):
     (bad / "training.json").write_text('{"settings": {}}\n')
     assert "training.json has no shipped_tokens" in evaluate(bad, *text).output
     with pytest.raises(ValueError, match="the held-out text has 0 tokens, less than one row of 32"):
-        models.evaluate.evaluate(folder, [], window=32)
+        evaluation.evaluate(folder, [], window=32)
 
 
 # The model card
@@ -553,42 +552,42 @@ def test_evaluating_answers_a_mistake_in_one_line(library, folder, tmp_path):
 def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the shipped folder's small files, which the tables read."""
     for name in ("config.json", "recipe.toml", "training.json"):
-        shutil.copy(tables.STORYTELLER / name, tmp_path)
-    monkeypatch.setattr(tables, "STORYTELLER", tmp_path)
+        shutil.copy(model_card.STORYTELLER / name, tmp_path)
+    monkeypatch.setattr(model_card, "STORYTELLER", tmp_path)
     return tmp_path
 
 
 def test_the_card_says_which_state_ships(card):
     run = json.loads((card / "training.json").read_text())
     points = [(1_500_000, 4.0, 4.25), (3_000_000, 3.0, 3.5), (4_500_000, 2.0, 3.75)]
-    run["curve"] = [models.trainer.CurvePoint(*point)._asdict() for point in points]
+    run["curve"] = [training.trainer.CurvePoint(*point)._asdict() for point in points]
     (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 3_000_000, "epoch_tokens": 2_000_000}))
-    block = tables.training_block({})
+    block = model_card.training_block({})
     assert "| shipped | the state after 3.0 million tokens, the lowest held-out loss |" in block
     assert "| held-out loss | 3.50 nats" in block and "| training loss | 3.00 nats" in block
     assert "| last state | held-out loss 3.75, training loss 2.00 |" in block
     assert "| whole run | 4.5 million tokens, 2.2 epochs |" in block
     (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 4_500_000}))
-    assert "lowest" not in tables.training_block({}), "a state that is not the lowest is not called so"
+    assert "lowest" not in model_card.training_block({}), "a state that is not the lowest is not called so"
     (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 1}))
     with pytest.raises(ValueError):  # no point of the curve
-        tables.training_block({})
+        model_card.training_block({})
 
 
 def test_the_card_compares_once_both_are_measured(card):
-    assert tables.BLOCKS["baseline"]({}) == "Not measured yet.\n"
+    assert model_card.BLOCKS["baseline"]({}) == "Not measured yet.\n"
     score = {"nats_per_token": 3.25, "bits_per_character": 1.125, "window": 256, "tokens": 1, "characters": 3}
-    entry = score | {"command": "python -m models.train --dropout 0.1", "shipped_tokens": 9_800_000}
+    entry = score | {"command": "python -m models.training --dropout 0.1", "shipped_tokens": 9_800_000}
     path = card / "comparison.json"
     path.write_text(json.dumps({"storyteller": entry}))
-    assert tables.baseline_block({}) == "Not measured yet.\n"
-    worse = entry | {"nats_per_token": 3.5, "command": "python -m models.train --optimizer adamw"}
+    assert model_card.baseline_block({}) == "Not measured yet.\n"
+    worse = entry | {"nats_per_token": 3.5, "command": "python -m models.training --optimizer adamw"}
     path.write_text(json.dumps({"baseline": worse, "another": {}, "storyteller": entry}))
-    block = tables.baseline_block({})
+    block = model_card.baseline_block({})
     assert "| storyteller | 3.250 | 1.125 | 9.8 million |\n| baseline | 3.500 | 1.125 | 9.8 million |\n" in block
-    assert "\npython -m models.train --dropout 0.1 --out models/storyteller\n" in block
-    assert "\npython -m models.train --optimizer adamw --out runs/baseline\n" in block
+    assert "\npython -m models.training --dropout 0.1 --out models/storyteller\n" in block
+    assert "\npython -m models.training --optimizer adamw --out runs/baseline\n" in block
     assert "--window 256" in block
     path.write_text(json.dumps({"baseline": worse | {"window": 64}, "storyteller": entry}))
     with pytest.raises(ValueError, match="windows of 256 and of 64 tokens"):
-        tables.baseline_block({})
+        model_card.baseline_block({})

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ..__main__ import main
-from .helpers import write_checkpoint
+from .helpers import UNMEASURED, write_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,7 +26,7 @@ def run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """run("generate", "the fox") is (exit status, stdout, stderr). Nothing is measured when the engine starts."""
 
     def command(name: str, *arguments: str, model: Path | str = checkpoint) -> tuple[int, str, str]:
-        status = main([name, "--model", str(model), "--preemption", "swap", *arguments])
+        status = main([name, "--model", str(model), *UNMEASURED, *arguments])
         return status, *capsys.readouterr()
 
     return command

@@ -32,6 +32,10 @@ CONFIG: dict[str, Any] = {
 }
 
 
+OPTIONS = {"offload_policy": "load"}  # nothing is measured when the engine starts
+UNMEASURED = ("--offload-policy", "load")
+
+
 def write_checkpoint(folder: Path, **changes: Any) -> Path:
     """A random Llama of 64 positions and 320 tokens, with a tokenizer; `changes` are of its config.json."""
     config = CONFIG | changes
@@ -82,10 +86,19 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
     return noise if "embed" in name else noise * 1.5 * shape[-1] ** -0.5
 
 
-def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """`python -m nanovllm` in a process of its own, found where this package is."""
+def start(
+    *arguments: str, path: Path | str = "", closed: str = "", env: dict[str, str] | None = None, **pipes: Any
+) -> subprocess.Popen[str]:
+    """`python -m nanovllm` in a process of its own, found where this package is.
+
+    Modules in the folder `path` come before installed ones; the stream called `closed` is none.
+    """
     package = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-m", package.name, *arguments]
-    environment = os.environ | {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment, text=True, **(pipes | options))
+    if closed:
+        redirection = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-"}[closed]
+        command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command]
+    paths = os.pathsep.join(map(str, filter(None, (path, package.parent))))
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | (env or {})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
+    return subprocess.Popen(command, env=environment, text=True, **pipes)

@@ -1,7 +1,9 @@
 """nanovllm batch: results as they come, nothing computed for a bad file, nothing lost when it ends early."""
 
+import errno
 import io
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -9,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from .. import batch as module
-from ..engine import LLMEngine
-from ..llm import LLM
-from ..sampling import SamplingParams
-from .helpers import start, write_checkpoint
+from .. import LLM, LLMEngine, SamplingParams
+from ..cli import batch as module
+from ..cli import streams
+from ..cli.results import write_whole
+from ..core.sequence import Sequence
+from .helpers import OPTIONS, UNMEASURED, start, write_checkpoint
 
 SUMMARY = r"{} requests, {} failed, [\d,]+ tokens, \d+ tokens/s, KV slots: .*\n"
 FOUR = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -38,7 +41,7 @@ def write(file: Path, *requests: dict[str, Any]) -> Path:
 
 def parsed(text: str) -> list[dict[str, Any]]:
     assert text == "" or text.endswith("\n")
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line, parse_constant=lambda word: pytest.fail(f"{word}: no JSON")) for line in text.splitlines()]
 
 
 # Results
@@ -51,7 +54,7 @@ def test_tokens_are_those_of_the_engine(serve, checkpoint):
         {"prompt": "the wood", "temperature": 0.8, "top_k": 9, "top_p": 0.9, "seed": 4, "n": 2, "max_tokens": 5},
     ]
     params = [SamplingParams(**{key: value for key, value in each.items() if key != "prompt"}) for each in asked]
-    expected = LLM(checkpoint, preemption="swap").generate([each["prompt"] for each in asked], params)
+    expected = LLM(checkpoint, **OPTIONS).generate([each["prompt"] for each in asked], params)
     status, results, err = serve(asked)
     assert status == 0 and re.fullmatch(SUMMARY.format(3, 0), err)
     for output, result in zip(expected, sorted(results, key=lambda result: result["index"]), strict=True):
@@ -114,22 +117,22 @@ def test_a_result_is_written_when_its_request_ends(serve):
     assert [result["index"] for result in results] == [1, 2, 0]
 
 
-def test_each_result_is_flushed_before_the_next_step(checkpoint):
-    """A stream that notes how many lines have been flushed, beside an engine that notes its steps."""
+def test_each_result_is_written_before_the_next_step(checkpoint):
+    """A file without a buffer that notes the engine's steps."""
 
-    class Watched(io.StringIO):
-        def flush(self) -> None:
-            flushed.append((self.getvalue().count("\n"), llm.model_runner.num_steps))
+    class Watched(io.BytesIO):
+        def write(self, line):
+            written.append(llm.model_runner.num_steps)
+            return super().write(line)
 
-    flushed: list[tuple[int, int]] = []
-    llm = LLM(checkpoint, preemption="swap")
+    written = []
+    llm = LLM(checkpoint, **OPTIONS)
     requests = [
         module.Request(str(i), i, "the", SamplingParams(max_tokens=length, ignore_eos=True))
         for i, length in enumerate((9, 2, 5))
     ]
     assert module.serve(llm, requests, Watched()) == 0
-    assert [lines for lines, _ in flushed] == [1, 2, 3]
-    first, *others = (steps for _, steps in flushed)
+    first, *others = written
     assert [steps - first for steps in others] == [3, 7]
 
 
@@ -141,6 +144,14 @@ def test_ids_of_the_users_choice(serve):
 def test_any_text_survives(serve):
     prompt = 'é "\u2028\x85\n\t🦊'
     assert [result["prompt"] for result in serve([{"prompt": prompt, **FOUR}])[1]] == [prompt]
+
+
+def test_what_is_no_number_in_json_is_null(serve, monkeypatch):
+    """A model whose logits overflow has log-probabilities that JSON has no word for."""
+    append = Sequence.append_token
+    monkeypatch.setattr(Sequence, "append_token", lambda seq, token: append(seq, token._replace(logprob=float("-inf"))))
+    _, (result,), _ = serve([{"prompt": "the", **FOUR}])
+    assert result["outputs"][0]["cumulative_logprob"] is None and len(result["outputs"][0]["token_ids"]) == 4
 
 
 # Where requests come from and results go
@@ -220,13 +231,27 @@ def no_engine(monkeypatch):
             "request 1 (line 2): top_p must be above 0 and at most 1, not 1.5",
         ),
         (b'{"prompt": "a", "max_token": 5}', "request 0: unknown field 'max_token'"),
+        (b'{"prompt": "a", "n": 1000000000000}', "n must be a whole number, at least 1, and at most 16,384, not 1000"),
         (b"", "there are no requests in it"),
-        (b"\xff\xfe", "'utf-8' codec can't decode byte 0xff in position 0"),
+        (b"\xff\xfe", "no UTF-8 text: byte 0xff in place 0"),
+        (b'{"prompt": "a"}\n' + b" " * 2**20 + b"\xc3(", "no UTF-8 text: byte 0xc3 in place 1048592"),
+        (b'{"prompt": "\xc3', "no UTF-8 text: it ends in the middle of a character"),
         (b"[" * 100_000, "recursion"),
         (b'{"requests": ' + b"[" * 100_000, "recursion"),
         (b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", "Exceeds the limit"),
     ],
-    ids=["value", "field", "empty", "bytes", "deep", "deep document", "long number"],
+    ids=[
+        "value",
+        "field",
+        "samples",
+        "empty",
+        "bytes",
+        "bytes later",
+        "half a character",
+        "deep",
+        "deep document",
+        "long number",
+    ],
 )
 def test_a_bad_file_is_one_line_with_its_name_and_nothing_is_done(run, no_engine, tmp_path, text, says):
     file, out = tmp_path / "a.jsonl", tmp_path / "out.jsonl"
@@ -234,6 +259,24 @@ def test_a_bad_file_is_one_line_with_its_name_and_nothing_is_done(run, no_engine
     status, printed, err = run("batch", str(file), "--output", str(out))
     assert (status, printed) == (2, "") and not out.exists()
     assert err.startswith(f"error: {file}: ") and says in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "-"])
+def test_a_file_that_never_ends_is_told_in_one_line(checkpoint, file):
+    with open("/dev/zero", "rb") as zeros:
+        process = start("batch", file, "--model", str(checkpoint), stdin=zeros)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert err == f"error: {file}: no text: a zero byte among bytes 0 to 1,048,576\n"
+
+
+def test_a_file_may_be_so_long_and_no_longer(run, no_engine, monkeypatch, tmp_path):
+    monkeypatch.setattr(streams, "MAX_FILE_BYTES", 16)
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt": "ab"}\n')
+    assert run("batch", str(file)) == (2, "", f"error: {file}: more than 16 bytes\n")
+    file.write_text('{"prompt": [-1]}')
+    assert "more than" not in run("batch", str(file), "--top-p", "2")[2]
 
 
 def test_a_file_that_cannot_be_read_is_named(run, no_engine, tmp_path):
@@ -275,10 +318,9 @@ def test_a_request_that_cannot_be_served_has_a_result_and_the_others_go_on(serve
         {"prompt": [9999]},
         {"prompt": [5], **FOUR},
         {"prompt": "fo\ud800x"},
-        {"prompt": "the", "n": 10**12},
     ]
     status, results, err = serve(asked)
-    assert status == 1 and re.fullmatch(SUMMARY.format(7, 5), err)
+    assert status == 1 and re.fullmatch(SUMMARY.format(6, 4), err)
     errors = {result["index"]: result.get("error") for result in results}
     assert errors == {
         0: "the prompt has 101 tokens; max_model_len 64 leaves room for 63 and one new token",
@@ -287,7 +329,6 @@ def test_a_request_that_cannot_be_served_has_a_result_and_the_others_go_on(serve
         3: "token id 9999 is not an int from 0 to 319",
         4: None,
         5: r"the prompt is no UTF-8 text: '\ud800' in place 2",
-        6: "n is 1000000000000, max_num_seqs is 32",
     }
     assert all(result["outputs"][0]["finish_reason"] == "error" for result in results if "error" in result)
 
@@ -349,9 +390,51 @@ def test_a_second_ctrl_c_ends_it_at_once(serve, monkeypatch, tmp_path):
 def test_a_full_disk_is_told_in_one_line(checkpoint, tmp_path, where):
     file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
     with open("/dev/full", "w") as full:
-        process = start("batch", str(file), "--model", str(checkpoint), "--preemption", "swap", *where, stdout=full)
+        process = start("batch", str(file), "--model", str(checkpoint), *UNMEASURED, *where, stdout=full)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (1, "error: [Errno 28] No space left on device\n")
+
+
+class FullDisk(io.FileIO):
+    """A file for which the disk has room for 100 bytes."""
+
+    def write(self, data) -> int:
+        room = 100 - self.tell()
+        if room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data[:room])
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_line_has_only_whole_ones(tmp_path):
+    lines = ["a" * 49 + "\n", "b" * 40 + "\n", "c" * 49 + "\n"]
+    with FullDisk(tmp_path / "out.jsonl", "x") as stream:
+        for line in lines[:2]:
+            write_whole(stream, line)
+        with pytest.raises(OSError, match="No space left"):
+            write_whole(stream, lines[2])
+    assert (tmp_path / "out.jsonl").read_text() == lines[0] + lines[1]
+
+
+def test_what_was_there_before_a_full_disk_stays(tmp_path):
+    """As of a shell's >>: the file is opened at its end, and says that it is at its beginning."""
+    (tmp_path / "out.jsonl").write_text("of yesterday\n" + "." * 80 + "\n")
+    with FullDisk(tmp_path / "out.jsonl", "a") as stream, pytest.raises(OSError):
+        write_whole(stream, "a" * 49 + "\n")
+    assert (tmp_path / "out.jsonl").read_text() == "of yesterday\n" + "." * 80 + "\n"
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout"])
+def test_a_closed_stream_is_told_in_one_line(checkpoint, tmp_path, closed):
+    file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
+    says = {"stdin": "standard input is closed", "stdout": "standard output is closed: the results would be lost"}
+    process = start("batch", "-" if closed == "stdin" else str(file), "--model", str(checkpoint), closed=closed)
+    assert process.communicate(timeout=60) == ("", f"error: {says[closed]}\n") and process.returncode == 2
+
+
+def test_without_standard_error_the_results_are_there(checkpoint, tmp_path):
+    file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
+    process = start("batch", str(file), "--model", str(checkpoint), *UNMEASURED, closed="stderr")
+    assert len(parsed(process.communicate(timeout=60)[0])) == 1 and process.returncode == 0
 
 
 @pytest.fixture
@@ -360,7 +443,7 @@ def two_short_ones_and_an_endless_one(tmp_path):
     model = write_checkpoint(tmp_path, max_position_embeddings=10**6)
     lengths = (3, 100_000, 4)
     file = write(tmp_path / "a.jsonl", *[{"prompt": "the", **FOUR, "max_tokens": length} for length in lengths])
-    flags = ["--max-num-seqs", "3", "--kv-cache-tokens", "200000", "--preemption", "swap"]
+    flags = ["--max-num-seqs", "3", "--kv-cache-tokens", "200000", *UNMEASURED]
     return ["batch", str(file), "--model", str(model), *flags]
 
 
@@ -376,7 +459,7 @@ def test_a_process_that_is_interrupted_has_written_what_has_ended(two_short_ones
 
 def test_a_reader_who_has_gone_ends_it_without_a_traceback(tmp_path, checkpoint):
     file = write(tmp_path / "a.jsonl", *[{"prompt": "the", **FOUR}] * 2000)
-    flags = ["--model", str(checkpoint), "--preemption", "swap", "--n", "4"]
+    flags = ["--model", str(checkpoint), *UNMEASURED, "--n", "4"]
     process = start("batch", str(file), *flags)
     process.stdout.readline()
     process.stdout.close()

@@ -3,11 +3,12 @@
 import io
 import re
 import signal
+import subprocess
 
 import pytest
 
-from ..stories import PROMPTS
-from .helpers import start, write_checkpoint
+from ..core.stories import PROMPTS
+from .helpers import UNMEASURED, start, write_checkpoint
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
@@ -35,10 +36,10 @@ def test_the_summary_says_what_was_reserved_and_used(run):
 
 
 def test_if_there_is_something_to_choose_the_two_speeds_are_told_last(run):
-    _, out, _ = run("generate", "the", "--preemption", "auto")
+    _, out, _ = run("generate", "the", "--offload-policy", "auto")
     *_, summary, speeds = out.splitlines()
     assert re.fullmatch(SUMMARY, summary)
-    assert re.fullmatch(r"swap or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
+    assert re.fullmatch(r"load or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
 
 
 def test_without_prompts_there_are_six_beginnings(run):
@@ -93,12 +94,12 @@ def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path):
     "arguments, error",
     [
         (["--model", __file__], f"there is no folder {__file__}: name a checkpoint with --model"),
-        (["--kv-cache-tokens", "0"], "kv_cache_tokens must be at least 1, not 0"),
+        (["--kv-cache-tokens", "0"], "kv_cache_tokens must be a whole number, at least 1 and below 2**63, not 0"),
         (["--kv-cache-tokens", "9", "--kv-cache-memory-bytes", "9000"], "the pool's size was given 2 times"),
         (["--max-model-len", "65"], "max_model_len is 65, the model has 64 positions"),
         (["--device", "warp"], "device 'warp' is not to be had here"),
         (["--temperature", "-1"], "temperature must be 0 or above, not -1.0"),
-        (["--stop", ""], "a stop string must be a text that is not empty: ('',)"),
+        (["--stop", ""], "stop must be a text or several, none of them empty, not ('',)"),
     ],
     ids=" ".join,
 )
@@ -136,7 +137,7 @@ def test_when_nothing_can_be_served_it_says_so(run):
 
 def test_a_full_disk_is_told_in_one_line(checkpoint):
     with open("/dev/full", "w") as full:
-        process = start("generate", "the", "--model", str(checkpoint), "--preemption", "swap", stdout=full)
+        process = start("generate", "the", "--model", str(checkpoint), *UNMEASURED, stdout=full)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (1, "error: [Errno 28] No space left on device\n")
 
@@ -144,7 +145,7 @@ def test_a_full_disk_is_told_in_one_line(checkpoint):
 def endless(folder):
     """Flags for a story that lasts for minutes, and its model."""
     model = write_checkpoint(folder, max_position_embeddings=10**6)
-    lasts = ["--max-tokens", "100000", "--ignore-eos", "--max-model-len", "100001", "--preemption", "swap"]
+    lasts = ["--max-tokens", "100000", "--ignore-eos", "--max-model-len", "100001", *UNMEASURED]
     return ["generate", "the fox", "--model", str(model), *lasts]
 
 
@@ -162,3 +163,31 @@ def test_a_reader_who_has_seen_enough_ends_it_without_a_traceback(tmp_path):
     process.stdout.close()
     assert process.wait(timeout=60) == 1 and process.stderr.read() == ""
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("closed", "says"),
+    [("stdin", "standard input is closed"), ("stdout", "standard output is closed: the results would be lost")],
+)
+def test_a_closed_stream_is_told_in_one_line(checkpoint, closed, says):
+    process = start("generate", "-", "--model", str(checkpoint), closed=closed, stdin=subprocess.DEVNULL)
+    assert process.communicate(timeout=60) == ("", f"error: {says}\n") and process.returncode == 2
+
+
+def test_standard_input_that_never_ends_is_told_in_one_line(checkpoint):
+    with open("/dev/zero", "rb") as zeros:
+        process = start("generate", "-", "--model", str(checkpoint), stdin=zeros)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert err == "error: standard input has more than 16,777,216 characters: that is no prompt\n"
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "the f?x ?"), ("latin-1", "the f\xf6x ?")])
+def test_a_terminal_that_is_not_utf_8_gets_question_marks_for_what_it_cannot_show(checkpoint, encoding, shown):
+    process = start(
+        *("generate", "the föx →", "--model", str(checkpoint), *UNMEASURED, *SIX),
+        env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+        encoding="latin-1",
+    )
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "") and out.startswith(shown)

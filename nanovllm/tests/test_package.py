@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,19 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from .. import EngineConfig, SamplingParams, __version__
 from ..__main__ import main
-from ..batch import batch
-from ..config import EngineConfig
-from ..generate import generate
-from ..sampling import SamplingParams
+from ..cli.batch import batch
+from ..cli.commands import COMMANDS
+from ..cli.generate import generate
+from .helpers import start
 
+TOO_LONG = "9" * 23
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def test_the_public_names_are_there():
     package = import_module("..", __package__)
     assert {"LLM", "SamplingParams", "LLMEngine", "EngineConfig", "RequestOutput"} <= {*package.__all__}
-    assert all(getattr(package, name) for name in package.__all__)
+    assert all(getattr(package, name) for name in package.__all__) and {*package.__all__} <= {*dir(package)}
+    with pytest.raises(AttributeError, match="no attribute 'LMM'"):
+        package.LMM  # noqa: B018
 
 
 def test_the_engine_works_from_any_folder(checkpoint, tmp_path):
@@ -39,6 +44,33 @@ def test_the_engine_works_from_any_folder(checkpoint, tmp_path):
 # The command
 
 
+def test_what_needs_no_engine_waits_for_none(tmp_path):
+    """In place of torch there is a package that cannot be imported."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
+    for arguments, says in ((["--help"], "batch"), (["--version"], f"nanovllm {__version__}\n"), ([], "generate")):
+        out, err = start(*arguments, path=tmp_path).communicate(timeout=60)
+        assert says in out and err == ""
+    assert "torch was imported" in start("generate", path=tmp_path).communicate(timeout=60)[1]
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"nanovllm \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_the_list_of_commands_says_of_each_what_its_own_help_says():
+    own = {command.name: command.help.splitlines()[0] for command in (batch, generate)}
+    assert own == COMMANDS
+
+
+def test_ctrl_c_while_torch_is_imported_ends_it_without_a_word(tmp_path):
+    (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
+    process = start("generate", path=tmp_path)
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "") and process.returncode == 130
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_without_a_command_there_is_help(arguments, capsys):
     assert main(arguments) == 0
@@ -51,7 +83,7 @@ def test_help_has_the_options_with_their_defaults(command, capsys):
     assert main([command, "--help"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "--top-p" in words and "--stop" in words and "--no-enable-prefix-caching" in words
-    assert re.search(r"--block-size INTEGER [^\[]*\[default: 16\]", words) and "[auto|swap|recompute]" in words
+    assert re.search(r"--block-size INTEGER [^\[]*\[default: 16\]", words) and "[auto|load|recompute]" in words
 
 
 @pytest.mark.parametrize("command", [generate, batch])
@@ -75,6 +107,8 @@ def test_an_option_left_out_is_as_in_python(command):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
+        (["generate", "--kv-cache-memory-bytes", TOO_LONG], "kv_cache_memory_bytes must be a whole number, at least 1"),
+        (["generate", "--kv-cache-tokens", TOO_LONG], f"at least 1 and below 2**63, not {TOO_LONG}"),
         (["brew"], "No such command 'brew'."),
         (["generate", "--temprature", "1"], "No such option"),
         (["generate", "--max-tokens", "many"], "Invalid value for '--max-tokens': 'many' is not a valid integer."),

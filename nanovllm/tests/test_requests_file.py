@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from ..requests_file import FIELDS, Request, read_requests, words
-from ..sampling import SamplingParams
+from .. import SamplingParams
+from ..cli.requests_file import FIELDS, Request, read_requests, words
 
 
 def wrong(text: str) -> str:
@@ -103,10 +103,10 @@ def test_a_file_without_requests(text):
         ({"seed": 1.5}, "seed must be an integer or null, not 1.5"),
         ({"stop": 3}, "stop must be a text or a list of texts, not 3"),
         ({"stop": ["a", 1]}, 'stop must be a text or a list of texts, not ["a", 1]'),
-        ({"stop": [""]}, "a stop string must be a text that is not empty: ('',)"),
+        ({"stop": [""]}, "stop must be a text or several, none of them empty, not ('',)"),
         ({"stop_token_ids": 2}, "stop_token_ids must be a list of integers, not 2"),
         ({"ignore_eos": 1}, "ignore_eos must be true or false, not 1"),
-        ({"logprobs": -1}, "logprobs must be 0 or above, not -1"),
+        ({"logprobs": -1}, "logprobs must be a whole number, 0 or above, not -1"),
         ({"id": 7}, "id must be a text, not 7"),
         ({"prompt": None}, "prompt must be a text or a list of integers, not null"),
         ({"prompt": [1, "a"]}, 'prompt must be a text or a list of integers, not [1, "a"]'),

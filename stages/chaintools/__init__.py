@@ -5,6 +5,7 @@ load.py         chain.toml, read into them
 lines.py        lines of code, and how many of them a stage adds
 functions.py    a function's place in a source file, and its body swapped for another
 git.py          git, run and checked
+copy.py         the last stage's code again, in the finished package
 diffs.py        a link to read: coloured in a terminal, or as DIFF.md
 check.py        every way in which the stages can differ from what chain.toml says
 exercise.py     a copy of a stage with the functions of its exercise opened

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from contextlib import suppress
 
+from .copy import copy_faults
 from .diffs import diff_md
 from .functions import find
-from .lines import added_lines
+from .lines import added_lines, optional_lines
 from .model import GAIN_TEST, Chain, ChainError, Change, FunctionName, Stage, Step, is_free
 
 ALWAYS_GIVEN = ("__init__", "check_integrity")  # an exercise opens neither
@@ -20,7 +21,7 @@ def faults(chain: Chain) -> list[str]:
         found += _size(stage)
         found += _diff_md(stage)
         found += _exercise(stage)
-    return found
+    return [*found, *copy_faults(chain)]
 
 
 def _unlisted(chain: Chain) -> list[str]:
@@ -73,12 +74,18 @@ def _undeclared(stage: Stage) -> Iterator[str]:
 
 def _size(stage: Stage) -> Iterator[str]:
     try:
-        added = added_lines(stage)
+        added, optional = added_lines(stage), optional_lines(stage)
     except ChainError as error:
         yield str(error)
         return
     if stage.budget is not None and added > stage.budget:
         yield f"{stage.path} adds {added} lines of code; its budget is {stage.budget}"
+    if optional > stage.optional.budget:
+        files = ", ".join(stage.optional.files)
+        yield f"{stage.path} adds {optional} optional lines of code ({files}); their budget is {stage.optional.budget}"
+    last = [change.file for change in stage.changes][len(stage.changes) - len(stage.optional.files) :]
+    if {*stage.optional.files} != {*last}:
+        yield f"{stage.path}: its optional files ({', '.join(stage.optional.files)}) are not the last of its files"
 
 
 def _diff_md(stage: Stage) -> Iterator[str]:
@@ -89,8 +96,7 @@ def _diff_md(stage: Stage) -> Iterator[str]:
 
 def _exercise(stage: Stage) -> Iterator[str]:
     """Steps that name what is not there, or what cannot be opened."""
-    must_have = stage.before is not None and stage.path.startswith("stages/")  # the finished package needs none
-    if (must_have or stage.steps) and not 3 <= len(stage.steps) <= 5:
+    if (stage.before or stage.steps) and not 3 <= len(stage.steps) <= 5:
         yield f"{stage.path}: its exercise has {len(stage.steps)} steps, and should have 3 to 5"
     if stage.steps and not stage.text(GAIN_TEST):
         yield f"{stage.path}/{GAIN_TEST} is missing"

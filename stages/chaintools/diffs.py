@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import dropwhile
 
 from .git import git
-from .lines import added_lines
+from .lines import added_lines, optional_lines
 from .model import Change, Stage
 
 # All that a reader's own git settings could change in a diff is said here, so that DIFF.md is the same for everyone.
@@ -28,7 +28,7 @@ def show(stage: Stage, color: bool) -> Iterator[str]:
     """The link in reading order for a terminal: each file's `why` above its diff."""
     bold, plain = ("\033[1m", "\033[0m") if color else ("", "")
     for number, change in enumerate(stage.changes, 1):
-        title = f"{number} of {len(stage.changes)}: {change.file}, {change.kind}"
+        title = f"{number} of {len(stage.changes)}: {change.file}, {_kind(stage, change)}"
         diff = "\n".join(hunks(stage, change.file, color))
         yield f"{bold}=== {title} {'=' * (100 - len(title))}{plain}\n    {change.why}\n\n{diff}\n"
 
@@ -56,8 +56,9 @@ def _link_md(stage: Stage) -> str:
     head = [
         f"# {stage.name}: what changes against [{stage.before.name}]({folder}/)\n",
         f"{len(stage.changes)} files, in reading order; {added_lines(stage)} lines of code are added (blank lines,",
-        "comments and docstrings aside). Every other file is the same, byte for byte, but for `__init__.py`, README.md",
-        "and tests/, which each stage writes anew.",
+        f"comments and docstrings aside){_optional_md(stage)}.",
+        "Every other file is the same, byte for byte, but for `__init__.py`, README.md and tests/,",
+        "which each stage writes anew.",
         f"In colour: `python stages/chain.py diff {stage.key}`.\n",
     ]
     return "\n".join(head + [_change_md(stage, change, number) for number, change in enumerate(stage.changes, 1)])
@@ -69,12 +70,21 @@ def _change_md(stage: Stage, change: Change, number: int) -> str:
         return f"## {number}. {change.file}: removed, {_lines(stage.before, change.file)}\n\n{change.why}\n"
     if change.kind == "new":
         size = _lines(stage, change.file)
-        return f"## {number}. [{change.file}]({change.file}): new, {size}\n\n{change.why}\n"
+        return f"## {number}. [{change.file}]({change.file}): {_kind(stage, change)}, {size}\n\n{change.why}\n"
     lines = hunks(stage, change.file, color=False)
     added, removed = (sum(line.startswith(sign) for line in lines) for sign in "+-")
     fence = "````" if any("```" in line for line in lines) else "```"
-    title = f"## {number}. [{change.file}]({change.file}): changed, +{added} -{removed}"
+    title = f"## {number}. [{change.file}]({change.file}): {_kind(stage, change)}, +{added} -{removed}"
     return "\n".join([title, "", change.why, "", f"{fence}diff", *lines, fence, ""])
+
+
+def _kind(stage: Stage, change: Change) -> str:
+    return f"{change.kind}, optional" if change.file in stage.optional.files else change.kind
+
+
+def _optional_md(stage: Stage) -> str:
+    """What DIFF.md says of the optional half, if there is one."""
+    return f", and {optional_lines(stage)} more in the optional half, which comes last" if stage.optional.files else ""
 
 
 def _lines(stage: Stage, file: str) -> str:

@@ -37,9 +37,15 @@ def code_lines(source: str) -> list[str]:
 def added_lines(stage: Stage) -> int:
     """The lines of code that a stage adds to the stage before; of the first stage, all its lines.
 
-    Blank lines, comments, docstrings, prose and tests aside.
+    Blank lines, comments, docstrings, prose, tests and optional files aside.
     """
-    return sum(added_in(stage, file) for file in stage.files() if not is_free(file))
+    files = stage.files() - {*stage.optional.files}
+    return sum(added_in(stage, file) for file in files if not is_free(file))
+
+
+def optional_lines(stage: Stage) -> int:
+    """The lines of code that a stage adds in its optional files."""
+    return sum(added_in(stage, file) for file in stage.optional.files)
 
 
 def added_in(stage: Stage, file: str) -> int:

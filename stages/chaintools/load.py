@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .model import KINDS, Chain, ChainError, Change, FunctionName, Stage, Step, key_of
+from .model import KINDS, Chain, ChainError, Change, FunctionName, OptionalPart, Stage, Step, key_of
 
 
 def load(root: Path) -> Chain:
@@ -18,7 +18,10 @@ def load(root: Path) -> Chain:
     except tomllib.TOMLDecodeError as error:
         raise ChainError(f"chain.toml: {error}") from None
     names = _strings(tables.pop("stages", []), "stages")
-    return Chain(root, tuple(_stages(root, names, tables)))
+    copy = tables.pop("copy", None)
+    if not isinstance(copy, str | None):
+        raise ChainError(f"chain.toml: copy must be a folder, not {copy!r}")
+    return Chain(root, tuple(_stages(root, names, tables)), copy and _path(copy))
 
 
 def _stages(root: Path, names: tuple[str, ...], tables: dict[str, Any]) -> Iterator[Stage]:
@@ -28,22 +31,33 @@ def _stages(root: Path, names: tuple[str, ...], tables: dict[str, Any]) -> Itera
             raise ChainError(f"chain.toml: each of the stages needs one table; [{key}] breaks that rule")
     before = None
     for key, name in zip(keys, names, strict=True):
-        path = posixpath.normpath(posixpath.join("stages", name))
+        path = _path(name)
         if not (root / path).is_dir():
             raise ChainError(f"chain.toml: the folder of stage {name!r} is missing: {path}")
         before = _stage(root, path, before, tables[key], f"[{key}]")
         yield before
 
 
+def _path(name: str) -> str:
+    """A path relative to chain.toml as one relative to the root."""
+    return posixpath.normpath(posixpath.join("stages", name))
+
+
 def _stage(root: Path, path: str, before: Stage | None, table: dict[str, Any], where: str) -> Stage:
     if before is None:
         _require(table, where, {"files": list})
     else:
-        wanted = {"files": list, "budget": int, "steps": list, "own_tests": bool}
-        _require({"steps": [], "own_tests": False, **table}, where, wanted)
+        wanted = {"files": list, "budget": int, "optional": dict, "steps": list}
+        _require({"steps": [], "optional": {}, **table}, where, wanted)
     changes = [_change(entry, f"{where} files, entry {n}") for n, entry in enumerate(table["files"], 1)]
     steps = [_step(entry, n, f"{where} step {n}") for n, entry in enumerate(table.get("steps", []), 1)]
-    return Stage(root, path, before, tuple(changes), table.get("budget"), tuple(steps), table.get("own_tests", False))
+    optional = _optional(table["optional"], f"{where} optional") if "optional" in table else OptionalPart()
+    return Stage(root, path, before, tuple(changes), table.get("budget"), optional, tuple(steps))
+
+
+def _optional(table: dict[str, Any], where: str) -> OptionalPart:
+    _require(table, where, {"files": list, "budget": int})
+    return OptionalPart(_strings(table["files"], f"{where} files"), table["budget"])
 
 
 def _change(table: dict[str, Any], where: str) -> Change:

@@ -44,6 +44,13 @@ class Step(NamedTuple):
     minutes: int
 
 
+class OptionalPart(NamedTuple):
+    """What a reader of a link may leave out: files of their own, which are counted apart."""
+
+    files: tuple[str, ...] = ()
+    budget: int = 0  # of added lines of code
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage and its link to the stage before. All files of the first stage are new."""
@@ -52,9 +59,9 @@ class Stage:
     path: str  # relative to root: "stages/s2_block_manager"
     before: Stage | None
     changes: tuple[Change, ...]  # in reading order
-    budget: int | None  # of added lines of code
+    budget: int | None  # of added lines of code, without the optional files
+    optional: OptionalPart
     steps: tuple[Step, ...]
-    own_tests: bool  # it has none of the tests of the stage before
 
     @property
     def name(self) -> str:
@@ -79,10 +86,11 @@ class Stage:
 
 
 class Chain(NamedTuple):
-    """The stages of a repository, in order."""
+    """The stages of a repository, in order, and the folder that holds the code of the last one again."""
 
     root: Path
     stages: tuple[Stage, ...]
+    copy: str | None  # relative to root
 
     def stage(self, name: str) -> Stage:
         """The stage called `name`: "2", "s2" or "s2_block_manager"."""
@@ -96,8 +104,8 @@ class Chain(NamedTuple):
 def key_of(name: str) -> str:
     """A stage's short name.
 
-    >>> key_of("s2_block_manager"), key_of("nanovllm")
-    ('s2', 'nanovllm')
+    >>> key_of("s2_block_manager"), key_of("s2")
+    ('s2', 's2')
     """
     return name.partition("_")[0]
 

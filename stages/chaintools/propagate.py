@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from .copy import renew_copy
 from .git import git
 from .model import GAIN_TEST, Chain, Stage
 from .progress import Progress, forget, load_blob, save, store_blob, write
@@ -22,7 +23,7 @@ EACH_ITS_OWN = {"README.md", "DIFF.md", GAIN_TEST}  # written for one stage, nev
 
 
 def propagate(chain: Chain, progress: Progress) -> Iterator[str]:
-    """Merge forward; yields a line for each file that the edit reaches.
+    """Merge forward, at last into the copy; yields a line for each file that the edit reaches.
 
     Afterwards `progress.conflicts` names the files that stopped the run: at once, if those of the last run still
     have conflict markers in them. If there are none the run is finished and forgotten.
@@ -39,14 +40,13 @@ def propagate(chain: Chain, progress: Progress) -> Iterator[str]:
         if progress.conflicts:
             return
     forget(chain.root)
+    yield from renew_copy(chain)
 
 
 def _merge_link(stage: Stage, progress: Progress) -> Iterator[str]:
     """Bring into `stage` what changed in the stage before it."""
     assert stage.before, "a link has two ends"
     for file in sorted((_files_at(stage.before, progress.since) | stage.before.files()) - EACH_ITS_OWN):
-        if stage.own_tests and file.startswith("tests/"):
-            continue
         path = f"{stage.path}/{file}"
         if path in progress.merged:
             base = load_blob(stage.root, progress.merged[path])

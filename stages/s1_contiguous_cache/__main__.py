@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from .config import EngineConfig
+from .console import run_command
 from .flags import add_flags, flag_values
 from .llm import LLM
 from .sampling import SamplingParams
@@ -11,7 +12,11 @@ from .stories import PROMPTS, show, summary, with_small_pool
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    return run_command(lambda: tell(parser().parse_args(argv)))
+
+
+def tell(args: argparse.Namespace) -> int:
+    """Tell the stories that the command line asks for. Returns the exit status."""
     try:
         llm = LLM(**with_small_pool(flag_values(EngineConfig, args)))
         params = SamplingParams(**flag_values(SamplingParams, args))

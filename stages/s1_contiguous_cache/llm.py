@@ -11,9 +11,9 @@ from .input_processor import InputProcessor, Prompt
 from .interrupts import interrupts_held_back
 from .kv_cache import KVCache, PoolReport, num_slots_for
 from .llama import ModelConfig, Tokenizer, load_model
-from .model_runner import ModelRunner
+from .model_runner import ModelRunner, Scheduled
 from .outputs import RequestOutput
-from .sampling import SamplingParams
+from .sampling import SampledToken, SamplingParams
 from .sequence import Sequence, request_output
 from .slot_manager import SlotManager
 
@@ -29,7 +29,7 @@ class LLM:
 
     def __init__(self, model: str | Path = EngineConfig.model, **options: Any) -> None:
         """`options` are the other fields of EngineConfig. Raises ValueError for a bad value or checkpoint."""
-        self.config = EngineConfig(str(model), **options)
+        self.config = EngineConfig(str(model) if isinstance(model, Path) else model, **options)
         self.model_config = ModelConfig.from_folder(model)
         self.max_model_len = self.config.longest_sequence(self.model_config.max_position_embeddings)
         device = self.config.torch_device()
@@ -114,15 +114,25 @@ class LLM:
         for seq in running:
             self.kv_cache_manager.append_slot(seq)
         scheduled = [(seq, seq.num_uncomputed_tokens) for seq in running]
-        tokens = self.model_runner.run(scheduled)
-        for (seq, num_tokens), token in zip(scheduled, tokens, strict=True):
-            seq.num_computed_tokens += num_tokens
+        for (seq, num_tokens), token in zip(scheduled, self._run(scheduled), strict=True):
+            if not seq.finished:  # else it has failed, and nothing of it was computed
+                seq.num_computed_tokens += num_tokens
             if token is not None:
                 seq.append_token(token)
         for seq in running:
             if seq.finished:
                 self.kv_cache_manager.free(seq)
         return [request_output(seq) for seq in running]
+
+    def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
+        """A step of the model. If it raises, its sequences run again one by one: one that raises alone has failed."""
+        try:
+            return self.model_runner.run(batch)
+        except Exception as error:
+            if len(batch) > 1:
+                return [token for scheduled in batch for token in self._run([scheduled])]
+            batch[0][0].fail(f"{type(error).__name__}: {error}")
+            return [None]
 
 
 def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:

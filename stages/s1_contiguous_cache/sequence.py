@@ -53,6 +53,7 @@ class Sequence:
         self.slots: SlotRange | None = None
         self.cumulative_logprob = 0.0
         self.finish_reason: str | None = None
+        self.error: str | None = None
         self.metrics = RequestMetrics(arrival_time=time.perf_counter())
         self._text = OutputText(decoder, tuple(params.stop))
 
@@ -66,7 +67,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """1 while it decodes; more if a part of its prompt is to come."""
+        """1 while it decodes; more while a part of its prompt, or of what was preempted, is to come."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
@@ -96,6 +97,11 @@ class Sequence:
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
 
+    def fail(self, error: str) -> None:
+        """It cannot go on; what it has generated stays."""
+        self.error = error
+        self.finish("error")
+
     def completion(self) -> CompletionOutput:
         """All of the output so far."""
         return CompletionOutput(
@@ -116,6 +122,7 @@ def request_output(seq: Sequence) -> RequestOutput:
         outputs=[seq.completion()],
         finished=seq.finished,
         metrics=seq.metrics,
+        error=seq.error,
     )
 
 

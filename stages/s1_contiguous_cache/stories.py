@@ -8,7 +8,7 @@ from .config import POOL_SIZES
 from .kv_cache import PoolReport
 from .llama import ModelConfig
 from .llm import LLM
-from .outputs import RequestOutput
+from .outputs import CompletionOutput, RequestOutput
 
 PROMPTS = [
     '"Good morning," said the fox',
@@ -22,7 +22,7 @@ POOL_TOKENS, MAX_MODEL_LEN = 2048, 1024  # unless flags say otherwise: a pool sm
 
 
 def with_small_pool(options: dict[str, Any]) -> dict[str, Any]:
-    """The engine's options, with a pool of a few stories unless they say how large it is."""
+    """Return the engine's options, with a pool of a few stories unless they say how large it is."""
     if any(options[size] is not None for size in POOL_SIZES):
         return options
     longest = options["max_model_len"]
@@ -37,8 +37,8 @@ def show(stream: Iterator[RequestOutput]) -> list[RequestOutput]:
     num_shown, printed = 0, 0  # stories, and characters of the first
     for output in stream:
         index = int(output.request_id)
-        if index == 0 and not output.error:
-            text = (output.prompt or "") + output.outputs[0].text
+        if index == 0:
+            text = story(output, output.outputs[0])
             print(text[printed:], end="", flush=True)
             printed = len(text)
         if output.finished:
@@ -49,20 +49,24 @@ def show(stream: Iterator[RequestOutput]) -> list[RequestOutput]:
     return [finished[index] for index in sorted(finished)]
 
 
+def story(output: RequestOutput, completion: CompletionOutput) -> str:
+    """Return the prompt and the text generated for it; nothing if an error came before any text."""
+    return f"{output.prompt}{completion.text}" if completion.text or not output.error else ""
+
+
 def print_ending(output: RequestOutput) -> None:
-    """What is not on the screen yet: of the first story nothing is left, of the others all."""
-    if output.error:
-        print(f"error: {output.error}", file=sys.stderr)
+    """Print what is not on the screen yet: of the first story nothing is left, of the others all."""
     for completion in output.outputs:
         is_shown = output.request_id == "0" and completion.index == 0
-        if not output.error and not is_shown:
-            print(f"{output.prompt}{completion.text}", end="")
-        print(f"  [{len(completion.token_ids)} tokens, {completion.finish_reason}]\n")
+        text = "" if is_shown else story(output, completion)
+        print(f"{text}  [{len(completion.token_ids)} tokens, {completion.finish_reason}]\n", flush=True)
+    if output.error:
+        print(f"error: {output.error}", file=sys.stderr)
 
 
 def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
-    """One line: how fast, and what it took of the pool when most of it was used."""
-    served = [output for output in outputs if not output.error]
+    """Return one line: how fast the run was, and what it took of the pool at its peak."""
+    served = [output for output in outputs if output.metrics.first_token_time is not None]
     if not served:
         return "nothing was served"
     num_tokens = sum(len(completion.token_ids) for output in served for completion in output.outputs)
@@ -73,7 +77,7 @@ def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
 
 
 def pool_line(pool: PoolReport) -> str:
-    """What a run took of the pool when most of it was used."""
+    """Return what a run took of the pool at its peak."""
     share = pool.used / max(pool.held, 1)
     return (
         f"KV slots: {pool.held:,} of {pool.num_slots:,} reserved, {pool.used:,} used ({share:.0%}) |{pool.strip(32)}|"

@@ -1,21 +1,24 @@
 """EngineConfig: every knob of the engine."""
 
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 
-from .flags import knob, knobs
+from .checks import AT_LEAST_1, SEED, Rule, check_fields
+from .flags import knob
 
 POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # one of them at most
-AT_LEAST_ONE = (
-    "max_model_len",
-    "max_num_seqs",
-    "block_size",
-    "kv_cache_tokens",
-    "kv_cache_memory_bytes",
-)
+POOL_SIZE: Rule = ("a whole number, at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+RULES: dict[str, Rule] = {
+    "max_model_len": AT_LEAST_1,
+    "max_num_seqs": AT_LEAST_1,
+    "block_size": AT_LEAST_1,
+    "kv_cache_tokens": POOL_SIZE,
+    "kv_cache_memory_bytes": POOL_SIZE,
+    "gpu_memory_utilization": ("above 0 and at most 1", lambda share: 0 < share <= 1),
+    "seed": SEED,
+}
 
 
 @dataclass(frozen=True)
@@ -33,22 +36,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what cannot be, naming the knob and its value."""
-        for name in AT_LEAST_ONE:
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, Integral):
-                raise ValueError(f"{name} must be a whole number, not {value!r}")
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        for option in knobs(EngineConfig):
-            choices, value = option.metadata["choices"], getattr(self, option.name)
-            if choices and value not in choices:
-                raise ValueError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}")
+        check_fields(self, RULES)
         given = [name for name in POOL_SIZES if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"the pool's size was given {len(given)} times: {', '.join(given)}")
-        share = self.gpu_memory_utilization
-        if share is not None and not 0 < share <= 1:
-            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
 
     def torch_device(self) -> torch.device:
         """Raises ValueError if this machine does not have the device."""
@@ -65,7 +56,7 @@ class EngineConfig:
         return torch.float32 if torch.device(self.device).type == "cpu" else DTYPES.get(checkpoint_dtype, torch.float32)
 
     def longest_sequence(self, max_position_embeddings: int) -> int:
-        """max_model_len, bounded by what the model can place. Raises ValueError if more was asked for."""
+        """Return max_model_len, or the positions of the model. Raises ValueError if the model has too few."""
         if self.max_model_len is not None and self.max_model_len > max_position_embeddings:
             asked, positions = self.max_model_len, max_position_embeddings
             raise ValueError(f"max_model_len is {asked}, the model has {positions} positions")

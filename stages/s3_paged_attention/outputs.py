@@ -34,7 +34,7 @@ class RequestOutput:
 
     @classmethod
     def failed(cls, request_id: str, prompt: str | list[int], error: str) -> "RequestOutput":
-        """The output of a request that could not be served; `prompt` is whatever the caller took for one."""
+        """Return the output of a request that could not be served; `prompt` may be of any type."""
         text = prompt if isinstance(prompt, str) else None
         token_ids = list(prompt) if isinstance(prompt, list | tuple) else []
         now = time.perf_counter()

@@ -41,6 +41,7 @@ class Sequence:
         self.block_table: list[int] = []  # token i is in block block_table[i // block_size]
         self.cumulative_logprob = 0.0
         self.finish_reason: str | None = None
+        self.error: str | None = None
         self.metrics = RequestMetrics(arrival_time=time.perf_counter())
         self._text = OutputText(decoder, tuple(params.stop))
 
@@ -54,7 +55,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """1 while it decodes; more if a part of its prompt is to come."""
+        """1 while it decodes; more while a part of its prompt, or of what was preempted, is to come."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
@@ -84,6 +85,11 @@ class Sequence:
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
 
+    def fail(self, error: str) -> None:
+        """It cannot go on; what it has generated stays."""
+        self.error = error
+        self.finish("error")
+
     def completion(self) -> CompletionOutput:
         """All of the output so far."""
         return CompletionOutput(
@@ -104,6 +110,7 @@ def request_output(seq: Sequence) -> RequestOutput:
         outputs=[seq.completion()],
         finished=seq.finished,
         metrics=seq.metrics,
+        error=seq.error,
     )
 
 

@@ -94,10 +94,11 @@ class LLMEngine:
                 seq.num_computed_tokens += num_tokens
             if token is not None:
                 seq.append_token(token)
-            if seq.finished:
-                self.scheduler.remove(seq)
             if token is not None or seq.finished:
                 updated.append(seq)
+        for seq in updated:
+            if seq.finished:
+                self.scheduler.remove(seq)
         return updated
 
     def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:

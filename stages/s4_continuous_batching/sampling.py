@@ -1,17 +1,26 @@
-"""SamplingParams, and the sampler: logits in, one token a row out."""
+"""SamplingParams, and the sampler, which chooses one token for each row of logits."""
 
 import hashlib
 import math
-import sys
 from collections import abc
 from dataclasses import dataclass
-from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .checks import AT_LEAST_1, SEED, Rule, check_fields
 from .flags import knob
+
+RULES: dict[str, Rule] = {
+    "temperature": ("0 or above", lambda temperature: temperature >= 0),
+    "top_k": ("a whole number, 0 (all) or above", lambda k: k >= 0),
+    "top_p": ("above 0 and at most 1", lambda p: 0 < p <= 1),
+    "max_tokens": AT_LEAST_1,
+    "seed": SEED,
+    "stop": ("a text or several, none of them empty", all),
+    "stop_token_ids": ("a list of whole numbers", lambda token_ids: True),
+}
 
 
 @dataclass(frozen=True)
@@ -27,20 +36,23 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the parameter and its value."""
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if not 0 <= self.temperature <= sys.float_info.max:  # nor an int that is too large for a float
-            raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
-        if not isinstance(self.top_k, Integral) or self.top_k < 0:
-            raise ValueError(f"top_k must be a whole number, 0 (all) or above, not {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not isinstance(self.max_tokens, Integral) or self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be a whole number, at least 1, not {self.max_tokens}")
-        if not all(isinstance(stop, str) and stop for stop in self.stop):
-            raise ValueError(f"a stop string must be a text that is not empty: {self.stop}")
-        if not all(isinstance(token_id, Integral) for token_id in self.stop_token_ids):
-            raise ValueError(f"stop_token_ids must be whole numbers: {self.stop_token_ids}")
+        object.__setattr__(self, "stop", as_tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", as_tuple(self.stop_token_ids))
+        check_fields(self, RULES)
+
+
+def as_tuple(values: Any) -> Any:
+    """A tuple of one text or of several values; what is neither stays as it is, for an error to show.
+
+    >>> as_tuple("end"), as_tuple(["a", "b"]), as_tuple(None), as_tuple(5)
+    (('end',), ('a', 'b'), (), 5)
+    """
+    if values is None or isinstance(values, str):
+        return () if values is None else (values,)
+    try:
+        return tuple(values)
+    except TypeError:
+        return values
 
 
 class SamplingRow(NamedTuple):
@@ -58,7 +70,10 @@ class SampledToken(NamedTuple):
 
 
 def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-    """logits [num_rows, vocab_size] -> one token for each row."""
+    """Choose one token for each row. logits [num_rows, vocab_size]
+
+    Raises FloatingPointError, naming the row, if a row has no probabilities: NaN, +inf or nothing but -inf in it.
+    """
     assert logits.dim() == 2 and logits.shape[0] == len(rows), (logits.shape, len(rows))
     logits = logits.float()
     tokens = logits.argmax(dim=-1)  # [num_rows]
@@ -67,7 +82,11 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         index = torch.tensor(random_rows, device=logits.device)
         chosen = race(logits[index], [rows[i] for i in random_rows])
         tokens = tokens.index_copy(0, index, chosen)
-    logprobs = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=-1)  # [num_rows]
+    normalizers = logits.logsumexp(dim=-1)  # [num_rows]
+    for i, normalizer in enumerate(normalizers.tolist()):
+        if not math.isfinite(normalizer):  # exactly then; argmax has made some token of such a row all the same
+            raise FloatingPointError(f"the logits of row {i} are NaN, infinite or all -inf: no token can be sampled")
+    logprobs = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - normalizers  # [num_rows]
     return [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
 
 
@@ -85,10 +104,10 @@ def race(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
 
 
 def exponential_noise(row: SamplingRow, vocab_size: int) -> Tensor:
-    """Exp(1), float32 [vocab_size], a function of (seed, sample index, position) and of nothing else.
+    """Draw Exp(1), float32 [vocab_size], as a function of (seed, sample index, position) and of nothing else.
 
     There is no generator whose state moves: a row's noise is the same whatever runs beside it, and a sequence that is
-    computed again draws again what it drew. It is made on the CPU, so that every device draws the same.
+    computed again draws the same tokens again. It is made on the CPU, so that every device draws the same.
     """
     key = f"{row.seed},{row.sample_index},{row.position}".encode()
     seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest())  # torch's CPU generator keeps 32 bits
@@ -97,7 +116,7 @@ def exponential_noise(row: SamplingRow, vocab_size: int) -> Tensor:
 
 
 def apply_top_k_top_p(logits: Tensor, params: list[SamplingParams]) -> Tensor:
-    """-inf for the tokens that top_k, then top_p, leave out. logits, out [num_rows, vocab_size]
+    """Set to -inf what top_k leaves out, then what top_p leaves out. logits, out [num_rows, vocab_size]
 
     >>> two = SamplingParams(top_k=2), SamplingParams(top_p=0.6)
     >>> apply_top_k_top_p(torch.tensor([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]]), list(two)).tolist()

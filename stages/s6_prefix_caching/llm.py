@@ -26,7 +26,7 @@ class LLM:
 
     def __init__(self, model: str | Path = EngineConfig.model, **options: Any) -> None:
         """`options` are the other fields of EngineConfig. Raises ValueError for a bad value or checkpoint."""
-        self.config = EngineConfig(str(model), **options)
+        self.config = EngineConfig(str(model) if isinstance(model, Path) else model, **options)
         self.llm_engine = engine = self.build_engine(self.config)
         self.tokenizer, self.model_config = engine.tokenizer, engine.model_config
         self.max_model_len = engine.max_model_len

@@ -60,7 +60,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """1 while it decodes; more if a part of its prompt is to come, or if it was preempted."""
+        """1 while it decodes; more while a part of its prompt, or of what was preempted, is to come."""
         return self.num_tokens - self.num_computed_tokens
 
     @property

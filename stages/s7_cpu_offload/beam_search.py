@@ -11,18 +11,24 @@ Wu et al. 2016 (arXiv:1609.08144); scores and the rules that end a search are th
 
 import copy
 from dataclasses import dataclass
-from numbers import Integral
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .checks import AT_LEAST_1, Rule, check_fields
 from .engine import LLMEngine
 from .input_processor import Prompt
 from .interrupts import interrupts_held_back
 from .outputs import RequestOutput
 from .sampling import SampledToken, SamplingParams
 from .sequence import Sequence
+
+RULES: dict[str, Rule] = {
+    "beam_width": AT_LEAST_1,
+    "max_tokens": AT_LEAST_1,
+    "early_stopping": ('True, False or "never"', lambda value: value in (True, False, "never")),
+}
 
 
 @dataclass(frozen=True)
@@ -35,12 +41,7 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the parameter and its value."""
-        for name in ("beam_width", "max_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or value < 1:
-                raise ValueError(f"{name} must be a whole number, at least 1, not {value!r}")
-        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
-            raise ValueError(f'early_stopping must be True, False or "never", not {self.early_stopping!r}')
+        check_fields(self, RULES)
 
 
 class Candidate(NamedTuple):

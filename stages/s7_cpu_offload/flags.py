@@ -6,24 +6,24 @@ from typing import Any, get_args, get_type_hints
 
 
 def knob(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
-    """A dataclass field that has a flag, and carries what the flag says."""
+    """Make a dataclass field that has a flag; `help` and `choices` are the flag's."""
     return field(default=default, metadata={"help": help, "choices": choices})
 
 
 def knobs(options: type) -> list[Field]:
-    """The fields of a dataclass that have a flag."""
+    """Return the fields of the dataclass `options` that have a flag."""
     return [option for option in fields(options) if option.metadata]
 
 
 def add_flags(parser: ArgumentParser, options: type) -> None:
-    """A flag for each knob of the dataclass `options`."""
+    """Add a flag for each knob of the dataclass `options`."""
     hints = get_type_hints(options)
     for option in knobs(options):
         parser.add_argument("--" + option.name.replace("_", "-"), **flag(option, hints[option.name]))
 
 
 def flag(option: Field, hint: Any) -> dict[str, Any]:
-    """What argparse needs to know of one field, e.g. type int for a hint `int | None`."""
+    """Return what argparse needs to know of one field, for example type int for a hint `int | None`."""
     kind = next(kind for kind in get_args(hint) or (hint,) if kind is not type(None))
     help = option.metadata["help"]
     if kind is bool:  # --name and --no-name
@@ -34,5 +34,5 @@ def flag(option: Field, hint: Any) -> dict[str, Any]:
 
 
 def flag_values(options: type, args: Namespace) -> dict[str, Any]:
-    """The parsed flags of the dataclass `options`, by field."""
+    """Return the parsed flags of the dataclass `options`, by field."""
     return {option.name: getattr(args, option.name) for option in knobs(options)}

@@ -1,11 +1,17 @@
 """The command: a story as it comes, one line about the memory, and one line about a mistake."""
 
+import os
 import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from .. import __main__ as command
 from ..__main__ import PROMPTS, main, show
 from ..llm import LLM
+from ..outputs import RequestOutput
 from ..sampling import SamplingParams
 from .helpers import CONFIG, write_checkpoint
 
@@ -99,15 +105,21 @@ def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path, 
     "argv, error",
     [
         (["--model", "no/such/folder"], "no/such/folder is not a checkpoint folder: it has no config.json"),
-        (["--kv-cache-tokens", "0"], "kv_cache_tokens must be at least 1, not 0"),
+        (["--kv-cache-tokens", "0"], "kv_cache_tokens must be a whole number, at least 1 and below 2**63, not 0"),
+        (
+            ["--kv-cache-tokens", "9" * 23],
+            "kv_cache_tokens must be a whole number, at least 1 and below 2**63, not 999",
+        ),
+        (["--kv-cache-tokens", "9" * 18], "has no room for a pool"),
+        (["--seed", "9" * 23], "seed must be a whole number of 64 bits, not 999"),
         (["--kv-cache-tokens", "9" * 15], "has no room for a pool"),
         (["--kv-cache-tokens", "15"], "a block has 16 slots, the pool would have 15"),
         (["--kv-cache-memory-bytes", "10"], "a block has 16 slots, the pool would have 0"),
-        (["--block-size", "0"], "block_size must be at least 1, not 0"),
+        (["--block-size", "0"], "block_size must be a whole number, at least 1, not 0"),
         (["--block-size", "4096"], "a block has 4096 slots, the pool would have 2048"),
         (["--kv-cache-tokens", "9", "--kv-cache-memory-bytes", "9000"], "the pool's size was given 2 times"),
         (["--max-model-len", "65"], "max_model_len is 65, the model has 64 positions"),
-        (["--max-model-len", "0"], "max_model_len must be at least 1, not 0"),
+        (["--max-model-len", "0"], "max_model_len must be a whole number, at least 1, not 0"),
         (["--device", "warp"], "device 'warp' is not to be had here"),
         (["--temperature", "nan"], "temperature must be 0 or above, not nan"),
         (["--max-tokens", "0"], "max_tokens must be a whole number, at least 1, not 0"),
@@ -137,3 +149,49 @@ def test_a_prompt_that_cannot_be_served_is_told_and_the_others_go_on(run):
 def test_when_nothing_can_be_served_it_says_so(run):
     code, out, err = run("", "--kv-cache-tokens", "64")
     assert code == 1 and "the prompt is empty" in err and out.endswith("nothing was served\n")
+
+
+def failing(llm: LLM, num_tokens: int) -> Callable[..., list[RequestOutput]]:
+    """A stream of two prompts, of which each ends with an error after `num_tokens` tokens."""
+
+    def stream(prompts: list[str], params: SamplingParams):
+        for output in LLM.stream(llm, prompts, replace(params, ignore_eos=True)):
+            if len(output.outputs[0].token_ids) == num_tokens:
+                ended = [replace(output.outputs[0], finish_reason="error")]
+                metrics = replace(output.metrics, finished_time=output.metrics.first_token_time + 1)
+                yield replace(output, outputs=ended, metrics=metrics, finished=True, error="no more blocks")
+            elif len(output.outputs[0].token_ids) < num_tokens:
+                yield output
+
+    return stream
+
+
+def test_an_error_hides_nothing_that_was_generated(checkpoint, monkeypatch, capsys):
+    def told(num_tokens: int, *argv: str) -> tuple[int, str, str]:
+        llm = LLM(checkpoint, kv_cache_tokens=256)
+        if argv:
+            monkeypatch.setattr(llm, "stream", failing(llm, num_tokens))
+        monkeypatch.setattr(command, "LLM", lambda **options: llm)
+        code = main(["--temperature", "0", "--max-tokens", str(num_tokens), "--model", str(checkpoint), "the", "fox"])
+        return code, *capsys.readouterr()
+
+    code, out, err = told(5, "failing")
+    assert code == 1 and err == "error: no more blocks\n" * 2
+    stories = out.replace("error]", "length]").split("\n\n")[:2]
+    assert stories == told(5)[1].split("\n\n")[:2] and all("  [5 tokens, " in story for story in stories)
+    assert re.search(f"\n{SUMMARY}\n", out)
+
+
+def test_ctrl_c_ends_in_one_line(monkeypatch, capsys, checkpoint):
+    llm = LLM(checkpoint)
+
+    def stream(prompts: list[str], params: SamplingParams):
+        yield next(LLM.stream(llm, prompts, params))
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("not reached")
+
+    monkeypatch.setattr(llm, "stream", stream)
+    monkeypatch.setattr(command, "LLM", lambda **options: llm)
+    assert main(["--model", str(checkpoint), "the fox"]) == 130
+    out, err = capsys.readouterr()
+    assert out.startswith("the fox") and err == "interrupted\n"

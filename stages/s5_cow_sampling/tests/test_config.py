@@ -1,7 +1,10 @@
 """The knobs: what each may be, the flags that they become, and the pool that they give."""
 
+import math
+import re
 from argparse import ArgumentParser
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,23 +87,45 @@ def test_help_tells_what_each_knob_does_and_its_default(capsys):
 @pytest.mark.parametrize(
     "knobs, error",
     [
-        ({"max_model_len": 0}, "max_model_len must be at least 1, not 0"),
-        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, not 0"),
-        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1, not 0"),
+        ({"max_model_len": 0}, "max_model_len must be a whole number, at least 1, not 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be a whole number, at least 1, not 0"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be a whole number, at least 1, not 0"),
         ({"watermark": -0.01}, "watermark must be 0 or above and below 1, not -0.01"),
         ({"watermark": 1.0}, "watermark must be 0 or above and below 1, not 1.0"),
         ({"watermark": float("nan")}, "watermark must be 0 or above and below 1, not nan"),
-        ({"block_size": 0}, "block_size must be at least 1, not 0"),
-        ({"block_size": -4}, "block_size must be at least 1, not -4"),
-        ({"tile_size": 0}, "tile_size must be at least 1, not 0"),
-        ({"tile_size": -16}, "tile_size must be at least 1, not -16"),
-        ({"kv_cache_tokens": -5}, "kv_cache_tokens must be at least 1, not -5"),
-        ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes must be at least 1, not 0"),
-        ({"kv_cache_memory_bytes": 1e9}, "kv_cache_memory_bytes must be a whole number, not 1000000000.0"),
-        ({"max_num_seqs": "8"}, "max_num_seqs must be a whole number, not '8'"),
+        ({"block_size": 0}, "block_size must be a whole number, at least 1, not 0"),
+        ({"block_size": -4}, "block_size must be a whole number, at least 1, not -4"),
+        ({"tile_size": 0}, "tile_size must be a whole number, at least 1, not 0"),
+        ({"tile_size": -16}, "tile_size must be a whole number, at least 1, not -16"),
+        ({"kv_cache_tokens": -5}, "kv_cache_tokens must be a whole number, at least 1 and below 2**63, not -5"),
+        (
+            {"kv_cache_memory_bytes": 0},
+            "kv_cache_memory_bytes must be a whole number, at least 1 and below 2**63, not 0",
+        ),
+        (
+            {"kv_cache_memory_bytes": 1e9},
+            "kv_cache_memory_bytes must be a whole number, at least 1 and below 2**63, not 1000000000.0",
+        ),
+        ({"max_num_seqs": "8"}, "max_num_seqs must be a whole number, at least 1, not '8'"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization must be above 0 and at most 1, not 0.0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be above 0 and at most 1, not 1.5"),
         ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, float16, not 'float64'"),
+        ({"max_num_seqs": True}, "max_num_seqs must be a whole number, at least 1, not True"),
+        ({"max_num_seqs": None}, "max_num_seqs must be a whole number, at least 1, not None"),
+        ({"max_model_len": math.nan}, "max_model_len must be a whole number, at least 1, not nan"),
+        ({"kv_cache_tokens": 10**23}, "kv_cache_tokens must be a whole number, at least 1 and below 2**63, not 1000"),
+        ({"gpu_memory_utilization": "0.9"}, "gpu_memory_utilization must be above 0 and at most 1, not '0.9'"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization must be above 0 and at most 1, not True"),
+        ({"gpu_memory_utilization": math.nan}, "gpu_memory_utilization must be above 0 and at most 1, not nan"),
+        ({"seed": None}, "seed must be a whole number of 64 bits, not None"),
+        ({"seed": 2**63}, "seed must be a whole number of 64 bits, not 9223372036854775808"),
+        ({"model": None}, "model must be a text, not None"),
+        ({"model": 3}, "model must be a text, not 3"),
+        ({"device": 3}, "device must be a text, not 3"),
+        ({"device": None}, "device must be a text, not None"),
+        ({"dtype": torch.float16}, "dtype must be one of auto, float32, bfloat16, float16, not torch.float16"),
+        ({"dtype": None}, "dtype must be one of auto, float32, bfloat16, float16, not None"),
+        ({"dtype": ["auto"]}, "dtype must be one of auto, float32, bfloat16, float16, not ['auto']"),
         (
             {"kv_cache_tokens": 10, "gpu_memory_utilization": 0.5},
             "the pool's size was given 2 times: kv_cache_tokens, gpu_memory_utilization",
@@ -109,8 +134,23 @@ def test_help_tells_what_each_knob_does_and_its_default(capsys):
     ids=str,
 )
 def test_a_knob_that_cannot_be_is_named_with_its_value(knobs, error):
-    with pytest.raises(ValueError, match=error):
+    with pytest.raises(ValueError, match=re.escape(error)) as raised:
         EngineConfig(**knobs)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(EngineConfig)])
+@pytest.mark.parametrize("value", [b"1", [], {}, 1j, object(), math.inf, torch.ones(2, 2), -(10**23)], ids=repr)
+def test_no_knob_takes_what_is_no_value_at_all(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be .+, not .+$"):
+        EngineConfig(**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    np = pytest.importorskip("numpy")
+    config = EngineConfig(kv_cache_tokens=np.int64(640), seed=np.uint8(3))
+    assert config == EngineConfig(kv_cache_tokens=640, seed=3)
+    assert type(config.kv_cache_tokens) is type(config.seed) is int
 
 
 def test_max_model_len_is_at_most_what_the_model_can_place(checkpoint):
@@ -120,7 +160,14 @@ def test_max_model_len_is_at_most_what_the_model_can_place(checkpoint):
         LLM(checkpoint, max_model_len=65)
 
 
-@pytest.mark.parametrize("device", ["warp", "", "cuda:99", "meta"])
+@pytest.mark.parametrize("model", [None, 3, b"folder"], ids=repr)
+def test_a_folder_is_a_text_or_a_path(checkpoint, model):
+    assert LLM(Path(checkpoint)).config == LLM(str(checkpoint)).config
+    with pytest.raises(ValueError, match=f"model must be a text, not {model!r}"):
+        LLM(model)
+
+
+@pytest.mark.parametrize("device", ["warp", "", "cuda:99", "cuda:-1", "cuda:" + "9" * 23, "meta", "cpu ", "CPU"])
 def test_a_device_that_is_not_there_is_named(checkpoint, device):
     with pytest.raises(ValueError, match=f"device '{device}' is not to be had here: .+"):
         LLM(checkpoint, device=device)
@@ -193,7 +240,7 @@ def test_a_pool_of_one_block_will_do(checkpoint):
 
 
 def test_on_the_cpu_a_pool_is_what_the_batch_can_fill_and_at_most_a_gibibyte():
-    assert blocks(max_num_seqs=3, max_model_len=20) == 3 * 5
+    assert blocks(max_num_seqs=3, max_model_len=20) == 3 * (20 + 3) // 4
     assert blocks(max_num_seqs=1000, max_model_len=100_000) == 2**30 // TOKEN // 4
 
 

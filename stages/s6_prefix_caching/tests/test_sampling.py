@@ -1,13 +1,15 @@
 """SamplingParams, and the sampler: logits in, one token a row out."""
 
 import math
+import re
+from dataclasses import fields
 
 import pytest
 import torch
 from torch import Tensor
 
 from ..llm import LLM
-from ..sampling import Logprob, SampledToken, SamplingParams, SamplingRow, exponential_noise, apply_top_k_top_p, sample
+from ..sampling import SampledToken, SamplingParams, SamplingRow, apply_top_k_top_p, exponential_noise, sample
 
 PROBS = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = torch.tensor(PROBS).log() + 3  # a shift that softmax does not see
@@ -218,54 +220,27 @@ def test_no_rows_give_no_tokens():
     assert sample(torch.empty(0, 5), []) == []
 
 
-def told(token: SampledToken) -> list[tuple[int, float, int]]:
-    """(token, probability, rank) in the order in which they are told."""
-    assert token.logprobs is not None
-    return [(token_id, round(math.exp(logprob), 4), rank) for token_id, (logprob, rank) in token.logprobs.items()]
+# Logits that are no numbers
 
 
-LIKELIEST = [(0, 0.4, 1), (1, 0.3, 2), (2, 0.15, 3), (3, 0.1, 4), (4, 0.05, 5)]
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"top_k": 2, "top_p": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "poisoned",
+    [[math.nan] * 5, [0.0, math.nan, 0.0, 1.0, 2.0], [0.0, math.inf, 0.0, 1.0, 2.0], [-math.inf] * 5],
+    ids=str,
+)
+def test_a_row_that_has_no_probabilities_is_an_error_that_names_it(poisoned, params):
+    logits = torch.stack([LOGITS, torch.tensor(poisoned), LOGITS])
+    with pytest.raises(FloatingPointError, match="the logits of row 1 are NaN, infinite or all -inf"):
+        sample(logits, [row(**params)] * 3)
+    assert len(sample(logits[::2], [row(**params)] * 2)) == 2
 
 
-def token_drawn(token_id: int, **params) -> SampledToken:
-    """The first draw from LOGITS that gives this token."""
-    draws = (sample(LOGITS.unsqueeze(0), [row(position=i, **params)])[0] for i in range(NUM_DRAWS))
-    return next(token for token in draws if token.token_id == token_id)
-
-
-def test_nobody_is_told_what_they_did_not_ask_for():
-    assert token_drawn(1).logprobs is None
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 5, 6, 1000])
-def test_as_many_of_the_likeliest_are_told_as_were_asked_for_or_as_there_are(count):
-    assert told(token_drawn(0, logprobs=count)) == LIKELIEST[:count]
-
-
-@pytest.mark.parametrize("token_id", range(5))
-@pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_the_token_itself_is_told_last_with_its_rank_if_it_is_not_among_the_likeliest(token_id, count):
-    expected = LIKELIEST[:count] + ([LIKELIEST[token_id]] if token_id >= count else [])
-    token = token_drawn(token_id, logprobs=count)
-    assert told(token) == expected
-    assert token.logprobs[token_id].logprob == pytest.approx(token.logprob, abs=1e-6)
-
-
-@pytest.mark.parametrize("params", [{"temperature": 0.3}, {"temperature": 3.0}, {"top_k": 2}, {"top_p": 0.5}], ids=str)
-def test_logprobs_are_of_the_raw_logits_whatever_is_drawn_from(params):
-    assert told(token_drawn(1, logprobs=4, **params)) == LIKELIEST[:4]
-
-
-def test_of_equals_one_has_as_many_before_it_as_are_likelier():
-    (token,) = sample(torch.tensor([[1.0, 2.0, 2.0, 0.0]]), [row(temperature=0.0, logprobs=0)])
-    assert token.logprobs == {1: Logprob(pytest.approx(token.logprob, abs=1e-6), rank=1)}
-
-
-def test_each_row_is_told_what_it_asked_for():
-    rows = [row(temperature=0.0, logprobs=count) for count in (2, None, 0)]
-    tokens = sample(torch.stack([LOGITS, LOGITS, LOGITS.flip(0)]), rows)
-    assert [token.token_id for token in tokens] == [0, 0, 4]
-    assert told(tokens[0]) == LIKELIEST[:2] and tokens[1].logprobs is None and told(tokens[2]) == [(4, 0.4, 1)]
+def test_minus_infinity_forbids_a_token_and_is_no_fault():
+    logits = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])
+    assert_drawn_from(draw(logits), [0, 0.5, 0, 0.5, 0])
+    logits = torch.tensor([[-math.inf, 3.4e38, -3.4e38]])  # neither are the largest numbers that there are
+    assert sample(logits, [row(temperature=0.0)]) == [SampledToken(1, 0.0)]
 
 
 # Parameters that cannot be
@@ -278,26 +253,62 @@ def test_each_row_is_told_what_it_asked_for():
         ({"temperature": math.nan}, "temperature must be 0 or above, not nan"),
         ({"temperature": math.inf}, "temperature must be 0 or above, not inf"),
         ({"temperature": 10**400}, "temperature must be 0 or above, not 10000"),
-        ({"top_k": -1}, "top_k must be a whole number, 0 .all. or above, not -1"),
-        ({"top_k": 2.5}, "top_k must be a whole number, 0 .all. or above, not 2.5"),
+        ({"top_k": -1}, "top_k must be a whole number, 0 (all) or above, not -1"),
+        ({"top_k": 2.5}, "top_k must be a whole number, 0 (all) or above, not 2.5"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
         ({"top_p": 1.01}, "top_p must be above 0 and at most 1, not 1.01"),
         ({"top_p": math.nan}, "top_p must be above 0 and at most 1, not nan"),
         ({"max_tokens": 0}, "max_tokens must be a whole number, at least 1, not 0"),
         ({"max_tokens": math.nan}, "max_tokens must be a whole number, at least 1, not nan"),
-        ({"n": 0}, "n must be at least 1, not 0"),
-        ({"n": -2}, "n must be at least 1, not -2"),
-        ({"logprobs": -1}, "logprobs must be 0 or above, not -1"),
-        ({"stop": ""}, "a stop string must be a text that is not empty"),
-        ({"stop": ["a", ""]}, "a stop string must be a text that is not empty"),
-        ({"stop": [13]}, "a stop string must be a text that is not empty"),
-        ({"stop_token_ids": "13"}, "stop_token_ids must be whole numbers: .'1', '3'."),
+        ({"n": 10**12}, "n must be a whole number, at least 1, and at most 16,384, not 1000000000000"),
+        ({"n": 0}, "n must be a whole number, at least 1, and at most 16,384, not 0"),
+        ({"n": True}, "n must be a whole number, at least 1, and at most 16,384, not True"),
+        ({"n": 1.5}, "n must be a whole number, at least 1, and at most 16,384, not 1.5"),
+        ({"max_tokens": 1.5}, "max_tokens must be a whole number, at least 1, not 1.5"),
+        ({"max_tokens": True}, "max_tokens must be a whole number, at least 1, not True"),
+        ({"max_tokens": "16"}, "max_tokens must be a whole number, at least 1, not '16'"),
+        ({"max_tokens": None}, "max_tokens must be a whole number, at least 1, not None"),
+        ({"temperature": "warm"}, "temperature must be 0 or above, not 'warm'"),
+        ({"temperature": True}, "temperature must be 0 or above, not True"),
+        ({"temperature": None}, "temperature must be 0 or above, not None"),
+        ({"top_k": True}, "top_k must be a whole number, 0 (all) or above, not True"),
+        ({"top_p": "0.5"}, "top_p must be above 0 and at most 1, not '0.5'"),
+        ({"seed": 1.0}, "seed must be a whole number of 64 bits, not 1.0"),
+        ({"seed": "1"}, "seed must be a whole number of 64 bits, not '1'"),
+        ({"seed": False}, "seed must be a whole number of 64 bits, not False"),
+        ({"seed": 2**63}, "seed must be a whole number of 64 bits, not 9223372036854775808"),
+        ({"ignore_eos": 1}, "ignore_eos must be True or False, not 1"),
+        ({"ignore_eos": None}, "ignore_eos must be True or False, not None"),
+        ({"stop": ""}, "stop must be a text or several, none of them empty, not ('',)"),
+        ({"stop": ["a", ""]}, "stop must be a text or several, none of them empty, not ('a', '')"),
+        ({"stop": [13]}, "stop must be a text or several, none of them empty, not (13,)"),
+        ({"stop": 5}, "stop must be a text or several, none of them empty, not 5"),
+        ({"stop": b"end"}, "stop must be a text or several, none of them empty, not (101, 110, 100)"),
+        ({"stop_token_ids": "13"}, "stop_token_ids must be a list of whole numbers, not ('13',)"),
+        ({"stop_token_ids": 3}, "stop_token_ids must be a list of whole numbers, not 3"),
+        ({"stop_token_ids": [1, True]}, "stop_token_ids must be a list of whole numbers, not (1, True)"),
+        ({"stop_token_ids": [1.0]}, "stop_token_ids must be a list of whole numbers, not (1.0,)"),
     ],
     ids=str,
 )
 def test_parameters_that_cannot_be_are_named_with_their_value(params, error):
-    with pytest.raises(ValueError, match=error):
+    with pytest.raises(ValueError, match=re.escape(error)):
         SamplingParams(**params)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+@pytest.mark.parametrize("value", [[[]], [None], 1j, object(), math.nan, torch.ones(2, 2)], ids=repr)
+def test_no_parameter_takes_what_is_no_value_at_all(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be .+, not .+$"):
+        SamplingParams(**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    np = pytest.importorskip("numpy")
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), max_tokens=np.uint8(7), seed=np.int32(-1))
+    assert params == SamplingParams(temperature=0.5, top_k=3, max_tokens=7, seed=-1)
+    assert type(params.temperature) is float and type(params.max_tokens) is type(params.seed) is int
+    assert SamplingParams(stop_token_ids=np.array([3, 4])).stop_token_ids == (3, 4)
 
 
 def test_one_stop_string_is_not_taken_for_its_letters():

@@ -311,9 +311,15 @@ def test_requests_are_served_before_and_after_and_get_other_ids(checkpoint):
 @pytest.mark.parametrize(
     "options, error",
     [
-        ({"beam_width": 0}, "beam_width must be at least 1, not 0"),
-        ({"beam_width": -3}, "beam_width must be at least 1, not -3"),
-        ({"beam_width": 2, "max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"beam_width": 0}, "beam_width must be a whole number, at least 1, not 0"),
+        ({"beam_width": -3}, "beam_width must be a whole number, at least 1, not -3"),
+        ({"beam_width": 2, "max_tokens": 0}, "max_tokens must be a whole number, at least 1, not 0"),
+        ({"beam_width": True}, "beam_width must be a whole number, at least 1, not True"),
+        ({"beam_width": None}, "beam_width must be a whole number, at least 1, not None"),
+        ({"beam_width": 2, "max_tokens": 1.5}, "max_tokens must be a whole number, at least 1, not 1.5"),
+        ({"beam_width": 2, "ignore_eos": "no"}, "ignore_eos must be True or False, not 'no'"),
+        ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty must be a number, not nan"),
+        ({"beam_width": 2, "length_penalty": "1"}, "length_penalty must be a number, not '1'"),
         ({"beam_width": 2, "early_stopping": "soon"}, "early_stopping must be True, False or \"never\", not 'soon'"),
         ({"beam_width": 2, "early_stopping": None}, 'early_stopping must be True, False or "never", not None'),
         ({"beam_width": 2, "early_stopping": 1}, 'early_stopping must be True, False or "never", not 1'),

@@ -1,0 +1,78 @@
+"""What `make test` runs: each distinct test once, in a short form. `make test-all` runs everything.
+
+    --part quick   leaves out copies of an earlier stage's tests and what is marked full: make test
+    --part rest    what quick leaves out: .ci/run runs it after quick
+    --part all     both: make test-all
+
+A copy is left out only where the test that it is a copy of is in the same run (tests/copies.py): `pytest stages/s7...`
+runs all that it names. A test that has a long form marks it: pytest.param(1000, marks=pytest.mark.full).
+"""
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.copies import Case, find_copies
+from tests.helpers import ROOT, find_stages, folder_of
+
+FOLDERS = [*map(folder_of, find_stages(ROOT)), ROOT / "nanovllm" / "core"]
+LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many, of each kind
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "quick: each distinct test once, in its short form; rest: what quick leaves out; all: both"
+    parser.addoption("--part", choices=["quick", "rest", "all"], default="quick", help=help)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    part = config.getoption("part")
+    meaning = {
+        "quick": "each distinct test once, in its short form; make test-all, or --part all, runs everything",
+        "rest": "copies of an earlier stage's tests, and long forms",
+        "all": "everything",
+    }
+    return f"part {part}: {meaning[part]}"
+
+
+def as_case(item: pytest.Item) -> Case:
+    """Of an item with a node id like stages/s1_.../tests/test_a.py::TestB::test_c[3]."""
+    inside = item.nodeid.split("::", 1)[1]
+    return Case(item.path, re.split(r"::|\[", inside)[0] if isinstance(item, pytest.Function) else "", inside)
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m: of two equal tests, the one that they leave runs
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part, copies = config.getoption("part"), find_copies([as_case(item) for item in items], FOLDERS)
+    kinds = ["copies" if i in copies else "long" if is_long(item) else "quick" for i, item in enumerate(items)]
+    kept = {"quick": {"quick"}, "rest": {"copies", "long"}, "all": {"quick", "copies", "long"}}[part]
+    config.stash[LEFT_OUT] = Counter(kind for kind in kinds if kind not in kept)
+    config.hook.pytest_deselected(items=[item for item, kind in zip(items, kinds, strict=True) if kind not in kept])
+    items[:] = [item for item, kind in zip(items, kinds, strict=True) if kind in kept]
+
+
+def is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("full") is not None
+
+
+# With pytest-xdist the workers collect, and the terminal is the controller's: the counts travel.
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash.get(LEFT_OUT, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[LEFT_OUT] = Counter(left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left_out = config.stash.get(LEFT_OUT, Counter())
+    if config.getoption("part") == "quick" and left_out:
+        copies, long = left_out["copies"], left_out["long"]
+        told = f"left out: {copies:,} copies of an earlier stage's tests, {long:,} long"
+        terminalreporter.write_line(f"{told}. make test-all, or --part all, runs them.")

@@ -1,0 +1,46 @@
+"""An engine of core whose parts know log-probabilities, and how much of a prompt was cached."""
+
+from typing import cast
+
+from ..core.attention import PagedAttention
+from ..core.block_manager import BlockManager as CoreBlockManager
+from ..core.engine import LLMEngine as CoreLLMEngine
+from ..core.input_processor import InputProcessor as CoreInputProcessor
+from ..core.llama import LlamaForCausalLM
+from ..core.sequence import Sequence as CoreSequence
+from .model_runner import ModelRunner
+from .outputs import RequestOutput
+from .sequence import Sequence
+
+
+class InputProcessor(CoreInputProcessor):
+    sequence_class: type[CoreSequence] = Sequence
+
+
+class BlockManager(CoreBlockManager):
+    def find_hits(self, seq: CoreSequence) -> list:
+        """None while its prompt is to be told: only what is computed is told. Its blocks are cached all the same."""
+        return [] if cast(Sequence, seq).awaits_prompt_logprobs else super().find_hits(seq)
+
+    def allocate(self, seq: CoreSequence) -> None:
+        super().allocate(seq)
+        cast(Sequence, seq).note_admission()
+
+
+class LLMEngine(CoreLLMEngine):
+    def build_input_processor(self) -> InputProcessor:
+        return InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
+
+    def build_block_manager(self) -> BlockManager:
+        caching = self.config.enable_prefix_caching
+        return BlockManager(self.kv_cache.num_blocks, self.config.block_size, caching, self.host_kv_cache)
+
+    def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
+        attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
+        return ModelRunner(model, attention, self.config.block_size, self.device)
+
+    def build_output(self, samples: list[CoreSequence]) -> RequestOutput:
+        first = cast(Sequence, samples[0])
+        is_asked = first.params.prompt_logprobs is not None
+        told = [None, *first.prompt_logprobs] if is_asked else None
+        return RequestOutput.of(super().build_output(samples), told, first.num_cached_tokens or 0)

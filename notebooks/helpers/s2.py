@@ -1,0 +1,215 @@
+"""What stage 2's notebook needs: a pool as a square of slots; and other ways to hand out memory, to set beside blocks:
+slabs by size class, blocks reused first in, first out, two faults of a text.
+"""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from notebooks.helpers import pictures
+from notebooks.helpers.pictures import ACCENT, GREY, PAPER, USED
+from stages.bench.replay import arrivals
+from stages.bench.workloads import Traffic
+from stages.s2_block_manager.block_manager import cdiv
+from stages.s2_block_manager.block_pool import BlockPool, NoFreeBlocks
+
+# Hues of about the same darkness: in grey a sequence cannot be told from its neighbour by its hue, so one is followed
+# in the accent, which is lighter.
+HUES = (USED, "#7a2f5f", "#22633a", "#5a4a9c", "#84470f", "#0f6670", "#6d6a12", "#8f2a2a")
+TINT = 0.22  # of the hue, where a slot is held and empty
+SIDE = 16  # cells of SIDE slots in a row, and rows
+
+
+class Pieces(NamedTuple):
+    """A pool as s1.Pool has it: of a sequence in blocks, every block is a piece."""
+
+    num_slots: int
+    pieces: tuple[tuple[int, int, int], ...]
+
+
+class Holder(NamedTuple):
+    number: int  # the same as long as the same sequence holds these slots
+    slots: np.ndarray  # in the order of its tokens
+    used: int
+
+
+def as_pieces(report: Any) -> Pieces:
+    """A report of stage 2 for s1.strip."""
+    size = report.block_size
+    pieces = [
+        (block * size, size, min(max(used - i * size, 0), size))
+        for table, used in report.tables
+        for i, block in enumerate(table)
+    ]
+    return Pieces(report.num_slots, tuple(sorted(pieces)))
+
+
+def slots_held(report: Any) -> dict[Hashable, tuple[np.ndarray, int]]:
+    """For each holder, by what stays the same during its life: its slots in the order of its tokens, and how many it
+    uses. Of stage 1 that is its piece, of stage 2 the first block of its table.
+    """
+    if hasattr(report, "pieces"):
+        return {(start, size): (np.arange(start, start + size), used) for start, size, used in report.pieces}
+    cell = np.arange(report.block_size)
+    blocks = ((np.array(table)[:, None] * report.block_size + cell, used) for table, used in report.tables)
+    return {int(slots[0, 0]): (slots.ravel(), used) for slots, used in blocks}
+
+
+def follow(reports: Sequence[Any]) -> Iterator[list[Holder]]:
+    """The holders at each step. One that uses exactly one slot more than at the step before is the same sequence."""
+    numbers, before = itertools.count(), {}
+    for report in reports:
+        now = {}
+        for key, (slots, used) in slots_held(report).items():
+            last = before.get(key)
+            number = last.number if last and used == last.used + 1 else next(numbers)
+            now[key] = Holder(number, slots, used)
+        before = now
+        yield list(now.values())
+
+
+def square(holders: Sequence[Holder], num_slots: int, followed: int, tiles: bool) -> np.ndarray:
+    """The pool as an image, [SIDE * SIDE, SIDE * SIDE, 3]: a pixel is a slot wide, a row of cells SIDE pixels high."""
+    image = np.ones((num_slots, 3))
+    for holder in holders:
+        hue = np.array(to_rgb(ACCENT if holder.number == followed else HUES[holder.number % len(HUES)]))
+        image[holder.slots] = TINT * hue + 1 - TINT
+        image[holder.slots[: holder.used]] = hue
+    image = image.reshape(-1, SIDE * SIDE, 3).repeat(SIDE, axis=0)
+    image[::SIDE] = 1
+    if tiles:
+        image[:, ::SIDE] = 1
+    return image
+
+
+def squares(finding: str, rows: Mapping[str, Sequence[Any]], steps: Sequence[int]) -> Figure:
+    """The pool at some steps, a row for each way to hand it out. `rows` maps a title to the report after each step."""
+    fig, axes = pictures.figure(finding, 0.75 + 1.62 * len(rows), rows=len(rows), columns=len(steps))
+    for i, (title, reports) in enumerate(rows.items()):
+        frames = list(follow(reports[: max(steps) + 1]))
+        seen = [holder.number for step in steps for holder in frames[step]]
+        followed = max(seen, key=seen.count)
+        line = axes[i * len(steps) : (i + 1) * len(steps)]
+        for ax, step in zip(line, steps, strict=True):
+            report = reports[step]
+            ax.imshow(square(frames[step], report.num_slots, followed, hasattr(report, "tables")), interpolation="none")
+            ax.set(xticks=[], yticks=[], title=" ")
+            ax.spines[:].set(visible=True, color=GREY)
+        beside(line[0], 0.0, 1.05, title)
+    for ax, step in zip(line, steps, strict=True):
+        ax.set_xlabel(f"step {step}\n\n")
+    key(line[0])
+    return fig
+
+
+def key(ax: Axes) -> None:
+    """What the shades mean, below the axes."""
+    marks = (("used", USED), ("held, empty", tint(USED)), ("free", PAPER), ("used by one sequence, followed", ACCENT))
+    for at, (text, color) in zip((0.0, 0.52, 1.42, 1.92), marks, strict=True):
+        patch = Rectangle((at, -0.34), 0.08, 0.08, facecolor=color, edgecolor=GREY, linewidth=0.6)
+        ax.add_artist(patch).set(transform=ax.transAxes, clip_on=False, in_layout=False)
+        beside(ax, at + 0.12, -0.35, text)
+
+
+def beside(ax: Axes, x: float, y: float, text: str) -> None:
+    """Text at a place in shares of the axes, wider than they may be: the layout does not make room for it."""
+    ax.text(x, y, text, transform=ax.transAxes, va="bottom").set_in_layout(False)
+
+
+def tint(color: str) -> tuple[float, ...]:
+    return tuple(TINT * part + 1 - TINT for part in to_rgb(color))
+
+
+# ---- other ways to hand out memory
+
+
+def sequences(config: Any, *lengths: int) -> list[Any]:
+    """A sequence of stage 2 with a prompt of each length. `config` is a ModelConfig."""
+    requests = [Traffic(length, 1, 1) for length in lengths]
+    return [seq for seq, _ in arrivals("s2", config, requests, longest=2 + max(lengths))]
+
+
+def size_class(size: int, ratio: float, largest: int) -> int:
+    """The least of the classes largest, largest / ratio, largest / ratio², ... (rounded up) that holds `size`.
+
+    >>> [size_class(size, 2, largest=64) for size in (1, 2, 3, 32, 33)]
+    [1, 2, 4, 32, 64]
+    """
+    power = math.floor(round(math.log(largest / size, ratio), 9))
+    return max(size, math.ceil(round(largest / ratio**power, 9)))
+
+
+def slab_waste(sizes: Iterable[int], ratio: float, largest: int) -> float:
+    """The empty share of what is handed out if each size gets a piece of its class.
+
+    >>> slab_waste([32], 2, largest=64), slab_waste([33], 2, largest=64)
+    (0.0, 0.484375)
+    """
+    sizes = list(sizes)
+    return 1 - sum(sizes) / sum(size_class(size, ratio, largest) for size in sizes)
+
+
+class FirstInFirstOut(BlockPool):
+    """A pool that hands out the block that has been free for longest."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._queue = deque(range(num_blocks))
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._queue)
+
+    def get_new_blocks(self, count: int) -> list[int]:
+        if count > len(self._queue):
+            raise NoFreeBlocks(f"{count} blocks are needed, {len(self._queue)} are free")
+        return [self._queue.popleft() for _ in range(count)]
+
+    def free_blocks(self, blocks: list[int]) -> None:
+        self._queue.extend(blocks)
+
+
+def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count: int = 8) -> None:
+    """Take some blocks, write all of each, and give them back; and so on. memory [num_blocks, numbers of a block]"""
+    for _ in range(times):
+        blocks = pool.get_new_blocks(count)
+        for block in blocks:
+            memory[block].fill_(1)
+        pool.free_blocks(blocks)
+
+
+class WithTwoFaults:
+    """Blocks with two faults of "Memory Pool Management: Slab Allocators for GPU Inference", retold, not copied.
+
+    >>> blocks = WithTwoFaults(num_blocks=4, block_size=16)
+    >>> blocks.allocate_sequence("a", 10); blocks.extend_sequence("a", 1); len(blocks.tables["a"])
+    2
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.free = list(range(num_blocks))
+        self.tables: dict[str, list[int]] = {}
+
+    def allocate_sequence(self, name: str, num_tokens: int) -> None:
+        table = []
+        for _ in range(cdiv(num_tokens, self.block_size)):
+            if not self.free:  # the fault: what is in `table` by now belongs to nobody, and is not given back
+                raise NoFreeBlocks("out of blocks")
+            table.append(self.free.pop())
+        self.tables[name] = table
+
+    def extend_sequence(self, name: str, num_tokens: int) -> None:
+        table = self.tables[name]
+        have = len(table) * self.block_size  # the fault: blocks are counted, not tokens, so the last one seems full
+        for _ in range(cdiv(have + num_tokens, self.block_size) - len(table)):
+            table.append(self.free.pop())

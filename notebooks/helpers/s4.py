@@ -1,0 +1,232 @@
+"""What stage 4's notebook needs: its loads and policies; who did what in each step, tokens of steps, waits."""
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from notebooks.helpers import pictures, size
+from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PAPER, USED
+from stages.bench.engines import engine_class
+from stages.bench.timeline import Arrival, Run, Step, Stuck, continuous
+from stages.bench.workloads import Traffic, traffic
+from stages.s4_continuous_batching.scheduler import Scheduler
+
+
+def poisson(asked: Iterable[Traffic], mean_gap: float, seed: int = 0, vocab_size: int = 4096) -> list[Arrival]:
+    """Requests of random tokens that come independently of each other, `mean_gap` apart on average, or all at once."""
+    rng, now, made = random.Random(seed), 0.0, []
+    for request in asked:
+        prompt = [rng.randrange(3, vocab_size) for _ in range(request.num_prompt_tokens)]
+        made.append(Arrival(now, prompt, request.num_output_tokens))
+        now += rng.expovariate(1 / mean_gap) if mean_gap else 0
+    return made
+
+
+def percentiles(values: Sequence[float], at: Sequence[float] = (50, 95, 99)) -> list[float]:
+    """
+    >>> percentiles([1, 2, 3, 4, 5], at=(0, 50, 100))
+    [1.0, 3.0, 5.0]
+    """
+    return [float(value) for value in np.percentile(values, at)]
+
+
+def advance(stream: Iterator[Any], count: int) -> None:
+    """Take the next `count` outputs."""
+    for _ in range(count):
+        next(stream)
+
+
+def fastest(call: Callable[[], object], rounds: int = 7) -> float:
+    """The least time that this thread needs for one of some calls, in seconds."""
+    times = []
+    for _ in range(rounds):
+        begun = time.thread_time()
+        call()
+        times.append(time.thread_time() - begun)
+    return min(times)
+
+
+def scheduled_by(policy: type[Scheduler], **options: Any) -> Any:
+    """Stage 4's engine without a model, with another scheduler."""
+
+    class Scheduled(engine_class("s4")):  # type: ignore[misc]
+        def build_scheduler(self) -> Scheduler:
+            return policy(self.config, self.kv_cache_manager)
+
+    return Scheduled(**options)
+
+
+class Toll(NamedTuple):
+    """What a policy costs, the means of some runs."""
+
+    preemptions: float
+    repeated: float  # of a request that had been preempted before
+    computed_twice: float  # share of the tokens that went through the model
+    steps: float
+    tokens_computed: float
+    for_100: float  # preemptions for 100 requests
+
+
+def overloaded(model: str, blocks: int, seed: int, policy: type[Scheduler] = Scheduler, watermark: float = 0.01) -> Run:
+    """A pool of `blocks` blocks of 16, kept full for a while by requests that are all there at once. Raises Stuck.
+
+    Seats and tokens of a step grow with the pool, so that it is the pool that bounds what runs.
+    """
+    num_requests = min(max(16, blocks // 5), size(1200, 100))
+    bounds = {"kv_cache_tokens": 16 * blocks, "max_num_seqs": blocks, "max_num_batched_tokens": max(blocks, 64)}
+    engine = scheduled_by(policy, model=model, watermark=watermark, **bounds)
+    return continuous(engine, poisson(traffic(num_requests, seed), mean_gap=0, seed=seed))
+
+
+def gets_stuck(serve: Callable[[], Run]) -> bool:
+    try:
+        serve()
+    except Stuck:
+        return True
+    return False
+
+
+def mean_toll(runs: Iterable[Run]) -> Toll:
+    rows = [
+        Toll(
+            run.num_preemptions,
+            sum(times - 1 for times in run.losses if times > 1),
+            run.recomputed.total / run.tokens_computed,
+            len(run.steps),
+            run.tokens_computed,
+            100 * run.num_preemptions / len(run.arrivals),
+        )
+        for run in runs
+    ]
+    return Toll(*(statistics.mean(column) for column in zip(*rows, strict=True)))
+
+
+# ---- pictures
+
+
+STATES = {"decode": USED, "prefill": ACCENT, "waits": LIGHT, "preempted": PAPER}
+
+
+class Span(NamedTuple):
+    """What a request did from `start` to `end`, on the clock."""
+
+    state: str  # a key of STATES
+    start: float
+    end: float
+
+
+def spans(run: Run, number: int) -> list[Span]:
+    """The life of a request, from its arrival to its last token; neighbours of one state are one span."""
+    arrival, furthest = run.arrivals[number], 0
+    now, made = arrival.time, list[Span]()
+    for step in run.steps:
+        if number not in step.work:
+            continue
+        start, count, _ = step.work[number]
+        made.append(Span("preempted" if start < furthest else "waits", now, step.start))
+        state = "decode" if start >= max(furthest, len(arrival.prompt)) else "prefill"
+        made.append(Span(state, step.start, step.end))
+        furthest, now = max(furthest, start + count), step.end
+    return joined(span for span in made if span.end > span.start)
+
+
+def joined(parts: Iterable[Span]) -> list[Span]:
+    """
+    >>> joined([Span("waits", 0, 1), Span("decode", 1, 2), Span("decode", 2, 3)])
+    [Span(state='waits', start=0, end=1), Span(state='decode', start=1, end=3)]
+    """
+    made: list[Span] = []
+    for part in parts:
+        if made and made[-1].state == part.state and made[-1].end == part.start:
+            made[-1] = made[-1]._replace(end=part.end)
+        else:
+            made.append(part)
+    return made
+
+
+def gantt(ax: Axes, run: Run, title: str) -> None:
+    """A row for each request, the first to arrive at the top."""
+    boxes: dict[str, list] = {state: [] for state in STATES}
+    for row in range(len(run.arrivals)):
+        for state, start, end in spans(run, row):
+            thin = 0.25 if state in ("waits", "preempted") else 0.0
+            boxes[state].append(pictures.box(start, end - start, row + 0.08 + thin, 0.84 - 2 * thin))
+    for state in ("waits", "preempted", "prefill", "decode"):
+        pictures.polygons(ax, boxes[state], STATES[state], edge=INK if state == "preempted" else "none", width=0.7)
+    ax.set(ylim=(len(run.arrivals), 0), yticks=[], ylabel="requests, by arrival", title=title)
+    pictures.thousands(ax.xaxis)
+
+
+def key(ax: Axes, states: Iterable[str]) -> None:
+    """What the colours mean."""
+    pictures.legend(ax, {state: STATES[state] for state in states})
+
+
+def tokens_of_steps(ax: Axes, run: Run, budget: int, title: str = "") -> None:
+    """What each step computed: newest tokens below, parts of prompts above, and the most that it may."""
+    decodes = [sum(work.num_tokens == 1 for work in step.work.values()) for step in run.steps]
+    totals = [sum(work.num_tokens for work in step.work.values()) for step in run.steps]
+    stairs(ax, run.steps, [0] * len(totals), decodes, USED)
+    stairs(ax, run.steps, decodes, totals, ACCENT)
+    ax.axhline(budget, color=INK, linewidth=0.9, linestyle="--")
+    ax.set(xlim=(0, run.steps[-1].end), ylim=(0, 1.15 * budget), ylabel="tokens", title=title)
+    pictures.thousands(ax.xaxis)
+
+
+def stairs(ax: Axes, steps: Sequence[Step], low: Sequence[float], high: Sequence[float], color: str) -> None:
+    """A filled band, level for as long as a step takes; each stretch of it above 0 is a polygon of its own."""
+    boxes = []
+    for level, group in itertools.groupby(zip(steps, low, high, strict=True), key=lambda part: part[1:]):
+        members = [step for step, _, _ in group]
+        bottom, top = level
+        if top > bottom:
+            boxes.append(pictures.box(members[0].start, members[-1].end - members[0].start, bottom, top - bottom))
+    pictures.polygons(ax, boxes, color)
+
+
+def held_over_time(ax: Axes, run: Run, title: str) -> None:
+    """The share of the blocks that are held, and a mark where a sequence is preempted."""
+    outline = [(0.0, 0.0)]
+    for held, group in itertools.groupby(run.steps, key=lambda step: step.held):
+        members = list(group)
+        outline += [(members[0].start, held), (members[-1].end, held)]
+    outline.append((outline[-1][0], 0.0))
+    pictures.polygons(ax, [outline], LIGHT, edge=USED, width=0.8)
+    moments = preempted_at(run)
+    if moments:  # an empty line would count as one at the corner of the page
+        ax.plot(moments, [1.1] * len(moments), "v", color=ACCENT, markersize=5, clip_on=False, markeredgewidth=0)
+    ax.set(xlim=(0, run.steps[-1].end), ylim=(0, 1.0), title=title, yticks=[0, 0.5, 1])
+    pictures.percent(ax.yaxis)
+    pictures.thousands(ax.xaxis)
+
+
+def preempted_at(run: Run) -> list[float]:
+    """When a sequence lost its blocks, on the clock: one entry a preemption."""
+    parts = (spans(run, number) for number in range(len(run.arrivals)))
+    return sorted(span.start for life in parts for span in life if span.state == "preempted")
+
+
+def longer_than(
+    ax: Axes, waits: Mapping[str, Sequence[float]], label_at: Mapping[str, float], log: bool = False
+) -> None:
+    """For each name, the share of the waits, in seconds, that are longer than x. Its label stands at a given share."""
+    looks = ((USED, "-"), (INK, "--"), (ACCENT, "-"))
+    for (name, seconds), (color, style) in zip(waits.items(), looks, strict=False):
+        x = 1000 * np.sort(np.array(seconds))
+        y = 1 - np.arange(len(x)) / len(x)
+        keep = np.unique(np.r_[np.linspace(0, len(x) - 1, 90).astype(int), np.arange(max(len(x) - 30, 0), len(x))])
+        ax.plot(x[keep], y[keep], style, color=color, linewidth=1.6)
+        nearest = int(np.abs(y - label_at[name]).argmin())
+        pictures.label(ax, name, (x[nearest], y[nearest]), (6, 0), color)
+    ax.set(xscale="log", yscale="log" if log else "linear")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+    pictures.thousands(ax.xaxis)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))

@@ -1,0 +1,315 @@
+"""What stage 7's notebook needs: prompts whose blocks are on the host, requests that take turns, a host that is slow on
+purpose; a map of two speeds, who is where, two streams side by side.
+"""
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from notebooks.helpers import pictures
+from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PALE, PAPER, USED
+from stages import s7_cpu_offload as s7
+from stages.bench import offload
+from stages.bench.engines import engine_class
+from stages.bench.models import STORYTELLER
+from stages.bench.racing import computed_twice, sampling_params
+from stages.bench.workloads import Request, even_prompt, random_tokens
+from stages.s7_cpu_offload.cost_model import CostModel
+from stages.s7_cpu_offload.offload import HostKVCache, Load
+
+BLOCK = offload.BLOCK_SIZE
+
+
+# ---- two ways back
+
+
+class Asker:
+    """An idle engine, in whose pool one prompt of so many tokens (and one more) fits at a time. A call serves the next
+    prompt up to its first token: with "load" two prompts take turns, and each comes back from the host; with
+    "recompute" each is new.
+    """
+
+    def __init__(self, folder: Path, num_tokens: int, policy: str) -> None:
+        options = {"kv_cache_tokens": num_tokens + BLOCK, "kv_offloading_tokens": 4 * num_tokens + 4 * BLOCK}
+        llm = s7.LLM(folder, dtype="float32", max_num_batched_tokens=8192, offload_policy=policy, **options)
+        rng, self.engine, self._number = random.Random(0), llm.llm_engine, 0
+        made = (random_tokens(rng, 4096, num_tokens + 1) for _ in itertools.count())
+        self._prompts = itertools.cycle([next(made), next(made)]) if policy == "load" else made
+        for _ in range(2):
+            self()
+
+    def __call__(self) -> None:
+        self._number += 1
+        self.engine.add_request(str(self._number), next(self._prompts), s7.SamplingParams(max_tokens=1))
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+
+
+class Machine(NamedTuple):
+    """What decides between load and recompute."""
+
+    name: str
+    bytes_per_second: float  # of the link, one way
+    tokens_per_second: float  # of a prefill
+    bytes_per_token: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long recompute takes as a store and a load. Above 1 the host wins.
+
+        >>> Machine("", bytes_per_second=1e9, tokens_per_second=1000, bytes_per_token=50_000).ratio
+        10.0
+        """
+        return self.bytes_per_second / (2 * self.bytes_per_token) / self.tokens_per_second
+
+    @property
+    def prefers_load(self) -> bool:
+        """What stage 7's "auto" decides there."""
+        return CostModel(self.bytes_per_second, self.tokens_per_second).prefers_load(self.bytes_per_token)
+
+
+# ---- a pool that is too small
+
+
+class Counts(NamedTuple):
+    """A run in numbers."""
+
+    steps: int
+    preemptions: int
+    computed_twice: int
+    blocks_stored: int
+    blocks_loaded: int
+
+
+def too_small(policy: str, share: float) -> tuple[Any, list[Request]]:
+    """An engine without a model whose pool is a share of what the requests hold in the end, and these requests. A
+    policy is one of stage 7's, or "s6".
+    """
+    requests, _ = offload.workload(vocab_size=4096)
+    pool = int(share * sum(request.num_tokens for request in requests))
+    engine = engine_class(offload.stage_of(policy))(model=str(STORYTELLER), **offload.options_of(policy, pool))
+    for number, request in enumerate(requests):
+        params = sampling_params(offload.stage_of(policy), request)
+        engine.add_request(str(number), request.prompt_token_ids, params)
+    return engine, requests
+
+
+def count(policy: str, share: float) -> Counts:
+    engine, requests = too_small(policy, share)
+    while engine.has_unfinished_requests():
+        engine.step()
+    twice = computed_twice(offload.stage_of(policy), engine.model_runner.num_tokens, requests)
+    host = getattr(engine, "host_kv_cache", None)  # stage 6 has none
+    moved = (host.num_blocks_stored, host.num_blocks_loaded) if host else (0, 0)
+    return Counts(engine.model_runner.num_steps, engine.scheduler.num_preemptions, twice, *moved)
+
+
+PLACES = {"runs": USED, "waits, on the device": LIGHT, "waits, on the host": ACCENT, "waits, nowhere": PALE}
+
+
+def lives(policy: str, share: float) -> list[dict[int, str]]:
+    """After each step, where the computed part of each request is that has not ended: a key of PLACES."""
+    engine, _ = too_small(policy, share)
+    moments = []
+    while engine.has_unfinished_requests():
+        engine.step()
+        here = {int(seq.request_id): "runs" for seq in engine.scheduler.running}
+        for seq in engine.scheduler.waiting:
+            here[int(seq.request_id)] = place_of(engine.kv_cache_manager, seq)
+        moments.append(here)
+    return moments
+
+
+def place_of(manager: Any, seq: Any) -> str:
+    """Where the blocks are that a waiting sequence would hit."""
+    hits = manager.find_hits(seq)
+    host = getattr(manager, "_host_pool", None)
+    if host is not None and any(hit.pool is host for hit in hits):
+        return "waits, on the host"
+    return "waits, on the device" if hits else "waits, nowhere"
+
+
+# ---- documents in turn
+
+
+def found_in_turn(blocks: int, host_blocks: int, num_documents: int = 6, length: int = 30) -> tuple[float, float]:
+    """Documents of `length` blocks are asked about in turn, four times: shares of their blocks that are found on the
+    device, and on the host.
+    """
+    options = {"kv_cache_tokens": BLOCK * blocks, "kv_offloading_tokens": BLOCK * host_blocks}
+    engine = engine_class("s7")(model=str(STORYTELLER), block_size=BLOCK, offload_policy="load", **options)
+    for turn, number in itertools.product(range(4), range(num_documents)):
+        document = [10 * number + 3 + i % 7 for i in range(length * BLOCK)]
+        engine.add_request(f"{turn}-{number}", [*document, *[500 + turn] * 8], s7.SamplingParams(max_tokens=1))
+        while engine.has_unfinished_requests():
+            engine.step()
+    asked = 4 * num_documents * length
+    found, loaded = engine.kv_cache_manager.prefix_cache_stats.hits // BLOCK, engine.host_kv_cache.num_blocks_loaded
+    return (found - loaded) / asked, loaded / asked
+
+
+# ---- a host that is slow on purpose
+
+
+class Clock:
+    """Counts steps of the model; a wait moves it on."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
+class SlowLoad(Load):
+    """Arrives at a moment of the clock."""
+
+    def __init__(self, copies: list[Any], clock: Clock, due: int) -> None:
+        super().__init__(copies, event=None)
+        self._clock, self._due = clock, due
+
+    def has_arrived(self) -> bool:
+        return self._clock.now >= self._due
+
+    def wait(self) -> None:
+        self._clock.now = max(self._clock.now, self._due)
+
+
+class SlowHost(HostKVCache):
+    """A load takes so many steps of the model. Without overlap the engine waits for it."""
+
+    def __init__(self, device_blocks: Any, num_blocks: int, num_steps: int, overlaps: bool) -> None:
+        super().__init__(device_blocks, num_blocks)
+        self.clock, self.spans = Clock(), list[tuple[int, int]]()  # of each load, from when to when
+        self._num_steps, self._overlaps = num_steps, overlaps
+
+    def load(self, copies: list[Any]) -> Load:
+        super().load(copies)
+        begun, due = self.clock.now, self.clock.now + self._num_steps
+        self.spans.append((begun, due))
+        load = SlowLoad(copies, self.clock, due)
+        if not self._overlaps:
+            load.wait()
+        return load
+
+
+class Lanes(NamedTuple):
+    """What two streams do over time, in steps of the model."""
+
+    steps: list[tuple[int, tuple[str, ...]]]  # when each begins, and whose tokens it computes
+    loads: list[tuple[int, int]]
+
+    @property
+    def end(self) -> int:
+        return self.steps[-1][0] + 1
+
+    def tokens_during_loads(self) -> int:
+        """Of all sequences."""
+        return sum(len(who) for at, who in self.steps if any(start <= at < end for start, end in self.loads))
+
+
+def two_streams(num_steps: int, overlaps: bool) -> Lanes:
+    """A and B write stories. After three steps C asks about a document, which only the host has; a load takes
+    `num_steps`.
+    """
+
+    class Slow(engine_class("s7")):  # type: ignore[misc]
+        def build_host_kv_cache(self) -> HostKVCache:
+            return SlowHost(self.kv_cache.blocks, 64, num_steps, overlaps)
+
+    engine = Slow(model=str(STORYTELLER), kv_cache_tokens=40 * BLOCK, block_size=BLOCK)
+    document, another = even_prompt(20 * BLOCK + 1), even_prompt(39 * BLOCK)[::-1]
+
+    def add(name: str, prompt: list[int], num_output_tokens: int) -> None:
+        engine.add_request(name, prompt, sampling_params("s7", Request(prompt, num_output_tokens)))
+
+    for name, prompt in (("first", document), ("then", another)):  # the second one evicts the first
+        add(name, prompt, 1)
+        while engine.has_unfinished_requests():
+            engine.step()
+    clock, lanes, run = engine.host_kv_cache.clock, Lanes([], engine.host_kv_cache.spans), engine.model_runner.run
+
+    def noted(batch: Any) -> Any:
+        lanes.steps.append((clock.now, tuple(seq.request_id for seq, _ in batch)))
+        clock.now += 1
+        return run(batch)
+
+    engine.model_runner.run, clock.now = noted, 0
+    for name in "AB":
+        add(name, [7 + ord(name)] * 4, 14)
+    while engine.has_unfinished_requests():
+        if len(lanes.steps) == 3:
+            add("C", document, 4)
+        engine.step()
+    return lanes
+
+
+# ---- pictures
+
+
+def map_of_winners(ax: Axes, machines: Sequence[Machine], shifts: Mapping[str, tuple[float, float]]) -> None:
+    """How fast a link moves keys and values, one way, against how fast a prefill makes them, both in tokens a second.
+    Models with keys and values of different sizes share this map. `shifts`: where a machine's name stands.
+    """
+    low, high, bottom, top = 1e3, 1e8, 1e2, 1e6
+    even = [(low, low / 2), (2 * top, top)]
+    pictures.polygons(ax, [[(low, bottom), (high, bottom), (high, top), (2 * top, top), even[0]]], PALE)
+    ax.plot(*zip(*even, strict=True), color=INK, linewidth=1.2)
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
+    ax.set(xlabel="link: keys and values of so many tokens a second, one way", ylabel="prefill, tokens a second")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+    pictures.thousands(ax.xaxis, ax.yaxis)
+    ax.text(2e3, 2.5e5, "recompute is quicker", color=INK)
+    ax.text(7e7, 1.6e2, "the host is quicker", color=INK, ha="right")
+    for machine in machines:
+        place = machine.bytes_per_second / machine.bytes_per_token, machine.tokens_per_second
+        ax.plot(*place, "o", color=USED, markersize=6, markeredgecolor=PAPER)
+        pictures.label(ax, machine.name, place, shifts.get(machine.name, (7, 0)), USED)
+
+
+def who_is_where(ax: Axes, moments: Sequence[Mapping[int, str]]) -> None:
+    """A row a request, a column a step, the first to arrive at the top."""
+    boxes: dict[str, list] = {place: [] for place in PLACES}
+    num_requests = 1 + max(max(moment, default=0) for moment in moments)
+    for number in range(num_requests):
+        places = [moment.get(number, "") for moment in moments]
+        for place, start, length in stretches(places):
+            thin = 0.0 if place == "runs" else 0.2
+            boxes[place].append(pictures.box(start, length, number + 0.08 + thin, 0.84 - 2 * thin))
+    for place, color in PLACES.items():
+        pictures.polygons(ax, boxes[place], color)
+    ax.set(xlim=(0, len(moments)), ylim=(num_requests, 0), yticks=[], ylabel="requests, by arrival")
+    pictures.thousands(ax.xaxis)
+
+
+def stretches(places: Sequence[str]) -> list[tuple[str, int, int]]:
+    """What is the same for some time: what, from when, how long. Empty ones are left out.
+
+    >>> stretches(["waits", "runs", "runs", "", ""])
+    [('waits', 0, 1), ('runs', 1, 2)]
+    """
+    found, start = [], 0
+    for end in range(1, len(places) + 1):
+        if end == len(places) or places[end] != places[start]:
+            if places[start]:
+                found.append((places[start], start, end - start))
+            start = end
+    return found
+
+
+def draw_lanes(ax: Axes, lanes: Lanes, title: str) -> None:
+    """Above the stream of the steps: a box a step, with the names of whose tokens it computes; below that of copies."""
+    for at, who in lanes.steps:
+        color = ACCENT if "C" in who else USED
+        pictures.polygons(ax, [pictures.box(at + 0.03, 0.94, 1.1, 0.8)], color)
+        ax.text(at + 0.5, 1.5, " ".join(who), ha="center", va="center", fontsize=7.5, color=PAPER)
+    for start, end in lanes.loads:
+        pictures.polygons(ax, [pictures.box(start + 0.03, end - start - 0.06, 0.1, 0.8)], GREY)
+        ax.text((start + end) / 2, 0.5, "C's blocks arrive", ha="center", va="center", fontsize=7.5, color=PAPER)
+    ax.set(ylim=(0, 2), yticks=[0.5, 1.5], yticklabels=["copies", "steps"], title=title)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)

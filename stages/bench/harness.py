@@ -1,0 +1,124 @@
+"""One way to compare: what is compared takes turns, so that a slow spell of the machine falls on all of it alike.
+
+rounds = take_turns({"s3": step_of_s3, "s4": step_of_s4}, num_rounds=7)     each call returns its seconds
+ratio(rounds, "s3", "s4")                                                   how many times as fast s4 is
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple, TypeVar
+
+from tqdm import tqdm
+
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
+Scores = dict[str, float]
+
+
+class Spread(NamedTuple):
+    """A ratio: the median of the rounds, the least and the largest."""
+
+    ratio: float
+    least: float
+    largest: float
+
+
+def take_turns(
+    calls: Mapping[Key, Callable[[], Result]],
+    num_rounds: int,
+    *,
+    warm_ups: int = 1,
+    least_rounds: int | None = None,
+    seconds: float | None = None,
+    title: str | None = None,
+) -> list[dict[Key, Result]]:
+    """What each call returned, a dict a round. Each round makes every call once.
+
+    Each round has an order of its own. A call that always follows the same other one would find its memory in the
+    processor's caches. Rounds that warm up come first and are not returned. With `seconds` no new round begins after
+    that time, once there are `least_rounds`. `title` shows a progress bar.
+    """
+    rounds: list[dict[Key, Result]] = []
+    order, rng, started = list(calls), random.Random(0), time.perf_counter()
+    for number in tqdm(range(warm_ups + num_rounds), title, disable=title is None):
+        has_enough = number >= warm_ups + (num_rounds if least_rounds is None else least_rounds)
+        if seconds is not None and has_enough and time.perf_counter() - started >= seconds:
+            break
+        rng.shuffle(order)
+        rounds.append({key: calls[key]() for key in order})
+    return rounds[warm_ups:]
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """The seconds of one call."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def timed(call: Callable[[], object]) -> Callable[[], float]:
+    """The same call, which now returns its seconds."""
+    return lambda: seconds_of(call)
+
+
+def medians(rounds: list[dict[Key, float]]) -> dict[Key, float]:
+    """
+    >>> medians([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}])
+    {'a': 2.0}
+    """
+    return {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+
+
+def median_scores(rounds: list[dict[Key, Scores]]) -> dict[Key, Scores]:
+    """The same for calls that return several numbers by name."""
+    return {key: medians([each[key] for each in rounds]) for key in rounds[0]}
+
+
+def ratio(rounds: list[dict[Key, float]], above: Key, below: Key) -> Spread:
+    """
+    >>> ratio([{"a": 2.0, "b": 1.0}, {"a": 9.0, "b": 3.0}, {"a": 4.0, "b": 4.0}], "a", "b")
+    Spread(ratio=2.0, least=1.0, largest=3.0)
+    """
+    each = [numbers[above] / numbers[below] for numbers in rounds]
+    return Spread(statistics.median(each), min(each), max(each))
+
+
+def milliseconds(calls: Mapping[Key, Callable[[], object]], rounds: int = 5) -> dict[Key, float]:
+    """The median time of each call, in milliseconds."""
+    times = take_turns({key: timed(call) for key, call in calls.items()}, rounds)
+    return {key: 1000 * seconds for key, seconds in medians(times).items()}
+
+
+def microseconds(call: Callable[[], object], times: int = 2000, rounds: int = 7) -> float:
+    """The time of one of many calls in a row, in microseconds, for a call that is too short to time alone.
+
+    It is the least of some rounds: whatever else runs on the machine can only add to it.
+    """
+
+    def many() -> None:
+        for _ in range(times):
+            call()
+
+    return 1e6 * min(each[""] for each in take_turns({"": timed(many)}, rounds, warm_ups=0)) / times
+
+
+class Stopwatch:
+    """Times an object's methods while the object is in use: `seconds` has the total of each, `calls` their number."""
+
+    def __init__(self, watched: object, *names: str) -> None:
+        self.seconds, self.calls = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+        for name in names:
+            setattr(watched, name, self._timed(name, getattr(watched, name)))
+
+    def _timed(self, name: str, method: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> object:
+            started = time.perf_counter()
+            try:
+                return method(*args)
+            finally:
+                self.seconds[name] += time.perf_counter() - started
+                self.calls[name] += 1
+
+        return call

@@ -1,0 +1,186 @@
+"""Stage 2: what blocks save, what promising them leaves on the table, and what gathering them costs."""
+
+import random
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages import s1_contiguous_cache as s1
+from stages import s2_block_manager as s2
+from stages.bench.counting import storages
+from stages.bench.harness import microseconds
+from stages.bench.predict.common import Answer, median_ratio, run, with_answers
+from stages.bench.replay import Compacting, admitted, arrivals, can_promise, in_blocks, replay
+from stages.bench.workloads import Traffic, mixed_workload, traffic
+from stages.s1_contiguous_cache.slot_manager import SlotManager
+from stages.s2_block_manager.block_manager import BlockManager
+from stages.s2_block_manager.kv_cache import KVCache
+from stages.s2_block_manager.llama import ModelConfig
+
+POOL, LONGEST, BLOCK_SIZE = 8192, 1024, 16
+BLOCK_SIZES = (1, 16, 256)
+START = 300  # the first step of the traffic that counts: by then the pool has filled up
+
+
+def answers(model: Path) -> dict[str, Any]:
+    config = ModelConfig.from_folder(model)
+    seats, traffic_numbers, held = seats_in_a_batch(config), at_once(config), blocks_held(model)
+    empty, copy, cost = mean_empty(config), copy_milliseconds(config), gather_cost(model)
+    entries = [
+        Answer(PROMISES, promises(seats, traffic_numbers)),
+        Answer(
+            "Blocks of 16. A prompt has 16 tokens: how many blocks does its sequence hold after its first step, which "
+            "samples token 17? After the second?",
+            f"{held[0]} and {held[1]}. Token 17 is appended at the end of the first step, but its keys and values are "
+            "computed in the second, and only that one takes a block for them.",
+        ),
+        Answer(
+            "Does a block size of 1 waste nothing? And is it the fastest?",
+            f"Over lengths of 1 to 512 tokens a sequence leaves {empty[1]:g} slots empty on average with blocks of 1, "
+            f"{empty[16]:g} with blocks of 16, {empty[256]:g} with blocks of 256. To copy {cost['longest']} tokens out "
+            f"of them takes {copy[1]:.2f}, {copy[16]:.2f} and {copy[256]:.2f} ms; with blocks of 1 that is an entry of "
+            "the block table and a copy for each token.",
+        ),
+        Answer(
+            "Every step first copies the keys and values of each sequence into one piece. At "
+            f"{cost['longest']} tokens, how many bytes does a step copy, to write 8,192 new ones? How many times as "
+            "long as in stage 1 does it take?",
+            f"{cost['copied_bytes']:,} bytes, and {cost['at_longest']:.2f} times as long ({cost['at_64']:.2f} times at "
+            f"64 tokens). For 8 sequences of 500 tokens it is {cost['of_8']:.2f} times.",
+        ),
+    ]
+    numbers = {
+        "seats": seats,
+        "at_once": traffic_numbers,
+        "empty": {str(size): slots for size, slots in empty.items()},
+        "copy_ms": {str(size): ms for size, ms in copy.items()},
+        "gather": cost,
+    }
+    return with_answers(numbers, entries)
+
+
+PROMISES = (
+    "Stage 1 can reserve prompt + `max_tokens` slots in one piece; stage 2 promises blocks for as many. Does the same "
+    "pool then take more sequences?"
+)
+
+
+def promises(seats: dict[str, int], mean: dict[str, float]) -> str:
+    return (
+        f"Hardly. Of the 32 requests below, {seats['blocks']} start at once in place of {seats['slots']}: a promise is "
+        f"rounded up to whole blocks. Where others come and go it is {mean['blocks']:.1f} on average in place of "
+        f"{mean['slots']:.1f}, because there are no holes. But only {mean['held']:.0%} of the pool is held, while "
+        f"{mean['promised']:.0%} is promised: until stage 4, promises cap the batch."
+    )
+
+
+def seats_in_a_batch(config: ModelConfig) -> dict[str, int]:
+    """How many of the scoreboard's requests start together, each with room for prompt + max_tokens."""
+    workload = mixed_workload(config.vocab_size)
+    requests = [Traffic(len(r.prompt_token_ids), r.num_output_tokens, r.num_output_tokens) for r in workload]
+    pieces = [seq for seq, _ in arrivals("s1", config, requests, LONGEST)]
+    tables = [seq for seq, _ in arrivals("s2", config, requests, LONGEST)]
+    return {
+        "slots": admitted(SlotManager(POOL, "request", LONGEST), pieces, SlotManager.can_allocate),
+        "blocks": admitted(BlockManager(POOL // BLOCK_SIZE, BLOCK_SIZE), tables, can_promise),
+    }
+
+
+def at_once(config: ModelConfig) -> dict[str, float]:
+    """Sequences that run at once, the mean, in made-up traffic as in part 1 of the notebook (whose pool is half as
+    large); what of the pool is promised and held, and what of that is empty. `moving`: with pieces that are moved
+    together whenever enough is free; `copied_over_moved`: the slots that gathering copies, over those that this moves.
+    """
+    compacting = Compacting()
+    pieces = replayed("s1", SlotManager(POOL, "request", LONGEST), config)[START:]
+    tables = replayed("s2", BlockManager(POOL // BLOCK_SIZE, BLOCK_SIZE), config, can_promise)
+    packed = replayed("s1", SlotManager(POOL, "request", LONGEST), config, compacting)[START:]
+    copied_over_moved = sum(report.held for report in tables) / sum(compacting.moved)
+    tables = tables[START:]
+    return {
+        "slots": statistics.mean(len(report.pieces) for report in pieces),
+        "blocks": statistics.mean(len(report.tables) for report in tables),
+        "promised": statistics.mean(report.promised / POOL for report in tables),
+        "held": statistics.mean(report.held / POOL for report in tables),
+        "empty": statistics.mean(report.wasted / report.held for report in tables),
+        "empty_in_slots": statistics.mean(report.wasted / report.held for report in pieces),
+        "moving": statistics.mean(len(report.pieces) for report in packed),
+        "copied_over_moved": copied_over_moved,
+    }
+
+
+def replayed(name: str, manager: Any, config: ModelConfig, admits: Any = None) -> list[Any]:
+    """The reports of a manager of stage `name` under the traffic, step after step."""
+    asked = arrivals(name, config, traffic(1500, seed=1), LONGEST)
+    return [moment.report for moment in replay(manager, asked, 1500, admits)]
+
+
+def blocks_held(model: Path) -> list[int]:
+    """How many blocks the sequence of a prompt of BLOCK_SIZE tokens holds after its first step, and its second."""
+    llm = s2.LLM(model, dtype="float32", block_size=BLOCK_SIZE, kv_cache_tokens=LONGEST)
+    stream = llm.stream([[3] * BLOCK_SIZE], s2.SamplingParams(max_tokens=3, ignore_eos=True))
+    return [llm.kv_cache_manager.report().held // BLOCK_SIZE for _ in zip(range(2), stream, strict=False)]
+
+
+def mean_empty(config: ModelConfig) -> dict[int, float]:
+    """For each block size the slots that a sequence holds and does not use, the mean over lengths of 1 to 512."""
+    lengths = range(1, 513)
+    return {size: in_blocks(config, lengths, size).wasted / len(lengths) for size in BLOCK_SIZES}
+
+
+def copy_milliseconds(config: ModelConfig, num_tokens: int = 990) -> dict[int, float]:
+    """What it takes to gather the keys and values of one sequence, all layers, from blocks in any order."""
+    calls = {}
+    for size in BLOCK_SIZES:
+        cache = KVCache(config, POOL // size, size, torch.float32, torch.get_default_device())
+        order = random.Random(0).sample(range(POOL // size), -(-num_tokens // size))
+        layers = range(config.num_hidden_layers)
+        calls[size] = partial(read_layers, cache, torch.tensor(order), num_tokens, layers)
+    return {size: microseconds(call, times=3, rounds=25) / 1000 for size, call in calls.items()}
+
+
+def read_layers(cache: KVCache, block_table: torch.Tensor, num_tokens: int, layers: range) -> None:
+    pieces = cache.pieces(block_table)
+    for layer in layers:
+        cache.read(layer, pieces, num_tokens)
+
+
+def gather_cost(model: Path, longest: int = 990) -> dict[str, float]:
+    """Seconds of a decode step in stage 2 over stage 1, and the bytes that one copies at the longest context."""
+    slices = s1.LLM(model, dtype="float32", kv_cache_tokens=POOL)
+    blocks = s2.LLM(model, dtype="float32", kv_cache_tokens=POOL, block_size=BLOCK_SIZE)
+
+    def ratio(lengths: list[int], rounds: int) -> float:
+        return median_ratio(
+            lambda: run("s2", blocks, lengths).decode, lambda: run("s1", slices, lengths).decode, rounds
+        )
+
+    return {
+        "longest": longest,
+        "at_64": ratio([64], rounds=7),
+        "at_longest": ratio([longest], rounds=5),
+        "of_8": ratio([500] * 8, rounds=3),
+        "copied_bytes": copied_bytes(blocks, longest),
+    }
+
+
+def copied_bytes(llm: Any, num_tokens: int) -> int:
+    """What a step copies out of the pool for a sequence of `num_tokens` tokens."""
+    read, copied = llm.kv_cache.read, list[int]()
+
+    def counted(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        pair = read(*args)
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages(pair)}
+        assert llm.kv_cache.blocks.data_ptr() not in sizes, "no copy"
+        copied.append(sum(sizes.values()))
+        return pair
+
+    llm.kv_cache.read = counted
+    try:
+        llm.generate([[3] * num_tokens], s2.SamplingParams(max_tokens=1))
+    finally:
+        llm.kv_cache.read = read
+    return sum(copied)

@@ -1,0 +1,137 @@
+"""Requests against a pool alone: they come, wait for room, grow by a token a step, and leave. No engine, no model.
+
+The pools are the stages' own managers. What replay() does with one is what an engine does, with two differences: a
+token is a placeholder, and a waiting request is let in at any step (stage 4 does that; stage 1 waits for the end of the
+batch).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from stages.bench.engines import part, stage
+from stages.bench.workloads import Traffic
+
+Seq = Any  # a stage's Sequence
+
+
+class Manager(Protocol):
+    """The verbs that every stage's slot or block manager has."""
+
+    def can_allocate(self, seq: Seq) -> bool: ...
+    def allocate(self, seq: Seq) -> None: ...
+    def append_slot(self, seq: Seq) -> object: ...
+    def free(self, seq: Seq) -> None: ...
+    def report(self) -> Any: ...
+
+
+class Moment(NamedTuple):
+    """The pool at one step, and the first sequence in the queue, which found no room."""
+
+    report: Any
+    waiting: Seq
+
+
+def arrivals(name: str, model: Any, requests: Iterable[Traffic], longest: int) -> list[tuple[Seq, int]]:
+    """What replay() takes: sequences of stage `name` (s1 to s4), and the number of tokens after which each ends.
+
+    `model` is a ModelConfig.
+    """
+    inputs = part(name, "input_processor").InputProcessor(model, None, longest, seed=0)
+    made = []
+    for number, request in enumerate(requests):
+        params = stage(name).SamplingParams(max_tokens=request.max_tokens)
+        made.append((inputs.process(str(number), [1] * request.num_prompt_tokens, params), request.num_output_tokens))
+    return made
+
+
+def can_promise(manager: Any, seq: Seq) -> bool:
+    """What stage 2's LLM asks: beside the others, are there blocks for all that `seq` may come to need?"""
+    report = manager.report()
+    needed = -(-seq.max_num_tokens // report.block_size) * report.block_size
+    return report.promised + needed <= report.num_slots
+
+
+def admitted(manager: Any, sequences: Iterable[Seq], admits: Callable[[Any, Seq], bool]) -> int:
+    """How many sequences a manager lets in, one after the other, before the first that `admits` refuses."""
+    for number, seq in enumerate(sequences):
+        if not admits(manager, seq):
+            return number
+        manager.allocate(seq)
+    raise AssertionError("a pool that never fills")
+
+
+def replay(
+    manager: Manager,
+    arrivals: Iterable[tuple[Seq, int]],
+    num_steps: int,
+    admits: Callable[[Any, Seq], bool] | None = None,
+) -> list[Moment]:
+    """First come, first served, for `num_steps` steps or until the queue is empty. An arrival is a sequence and the
+    number of tokens after which it ends. `admits` says whether the manager has room; without it `can_allocate` does.
+    """
+    admits = admits or (lambda manager, seq: manager.can_allocate(seq))
+    waiting = deque(arrivals)
+    running: dict[Seq, int] = {}  # and how many tokens each has to go
+    moments: list[Moment] = []
+    for _ in range(num_steps):
+        while waiting and admits(manager, waiting[0][0]):
+            seq, num_output_tokens = waiting.popleft()
+            manager.allocate(seq)
+            running[seq] = num_output_tokens
+        if not waiting:
+            break
+        for seq in running:
+            manager.append_slot(seq)
+            seq.num_computed_tokens = seq.num_tokens  # where the model would run
+            seq.token_ids.append(0)
+            running[seq] -= 1
+        moments.append(Moment(manager.report(), waiting[0][0]))
+        for seq in [seq for seq, to_go in running.items() if to_go == 0]:
+            manager.free(seq)
+            del running[seq]
+    return moments
+
+
+class Compacting:
+    """For replay(): lets a sequence into a SlotManager wherever enough is free, and moves the others together first if
+    that is not in one piece. `moved` has the tokens whose keys and values that copies, one entry a time.
+    """
+
+    def __init__(self) -> None:
+        self.moved: list[int] = []
+        self._admitted: list[Seq] = []
+
+    def __call__(self, manager: Any, seq: Seq) -> bool:
+        free = manager.num_slots - manager.report().held
+        if not manager.can_allocate(seq) and free >= manager.num_reserved(seq):
+            self._move_together(manager)
+        fits = manager.can_allocate(seq)
+        if fits:
+            self._admitted.append(seq)
+        return fits
+
+    def _move_together(self, manager: Any) -> None:
+        """First fit puts everybody at the beginning, in the order in which they lie."""
+        self._admitted = [seq for seq in self._admitted if seq.slots is not None]
+        holders = sorted(self._admitted, key=lambda seq: seq.slots)
+        starts = [seq.slots.start for seq in holders]
+        for seq in holders:
+            manager.free(seq)
+        for seq in holders:
+            manager.allocate(seq)
+        after = zip(holders, starts, strict=True)
+        self.moved.append(sum(seq.num_computed_tokens for seq, start in after if seq.slots.start != start))
+
+
+def in_blocks(model: Any, lengths: Iterable[int], block_size: int) -> Any:
+    """The report of a pool of stage 2 that holds a text of each length, all computed. `model` is a ModelConfig."""
+    requests = [Traffic(length, 1, 1) for length in lengths]
+    longest = 2 + max(request.num_prompt_tokens for request in requests)
+    seqs = [seq for seq, _ in arrivals("s2", model, requests, longest)]
+    num_blocks = sum(-(-seq.num_tokens // block_size) for seq in seqs)
+    manager = part("s2", "block_manager").BlockManager(num_blocks, block_size)
+    for seq in seqs:
+        manager.allocate(seq)
+        seq.num_computed_tokens = seq.num_tokens
+    return manager.report()

@@ -1,0 +1,140 @@
+"""The scoreboard: what each stage buys and what it costs, on one workload and the shipped checkpoint.
+
+A row has the pool's bytes when most of it was used, the speed, the steps, the tokens through the model, and the blocks
+copied, stored and loaded. `run` is what `make run` shows, `peers` compares one sequence with transformers.
+"""
+
+import contextlib
+import importlib
+import io
+import statistics
+import textwrap
+import time
+from argparse import Namespace
+from collections import Counter
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from stages.bench.engines import stage
+from stages.bench.harness import median_scores, medians, ratio, seconds_of, take_turns
+from stages.bench.models import STORYTELLER
+from stages.bench.racing import sampling_params
+from stages.bench.workloads import mixed_workload
+
+POOL_TOKENS = 8192
+NUM_ROUNDS, SECONDS = 3, 60  # no round begins after that time, but for the first
+PEER_TOKENS, PEER_PAIRS = 128, 5
+
+
+class Variant(NamedTuple):
+    """A stage with the options that it is run with; most stages have one."""
+
+    label: str
+    name: str
+    options: dict[str, Any]
+
+
+VARIANTS = [
+    Variant("s1, max_model_len each", "s1", {"reservation": "max_model_len"}),
+    Variant("s1, prompt + max_tokens", "s1", {"reservation": "request"}),
+    Variant("s2, blocks of 16", "s2", {}),
+    Variant("s3, tiles of blocks", "s3", {}),
+    Variant("s4, no promises", "s4", {}),
+    Variant("s5, shared blocks", "s5", {}),
+    Variant("s6, prefix cache", "s6", {}),
+    Variant("s7, host pool", "s7", {}),
+]
+
+
+def measure(args: Namespace) -> dict[str, Any]:
+    """The table. About a minute and a half."""
+    for variant in VARIANTS:
+        score(variant, num_requests=2)  # warms up
+    calls = {variant.label: partial(score, variant) for variant in VARIANTS}
+    rounds = take_turns(calls, NUM_ROUNDS, warm_ups=0, least_rounds=1, seconds=SECONDS, title="stages")
+    scores = median_scores(rounds)
+    return {"scoreboard": {variant.label: scores[variant.label] for variant in VARIANTS}}
+
+
+def score(variant: Variant, num_requests: int = 32) -> dict[str, float]:
+    """One run of the mixed workload."""
+    llm = stage(variant.name).LLM(STORYTELLER, dtype="float32", kv_cache_tokens=POOL_TOKENS, **variant.options)
+    requests = mixed_workload(llm.model_config.vocab_size, num_requests)
+    params = [sampling_params(variant.name, request) for request in requests]
+    started = time.perf_counter()
+    seats, finished = Counter[int](), []
+    for output in llm.stream([request.prompt_token_ids for request in requests], params):
+        seats[llm.model_runner.num_steps] += 1  # an output for each sequence of a step
+        if output.finished:
+            finished.append(output)
+    seconds = time.perf_counter() - started
+    num_tokens = sum(len(output.outputs[0].token_ids) for output in finished)
+    assert num_tokens == sum(request.num_output_tokens for request in requests), "a request ended early"
+    waits = [output.metrics.first_token_time - output.metrics.arrival_time for output in finished]
+    return {
+        "seats": max(seats.values()),
+        "steps": llm.model_runner.num_steps,
+        "tokens_computed": llm.model_runner.num_tokens,
+        "tokens_per_second": num_tokens / seconds,
+        "first_token_seconds": statistics.median(waits),
+        **peak_bytes(llm),
+        **blocks_moved(variant.name, llm),
+    }
+
+
+def peak_bytes(llm: Any) -> dict[str, int]:
+    """The pool when most of it was used."""
+    peak, size = llm.peak, llm.kv_cache.bytes_per_token
+    return {
+        "promised_bytes": peak.promised * size,
+        "held_bytes": peak.held * size,
+        "used_bytes": peak.used * size,
+        "wasted_bytes": peak.wasted * size,
+    }
+
+
+def blocks_moved(name: str, llm: Any) -> dict[str, int]:
+    """Blocks copied, from stage 5 on; stored on the host and loaded from it, in stage 7."""
+    moved = {}
+    if name in ("s5", "s6", "s7"):
+        moved["blocks_copied"] = llm.kv_cache.num_blocks_copied
+    if name == "s7":
+        host = llm.llm_engine.host_kv_cache
+        moved |= {"blocks_stored": host.num_blocks_stored, "blocks_loaded": host.num_blocks_loaded}
+    return moved
+
+
+def measure_run(args: Namespace) -> dict[str, Any]:
+    """What `make run` prints, its speed in the last line."""
+    return {"run": screen()}
+
+
+def screen() -> dict[str, str]:
+    """What the README's `make run` shows: the first story, an ellipsis for the others, the last line."""
+    finished = importlib.import_module("nanovllm.__main__")
+    captured = io.StringIO()
+    with contextlib.redirect_stdout(captured):
+        finished.main(["generate", "--model", str(STORYTELLER)])
+    first, *_, last = captured.getvalue().strip().split("\n\n")
+    wrapped = "\n".join(textwrap.fill(line, 100) for line in first.splitlines())
+    return {"screen": f"{wrapped}\n\n...\n\n{last.strip()}"}
+
+
+def measure_peers(args: Namespace) -> dict[str, Any]:
+    """Single-stream decode in float32, stage 1 and transformers' `generate` in turn; the ratio of each pair."""
+    from transformers import LlamaForCausalLM
+
+    llm = stage("s1").LLM(STORYTELLER, dtype="float32")
+    peer = LlamaForCausalLM.from_pretrained(STORYTELLER, dtype=torch.float32)
+    request = mixed_workload(llm.model_config.vocab_size)[1]._replace(num_output_tokens=PEER_TOKENS)
+    prompt, params = request.prompt_token_ids, sampling_params("s1", request)
+    options = {"do_sample": False, "max_new_tokens": PEER_TOKENS, "eos_token_id": None, "pad_token_id": 0}
+    calls = {
+        "ours": lambda: PEER_TOKENS / seconds_of(lambda: llm.generate([prompt], params)),
+        "transformers": lambda: PEER_TOKENS / seconds_of(lambda: peer.generate(torch.tensor([prompt]), **options)),
+    }
+    pairs = take_turns(calls, PEER_PAIRS, title="transformers")
+    lengths = {"prompt_tokens": len(prompt), "output_tokens": PEER_TOKENS}
+    return {"peers": {**lengths, **medians(pairs), "ratio": ratio(pairs, "ours", "transformers").ratio}}

@@ -1,0 +1,187 @@
+"""Requests that arrive while others are served: stage 3's static batches, an engine from stage 4 on, and what each step
+did.
+
+The clock moves only while a step runs, and jumps to the next arrival when nobody is there; nothing ever sleeps. If it
+counts steps, a run is the same on every machine. If it counts seconds, a step takes the time that this thread needed
+for it: other work of the machine is not counted.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from stages.bench.engines import stage
+
+Clock = Literal["steps", "seconds"]
+
+
+class Arrival(NamedTuple):
+    time: float  # steps or seconds, as the clock counts
+    prompt: list[int]
+    num_output_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + self.num_output_tokens
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """SamplingParams'."""
+        return {"temperature": 0.0, "max_tokens": self.num_output_tokens, "ignore_eos": True}
+
+
+class Work(NamedTuple):
+    """What a step computed of one sequence."""
+
+    start: int  # tokens that were computed before
+    num_tokens: int
+    sampled: bool
+
+
+class Step(NamedTuple):
+    start: float  # on the clock
+    end: float
+    seconds: float  # that it took, whatever the clock counts
+    work: dict[int, Work]  # by request, in order of arrival
+    held: float  # share of the pool's blocks
+
+
+class Again(NamedTuple):
+    """Tokens that went through the model more than once."""
+
+    of_prompts: int
+    generated: int
+
+    @property
+    def total(self) -> int:
+        return self.of_prompts + self.generated
+
+
+class Run(NamedTuple):
+    arrivals: list[Arrival]
+    steps: list[Step]
+    num_preemptions: int
+
+    @property
+    def seconds(self) -> float:
+        """All steps together, without the time in which nobody was there."""
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def tokens_computed(self) -> int:
+        return sum(work.num_tokens for step in self.steps for work in step.work.values())
+
+    @property
+    def recomputed(self) -> Again:
+        """Tokens that had been computed before."""
+        furthest = [0] * len(self.arrivals)
+        of_prompts = generated = 0
+        for step in self.steps:
+            for i, (start, count, _) in step.work.items():
+                end, length = min(start + count, furthest[i]), len(self.arrivals[i].prompt)
+                of_prompts += max(min(end, length) - start, 0)
+                generated += max(end - max(start, length), 0)
+                furthest[i] = max(furthest[i], start + count)
+        return Again(of_prompts, generated)
+
+    @property
+    def losses(self) -> list[int]:
+        """How often each request was preempted: it began that many times again."""
+        begun = [0] * len(self.arrivals)
+        for step in self.steps:
+            for i, work in step.work.items():
+                begun[i] += work.start == 0
+        return [times - 1 for times in begun]
+
+    def token_times(self) -> list[list[float]]:
+        """For each request, when its tokens came, on the clock."""
+        times: list[list[float]] = [[] for _ in self.arrivals]
+        for step in self.steps:
+            for i, work in step.work.items():
+                if work.sampled:
+                    times[i].append(step.end)
+        return times
+
+    def first_token_waits(self) -> list[float]:
+        """Time to first token, of each request."""
+        return [times[0] - arrival.time for arrival, times in zip(self.arrivals, self.token_times(), strict=True)]
+
+    def gaps(self) -> list[float]:
+        """Inter-token latencies: from each token of a request to its next one."""
+        return [after - before for times in self.token_times() for before, after in pairwise(times)]
+
+
+class Stuck(RuntimeError):
+    """Nobody can run, and not all have ended."""
+
+
+class Watch:
+    """Stands in for a model runner: passes each step on, takes its time, and notes who computed what."""
+
+    def __init__(self, engine: Any, clock: Clock) -> None:
+        """Watches `engine`, an LLM of stage 3 or an LLMEngine, until `release`."""
+        self.now, self.steps = 0.0, list[Step]()
+        self._engine, self._runner, self._clock = engine, engine.model_runner, clock
+        self._left = time.thread_time()  # when the step before ended
+        engine.model_runner = self
+
+    def release(self) -> None:
+        self._engine.model_runner = self._runner
+
+    def wait_until(self, moment: float) -> None:
+        """Nobody is there: the clock jumps."""
+        self.now, self._left = max(self.now, moment), time.thread_time()
+
+    def run(self, batch: Sequence[Any]) -> list[Any]:
+        manager = self._engine.kv_cache_manager
+        held = 1 - manager.num_free_blocks / manager.num_blocks
+        before = {int(seq.request_id): (seq.num_computed_tokens, count) for seq, count in batch}
+        tokens = self._runner.run(batch)
+        work = {i: Work(*part, token is not None) for (i, part), token in zip(before.items(), tokens, strict=True)}
+        seconds = time.thread_time() - self._left  # scheduling and bookkeeping too
+        end = self.now + (1 if self._clock == "steps" else seconds)
+        self.steps.append(Step(self.now, end, seconds, dict(sorted(work.items())), held))
+        self.now, self._left = end, time.thread_time()
+        return tokens
+
+
+def static(llm: Any, arrivals: list[Arrival], clock: Clock = "steps") -> Run:
+    """Stage 3: the requests that have come, as many as there are seats and promises, are served to the end; then the
+    next batch begins. `llm` is a new LLM of stage 3.
+    """
+    watch, coming, params = Watch(llm, clock), deque(arrivals), stage("s3").SamplingParams
+    while coming:
+        watch.wait_until(coming[0].time)
+        batch = [coming.popleft()]
+        while coming and coming[0].time <= watch.now and len(batch) < llm.config.max_num_seqs:
+            promised = sum(-(-a.num_tokens // llm.config.block_size) for a in (*batch, coming[0]))
+            if promised > llm.kv_cache_manager.num_blocks:
+                break
+            batch.append(coming.popleft())
+        llm.generate([arrival.prompt for arrival in batch], [params(**a.options) for a in batch])
+    watch.release()
+    return Run(arrivals, watch.steps, num_preemptions=0)
+
+
+def continuous(engine: Any, arrivals: list[Arrival], clock: Clock = "steps", name: str = "s4") -> Run:
+    """An LLMEngine of stage `name`: a request is added before the first step that begins after its arrival.
+
+    Each request is one sequence here: n is 1. Raises Stuck.
+    """
+    watch, coming, params = Watch(engine, clock), deque(enumerate(arrivals)), stage(name).SamplingParams
+    num_preemptions = engine.scheduler.num_preemptions
+    while coming or engine.has_unfinished_requests():
+        if not engine.has_unfinished_requests():
+            watch.wait_until(coming[0][1].time)
+        while coming and coming[0][1].time <= watch.now:
+            number, arrival = coming.popleft()
+            engine.add_request(str(number), arrival.prompt, params(**arrival.options))
+        num_steps = len(watch.steps)
+        told = engine.step()
+        if len(watch.steps) == num_steps and not told and engine.has_unfinished_requests():
+            queues = engine.scheduler
+            raise Stuck(f"{len(queues.running)} run, {len(queues.waiting)} wait, and no step has work")
+    watch.release()
+    return Run(arrivals, watch.steps, engine.scheduler.num_preemptions - num_preemptions)

@@ -1,0 +1,90 @@
+"""Marks in prose, and the numbers and tables that belong there.
+
+Nothing measured is typed by hand. Prose holds two kinds of marks, which a code host does not show:
+
+    <!-- n: predict.s1.cache_at_16:.1f -->4.2<!-- / -->     one number: a path into results.json, and its format
+    <!-- figures: stages --> ... <!-- /figures -->          a block: tables.py, ideas.py, model_card.py
+
+results.json is written by `python -m stages.bench`.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from stages.chaintools import added_lines, load
+from stages.prose import ideas, model_card, tables
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path("stages/bench/results.json")
+BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS
+NUMBER = re.compile(r"(<!-- n: ([\w.]+)(?::([^ ]+))? -->).*?(<!-- / -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+
+
+def stale(root: Path = ROOT) -> list[str]:
+    """The prose files, relative to `root`, whose numbers are not those of results.json."""
+    return [str(path.relative_to(root)) for path in prose_files(root) if render(path, root) != path.read_text("utf-8")]
+
+
+def write(root: Path = ROOT) -> list[str]:
+    """Bring the numbers of all prose files up to date; returns those that changed."""
+    changed = stale(root)
+    for name in changed:
+        (root / name).write_text(render(root / name, root), encoding="utf-8")
+    return changed
+
+
+def prose_files(root: Path) -> list[Path]:
+    folders = [root, root / "stages", *sorted((root / "stages").glob("s[0-9]*")), root / "nanovllm"]
+    folders += [root / "models" / "storyteller"]
+    return [folder / "README.md" for folder in folders if (folder / "README.md").exists()]
+
+
+def render(path: Path, root: Path) -> str:
+    """The text of a prose file with its numbers filled in. Raises ValueError for a mark that names nothing."""
+    results = read(root / RESULTS) | {"facts": facts(root)}
+
+    def number(match: re.Match[str]) -> str:
+        start, key, spec, end = match.groups()
+        return start + format(look_up(results, key, path), spec or "") + end
+
+    def block(match: re.Match[str]) -> str:
+        start, name, end = match.groups()
+        if name not in BLOCKS:
+            raise ValueError(f"{path}: no function makes the block {name!r}")
+        return start + BLOCKS[name](results) + end
+
+    return BLOCK.sub(block, NUMBER.sub(number, path.read_text("utf-8")))
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def facts(root: Path) -> dict[str, float]:
+    """What is counted, not measured: always current."""
+    model = read(root / "models/storyteller/config.json")
+    heads_and_sizes = model["num_hidden_layers"] * model["num_key_value_heads"] * model["head_dim"]
+    bytes_per_token = 2 * heads_and_sizes * 4  # a key and a value, float32
+    with safe_open(root / "models/storyteller/model.safetensors", framework="pt") as file:
+        num_parameters = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return {
+        "bytes_per_token": bytes_per_token,
+        "weights_in_texts": 4 * num_parameters / (bytes_per_token * model["max_position_embeddings"]),
+        **{f"{stage.key}_lines": added_lines(stage) for stage in load(root).stages},
+        "million_parameters": num_parameters / 1e6,
+    }
+
+
+def look_up(results: dict[str, Any], key: str, path: Path) -> Any:
+    value: Any = results
+    for part in key.split("."):
+        if part not in value:
+            raise ValueError(f"{path}: {RESULTS} has no {key}")
+        value = value[part]
+    return value

@@ -1,0 +1,198 @@
+"""The tables that READMEs take from results.json: one function for each, by name in BLOCKS."""
+
+from collections.abc import Callable
+from typing import Any
+
+from stages.prose.markdown import Column, duration, mib, table, table_of, whole
+
+Results = dict[str, Any]  # what stages/bench/results.json holds
+NOT_YET = "Not measured yet.\n"
+
+
+def run_block(results: Results) -> str:
+    """What `make run` prints, first story and last line."""
+    return "```text\n" + results["run"]["screen"] + "\n```\n"
+
+
+def machine_block(results: Results) -> str:
+    return f"Measured on {results['machine']}.\n"
+
+
+def answers_of(stage: str) -> Callable[[Results], str]:
+    """The lesson's questions with the measured answers, folded."""
+
+    def block(results: Results) -> str:
+        folded = "<details><summary>{question}</summary>\n\n{answer}\n\n</details>\n"
+        return "".join(folded.format(**entry) for entry in results["predict"][stage]["answers"])
+
+    return block
+
+
+# ---- the scoreboard, and other tables with its columns
+
+SCORES = (  # the pool's bytes are those of the moment when most of it was used
+    Column("seats", "seats", whole),
+    Column("steps", "steps", whole),
+    Column("tokens computed", "tokens_computed", whole),
+    Column("of these twice", "computed_twice", whole),
+    Column("preemptions", "preemptions", whole),
+    Column("tokens/s", "tokens_per_second", whole),
+    Column("TTFT", "first_token_seconds", duration),
+    Column("promised", "promised_bytes", mib),
+    Column("held", "held_bytes", mib),
+    Column("used", "used_bytes", mib),
+    Column("wasted", "wasted_bytes", mib),
+    Column("blocks", "blocks", whole),
+    Column("blocks copied", "blocks_copied", whole),
+    Column("stored", "blocks_stored", whole),
+    Column("loaded", "blocks_loaded", whole),
+)
+
+
+def scoreboard_block(results: Results) -> str:
+    return table_of("stage", SCORES, results["scoreboard"])
+
+
+def scoreboard_of(number: int) -> Callable[[Results], str]:
+    """For a lesson: the rows of its stage, and of the stage before."""
+
+    def block(results: Results) -> str:
+        wanted = (f"s{number - 1},", f"s{number},")
+        rows = {name: row for name, row in results["scoreboard"].items() if name.startswith(wanted)}
+        return table_of("stage", SCORES, rows)
+
+    return block
+
+
+def serving_block(results: Results) -> str:
+    """What serving.py measured: stages 3 and 4 from a small pool; transformers, and stage 4 with room for all."""
+    serving = results["serving"]
+    small = {"s3": "s3, a pool of 2,048", "s4": "s4, a pool of 2,048"}
+    roomy = {
+        "s4": "s4, room for all",
+        "generate": "transformers `generate`, one static batch",
+        "generate_batch": "transformers `generate_batch`, continuous",
+    }
+    rows = {text: serving[name] for name, text in small.items()}
+    rows |= {text: serving["peers"][name] for name, text in roomy.items() if name in serving.get("peers", {})}
+    failed = "".join(f"\n{name} failed: {row['error']}.\n" for name, row in rows.items() if "error" in row)
+    return table_of("stage", SCORES, {name: row for name, row in rows.items() if "error" not in row}) + failed
+
+
+def samples_of_one_prompt_block(results: Results) -> str:
+    """Several outputs of one prompt: as requests of their own, as samples, as beams."""
+    runs = results["predict"]["s5"]["runs"]
+    names = {"requests": "s4, 8 requests", "samples": "s5, n = 8", "beams": "s5, a beam of 4"}
+    return table_of("stage", SCORES, {text: runs[name] for name, text in names.items()})
+
+
+def scarce_samples_block(results: Results) -> str:
+    """What samples.py counted: samples from pools that are too small for all of them, in stages 5 and 6."""
+    if "samples" not in results:
+        return NOT_YET
+    scarce = results["samples"]["scarce"]
+    parts = {"1": "room for all", "3": "a third", "6": "a sixth"}
+    rows = {f"{text}: {name}": scarce[name][part] for part, text in parts.items() for name in scarce}
+    return table_of("pool: stage", SCORES, rows)
+
+
+def overhead_block(results: Results) -> str:
+    """What serving.py measured where nobody forks, shares or is short of memory: each stage over the one before."""
+    overhead = results.get("overhead", {})
+    pairs = [("s4", "s5"), ("s5", "s6"), ("s6", "s7")]
+    if not {f"{after}_over_{before}" for before, after in pairs} <= overhead.keys():
+        return NOT_YET
+    rows = []
+    for before, after in pairs:
+        found = overhead[f"{after}_over_{before}"]
+        rows.append([f"{after} over {before}", *(f"{found[key]:.2f}" for key in ("ratio", "least", "largest"))])
+    return table(["tokens/s", "median of the rounds", "the least", "the largest"], rows)
+
+
+def offload_block(results: Results) -> str:
+    """What offload.py measured: stage 6, and stage 7 with each policy, from a third of the memory."""
+    if "offload" not in results:
+        return NOT_YET
+    names = {"s6": "s6", "recompute": "s7, recompute", "load": "s7, load", "auto": "s7, auto"}
+    pools = results["offload"]["pools"]
+    return table_of("stage, policy", SCORES, {text: pools[name] for name, text in names.items()})
+
+
+# ---- the prefix cache
+
+
+def prefix_cache_block(results: Results) -> str:
+    """What prefix_cache.py measured: requests with a common prefix and without, each with the cache off and on."""
+    shared, unshared = results["prefix_cache"]["shared"], results["prefix_cache"]["unshared"]
+    rows = []
+    for name, text in (("off", "without"), ("on", "with")):
+        waits = [f"{shared[f'{which}_{name}_seconds']:.2f} s" for which in ("median", "last")]
+        rows.append([f"31 requests, a common prefix of 512: {text}", whole(shared[f"tokens_{name}"]), *waits, "-"])
+    for name, text in (("off", "without"), ("on", "with")):
+        speed = whole(unshared[f"tokens_per_second_{name}"])
+        rows.append([f"32 requests, nothing in common: {text}", whole(unshared["tokens_computed"]), "-", "-", speed])
+    return table(["the cache", "tokens computed", "TTFT, median", "TTFT, the last", "tokens/s"], rows)
+
+
+# ---- decode steps
+
+STEPS = (
+    Column("s1", "s1_ms", "{:.1f} ms".format),
+    Column("s2", "s2_ms", "{:.1f} ms".format),
+    Column("s3", "s3_ms", "{:.1f} ms".format),
+    Column("s3 against s2", "s3_over_s2", "{:.2f}".format),
+    Column("s3 against s1", "s3_over_s1", "{:.2f}".format),
+    Column("padding", "padding", "{:.0%}".format),
+    Column("must read", "bytes", lambda size: f"{size / 1e6:.0f} MB"),
+    Column("with the copy", "moved_bytes", lambda size: f"{size / 1e6:.0f} MB"),
+    Column("s1, of the bandwidth", "s1_of_bandwidth", "{:.0%}".format),
+    Column("s2, of it", "s2_of_bandwidth", "{:.0%}".format),
+    Column("s3, of it", "s3_of_bandwidth", "{:.0%}".format),
+)
+
+
+def decode_table(cases: list[dict[str, Any]]) -> str:
+    """A line a case of decode.py: batch and context, then what a step took."""
+    rows = {
+        f"{case['batch']} x {case['context']:,}" + (", the others 128" if case["is_mixed"] else ""): case
+        for case in cases
+    }
+    return table_of("batch x context", STEPS, rows)
+
+
+def in_order(case: dict[str, Any]) -> tuple[bool, int, int]:
+    """Mixed batches last."""
+    return case["is_mixed"], case["context"], case["batch"]
+
+
+def decode_block(results: Results) -> str:
+    """Every case of decode.py: the storyteller's shape in float32, the others folded."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for case in sorted(results["decode"]["cases"].values(), key=in_order):
+        groups.setdefault((case["model"], case["dtype"]), []).append(case)
+    shown = decode_table(groups.pop(("storyteller", "float32")))
+    folded = "\n<details><summary>{}, {}</summary>\n\n{}\n</details>\n"
+    return shown + "".join(folded.format(*name, decode_table(cases)) for name, cases in sorted(groups.items()))
+
+
+def decode_gain_block(results: Results) -> str:
+    """Where stage 3's gain over stage 2 ends, in each dtype."""
+    return "".join(f"- {dtype}: {text}.\n" for dtype, text in sorted(results["decode"]["gain"].items(), reverse=True))
+
+
+NUMBERS = range(1, 8)  # of the stages
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "run": run_block,
+    "machine": machine_block,
+    "scoreboard": scoreboard_block,
+    "serving": serving_block,
+    "overhead": overhead_block,
+    "samples_of_one_prompt": samples_of_one_prompt_block,
+    "scarce_samples": scarce_samples_block,
+    "prefix_cache": prefix_cache_block,
+    "offload": offload_block,
+    "decode": decode_block,
+    "decode_gain": decode_gain_block,
+    **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},
+    **{f"answers_s{number}": answers_of(f"s{number}") for number in NUMBERS},
+}

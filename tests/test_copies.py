@@ -1,0 +1,211 @@
+"""Which tests are copies, and what each part of a run leaves out, on made-up stages; then on the real ones."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.copies import Case, Stage, find_copies
+from tests.helpers import ROOT, find_stages, folder_of
+
+FILES = {
+    "__init__.py": '"""A stage."""\nfrom .llm import LLM\n',
+    "pool.py": "SIZE = 4\n\n\nclass Pool:\n    size = SIZE\n",
+    "words.py": '"""Words."""\n\n\ndef words(text):\n    return text.split()\n\n\ndef unused():\n    return 1\n',
+    "llm.py": "from .pool import Pool\nfrom .words import words\n\n\nclass LLM:\n    pool = Pool\n    words = words\n",
+    "tests/__init__.py": "",
+    "tests/helpers.py": "from ..pool import Pool\n\n\ndef make_pool():\n    return Pool()\n",
+    "tests/conftest.py": """import pytest
+
+from .. import LLM
+
+
+@pytest.fixture
+def llm():
+    return LLM()
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    return None
+""",
+    "tests/test_a.py": """import pytest
+
+from ..words import words
+from .helpers import make_pool
+
+TEXTS = ["a", "a b"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_words(text):
+    assert words(text)
+
+
+def test_pool():
+    assert make_pool().size
+
+
+def test_llm(llm):
+    assert llm.words
+
+
+class TestAlone:
+    def test_one(self):
+        assert 1
+
+
+@pytest.mark.full
+def test_long():
+    assert 1
+""",
+}
+NAMES = ["test_words", "test_pool", "test_llm", "TestAlone", "test_long"]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Two stages with the same files."""
+    made = [tmp_path / "stages" / name for name in ("s1_one", "s2_two")]
+    for folder in made:
+        for file, text in FILES.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text)
+    return made
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+def copies_in_second(folders: list[Path]) -> set[str]:
+    tests = [Case(folder / "tests" / "test_a.py", name, name) for folder in folders for name in NAMES]
+    found = find_copies(tests, folders)
+    assert not found & {*range(len(NAMES))}, "nothing is before the first stage"
+    return {tests[i].name for i in found}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        ("tests/test_a.py", "assert words(text)", "assert words(text)[0]", {"test_words"}),
+        ("tests/test_a.py", '"a b"', '"a b c"', {"test_words"}),
+        ("tests/test_a.py", "    def test_one", "    x = 1\n\n    def test_one", {"TestAlone"}),
+        ("tests/test_a.py", "TEXTS =", "print()\nTEXTS =", set(NAMES)),
+        ("tests/helpers.py", "return Pool()", "return Pool", {"test_pool"}),
+        ("tests/conftest.py", "return LLM()", "return LLM", {"test_llm"}),
+        ("tests/conftest.py", "return None", "return 0", set(NAMES)),
+        ("words.py", "text.split()", "text.split(' ')", {"test_words", "test_llm"}),
+        ("words.py", "return 1", "return 2", set()),
+        ("words.py", '"""Words."""', '"""A word."""', set()),
+        ("pool.py", "SIZE = 4", "SIZE = 5", {"test_pool", "test_llm"}),
+        ("llm.py", "pool = Pool", "pool = Pool()", {"test_llm"}),
+        ("llm.py", "class LLM", "if SIZE:\n    from .words import unused as words\n\n\nclass LLM", {"test_llm"}),
+        ("__init__.py", "from .llm import LLM", "from .words import words as LLM", {"test_llm"}),
+    ],
+)
+def test_a_test_runs_again_where_something_that_it_reaches_has_changed(folders, file, old, new, changed):
+    assert copies_in_second(folders) == set(NAMES)
+    edit(folders[1] / file, old, new)
+    assert copies_in_second(folders) == set(NAMES) - changed
+
+
+def test_what_a_whole_module_or_a_function_imports_is_reached(folders):
+    for folder in folders:
+        edit(folder / "tests/test_a.py", "assert make_pool().size", "from .. import pool\n\n    assert pool.SIZE")
+        edit(folder / "tests/test_a.py", "from ..words import words", "from .. import words as w\n\nwords = w.words")
+    assert copies_in_second(folders) == set(NAMES)
+    edit(folders[1] / "pool.py", "SIZE = 4", "SIZE = 5")
+    assert copies_in_second(folders) == set(NAMES) - {"test_pool", "test_llm"}
+    edit(folders[1] / "words.py", "return 1", "return 2")
+    assert "test_words" not in copies_in_second(folders)
+
+
+def test_a_test_that_asks_where_it_is_is_no_copy(folders):
+    for folder in folders:
+        edit(folder / "words.py", "return text.split()", "return __file__")
+    assert copies_in_second(folders) == set(NAMES) - {"test_words", "test_llm"}
+
+
+def test_a_copy_of_any_earlier_stage_is_one(folders, tmp_path):
+    third = shutil.copytree(folders[0], tmp_path / "stages" / "s3_three")
+    edit(folders[1] / "pool.py", "SIZE = 4", "SIZE = 5")
+    tests = [Case(folder / "tests" / "test_a.py", "test_pool", "test_pool") for folder in (*folders, third)]
+    assert find_copies(tests, [*folders, third]) == {2}
+    assert find_copies(tests[2:], [*folders, third]) == set(), "the test that it is a copy of is not run"
+
+
+# The parts of a run
+
+
+@pytest.fixture
+def repository(folders: list[Path], tmp_path: Path) -> Path:
+    """What decides, around the two stages."""
+    (tmp_path / "tests").mkdir()
+    for file in ("conftest.py", "tests/copies.py", "tests/helpers.py", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    (folders[0] / "pool.py").write_text(
+        FILES["pool.py"] + '\n\ndef double(n):\n    """Twice.\n\n    >>> double(2)\n    4\n    """\n    return 2 * n\n'
+    )
+    shutil.copy(folders[0] / "pool.py", folders[1])
+    edit(folders[1] / "llm.py", "pool = Pool", "pool = Pool()")
+    return tmp_path
+
+
+def run_pytest(repository: Path, *arguments: str) -> tuple[set[str], str]:
+    """The node ids that passed, and all that was printed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=no", "stages", *arguments]
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return set(re.findall(r"^PASSED (\S+)", done.stdout, re.M)), done.stdout
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one", "two"])
+def test_quick_and_the_rest_are_all(repository, processes):
+    """14 tests: 6 and an example in each stage. In the second one a test of LLM is not a copy, and one is long."""
+    if processes:
+        pytest.importorskip("xdist")
+    quick, told = run_pytest(repository, *processes)
+    rest, _ = run_pytest(repository, "--part", "rest", *processes)
+    everything, _ = run_pytest(repository, "--part", "all", *processes)
+    assert len(everything) == 14 and quick | rest == everything and not quick & rest
+    assert {test for test in quick if "s2_two" in test} == {"stages/s2_two/tests/test_a.py::test_llm"}
+    (line,) = re.findall("^left out: .*", told, re.M)
+    assert line == "left out: 6 copies of an earlier stage's tests, 1 long. make test-all, or --part all, runs them."
+
+
+def test_a_stage_that_is_asked_for_alone_runs_its_copies(repository):
+    shutil.rmtree(repository / "stages" / "s1_one" / "tests")
+    passed, told = run_pytest(repository)
+    assert len([test for test in passed if "s2_two" in test]) == 5, told
+
+
+# The real stages
+
+
+def cases_of(folder: Path, file: str) -> list[Case]:
+    path = folder / "tests" / file
+    functions = [node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)]
+    return [Case(path, name, name) for name in functions if name.startswith("test_")]
+
+
+def test_the_model_is_tested_once_and_the_engine_in_each_stage():
+    folders = [folder_of(name) for name in find_stages(ROOT)]
+    model, engine = (
+        [test for folder in folders for test in cases_of(folder, name)] for name in ("test_model.py", "test_llm.py")
+    )
+    assert find_copies(model, folders) == {*range(len(model) // len(folders), len(model))}
+    assert find_copies(engine, folders) == set()
+
+
+def test_what_is_reached_has_the_fixtures_and_what_they_need():
+    stage = Stage(folder_of(find_stages(ROOT)[0]))
+    reached = stage.reached_by(stage.folder / "tests" / "test_text.py", cases_of(stage.folder, "test_text.py")[0].name)
+    assert {"llama/tokenizer.py", "tests/conftest.py"} <= {each.file for each in reached}

@@ -1,0 +1,68 @@
+"""What stage 5's notebook is made with: who shares what, against runs drawn by hand."""
+
+from itertools import pairwise
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from notebooks.helpers import s5 as helpers
+from notebooks.helpers.s5 import Ask, Moment
+from stages import s5_cow_sampling as s5
+from stages.bench.engines import without_model
+from stages.s5_cow_sampling.block_manager import BlockCopy
+from tests.helpers import STORYTELLER
+
+OPTIONS = {"model": str(STORYTELLER), "block_size": 4, "kv_cache_tokens": 256}
+
+
+def test_who_shares_is_counted_once_and_copies_at_their_step():
+    """6 tokens are 2 blocks. After 5 of them 3 samples fork, and 2 copy the second block; token 9 needs a third."""
+    moments = helpers.serve(OPTIONS, Ask(6, 5, n=3))
+    in_two_blocks = [Moment(4, 6, 2), Moment(4, 6, 0), Moment(4, 6, 0)]
+    assert moments == [Moment(2, 2, 0), *in_two_blocks, Moment(7, 9, 0), Moment(7, 9, 0)]
+    assert helpers.blocks_at_most(moments) == 7
+
+
+def test_requests_share_nothing_and_a_last_token_in_a_new_block_is_not_copied():
+    assert [moment[:2] for moment in helpers.serve(OPTIONS, Ask(5, 2), Ask(5, 2))] == [(4, 4), (4, 4)]
+    assert helpers.serve(OPTIONS, Ask(5, 2, n=3))[1:] == [Moment(4, 6, 0), Moment(4, 6, 0)]
+
+
+@pytest.mark.parametrize("num_prompt_tokens, num_own_tokens, n", [(5, 1, 2), (5, 9, 3), (8, 4, 2), (3, 2, 4)])
+def test_what_is_saved_is_what_arithmetic_says(num_prompt_tokens, num_own_tokens, n):
+    saved = helpers.saving(OPTIONS, num_prompt_tokens, num_own_tokens, n)
+    assert saved == pytest.approx(helpers.saved(num_prompt_tokens, num_own_tokens, n, block_size=4))
+
+
+def test_a_watched_search_is_the_search_and_its_counts_are_the_tables():
+    llm, params = s5.LLM(**OPTIONS, dtype="float32"), s5.BeamSearchParams(3, max_tokens=6, ignore_eos=True)
+    with helpers.watched(llm.llm_engine) as steps:
+        (seen,) = llm.beam_search(["Once upon a time"], params)
+    num_copied = llm.kv_cache.num_blocks_copied
+    (alone,) = llm.beam_search(["Once upon a time"], params)
+    assert seen.outputs == alone.outputs and 2 * num_copied == llm.kv_cache.num_blocks_copied
+    assert [len(step.beams) for step in steps] == [1, 3, 3, 3, 3, 3]
+    assert sum(len(step.copied_to) for step in steps) == num_copied > 0
+    for before, step in pairwise(steps):
+        assert sum(step.ref_counts.values()) == sum(len(beam.table) for beam in step.beams)
+        assert all(step.ref_counts[block] == 1 for block in step.copied_to), "a copy is held by its writer alone"
+        for beam, parent in zip(step.beams, step.parents(before), strict=True):
+            shared = [block for block in beam.table if block in before.beams[parent].table]
+            assert shared == list(beam.table[: len(shared)]) and len(shared) >= len(beam.table) - 1
+    figure = helpers.beam_steps(steps[1:3], 1, "Two steps", llm.tokenizer)
+    shown = [text.get_text() for ax in figure.axes for text in ax.texts]
+    assert {llm.tokenizer.decode([beam.token_ids[-1]]) for step in steps[1:3] for beam in step.beams} <= {*shown}
+    assert "×3" in shown
+
+
+def test_costs_leave_the_pool_as_it_is_or_copy_what_they_say():
+    engine = without_model("s5", **OPTIONS)
+    parent, child = (engine.input_processor.process(name, [1] * 6, s5.SamplingParams())[0] for name in "ab")
+    engine.kv_cache_manager.allocate(parent)
+    parent.num_computed_tokens = 5
+    helpers.fork_and_free(engine.kv_cache_manager, parent, child)
+    engine.kv_cache_manager.check_integrity()
+    engine.kv_cache.blocks[1:3] = 1.0
+    helpers.copy_and_wait(engine.kv_cache, [BlockCopy(1, 3), BlockCopy(2, 4)])
+    assert (engine.kv_cache.blocks[3:5] == 1).all() and engine.kv_cache.num_blocks_copied == 2
