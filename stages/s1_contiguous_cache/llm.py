@@ -2,6 +2,7 @@
 
 import itertools
 from collections import abc, deque
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,11 @@ class LLM:
 
         A request that cannot be served ends with finish_reason "error" and RequestOutput.error, in its place.
         """
-        finished = [output for output in self.stream(prompts, sampling_params) if output.finished]
+        with closing(self.stream(prompts, sampling_params)) as outputs:  # a traceback would keep it open
+            finished = [output for output in outputs if output.finished]
         return sorted(finished, key=lambda output: int(output.request_id))
 
-    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Iterator[RequestOutput]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
         """Yield a request's output so far whenever it got a token. Closing the iterator gives back what it holds.
 
         Raises ValueError at once if there are not as many sampling_params as prompts, and when it begins if another
@@ -80,23 +82,25 @@ class LLM:
             return RequestOutput.failed(request_id, prompt, why)
         return seq
 
-    def _serve(self, requests: list[Sequence | RequestOutput]) -> abc.Iterator[RequestOutput]:
+    def _serve(self, requests: list[Sequence | RequestOutput]) -> abc.Generator[RequestOutput, None, None]:
         """All prompts of a batch in one step, then one token a step for each sequence that has not ended."""
         if self._is_streaming:
             raise ValueError("another stream() of this LLM is open: drain or close it first")
-        self._is_streaming = True
         waiting = deque(request for request in requests if isinstance(request, Sequence))
         running: list[Sequence] = []
-        try:
-            yield from [request for request in requests if isinstance(request, RequestOutput)]
-            while waiting or running:
-                with interrupts_held_back():
+        with interrupts_held_back() as between_steps:
+            try:
+                self._is_streaming = True
+                outputs = [request for request in requests if isinstance(request, RequestOutput)]
+                with between_steps:
+                    yield from outputs
+                while waiting or running:
                     running = running or self._admit(waiting)
                     outputs = self._step(running)
                     running = [seq for seq in running if not seq.finished]
-                yield from outputs
-        finally:  # the caller closed the iterator, a step failed, or nothing is left to do
-            with interrupts_held_back():
+                    with between_steps:
+                        yield from outputs
+            finally:  # the caller closed the iterator, a step failed, Ctrl-C, or nothing is left to do
                 self._is_streaming = False
                 for seq in running:
                     self.kv_cache_manager.free(seq)

@@ -126,12 +126,18 @@ def test_what_an_earlier_holder_left_in_the_slots_is_not_seen():
 
 
 def test_a_batch_that_is_not_the_one_announced_is_refused():
+    attend = ContiguousAttention(make_cache(num_slots=8)).plan(step([(0, 0, 3)]))
+    with pytest.raises(AssertionError, match="2 queries, the step has 3"):
+        attend(0, *random_qkv(2))
+
+
+def test_a_plan_for_the_next_step_leaves_this_ones_as_it_was():
+    """An attend knows its own step: there is no step that the backend is in."""
     attention = ContiguousAttention(make_cache(num_slots=8))
-    with pytest.raises(AssertionError):
-        attend(0, *random_qkv(2))
-    attend = attention.plan(step([(0, 0, 3)]))
-    with pytest.raises(AssertionError):
-        attend(0, *random_qkv(2))
+    a, b = random_qkv(3, seed=1), random_qkv(5, seed=2)
+    first, second = attention.plan(step([(0, 0, 3)])), attention.plan(step([(3, 0, 5)]))
+    torch.testing.assert_close(second(0, *b), attend_without_cache(0, *b))
+    torch.testing.assert_close(first(0, *a), attend_without_cache(0, *a))
 
 
 # The pool's tensors

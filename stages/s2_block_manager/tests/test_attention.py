@@ -1,6 +1,7 @@
 """`attend`: store this step's keys and values, and let each token see its own past and nothing else."""
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -165,12 +166,18 @@ def test_blocks_that_no_table_of_the_step_names_are_not_seen():
 
 
 def test_a_batch_that_is_not_the_one_announced_is_refused():
-    attention = GatherAttention(make_cache(2))
-    with pytest.raises(AssertionError):
+    attend = GatherAttention(make_cache(2)).plan(step([([0], 0, 3)]))
+    with pytest.raises(AssertionError, match="2 queries, the step has 3"):
         attend(0, *random_qkv(2))
-    attend = attention.plan(step([([0], 0, 3)]))
-    with pytest.raises(AssertionError):
-        attend(0, *random_qkv(2))
+
+
+def test_a_plan_for_the_next_step_leaves_this_ones_as_it_was():
+    """An attend knows its own step: there is no step that the backend is in."""
+    attention = GatherAttention(make_cache(4, [3], [0, 2]))
+    a, b = random_qkv(3, seed=1), random_qkv(5, seed=2)
+    first, second = attention.plan(step([([3], 0, 3)])), attention.plan(step([([0, 2], 0, 5)]))
+    torch.testing.assert_close(second(0, *b), attend_without_cache(0, *b))
+    torch.testing.assert_close(first(0, *a), attend_without_cache(0, *a))
 
 
 # The pool's tensor
@@ -247,11 +254,9 @@ class Recorded(GatherAttention):
     def __init__(self) -> None:
         self.steps: list[AttentionMetadata] = []
 
-    def begin(self, step: AttentionMetadata) -> None:
+    def plan(self, step: AttentionMetadata) -> Any:
         self.steps.append(step)
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.zeros_like(q)
+        return lambda layer, q, k, v: torch.zeros_like(q)
 
 
 def sequence_in(table: list[int], num_tokens: int, num_computed_tokens: int = 0) -> Sequence:

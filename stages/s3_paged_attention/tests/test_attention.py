@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from .. import attention as attention_module
-from ..attention import PagedAttention, like_lengths, compute_slot_mapping
+from ..attention import PagedAttention, compute_slot_mapping
 from ..llm import LLM
-from ..online_softmax import attend_block_by_block, attend_part_reference
+from ..online_softmax import attend_part_reference
 from ..sampling import SamplingParams
 from .helpers import attend_without_cache, greedy_without_cache
 from .pool import BLOCK_SIZE, HEAD_DIM, HEADS, Batch, make_cache, random_qkv, step
+from .reference import attend_block_by_block
 from .watch import Watch
 
 TILE_BLOCKS = {"a block": 1, "two blocks": 2, "nine blocks": 9, "more than all contexts": 1000}
@@ -165,14 +166,9 @@ def test_any_mixture(way, block_size, tile_blocks):
 
 
 @each_tile
-@pytest.mark.parametrize("most_padding", [0, 9, 1000])
 @both_ways
-def test_sequences_that_decode_may_have_contexts_of_any_lengths(way, most_padding, tile_blocks, monkeypatch):
-    """All equal, in falling order, in rising order, in none; alone in the last tile; some that end with a tile.
-
-    In a group for each length, in a few groups, in one.
-    """
-    monkeypatch.setattr(attention_module, "MOST_PADDING", most_padding)
+def test_sequences_that_decode_may_have_contexts_of_any_lengths(way, tile_blocks):
+    """All equal, in falling order, in rising order, in none; alone in the last tile; some that end with a tile."""
     for lengths in ([9] * 4, [17, 9, 8, 1], [1, 8, 9, 17], [8, 1, 17, 9], [3, 40, 4], [16, 16, 5], [1, 1, 1]):
         assert_attends(Batch([(length - 1, 1) for length in lengths]), tile_blocks)
 
@@ -223,7 +219,7 @@ def test_a_step_writes_its_own_slots_and_clears_the_rest_of_blocks_that_it_begin
 def test_a_block_that_is_gone_on_with_is_not_cleared():
     cache = make_cache(2, [1])
     attention = PagedAttention(cache, tile_size=4)
-    attend = attention.plan(step([([1], 2, 1)]))
+    attention.plan(step([([1], 2, 1)]))
     assert (cache.blocks[1] == 1e30).all() and cache.blocks[0].isnan().all()
 
 
@@ -273,12 +269,18 @@ def test_what_is_given_is_left_as_it_was():
 
 
 def test_a_batch_that_is_not_the_one_announced_is_refused():
-    attention = PagedAttention(make_cache(2), tile_size=4)
-    with pytest.raises(AssertionError, match=r"begin\(\)"):
+    attend = PagedAttention(make_cache(2), tile_size=4).plan(step([([0], 0, 3)]))
+    with pytest.raises(AssertionError, match="2 queries, the step has 3"):
         attend(0, *random_qkv(2))
-    attend = attention.plan(step([([0], 0, 3)]))
-    with pytest.raises(AssertionError, match=r"begin\(\)"):
-        attend(0, *random_qkv(2))
+
+
+def test_a_plan_for_the_next_step_leaves_this_ones_as_it_was():
+    """An attend knows its own step: there is no step that the backend is in."""
+    attention = PagedAttention(make_cache(4, [3], [0, 2]), tile_size=4)
+    a, b = random_qkv(3, seed=1), random_qkv(5, seed=2)
+    first, second = attention.plan(step([([3], 0, 3)])), attention.plan(step([([0, 2], 0, 5)]))
+    torch.testing.assert_close(second(0, *b), attend_without_cache(0, *b))
+    torch.testing.assert_close(first(0, *a), attend_without_cache(0, *a))
 
 
 @each_half
@@ -357,29 +359,18 @@ def test_a_tile_is_read_of_those_that_reach_it_and_of_no_others(monkeypatch, spa
     assert seen == [(3, 12), (4, 16), (2, 8)]
 
 
-def test_a_short_context_is_not_read_to_the_length_of_a_long_one(monkeypatch):
-    """Of 300, 290 and 20: the first two make a group, the third would be padded by 280 slots."""
+def test_a_short_context_is_padded_to_the_end_of_its_last_tile_and_no_further(monkeypatch):
+    """Of 300, 290 and 20 slots. In one large tile each has 75 blocks; of small ones the third reaches the first."""
     tables = [list(range(75)), list(range(75, 148)), list(range(148, 153))]
-    cache = make_cache(153, *tables)
-    attention = PagedAttention(cache, tile_size=4096)
-    seen = reads(cache, monkeypatch)
-    attend = attention.plan(step([(table, n - 1, 1) for table, n in zip(tables, (300, 290, 20), strict=True)]))
-    attend(0, *random_qkv(3))
-    assert seen == [(150, 600), (5, 20)]
-
-
-def test_groups_are_of_neighbours_and_nobody_is_padded_by_more():
-    lens = [90, 90, 80, 50, 50, 10, 9, 9]
-    sizes = {most: [len(lens[seqs]) for seqs in like_lengths(lens, most)] for most in (0, 1, 10, 40, 80, 81)}
-    assert sizes == {0: [2, 1, 2, 1, 2], 1: [2, 1, 2, 3], 10: [3, 2, 3], 40: [5, 3], 80: [6, 2], 81: [8]}
-    assert like_lengths([], 10) == [] and like_lengths([7], 0) == [slice(0, 1)]
-
-
-def test_more_sequences_make_no_more_groups():
-    lens = [900, 700, 640, 300, 200, 16]
-    few, many = (like_lengths(sorted(lens * count, reverse=True), 128) for count in (1, 50))
-    assert len(few) == len(many) == 4
-    assert len(like_lengths(list(range(1024, 0, -1)), attention_module.MOST_PADDING)) == 8, "the lesson says eight"
+    seen_by_size = {}
+    for tile_size in (4096, 60):
+        cache = make_cache(153, *tables)
+        attention = PagedAttention(cache, tile_size)
+        seen_by_size[tile_size] = reads(cache, monkeypatch)
+        attend = attention.plan(step([(table, n - 1, 1) for table, n in zip(tables, (300, 290, 20), strict=True)]))
+        attend(0, *random_qkv(3))
+    assert seen_by_size[4096] == [(3 * 75, 3 * 300)]
+    assert seen_by_size[60] == [(3 * 5, 3 * 20)] + [(2 * 7, 2 * 28)] * 10
 
 
 @pytest.mark.parametrize("spare", [0, 5])
@@ -450,12 +441,6 @@ def test_operations_are_as_many_for_twenty_sequences_as_for_two(way):
         assert few.num_operations == many.num_operations > 0
     mixed = [(length, 1) for length in (499, 3, 200, 77, 64)]
     assert watch(mixed * 2, tile_size=640).num_operations == watch(mixed * 8, tile_size=2560).num_operations
-
-
-def test_rows_are_not_picked_when_all_decode_and_the_longest_is_first():
-    """The rows are then in the order of the tiles as they are."""
-    falling, rising = ([(length, 1) for length in lengths] for lengths in ([300, 200, 100], [100, 200, 300]))
-    assert watch(falling).num_operations < watch(rising).num_operations
 
 
 def test_operations_are_as_many_as_there_are_tiles():

@@ -36,6 +36,7 @@ def run(model: LlamaForCausalLM, sizes: list[tuple[int, int]], tile_size: int = 
         seq.num_computed_tokens, seq.block_table = before, [blocks.pop() for _ in range(count)]
         seqs.append(seq)
     cache = KVCache(model.config, sum(counts), BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    cache.blocks.zero_()
     runner = ModelRunner(model, PagedAttention(cache, tile_size), BLOCK_SIZE, torch.device("cpu"))
     with Watch() as seen:
         runner.run([(seq, now) for seq, (_, now) in zip(seqs, sizes, strict=True)])

@@ -50,7 +50,8 @@ def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, num_
 @pytest.mark.parametrize("seed", range(3))
 def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
-    random.Random(seed).shuffle(llm.kv_cache_manager._pool._free)
+    blocks = llm.kv_cache_manager._pool.get_new_blocks(40)
+    llm.kv_cache_manager._pool.free_blocks(random.Random(seed).sample(blocks, 40))
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
     tables = [list(table) for table, _ in llm.peak.tables]
     assert len(tables) == 5 and not any(table == sorted(table) for table in tables), "shuffled, all five"
@@ -378,54 +379,86 @@ def test_closing_a_stream_gives_everything_back(checkpoint, expected, num_taken)
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
 
 
-def test_a_stream_that_finds_the_pool_held_says_so_and_changes_nothing(checkpoint, expected):
-    """27 slots are promised to each, 7 blocks of 8. One block is held: what counts is the promise."""
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32)
-    first = llm.stream([PROMPTS[0]], greedy(24))
+def test_a_second_stream_is_refused_and_the_first_goes_on(checkpoint, expected):
+    """Though the pool has room for both."""
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=1000)
+    first, second = llm.stream([PROMPTS[0]], greedy(24)), llm.stream([PROMPTS[1]], greedy(24))
     next(first)
-    assert llm.kv_cache_manager.num_free_blocks == 7
-    with pytest.raises(RuntimeError, match="held by another stream"):
-        llm.generate([PROMPTS[0]], greedy(24))
-    assert llm.kv_cache_manager.num_free_blocks == 7
+    before = llm.kv_cache_manager.report()
+    with pytest.raises(ValueError, match="another stream"):
+        next(second)
+    with pytest.raises(ValueError, match="another stream"):
+        llm.generate([PROMPTS[1]], greedy(24))
+    assert llm.kv_cache_manager.report() == before
     assert tokens(list(first))[-1] == expected[0]
     assert_all_free(llm)
 
 
-def test_a_stream_counts_what_another_was_promised(checkpoint, expected):
-    """Of 12 blocks 7 are promised: 5 are left, for 2 + 2 and no 2 more, though 11 are free."""
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=48)
-    first = llm.stream([PROMPTS[0]], greedy(24))
-    next(first)
-    assert first_steps(llm, [6, 6, 6]) == [1, 1, 7]
-    assert tokens(list(first))[-1] == expected[0]
-
-
-def test_two_streams_share_a_pool_that_has_room_for_both(checkpoint, expected):
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=56)
-    streams: list[Iterator[RequestOutput]] = [llm.stream([prompt], greedy(24)) for prompt in PROMPTS[:2]]
-    pairs = list(zip(*streams, strict=True))
-    assert tokens(pairs[-1]) == expected[:2]
+@pytest.mark.parametrize("end", ["drained", "closed", "dropped", "never begun"])
+def test_when_a_stream_has_ended_the_next_may_begin(checkpoint, expected, end):
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
+    stream: Iterator[RequestOutput] | None = llm.stream([PROMPTS[0]], greedy(24))
+    if end != "never begun":
+        next(stream)
+    if end == "drained":
+        list(stream)
+    elif end == "closed":
+        stream.close()
+    elif end == "dropped":
+        stream = None
+    assert tokens(llm.generate([PROMPTS[1]], greedy(24))) == expected[1:2]
     assert_all_free(llm)
 
 
-# A step that fails
+# A step that raises
 
 
-def test_a_step_that_fails_gives_everything_back(checkpoint, expected, monkeypatch):
+def test_a_step_that_raises_once_is_taken_again_one_by_one(checkpoint, expected, monkeypatch):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
-    run, calls = llm.model_runner.run, []
+    run, sizes = llm.model_runner.run, []
 
     def fails_once(batch):
-        calls.append(len(batch))
-        if len(calls) == 3:
+        sizes.append(len(batch))
+        if len(sizes) == 3:
             raise RuntimeError("out of memory")
         return run(batch)
 
     monkeypatch.setattr(llm.model_runner, "run", fails_once)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        llm.generate(PROMPTS, greedy(24))
+    outputs = llm.generate(PROMPTS, greedy(24))
+    assert tokens(outputs) == expected and all(output.error is None for output in outputs)
+    assert sizes[:9] == [5, 5, 5, 1, 1, 1, 1, 1, 5]
+    assert_all_free(llm)
+
+
+def test_a_model_that_always_raises_ends_all_with_errors_in_their_places(checkpoint, expected, monkeypatch):
+    llm = LLM(checkpoint, block_size=4, max_num_seqs=2, kv_cache_tokens=160)
+
+    def fails(batch):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.model_runner, "run", fails)
+        outputs = llm.generate(PROMPTS, greedy(24))
+    assert [output.prompt_token_ids for output in outputs] == PROMPTS
+    assert [output.error for output in outputs] == ["RuntimeError: out of memory"] * 5
+    assert {output.outputs[0].finish_reason for output in outputs} == {"error"}
     assert_all_free(llm)
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_request_that_the_sampler_cannot_take_ends_alone(checkpoint, expected, place):
+    """It would raise in every step, for ever."""
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
+    poisoned = greedy(24)
+    object.__setattr__(poisoned, "temperature", "hot")  # none of the checks of SamplingParams has seen it
+    params = [greedy(24), greedy(24)]
+    params.insert(place, poisoned)
+    outputs = llm.generate(PROMPTS[:3], params)
+    assert outputs[place].error.startswith("TypeError") and outputs[place].outputs[0].finish_reason == "error"
+    others = [i for i in range(3) if i != place]
+    assert tokens([outputs[i] for i in others]) == [expected[i] for i in others]
+    assert_all_free(llm)
 
 
 def test_a_step_that_fails_when_a_member_has_just_ended_gives_that_back_too(checkpoint, monkeypatch):
@@ -453,6 +486,36 @@ def test_the_peak_is_the_moment_when_most_was_used(checkpoint):
     assert llm.peak.tables == (((0, 2), 5), ((1, 3), 5))
     assert (llm.peak.promised, llm.peak.held, llm.peak.wasted) == (16, 16, 6)
     assert llm.peak.strip(width=20) == "#####-#-............"
+
+
+def test_the_peak_is_of_the_engines_life_and_of_now(checkpoint):
+    """A long request, then a short one: the peak stays. A longer one, while it runs: it is the peak."""
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=128)
+    assert llm.peak.held == llm.peak.used == 0
+    llm.generate([[1] * 20], greedy(4))
+    assert (llm.peak.held, llm.peak.used) == (24, 23)
+    llm.generate([[1] * 5], greedy(4))
+    assert (llm.peak.held, llm.peak.used) == (24, 23)
+    stream = llm.stream([[1] * 13, [1] * 15], greedy(4))
+    next(stream)
+    assert (llm.peak.held, llm.peak.used) == (32, 28)
+    stream.close()
+
+
+def test_no_report_is_built_in_a_step(checkpoint, monkeypatch):
+    """It names each holder. Whoever comes may need one, and whoever leaves, for the peak."""
+    llm = LLM(checkpoint, block_size=4, max_num_seqs=3, kv_cache_tokens=1000)
+    report, counts = llm.kv_cache_manager.report, []
+    monkeypatch.setattr(llm.kv_cache_manager, "report", lambda: counts.append(1) or report())
+    llm.generate(PROMPTS, greedy(40))
+    assert llm.model_runner.num_steps == 80 and sum(counts) <= 3 * len(PROMPTS)
+
+
+def test_a_prompt_is_shared_by_all_outputs_of_its_request_and_copied_from_the_caller(checkpoint):
+    prompt = [1, 5, 9]
+    outputs = list(LLM(checkpoint).stream([prompt], greedy(5)))
+    assert {id(output.prompt_token_ids) for output in outputs} == {id(outputs[0].prompt_token_ids)}
+    assert outputs[0].prompt_token_ids == prompt and outputs[0].prompt_token_ids is not prompt
 
 
 def test_the_model_may_be_named_by_a_text_or_a_path(checkpoint):

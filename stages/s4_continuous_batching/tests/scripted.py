@@ -114,10 +114,10 @@ def assert_whole(engine: LLMEngine) -> None:
     manager.check_integrity()
     seqs = [*scheduler.running, *scheduler.waiting]
     assert {seq.request_id: seq for seq in seqs} == engine._requests and len(seqs) == len(engine._requests)
-    assert set(manager._holders) == {seq.request_id for seq in scheduler.running}
+    assert set(manager._holders) == set(scheduler.running)
     assert len(scheduler.running) <= engine.config.max_num_seqs
     for seq in seqs:
-        assert not seq.finished and engine.has_request(seq.request_id)
+        assert not seq.finished
         assert 0 <= seq.num_computed_tokens < seq.num_tokens, "the last token has no keys and values yet"
     for seq in scheduler.waiting:
         assert (seq.num_computed_tokens, seq.block_table) == (0, [])

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from ..outputs import RequestOutput
-from ..sampling import SamplingParams
-from .scripted import answer, assert_empty, params, reason, said_alone, scripted_engine, step
+from ..sampling import SampledToken, SamplingParams
+from .scripted import Batch, answer, assert_empty, params, reason, said_alone, scripted_engine, step
 
 NUM_POSITIONS = 64  # of the model
 
@@ -22,9 +22,22 @@ class History:
         seats, watermark = rng.choice([1, 2, 4, 32, 32]), rng.choice([0.0, 0.0, 0.0, 0.1, 0.5, 0.9])
         knobs = {"max_num_batched_tokens": self.budget, "max_num_seqs": seats, "watermark": watermark}
         self.engine = scripted_engine(checkpoint, num_blocks, block_size, **knobs)
+        self.tried: list[Batch] = []  # in this step
+        self.poisoned: dict[str, int] = {}  # request_id: with how many tokens it begins to raise
+        self._run, self._share_failing = self.engine.model_runner.run, rng.choice([0.0, 0.0, 0.1])
+        self.engine.model_runner.run = self.run  # type: ignore[method-assign]
         self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
         self.ended: dict[str, RequestOutput] = {}
         self.num_requests = 0
+
+    def run(self, batch: Batch) -> list[SampledToken | None]:
+        """The model: poisoned requests raise whenever they are in a batch, and any batch of several may."""
+        self.tried.append(batch)
+        if any(seq.num_tokens >= self.poisoned.get(seq.request_id, NUM_POSITIONS + 1) for seq, _ in batch):
+            raise RuntimeError("poisoned")
+        if len(batch) > 1 and self.rng.random() < self._share_failing:
+            raise RuntimeError("too much at once")
+        return self._run(batch)
 
     def arrive(self) -> None:
         rng, name = self.rng, str(self.num_requests)
@@ -38,10 +51,12 @@ class History:
             return
         self.engine.add_request(name, prompt, sampling)
         self.asked[name] = prompt, sampling
+        if rng.random() < 0.1:
+            self.poisoned[name] = len(prompt) + rng.choice([0, rng.randint(1, 9)])
 
     def abort(self) -> None:
         name = str(self.rng.randint(0, self.num_requests))  # may have ended, or never come
-        had = self.engine.has_request(name)
+        had = name in self.engine._requests
         output = self.engine.abort_request(name)
         assert (output is not None) == had
         if output:
@@ -51,16 +66,17 @@ class History:
         scheduler = self.engine.scheduler
         running, num_preemptions = list(scheduler.running), scheduler.num_preemptions
         first = next(iter(running), None)
-        num_steps, had_work = self.engine.model_runner.num_steps, self.engine.has_unfinished_requests()
+        had_work = self.engine.has_unfinished_requests()
+        self.tried.clear()
         outputs = step(self.engine)
-        if self.engine.model_runner.num_steps > num_steps:
-            batch = self.engine.model_runner.steps[-1]
+        if self.tried:
+            batch = self.tried[0]
             assert sum(num_tokens for _, num_tokens in batch) <= self.budget
-            assert first is None or first.request_id in dict(batch), "who came first is never held up"
+            assert first is None or first in dict(batch), "who came first is never held up"
+            assert self.tried[1:] in ([], [[one] for one in batch] if len(batch) > 1 else []), "one by one, once"
         else:
             assert any(output.error for output in outputs.values()) or not had_work, "a step that did nothing"
-        failed = any(output.error for output in outputs.values())
-        if scheduler.num_preemptions > num_preemptions and not failed:
+        if scheduler.num_preemptions > num_preemptions:
             assert set(scheduler.running) <= set(running), "admitted in a step that had to preempt"
         for output in outputs.values():
             if output.finished:
@@ -76,6 +92,8 @@ class History:
         room = min(sampling.max_tokens, NUM_POSITIONS - len(prompt))
         if reason(output) == "length":
             assert len(said) == room
+        elif reason(output) == "error" and output.error == "RuntimeError: poisoned":
+            assert len(prompt) + len(said) == self.poisoned[output.request_id]
         elif reason(output) == "error":
             assert len(prompt) + len(said) == self.num_slots + 1 and len(said) < room
         else:
@@ -102,6 +120,8 @@ def test_any_history_leaves_everything_in_its_place(checkpoint, seed):
         assert history.ended.keys() == history.asked.keys(), "a request was lost"
         num_steps += history.engine.model_runner.num_steps
         num_preemptions += history.engine.scheduler.num_preemptions
-        reasons.update(reason(output) for output in history.ended.values())
-    assert num_steps > 1000 and num_preemptions > 20, "this tests too little"
-    assert reasons["length"] > 50 and reasons["abort"] > 5 and reasons["error"] > 5, "this tests too little"
+        reasons.update(output.error or reason(output) for output in history.ended.values())
+    assert num_steps > 1000 and num_preemptions > 10, "this tests too little"
+    assert reasons["length"] > 50 and reasons["abort"] > 5, "this tests too little"
+    assert reasons["RuntimeError: poisoned"] > 5, "this tests too little"
+    assert sum(reasons[error] for error in reasons if "blocks" in error) > 5, "this tests too little"

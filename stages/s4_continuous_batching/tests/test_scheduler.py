@@ -379,13 +379,18 @@ def test_who_still_has_room_in_its_last_block_goes_on_without_one():
     assert drive.num_free == 0 and drive.scheduler.num_preemptions == 0
 
 
-def test_nobody_is_admitted_in_a_step_that_had_to_preempt():
-    """b gives 2 blocks back and a takes one. The other is too little for b, and c came after b."""
+def test_nobody_is_admitted_in_a_step_that_had_to_preempt(monkeypatch):
+    """b gives 2 blocks back and a takes one. Though the other is free, nobody is asked whether it would do."""
     drive = Drive(num_blocks=3)
     drive.add("a", 4), drive.add("b", 8), drive.add("c", 1)
     assert drive.step() == "a4 b8"
-    assert drive.step() == "a1"
+    with monkeypatch.context() as patch:
+        patch.setattr(drive.scheduler, "_may_admit", lambda seq: True)
+        assert drive.step() == "a1"
     assert drive.queues == "a | bc" and drive.num_free == 1
+    asked = []
+    monkeypatch.setattr(drive.scheduler, "_may_admit", lambda seq: asked.append(seq.request_id))
+    assert drive.step() == "a1" and asked == ["b"], "in the next step the first that waits is asked"
 
 
 def test_the_watermark_holds_a_preempted_sequence_back_as_well():
@@ -410,11 +415,25 @@ def test_one_that_fills_the_pool_alone_and_cannot_grow_fails_with_both_numbers()
     assert seq.num_tokens == 9, "what it has generated stays"
 
 
-def test_those_who_wait_go_on_at_once():
+def test_a_step_ends_with_the_first_failure_and_the_others_go_on_in_the_next():
     drive = Drive(num_blocks=2)
-    drive.add("a", 7), drive.add("b", 5), drive.add("c", 1)
+    drive.add("a", 7), drive.add("b", 4), drive.add("c", 1)
     assert drive.steps(2) == ["a7", "a1"]
-    assert drive.step() == "b5" and drive.failed == ["a"]
+    assert drive.step() == "" and drive.failed == ["a"] and drive.queues == " | bc"
+    assert drive.step() == "b4 c1"
+
+
+def test_what_a_failed_step_took_for_the_others_is_of_use_in_the_next(monkeypatch):
+    """a has its slot and b is admitted when c is found to have outgrown the pool."""
+    drive = Drive(num_blocks=4)
+    drive.add("a", 4), drive.step()
+    drive.add("b", 4), drive.add("c", 16)
+    drive.seqs["c"].append_token(SampledToken(7, -1.0))
+    drive.scheduler.schedule()
+    assert drive.seqs["c"].finish_reason == "error" and drive.queues == "ab | "
+    drive.manager.check_integrity()
+    assert drive.num_free == 1
+    assert drive.step() == "a1 b4" and drive.num_free == 1
 
 
 def test_it_fails_only_when_all_others_are_out():
@@ -422,19 +441,20 @@ def test_it_fails_only_when_all_others_are_out():
     drive = Drive(num_blocks=2)
     drive.add("a", 1), drive.add("b", 1, max_tokens=6)
     assert drive.steps(4) == ["a1 b1"] * 4
-    assert drive.steps(5) == ["a1"] * 4 + ["b5"]
+    assert drive.steps(6) == ["a1"] * 4 + ["", "b5"]
     assert drive.failed == ["a"] and drive.seqs["a"].num_tokens == 9
     assert drive.steps(3) == ["b1", "", ""] and drive.seqs["b"].finish_reason == "length"
 
 
-def test_one_that_outgrew_the_pool_while_it_waited_fails_and_the_next_is_admitted():
+def test_one_that_outgrew_the_pool_while_it_waited_fails_and_ends_admission():
     drive = Drive(num_blocks=2)
     seq = drive.add("a", 8)
     drive.add("b", 8)
     seq.append_token(SampledToken(7, -1.0))
-    assert drive.admit(budget=100) == "b8"
+    assert drive.admit(budget=100) == ""
     assert drive.failed == ["a"] and seq.error == "9 tokens need 3 blocks, the pool has 2"
-    assert seq.finish_reason == "error" and drive.queues == "b | "
+    assert seq.finish_reason == "error" and drive.queues == " | b"
+    assert drive.admit(budget=100) == "b8" and drive.failed == ["a"]
 
 
 def test_one_that_fills_the_pool_to_its_last_slot_does_not_fail():
@@ -452,6 +472,19 @@ def test_one_that_waits_is_removed():
     drive.add("a", 3), drive.add("b", 3), drive.add("c", 3), drive.step()
     drive.scheduler.remove(drive.seqs["b"])
     assert drive.queues == "a | c"
+
+
+def test_one_that_waits_is_removed_without_a_look_at_the_others(monkeypatch):
+    """However long the queue is."""
+    looks = []
+    monkeypatch.setattr(Sequence, "__eq__", lambda a, b: looks.append(1) or a is b)
+    monkeypatch.setattr(Sequence, "__hash__", object.__hash__)
+    drive = Drive()
+    for i in range(1000):
+        drive.add(str(i), 3)
+    drive.scheduler.remove(drive.seqs["500"])
+    assert sum(looks) == 0 and len(drive.scheduler.waiting) == 999
+    assert list(drive.scheduler.waiting) == [seq for name, seq in drive.seqs.items() if name != "500"]
 
 
 def test_one_whose_prompt_is_not_done_is_removed_with_all_its_blocks():

@@ -1,13 +1,12 @@
 """LLM: prompts in, outputs out, whatever the pool. The oracle is the same model with nothing cached."""
 
 import random
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from ..engine import LLMEngine
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
@@ -29,7 +28,6 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 def assert_all_free(llm: LLM) -> None:
     """Nobody is left, and nothing of those who were."""
     assert_empty(llm.llm_engine)
-    assert llm._inboxes == {}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +50,8 @@ def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, num_
 @pytest.mark.parametrize("seed", range(3))
 def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
-    random.Random(seed).shuffle(llm.kv_cache_manager._pool._free)
+    blocks = llm.kv_cache_manager._pool.get_new_blocks(40)
+    llm.kv_cache_manager._pool.free_blocks(random.Random(seed).sample(blocks, 40))
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
     tables = [list(table) for table, _ in llm.peak.tables]
     assert len(tables) == 5 and not any(table == sorted(table) for table in tables), "shuffled, all five"
@@ -365,16 +364,6 @@ def test_times_are_in_order_and_the_first_token_comes_once(checkpoint):
     assert [len(times) for times in first_times.values()] == [1] * 5
 
 
-def test_a_step_does_not_look_at_requests_of_which_it_has_nothing_to_tell(checkpoint, monkeypatch):
-    """200 requests, one at a time, of 2 steps each: two questions a step and one more a request, not 200 a step."""
-    asked, has_request = [], LLMEngine.has_request
-    monkeypatch.setattr(LLMEngine, "has_request", lambda *ask: asked.append(ask) or has_request(*ask))
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64, max_num_seqs=1)
-    assert len(llm.generate([[7]] * 200, greedy(2))) == 200
-    assert llm.model_runner.num_steps == 400 and len(asked) <= 2 * 400 + 200
-    assert_all_free(llm)
-
-
 @pytest.mark.parametrize("num_taken", range(12))
 def test_closing_a_stream_gives_everything_back(checkpoint, expected, num_taken):
     """At most 2 run; closed before the start, between and within steps, with a member ended or not."""
@@ -387,115 +376,53 @@ def test_closing_a_stream_gives_everything_back(checkpoint, expected, num_taken)
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
 
 
-# Several streams of one engine
+# One stream at a time
 
 
-def test_a_stream_that_is_never_started_holds_nothing(checkpoint, expected):
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32)
-    streams = [llm.stream(PROMPTS, greedy(24)) for _ in range(3)]
-    assert_all_free(llm)
-    assert tokens(llm.generate(PROMPTS[:1], greedy(24))) == expected[:1]
-    assert_all_free(llm)
-    assert tokens(list(streams[1])[-1:])[0] in expected
-
-
-def test_two_streams_by_turns_each_get_all_their_outputs_in_order(checkpoint, expected):
-    """Each step computes for both: what the other's step brought is there when its turn comes."""
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=100)
-    streams = [llm.stream(PROMPTS[:2], greedy(24)), llm.stream(PROMPTS[2:], greedy(24))]
-    seen: dict[str, list[list[int]]] = {}
-    while streams:
-        for stream in streams[:]:
-            output = next(stream, None)
-            if output is None:
-                streams.remove(stream)
-            else:
-                seen.setdefault(output.request_id, []).append(output.outputs[0].token_ids)
-    assert seen == {str(i): [full[:n] for n in range(1, 25)] for i, full in enumerate(expected)}
-    assert llm.model_runner.num_steps < 2 * 24, "they shared steps"
-    assert_all_free(llm)
-
-
-def test_a_stream_tells_what_another_computed_before_it_takes_a_step(checkpoint, expected):
-    """10 tokens of the second are 10 of the first, which then takes 13 steps of its own."""
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
-    first = llm.stream([PROMPTS[0]], greedy(24))
-    assert tokens([next(first)]) == [expected[0][:1]]
-    assert tokens(llm.generate([PROMPTS[1]], greedy(10))) == [expected[1][:10]]
-    assert llm.model_runner.num_steps == 11
-    assert tokens(list(islice(first, 10))) == [expected[0][:n] for n in range(2, 12)]
-    assert llm.model_runner.num_steps == 11
-    assert tokens(list(first)) == [expected[0][:n] for n in range(12, 25)]
-    assert llm.model_runner.num_steps == 24
-    assert_all_free(llm)
-
-
-def test_a_stream_runs_beside_one_that_holds_the_pool_and_preempts_it_if_need_be(checkpoint, expected):
-    """8 blocks, of which each comes to need 7; the one that came first is not disturbed."""
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32)
-    first = llm.stream([PROMPTS[0]], greedy(24))
+def test_a_second_stream_is_refused_and_the_first_goes_on(checkpoint, expected):
+    """Though the pool has room for both."""
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=1000)
+    first, second = llm.stream([PROMPTS[0]], greedy(24)), llm.stream([PROMPTS[1]], greedy(24))
     next(first)
+    before = llm.kv_cache_manager.report()
+    with pytest.raises(ValueError, match="unfinished requests"):
+        next(second)
+    with pytest.raises(ValueError, match="unfinished requests"):
+        llm.generate([PROMPTS[1]], greedy(24))
+    assert llm.kv_cache_manager.report() == before
+    assert tokens(list(first))[-1] == expected[0]
+    assert_all_free(llm)
+
+
+@pytest.mark.parametrize("end", ["drained", "closed", "dropped", "never begun"])
+def test_when_a_stream_has_ended_the_next_may_begin(checkpoint, expected, end):
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
+    stream: Iterator[RequestOutput] | None = llm.stream([PROMPTS[0]], greedy(24))
+    if end != "never begun":
+        next(stream)
+    if end == "drained":
+        list(stream)
+    elif end == "closed":
+        stream.close()
+    elif end == "dropped":
+        stream = None
     assert tokens(llm.generate([PROMPTS[1]], greedy(24))) == expected[1:2]
-    assert llm.llm_engine.scheduler.num_preemptions == 1
-    assert tokens(list(first)) == [expected[0][:n] for n in range(2, 25)]
-    assert_all_free(llm)
-
-
-def test_generate_within_a_stream_disturbs_neither(checkpoint, expected):
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
-    outer = []
-    for output in llm.stream(PROMPTS[:2], greedy(24)):
-        outer.append(output)
-        assert tokens(llm.generate([PROMPTS[4]], greedy(3))) == [expected[4][:3]]
-    for request_id, full in zip("01", expected[:2], strict=True):
-        told = [output for output in outer if output.request_id == request_id]
-        assert tokens(told) == [full[:n] for n in range(1, 25)]
-    assert_all_free(llm)
-
-
-def test_closing_one_stream_leaves_the_other(checkpoint, expected):
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
-    first, second = llm.stream(PROMPTS[:2], greedy(24)), llm.stream([PROMPTS[2]], greedy(24))
-    next(first), next(second), next(first)
-    first.close()
-    assert len(llm.llm_engine.scheduler.running) == 1
-    assert tokens(list(second))[-1:] == expected[2:3]
-    assert_all_free(llm)
-
-
-def test_a_stream_that_is_forgotten_is_closed(checkpoint):
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
-    next(llm.stream(PROMPTS, greedy(24)))
     assert_all_free(llm)
 
 
 # Requests added to the engine directly
 
 
-def test_a_request_added_directly_runs_beside_a_stream_which_does_not_show_it(checkpoint, expected):
+def test_a_stream_does_not_begin_while_the_engine_has_other_requests_which_go_on(checkpoint, expected):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
     llm.llm_engine.add_request("mine", PROMPTS[1], greedy(24))
-    outputs = list(llm.stream([PROMPTS[0]], greedy(12)))
-    assert {output.request_id for output in outputs} == {"0"} and tokens(outputs)[-1] == expected[0][:12]
-    last = None
-    while llm.llm_engine.has_unfinished_requests():
-        (last,) = llm.llm_engine.step()
-    assert (last.request_id, last.outputs[0].token_ids) == ("mine", expected[1])
-    assert llm.model_runner.num_steps == 24
-    assert_all_free(llm)
-
-
-@pytest.mark.parametrize("num_taken", [0, 1, 3])
-def test_a_stream_takes_no_id_that_is_taken_and_aborts_nobody_else(checkpoint, expected, num_taken):
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=100)
-    stream = llm.stream(PROMPTS[2:], greedy(24))
-    for request_id in "01":
-        llm.llm_engine.add_request(request_id, PROMPTS[int(request_id)], greedy(24))
-    taken = list(islice(stream, num_taken))
-    assert all(output.error is None and output.prompt_token_ids in PROMPTS[2:] for output in taken)
-    stream.close()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="unfinished requests"):
+            llm.generate([PROMPTS[0]], greedy(12))
+        llm.llm_engine.step()
     ended = run_to_the_end(llm.llm_engine)
-    assert tokens([ended["0"], ended["1"]]) == expected[:2]
+    assert tokens([ended["mine"]]) == expected[1:2]
+    assert tokens(llm.generate([PROMPTS[0]], greedy(12))) == [expected[0][:12]]
     assert_all_free(llm)
 
 
@@ -514,19 +441,6 @@ def test_a_stream_ends_though_its_requests_were_aborted_on_the_engine(checkpoint
     assert_all_free(llm)
 
 
-def test_an_id_that_has_ended_may_be_given_to_a_request_of_the_engine_s_own(checkpoint, expected):
-    """The stream goes on with another: it neither shows nor aborts the new one."""
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=100)
-    stream = llm.stream(PROMPTS[:2], [greedy(24), greedy(1)])
-    taken = list(islice(stream, 2))
-    assert [output.finished for output in taken] == [False, True]
-    llm.llm_engine.add_request("1", PROMPTS[2], greedy(24))
-    assert {output.request_id for output in islice(stream, 5)} == {"0"}
-    stream.close()
-    assert tokens([run_to_the_end(llm.llm_engine)["1"]]) == expected[2:3]
-    assert_all_free(llm)
-
-
 def test_a_stream_ends_though_somebody_else_took_the_last_step(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=100)
     stream = llm.stream(PROMPTS[:1], greedy(3))
@@ -537,24 +451,55 @@ def test_a_stream_ends_though_somebody_else_took_the_last_step(checkpoint):
     assert_all_free(llm)
 
 
-# A step that fails
+# A step that raises
 
 
-def test_a_step_that_fails_gives_everything_back(checkpoint, expected, monkeypatch):
+def test_a_step_that_raises_once_is_taken_again_one_by_one(checkpoint, expected, monkeypatch):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
-    run, calls = llm.model_runner.run, []
+    run, sizes = llm.model_runner.run, []
 
     def fails_once(batch):
-        calls.append(len(batch))
-        if len(calls) == 3:
+        sizes.append(len(batch))
+        if len(sizes) == 3:
             raise RuntimeError("out of memory")
         return run(batch)
 
     monkeypatch.setattr(llm.model_runner, "run", fails_once)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        llm.generate(PROMPTS, greedy(24))
+    outputs = llm.generate(PROMPTS, greedy(24))
+    assert tokens(outputs) == expected and all(output.error is None for output in outputs)
+    assert sizes[:9] == [5, 5, 5, 1, 1, 1, 1, 1, 5]
+    assert_all_free(llm)
+
+
+def test_a_model_that_always_raises_ends_all_with_errors_in_their_places(checkpoint, expected, monkeypatch):
+    llm = LLM(checkpoint, block_size=4, max_num_seqs=2, kv_cache_tokens=160)
+
+    def fails(batch):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.model_runner, "run", fails)
+        outputs = llm.generate(PROMPTS, greedy(24))
+    assert [output.prompt_token_ids for output in outputs] == PROMPTS
+    assert [output.error for output in outputs] == ["RuntimeError: out of memory"] * 5
+    assert {output.outputs[0].finish_reason for output in outputs} == {"error"}
     assert_all_free(llm)
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_request_that_the_sampler_cannot_take_ends_alone(checkpoint, expected, place):
+    """It would raise in every step, for ever."""
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
+    poisoned = greedy(24)
+    object.__setattr__(poisoned, "temperature", "hot")  # none of the checks of SamplingParams has seen it
+    params = [greedy(24), greedy(24)]
+    params.insert(place, poisoned)
+    outputs = llm.generate(PROMPTS[:3], params)
+    assert outputs[place].error.startswith("TypeError") and outputs[place].outputs[0].finish_reason == "error"
+    others = [i for i in range(3) if i != place]
+    assert tokens([outputs[i] for i in others]) == [expected[i] for i in others]
+    assert_all_free(llm)
 
 
 def test_a_step_that_fails_when_a_member_has_just_ended_gives_that_back_too(checkpoint, monkeypatch):
@@ -572,24 +517,6 @@ def test_a_step_that_fails_when_a_member_has_just_ended_gives_that_back_too(chec
     assert_all_free(llm)
 
 
-def test_a_step_that_fails_ends_the_stream_that_took_it_and_no_other(checkpoint, expected, monkeypatch):
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=100)
-    first, second = llm.stream(PROMPTS[:2], greedy(24)), llm.stream(PROMPTS[2:], greedy(24))
-    next(first), next(second)
-
-    def fails(batch):
-        raise RuntimeError("out of memory")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(llm.model_runner, "run", fails)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            list(second)
-    assert [seq.request_id for seq in llm.llm_engine.scheduler.running] == ["0", "1"]
-    ended = [output for output in first if output.finished]
-    assert tokens(ended) == expected[:2]
-    assert_all_free(llm)
-
-
 # What the pool looked like
 
 
@@ -600,6 +527,36 @@ def test_the_peak_is_the_moment_when_most_was_used(checkpoint):
     assert llm.peak.tables == (((0, 2), 5), ((1, 3), 5))
     assert (llm.peak.promised, llm.peak.held, llm.peak.wasted) == (16, 16, 6)
     assert llm.peak.strip(width=20) == "#####-#-............"
+
+
+def test_the_peak_is_of_the_engines_life_and_of_now(checkpoint):
+    """A long request, then a short one: the peak stays. A longer one, while it runs: it is the peak."""
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=128)
+    assert llm.peak.held == llm.peak.used == 0
+    llm.generate([[1] * 20], greedy(4))
+    assert (llm.peak.held, llm.peak.used) == (24, 23)
+    llm.generate([[1] * 5], greedy(4))
+    assert (llm.peak.held, llm.peak.used) == (24, 23)
+    stream = llm.stream([[1] * 13, [1] * 15], greedy(4))
+    next(stream)
+    assert (llm.peak.held, llm.peak.used) == (32, 28)
+    stream.close()
+
+
+def test_no_report_is_built_in_a_step(checkpoint, monkeypatch):
+    """It names each holder. Whoever comes may need one, and whoever leaves, for the peak."""
+    llm = LLM(checkpoint, block_size=4, max_num_seqs=3, kv_cache_tokens=1000)
+    report, counts = llm.kv_cache_manager.report, []
+    monkeypatch.setattr(llm.kv_cache_manager, "report", lambda: counts.append(1) or report())
+    llm.generate(PROMPTS, greedy(40))
+    assert llm.model_runner.num_steps == 80 and sum(counts) <= 3 * len(PROMPTS)
+
+
+def test_a_prompt_is_shared_by_all_outputs_of_its_request_and_copied_from_the_caller(checkpoint):
+    prompt = [1, 5, 9]
+    outputs = list(LLM(checkpoint).stream([prompt], greedy(5)))
+    assert {id(output.prompt_token_ids) for output in outputs} == {id(outputs[0].prompt_token_ids)}
+    assert outputs[0].prompt_token_ids == prompt and outputs[0].prompt_token_ids is not prompt
 
 
 def test_the_model_may_be_named_by_a_text_or_a_path(checkpoint):

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ..online_softmax import Part, attend_block_by_block, attend_part, attend_part_reference, merge_attn_states, merge_first
+from ..online_softmax import Part, attend_part, attend_part_reference, merge_attn_states, merge_first
 from .helpers import attend_without_cache
 from .pool import HEAD_DIM, HEADS, make_cache, random_qkv, slot
+from .reference import attend_block_by_block
 
 HALF = [torch.bfloat16, torch.float16]
 DTYPES = [torch.float32, *HALF]
@@ -72,7 +73,11 @@ def test_two_merged_parts_may_be_merged_again_in_any_grouping():
     scores, values = scored(12)
     a, b, c, d = parts_of(scores, values, [2, 3, 7])
     expected = softmax_over(scores, values)
-    for grouping in (merge_attn_states(merge_attn_states(merge_attn_states(a, b), c), d), merge_attn_states(merge_attn_states(a, b), merge_attn_states(c, d)), merge_attn_states(a, merge_attn_states(b, merge_attn_states(c, d)))):
+    for grouping in (
+        merge_attn_states(merge_attn_states(merge_attn_states(a, b), c), d),
+        merge_attn_states(merge_attn_states(a, b), merge_attn_states(c, d)),
+        merge_attn_states(a, merge_attn_states(b, merge_attn_states(c, d))),
+    ):
         assert_same(grouping, expected)
 
 
