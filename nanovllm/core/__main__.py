@@ -26,7 +26,10 @@ def tell(args: argparse.Namespace) -> int:
     outputs = show(llm.stream(args.prompts or PROMPTS, params))
     print("\n" + summary(llm, outputs))
     host, cost_model = llm.llm_engine.host_kv_cache, llm.llm_engine.cost_model
-    print(f"blocks stored: {host.num_blocks_stored}, loaded: {host.num_blocks_loaded}; {cost_model or 'not measured'}")
+    if cost_model:
+        print(f"load or recompute: {cost_model}")
+    if host.num_blocks:
+        print(f"blocks to the host: {host.num_blocks_stored}, and back: {host.num_blocks_loaded}")
     return 1 if any(output.error for output in outputs) else 0
 
 

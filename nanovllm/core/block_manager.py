@@ -182,8 +182,9 @@ class BlockManager:
     @property
     def peak(self) -> PoolReport:
         """The pool when most of it was held. Less is held only after a free(): it is enough to look before each."""
-        num_held = self.num_blocks - self.num_free_blocks
-        return self.report() if num_held * self.block_size >= self._peak.held else self._peak
+        if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
+            return self._peak
+        return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:
         """What of the pool is promised, held and used now."""

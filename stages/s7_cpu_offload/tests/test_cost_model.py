@@ -93,7 +93,7 @@ def test_the_host_has_as_many_blocks_as_were_asked_for_or_as_the_device(checkpoi
 
 
 def test_a_host_pool_that_does_not_fit_is_one_error(checkpoint):
-    with pytest.raises(ValueError, match="^the host has no room for 250,000,000,000,000 blocks, "):
+    with pytest.raises(ValueError, match=r"^the host has no room for 250,000,000,000,000 blocks, "):
         LLM(checkpoint, block_size=4, kv_cache_tokens=32, offload_policy="load", kv_offloading_tokens=10**15)
 
 
@@ -102,7 +102,7 @@ def test_a_host_pool_that_does_not_fit_is_one_error(checkpoint):
     [
         ({"offload_policy": "never"}, "^offload_policy must be one of auto, load, recompute, not 'never'$"),
         ({"offload_policy": ""}, "^offload_policy must be one of auto, load, recompute, not ''$"),
-        ({"kv_offloading_tokens": -1}, "^kv_offloading_tokens must be 0 or above, not -1$"),
+        ({"kv_offloading_tokens": -1}, r"^kv_offloading_tokens must be a whole number, .* not -1$"),
     ],
 )
 def test_a_bad_knob_is_refused_with_its_value(knobs, error):
