@@ -7,6 +7,8 @@ second one is preempted.
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +58,7 @@ class TieredEngine(ScriptedEngine):
 
     host_kv_cache: SlowHostKVCache
     scheduler: WatchedScheduler
+    run_fails: Callable[[], bool]  # asked before each step of more than one sequence
 
     def build_host_kv_cache(self) -> HostKVCache:
         is_of_use = self.config.enable_prefix_caching and self.config.offload_policy == "load"
@@ -67,6 +70,7 @@ class TieredEngine(ScriptedEngine):
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ScriptedRunner:
         engine, size = self, self.config.block_size
+        self.run_fails = lambda: False
 
         class Careful(ScriptedRunner):
             def run(self, batch: Batch) -> list[SampledToken | None]:
@@ -83,13 +87,11 @@ class TieredEngine(ScriptedEngine):
 
         return Careful(self.kv_cache)
 
-    def run_fails(self) -> bool:
-        return False
 
-
-def engine_of(checkpoint, num_blocks: int = 8, **knobs) -> TieredEngine:
-    knobs = {"watermark": 0.0, "block_size": 4, "offload_policy": "load", "kv_offloading_tokens": 1000} | knobs
-    return TieredEngine(EngineConfig(str(checkpoint), kv_cache_tokens=num_blocks * knobs["block_size"], **knobs))
+def engine_of(checkpoint, num_blocks: int = 8, block_size: int = 4, **knobs) -> TieredEngine:
+    options: dict[str, Any] = {"watermark": 0.0, "offload_policy": "load", "kv_offloading_tokens": 1000} | knobs
+    size: dict[str, Any] = {"block_size": block_size, "kv_cache_tokens": num_blocks * block_size}
+    return TieredEngine(EngineConfig(str(checkpoint), **size, **options))
 
 
 def two(checkpoint, max_tokens: int = 12, n: int = 1, **knobs) -> TieredEngine:
@@ -344,8 +346,9 @@ def test_on_a_gpu_each_says_what_it_says_alone(checkpoint, n):
         def build_host_kv_cache(self) -> HostKVCache:
             return ScriptedEngine.build_host_kv_cache(self)
 
-    knobs = {"block_size": 4, "watermark": 0.0, "offload_policy": "load", "kv_offloading_tokens": 1000}
-    engine = CudaEngine(EngineConfig(str(checkpoint), device="cuda", dtype="float32", kv_cache_tokens=52, **knobs))
+    sizes: dict[str, Any] = {"block_size": 4, "kv_cache_tokens": 52, "kv_offloading_tokens": 1000}
+    knobs: dict[str, Any] = {"device": "cuda", "dtype": "float32", "watermark": 0.0, "offload_policy": "load"}
+    engine = CudaEngine(EngineConfig(str(checkpoint), **sizes, **knobs))
     for name, prompt in (("a", FIRST), ("b", SECOND), ("c", FIRST[::-1])):
         engine.add_request(name, prompt, params(12, n=n, temperature=1.0, seed=3))
     ended = run_to_the_end(engine)
@@ -412,7 +415,7 @@ class History:
                 raise CopyFailed("a copy on the device")
             copy_blocks(copies)
 
-        self.engine.kv_cache.copy_blocks = copy_or_fail
+        self.engine.kv_cache.copy_blocks = copy_or_fail  # type: ignore[method-assign]
         self.texts = [[rng.randrange(320) for _ in range(25)] for _ in range(2)]
         self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
         self.ended: dict[str, RequestOutput] = {}
