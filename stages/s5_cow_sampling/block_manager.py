@@ -84,9 +84,8 @@ class BlockManager:
     @property
     def peak(self) -> PoolReport:
         """The pool when most of it was held. Less is held only after a free(): it is enough to look before each."""
-        if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
-            return self._peak
-        return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
+        is_less = (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held
+        return self._peak if is_less else max(self._peak, self.report(), key=lambda each: (each.held, each.used))
 
     def report(self) -> PoolReport:
         """What of the pool is promised, held and used now."""

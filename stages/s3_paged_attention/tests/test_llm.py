@@ -496,7 +496,7 @@ def test_the_peak_is_of_the_engines_life_and_of_now(checkpoint):
     assert (llm.peak.held, llm.peak.used) == (24, 23)
     llm.generate([[1] * 5], greedy(4))
     assert (llm.peak.held, llm.peak.used) == (24, 23)
-    stream = llm.stream([[1] * 13, [1] * 15], greedy(4))
+    stream = llm.stream([[2] * 13, [3] * 15], greedy(4))
     next(stream)
     assert (llm.peak.held, llm.peak.used) == (32, 28)
     stream.close()
