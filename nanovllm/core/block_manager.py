@@ -54,8 +54,8 @@ class BlockManager:
     def allocate(self, seq: Sequence) -> None:
         """Take blocks for all tokens that `seq` has now: for its beginning the cached ones, which are computed already.
 
-        What is cached on the host is loaded: is_ready() says when it has arrived. Raises NoFreeBlocks if too few are
-        free, or what a copy raises, and then changes nothing.
+        Counts the tokens asked for, and the tokens hit. What is cached on the host is loaded: is_ready() says when it
+        has arrived. Raises NoFreeBlocks if too few are free, or what a copy raises, and then takes none.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         hits, new = self.find_hits(seq), []
@@ -80,7 +80,10 @@ class BlockManager:
         self.prefix_cache_stats.hits += seq.num_computed_tokens
 
     def find_hits(self, seq: Sequence) -> list[Hit]:
-        """The cached blocks of its beginning. Its last token is computed in any case: its logits are wanted."""
+        """Return the cached blocks that `seq` begins with; none if the cache is off.
+
+        Its last token is computed in any case: its logits are wanted.
+        """
         if not self._is_caching:
             return []
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
@@ -142,6 +145,7 @@ class BlockManager:
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
         child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
         child.num_computed_tokens = parent.num_computed_tokens
+        child.block_hashes = parent.block_hashes[: parent.num_computed_tokens // self.block_size]
         self._pool.touch(child.block_table)
         self._holders[child] = None
 
@@ -182,9 +186,8 @@ class BlockManager:
     @property
     def peak(self) -> PoolReport:
         """The pool when most of it was held. Less is held only after a free(): it is enough to look before each."""
-        if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
-            return self._peak
-        return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
+        is_less = (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held
+        return self._peak if is_less else max(self._peak, self.report(), key=lambda each: (each.held, each.used))
 
     def report(self) -> PoolReport:
         """What of the pool is promised, held and used now."""

@@ -14,6 +14,7 @@ from ..kv_cache import KVCache
 from ..llama import LlamaForCausalLM
 from ..model_runner import ModelRunner
 from ..outputs import RequestOutput
+from ..prefix_cache import BlockHash, extend_block_hashes
 from ..sampling import SampledToken, SamplingParams
 from ..sequence import Sequence
 
@@ -136,8 +137,20 @@ def assert_whole(engine: LLMEngine) -> None:
     for seq in [*scheduler.waiting, *carried]:
         assert (seq.num_computed_tokens, seq.block_table) == (0, [])
     assert not any(seq.to_fork for seq in carried)
+    for seq in scheduler.running:
+        assert_cached_blocks_are_its_own(engine, seq)
     arrivals = [(seq.metrics.arrival_time, seq.sample_index) for seq in queued]
     assert arrivals == sorted(arrivals), "all who run came before all who wait"
+
+
+def assert_cached_blocks_are_its_own(engine: LLMEngine, seq: Sequence) -> None:
+    """A block of its table that may be hit is full, computed, and known by the text up to its end."""
+    hashes: list[BlockHash] = []
+    extend_block_hashes(hashes, seq.token_ids, engine.config.block_size)
+    for i, block in enumerate(seq.block_table):
+        if block in engine.kv_cache_manager._pool._hashes:
+            assert engine.config.enable_prefix_caching and (i + 1) * engine.config.block_size <= seq.num_computed_tokens
+            assert engine.kv_cache_manager._pool._hashes[block] == hashes[i]
 
 
 def assert_empty(engine: LLMEngine) -> None:
