@@ -1,4 +1,4 @@
-"""LLMEngine: requests come and go at any time; step() computes some tokens of those that are here.
+"""LLMEngine: requests come and go at any time; step() computes some tokens of the unfinished ones.
 
 A step is three calls: schedule (who runs), run (the model), update (what came of it).
 """

@@ -77,14 +77,14 @@ class PoolReport:
         ####------------##--------------................
         #  used: keys and values are there      -  held - used: wasted inside      .  free
 
-    A hole is a free piece with somebody behind it; what is free may lie in many, of which one is the largest.
+    A hole is a free piece with a holder behind it. Free slots may lie in many pieces: largest_free is the largest one.
     """
 
     num_slots: int
     promised: int  # what the sequences may come to need: prompt + max_tokens of each
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each holder, by start
     largest_free: int
-    holes: int  # free pieces with somebody behind them
+    holes: int  # free pieces with a holder behind them
 
     @property
     def held(self) -> int:

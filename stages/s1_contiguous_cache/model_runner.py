@@ -49,7 +49,7 @@ class ModelRunner:
         return tokens
 
     def compute_logits(self, hidden: Tensor, step: AttentionMetadata, seqs: list[int]) -> Tensor:
-        """Of the last token in this step of each of `seqs`, numbers in the batch: [len(seqs), vocab_size]."""
+        """The logits of the last token of each of `seqs`, given as numbers in the batch: [len(seqs), vocab_size]."""
         last_rows = self._tensor([step.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
         return self._model.compute_logits(hidden[last_rows])
 

@@ -1,7 +1,7 @@
 """Stage 4: continuous batching.
 
 Unlike the stage before:
-- who runs is decided at every step: a sequence joins as soon as there is room, and leaves when it ends;
+- at every step it is decided anew which sequences run: one joins as soon as there is room, and leaves when it ends;
 - nothing is promised: blocks are taken as tokens come, and when none is left the latest sequence waits and starts over;
 - a long prompt is computed in chunks, in the same step as the next tokens of the others.
 """

@@ -10,7 +10,7 @@ Prompt = str | list[int]  # a text (BOS is put before it) or token ids (taken as
 
 
 class InputProcessor:
-    sequence_class = Sequence  # to be overridden by who needs one that knows more
+    sequence_class = Sequence  # a subclass may name one that keeps more
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int, seed: int) -> None:
         self._model = model

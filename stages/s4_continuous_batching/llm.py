@@ -79,7 +79,7 @@ class LLM:
                     self.llm_engine.abort_request(request_id)
 
     def build_engine(self, config: EngineConfig) -> LLMEngine:
-        """To be overridden by who needs an engine that does more."""
+        """A subclass may build an engine that does more."""
         return LLMEngine(config)
 
 

@@ -1,4 +1,4 @@
-"""LLMEngine: requests come and go at any time; step() computes some tokens of those that are here.
+"""LLMEngine: requests come and go at any time; step() computes some tokens of the unfinished ones.
 
 A step is three calls: schedule (who runs), run (the model), update (what came of it).
 """
@@ -15,7 +15,7 @@ from .llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
 from .model_runner import ModelRunner, Scheduled
 from .outputs import RequestOutput
 from .sampling import SampledToken, SamplingParams
-from .scheduler import Scheduler
+from .scheduler import Scheduler, SchedulerOutput
 from .sequence import Sequence, request_output
 
 
@@ -75,23 +75,23 @@ class LLMEngine:
 
         If a sequence can never go on, it ends, and no model runs in this step.
         """
-        batch, failed = self._schedule()
+        batch, _, failed = self._schedule()
         if failed:
             return self._outputs(failed)
         tokens = self._run(batch) if batch else []
         return self._outputs(self._update(batch, tokens))
 
-    def _schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
+    def _schedule(self) -> SchedulerOutput:
         """Who runs and who has failed. The copies are made. If this raises, nobody runs: no copy may be forgotten."""
-        batch, failed = [], []
+        output = SchedulerOutput(batch=[], copies=[], failed=[])
         try:
-            batch, copies, failed = self.scheduler.schedule()
-            self.kv_cache.copy_blocks(copies)
+            output = self.scheduler.schedule()
+            self.kv_cache.copy_blocks(output.copies)
         except Exception:
             self.scheduler.preempt_all()
-            if not failed:  # else they are told now, and whoever runs next meets the error if it is still there
+            if not output.failed:  # else they are told now, and whoever runs next meets the error if it is still there
                 raise
-        return batch, failed
+        return output
 
     def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
         """A step of the model. If it raises, its sequences run again one by one: one that raises alone has failed."""

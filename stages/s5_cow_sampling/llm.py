@@ -91,7 +91,7 @@ class LLM:
         return [search.run(next(self._request_ids), prompt) for prompt, _ in pair(prompts, None)]
 
     def build_engine(self, config: EngineConfig) -> LLMEngine:
-        """To be overridden by who needs an engine that does more."""
+        """A subclass may build an engine that does more."""
         return LLMEngine(config)
 
 

@@ -127,8 +127,8 @@ class BeamSearch:
             self._kv_cache_manager.allocate(root)
             try:
                 while beams:
-                    with between_steps:
-                        pass
+                    between_steps.let_through()
+                    between_steps.hold_back()
                     beams = self._step(beams, hypotheses)
             finally:
                 for beam in beams:

@@ -95,7 +95,7 @@ class LLM:
         return self.kv_cache_manager.reset_prefix_cache()
 
     def build_engine(self, config: EngineConfig) -> LLMEngine:
-        """To be overridden by who needs an engine that does more."""
+        """A subclass may build an engine that does more."""
         return LLMEngine(config)
 
 

@@ -56,7 +56,7 @@ class Scheduler:
         self._fork_prompts()
         budget = self._schedule_decodes(output, self._max_num_batched_tokens)
         budget = self._schedule_chunks(output, budget)
-        # Who was preempted would be the first to be admitted, and preempted again in the next step.
+        # A preempted sequence would be admitted first, and preempted again in the next step.
         if self.num_preemptions == num_preemptions and not output.failed:
             self._admit(output, budget)
         return output
