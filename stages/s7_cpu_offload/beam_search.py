@@ -128,8 +128,8 @@ class BeamSearch:
             try:
                 self._kv_cache_manager.collect_loads(wait=True)  # nobody else could run meanwhile
                 while beams:
-                    with between_steps:
-                        pass
+                    between_steps.let_through()
+                    between_steps.hold_back()
                     beams = self._step(beams, hypotheses)
             finally:
                 for beam in beams:

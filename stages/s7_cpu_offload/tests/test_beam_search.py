@@ -20,6 +20,7 @@ from ..outputs import RequestOutput
 from ..model_runner import Scheduled
 from .helpers import CONFIG, EOS, greedy_without_cache, make_sequence, next_logits, write_checkpoint
 from .scripted import assert_empty, params, run_to_the_end
+from .test_interrupts import each_line, lines_run
 
 NUM_POSITIONS = 64
 PROMPTS = [[1, 5, 9], [1, 300, 301, 302, 303], list(range(3, 15)), [1]]
@@ -318,6 +319,22 @@ def test_ctrl_c_ends_the_call_between_two_steps_and_nothing_is_left(checkpoint, 
         llm.beam_search([PROMPTS[2]], BeamSearchParams(3, 10, ignore_eos=True))
     assert next(numbers) == number + 1, "no step was begun after it"
     assert_all_free(llm)
+
+
+def test_before_whatever_line_of_a_search_ctrl_c_is_pressed_nothing_is_left(checkpoint):
+    def search(llm: LLM) -> None:
+        llm.beam_search([PROMPTS[0], []], BeamSearchParams(2, 3))  # the second is refused
+
+    def new() -> LLM:
+        return LLM(checkpoint, block_size=2, kv_cache_tokens=64)
+
+    for place in each_line(search, new()):
+        if not place[0].endswith("beam_search.py"):
+            continue  # stage 4's tests press there
+        llm = new()
+        with pytest.raises(KeyboardInterrupt):
+            lines_run(search, llm, press_at=place)
+        assert_all_free(llm)
 
 
 def test_an_output_tells_when_its_request_came_and_ended(checkpoint):
