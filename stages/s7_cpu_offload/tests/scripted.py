@@ -97,7 +97,8 @@ class ScriptedEngine(LLMEngine):
 
 def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> ScriptedEngine:
     """`checkpoint` gives the model's shape: 64 positions."""
-    options = {"watermark": 0.0, "offload_policy": "load"} | options  # "auto" would run it unasked, to measure
+    options.setdefault("offload_policy", "load")  # "auto" would run it unasked, to measure
+    options = {"watermark": 0.0} | options
     return ScriptedEngine(
         EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **options)
     )
