@@ -248,6 +248,7 @@ def test_others_run_while_one_is_on_its_way_and_it_runs_when_it_has_arrived(chec
         assert [seq.request_id for seq in engine.scheduler.running] == ["a", "b"]
     engine.host_kv_cache.arrives = lambda: True
     assert list(step(engine)) == ["a", "b"]
+    assert not engine.kv_cache_manager._loads, "the host's blocks are free again"
     assert_said_alone(run_to_the_end(engine))
 
 

@@ -76,16 +76,19 @@ def test_the_bytes_on_the_host_are_those_that_left():
 
 
 def test_a_text_that_the_host_has_already_is_not_copied_and_its_place_is_renewed():
-    tiers = on_the_host(num_host_blocks=4)
+    """TEXT is loaded, OTHER comes to the host, and only then TEXT leaves the device again."""
+    tiers = on_the_host(num_blocks=8, num_host_blocks=4)
+    seq = tiers.admitted(TEXT)
+    tiers.manager.collect_loads()
     tiers.left(OTHER)
     tiers.evict()
-    tiers.left(TEXT[:4] + [99])  # the first block is loaded, is used on the device, and leaves it again
-    stored, _ = tiers.moved
+    tiers.manager.free(seq)
+    assert (tiers.places(TEXT), tiers.places(OTHER), tiers.moved) == ("bb", "hh", (4, 2))
     tiers.evict()
-    assert tiers.moved[0] == stored, "it is there"
+    assert tiers.moved == (4, 2), "it is there"
     tiers.left(THIRD)
     tiers.evict()
-    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("h-", "h-"), "and was used after all others"
+    assert (tiers.places(TEXT), tiers.places(OTHER), tiers.places(THIRD)) == ("hh", "--", "hh")
 
 
 def test_the_host_forgets_the_least_recently_used_and_the_end_of_a_text_first():

@@ -31,10 +31,12 @@ class SlowLoad(Load):
 
     def __init__(self, host: "SlowHostKVCache", copies: list[BlockCopy]) -> None:
         super().__init__(copies, None)
-        self._host, self._copies, self._is_here = host, copies, False
+        self._host, self._copies, self._is_here, self._num_asked = host, copies, False, 0
         host._device_blocks[[copy.target for copy in copies]] = float("nan")
 
     def has_arrived(self) -> bool:
+        self._num_asked += 1
+        assert self._num_asked < 5_000, "it is asked for ever, and nobody waits"
         if not self._is_here and self._host.arrives():
             self.wait()
         return self._is_here
