@@ -8,7 +8,7 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all setup notebooks diff exercise scoreboard lint train clean FORCE
+.PHONY: help run test test-all soak setup notebooks diff exercise scoreboard lint train clean FORCE
 
 # $(value) and the environment carry these past what make and the shell would expand.
 override PROMPT := $(value PROMPT)
@@ -46,6 +46,9 @@ test: $(call needs,test) ## each distinct test once, in minutes; PY=python3 take
 
 test-all: $(call needs,test) ## every test: copies in later stages, long histories, notebooks, exercises; PART=rest without make test's
 	@$(PYTEST) --part $(or $(PART),all) $(ARGS)
+
+soak: $(call needs,test) ## a million random steps of all stages, all checked; ARGS="--stage s7 --steps 100000 --seed 1"
+	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)
 
 setup: $(call needs,test lint) ## the environment with the test extras (and lint's), running nothing
 

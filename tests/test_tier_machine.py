@@ -1,292 +1,131 @@
-"""The block manager of two tiers under any history that hypothesis can think of, with the bytes of every block.
+"""BlockManager with a second tier under any history that hypothesis can think of, with the bytes of every block.
 
-Sequences come, hit what is cached, are forked, grow, are swapped out and in, and end in any state. Copies are late:
-they read and write when they are done, in the order in which they were begun, while the device goes on; and some fail.
-What a sequence has computed is there whenever it has arrived, and whoever fails has changed nothing.
+Loads are late: they read and write when somebody has asked often enough, or waits, while the device goes on. Stores
+and loads raise, and whoever fails has changed nothing. What a sequence has computed is there whenever it is ready.
 """
 
 import importlib
-from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from tests.helpers import ROOT, find_stages, folder_of, full
+from tests.helpers import ROOT, find_stages, full
+from tests.planted import PLANTED, plant
+from tests.pool_machine import PoolMachine
+from tests.scripted import Faults, Injected, Stage, load_late
 
-STAGES = [name for name in find_stages(ROOT) if (folder_of(name) / "tiered_block_manager.py").exists()]
-MAX_MODEL_LEN = 40
-NUM_LAYERS = 2
+STAGES = [stage for stage in map(Stage, find_stages(ROOT)) if stage.has_tiers]
+DELAYS = st.sampled_from([[0], [0, 2], [5, 0, 1], [30]])
 
 
-class LateTransfer:
-    def __init__(self, begun: "list[LateTransfer]", copy: Callable[[], Any]) -> None:
-        self.begun, self.copy = begun, copy
-        begun.append(self)
-
-    def is_done(self) -> bool:
-        return self not in self.begun
-
-    def wait(self) -> None:
-        while not self.is_done():
-            self.begun.pop(0).copy()
-
-    hold_back_compute = wait
-
-
-def late(host_pool: type) -> type:
-    class LateHostPool(host_pool):  # type: ignore[misc]
-        begun: list[LateTransfer]
-        is_failing = False
-
-        def _copy(self, *what: Any) -> LateTransfer:
-            if self.is_failing:
-                raise RuntimeError("the copy failed")
-            copy = super()._copy
-            return LateTransfer(self.begun, lambda: copy(*what))
-
-    return LateHostPool
-
-
-class Tiers(RuleBasedStateMachine):
-    def __init__(self, stage: str) -> None:
-        super().__init__()
-        parts = ("llama", "sampling", "input_processor", "kv_cache", "offload", "prefix_cache")
-        llama, sampling, processor, self.kv, self.offload, self.prefix = (
-            importlib.import_module(f"{stage}.{part}") for part in parts
-        )
-        self.tiered = importlib.import_module(f"{stage}.tiered_block_manager")
-        self.NoFreeBlocks = importlib.import_module(f"{stage}.block_pool").NoFreeBlocks
-        self.SamplingParams, self.config = sampling.SamplingParams, llama.ModelConfig(9, 8, 8, NUM_LAYERS, 1, 1, 8)
-        self.inputs = processor.InputProcessor(self.config, None, MAX_MODEL_LEN, seed=0)
-
+class TierMachine(PoolMachine):
     @initialize(
         num_blocks=st.integers(2, 14),
-        num_host_blocks=st.integers(0, 14),
+        num_host_blocks=st.integers(0, 20),
         block_size=st.sampled_from([1, 2, 3, 4]),
-        is_caching=st.booleans(),
+        delays=DELAYS,
     )
-    def make(self, num_blocks: int, num_host_blocks: int, block_size: int, is_caching: bool) -> None:
-        cpu = torch.device("cpu")
-        self.kv_cache = self.kv.KVCache(self.config, num_blocks, block_size, torch.float32, cpu)
-        self.kv_cache.blocks.fill_(float("nan"))
-        self.host = late(self.offload.HostPool)(self.kv_cache.blocks, num_host_blocks)
-        self.host.begun = []
-        cache = self.prefix.PrefixCache(block_size) if is_caching else None
-        self.manager = self.tiered.TieredBlockManager(num_blocks, block_size, cache, self.host)
-        self.block_size, self.num_host_blocks = block_size, num_host_blocks
-        self.here: list[list[Any]] = []  # groups
-        self.away: list[list[Any]] = []
-        self.num_requests = 0
+    def make(self, num_blocks: int, num_host_blocks: int, block_size: int, delays: list[int]) -> None:
+        kv_cache, offload = (importlib.import_module(f"{self.stage.name}.{name}") for name in ("kv_cache", "offload"))
+        self.kv_cache = kv_cache.KVCache(self.config, num_blocks, block_size, torch.float32, torch.device("cpu"))
+        self.kv_cache.blocks.fill_(-1)
+        self.faults = Faults(delays=cycle(delays))
+        self.host = offload.HostKVCache(self.kv_cache.blocks, num_host_blocks)
+        self.host.blocks.fill_(-2)
+        self.host.load = load_late(self.host, self.faults)
+        self.faults.guard(self.host, "load", "load")
+        self.faults.guard(self.host, "store", "store")
+        self.start(num_blocks, block_size, is_caching=True, host=self.host)
 
-    def request(self, token_ids: list[int]) -> Any:
-        self.num_requests += 1
-        [seq] = self.inputs.process(str(self.num_requests), token_ids, self.SamplingParams(max_tokens=8))
-        return seq
-
-    # What an engine does
-
-    @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=16))
-    def arrive(self, token_ids: list[int]) -> None:
-        """Two tokens only: many texts begin alike."""
-        seq = self.request(token_ids)
-        if self.manager.can_allocate(seq):
-            self.manager.allocate(seq)
-            self.here.append([seq])
-            assert seq.num_computed_tokens < seq.num_tokens <= len(seq.block_table) * self.block_size
-        else:
-            self.fails_and_changes_nothing(self.NoFreeBlocks, self.manager.allocate, seq)
-            assert seq.block_table == [] and seq.num_computed_tokens == 0
-
-    @precondition(lambda self: self.computing())
-    @rule(data=st.data(), num_tokens=st.integers(1, 9))
-    def compute_a_chunk(self, data: st.DataObject, num_tokens: int) -> None:
-        seq = data.draw(st.sampled_from(self.computing()))
-        self.compute(seq, min(num_tokens, seq.num_uncomputed_tokens - 1))
-
-    @precondition(lambda self: self.here)
-    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=3, max_size=3), forks=st.booleans())
-    def step(self, data: st.DataObject, tokens: list[int], forks: bool) -> None:
-        """Each of a group computes what it has left, in blocks of its own, and gets a token; a lone one may fork."""
-        group = data.draw(st.sampled_from(self.here))
-        if not all(map(self.manager.has_arrived, group)) or not self.manager.can_append(*group):
-            return
-        copies = [copy for seq in group if (copy := self.manager.append_slot(seq))]
-        self.kv_cache.copy_blocks({copy.target: copy.source for copy in copies})
-        assert all(map(self.manager.is_ready, group))
-        for seq in group:
-            self.compute(seq, seq.num_uncomputed_tokens)
-        if forks and len(group) == 1:
-            for _ in range(2):
-                child = self.request(group[0].token_ids)
-                self.manager.fork(group[0], child, group[0].num_tokens)
-                group.append(child)
-        for seq, token_id in zip(group, tokens, strict=False):
-            seq.token_ids.append(token_id)
-        if group[0].num_tokens > MAX_MODEL_LEN - 2:
-            self.end_here(group)
-
-    @precondition(lambda self: self.here)
-    @rule(data=st.data())
-    def swap_out(self, data: st.DataObject) -> None:
-        group = data.draw(st.sampled_from(self.here))
-        lengths = [-(-seq.num_computed_tokens // self.block_size) for seq in group]
-        tables = [seq.block_table[:length] for seq, length in zip(group, lengths, strict=True)]
-        count = len(set().union(*tables))
-        assert self.manager.num_blocks_to_swap(group) == count
-        if not count:
-            return
-        if count > self.manager._host.num_free:
-            self.fails_and_changes_nothing(self.NoFreeBlocks, self.manager.swap_out, group)
-        elif self.host.is_failing:
-            self.fails_and_loses_nothing(self.manager.swap_out, group)
-        else:
-            self.manager.swap_out(group)
-            self.here.remove(group)
-            self.away.append(group)
-            assert not any(seq.block_table for seq in group)
-            assert len({block for seq in group for block in seq.host_table}) == count
-
-    @precondition(lambda self: self.away)
-    @rule(data=st.data())
-    def swap_in(self, data: st.DataObject) -> None:
-        group = data.draw(st.sampled_from(self.away))
-        if len({block for seq in group for block in seq.host_table}) > self.manager.num_free_blocks:
-            assert not self.manager.can_swap_in(group)
-            self.fails_and_changes_nothing(self.NoFreeBlocks, self.manager.swap_in, group)
-        elif self.host.is_failing:
-            self.fails_and_loses_nothing(self.manager.swap_in, group)
-        else:
-            can_go_on = self.manager.can_swap_in(group)
-            self.manager.swap_in(group)
-            self.away.remove(group)
-            self.here.append(group)
-            assert not any(seq.host_table for seq in group)
-            assert not can_go_on or self.manager.can_append(*group)
-
-    @precondition(lambda self: self.here)
-    @rule(data=st.data())
-    def abort_here(self, data: st.DataObject) -> None:
-        self.end_here(data.draw(st.sampled_from(self.here)))
-
-    @precondition(lambda self: self.away)
-    @rule(data=st.data())
-    def abort_away(self, data: st.DataObject) -> None:
-        group = data.draw(st.sampled_from(self.away))
-        self.away.remove(group)
-        for seq in group:
-            self.manager.drop(seq)
-            assert seq.host_table == []
-
-    # What copies do
-
-    @precondition(lambda self: self.host.begun)
-    @rule(count=st.integers(1, 3))
-    def copies_are_done(self, count: int) -> None:
-        self.host.begun[min(count, len(self.host.begun)) - 1].wait()
+    @rule(operation=st.sampled_from(["store", "load"]), after=st.integers(0, 3))
+    def fail(self, operation: str, after: int) -> None:
+        """The copy after so many more raises."""
+        self.faults.arm(operation, after)
 
     @rule(wait=st.booleans())
     def collect(self, wait: bool) -> None:
-        self.manager.collect(wait)
-        assert not (wait and self.manager.is_copying)
-        assert self.host.begun or not self.manager.is_copying
+        self.manager.collect_loads(wait)
+        assert not (wait and self.manager._loads)
 
-    @rule(are_failing=st.booleans())
-    def copies_fail_from_now_on(self, are_failing: bool) -> None:
-        self.host.is_failing = are_failing
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def store_and_load(self, data: st.DataObject) -> None:
+        """One leaves, others take all that is free, and it comes back: what the host has room for is found."""
+        seq = data.draw(st.sampled_from(self.running))
+        num_full = min(seq.num_computed_tokens, seq.num_tokens - 1) // self.block_size
+        self.faults.armed.clear()
+        self.leave(seq)
+        self.manager.collect_loads(wait=True)
+        evicted = self.manager._pool.get_new_blocks(self.manager.num_free_blocks)
+        self.manager._pool.free_blocks(evicted)
+        self.kv_cache.blocks[evicted] = -3  # as if written
+        seq.num_computed_tokens = 0
+        if self.allocate(seq) and self.host.num_blocks >= self.manager.num_blocks:
+            assert seq.num_computed_tokens >= num_full * self.block_size, "what it had computed is on neither tier"
 
-    @rule()
-    def reset(self) -> None:
-        can = not self.here and not self.away and not self.manager.is_copying
-        assert self.manager.reset_prefix_cache() == can
-        assert not can or not self.manager.prefix_cache._index
+    def allocate(self, seq: Any) -> bool:
+        """It may fail in a copy, and has changed nothing then, but for what has gone to the host."""
+        before = self.state()
+        try:
+            return super().allocate(seq)
+        except Injected:
+            assert self.state() == before
+            assert not seq.block_table and not seq.num_computed_tokens and seq not in self.held
+            return False
 
-    # The model
+    def append_slot(self, seq: Any) -> bool:
+        before = self.state()
+        try:
+            return super().append_slot(seq)
+        except Injected:
+            assert self.state() == before and seq.block_table == self.held[seq]
+            return False
 
-    def computing(self) -> list[Any]:
-        """Those that may run and have more than one token to compute."""
-        seqs = [seq for group in self.here for seq in group]
-        return [seq for seq in seqs if seq.num_uncomputed_tokens > 1 and self.manager.is_ready(seq)]
+    def hits_here(self, seq: Any) -> list[int]:
+        return [hit.block for hit in self.manager.find_hits(seq) if hit.pool is self.manager._pool]
 
-    def compute(self, seq: Any, num_tokens: int) -> None:
-        for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
-            block = seq.block_table[position // self.block_size]
-            assert self.manager._pool.ref_count(block) == 1 and block not in self.manager.prefix_cache.blocks
-            self.kv_cache.blocks[block, :, :, position % self.block_size] = bytes_of(seq.token_ids[: position + 1])
-        seq.num_computed_tokens += num_tokens
-        self.manager.cache_blocks(seq)
-
-    def end_here(self, group: list[Any]) -> None:
-        self.here.remove(group)
-        for seq in group:
-            self.manager.free(seq)
-            assert seq.block_table == []
+    def is_ready(self, seq: Any) -> bool:
+        return self.manager.is_ready(seq)
 
     def state(self) -> Any:
-        pools = [(list(pool._free), list(pool._ref_counts)) for pool in (self.manager._pool, self.manager._host)]
-        tables = [(list(seq.block_table), list(seq.host_table)) for g in self.here + self.away for seq in g]
-        cache = self.manager.prefix_cache
-        return pools, tables, list(cache.blocks._idle), list(cache.host_blocks._idle), self.manager.report()
+        return *super().state(), list(self.manager._host_pool.ref_counts), len(self.manager._loads)
 
-    def fails_and_changes_nothing(self, error: type[Exception], operation: Callable, what: Any) -> None:
-        before = self.state()
-        with pytest.raises(error):
-            operation(what)
-        assert self.state() == before
+    def write(self, block: int, offset: int, state: int) -> None:
+        self.kv_cache.blocks[block, :, :, offset] = state
 
-    def fails_and_loses_nothing(self, operation: Callable, what: Any) -> None:
-        """To make room it may have evicted a text: all else is as it was."""
-        before = self.state()[1], self.manager.num_free_blocks, self.manager._host.num_free
-        with pytest.raises(RuntimeError, match="the copy failed"):
-            operation(what)
-        assert (self.state()[1], self.manager.num_free_blocks, self.manager._host.num_free) == before
+    def read(self, block: int, offset: int) -> float:
+        slot = self.kv_cache.blocks[block, :, :, offset].flatten()  # [num_layers * 2 * num_kv_heads * head_dim]
+        return slot[0].item() if (slot == slot[0]).all() else float("nan")
 
-    @invariant()
-    def is_whole(self) -> None:
-        if not hasattr(self, "manager"):
-            return
-        self.manager.check_integrity()
-        for seq in (seq for group in self.here for seq in group if self.manager.has_arrived(seq)):
-            for position in range(seq.num_computed_tokens):
-                block, offset = seq.block_table[position // self.block_size], position % self.block_size
-                found = self.kv_cache.blocks[block, :, :, offset]
-                assert (found == bytes_of(seq.token_ids[: position + 1])).all(), "what it computed is not there"
+    def copy(self, copied: Any) -> None:
+        self.kv_cache.copy_blocks([copied])
 
     def teardown(self) -> None:
-        if not hasattr(self, "manager"):
-            return
-        for group in [*self.here]:
-            self.end_here(group)
-        for seq in (seq for group in self.away for seq in group):
-            self.manager.drop(seq)
-        self.manager.collect(wait=True)
-        self.manager.check_integrity()
-        assert self.manager.num_free_blocks == self.manager.num_blocks
-        assert self.manager._host.num_free == self.num_host_blocks
-        assert self.manager.reset_prefix_cache()
+        super().teardown()
+        if hasattr(self, "manager"):
+            self.manager.collect_loads(wait=True)
+            self.manager.check_integrity()
+            assert self.manager._host_pool.num_free_blocks == self.host.num_blocks
 
 
-def bytes_of(token_ids: list[int]) -> float:
-    """Of the last of these tokens and all before: a whole number that float32 has exactly."""
-    text = 0
-    for token_id in token_ids:
-        text = (text * 1_000_003 + token_id + 1) % 16_777_213
-    return float(text)
+def run(stage: Stage, num_histories: int, **options: object) -> None:
+    settings_ = settings(max_examples=num_histories, stateful_step_count=40, deadline=None, **options)
+    run_state_machine_as_test(lambda: TierMachine(stage), settings=settings_)
 
 
-@pytest.mark.parametrize("num_histories", [30, full(150)])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("num_histories", [40, full(200)])
+@pytest.mark.parametrize("stage", STAGES, ids=[f"s{stage.number}" for stage in STAGES])
 def test_any_history(stage, num_histories):
-    run_state_machine_as_test(
-        lambda: Tiers(stage), settings=settings(max_examples=num_histories, stateful_step_count=50, deadline=None)
-    )
+    run(stage, num_histories)
+
+
+@pytest.mark.parametrize("fault", [fault for fault in PLANTED if PLANTED[fault].stage == 7])
+def test_histories_find_planted_faults(fault, monkeypatch):
+    stage = plant(PLANTED[fault], monkeypatch)
+    with pytest.raises(AssertionError):
+        run(stage, 300, phases=[Phase.generate], derandomize=True, database=None)

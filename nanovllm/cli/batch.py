@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from ..api import LLM, LLMEngine, RequestOutput, SamplingParams
 from ..core.stories import pool_line
-from .common import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
+from .common import engine_flags, find_checkpoint, sampling_flags, split, one_line_errors
 from .interrupts import ctrl_c_noted
 from .requests_file import Request, read_requests
 from .results import result_line, write_whole
@@ -36,7 +36,7 @@ def batch(file: str, output: str, overwrite: bool, **values: Any) -> int:
     Exit status 1: a request could not be served, and its result says why. 2: nothing was done.
     """
     engine, sampling = split(values)
-    with told_in_one_line():
+    with one_line_errors():
         SamplingParams(**sampling)
         requests = load_requests(file, sampling)
         check_output(output, file, overwrite)

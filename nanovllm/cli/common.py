@@ -40,7 +40,7 @@ def find_checkpoint(model: str) -> None:
 
 
 @contextmanager
-def told_in_one_line() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """What the caller did wrong ends the command with one line and exit status 2."""
     try:
         yield

@@ -6,7 +6,7 @@ import click
 
 from ..api import LLM, SamplingParams
 from ..core.stories import PROMPTS, show, summary, with_small_pool
-from .common import engine_flags, find_checkpoint, sampling_flags, split, told_in_one_line
+from .common import engine_flags, find_checkpoint, sampling_flags, split, one_line_errors
 from .streams import read_prompt, standard_output
 
 
@@ -20,7 +20,7 @@ def generate(prompts: tuple[str, ...], **values: Any) -> int:
     Exit status 1: a prompt could not be served. 2: nothing was done.
     """
     engine, sampling = split(values)
-    with told_in_one_line():
+    with one_line_errors():
         params = SamplingParams(**sampling)
         standard_output()
         texts = [read_prompt() if prompt == "-" else prompt for prompt in prompts or PROMPTS]

@@ -15,7 +15,7 @@ from .llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
 from .model_runner import ModelRunner, Scheduled
 from .outputs import RequestOutput
 from .sampling import SampledToken, SamplingParams
-from .scheduler import Scheduler, SchedulerOutput
+from .scheduler import Scheduler
 from .sequence import Sequence, request_output
 
 
@@ -75,23 +75,21 @@ class LLMEngine:
 
         If a sequence can never go on, it ends, and no model runs in this step.
         """
-        batch, _, failed = self._schedule()
+        batch, failed = self._schedule()
         if failed:
             return self._outputs(failed)
         tokens = self._run(batch) if batch else []
         return self._outputs(self._update(batch, tokens))
 
-    def _schedule(self) -> SchedulerOutput:
+    def _schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
         """Who runs and who has failed. The copies are made. If this raises, nobody runs: no copy may be forgotten."""
-        output = SchedulerOutput(batch=[], copies=[], failed=[])
         try:
-            output = self.scheduler.schedule()
-            self.kv_cache.copy_blocks(output.copies)
+            batch, copies, failed = self.scheduler.schedule()
+            self.kv_cache.copy_blocks(copies)
+            return batch, failed
         except Exception:
             self.scheduler.preempt_all()
-            if not output.failed:  # else they are told now, and whoever runs next meets the error if it is still there
-                raise
-        return output
+            raise
 
     def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
         """A step of the model. If it raises, its sequences run again one by one: one that raises alone has failed."""

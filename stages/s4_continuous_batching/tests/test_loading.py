@@ -193,6 +193,7 @@ NOT_RUN_HERE: list[tuple[dict, str]] = [
     ),
     ({"rope_scaling": {"type": "su", "factor": 4.0}}, "rope type 'su' is not one of default, linear, llama3"),
 ]
+NO_EPS: list[object] = [-1, 0, "1e-6", float("nan"), float("inf"), True, [], 10**40]
 WRONG: list[tuple[dict, str]] = [
     ({"model_type": 5}, "model_type must be a text, not 5"),
     ({"model_type": ["llama"]}, "model_type must be a text, not ['llama']"),
@@ -224,7 +225,7 @@ WRONG: list[tuple[dict, str]] = [
     ({"max_position_embeddings": 10**25}, "max_position_embeddings must be at most 16777216, not 1000"),
     *(
         ({"rms_norm_eps": eps}, f"rms_norm_eps must be a positive number, not {eps!r}")
-        for eps in (-1, 0, "1e-6", float("nan"), float("inf"), True, [], 10**40)
+        for eps in NO_EPS
     ),
     *(
         ({"rope_theta": theta}, f"config.json: rope_theta must be a positive number, not {theta!r}")
@@ -484,7 +485,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ["model.safetensors", f"tensor {Q} is torch.int8: only floats are run here"],
     ),
     "a folder in place of a file": (
-        lambda f: [(f / "model.safetensors").unlink(), (f / "model.safetensors").mkdir()],
+        lambda f: make_folder(f / "model.safetensors"),
         ["no model.safetensors and no model.safetensors.index"],
     ),
     "a file cut in its tensors": (lambda f: cut(f / "model.safetensors", 0.9), ["model.safetensors is not a whole"]),
@@ -508,7 +509,13 @@ def test_a_broken_checkpoint_is_refused_by_file_and_tensor(tmp_path, break_, err
         assert error in str(raised.value)
 
 
-def edit_index(folder: Path, edit: Callable[[dict[str, str]], object]) -> None:
+def make_folder(file: Path) -> None:
+    """In the place of the file."""
+    file.unlink()
+    file.mkdir()
+
+
+def edit_index(folder: Path, edit: Callable[[dict[str, object]], object]) -> None:
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     edit(index["weight_map"])

@@ -406,20 +406,6 @@ def test_a_step_that_breaks_off_leaves_nobody_running_and_loses_no_copy(checkpoi
     assert answers(ended["a"]) == said_by([1] * 6, 4, n=3) and answers(ended["b"]) == said_by([2] * 5, 4, n=2)
 
 
-def test_who_has_failed_is_told_though_the_copies_of_the_step_fail(checkpoint, monkeypatch):
-    """Nobody would hear of b again: it is in no queue any more."""
-    engine = scripted_engine(checkpoint, num_blocks=8)
-    engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
-    engine.add_request("b", [2], params(60)), with_tokens(engine, "b", [2] * 40)
-
-    def fails(_: object) -> None:
-        raise RuntimeError("device lost")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.kv_cache, "copy_blocks", fails)
-        assert list(step(engine)) == ["b"] and not engine.scheduler.running
-    assert answers(run_to_the_end(engine)["a"]) == said_by([1] * 6, 4, n=3)
-
 
 def test_a_step_that_only_tells_an_error_loses_no_copy(checkpoint):
     """The samples of a are to be copied in the step in which b is found to have outgrown the pool."""

@@ -1,0 +1,345 @@
+"""A history: an LLM of any stage on a script, what happens to it, and what must hold after each of its steps.
+
+Of each request it is known beforehand what its samples say and how they end: as if each were alone, whatever runs
+beside it. Only an abort or an error of its own may end a sample sooner.
+"""
+
+import gc
+import tempfile
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.plans import TEXTS, Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Reset, Step, Stream
+from tests.scripted import BrokenRule, Faults, Injected, Stage, carried, said_alone
+
+MAX_SILENT_STEPS = 300  # of an engine with requests: the longest prompt in chunks of 1, late loads, and room to spare
+
+
+class Ending(NamedTuple):
+    said: list[int]
+    reason: str
+
+
+@dataclass
+class Asked:
+    """A request, and what must come of it."""
+
+    arrival: int
+    prompt: list[int]
+    endings: list[Ending]  # of each sample
+    is_refused: bool
+    may_fail: frozenset[int] = frozenset()  # samples that may end before they began, with the one that carries them
+
+
+class History:
+    def __init__(self, stage: Stage, knobs: Knobs, folder: Path) -> None:
+        self.stage, self.knobs = stage, knobs
+        self.faults = Faults(delays=cycle(knobs.load_delays))
+        self.llm = stage.build(folder, self.faults, **options(stage, knobs))
+        self.open: dict[str, Asked] = {}
+        self.text: list[int] = []  # of the request that ended last
+        self.aborting: str | None = None
+        self.num_requests = self.num_steps = self.num_silent_steps = 0
+        self.seqs: list[weakref.ref] = []
+        self._folder, self._owner = folder, self.llm.llm_engine if stage.has_engine else self.llm
+        self._name = "step" if stage.has_engine else "_step"
+        self._step = getattr(self._owner, self._name)
+        setattr(self._owner, self._name, self.watched_step)
+
+    def apply(self, event: Event) -> None:
+        handle = {
+            Ask: self.ask,
+            Step: self.step,
+            Drain: self.drain,
+            Abort: self.abort,
+            Stream: self.stream,
+            Beams: self.beams,
+            Reset: self.reset,
+            Fail: self.fail,
+        }[type(event)]
+        try:
+            handle(event)
+        except BrokenRule as broken:
+            raise AssertionError(str(broken)) from broken
+
+    # What happens
+
+    def ask(self, ask: Ask) -> None:
+        request_id, asked = self.admit(ask)
+        add = self.llm.llm_engine.add_request
+        if asked.is_refused:
+            del self.open[request_id]
+            with pytest.raises(ValueError, match=r"needs \d+ blocks, the pool has|leaves room for"):
+                add(request_id, asked.prompt, self.params(ask))
+        else:
+            add(request_id, asked.prompt, self.params(ask))
+            self.seqs += [weakref.ref(seq) for seq in as_list(self.llm.llm_engine._requests[request_id])]
+        self.check()
+
+    def step(self, step: Step) -> None:
+        for _ in range(step.count):
+            try:
+                self.llm.llm_engine.step()
+            except Injected:
+                if self.stage.has_samples:  # a copy may be lost
+                    assert not self.llm.llm_engine.scheduler.running, "a step broke off, and somebody runs"
+
+    def drain(self, _: Drain | None = None) -> None:
+        while self.llm.llm_engine.has_unfinished_requests():
+            self.step(Step(1))
+
+    def abort(self, abort: Abort) -> None:
+        request_ids = [*self.open, "nobody"]
+        self.aborting = request_id = request_ids[abort.which % len(request_ids)]
+        output = self.llm.llm_engine.abort_request(request_id)
+        assert (output is not None) == (request_id in self.open)
+        if output:
+            assert output.finished
+            self.hear(output)
+        self.aborting = None
+        assert self.llm.llm_engine.abort_request(request_id) is None
+        self.check()
+
+    def stream(self, stream: Stream) -> None:
+        if self.open:
+            with pytest.raises(ValueError, match="unfinished requests"):
+                next(self.llm.stream([[1]]))
+            return
+        asked = [self.admit(ask) for ask in stream.asks]
+        self.llm._request_ids = iter([*self.open, *["a second stream's"] * 20])
+        outputs = self.llm.stream([each.prompt for _, each in asked], [self.params(ask) for ask in stream.asks])
+        try:
+            for num_taken, output in enumerate(outputs, start=1):
+                if output.request_id in self.open and self.open[output.request_id].is_refused:
+                    self.hear_refusal(output)
+                if num_taken == 1 and (not self.stage.has_engine or self.llm.llm_engine.has_unfinished_requests()):
+                    with pytest.raises(ValueError, match="stream"):
+                        next(self.llm.stream([[1]]))
+                if num_taken == stream.take:
+                    break
+            else:
+                assert not self.open, "a request was lost"
+        except Injected:
+            pass
+        outputs.close()
+        self.open.clear()
+        self.check()
+        assert not self.llm.kv_cache_manager._holders, "the stream is closed, and somebody holds slots"
+
+    def beams(self, beams: Beams) -> None:
+        """The same as with all the memory and no cache."""
+        asked = self.asked(beams.ask)
+        params = self.stage.module.BeamSearchParams(beams.width, beams.ask.max_tokens, ignore_eos=True)
+        if self.open or beams.width > self.knobs.max_num_seqs:
+            with pytest.raises(ValueError, match=r"unfinished requests|max_num_seqs is"):
+                self.llm.beam_search([asked.prompt], params)
+            return
+        self.llm._request_ids = iter(["beams"])
+        [output] = self.llm.beam_search([asked.prompt], params)
+        if output.error:
+            assert any(why in output.error for why in ["blocks are needed", "leaves room", *self.stage.operations])
+        else:
+            knobs = self.knobs._replace(block_size=16, num_blocks=100, enable_prefix_caching=False)
+            alone = self.stage.build(self._folder, Faults(), **options(self.stage, knobs))
+            [expected] = alone.beam_search([asked.prompt], params)
+            assert [(each.token_ids, each.finish_reason) for each in output.outputs] == [
+                (each.token_ids, each.finish_reason) for each in expected.outputs
+            ]
+        assert not self.llm.kv_cache_manager._holders, "a beam holds blocks"
+        self.check()
+
+    def reset(self, _: Reset) -> None:
+        if self.stage.has_prefix_cache:
+            is_idle = not self.llm.kv_cache_manager._holders
+            assert self.llm.reset_prefix_cache() == is_idle
+            assert not is_idle or self.llm.kv_cache_manager.prefix_cache_stats.queries == 0
+            self.check()
+
+    def fail(self, fail: Fail) -> None:
+        self.faults.arm(*fail)
+
+    # What must come of it
+
+    def admit(self, ask: Ask) -> tuple[str, Asked]:
+        self.num_requests += 1
+        request_id = str(self.num_requests)
+        self.open[request_id] = asked = self.asked(ask, request_id)
+        return request_id, asked
+
+    def params(self, ask: Ask) -> Any:
+        more = {"n": ask.n} if self.stage.has_samples else {}
+        return self.stage.module.SamplingParams(
+            max_tokens=ask.max_tokens, seed=ask.seed, stop_token_ids=ask.stop_token_ids, ignore_eos=True, **more
+        )
+
+    def asked(self, ask: Ask, request_id: str = "") -> Asked:
+        prompt = [*(self.text if ask.follows else TEXTS[ask.text][: ask.num_shared]), *ask.own] or [0]
+        room = min(ask.max_tokens, self.knobs.max_model_len - len(prompt))
+        if ask.poison:
+            self.faults.poison[request_id, ask.poison[0]] = ask.poison[1]
+        endings = [self.ending(ask, prompt, room, i) for i in range(ask.n)]
+        asked = Asked(self.num_requests, prompt, endings, room < 1 or self.is_too_long(prompt, room))
+        if ask.poison and ask.poison[1] <= len(prompt) and ask.poison[0] % self.knobs.max_num_seqs == 0:
+            carrier = ask.poison[0]
+            asked.may_fail = frozenset(range(carrier + 1, carrier + self.knobs.max_num_seqs))
+        return asked
+
+    def ending(self, ask: Ask, prompt: list[int], room: int, index: int) -> Ending:
+        said, reason = said_alone(prompt, max(room, 0), ask.seed, index), "length"
+        ends = [i + 1 for i, token_id in enumerate(said) if token_id in ask.stop_token_ids]
+        if ends:
+            said, reason = said[: ends[0]], "stop"
+        limit = self.knobs.num_slots + 1 - len(prompt) if self.stage.has_engine else len(said)
+        if ask.poison and ask.poison[0] == index:
+            limit = min(limit, max(ask.poison[1] - len(prompt), 0))
+        return Ending(said, reason) if len(said) <= limit else Ending(said[:limit], "error")
+
+    def is_too_long(self, prompt: list[int], room: int) -> bool:
+        """Whether it is refused at once: stages without an engine promise a request all that it may come to need."""
+        if self.stage.has_engine:
+            return len(prompt) > self.knobs.num_slots
+        is_longest = self.stage.number == 1 and self.knobs.reservation == "max_model_len"
+        return (self.knobs.max_model_len if is_longest else len(prompt) + room) > self.knobs.num_slots
+
+    def hear_refusal(self, output: Any) -> None:
+        [completion] = output.outputs
+        assert output.finished and output.error and completion.finish_reason == "error" and not completion.token_ids
+        del self.open[output.request_id]
+
+    def hear(self, output: Any) -> None:
+        asked = self.open[output.request_id]  # KeyError: a request that has ended, or never came, says something
+        assert output.prompt_token_ids == asked.prompt and len(output.outputs) == len(asked.endings)
+        for i, completion in enumerate(output.outputs):
+            self.hear_sample(output.request_id, asked, i, completion)
+        reasons = [completion.finish_reason for completion in output.outputs]
+        assert output.finished == (None not in reasons)
+        assert (output.error is not None) == ("error" in reasons)
+        if output.finished:
+            self.text = [*asked.prompt, *output.outputs[0].token_ids][: self.knobs.max_model_len - 8]
+            del self.open[output.request_id]
+
+    def hear_sample(self, request_id: str, asked: Asked, index: int, completion: Any) -> None:
+        said, reason, ending = completion.token_ids, completion.finish_reason, asked.endings[index]
+        assert completion.index == index
+        assert said == ending.said[: len(said)], f"sample {index} of {request_id}: {said}, alone {ending.said}"
+        if reason is None:
+            assert len(said) < len(ending.said) or ending.reason == "error", f"{request_id} should have ended"
+        elif reason == "abort":
+            assert request_id == self.aborting
+        elif reason != ending.reason or said != ending.said:
+            assert reason == "error", f"sample {index} of {request_id}: {said} {reason}, alone {ending}"
+            is_carried = index in asked.may_fail and not said
+            assert is_carried or (request_id, index) in self.faults.struck, f"{request_id} failed: {completion}"
+
+    # What must hold after each step
+
+    def watched_step(self, *args: Any) -> list[Any]:
+        """In place of the engine's step."""
+        num_tokens = self.llm.model_runner.num_tokens
+        self.num_steps += 1
+        try:
+            outputs = self._step(*args)
+        except Injected:
+            self.num_silent_steps = 0
+            self.check()
+            raise
+        for output in outputs:
+            self.hear(output)
+        self.check()
+        if self.stage.has_engine:
+            assert self.llm.model_runner.num_tokens - num_tokens <= self.knobs.max_num_batched_tokens
+        self.num_silent_steps = 0 if outputs or not self.open else self.num_silent_steps + 1
+        assert self.num_silent_steps < MAX_SILENT_STEPS, "it loops"
+        return outputs
+
+    def check(self) -> None:
+        manager = self.llm.kv_cache_manager
+        manager.check_integrity()
+        if not self.stage.has_engine:
+            assert {seq.request_id for seq in manager._holders} <= self.open.keys()
+            return
+        scheduler, requests = self.llm.llm_engine.scheduler, self.llm.llm_engine._requests
+        assert requests.keys() <= self.open.keys(), "something of a request is left"
+        queue = [*scheduler.running, *scheduler.waiting]
+        places = [(self.open[seq.request_id].arrival, getattr(seq, "sample_index", 0)) for seq in queue]
+        assert places == sorted(places), "not in order of arrival"
+        here = Counter(id(seq) for first in queue for seq in [first, *carried(first)])
+        assert here == Counter(id(s) for samples in requests.values() for s in as_list(samples) if not s.finished)
+        assert set(manager._holders) == set(scheduler.running)
+        assert not any(seq.block_table or seq.num_computed_tokens for seq in scheduler.waiting)
+        assert sum(1 + len(carried(seq)) for seq in scheduler.running) <= self.knobs.max_num_seqs
+
+    def finish(self) -> None:
+        """All end, and nothing is left."""
+        self.faults.armed.clear()
+        if self.stage.has_engine:
+            self.drain()
+            assert not self.open and not self.llm.llm_engine._requests, "a request was lost"
+            self.llm.model_runner.batch = []
+            if any(seq() for seq in self.seqs):
+                gc.collect()
+            assert not any(seq() for seq in self.seqs), "something of a request is left"
+        manager = self.llm.kv_cache_manager
+        assert not manager._holders
+        if self.stage.has_tiers:
+            manager.collect_loads(wait=True)
+            assert manager._host_pool.num_free_blocks == self.llm.llm_engine.host_kv_cache.num_blocks
+        self.reset(Reset())
+        self.check()
+        report = manager.report()
+        assert report.held == 0 and report.num_slots == self.knobs.num_slots
+        if self.stage.number > 1:
+            assert manager.num_free_blocks == self.knobs.num_blocks
+
+    def counts(self) -> Counter[str]:
+        """What happened, in numbers."""
+        llm = self.llm
+        counts = Counter(steps=self.num_steps, histories=1, requests=self.num_requests, **self.faults.raised)
+        counts["raised"] = self.faults.raised.total()
+        counts["tokens"] = llm.model_runner.num_tokens
+        if self.stage.has_engine:
+            counts["preempted"] = llm.llm_engine.scheduler.num_preemptions
+        if self.stage.has_samples:
+            counts["blocks copied"] = llm.kv_cache.num_blocks_copied
+        if self.stage.has_prefix_cache:
+            counts["tokens hit"] = llm.kv_cache_manager.prefix_cache_stats.hits
+        if self.stage.has_tiers:
+            counts["blocks stored"] = llm.llm_engine.host_kv_cache.num_blocks_stored
+            counts["blocks loaded"] = llm.llm_engine.host_kv_cache.num_blocks_loaded
+        return counts
+
+
+def options(stage: Stage, knobs: Knobs) -> dict[str, Any]:
+    """The fields of EngineConfig that the stage has."""
+    chosen: dict[str, Any] = {"kv_cache_tokens": knobs.num_slots, "max_model_len": knobs.max_model_len}
+    chosen |= {"max_num_seqs": knobs.max_num_seqs}
+    chosen |= {"block_size": knobs.block_size} if stage.number > 1 else {"reservation": knobs.reservation}
+    if stage.has_engine:
+        chosen |= {"max_num_batched_tokens": knobs.max_num_batched_tokens, "watermark": knobs.watermark}
+    if stage.has_prefix_cache:
+        chosen["enable_prefix_caching"] = knobs.enable_prefix_caching
+    if stage.has_tiers:
+        chosen |= {"kv_offloading_tokens": knobs.num_host_blocks * knobs.block_size}
+        chosen["offload_policy"] = knobs.offload_policy
+    return chosen
+
+
+def as_list(samples: Any) -> list[Any]:
+    return samples if isinstance(samples, list) else [samples]
+
+
+def play(stage: Stage, plan: Plan) -> Counter[str]:
+    """Raises AssertionError, or whatever the engine raised, at the first fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        history = History(stage, plan.knobs, Path(folder))
+        for event in plan.events:
+            history.apply(event)
+        counts = history.counts()
+        history.finish()
+        return counts

@@ -1,0 +1,144 @@
+"""A million random steps of all stages, with everything that must hold checked after each (tests/history.py).
+
+    python -m tests.soak --steps 1000000 --seed 0               all stages in turn, on two processes
+    python -m tests.soak --stage s7 --seed 0 --history 123      one history again
+
+The same seed gives the same histories and the same counts, on any number of processes. At a fault it prints the
+smallest part of the history that still shows it, and the command that plays it again.
+"""
+
+import argparse
+import os
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from itertools import count
+from multiprocessing import get_context
+from typing import NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
+
+from tqdm import tqdm
+
+from tests.helpers import ROOT, find_stages
+from tests.history import play
+from tests.plans import Plan, random_plan, smallest
+from tests.scripted import Stage
+
+HISTORIES_A_TASK = 10
+TASKS_AHEAD = 4  # of the one whose result is awaited; as many on any number of processes
+LENGTHS = (20, 60, 200)  # of a history, in events
+TOLD = ["tokens", "preempted", "blocks copied", "tokens hit", "blocks stored", "blocks loaded", "raised"]
+
+
+class Fault(NamedTuple):
+    """A history that went wrong."""
+
+    stage: str
+    history: int
+    error: str
+    plan: Plan
+
+    def __str__(self) -> str:
+        events = "".join(f"        {event},\n" for event in self.plan.events)
+        return f"{self.error}\n\n    Plan({self.plan.knobs}, [\n{events}    ])\n"
+
+
+def history_plan(stage: Stage, seed: int, history: int) -> Plan:
+    rng = random.Random(f"{seed} {stage.number} {history}")
+    return random_plan(stage, rng, rng.choice(LENGTHS))
+
+
+def error_of(stage: Stage, plan: Plan) -> str | None:
+    """What goes wrong in it, in one line."""
+    try:
+        play(stage, plan)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def play_some(name: str, seed: int, histories: range) -> tuple[Counter[str], Fault | None]:
+    """A task of one process: counts of what happened, up to the first fault."""
+    stage, counts = Stage(name), Counter[str]()
+    for history in histories:
+        plan = history_plan(stage, seed, history)
+        try:
+            counts += play(stage, plan)
+        except Exception as error:
+            kind = type(error).__name__
+            plan = smallest(plan, lambda part: (error_of(stage, part) or "").startswith(f"{kind}:"))  # noqa: B023
+            return counts, Fault(name, history, error_of(stage, plan) or str(error), plan)
+    return counts, None
+
+
+def soak(pool: Executor, name: str, seed: int, num_steps: int) -> Iterator[tuple[Counter[str], Fault | None]]:
+    """Play histories of a stage until they have num_steps together. Yields what play_some() returns, in order."""
+    tasks: deque[Future] = deque()
+    starts = count(0, HISTORIES_A_TASK)
+    while num_steps > 0:
+        while len(tasks) < TASKS_AHEAD:
+            start = next(starts)
+            tasks.append(pool.submit(play_some, name, seed, range(start, start + HISTORIES_A_TASK)))
+        counts, fault = tasks.popleft().result()
+        num_steps -= counts["steps"]
+        yield counts, fault
+    for task in tasks:
+        task.cancel()
+
+
+def soak_all(names: list[str], args: argparse.Namespace) -> tuple[Counter[str], Fault | None]:
+    """All of them in turn, up to the first fault."""
+    total = Counter[str]()
+    pool = ProcessPoolExecutor(args.processes, mp_context=get_context("spawn"))
+    with pool, tqdm(total=args.steps, unit=" steps", disable=None, smoothing=0.1) as bar:
+        for name in names:
+            bar.set_description(name.rpartition(".")[2])
+            for counts, fault in soak(pool, name, args.seed, -(-args.steps // len(names))):
+                total += counts
+                bar.update(counts["steps"])
+                if fault:
+                    pool.shutdown(cancel_futures=True)
+                    return total, fault
+    return total, None
+
+
+def summary(counts: Counter[str]) -> str:
+    told = ", ".join(f"{counts[what]:,} {what}" for what in TOLD)
+    return f"{counts['steps']:,} steps of {counts['requests']:,} requests in {counts['histories']:,} histories: {told}"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.partition("\n")[0])
+    made.add_argument("--steps", type=int, default=1_000_000, help="of all stages together (default: %(default)s)")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--stage", help="one stage only: s7; without it all, in turn")
+    made.add_argument("--history", type=int, help="play this one of a stage only")
+    made.add_argument("--processes", type=int, default=2)
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    names = [name for name in find_stages(ROOT) if args.stage in (None, name.rpartition(".")[2].partition("_")[0])]
+    if not names or (args.history is not None and len(names) > 1):
+        print(f"--stage is {args.stage}; there are s1 to s{len(find_stages(ROOT))}", file=sys.stderr)
+        return 2
+    if args.history is not None:
+        counts, fault = play_some(names[0], args.seed, range(args.history, args.history + 1))
+    else:
+        counts, fault = soak_all(names, args)
+    print(summary(counts))
+    if fault:
+        number = Stage(fault.stage).number
+        print(f"{fault.stage}, seed {args.seed}, history {fault.history}: {fault}")
+        print(f"python -m tests.soak --stage s{number} --seed {args.seed} --history {fault.history}")
+        return 1
+    print(f"seed {args.seed}: no fault")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
