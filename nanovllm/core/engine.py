@@ -64,8 +64,8 @@ class LLMEngine:
         if samples is None:
             return None
         for seq in samples:
+            self.scheduler.remove(seq)
             if not seq.finished:
-                self.scheduler.remove(seq)
                 seq.finish("abort")
         [output] = self._outputs(samples)
         return output
@@ -89,13 +89,15 @@ class LLMEngine:
 
     def _schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
         """Who runs and who has failed. The copies are made. If this raises, nobody runs: no copy may be forgotten."""
+        batch, failed = [], []
         try:
             batch, copies, failed = self.scheduler.schedule()
             self.kv_cache.copy_blocks(copies)
-            return batch, failed
         except Exception:
             self.scheduler.preempt_all()
-            raise
+            if not failed:  # else they are told now, and whoever runs next meets the error if it is still there
+                raise
+        return batch, failed
 
     def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
         """A step of the model. If it raises, its sequences run again one by one: one that raises alone has failed."""
@@ -161,7 +163,8 @@ class LLMEngine:
         config, num_blocks = self.config, self.kv_cache.num_blocks
         if config.kv_offloading_tokens is not None:
             num_blocks = config.kv_offloading_tokens // config.block_size
-        if config.offload_policy == "recompute" or not config.enable_prefix_caching:
+        can_hit = config.enable_prefix_caching and self.max_model_len > config.block_size  # a full block, then a token
+        if config.offload_policy == "recompute" or not can_hit:
             num_blocks = 0
         if config.offload_policy == "auto" and num_blocks:
             self.cost_model = measure(self)
