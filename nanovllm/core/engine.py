@@ -89,15 +89,13 @@ class LLMEngine:
 
     def _schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
         """Who runs and who has failed. The copies are made. If this raises, nobody runs: no copy may be forgotten."""
-        batch, failed = [], []
         try:
             batch, copies, failed = self.scheduler.schedule()
             self.kv_cache.copy_blocks(copies)
+            return batch, failed
         except Exception:
             self.scheduler.preempt_all()
-            if not failed:  # else they are told now, and whoever runs next meets the error if it is still there
-                raise
-        return batch, failed
+            raise
 
     def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
         """A step of the model. If it raises, its sequences run again one by one: one that raises alone has failed."""
