@@ -16,8 +16,8 @@ from torch import Tensor
 from ..beam_search import BeamSearch, BeamSearchParams, Candidate, Hypotheses
 from ..llama import LlamaForCausalLM
 from ..llm import LLM
-from ..outputs import RequestOutput
 from ..model_runner import Scheduled
+from ..outputs import RequestOutput
 from .helpers import CONFIG, EOS, greedy_without_cache, make_sequence, next_logits, write_checkpoint
 from .scripted import assert_empty, params, run_to_the_end
 from .test_interrupts import each_line, lines_run

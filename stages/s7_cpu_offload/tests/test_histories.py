@@ -36,7 +36,7 @@ class History:
         self.engine.model_runner.run = self.run  # type: ignore[method-assign]
         self._copy, self._admit = self.engine.kv_cache.copy_blocks, self.engine.scheduler._admit
         self.engine.kv_cache.copy_blocks = self.copy  # type: ignore[method-assign]
-        self.engine.scheduler._admit = self.admit  # type: ignore[method-assign]
+        self.engine.scheduler._admit = self.admit  # type: ignore
         self.num_lost, self._share_lost = 0, rng.choice([0.0, 0.0, 0.1])
         self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
         self.ended: dict[str, RequestOutput] = {}

@@ -341,7 +341,7 @@ def poisoned(engine: ScriptedEngine, *names: tuple[str, int]) -> None:
             raise RuntimeError("poison")
         return run(batch)
 
-    engine.model_runner.run = runs
+    engine.model_runner.run = runs  # type: ignore[method-assign]
 
 
 def test_a_poisoned_sample_ends_alone(checkpoint):
@@ -378,7 +378,7 @@ def test_a_batch_that_fails_is_run_one_by_one_and_its_copies_are_there(checkpoin
             raise RuntimeError("out of memory")
         return run(batch)
 
-    engine.model_runner.run = runs
+    engine.model_runner.run = runs  # type: ignore[method-assign]
     for i in range(4):
         engine.add_request(str(i), [i + 1] * (5 + i), seeded(5, n=1 + i % 3))
     ended = run_to_the_end(engine)
@@ -405,20 +405,6 @@ def test_a_step_that_breaks_off_leaves_nobody_running_and_loses_no_copy(checkpoi
     ended = run_to_the_end(engine)
     assert answers(ended["a"]) == said_by([1] * 6, 4, n=3) and answers(ended["b"]) == said_by([2] * 5, 4, n=2)
 
-
-def test_who_has_failed_is_told_though_the_copies_of_the_step_fail(checkpoint, monkeypatch):
-    """Nobody would hear of b again: it is in no queue any more."""
-    engine = scripted_engine(checkpoint, num_blocks=8)
-    engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
-    engine.add_request("b", [2], params(60)), with_tokens(engine, "b", [2] * 40)
-
-    def fails(_: object) -> None:
-        raise RuntimeError("device lost")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.kv_cache, "copy_blocks", fails)
-        assert list(step(engine)) == ["b"] and not engine.scheduler.running
-    assert answers(run_to_the_end(engine)["a"]) == said_by([1] * 6, 4, n=3)
 
 
 def test_a_step_that_only_tells_an_error_loses_no_copy(checkpoint):
