@@ -426,7 +426,7 @@ def beam_of(logprob: float, num_tokens: int = 2, max_num_tokens: int = 9):
 
 
 def test_the_likeliest_of_all_continuations_of_all_beams(checkpoint, monkeypatch):
-    """-1 - 0.5, -1 - 3, -2 - 0.25 and -2 - 1, and all else is less likely: the first, the third, the fourth, the second."""
+    """-1 - 0.5, -1 - 3, -2 - 0.25 and -2 - 1, all else is less likely: the first, third, fourth, second."""
     search = BeamSearch(LLM(checkpoint, block_size=4).llm_engine, BeamSearchParams(2))
     beams, logprobs = [beam_of(-1.0), beam_of(-2.0)], torch.full((2, 320), -9.0)
     for beam in beams:

@@ -378,7 +378,7 @@ def test_a_batch_that_fails_is_run_one_by_one_and_its_copies_are_there(checkpoin
             raise RuntimeError("out of memory")
         return run(batch)
 
-    engine.model_runner.run = runs  # type: ignore[method-assign]
+    engine.model_runner.run = runs
     for i in range(4):
         engine.add_request(str(i), [i + 1] * (5 + i), seeded(5, n=1 + i % 3))
     ended = run_to_the_end(engine)
