@@ -2,7 +2,6 @@
 
 from collections import abc
 from contextlib import closing
-from typing import cast
 
 from ..core.beam_search import BeamSearchParams
 from ..core.config import EngineConfig
@@ -19,15 +18,15 @@ class LLM(CoreLLM):
     def build_engine(self, config: EngineConfig) -> LLMEngine:
         return LLMEngine(config)
 
-    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Iterator[RequestOutput]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
         return told(super().stream(prompts, sampling_params))
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[RequestOutput]:  # type: ignore[override]
         return [RequestOutput.of(output) for output in super().beam_search(prompts, params)]
 
 
-def told(stream: abc.Iterator[CoreRequestOutput]) -> abc.Iterator[RequestOutput]:
+def told(stream: abc.Generator[CoreRequestOutput, None, None]) -> abc.Generator[RequestOutput, None, None]:
     """Of a request that core has refused, an output like the others. Closing it closes the stream."""
-    with closing(cast(abc.Generator, stream)):
+    with closing(stream):
         for output in stream:
             yield RequestOutput.of(output)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from ..api import LLM, LLMEngine, RequestOutput, SamplingParams
 from ..core.stories import pool_line
-from .common import engine_flags, find_checkpoint, sampling_flags, split, one_line_errors
+from .common import engine_flags, find_checkpoint, one_line_errors, sampling_flags, split
 from .interrupts import ctrl_c_noted
 from .requests_file import Request, read_requests
 from .results import result_line, write_whole

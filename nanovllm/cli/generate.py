@@ -6,7 +6,7 @@ import click
 
 from ..api import LLM, SamplingParams
 from ..core.stories import PROMPTS, show, summary, with_small_pool
-from .common import engine_flags, find_checkpoint, sampling_flags, split, one_line_errors
+from .common import engine_flags, find_checkpoint, one_line_errors, sampling_flags, split
 from .streams import read_prompt, standard_output
 
 

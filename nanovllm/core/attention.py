@@ -22,6 +22,7 @@ from torch import Tensor
 from .kv_cache import KVCache
 from .online_softmax import Part, attend_part, merge_attn_states, merge_first
 
+
 @dataclass(frozen=True)
 class AttentionMetadata:
     """What a step's tokens are: sequence i has rows query_start_loc[i] .. query_start_loc[i + 1] - 1."""

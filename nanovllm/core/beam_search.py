@@ -92,7 +92,6 @@ class Hypotheses:
         return self._score(logprob, max_tokens if may_be_longer else num_tokens) <= self.best[-1].score
 
     def _score(self, logprob: float, num_tokens: int) -> float:
-        """The prompt's tokens do not count."""
         return logprob / num_tokens**self._params.length_penalty
 
 
@@ -103,44 +102,38 @@ class BeamSearch:
         """Raises ValueError if the engine may not run that many sequences."""
         if params.beam_width > engine.config.max_num_seqs:
             raise ValueError(f"beam_width is {params.beam_width}, max_num_seqs is {engine.config.max_num_seqs}")
-        self._engine, self._params = engine, params
-        self._kv_cache_manager = engine.kv_cache_manager
+        self._engine, self._kv_cache_manager, self._params = engine, engine.kv_cache_manager, params
         self._max_num_batched_tokens = engine.config.max_num_batched_tokens
 
     def run(self, request_id: str, prompt: Prompt) -> RequestOutput:
         """Its completions are the hypotheses, the best first. If it cannot be served, the output says why."""
+        asked = self._params
+        params = SamplingParams(n=asked.beam_width, max_tokens=asked.max_tokens, ignore_eos=asked.ignore_eos, seed=0)
         try:
-            [root] = self._process(request_id, prompt, n=1)
-            hypotheses = self._search(root)
+            completions = self._engine.input_processor.process(request_id, prompt, params)
+            hypotheses = self._search(completions[0])
         except Exception as error:
             return RequestOutput.failed(request_id, prompt, str(error))
-        completions = self._process(request_id, prompt, n=len(hypotheses))
-        for seq, hypothesis in zip(completions, hypotheses, strict=True):
+        for seq, hypothesis in zip(completions, hypotheses, strict=False):  # there may be fewer hypotheses
             for token_id in hypothesis.token_ids:
                 seq.append_token(SampledToken(token_id, 0.0))
             seq.cumulative_logprob = hypothesis.logprob
-        return self._engine.build_output(completions)
-
-    def _process(self, request_id: str, prompt: Prompt, n: int) -> list[Sequence]:
-        params = SamplingParams(
-            n=n, temperature=0.0, max_tokens=self._params.max_tokens, ignore_eos=self._params.ignore_eos, seed=0
-        )
-        return self._engine.input_processor.process(request_id, prompt, params)
+        return self._engine.build_output(completions[: len(hypotheses)])
 
     def _search(self, root: Sequence) -> list[Hypothesis]:
         """However it ends, no beam holds a block then. Raises NoFreeBlocks if the pool is too small."""
         beams, hypotheses = [root], Hypotheses(self._params)
-        try:
+        with interrupts_held_back() as between_steps:
             self._kv_cache_manager.allocate(root)
-            self._kv_cache_manager.collect_loads(wait=True)  # nobody else could run meanwhile
-            while beams:
-                with interrupts_held_back():
+            try:
+                self._kv_cache_manager.collect_loads(wait=True)  # nobody else could run meanwhile
+                while beams:
+                    between_steps.let_through()
+                    between_steps.hold_back()
                     beams = self._step(beams, hypotheses)
-        finally:
-            with interrupts_held_back():
+            finally:
                 for beam in beams:
-                    if beam.block_table:
-                        self._kv_cache_manager.free(beam)
+                    self._kv_cache_manager.free(beam)
         return hypotheses.best
 
     def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
@@ -148,7 +141,7 @@ class BeamSearch:
         if beams[0].num_uncomputed_tokens > self._max_num_batched_tokens:  # a chunk of the prompt
             self._compute(beams)
             return beams
-        children = [fork(self._engine, candidate) for candidate in self._choose(self._likeliest(beams), hypotheses)]
+        children = [self._fork(candidate) for candidate in self._choose(self._likeliest(beams), hypotheses)]
         for beam in beams:
             self._kv_cache_manager.free(beam)
         return children
@@ -159,7 +152,7 @@ class BeamSearch:
         There are so many that beam_width of them go on even if all that can end with a stop token do.
         """
         copies = [self._kv_cache_manager.append_slot(beam) for beam in beams]
-        self._engine.kv_cache.copy_blocks([copy for copy in copies if copy])
+        self._engine.kv_cache.copy_blocks([each for each in copies if each])
         size = self._max_num_batched_tokens
         logprobs = torch.cat([self._compute(beams[start : start + size]) for start in range(0, len(beams), size)])
         count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))
@@ -198,12 +191,10 @@ class BeamSearch:
         max_tokens = best.parent.max_num_tokens - best.parent.num_prompt_tokens
         return [] if hypotheses.are_final(best.logprob, len(best.output), max_tokens) else kept
 
-
-def fork(engine: LLMEngine, candidate: Candidate) -> Sequence:
-    """A beam that shares all that its parent has computed, and has the candidate's token."""
-    parent = candidate.parent
-    child = copy.copy(parent)
-    child.token_ids = [*parent.token_ids, candidate.token_id]
-    child.cumulative_logprob = candidate.logprob
-    engine.kv_cache_manager.fork(parent, child)
-    return child
+    def _fork(self, candidate: Candidate) -> Sequence:
+        """A beam that shares all that its parent has computed, and has the candidate's token."""
+        child = copy.copy(candidate.parent)
+        child.token_ids = [*child.token_ids, candidate.token_id]
+        child.cumulative_logprob = candidate.logprob
+        self._kv_cache_manager.fork(candidate.parent, child)
+        return child

@@ -4,22 +4,47 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+
+class BetweenSteps:
+    """`with between_steps:` is where Ctrl-C has its usual effect: a press that was held back takes effect first."""
+
+    def __init__(self) -> None:
+        # Only the main thread gets signals. None: the handler is not Python's, and could not be put back.
+        is_main = threading.current_thread() is threading.main_thread()
+        self._can_hold = is_main and signal.getsignal(signal.SIGINT) is not None
+        self._handler: Any = None  # the program's own, while ours is in its place
+        self._is_pressed = False
+
+    def hold_back(self) -> None:
+        if self._can_hold:
+            self._handler = signal.signal(signal.SIGINT, self._note)
+
+    def let_through(self) -> None:
+        """Whatever the program does on Ctrl-C is done here if it was pressed."""
+        if self._can_hold:
+            signal.signal(signal.SIGINT, self._handler)
+        if self._is_pressed:
+            self._is_pressed = False
+            signal.raise_signal(signal.SIGINT)
+
+    def _note(self, *_: Any) -> None:
+        self._is_pressed = True
+
+    def __enter__(self) -> None:
+        self.let_through()
+
+    def __exit__(self, *_: Any) -> None:
+        self.hold_back()
 
 
 @contextmanager
-def interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C takes effect when the block ends, as a KeyboardInterrupt or whatever else the program does on it.
-
-    Only the main thread gets signals: in another one this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed = threading.Event()
-    handler = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+def interrupts_held_back() -> Iterator[BetweenSteps]:
+    """Ctrl-C takes effect when the block ends, or `with` what this yields. In another thread this does nothing."""
+    between_steps = BetweenSteps()
+    between_steps.hold_back()
     try:
-        yield
+        yield between_steps
     finally:
-        signal.signal(signal.SIGINT, handler)
-    if pressed.is_set():
-        signal.raise_signal(signal.SIGINT)
+        between_steps.let_through()

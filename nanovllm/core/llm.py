@@ -2,6 +2,7 @@
 
 import itertools
 from collections import abc
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,11 @@ class LLM:
 
         A request that cannot be served ends with finish_reason "error" and RequestOutput.error, in its place.
         """
-        finished = [output for output in self.stream(prompts, sampling_params) if output.finished]
+        with closing(self.stream(prompts, sampling_params)) as outputs:  # a traceback would keep it open
+            finished = [output for output in outputs if output.finished]
         return sorted(finished, key=lambda output: int(output.request_id))
 
-    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Iterator[RequestOutput]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
         """Yield a request's output so far whenever it got a token. Closing the iterator aborts what has not ended.
 
         Raises ValueError at once if there are not as many sampling_params as prompts, and when it begins if the engine
@@ -55,20 +57,25 @@ class LLM:
         """
         return self._serve(pair(prompts, sampling_params))
 
-    def _serve(self, requests: list[tuple[Prompt, SamplingParams]]) -> abc.Iterator[RequestOutput]:
+    def _serve(self, requests: list[tuple[Prompt, SamplingParams]]) -> abc.Generator[RequestOutput, None, None]:
         if self.llm_engine.has_unfinished_requests():
             raise ValueError("the engine has unfinished requests: drain or close the other stream() first")
         request_ids = list(itertools.islice(self._request_ids, len(requests)))
-        try:
-            for request_id, (prompt, params) in zip(request_ids, requests, strict=True):
-                try:
-                    self.llm_engine.add_request(request_id, prompt, params)
-                except ValueError as error:
-                    yield RequestOutput.failed(request_id, prompt, str(error))
-            while self.llm_engine.has_unfinished_requests():
-                yield from self.llm_engine.step()
-        finally:
-            with interrupts_held_back():
+        with interrupts_held_back() as between_steps:
+            try:
+                outputs = []
+                for request_id, (prompt, params) in zip(request_ids, requests, strict=True):
+                    try:
+                        self.llm_engine.add_request(request_id, prompt, params)
+                    except ValueError as error:
+                        outputs.append(RequestOutput.failed(request_id, prompt, str(error)))
+                with between_steps:
+                    yield from outputs
+                while self.llm_engine.has_unfinished_requests():
+                    outputs = self.llm_engine.step()
+                    with between_steps:
+                        yield from outputs
+            finally:
                 for request_id in request_ids:
                     self.llm_engine.abort_request(request_id)
 

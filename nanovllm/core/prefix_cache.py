@@ -16,7 +16,7 @@ BlockHash = bytes  # 16 bytes of blake2b: two texts with one hash are not to be 
 
 
 def hash_block_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
-    """The hash of a block's tokens and of all before them; `parent` is the hash of these, b"" if there are none.
+    """Return the hash of a block's tokens and of all before them: `parent` is the hash of these, b"" if there are none.
 
     >>> hash_block_tokens(b"", [1, 2]) == hash_block_tokens(b"", [1, 2])
     True

@@ -41,7 +41,7 @@ class Scheduler:
         """`seq` has ended, whatever its state: it leaves its queue and gives its blocks back."""
         if seq in self.waiting:
             del self.waiting[seq]
-        elif seq in self.running:  # else it was never forked, and has neither
+        elif seq in self.running:  # else it has left already, or was never forked
             self.running.remove(seq)
             self._kv_cache_manager.free(seq)
 

@@ -9,6 +9,7 @@ The idea is an operating system's: fixed pages and a table for each process, so 
 pieces and at most block_size - 1 slots in the last one (Kwon et al. 2023, arXiv:2309.06180).
 """
 
+from itertools import takewhile
 from typing import NamedTuple
 
 from .block_pool import BlockPool
@@ -53,8 +54,8 @@ class BlockManager:
     def allocate(self, seq: Sequence) -> None:
         """Take blocks for all tokens that `seq` has now: for its beginning the cached ones, which are computed already.
 
-        What is cached on the host is loaded: is_ready() says when it has arrived. Raises NoFreeBlocks if too few are
-        free, or what a copy raises, and then changes nothing.
+        Counts the tokens asked for, and the tokens hit. What is cached on the host is loaded: is_ready() says when it
+        has arrived. Raises NoFreeBlocks if too few are free, or what a copy raises, and then takes none.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         hits, new = self.find_hits(seq), []
@@ -79,37 +80,38 @@ class BlockManager:
         self.prefix_cache_stats.hits += seq.num_computed_tokens
 
     def find_hits(self, seq: Sequence) -> list[Hit]:
-        """The cached blocks of its beginning. Its last token is computed in any case: its logits are wanted."""
-        hits: list[Hit] = []
-        if self._is_caching:
-            extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
-            for block_hash in seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]:
-                tiers = [(pool, pool.get_cached_block(block_hash)) for pool in (self._pool, self._host_pool)]
-                found = [Hit(pool, block) for pool, block in tiers if block is not None]
-                if not found:
-                    break
-                hits.append(found[0])
-        return hits
+        """Return the cached blocks that `seq` begins with; none if the cache is off.
+
+        Its last token is computed in any case: its logits are wanted.
+        """
+        if not self._is_caching:
+            return []
+        extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+        hashes = seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]
+        return list(takewhile(lambda hit: hit is not None, map(self._find_hit, hashes)))
+
+    def _find_hit(self, block_hash: BlockHash) -> Hit | None:
+        """Of a text that is in both tiers the block on the device: it need not be moved."""
+        tiers = [(pool, pool.get_cached_block(block_hash)) for pool in (self._pool, self._host_pool)]
+        return next((Hit(pool, block) for pool, block in tiers if block is not None), None)
 
     def _store(self, block: int, block_hash: BlockHash) -> None:
         """A cached block leaves the device: the host keeps its text, as its most recently used, if it has room."""
-        target = self._host_pool.get_cached_block(block_hash)
-        if target is not None:
-            self._host_pool.touch([target])
-        elif self._host_pool.num_free_blocks:
+        known = self._host_pool.get_cached_block(block_hash)
+        if known is not None:  # its place is renewed, and nothing is copied
+            self._host_pool.touch([known])
+            self._host_pool.free_blocks([known])
+        elif self._host_pool.num_free_blocks:  # else all is being loaded, and the text is dropped
             [target] = self._host_pool.get_new_blocks(1)
-        else:
-            return
-        try:
-            if self._host_pool.get_cached_block(block_hash) is None:
+            try:
                 self._host.store(BlockCopy(block, target))
                 self._host_pool.cache_block(target, block_hash)
-        finally:
-            self._host_pool.free_blocks([target])
+            finally:
+                self._host_pool.free_blocks([target])
 
     def is_ready(self, seq: Sequence) -> bool:
         """Return True if all blocks of `seq` have arrived: it may run."""
-        return all(load.targets.isdisjoint(seq.block_table) for load in self._loads)
+        return all(load.has_arrived() or load.targets.isdisjoint(seq.block_table) for load in self._loads)
 
     def collect_loads(self, wait: bool = False) -> None:
         """What has arrived may be read, and evicted from the host. `wait`: until all of it has."""
@@ -143,6 +145,7 @@ class BlockManager:
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
         child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
         child.num_computed_tokens = parent.num_computed_tokens
+        child.block_hashes = parent.block_hashes[: parent.num_computed_tokens // self.block_size]
         self._pool.touch(child.block_table)
         self._holders[child] = None
 
@@ -174,8 +177,7 @@ class BlockManager:
         """
         if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")
-        if not self.is_ready(seq):
-            self.collect_loads(wait=True)  # or others would take a block that is still being written
+        self.collect_loads(wait=not self.is_ready(seq))  # or others would take a block that is still being written
         self._peak = self.peak
         self._pool.free_blocks(seq.block_table)
         del self._holders[seq]

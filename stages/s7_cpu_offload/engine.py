@@ -64,8 +64,8 @@ class LLMEngine:
         if samples is None:
             return None
         for seq in samples:
+            self.scheduler.remove(seq)
             if not seq.finished:
-                self.scheduler.remove(seq)
                 seq.finish("abort")
         [output] = self._outputs(samples)
         return output
@@ -161,7 +161,8 @@ class LLMEngine:
         config, num_blocks = self.config, self.kv_cache.num_blocks
         if config.kv_offloading_tokens is not None:
             num_blocks = config.kv_offloading_tokens // config.block_size
-        if config.offload_policy == "recompute" or not config.enable_prefix_caching:
+        can_hit = config.enable_prefix_caching and self.max_model_len > config.block_size  # a full block, then a token
+        if config.offload_policy == "recompute" or not can_hit:
             num_blocks = 0
         if config.offload_policy == "auto" and num_blocks:
             self.cost_model = measure(self)

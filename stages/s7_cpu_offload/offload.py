@@ -58,7 +58,6 @@ class HostKVCache:
 
     def load(self, copies: list[BlockCopy]) -> Load:
         """From blocks of the host to blocks of the device: after all that was launched before, beside what comes."""
-        self.num_blocks_loaded += len(copies)
         if self._stream is None:
             return self._copy(copies)
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
@@ -68,4 +67,5 @@ class HostKVCache:
     def _copy(self, copies: list[BlockCopy]) -> Load:
         for source, target in copies:
             self._device_blocks[target].copy_(self.blocks[source], non_blocking=True)
+        self.num_blocks_loaded += len(copies)
         return Load(copies, self._stream.record_event() if self._stream else None)

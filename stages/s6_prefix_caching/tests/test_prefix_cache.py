@@ -396,8 +396,10 @@ def test_forks_of_a_hit_hold_it_too_and_each_goes_on_with_a_text_of_its_own():
             seq.token_ids.append(token_id)
             manager.append_slot(seq)
     assert parent.block_table[2] != child.block_table[2], "who writes copies what others hold"
-    found = manager.find_hits(with_tokens([*TEXT[:11], 1, 9])), manager.find_hits(with_tokens([*TEXT[:11], 4, 9]))
-    assert found == (parent.block_table[:3], child.block_table[:3])
+    for seq, token_id in ((parent, 1), (child, 4)):
+        again = with_tokens([*TEXT[:11], token_id, 9], f"after {seq.request_id}")
+        manager.allocate(again)
+        assert again.block_table[:3] == seq.block_table[:3] and again.num_computed_tokens == 12
     manager.check_integrity()
 
 

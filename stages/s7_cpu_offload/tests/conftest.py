@@ -48,9 +48,8 @@ def scripted(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[lis
     def engine(token_ids: list[int]) -> LLM:
         llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256)
 
-        def run(batch: list[tuple[Sequence, int]]) -> list[list[SampledToken]]:
-            places = [seq.num_tokens - seq.num_prompt_tokens for seq, _ in batch]
-            return [[SampledToken(token_ids[place], -1.0)] for place in places]
+        def run(batch: list[tuple[Sequence, int]]) -> list[SampledToken]:
+            return [SampledToken(token_ids[seq.num_tokens - seq.num_prompt_tokens], -1.0) for seq, _ in batch]
 
         monkeypatch.setattr(llm.model_runner, "run", run)
         return llm

@@ -157,6 +157,8 @@ def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int, samp
     )
 
 
-def make_group(request_id: str, num_prompt_tokens: int, max_tokens: int, n: int) -> list[Sequence]:
-    """The samples of a request."""
-    return [make_sequence(request_id, num_prompt_tokens, max_tokens, i) for i in range(n)]
+def make_samples(request_id: str, num_prompt_tokens: int, max_tokens: int, n: int) -> list[Sequence]:
+    """The samples of a request: the first carries the others."""
+    first, *others = [make_sequence(request_id, num_prompt_tokens, max_tokens, i) for i in range(n)]
+    first.to_fork = others
+    return [first, *others]

@@ -4,19 +4,18 @@ It keeps each token in the slot of the pool that the block table names. What it 
 reads there, so a block lost, overwritten, not copied or not computed anew gives other tokens than `said_alone`.
 """
 
+from collections import Counter
 from pathlib import Path
 from zlib import crc32
 
-from ..block_manager import cdiv
 from ..config import EngineConfig
-from ..cost_model import CostModel
 from ..engine import LLMEngine
 from ..kv_cache import KVCache
 from ..llama import LlamaForCausalLM
 from ..model_runner import ModelRunner
 from ..outputs import RequestOutput
+from ..prefix_cache import BlockHash, extend_block_hashes
 from ..sampling import SampledToken, SamplingParams
-from ..scheduler import groups
 from ..sequence import Sequence
 
 VOCAB_SIZE = 320
@@ -28,9 +27,8 @@ def params(max_tokens: int, **options) -> SamplingParams:
 
 
 def next_token(token_ids: list[int], seed: int | None = None, sample_index: int = 0) -> int:
-    """What comes after these tokens; with a seed, as if drawn: samples that agree so far agree once more in half."""
-    draws_alike = crc32(repr((seed, len(token_ids))).encode()) % 2
-    return crc32(repr((token_ids, seed, 0 if draws_alike else sample_index)).encode()) % VOCAB_SIZE
+    """What comes after these tokens; with a seed, as if drawn: each sample says something else."""
+    return crc32(repr((token_ids, seed, sample_index)).encode()) % VOCAB_SIZE
 
 
 def said_alone(prompt: list[int], num_tokens: int, seed: int | None = None, sample_index: int = 0) -> list[int]:
@@ -67,7 +65,7 @@ class ScriptedRunner(ModelRunner):
         self.num_steps = self.num_tokens = 0
         self.steps: list[list[tuple[str, int]]] = []  # of each step, request_id and number of tokens, in their order
 
-    def run(self, batch: Batch) -> list[list[SampledToken]]:
+    def run(self, batch: Batch) -> list[SampledToken | None]:
         self.num_steps += 1
         self.num_tokens += sum(num_tokens for _, num_tokens in batch)
         self.steps.append([(seq.request_id, num_tokens) for seq, num_tokens in batch])
@@ -76,22 +74,16 @@ class ScriptedRunner(ModelRunner):
             for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
                 block, offset = seq.block_table[position // self._block_size], position % self._block_size
                 self._slots[block, offset] = seq.token_ids[position]
-        return [self._next(seq) if num_tokens == seq.num_uncomputed_tokens else [] for seq, num_tokens in batch]
+        return [self._next(seq) if num_tokens == seq.num_uncomputed_tokens else None for seq, num_tokens in batch]
 
-    def _next(self, seq: Sequence) -> list[SampledToken]:
+    def _next(self, seq: Sequence) -> SampledToken:
         read = [int(token) for token in self._slots[seq.block_table].flatten()[: seq.num_tokens].tolist()]
-        return [
-            SampledToken(next_token(read, *((each.seed, each.sample_index) if each.params.temperature else ())), -1.0)
-            for each in seq.samplers()
-        ]
+        drawn = (seq.seed, seq.sample_index) if seq.params.temperature else ()
+        return SampledToken(next_token(read, *drawn), -1.0)
 
 
 class ScriptedEngine(LLMEngine):
     model_runner: ScriptedRunner
-    speeds: CostModel | None = None  # in place of those that would be measured: nothing is to be run unasked
-
-    def build_cost_model(self) -> CostModel | None:
-        return self.speeds
 
     def build_tokenizer(self) -> None:
         return None
@@ -105,6 +97,7 @@ class ScriptedEngine(LLMEngine):
 
 def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> ScriptedEngine:
     """`checkpoint` gives the model's shape: 64 positions."""
+    options.setdefault("offload_policy", "load")  # "auto" would run it unasked, to measure
     options = {"watermark": 0.0} | options
     return ScriptedEngine(
         EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **options)
@@ -132,33 +125,39 @@ def assert_whole(engine: LLMEngine) -> None:
     """What holds between any two steps: of the pool, of the queues, and of each request."""
     manager, scheduler = engine.kv_cache_manager, engine.scheduler
     manager.check_integrity()
-    seqs = [*scheduler.running, *scheduler.waiting]
-    unfinished = {name: [seq for seq in group if not seq.finished] for name, group in engine._requests.items()}
-    queued = [*groups(scheduler.running), *groups(scheduler.waiting)]
-    assert {group[0].request_id: group for group in queued} == unfinished and len(queued) == len(unfinished)
-    followers = [follower for seq in scheduler.running for follower in seq.followers]
-    assert manager._holders.keys() == set(scheduler.running) - set(followers)
-    assert len(scheduler.running) <= engine.config.max_num_seqs
-    for seq in seqs:
-        assert not seq.finished and engine.has_request(seq.request_id)
+    queued = [*scheduler.running, *scheduler.waiting]
+    carried = [sample for seq in queued for sample in seq.to_fork]
+    unfinished = [seq for samples in engine._requests.values() for seq in samples if not seq.finished]
+    assert Counter(unfinished) == Counter([*queued, *carried]), "each sample is in one queue, or carried by one there"
+    assert all(any(not seq.finished for seq in samples) for samples in engine._requests.values())
+    assert manager._holders.keys() == set(scheduler.running)
+    assert len(scheduler.running) + sum(len(seq.to_fork) for seq in scheduler.running) <= engine.config.max_num_seqs
+    for seq in queued:
         assert 0 <= seq.num_computed_tokens < seq.num_tokens, "the last token has no keys and values yet"
-    swapped = [seq for seq in scheduler.waiting if seq.host_table]
-    assert set(manager._swapped) == set(swapped), "those who are swapped out wait"
-    for seq in swapped:
-        assert seq.block_table == [] and len(seq.host_table) == cdiv(seq.num_computed_tokens, manager.block_size)
-    for seq in set(seqs) - set(swapped) - {seq for seq in scheduler.running if seq not in followers}:
-        assert (seq.num_computed_tokens, seq.block_table, seq.followers) == (0, [], [])
-    assert not any(seq.host_table for seq in scheduler.running)
-    arrivals = [group[0].metrics.arrival_time for group in queued]
+        assert not seq.to_fork or seq.num_tokens == seq.num_prompt_tokens, "samples are forked before the first token"
+    for seq in [*scheduler.waiting, *carried]:
+        assert (seq.num_computed_tokens, seq.block_table) == (0, [])
+    assert not any(seq.to_fork for seq in carried)
+    for seq in scheduler.running:
+        assert_cached_blocks_are_its_own(engine, seq)
+    arrivals = [(seq.metrics.arrival_time, seq.sample_index) for seq in queued]
     assert arrivals == sorted(arrivals), "all who run came before all who wait"
 
 
+def assert_cached_blocks_are_its_own(engine: LLMEngine, seq: Sequence) -> None:
+    """A block of its table that may be hit is full, computed, and known by the text up to its end."""
+    hashes: list[BlockHash] = []
+    extend_block_hashes(hashes, seq.token_ids, engine.config.block_size)
+    for i, block in enumerate(seq.block_table):
+        if block in engine.kv_cache_manager._pool._hashes:
+            assert engine.config.enable_prefix_caching and (i + 1) * engine.config.block_size <= seq.num_computed_tokens
+            assert engine.kv_cache_manager._pool._hashes[block] == hashes[i]
+
+
 def assert_empty(engine: LLMEngine) -> None:
-    """Nobody is left, and nothing of those who were, on either tier."""
-    engine.kv_cache_manager.collect(wait=True)
+    """Nobody is left, and nothing of those who were."""
     assert_whole(engine)
     assert not engine.has_unfinished_requests() and not engine._requests
     assert not engine.scheduler.running and not engine.scheduler.waiting
     assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
-    assert engine.kv_cache_manager.report().tables == () and not engine.kv_cache_manager.is_copying
-    assert engine.kv_cache_manager._host.num_free == engine.kv_cache_manager._host.num_blocks
+    assert engine.kv_cache_manager.report().tables == ()

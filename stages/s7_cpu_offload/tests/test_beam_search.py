@@ -3,20 +3,24 @@
 Of the 320 tokens of the model 20 end a text, so that beams end often.
 """
 
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from torch import Tensor
 
-from ..beam_search import BeamSearch, BeamSearchParams, Candidate, Hypotheses, likeliest
+from ..beam_search import BeamSearch, BeamSearchParams, Candidate, Hypotheses
 from ..llama import LlamaForCausalLM
 from ..llm import LLM
+from ..model_runner import Scheduled
 from ..outputs import RequestOutput
-from ..sampling import Logprob, SampledToken
 from .helpers import CONFIG, EOS, greedy_without_cache, make_sequence, next_logits, write_checkpoint
 from .scripted import assert_empty, params, run_to_the_end
+from .test_interrupts import each_line, lines_run
 
 NUM_POSITIONS = 64
 PROMPTS = [[1, 5, 9], [1, 300, 301, 302, 303], list(range(3, 15)), [1]]
@@ -98,6 +102,11 @@ def beams(output: RequestOutput) -> list[Beam]:
 def assert_same(output: RequestOutput, expected: list[Beam]) -> None:
     assert [beam.token_ids for beam in beams(output)] == [beam.token_ids for beam in expected]
     assert [beam.logprob for beam in beams(output)] == pytest.approx([beam.logprob for beam in expected], rel=1e-4)
+
+
+def before_each_step(llm: LLM, do: Callable[[list[Scheduled]], object]) -> None:
+    compute = llm.model_runner.compute
+    llm.model_runner.compute = lambda batch: (do(batch), compute(batch))[1]  # type: ignore[method-assign]
 
 
 def assert_all_free(llm: LLM) -> None:
@@ -189,8 +198,7 @@ def test_beams_do_not_depend_on_blocks_or_on_how_many_tokens_a_step_has(ending, 
     asked = BeamSearchParams(5, 10)
     llm = LLM(ending, block_size=block_size, kv_cache_tokens=192, max_num_batched_tokens=budget)
     sizes: list[int] = []
-    run = llm.model_runner.run
-    llm.model_runner.run = lambda batch: (sizes.append(sum(n for _, n in batch)), run(batch))[1]
+    before_each_step(llm, lambda batch: sizes.append(sum(num_tokens for _, num_tokens in batch)))
     (output,) = llm.beam_search([PROMPTS[2]], asked)
     assert_same(output, plain_beam_search(logprobs, PROMPTS[2], asked))
     assert max(sizes) == min(budget, 12), "no step is longer than its budget"
@@ -236,15 +244,14 @@ def test_beams_hold_what_they_share_once(checkpoint):
 def test_a_dropped_beam_gives_its_blocks_back_at_once(ending):
     """In each step the pool holds the blocks of the beams that it computes, and nothing else."""
     llm = LLM(ending, block_size=2, kv_cache_tokens=256)
-    run, held = llm.model_runner.run, []
+    held = []
 
-    def watched(batch):
+    def watch(batch):
         llm.kv_cache_manager.check_integrity()
         named = {block for seq, _ in batch for block in seq.block_table}
         held.append((len(llm.kv_cache_manager.report().tables), llm.kv_cache_manager.report().held - 2 * len(named)))
-        return run(batch)
 
-    llm.model_runner.run = watched
+    before_each_step(llm, watch)
     llm.beam_search(PROMPTS, BeamSearchParams(3, 10))
     assert set(held) == {(1, 0), (3, 0)}
     assert llm.kv_cache.num_blocks_copied > 0
@@ -280,20 +287,61 @@ def test_after_one_that_found_no_room_the_next_is_served(checkpoint, logprobs):
     assert_same(outputs[1], plain_beam_search(logprobs, PROMPTS[0], asked, eos=[]))
 
 
-@pytest.mark.parametrize("num_good_steps", range(7))
-def test_nothing_is_left_if_the_model_raises(checkpoint, num_good_steps):
+def raises_in_step(llm: LLM, number: int, error: BaseException) -> None:
+    """In the computing of that step."""
+    numbers = iter(range(100))
+
+    def fail(_: list[Scheduled]) -> None:
+        if next(numbers) == number:
+            raise error
+
+    before_each_step(llm, fail)
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_a_poisoned_model_is_an_error_of_its_request_and_nothing_is_left(checkpoint, logprobs, number):
+    """Of 3 chunks and 9 steps more. The next prompt is served."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5)
-    run, num_steps = llm.model_runner.run, iter(range(100))
-
-    def fails(batch):
-        if next(num_steps) == num_good_steps:
-            raise RuntimeError("out of memory")
-        return run(batch)
-
-    llm.model_runner.run = fails
-    with pytest.raises(RuntimeError, match="out of memory"):
-        llm.beam_search([PROMPTS[2]], BeamSearchParams(3, 10, ignore_eos=True))
+    raises_in_step(llm, number, RuntimeError("out of memory"))
+    asked = BeamSearchParams(3, 10, ignore_eos=True)
+    failed, served = llm.beam_search([PROMPTS[2], PROMPTS[0]], asked)
+    assert failed.outputs[0].finish_reason == "error" and "out of memory" in failed.error
+    assert_same(served, plain_beam_search(logprobs, PROMPTS[0], asked, eos=[]))
     assert_all_free(llm)
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_ctrl_c_ends_the_call_between_two_steps_and_nothing_is_left(checkpoint, number):
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5)
+    numbers = iter(range(100))
+    before_each_step(llm, lambda _: signal.raise_signal(signal.SIGINT) if next(numbers) == number else None)
+    with pytest.raises(KeyboardInterrupt):
+        llm.beam_search([PROMPTS[2]], BeamSearchParams(3, 10, ignore_eos=True))
+    assert next(numbers) == number + 1, "no step was begun after it"
+    assert_all_free(llm)
+
+
+def test_before_whatever_line_of_a_search_ctrl_c_is_pressed_nothing_is_left(checkpoint):
+    def search(llm: LLM) -> None:
+        llm.beam_search([PROMPTS[0], []], BeamSearchParams(2, 3))  # the second is refused
+
+    def new() -> LLM:
+        return LLM(checkpoint, block_size=2, kv_cache_tokens=64)
+
+    for place in each_line(search, new()):
+        if not place[0].endswith("beam_search.py"):
+            continue  # stage 4's tests press there
+        llm = new()
+        with pytest.raises(KeyboardInterrupt):
+            lines_run(search, llm, press_at=place)
+        assert_all_free(llm)
+
+
+def test_an_output_tells_when_its_request_came_and_ended(checkpoint):
+    before = time.perf_counter()
+    (output,) = LLM(checkpoint).beam_search([PROMPTS[0]], BeamSearchParams(2, 4))
+    arrival, end = output.metrics.arrival_time, output.metrics.finished_time
+    assert before < arrival < output.metrics.first_token_time <= end <= time.perf_counter()
 
 
 def test_requests_are_served_before_and_after_and_get_other_ids(checkpoint):
@@ -350,10 +398,10 @@ def test_a_prompt_that_cannot_be_served_is_an_error_in_its_place(tmp_path, logpr
     assert_all_free(llm)
 
 
-def test_more_beams_than_may_run_are_an_error_with_both_numbers(checkpoint):
+def test_more_beams_than_may_run_are_refused_with_both_numbers(checkpoint):
     llm = LLM(checkpoint, max_num_seqs=3)
-    (output,) = llm.beam_search([PROMPTS[0]], BeamSearchParams(4))
-    assert output.error == "beam_width is 4, max_num_seqs is 3"
+    with pytest.raises(ValueError, match="beam_width is 4, max_num_seqs is 3"):
+        llm.beam_search([PROMPTS[0]], BeamSearchParams(4))
     assert len(llm.beam_search([PROMPTS[0]], BeamSearchParams(3))[0].outputs) == 3
 
 
@@ -377,14 +425,16 @@ def beam_of(logprob: float, num_tokens: int = 2, max_num_tokens: int = 9):
     return beam
 
 
-def test_the_likeliest_of_all_continuations_of_all_beams():
-    """-1 - 0.5, -1 - 3, -2 - 0.25 and -2 - 1: the first, the third and the fourth."""
-    first, second = beam_of(-1.0), beam_of(-2.0)
-    tokens = [
-        SampledToken(5, -0.5, {5: Logprob(-0.5, 1), 6: Logprob(-3.0, 2)}),
-        SampledToken(7, -0.25, {7: Logprob(-0.25, 1), 5: Logprob(-1.0, 2)}),
-    ]
-    assert likeliest([first, second], tokens, 3) == [(first, 5, -1.5), (second, 7, -2.25), (second, 5, -3.0)]
+def test_the_likeliest_of_all_continuations_of_all_beams(checkpoint, monkeypatch):
+    """-1 - 0.5, -1 - 3, -2 - 0.25 and -2 - 1, all else is less likely: the first, third, fourth, second."""
+    search = BeamSearch(LLM(checkpoint, block_size=4).llm_engine, BeamSearchParams(2))
+    beams, logprobs = [beam_of(-1.0), beam_of(-2.0)], torch.full((2, 320), -9.0)
+    for beam in beams:
+        search._kv_cache_manager.allocate(beam)
+    logprobs[0, 5], logprobs[0, 6], logprobs[1, 7], logprobs[1, 5] = -0.5, -3.0, -0.25, -1.0
+    monkeypatch.setattr(search, "_compute", lambda beams: logprobs)
+    (first, second), found = beams, search._likeliest(beams)
+    assert found == [(first, 5, -1.5), (second, 7, -2.25), (second, 5, -3.0), (first, 6, -4.0)]
 
 
 def test_a_candidate_has_ended_with_a_stop_token_or_the_last_that_there_is_room_for():

@@ -1,14 +1,14 @@
 """Who holds which blocks. Pools are drawn slot by slot: - is held, # is held and used, . is free."""
 
 import random
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from ..block_manager import BlockManager, cdiv
 from ..block_pool import BlockPool, NoFreeBlocks
-from ..prefix_cache import PrefixCache
 from ..sequence import Sequence
 from .helpers import make_sequence
 
@@ -96,6 +96,25 @@ def test_a_table_that_is_given_back_is_taken_again_in_its_order():
     assert [seq.block_table for seq in allocate(manager, 10)] == [[0, 1, 2]]
 
 
+def test_blocks_are_taken_from_the_front_of_the_queue_and_return_to_it():
+    pool = BlockPool(6)
+    assert pool.get_new_blocks(4) == [0, 1, 2, 3]
+    pool.free_blocks([1])
+    pool.free_blocks([3, 0])
+    assert pool.get_new_blocks(2) == [3, 0], "before 1, which came back earlier, and 4 and 5, which nobody had yet"
+    pool.free_blocks([2])
+    assert pool.get_new_blocks(4) == [2, 1, 4, 5]
+
+
+def test_a_pool_that_has_too_few_says_both_numbers_and_keeps_their_order():
+    pool = BlockPool(3)
+    pool.free_blocks(pool.get_new_blocks(2)[::-1])
+    with pytest.raises(NoFreeBlocks, match="4 blocks are needed, 3 are free"):
+        pool.get_new_blocks(4)
+    assert pool.num_free_blocks == 3 and pool.get_new_blocks(0) == []
+    assert pool.get_new_blocks(3) == [1, 0, 2]
+
+
 def test_any_free_block_serves():
     """Stage 1 had to refuse here: 12 slots are free, and no 8 of them lie in a row."""
     manager = pool_of(6)
@@ -166,7 +185,7 @@ def test_freeing_a_table_that_is_wrong_is_an_error_and_changes_nothing():
 )
 def test_a_block_given_back_twice_is_named_and_none_is_given_back(blocks, wrong):
     """Blocks 0, 1 and 2 are held, 3 and 4 are free."""
-    pool = BlockPool(5, PrefixCache(4).blocks)
+    pool = BlockPool(5)
     assert pool.get_new_blocks(4) == [0, 1, 2, 3]
     pool.free_blocks([3])
     with pytest.raises(ValueError, match=f"block {wrong} "):
@@ -321,6 +340,36 @@ def test_a_report_once_given_does_not_change():
     assert report.strip(width=8) == before == "----...."
 
 
+def test_the_peak_is_when_most_was_held_and_of_equals_when_most_was_used():
+    manager = pool_of(6)
+    assert manager.peak.held == 0
+    a, b = allocate(manager, 5, 8)
+    step(manager, a)
+    assert (manager.peak.held, manager.peak.used) == (16, 5), "now"
+    manager.free(b)
+    assert (manager.peak.held, manager.peak.used) == (16, 5), "before b left"
+    (c,) = allocate(manager, 8)
+    assert (manager.peak.held, manager.peak.used) == (16, 5), "as many blocks, and nothing of c is computed yet"
+    step(manager, c)
+    assert (manager.peak.held, manager.peak.used) == (16, 13)
+    manager.free(a)
+    manager.free(c)
+    assert (manager.peak.held, manager.peak.used) == (16, 13) and len(manager.peak.tables) == 2
+
+
+def test_for_the_peak_the_pool_is_looked_at_before_somebody_leaves_and_only_if_it_may_be_one(monkeypatch):
+    manager = pool_of(20)
+    seqs = allocate(manager, 8, 8, 8)
+    report, counts = manager.report, []
+    monkeypatch.setattr(manager, "report", lambda: counts.append(1) or report())
+    for seq in seqs * 5:
+        step(manager, seq)
+    assert sum(counts) == 0
+    for seq in seqs:
+        manager.free(seq)
+    assert sum(counts) == 1, "after the first less was held"
+
+
 def test_a_strip_shows_blocks_where_they_lie_and_what_most_of_each_cell_is():
     manager = pool_of(4)
     a, b = allocate(manager, 4, 4)
@@ -344,13 +393,15 @@ SPOILERS: dict[str, Spoiler] = {
     "a free block in a table": lambda manager, a, b: a.block_table.__setitem__(0, 5),
     "a block that does not exist": lambda manager, a, b: a.block_table.__setitem__(0, 6),
     "a block counted from the end": lambda manager, a, b: a.block_table.__setitem__(0, -6),
-    "a held block in the free list": lambda manager, a, b: manager._pool._free.append(0),
-    "a free block twice in the list": lambda manager, a, b: manager._pool._free.append(4),
-    "a free block in the place of another": lambda manager, a, b: manager._pool._free.__setitem__(0, 4),
-    "a free block lost": lambda manager, a, b: manager._pool._free.pop(),
-    "a free block counted as held": lambda manager, a, b: manager._pool._ref_counts.__setitem__(4, 1),
-    "a held block counted as free": lambda manager, a, b: manager._pool._ref_counts.__setitem__(1, 0),
-    "a holder counted twice": lambda manager, a, b: manager._pool._ref_counts.__setitem__(1, 2),
+    "a held block in the free queue": lambda manager, a, b: manager._pool._free.update({0: None}),
+    "a free block lost": lambda manager, a, b: manager._pool._free.popitem(),
+    "a block in the free queue that does not exist": lambda manager, a, b: manager._pool._free.update({6: None}),
+    "a held block in the place of a free one": lambda manager, a, b: (
+        manager._pool._free.update({1: None}) or manager._pool._free.pop(4)
+    ),
+    "a free block counted as held": lambda manager, a, b: manager._pool.ref_counts.__setitem__(4, 1),
+    "a held block counted as free": lambda manager, a, b: manager._pool.ref_counts.__setitem__(1, 0),
+    "a holder counted twice": lambda manager, a, b: manager._pool.ref_counts.__setitem__(1, 2),
     "a holder forgotten": lambda manager, a, b: manager._holders.popitem(),
     "a block more than the tokens need": lambda manager, a, b: b.block_table.extend(manager._pool.get_new_blocks(1)),
     "more computed than there is room for": lambda manager, a, b: setattr(a, "num_computed_tokens", 9),
@@ -369,38 +420,43 @@ def test_the_check_notices(spoil):
 
 # No operation looks through the pool
 
-SCANS = ["__add__", "__contains__", "__iter__", "__reversed__", "copy", "count", "find", "index", "insert", "remove"]
 
+class Counting(OrderedDict):
+    """The same queue, which notes each of its elements that an operation looks at, copies or moves."""
 
-def counting(values: Any, touched: list[int]) -> Any:
-    """The same list or bytearray, which notes how many of its elements an operation looks at, copies or moves."""
-    kind = type(values)
+    touched: list[int]
 
-    def scans(name: str) -> Callable:
-        def method(self: Any, *args: Any) -> Any:
-            touched.append(len(self))
-            return getattr(kind, name)(self, *args)
+    def __iter__(self) -> Iterator[int]:
+        for block in super().__iter__():
+            self.touched.append(1)
+            yield block
 
-        return method
+    def __reversed__(self) -> Iterator[int]:
+        for block in super().__reversed__():
+            self.touched.append(1)
+            yield block
 
-    def behind_start(name: str) -> Callable:
-        def method(self: Any, index: int | slice, *args: Any) -> Any:
-            touched.append(len(self) - index.indices(len(self))[0] if isinstance(index, slice) else 1)
-            return getattr(kind, name)(self, index, *args)
+    def keys(self) -> list[int]:  # type: ignore[override]
+        return list(self)
 
-        return method
+    def items(self) -> list[tuple[int, None]]:  # type: ignore[override]
+        return [(block, None) for block in self]
 
-    def pop(self: Any, index: int = -1) -> int:
-        touched.append(1 if index == -1 else len(self))
-        return kind.pop(self, index)
+    def popitem(self, last: bool = True) -> tuple[int, None]:
+        self.touched.append(1)
+        return super().popitem(last)
 
-    methods = {name: scans(name) for name in SCANS if hasattr(kind, name)}
-    methods |= {name: behind_start(name) for name in ("__getitem__", "__setitem__", "__delitem__")}
-    return type("Counting", (kind,), methods | {"pop": pop})(values)
+    def move_to_end(self, block: int, last: bool = True) -> None:
+        self.touched.append(1)
+        super().move_to_end(block, last)
+
+    def __setitem__(self, block: int, value: None) -> None:
+        self.touched.append(1)
+        super().__setitem__(block, value)
 
 
 def num_touched(num_blocks: int) -> list[int]:
-    """Elements of the pool's own lists that each of some operations touches, in a pool of which a third is held."""
+    """Elements of the pool's queue that each of some operations touches, in a pool of which a third is held."""
     manager = pool_of(num_blocks)
     allocate(manager, 4 * num_blocks // 3)
     seq, other = make_sequence("a", 12, max_tokens=1), make_sequence("b", 5, max_tokens=1)
@@ -415,8 +471,9 @@ def num_touched(num_blocks: int) -> list[int]:
         lambda: manager.free(other),
     ]
     touched: list[int] = []
-    manager._pool._free = counting(manager._pool._free, touched)
-    manager._pool._ref_counts = counting(manager._pool._ref_counts, touched)
+    Counting.touched = touched
+    manager._pool._free = Counting(manager._pool._free)
+    touched.clear()
     sums = []
     for operation in operations:
         operation()
@@ -431,27 +488,24 @@ def test_no_operation_takes_longer_in_a_larger_pool():
     assert sum(num_touched(60)) > 0, "nothing was counted"
 
 
-@pytest.mark.parametrize(
-    "scan",
-    [
-        lambda free: 3 in free,
-        lambda free: sorted(free),
-        lambda free: max(free),
-        lambda free: set(free),
-        lambda free: free.remove(3),
-        lambda free: free.pop(0),
-        lambda free: free.insert(0, 3),
-        lambda free: free[:-2],
-        lambda free: free[1:],
-        lambda free: free.__delitem__(slice(0, 1)),
-        lambda free: free + [3],
-        lambda free: [*free],
-    ],
-)
-def test_what_looks_through_the_pool_is_counted(scan):
-    touched: list[int] = []
-    scan(counting(list(range(50)), touched))
-    assert sum(touched) >= 48
+SCANS: dict[str, Callable[[Any], Any]] = {
+    "sorted": sorted,
+    "max": max,
+    "a set of it": set,
+    "backwards": lambda free: [*reversed(free)],
+    "keys": lambda free: free.keys(),
+    "items": lambda free: free.items(),
+    "a copy": lambda free: free.copy(),
+}
+
+
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+def test_what_looks_through_the_queue_is_counted(scan):
+    Counting.touched = touched = []
+    free = Counting.fromkeys(range(50))
+    touched.clear()
+    scan(free)
+    assert sum(touched) >= 50
 
 
 # Any history

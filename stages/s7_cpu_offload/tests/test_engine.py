@@ -4,15 +4,16 @@ The model is a scripted one, whose answers depend on every slot that a sequence 
 """
 
 import weakref
-from itertools import count
 
 import pytest
 
 from ..engine import LLMEngine
 from ..outputs import RequestOutput
-from ..sampling import SamplingParams
+from ..sampling import SampledToken, SamplingParams
+from ..sequence import Sequence
 from .helpers import byte_ids
 from .scripted import (
+    Batch,
     ScriptedEngine,
     answer,
     assert_empty,
@@ -24,6 +25,7 @@ from .scripted import (
     scripted_engine,
     step,
 )
+from .test_interrupts import each_line, lines_run
 
 # Requests come and go
 
@@ -57,12 +59,12 @@ def test_with_nobody_there_a_step_does_nothing(checkpoint):
 
 def test_a_request_is_here_until_it_has_ended(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4)
-    assert not engine.has_unfinished_requests() and not engine.has_request("a")
+    assert not engine.has_unfinished_requests()
     engine.add_request("a", [1], params(2))
     for _ in range(2):
-        assert engine.has_unfinished_requests() and engine.has_request("a") and not engine.has_request("b")
+        assert engine.has_unfinished_requests()
         step(engine)
-    assert not engine.has_unfinished_requests() and not engine.has_request("a")
+    assert not engine.has_unfinished_requests()
     assert_empty(engine)
 
 
@@ -211,7 +213,7 @@ def test_abort_frees_everything_at_once(checkpoint, state):
     assert output.finished and reason(output) == "abort" and output.error is None
     assert answer(output) == said_alone([2] * 6, seq.num_tokens - 6), "what it has got stays"
     assert engine.kv_cache_manager.num_free_blocks == num_free + num_held and seq.block_table == []
-    assert not engine.has_request("b")
+    assert "b" not in engine._requests
     assert_whole(engine)
 
 
@@ -222,6 +224,18 @@ def test_a_second_abort_is_harmless_and_so_is_one_of_nobody(checkpoint, state):
     for request_id in ("b", "nobody"):
         assert engine.abort_request(request_id) is None
         assert_whole(engine)
+
+
+def test_an_abort_looks_at_nobody_else(checkpoint, monkeypatch):
+    """Not in a queue of a thousand."""
+    engine = scripted_engine(checkpoint, num_blocks=4, max_num_seqs=1)
+    for i in range(1000):
+        engine.add_request(str(i), [1, 2], params(2))
+    looks = []
+    monkeypatch.setattr(Sequence, "__eq__", lambda a, b: looks.append(1) or a is b)
+    monkeypatch.setattr(Sequence, "__hash__", object.__hash__)
+    assert reason(engine.abort_request("500")) == "abort"
+    assert sum(looks) == 0 and len(engine.scheduler.waiting) == 999
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -350,26 +364,91 @@ def test_nothing_is_left_of_a_request(checkpoint, way):
     assert seq() is None
 
 
-# A step that fails
+# A step that raises
 
 
-class FailingRunner:
-    """Another runner, until `fails` is set."""
+class Unreliable:
+    """The runner of an engine, which raises for the requests that are `poisoned`, or for all."""
 
     def __init__(self, engine: LLMEngine) -> None:
-        self._run, self.fails, self.num_raised = engine.model_runner.run, False, 0
-        engine.model_runner.run = self
+        self._run = engine.model_runner.run
+        self.poisoned: set[str] = set()
+        self.is_dead = self.is_small = False
+        self.tried: list[str] = []  # of each run, who was in it
+        engine.model_runner.run = self  # type: ignore[assignment]
 
-    def __call__(self, batch):
-        if self.fails:
-            self.num_raised += 1
-            raise RuntimeError("out of memory")
+    def __call__(self, batch: Batch) -> list[SampledToken | None]:
+        names = [seq.request_id for seq, _ in batch]
+        self.tried.append("".join(names))
+        if self.is_dead:
+            raise RuntimeError("the device is gone")
+        if self.is_small and len(batch) > 1:
+            raise MemoryError("too much at once")
+        if self.poisoned & set(names):
+            raise ValueError(f"one of {len(batch)} is poisoned")
         return self._run(batch)
+
+
+@pytest.mark.parametrize("name", "abc")
+def test_a_request_that_raises_ends_alone_and_the_others_get_their_token_in_the_same_step(checkpoint, name):
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    runner = Unreliable(engine)
+    for i, other in enumerate("abc"):
+        engine.add_request(other, [i + 1] * 3, params(6))
+    step(engine), step(engine)
+    runner.poisoned.add(name)
+    outputs = step(engine)
+    assert runner.tried == ["abc", "abc", "abc", "a", "b", "c"]
+    poisoned = outputs.pop(name)
+    assert poisoned.finished and reason(poisoned) == "error" and poisoned.error == "ValueError: one of 1 is poisoned"
+    assert answer(poisoned) == said_alone(poisoned.prompt_token_ids, 2), "what it has got stays"
+    assert [len(answer(output)) for output in outputs.values()] == [3, 3]
+    for output in run_to_the_end(engine).values():
+        assert answer(output) == said_alone(output.prompt_token_ids, 6) and output.error is None
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_prompt_that_raises_ends_whole_or_in_chunks(checkpoint, num_steps):
+    """b's first or second chunk."""
+    engine = scripted_engine(checkpoint, num_blocks=20, max_num_batched_tokens=6)
+    engine.add_request("a", [1] * 3, params(4)), engine.add_request("b", [2] * 9, params(4))
+    runner = Unreliable(engine)
+    for _ in range(num_steps):
+        step(engine)
+    runner.poisoned.add("b")
+    outputs = step(engine)
+    assert outputs["b"].error == "ValueError: one of 1 is poisoned" and answer(outputs["b"]) == []
+    assert answer(run_to_the_end(engine)["a"]) == said_alone([1] * 3, 4)
+
+
+def test_a_request_alone_is_not_tried_twice(checkpoint):
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    runner = Unreliable(engine)
+    runner.poisoned.add("a")
+    engine.add_request("a", [1] * 3, params(4))
+    assert step(engine)["a"].error == "ValueError: one of 1 is poisoned" and runner.tried == ["a"]
+    assert_empty(engine)
+
+
+def test_a_device_that_is_gone_ends_all_with_errors_and_there_is_no_loop(checkpoint):
+    """Two run and three wait for their seats: those get them, and their error, in the steps that follow."""
+    engine = scripted_engine(checkpoint, num_blocks=20, max_num_seqs=2)
+    runner = Unreliable(engine)
+    for name in "abcde":
+        engine.add_request(name, [1, 2], params(9))
+    step(engine)
+    runner.is_dead = True
+    assert [sorted(step(engine)) for _ in range(3)] == [["a", "b"], ["c", "d"], ["e"]]
+    assert runner.tried == ["ab", "ab", "a", "b", "cd", "c", "d", "e"]
+    assert_empty(engine)
+    runner.is_dead = False
+    engine.add_request("f", [1, 2], params(2))
+    assert answer(run_to_the_end(engine)["f"]) == said_alone([1, 2], 2), "the engine is as it was"
 
 
 @pytest.fixture
 def busy(checkpoint) -> ScriptedEngine:
-    """Requests of all kinds, one of which outgrows the pool; its model may be made to fail."""
+    """Requests of all kinds, one of which outgrows the pool."""
     engine = scripted_engine(checkpoint, num_blocks=8, max_num_batched_tokens=7, max_num_seqs=4)
     for i, (num_prompt_tokens, max_tokens) in enumerate([(5, 40), (9, 6), (1, 8), (12, 9), (4, 1), (3, 12)]):
         engine.add_request(str(i), [i + 1] * num_prompt_tokens, params(max_tokens))
@@ -377,57 +456,65 @@ def busy(checkpoint) -> ScriptedEngine:
 
 
 @pytest.mark.parametrize("num_steps", range(0, 60, 3))
-def test_after_a_step_that_failed_all_can_be_aborted_and_all_blocks_come_free(busy, num_steps):
-    runner = FailingRunner(busy)
+def test_whenever_the_device_goes_all_end_and_all_blocks_come_free(busy, num_steps):
+    runner, ended = Unreliable(busy), {}
     for _ in range(num_steps):
-        busy.step()
-    runner.fails = True
-    ended = set()
-    while not runner.num_raised and busy.has_unfinished_requests():
-        try:
-            ended |= {output.request_id for output in busy.step() if output.finished}
-        except RuntimeError:
-            assert_whole(busy)
-    for i in range(6):
-        output = busy.abort_request(str(i))
-        assert output is None or reason(output) == "abort"
-        assert_whole(busy)
-    assert_empty(busy)
+        ended |= {name: output for name, output in step(busy).items() if output.finished}
+    runner.is_dead = True
+    ended |= run_to_the_end(busy)
+    assert len(ended) == 6
+    for output in ended.values():
+        assert answer(output) == said_alone(output.prompt_token_ids, len(answer(output)))
+        assert reason(output) in ("length", "error")
 
 
-def test_a_step_that_failed_can_be_taken_again_and_nothing_is_lost(busy):
-    """Every step fails once: each request gets its tokens or its error, as if nothing had been."""
-    runner, ended = FailingRunner(busy), {}
-    for attempt in count():
-        if not busy.has_unfinished_requests():
-            break
-        runner.fails = attempt % 2 == 0
-        try:
-            ended |= {output.request_id: output for output in busy.step() if output.finished}
-        except RuntimeError as error:
-            assert str(error) == "out of memory"
-        assert_whole(busy)
-    assert_empty(busy)
-    assert runner.num_raised > 20 and busy.scheduler.num_preemptions > 0
+def test_a_step_that_is_too_much_at_once_is_taken_one_by_one_and_nothing_is_lost(busy):
+    """In every step: each request gets its tokens or its error, as if nothing had been."""
+    runner = Unreliable(busy)
+    runner.is_small = True
+    ended = run_to_the_end(busy)
+    assert busy.scheduler.num_preemptions > 0 and max(map(len, runner.tried)) > 2
     assert [reason(ended[str(i)]) for i in range(6)] == ["error"] + ["length"] * 5
     for output in ended.values():
         assert answer(output) == said_alone(output.prompt_token_ids, len(answer(output)))
     assert [len(answer(ended[str(i)])) for i in range(6)] == [32 - 5 + 1, 6, 8, 9, 1, 12]
 
 
-def test_a_request_that_ended_with_an_error_is_told_though_the_model_fails(checkpoint):
-    """a outgrows the pool in the step in which b's prompt is too much for the model."""
+def test_a_request_that_ended_with_an_error_is_told_before_the_model_runs(checkpoint):
+    """a outgrows the pool in the step in which b's prompt would be too much for the model."""
     engine = scripted_engine(checkpoint, num_blocks=2)
-    runner = FailingRunner(engine)
+    runner = Unreliable(engine)
     engine.add_request("a", [1] * 8, params(9)), engine.add_request("b", [2] * 3, params(2))
     step(engine)
-    runner.fails = True
-    assert list(step(engine)) == ["a"]
-    with pytest.raises(RuntimeError, match="out of memory"):
-        engine.step()
-    assert_whole(engine)
-    assert reason(engine.abort_request("b")) == "abort"
+    runner.is_dead = True
+    assert [list(step(engine)) for _ in range(2)] == [["a"], ["b"]]
+    assert runner.tried == ["a", "b"]
     assert_empty(engine)
+
+
+# Ctrl-C
+
+
+def test_before_whatever_line_of_the_engine_ctrl_c_is_pressed_it_stays_whole_and_can_go_on(checkpoint):
+    """Two requests come, b is preempted, c comes and is aborted: each call is made in whole or not at all."""
+
+    def drive(engine: ScriptedEngine) -> None:
+        engine.add_request("a", [1] * 3, params(9)), engine.add_request("b", [2] * 3, params(9))
+        for _ in range(7):
+            engine.step()
+        engine.add_request("c", [3] * 3, params(9))
+        engine.step()
+        engine.abort_request("c")
+
+    places = each_line(drive, scripted_engine(checkpoint, num_blocks=4))[::3]
+    assert len(places) > 100
+    for place in places:
+        engine = scripted_engine(checkpoint, num_blocks=4)
+        with pytest.raises(KeyboardInterrupt):
+            lines_run(drive, engine, press_at=place)
+        assert_whole(engine)
+        for output in run_to_the_end(engine).values():
+            assert answer(output) == said_alone(output.prompt_token_ids, 9)
 
 
 # What the pool looked like
@@ -437,7 +524,7 @@ def test_the_peak_is_the_moment_when_most_was_used(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=10)
     engine.add_request("a", [1] * 2, params(4)), engine.add_request("b", [2] * 2, params(6))
     run_to_the_end(engine)
-    assert [used for _, used in engine.peak.tables] == [5, 5]
+    assert [used for _, used in engine.kv_cache_manager.peak.tables] == [5, 5]
     engine.add_request("c", [3] * 3, params(1))
     run_to_the_end(engine)
-    assert engine.peak.used == 10, "of the engine's life"
+    assert engine.kv_cache_manager.peak.used == 10, "of the engine's life"

@@ -1,22 +1,30 @@
-"""Prefix caching in an engine: what is told, what is computed, and that nobody says anything else because of it."""
+"""Hits in an engine: what is computed and what is not, and that nobody says anything else because of them."""
 
-import math
 import random
 from functools import partial
 
 import pytest
-import torch
 
+from ..beam_search import BeamSearchParams
 from ..engine import LLMEngine
 from ..llm import LLM
 from ..outputs import RequestOutput
-from ..prefix_cache import PrefixCache
-from ..sampling import SamplingParams
-from ..tiered_block_manager import TieredBlockManager
-from .helpers import next_logits
-from .scripted import answers, assert_whole, params, run_to_the_end, said_alone, scripted_engine
+from ..sampling import SampledToken, SamplingParams
+from .scripted import (
+    Batch,
+    ScriptedEngine,
+    answers,
+    assert_empty,
+    assert_whole,
+    params,
+    reasons,
+    run_to_the_end,
+    said_alone,
+    scripted_engine,
+    step,
+)
 
-PROMPT = [3 + 7 * i % 300 for i in range(20)]
+PROMPT = [3 + 7 * i % 300 for i in range(20)]  # five blocks
 
 
 def serve(engine: LLMEngine, prompt: list[int], max_tokens: int = 3, **options) -> RequestOutput:
@@ -25,97 +33,228 @@ def serve(engine: LLMEngine, prompt: list[int], max_tokens: int = 3, **options) 
     return run_to_the_end(engine)["a"]
 
 
+def serve_counted(engine: ScriptedEngine, prompt: list[int], max_tokens: int = 3, **options) -> tuple[int, int]:
+    """The same; returns how many tokens were hit and how many were computed. It says what it says alone."""
+    hits, computed = engine.kv_cache_manager.prefix_cache_stats.hits, engine.model_runner.num_tokens
+    assert answers(serve(engine, prompt, max_tokens, **options)) == [said_alone(prompt, max_tokens)]
+    return engine.kv_cache_manager.prefix_cache_stats.hits - hits, engine.model_runner.num_tokens - computed
+
+
 def test_a_prompt_whose_blocks_are_all_cached_computes_its_last_token(checkpoint):
     engine = scripted_engine(checkpoint, 16)
-    serve(engine, PROMPT)
-    before = engine.model_runner.num_tokens
-    output = serve(engine, PROMPT[:17])
-    assert engine.model_runner.num_tokens - before == 1 + 2, "its last token, and two that were sampled"
-    assert output.num_cached_tokens == 16
-    assert answers(output) == [said_alone(PROMPT[:17], 3)]
+    assert serve_counted(engine, PROMPT) == (0, 20 + 2)
+    assert serve_counted(engine, PROMPT[:17]) == (16, 1 + 2), "its last token, and two that were sampled"
+    assert serve_counted(engine, PROMPT[:16]) == (12, 4 + 2)
 
 
-def test_hits_are_told_and_counted(checkpoint):
+def test_tokens_asked_for_and_hit_are_counted(checkpoint):
     engine = scripted_engine(checkpoint, 16)
-    assert serve(engine, PROMPT).num_cached_tokens == 0
-    assert serve(engine, [*PROMPT[:10], 99]).num_cached_tokens == 8
-    stats = engine.kv_cache_manager.prefix_cache.stats
-    assert (stats.queried, stats.hit) == (31, 8)
+    serve(engine, PROMPT), serve(engine, [*PROMPT[:10], 99])
+    stats = engine.kv_cache_manager.prefix_cache_stats
+    assert (stats.queries, stats.hits) == (20 + 11, 8)
 
 
-def test_the_same_prompt_twice_in_one_step_is_computed_twice_and_held_by_the_next_once(checkpoint):
+def test_the_same_prompt_twice_in_one_step_is_computed_twice_and_hit_by_the_next(checkpoint):
     engine = scripted_engine(checkpoint, 32)
     for name in "ab":
         engine.add_request(name, PROMPT, params(4))
     outputs = run_to_the_end(engine)
-    assert [outputs[name].num_cached_tokens for name in "ab"] == [0, 0]
-    assert serve(engine, PROMPT).num_cached_tokens == 16
+    assert engine.kv_cache_manager.prefix_cache_stats.hits == 0
+    assert [answers(outputs[name]) for name in "ab"] == [[said_alone(PROMPT, 4)]] * 2
+    assert serve_counted(engine, PROMPT)[0] == 16
 
 
-def test_who_comes_a_step_later_hits(checkpoint):
+def test_who_comes_a_step_later_holds_the_same_blocks(checkpoint):
     engine = scripted_engine(checkpoint, 32)
-    engine.add_request("a", PROMPT, params(4))
-    engine.step()
-    engine.add_request("b", PROMPT, params(4))
-    engine.step()
-    assert_whole(engine)
+    engine.add_request("a", PROMPT, params(4)), step(engine)
+    engine.add_request("b", PROMPT, params(4)), step(engine)
+    assert engine.model_runner.steps[-1] == [("a", 1), ("b", 4)]
     held = [seq.block_table for seq in engine.scheduler.running]
     assert held[0][:4] == held[1][:4] and held[0][4] != held[1][4]
-    outputs = run_to_the_end(engine)
-    assert answers(outputs["b"]) == [said_alone(PROMPT, 4)] and outputs["b"].num_cached_tokens == 16
+    assert answers(run_to_the_end(engine)["b"]) == [said_alone(PROMPT, 4)]
 
 
-@pytest.mark.parametrize("end", ["abort", "preempt"])
-def test_of_a_prompt_that_was_cut_off_only_what_was_computed_is_hit(checkpoint, end):
-    engine = scripted_engine(checkpoint, 16, max_num_batched_tokens=6)
-    engine.add_request("a", PROMPT, params(4))
-    engine.step()  # 6 of its 20 tokens, in blocks that were all allocated
-    if end == "abort":
-        engine.abort_request("a")
-    else:
-        engine.scheduler._preempt(list(engine.scheduler.running))
-    assert_whole(engine)
-    before = engine.model_runner.num_tokens
-    if end == "abort":
-        assert serve(engine, PROMPT, max_tokens=1).num_cached_tokens == 4
-    else:
-        run_to_the_end(engine)
-    assert engine.model_runner.num_tokens - before == 16 + (0 if end == "abort" else 3)
-
-
-def test_a_prompt_finds_room_though_the_pool_is_full_of_idle_blocks(checkpoint):
-    engine = scripted_engine(checkpoint, 6)
-    for first in range(50, 60):
-        assert answers(serve(engine, [first] * 20)) == [said_alone([first] * 20, 3)]
-    assert engine.kv_cache_manager.prefix_cache.blocks.num_idle == 5
+def test_who_waits_hits_a_prompt_as_far_as_it_is_computed_when_it_is_admitted(checkpoint):
+    engine = scripted_engine(checkpoint, 32, max_num_batched_tokens=9)
+    engine.add_request("a", PROMPT, params(1)), step(engine)  # 9 tokens of a: two full blocks
+    engine.add_request("b", [*PROMPT[:16], 5], params(1)), step(engine)
+    assert engine.model_runner.steps[-1] == [("a", 9)], "no budget is left for b"
+    step(engine)
+    assert engine.model_runner.steps[-1] == [("a", 2), ("b", 1)]
 
 
 def test_found_tokens_cost_no_budget(checkpoint):
     """A step of 8 tokens: 18 tokens of which 16 are found need one step, and leave room for 6 of another's."""
     engine = scripted_engine(checkpoint, 32, max_num_batched_tokens=8)
     serve(engine, PROMPT)
-    engine.add_request("a", PROMPT[:18], params(2))
-    engine.add_request("b", [77] * 9, params(2))
-    engine.step()
+    engine.add_request("a", PROMPT[:18], params(2)), engine.add_request("b", [77] * 9, params(2))
+    step(engine)
     assert engine.model_runner.steps[-1] == [("a", 2), ("b", 6)]
     run_to_the_end(engine)
 
 
-def test_the_samples_of_a_prompt_hit_once(checkpoint):
+def test_a_prompt_finds_room_though_every_free_block_is_cached(checkpoint):
+    engine = scripted_engine(checkpoint, 6)
+    for first in range(50, 60):
+        assert answers(serve(engine, [first] * 20)) == [said_alone([first] * 20, 3)]
+    assert len(engine.kv_cache_manager._pool._cached) == 5
+
+
+# What is cut off
+
+
+@pytest.mark.parametrize("end", ["abort", "preempt"])
+def test_of_a_prompt_that_was_cut_off_only_what_was_computed_is_hit(checkpoint, end):
+    engine = scripted_engine(checkpoint, 16, max_num_batched_tokens=6)
+    engine.add_request("a", PROMPT, params(1)), step(engine)  # 6 of its 20 tokens; it holds blocks for all
+    if end == "abort":
+        engine.abort_request("a")
+        assert serve_counted(engine, PROMPT, 1) == (4, 16)
+    else:
+        engine.scheduler._preempt(engine.scheduler.running[0])
+        assert_whole(engine)
+        assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT, 1)]
+        assert engine.model_runner.num_tokens == 6 + 16
+
+
+class Poisoned:
+    """The model writes nonsense for these requests, and raises: in any batch, and alone."""
+
+    def __init__(self, engine: ScriptedEngine, *names: str) -> None:
+        self.engine, self.names, self.from_token = engine, names, 0
+        self._run = engine.model_runner.run
+        engine.model_runner.run = self.run  # type: ignore[method-assign]
+
+    def run(self, batch: Batch) -> list[SampledToken | None]:
+        for seq, _ in batch:
+            if seq.request_id in self.names and seq.num_computed_tokens >= self.from_token:
+                self.engine.kv_cache.blocks[seq.block_table[seq.num_computed_tokens // 4 :]] = 299
+                raise RuntimeError("poison")
+        return self._run(batch)
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_nothing_of_a_step_that_failed_is_hit(checkpoint, others):
+    """Two chunks of it were computed; the third has failed, alone or in company."""
+    engine = scripted_engine(checkpoint, 32, max_num_batched_tokens=6 + others)
+    poisoned = Poisoned(engine, "a")
+    poisoned.from_token = 12
+    for i in range(others):
+        engine.add_request(str(i), [200 + i] * 2, params(9)), step(engine)
+    engine.add_request("a", PROMPT, params(3))
+    ended = run_to_the_end(engine)
+    assert ended["a"].error == "RuntimeError: poison" and answers(ended["a"]) == [[]]
+    assert [answers(ended[str(i)]) for i in range(others)] == [[said_alone([200 + i] * 2, 9)] for i in range(others)]
+    poisoned.names = ()
+    assert serve_counted(engine, PROMPT) == (12, 8 + 2)
+
+
+@pytest.mark.parametrize("part", ["copies", "admission"])
+def test_a_step_that_breaks_off_leaves_what_was_computed_before_it(checkpoint, part, monkeypatch):
+    """It raises in the step in which the samples are forked. All come back, and hit the four blocks of the prompt."""
+    engine = scripted_engine(checkpoint, 32)
+    seeded = params(4, n=3, temperature=1.0, seed=3)
+    engine.add_request("a", PROMPT[:18], seeded), step(engine)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((engine.kv_cache, "copy_blocks") if part == "copies" else (engine.scheduler, "_admit")), fails)
+        with pytest.raises(RuntimeError, match="device lost"):
+            engine.step()
+    assert_whole(engine)
+    assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT[:18], 4, 3, i) for i in range(3)]
+    assert engine.model_runner.num_tokens == 17 + 3 * 2 + 3 * 3, "16 tokens are found by each, and two are computed"
+
+
+# Preemption
+
+
+@pytest.mark.parametrize("num_steps, again", [(1, 1), (4, 4), (5, 1), (6, 2)])
+def test_a_preempted_sequence_computes_what_was_not_a_full_block_again(checkpoint, num_steps, again):
+    """After n steps it has 20 + n tokens, of which the last is not computed. Nothing was evicted meanwhile."""
+    engine = scripted_engine(checkpoint, 16)
+    engine.add_request("a", PROMPT, params(9))
+    for _ in range(num_steps):
+        step(engine)
+    engine.scheduler._preempt(engine.scheduler.running[0])
+    step(engine)
+    assert engine.model_runner.steps[-1] == [("a", again)]
+    assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT, 9)]
+    assert engine.kv_cache_manager.prefix_cache_stats.queries == 20 + (20 + num_steps), "on each admission"
+    computed_twice = engine.model_runner.num_tokens - (20 + 8)
+    assert computed_twice == again - 1 < engine.config.block_size
+
+
+def test_samples_that_were_preempted_find_the_prompt_and_their_own_blocks(checkpoint):
+    """Stage 5 computes 2 x 28 tokens here, all that the two have."""
+    engine = scripted_engine(checkpoint, 40)
+    engine.add_request("a", PROMPT[:18], params(12, n=3, temperature=1.0, seed=3))
+    for _ in range(11):
+        step(engine)
+    samples = engine._requests["a"]
+    assert [seq.num_tokens for seq in samples] == [28] * 3
+    for seq in reversed(samples[1:]):
+        engine.scheduler._preempt(seq)
+    step(engine)
+    assert engine.model_runner.steps[-1] == [("a", 1), ("a", 4), ("a", 4)], "of 28 tokens 24 are found"
+    tables = [seq.block_table for seq in samples if not seq.finished]
+    assert len({tuple(table[:4]) for table in tables}) == 1, "the prompt is there once again"
+    assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT[:18], 12, 3, i) for i in range(3)]
+
+
+def test_what_a_preempted_sequence_had_is_evicted_only_as_far_as_others_need_room(checkpoint):
+    """b makes room for a, which takes one block: the end of b's text. Coming back, b finds 12 of its 17 tokens."""
+    engine = scripted_engine(checkpoint, 8, offload_policy="recompute")
+    engine.add_request("a", PROMPT[:15], params(6)), engine.add_request("b", PROMPT[4:20], params(3))
+    ended = run_to_the_end(engine)
+    assert engine.scheduler.num_preemptions == 1
+    assert [answers(ended["a"]), answers(ended["b"])] == [[said_alone(PROMPT[:15], 6)], [said_alone(PROMPT[4:20], 3)]]
+    assert [("b", 5)] in engine.model_runner.steps and engine.model_runner.num_tokens == 15 + 5 + 16 + 5 + 1
+
+
+# Samples and beams
+
+
+@pytest.mark.parametrize("num_tokens, computed", [(18, 1 + 3 * 3), (17, 3 * 3), (20, 3 + 3 * 3)])
+def test_the_samples_of_a_prompt_hit_once(checkpoint, num_tokens, computed):
+    """All but the last token may be found: then they are forked in the next step, and nobody runs in this one."""
     engine = scripted_engine(checkpoint, 32)
     serve(engine, PROMPT)
-    before = engine.model_runner.num_tokens
-    output = serve(engine, PROMPT, n=3, temperature=1.0, seed=5)
-    assert answers(output) == [said_alone(PROMPT, 3, seed=5, sample_index=i) for i in range(3)]
-    assert engine.model_runner.num_tokens - before == 4 + 3 * 2
-    assert engine.kv_cache_manager.prefix_cache.stats.queried == 40
+    before, queries = engine.model_runner.num_tokens, engine.kv_cache_manager.prefix_cache_stats.queries
+    output = serve(engine, PROMPT[:num_tokens], n=3, temperature=1.0, seed=5)
+    assert answers(output) == [said_alone(PROMPT[:num_tokens], 3, 5, i) for i in range(3)]
+    assert engine.model_runner.num_tokens - before == computed
+    assert engine.kv_cache_manager.prefix_cache_stats.queries - queries == num_tokens
 
 
-def test_off_nothing_is_hit(checkpoint):
+def test_each_sample_leaves_its_text_for_the_next_turn(checkpoint):
+    engine = scripted_engine(checkpoint, 32)
+    output = serve(engine, PROMPT[:18], 7, n=3, temperature=1.0, seed=5)
+    for said in answers(output):
+        assert serve_counted(engine, [*PROMPT[:18], *said, 1], 1) == (24, 2)
+
+
+def test_a_search_begins_with_what_is_cached_and_finds_the_same_beams(checkpoint):
+    cold, warm = (LLM(checkpoint, block_size=4) for _ in range(2))
+    search = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
+    warm.generate(PROMPT, params(1))
+    [expected], [output] = cold.beam_search([PROMPT], search), warm.beam_search([PROMPT], search)
+    assert answers(output) == answers(expected)
+    assert warm.kv_cache_manager.prefix_cache_stats.hits == 16
+    assert len(warm.kv_cache_manager._pool._cached) == 5, "beams leave nothing"
+    assert_empty(warm.llm_engine)
+    assert answers(warm.generate(PROMPT, params(3))[0]) == answers(cold.generate(PROMPT, params(3))[0])
+
+
+# On, off, forgotten
+
+
+def test_off_nothing_is_hit_and_every_block_is_taken_last_in_first_out(checkpoint):
     engine = scripted_engine(checkpoint, 16, enable_prefix_caching=False)
-    for _ in range(2):
-        assert serve(engine, PROMPT).num_cached_tokens == 0
-    assert engine.model_runner.num_tokens == 2 * 22
+    assert [serve_counted(engine, PROMPT) for _ in range(2)] == [(0, 22)] * 2
+    assert list(engine.kv_cache_manager._pool._free) == list(range(16))
 
 
 def test_it_is_on_unless_it_is_turned_off(checkpoint):
@@ -129,24 +268,14 @@ def test_a_reset_waits_until_nobody_is_served(checkpoint):
     assert llm.reset_prefix_cache() is False
     stream.close()
     assert llm.reset_prefix_cache() is True
-    assert llm.generate(PROMPT, params(1))[0].num_cached_tokens == 0
+    llm.generate(PROMPT, params(1))
+    assert llm.kv_cache_manager.prefix_cache_stats.hits == 0
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_with_a_hash_that_is_always_the_same_everybody_says_what_he_says_alone(checkpoint, seed):
-    rng = random.Random(seed)
-    engine = scripted_engine(checkpoint, 20)
-    cache = PrefixCache(4, hash_function=lambda parent, token_ids: b"same")
-    engine.kv_cache_manager = TieredBlockManager(20, 4, cache, engine.host_pool)
-    engine.scheduler = engine.build_scheduler()
-    serve(engine, [5] * 9)  # it has the only place in the index
-    for number in range(12):
-        prompt = [5] * rng.randrange(1, 12) + [rng.randrange(5, 7) for _ in range(rng.randrange(8))]
-        assert answers(serve(engine, prompt)) == [said_alone(prompt, 3)], number
-    assert cache.stats.hit > 0
+# With a real model
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_in_any_company_and_any_pool_everybody_says_what_he_says_without_a_cache(checkpoint, seed):
     """Prompts that begin alike in many ways, chunks, preemption, several samples: greedy and sampled."""
     rng = random.Random(seed)
@@ -162,98 +291,8 @@ def test_in_any_company_and_any_pool_everybody_says_what_he_says_without_a_cache
     on, off = llm(), llm(enable_prefix_caching=False)
     expected = [answers(output) for output in off.generate(prompts, wanted)]
     for _ in range(2):
-        assert [answers(output) for output in on.generate(prompts, wanted)] == expected
+        outputs = on.generate(prompts, wanted)
+        assert [answers(output) for output in outputs] == expected
+        assert {reason for output in outputs for reason in reasons(output)} == {"length"}
         on.kv_cache_manager.check_integrity()
     assert on.model_runner.num_tokens < 2 * off.model_runner.num_tokens
-
-
-# prompt_logprobs
-
-
-def test_the_log_probabilities_of_a_prompt_are_those_without_a_cache(checkpoint, model):
-    prompt = PROMPT[:13]
-    llm = LLM(checkpoint, block_size=4, max_num_batched_tokens=5)
-    [output] = llm.generate(prompt, SamplingParams(prompt_logprobs=2, max_tokens=2, temperature=0.0))
-    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == 13
-    assert output.prompt_logprobs[0] is None
-    for position in range(1, 13):
-        logprobs = next_logits(model, prompt[:position]).log_softmax(-1)  # [vocab_size]
-        told = output.prompt_logprobs[position]
-        assert told is not None and prompt[position] in told
-        assert list(told)[:2] == logprobs.topk(2).indices.tolist()
-        for token_id, each in told.items():
-            assert each.logprob == pytest.approx(logprobs[token_id].item(), abs=1e-4)
-            assert each.rank == 1 + int((logprobs > logprobs[token_id]).sum())
-
-
-def test_whoever_wants_them_reads_no_cache_and_fills_it(checkpoint):
-    llm = LLM(checkpoint, block_size=4)
-    wants = SamplingParams(prompt_logprobs=0, max_tokens=1, temperature=0.0)
-    first, second = (llm.generate(PROMPT, wants)[0] for _ in range(2))
-    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 0)
-    assert llm.model_runner.num_tokens == 40
-    assert first.prompt_logprobs == second.prompt_logprobs
-    assert llm.generate(PROMPT, params(1))[0].num_cached_tokens == 16
-
-
-def test_they_are_of_float32_logits_whatever_the_model_computes_in(checkpoint):
-    """So the probabilities of all tokens add up to 1, as those of sampled tokens do."""
-    llm = LLM(checkpoint, block_size=4, dtype="bfloat16")
-    everything = SamplingParams(prompt_logprobs=320, logprobs=320, max_tokens=1, temperature=0.0)
-    [output] = llm.generate(PROMPT, everything)
-    for told in (*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])):
-        assert told is not None and len(told) == 320
-        assert sum(math.exp(each.logprob) for each in told.values()) == pytest.approx(1, abs=1e-5)
-
-
-def test_nobody_else_gets_any(checkpoint):
-    llm = LLM(checkpoint, block_size=4)
-    wants = SamplingParams(prompt_logprobs=1, max_tokens=3, temperature=0.0)
-    outputs = llm.generate([PROMPT, PROMPT, PROMPT[:1]], [wants, params(3), wants])
-    assert [output.prompt_logprobs is None for output in outputs] == [False, True, False]
-    assert outputs[2].prompt_logprobs == [None]
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_prompt_that_is_preempted_gets_each_once_and_may_hit_when_it_has_all(checkpoint, n):
-    llm = LLM(checkpoint, block_size=4, max_num_batched_tokens=6, enable_prefix_caching=True)
-    wants = SamplingParams(n=n, prompt_logprobs=1, max_tokens=6, temperature=0.0, ignore_eos=True)
-    [expected] = llm.generate(PROMPT, wants)
-    engine = LLM(checkpoint, block_size=4, max_num_batched_tokens=6, preemption="recompute").llm_engine
-    engine.add_request("a", PROMPT, wants)
-    outputs: list[RequestOutput] = []
-    for number in range(40):
-        if number in (2, 9) and engine.scheduler.running:
-            engine.scheduler._preempt(list(engine.scheduler.running))
-        outputs += engine.step()
-        engine.kv_cache_manager.check_integrity()
-        if not engine.has_unfinished_requests():
-            break
-    last = outputs[-1]
-    assert last.finished and answers(last) == answers(expected)
-    assert last.prompt_logprobs is not None and expected.prompt_logprobs is not None
-    for told, wanted in zip(last.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
-        assert told is not None and wanted is not None and told.keys() == wanted.keys()
-        assert all(told[i].logprob == pytest.approx(wanted[i].logprob, abs=1e-4) for i in told)
-    assert engine.kv_cache_manager.prefix_cache.stats.hit > 0, "the second time it came back"
-
-
-@pytest.mark.parametrize("wrong", [-1, -5])
-def test_a_negative_number_is_refused(wrong):
-    with pytest.raises(ValueError, match=f"prompt_logprobs must be 0 or above, not {wrong}"):
-        SamplingParams(prompt_logprobs=wrong)
-
-
-def test_logits_of_a_prompt_are_computed_for_those_who_ask_only(checkpoint, monkeypatch):
-    llm = LLM(checkpoint, block_size=4)
-    rows: list[int] = []
-    compute = llm.model_runner._model.compute_logits
-
-    def watched(hidden: torch.Tensor) -> torch.Tensor:
-        rows.append(len(hidden))
-        return compute(hidden)
-
-    monkeypatch.setattr(llm.model_runner._model, "compute_logits", watched)
-    llm.generate(PROMPT, params(1))
-    llm.generate(PROMPT, params(1, prompt_logprobs=0))
-    assert rows == [1, 1, 19]

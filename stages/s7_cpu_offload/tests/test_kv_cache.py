@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ..kv_cache import KVCache, bytes_per_token
+from ..kv_cache import BlockCopy, KVCache, bytes_per_token
 from .pool import BLOCK_SIZE, HEAD_DIM, make_cache, model_config, random_qkv, slot
 from .watch import Watch
 
@@ -128,20 +128,20 @@ def contents(cache: KVCache) -> list[int]:
 @pytest.mark.parametrize(
     "copies, after",
     [
-        ({4: 1}, [0, 1, 2, 3, 1]),
-        ({0: 3, 4: 1}, [3, 1, 2, 3, 1]),
-        ({0: 2, 1: 2, 4: 2}, [2, 2, 2, 3, 2]),
-        ({1: 0, 2: 1}, [0, 0, 1, 3, 4]),  # 0 -> 1 -> 2: block 1 is a source before it is a target
-        ({2: 1, 1: 0}, [0, 0, 1, 3, 4]),
-        ({0: 2, 1: 0, 2: 1}, [2, 0, 1, 3, 4]),  # in a ring
-        ({3: 4, 4: 3}, [0, 1, 2, 4, 3]),
-        ({}, [0, 1, 2, 3, 4]),
+        ([(1, 4)], [0, 1, 2, 3, 1]),
+        ([(3, 0), (1, 4)], [3, 1, 2, 3, 1]),
+        ([(2, 0), (2, 1), (2, 4)], [2, 2, 2, 3, 2]),
+        ([(0, 1), (1, 2)], [0, 0, 1, 3, 4]),  # 0 -> 1 -> 2: block 1 is a source before it is a target
+        ([(1, 2), (0, 1)], [0, 0, 1, 3, 4]),
+        ([(2, 0), (0, 1), (1, 2)], [2, 0, 1, 3, 4]),  # in a ring
+        ([(4, 3), (3, 4)], [0, 1, 2, 4, 3]),
+        ([], [0, 1, 2, 3, 4]),
     ],
     ids=str,
 )
 def test_the_copies_of_a_step_are_as_if_all_were_read_before_one_is_written(copies, after):
     cache = numbered(5)
-    cache.copy_blocks(copies)
+    cache.copy_blocks([BlockCopy(source, target) for source, target in copies])
     assert contents(cache) == after
     assert cache.num_blocks_copied == len(copies)
 
@@ -150,14 +150,14 @@ def test_a_copy_is_of_all_layers_of_keys_and_of_values_slot_for_slot():
     cache = numbered(3)
     cache.blocks[1] = torch.randn(cache.blocks[1].shape, generator=torch.Generator().manual_seed(0))
     source = cache.blocks[1].clone()
-    cache.copy_blocks({2: 1})
+    cache.copy_blocks([BlockCopy(source=1, target=2)])
     assert torch.equal(cache.blocks[2], source) and torch.equal(cache.blocks[1], source)
     assert (cache.blocks[0] == 0).all()
 
 
 def test_what_is_written_to_a_copy_is_not_in_its_source():
     cache = numbered(2)
-    cache.copy_blocks({1: 0})
+    cache.copy_blocks([BlockCopy(source=0, target=1)])
     cache.blocks[1] = 5
     assert contents(cache) == [0, 5]
 
@@ -167,13 +167,13 @@ def test_copies_are_made_in_as_many_operations_however_many_they_are():
     for num_copies in (1, 20):
         cache = make_cache(2 * num_copies, num_layers=3)
         with Watch() as seen:
-            cache.copy_blocks({2 * i: 2 * i + 1 for i in range(num_copies)})
+            cache.copy_blocks([BlockCopy(2 * i, 2 * i + 1) for i in range(num_copies)])
         counted.append(seen.num_operations)
     assert counted[1] <= counted[0], "20 copies take more operations than one"
 
 
 def test_blocks_copied_are_counted_since_the_start():
     cache = numbered(5)
-    for copies in ({4: 1}, {}, {0: 3, 4: 1}):
+    for copies in ([BlockCopy(1, 4)], [], [BlockCopy(3, 0), BlockCopy(1, 4)]):
         cache.copy_blocks(copies)
     assert cache.num_blocks_copied == 3

@@ -26,7 +26,7 @@ def run(checkpoint, capsys):
     """run("the fox", "--seed", "1") is (exit code, stdout, stderr); a story here has 6 tokens."""
 
     def command(*argv: str, model=checkpoint):
-        code = main(["--model", str(model), "--max-tokens", "6", "--offload-policy", "load", *argv])
+        code = main(["--model", str(model), "--max-tokens", "6", "--offload-policy", "recompute", *argv])
         return code, *capsys.readouterr()
 
     return command
@@ -50,11 +50,20 @@ def test_the_summary_says_what_was_reserved_and_used(run):
     assert summary["share"] == "88" and summary["strip"] == "#" * 8 + "." * 24
 
 
-def test_if_there_is_something_to_choose_the_two_speeds_are_told_last(run):
-    _, out, _ = run("the", "--offload-policy", "auto")
-    *_, summary, speeds = out.splitlines()
+def test_where_there_is_a_host_pool_it_says_what_was_moved(run):
+    """One seat: the second story takes all blocks, and the third begins with what the first one had computed."""
+    beginning = "the fox the fox the fox the fox"
+    sizes = ("--max-num-seqs", "1", "--kv-cache-tokens", "40", "--max-model-len", "39", "--block-size", "8")
+    _, out, _ = run(beginning, "wood " * 10, beginning, "--offload-policy", "load", *sizes)
+    *_, summary, moved = out.splitlines()
     assert re.fullmatch(SUMMARY, summary)
-    assert re.fullmatch(r"load or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
+    stored, loaded = re.fullmatch(r"blocks to the host: (\d+), and back: (\d+)", moved).groups()
+    assert int(stored) >= int(loaded) > 0
+
+
+def test_if_there_is_something_to_choose_the_two_speeds_are_told(run):
+    _, out, _ = run("the", "--offload-policy", "auto")
+    assert re.search(r"\|\nload or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s\n", out)
 
 
 def test_without_prompts_there_are_six_beginnings(run):

@@ -1,10 +1,10 @@
-"""HostPool: what it is made of, what it counts, and copies that run beside other work."""
+"""HostKVCache: what it is made of, what its copies move, and when a load has arrived."""
 
 import pytest
 import torch
 
-from ..kv_cache import KVCache
-from ..offload import HostPool, Traffic, Transfer
+from ..kv_cache import BlockCopy, KVCache
+from ..offload import HostKVCache, Load
 from .pool import make_cache, model_config
 
 gpu = pytest.mark.gpu
@@ -22,165 +22,172 @@ def filled(num_blocks: int, dtype: torch.dtype = torch.float32, device: str = "c
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_it_has_blocks_like_the_device_s(dtype):
-    cache = filled(5, dtype)
-    pool = HostPool(cache.blocks, 7)
-    assert pool.blocks.shape == (7, *SHAPE) and pool.blocks.dtype == dtype
-    assert pool.blocks.device.type == "cpu" and not pool.blocks.any()
-    assert (pool.num_blocks, pool.num_device_blocks) == (7, 5)
-    assert pool.bytes_per_block == 3 * 2 * 4 * 2 * 8 * dtype.itemsize == 4 * cache.bytes_per_token
+    host = HostKVCache(filled(5, dtype).blocks, 7)
+    assert host.blocks.shape == (7, *SHAPE) and host.blocks.dtype == dtype
+    assert host.blocks.device.type == "cpu" and host.num_blocks == 7
+    assert (host.num_blocks_stored, host.num_blocks_loaded) == (0, 0)
 
 
-def test_a_host_without_room_says_so():
-    with pytest.raises(ValueError, match="the host has no room for 1,000,000,000,000,000 blocks"):
-        HostPool(filled(1).blocks, 10**15)
+def test_it_may_have_no_block():
+    assert HostKVCache(filled(5).blocks, 0).blocks.shape == (0, *SHAPE)
 
 
-def test_a_store_goes_from_the_device_and_a_load_to_it():
-    """{to: from}: all layers of those blocks, and nothing else."""
+def test_a_host_without_room_says_so_once_with_blocks_and_bytes():
+    """A block has 3 layers x 2 x 4 slots x 2 heads x 8 numbers of 4 bytes."""
+    error = "^the host has no room for 1,000,000,000,000,000 blocks, 1,536,000,000,000,000,000 bytes$"
+    with pytest.raises(ValueError, match=error) as raised:
+        HostKVCache(filled(1).blocks, 10**15)
+    assert raised.value.__cause__ is None and raised.value.__suppress_context__
+
+
+def test_a_store_moves_a_block_to_the_host_in_every_layer_and_nothing_else():
     cache = filled(4)
-    pool, device = HostPool(cache.blocks, 6), cache.blocks.clone()
-    pool.store({5: 0, 2: 3}).wait()
-    assert torch.equal(pool.blocks[5], device[0]) and torch.equal(pool.blocks[2], device[3])
-    assert not pool.blocks[[0, 1, 3, 4]].any() and torch.equal(cache.blocks, device)
-    pool.load({1: 5, 0: 2}).wait()
-    assert torch.equal(cache.blocks, device[[3, 0, 2, 3]])
+    host, device = HostKVCache(cache.blocks, 6), cache.blocks.clone()
+    host.blocks.zero_()
+    host.store(BlockCopy(source=0, target=5))
+    host.store(BlockCopy(source=3, target=2))
+    assert torch.equal(host.blocks[5], device[0]) and torch.equal(host.blocks[2], device[3])
+    assert not host.blocks[[0, 1, 3, 4]].any() and torch.equal(cache.blocks, device)
+    assert (host.num_blocks_stored, host.num_blocks_loaded) == (2, 0)
 
 
-def test_traffic_is_counted_in_each_direction():
-    pool = HostPool(filled(4).blocks, 6)
-    assert pool.stored == pool.loaded == Traffic(num_blocks=0, num_bytes=0, seconds=0.0)
-    pool.store({0: 0, 1: 1, 2: 2})
-    pool.load({3: 1})
-    pool.load({2: 0, 1: 1})
-    assert (pool.stored.num_blocks, pool.stored.num_bytes) == (3, 3 * pool.bytes_per_block)
-    assert (pool.loaded.num_blocks, pool.loaded.num_bytes) == (3, 3 * pool.bytes_per_block)
-    pool.store({})
-    assert pool.stored.num_blocks == 3
-    assert pool.stored.seconds > 0 and pool.loaded.seconds > 0
+def test_a_load_moves_blocks_to_the_device_in_every_layer_and_nothing_else():
+    cache = filled(4)
+    host, device = HostKVCache(cache.blocks, 6), cache.blocks.clone()
+    host.blocks.copy_(filled(6).blocks + 1)
+    kept = host.blocks.clone()
+    load = host.load([BlockCopy(source=5, target=1), BlockCopy(source=2, target=0)])
+    assert (load.sources, load.targets) == ([5, 2], {0, 1})
+    load.wait()
+    assert torch.equal(cache.blocks, torch.stack([kept[2], kept[5], device[2], device[3]]))
+    assert torch.equal(host.blocks, kept) and (host.num_blocks_stored, host.num_blocks_loaded) == (0, 2)
 
 
 def test_a_copy_that_fails_is_not_counted():
-    pool = HostPool(filled(4).blocks, 6)
+    host = HostKVCache(filled(4).blocks, 6)
     with pytest.raises(IndexError):
-        pool.store({0: 0, 6: 1})
-    assert pool.stored.num_blocks == pool.stored.num_bytes == 0
+        host.store(BlockCopy(source=0, target=6))
+    with pytest.raises(IndexError):
+        host.load([BlockCopy(source=0, target=1), BlockCopy(source=1, target=4)])
+    assert (host.num_blocks_stored, host.num_blocks_loaded) == (0, 0)
 
 
-def test_without_streams_a_transfer_is_done_at_once():
-    pool = HostPool(filled(4).blocks, 6)
-    transfer = pool.store({0: 0})
-    assert transfer.is_done()
-    transfer.wait()
-    transfer.hold_back_compute()
-    assert transfer.is_done()
+def test_without_streams_a_load_has_arrived_when_the_call_returns():
+    cache = filled(4)
+    host = HostKVCache(cache.blocks, 6)
+    host.blocks.fill_(3)
+    load = host.load([BlockCopy(0, 1)])
+    assert load.has_arrived() and (cache.blocks[1] == 3).all()
+    load.wait()
 
 
 class Event:
-    """Like one of CUDA's, as far as a Transfer uses it."""
+    """Like one of CUDA's, as far as a Load uses it."""
 
-    def __init__(self, calls: list[str]) -> None:
-        self.is_past, self.calls = False, calls
+    def __init__(self) -> None:
+        self.is_past = False
 
     def query(self) -> bool:
         return self.is_past
 
     def synchronize(self) -> None:
-        self.calls.append("synchronize")
         self.is_past = True
 
-    def wait(self) -> None:
-        self.calls.append("wait")
 
-    def elapsed_time(self, end: "Event") -> float:
-        return 250.0  # milliseconds
-
-
-def test_a_transfer_is_done_when_its_last_event_is_past_and_its_time_counts_once():
-    traffic, calls = Traffic(), []
-    begin, end = Event(calls), Event(calls)
-    transfer = Transfer(traffic, (begin, end))
-    begin.is_past = True
-    assert not transfer.is_done() and traffic.seconds == 0
-    end.is_past = True
-    assert transfer.is_done() and transfer.is_done()
-    assert traffic.seconds == 0.25
-
-
-def test_to_wait_holds_the_host_and_to_hold_back_compute_holds_only_the_device():
-    calls: list[str] = []
-    transfer = Transfer(Traffic(), (Event([]), Event(calls)))
-    transfer.hold_back_compute()
-    assert calls == ["wait"] and not transfer.is_done()
-    transfer.wait()
-    assert calls == ["wait", "synchronize"] and transfer.is_done()
-    transfer.wait()
-    transfer.hold_back_compute()
-    assert calls == ["wait", "synchronize"]
+def test_a_load_has_arrived_when_its_event_is_past_or_somebody_has_waited():
+    load, other = (Load([BlockCopy(0, 1)], Event()) for _ in range(2))
+    assert not load.has_arrived()
+    load._event.is_past = True
+    assert load.has_arrived()
+    assert not other.has_arrived()
+    other.wait()
+    assert other.has_arrived()
 
 
 # On a GPU
 
 
+def busy() -> None:
+    """Some milliseconds of work for the stream that computes."""
+    a = torch.randn(4096, 4096, device="cuda")
+    for _ in range(20):
+        a = (a @ a).softmax(dim=-1)
+
+
+def large() -> tuple[KVCache, HostKVCache, list[BlockCopy]]:
+    """Both pools have 64 blocks of 16 MiB: to load all of it takes 64 times as long as to store one."""
+    cache = KVCache(model_config(8, 16, 64), 64, 256, torch.float32, torch.device("cuda"))
+    cache.blocks.zero_()
+    host = HostKVCache(cache.blocks, 64)
+    host.blocks.fill_(1)
+    return cache, host, [BlockCopy(i, i) for i in range(64)]
+
+
 @gpu
 @needs_cuda
-def test_on_a_gpu_the_host_s_memory_is_pinned_and_stores_and_loads_have_their_streams():
-    pool = HostPool(filled(4, device="cuda").blocks, 6)
-    assert pool.blocks.is_pinned()
-    current = torch.cuda.current_stream()
-    assert len({*pool._streams, current}) == 3
+def test_on_a_gpu_the_host_s_memory_is_pinned_and_loads_have_a_stream_of_their_own():
+    host = HostKVCache(filled(4, device="cuda").blocks, 6)
+    assert host.blocks.is_pinned() and host._stream != torch.cuda.current_stream()
+    assert HostKVCache(filled(4, device="cuda").blocks, 0).num_blocks == 0
 
 
 @gpu
 @needs_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_the_bytes_come_back_while_a_matmul_runs(dtype):
-    cache = KVCache(model_config(2, 3), 64, 4, dtype, torch.device("cuda"))
-    cache.blocks.normal_()
-    pool, device = HostPool(cache.blocks, 64), cache.blocks.clone()
+    cache = filled(64, dtype, "cuda")
+    host, device = HostKVCache(cache.blocks, 64), cache.blocks.clone()
     order = list(reversed(range(64)))
-    a = torch.randn(4096, 4096, device="cuda")
-    for _ in range(20):
-        a = (a @ a).softmax(dim=-1)
-    store = pool.store({host: block for host, block in enumerate(order)})
-    for _ in range(20):
-        a = (a @ a).softmax(dim=-1)
-    store.wait()
-    assert store.is_done()
-    cache.blocks.fill_(float("nan"))
-    load = pool.load({block: block for block in range(64)})
-    for _ in range(20):
-        a = (a @ a).softmax(dim=-1)
+    busy()
+    for target, source in enumerate(order):
+        host.store(BlockCopy(source, target))
+    cache.blocks.fill_(float("nan"))  # launched after the stores: they do not see it
+    load = host.load([BlockCopy(i, i) for i in range(64)])  # launched after the NaN: nor does it write over this
+    busy()
     load.wait()
-    assert load.is_done() and torch.equal(cache.blocks, device[order])
-    assert a.isfinite().all()
-    assert pool.stored.seconds > 0 and pool.loaded.seconds > 0
+    assert load.has_arrived() and torch.equal(cache.blocks, device[order])
 
 
 @gpu
 @needs_cuda
-def test_on_a_gpu_a_store_sees_what_was_launched_before_it_and_holds_back_what_comes_after():
-    cache = KVCache(model_config(2, 3), 512, 16, torch.float32, torch.device("cuda"))
-    pool = HostPool(cache.blocks, 512)
-    a = torch.randn(4096, 4096, device="cuda")
+def test_on_a_gpu_a_store_is_in_the_order_of_the_steps():
+    cache = filled(256, device="cuda")
+    host = HostKVCache(cache.blocks, 256)
     for number in range(10):
-        for _ in range(10):
-            a = (a @ a).softmax(dim=-1)
+        busy()
         cache.blocks.fill_(number)
-        transfer = pool.store({i: i for i in range(512)})
-        transfer.hold_back_compute()
+        for i in range(256):
+            host.store(BlockCopy(i, i))
         cache.blocks.fill_(-1)
-        transfer.wait()
-        assert (pool.blocks == number).all()
+        torch.cuda.synchronize()
+        assert (host.blocks == number).all()
 
 
 @gpu
 @needs_cuda
 def test_on_a_gpu_a_load_waits_for_the_store_of_what_it_reads():
-    cache = KVCache(model_config(2, 3), 512, 16, torch.float32, torch.device("cuda"))
-    pool = HostPool(cache.blocks, 256)
+    cache = filled(512, device="cuda")
+    host = HostKVCache(cache.blocks, 256)
     for number in range(1, 10):
+        busy()
         cache.blocks[:256].fill_(number)
-        pool.store({i: i for i in range(256)})
-        load = pool.load({256 + i: i for i in range(256)})
-        load.hold_back_compute()
+        for i in range(256):
+            host.store(BlockCopy(i, i))
+        host.load([BlockCopy(i, 256 + i) for i in range(256)]).wait()
         assert (cache.blocks[256:] == number).all()
+
+
+@gpu
+@needs_cuda
+def test_on_a_gpu_neither_a_step_nor_a_store_waits_for_a_load():
+    """A GiB is on its way; what is launched after it is over first."""
+    cache, host, copies = large()
+    host.load(copies[:1]).wait()
+    torch.cuda.synchronize()
+    load = host.load(copies[1:])
+    host.store(BlockCopy(0, 0))
+    _ = cache.blocks[0] * 2
+    torch.cuda.current_stream().synchronize()
+    assert not load.has_arrived(), "it was queued before what did not need it"
+    load.wait()
+    assert load.has_arrived() and (cache.blocks == 1).all()

@@ -102,13 +102,13 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, expected):
     def poisoned(batch):
         clean = pool.clone()
         pool.fill_(float("nan"))
-        cached = [block for block in range(len(pool)) if block in engine.kv_cache_manager.prefix_cache.blocks]
-        pool[cached] = clean[cached]
         for seq in engine.scheduler.running:
-            pool[seq.block_table[seq.num_computed_tokens // 4 : -(-seq.num_computed_tokens // 4)]] = 1e30
+            pool[seq.block_table[: -(-seq.num_computed_tokens // 4)]] = 1e30
             for position in range(seq.num_computed_tokens):
                 block, offset = seq.block_table[position // 4], position % 4
                 pool[block, :, :, offset] = clean[block, :, :, offset]
+        cached = list(engine.kv_cache_manager._pool._hashes)
+        pool[cached] = clean[cached]
         return run(batch)
 
     engine.model_runner.run = poisoned

@@ -5,60 +5,46 @@ Blocks have 4 slots, nothing is kept free, unless a test says otherwise.
 """
 
 import pytest
-import torch
 
+from ..block_manager import BlockManager
 from ..config import EngineConfig
-from ..offload import HostPool
+from ..kv_cache import BlockCopy
 from ..sampling import SampledToken
 from ..scheduler import Scheduler, SchedulerOutput
 from ..sequence import Sequence
-from ..swapping_block_manager import SwappingBlockManager
-from .helpers import make_group
+from .helpers import make_samples
 
 
 class Drive:
     """A scheduler, and what an engine does with what it says."""
 
     def __init__(self, num_blocks: int = 100, block_size: int = 4, **knobs) -> None:
-        self.manager = SwappingBlockManager(num_blocks, block_size, None, HostPool(torch.empty(num_blocks, 0), 0))
-        self.scheduler = Scheduler(EngineConfig(**{"watermark": 0.0} | knobs), self.manager, lambda *_: False)
+        self.manager = BlockManager(num_blocks, block_size)
+        self.scheduler = Scheduler(EngineConfig(**{"watermark": 0.0} | knobs), self.manager)
         self.seqs: dict[str, Sequence] = {}
         self.failed: list[str] = []
-        self.copies: dict[int, int] = {}  # of the last step
-        self.alike = False  # whether all samples get the same tokens
+        self.copies: list[BlockCopy] = []  # of the last step
 
     def add(self, name: str, num_prompt_tokens: int, max_tokens: int = 50) -> Sequence:
-        return self.add_group(name, num_prompt_tokens, 1, max_tokens)[0]
+        return self.add_samples(name, num_prompt_tokens, 1, max_tokens)[0]
 
-    def add_group(self, name: str, num_prompt_tokens: int, n: int, max_tokens: int = 50) -> list[Sequence]:
-        group = make_group(name, num_prompt_tokens, max_tokens, n)
-        self.seqs |= {name_of(seq): seq for seq in group}
-        self.scheduler.add(group)
-        return group
-
-    def add_preempted(self, name: str, *token_ids: list[int], max_tokens: int = 50) -> list[Sequence]:
-        """A group that waits once more; its samples have these tokens, the first of which is the prompt."""
-        group = self.add_group(name, 1, len(token_ids), max_tokens)
-        for seq, ids in zip(group, token_ids, strict=True):
-            seq.token_ids = list(ids)
-        return group
+    def add_samples(self, name: str, num_prompt_tokens: int, n: int, max_tokens: int = 50) -> list[Sequence]:
+        samples = make_samples(name, num_prompt_tokens, max_tokens, n)
+        self.seqs |= {name_of(seq): seq for seq in samples}
+        self.scheduler.add(samples[0])
+        return samples
 
     def step(self) -> str:
         """Who ran. A sequence that is complete gets a token, another one in each sample; who has all its leaves."""
-        batch, failed = self.scheduler.schedule()
+        batch, self.copies, failed = self.scheduler.schedule()
         self.manager.check_integrity()
         self.failed += [name_of(seq) for seq in failed]
-        self.copies = dict(self.scheduler.copies)
-        self.scheduler.copies.clear()
         for seq, num_tokens in batch:
             self.assert_alone(seq, num_tokens)
         for seq, num_tokens in batch:
             seq.num_computed_tokens += num_tokens
-            samplers = seq.samplers() if seq.num_uncomputed_tokens == 0 else []
-            self.scheduler.fork_followers(seq)
-            for sampler in samplers:
-                sampler.append_token(SampledToken(7 if self.alike else 7 + sampler.sample_index, -1.0))
-        for seq in [*self.scheduler.running]:
+            if seq.num_uncomputed_tokens == 0:
+                seq.append_token(SampledToken(7 + seq.sample_index, -1.0))
             if seq.finished:
                 self.scheduler.remove(seq)
         self.manager.check_integrity()
@@ -76,7 +62,7 @@ class Drive:
 
     def admit(self, budget: int) -> str:
         """Admission alone, with so many tokens left in the step."""
-        output = SchedulerOutput(batch=[], failed=[])
+        output = SchedulerOutput(batch=[], copies=[], failed=[])
         self.scheduler._admit(output, budget)
         self.manager.check_integrity()
         self.failed += [name_of(seq) for seq in output.failed]
@@ -185,7 +171,7 @@ def test_blocks_are_taken_in_the_step_after_they_are_given_back():
 
 
 def test_with_nobody_there_nothing_is_scheduled():
-    assert Drive().scheduler.schedule() == ([], [])
+    assert Drive().scheduler.schedule() == ([], [], [])
 
 
 # The watermark: 0.25 of 8 blocks are 2
@@ -417,13 +403,18 @@ def test_who_still_has_room_in_its_last_block_goes_on_without_one():
     assert drive.num_free == 0 and drive.scheduler.num_preemptions == 0
 
 
-def test_nobody_is_admitted_in_a_step_that_had_to_preempt():
-    """b gives 2 blocks back and a takes one. The other is too little for b, and c came after b."""
+def test_nobody_is_admitted_in_a_step_that_had_to_preempt(monkeypatch):
+    """b gives 2 blocks back and a takes one. Though the other is free, nobody is asked whether it would do."""
     drive = Drive(num_blocks=3)
     drive.add("a", 4), drive.add("b", 8), drive.add("c", 1)
     assert drive.step() == "a4 b8"
-    assert drive.step() == "a1"
+    with monkeypatch.context() as patch:
+        patch.setattr(drive.scheduler, "_may_admit", lambda seq: True)
+        assert drive.step() == "a1"
     assert drive.queues == "a | bc" and drive.num_free == 1
+    asked = []
+    monkeypatch.setattr(drive.scheduler, "_may_admit", lambda seq: asked.append(seq.request_id))
+    assert drive.step() == "a1" and asked == ["b"], "in the next step the first that waits is asked"
 
 
 def test_the_watermark_holds_a_preempted_sequence_back_as_well():
@@ -431,7 +422,7 @@ def test_the_watermark_holds_a_preempted_sequence_back_as_well():
     drive = Drive(num_blocks=8, watermark=0.25)
     drive.add("a", 16, max_tokens=3), drive.add("b", 8)
     assert drive.step() == "a16 b8"
-    drive.scheduler._preempt([drive.seqs["b"]])
+    drive.scheduler._preempt(drive.seqs["b"])
     assert drive.num_free == 4
     assert drive.steps(3) == ["a1", "a1", "b9"]
 
@@ -448,11 +439,25 @@ def test_one_that_fills_the_pool_alone_and_cannot_grow_fails_with_both_numbers()
     assert seq.num_tokens == 9, "what it has generated stays"
 
 
-def test_those_who_wait_go_on_at_once():
+def test_a_step_ends_with_the_first_failure_and_the_others_go_on_in_the_next():
     drive = Drive(num_blocks=2)
-    drive.add("a", 7), drive.add("b", 5), drive.add("c", 1)
+    drive.add("a", 7), drive.add("b", 4), drive.add("c", 1)
     assert drive.steps(2) == ["a7", "a1"]
-    assert drive.step() == "b5" and drive.failed == ["a"]
+    assert drive.step() == "" and drive.failed == ["a"] and drive.queues == " | bc"
+    assert drive.step() == "b4 c1"
+
+
+def test_what_a_failed_step_took_for_the_others_is_of_use_in_the_next(monkeypatch):
+    """a has its slot and b is admitted when c is found to have outgrown the pool."""
+    drive = Drive(num_blocks=4)
+    drive.add("a", 4), drive.step()
+    drive.add("b", 4), drive.add("c", 16)
+    drive.seqs["c"].append_token(SampledToken(7, -1.0))
+    drive.scheduler.schedule()
+    assert drive.seqs["c"].finish_reason == "error" and drive.queues == "ab | "
+    drive.manager.check_integrity()
+    assert drive.num_free == 1
+    assert drive.step() == "a1 b4" and drive.num_free == 1
 
 
 def test_it_fails_only_when_all_others_are_out():
@@ -460,19 +465,20 @@ def test_it_fails_only_when_all_others_are_out():
     drive = Drive(num_blocks=2)
     drive.add("a", 1), drive.add("b", 1, max_tokens=6)
     assert drive.steps(4) == ["a1 b1"] * 4
-    assert drive.steps(5) == ["a1"] * 4 + ["b5"]
+    assert drive.steps(6) == ["a1"] * 4 + ["", "b5"]
     assert drive.failed == ["a"] and drive.seqs["a"].num_tokens == 9
     assert drive.steps(3) == ["b1", "", ""] and drive.seqs["b"].finish_reason == "length"
 
 
-def test_one_that_outgrew_the_pool_while_it_waited_fails_and_the_next_is_admitted():
+def test_one_that_outgrew_the_pool_while_it_waited_fails_and_ends_admission():
     drive = Drive(num_blocks=2)
     seq = drive.add("a", 8)
     drive.add("b", 8)
     seq.append_token(SampledToken(7, -1.0))
-    assert drive.admit(budget=100) == "b8"
+    assert drive.admit(budget=100) == ""
     assert drive.failed == ["a"] and seq.error == "9 tokens need 3 blocks, the pool has 2"
-    assert seq.finish_reason == "error" and drive.queues == "b | "
+    assert seq.finish_reason == "error" and drive.queues == " | b"
+    assert drive.admit(budget=100) == "b8" and drive.failed == ["a"]
 
 
 def test_one_that_fills_the_pool_to_its_last_slot_does_not_fail():
@@ -490,6 +496,19 @@ def test_one_that_waits_is_removed():
     drive.add("a", 3), drive.add("b", 3), drive.add("c", 3), drive.step()
     drive.scheduler.remove(drive.seqs["b"])
     assert drive.queues == "a | c"
+
+
+def test_one_that_waits_is_removed_without_a_look_at_the_others(monkeypatch):
+    """However long the queue is."""
+    looks = []
+    monkeypatch.setattr(Sequence, "__eq__", lambda a, b: looks.append(1) or a is b)
+    monkeypatch.setattr(Sequence, "__hash__", object.__hash__)
+    drive = Drive()
+    for i in range(1000):
+        drive.add(str(i), 3)
+    drive.scheduler.remove(drive.seqs["500"])
+    assert sum(looks) == 0 and len(drive.scheduler.waiting) == 999
+    assert list(drive.scheduler.waiting) == [seq for name, seq in drive.seqs.items() if name != "500"]
 
 
 def test_one_whose_prompt_is_not_done_is_removed_with_all_its_blocks():
@@ -519,280 +538,210 @@ def test_one_that_was_preempted_is_removed():
     assert drive.step() == "a1"
 
 
-def test_one_that_is_in_no_queue_any_more_is_removed_without_harm():
+# Samples: the first of a prompt carries the others until all of the prompt but its last token is computed
+
+
+def test_the_prompt_is_computed_once_but_for_its_last_token_which_each_sample_computes():
     drive = Drive()
-    seq = drive.add("a", 3, max_tokens=1)
-    drive.add("b", 3), drive.step()
-    before = drive.num_free
-    drive.scheduler.remove(seq)
-    assert drive.queues == "b | " and drive.num_free == before
+    samples = drive.add_samples("a", 6, n=3)
+    assert drive.steps(3) == ["a5", "a1 a'1 a''1", "a1 a'1 a''1"]
+    assert [seq.token_ids[6:] for seq in samples] == [[7] * 2, [8] * 2, [9] * 2]
 
 
-# Groups: a, a' and a'' are the samples of a
-
-
-def test_the_prompt_is_computed_once_and_then_each_sample_runs_by_itself():
+def test_samples_are_in_no_queue_before_the_fork_and_right_behind_the_first_from_then_on():
+    """So all who run are in order of arrival."""
     drive = Drive()
-    drive.add_group("a", 6, n=3)
-    assert drive.steps(3) == ["a6", "a1 a'1 a''1", "a1 a'1 a''1"]
-    assert [seq.token_ids[6:] for seq in drive.seqs.values()] == [[7] * 3, [8] * 3, [9] * 3]
+    drive.add("a", 3), drive.add_samples("b", 6, n=3), drive.add("c", 3)
+    assert drive.queues == " | abc"
+    assert drive.step() == "a3 b5 c3" and drive.queues == "abc | "
+    assert drive.step() == "a1 b1 b'1 b''1 c1" and drive.queues == "abb'b''c | "
+    assert drive.seqs["b"].to_fork == []
 
 
-def test_samples_hold_the_blocks_of_the_prompt_once():
-    drive = Drive(num_blocks=10)
-    drive.add_group("a", 6, n=3), drive.step()
-    assert drive.tables("a") == [[0, 1]] * 3 and drive.num_free == 8
-
-
-def test_the_first_step_of_the_samples_copies_the_last_block_for_all_but_the_last():
-    drive = Drive(num_blocks=10)
-    drive.add_group("a", 6, n=3)
-    copies = [drive.copies for _ in range(4) if drive.step()]
-    assert copies == [{}, {2: 1, 3: 1}, {}, {}]
-    assert drive.tables("a") == [[0, 2, 4], [0, 3, 5], [0, 1, 6]]
-
-
-def test_behind_a_prompt_that_ends_on_a_block_boundary_nothing_is_copied():
-    drive = Drive(num_blocks=10)
-    drive.add_group("a", 8, n=3)
-    copies = [drive.copies for _ in range(6) if drive.step()]
-    assert copies == [{}] * 6 and drive.num_free == 10 - 2 - 2 * 3
-
-
-def test_copies_are_kept_until_somebody_takes_them():
-    drive = Drive(num_blocks=20)
-    drive.add_group("a", 6, n=2), drive.step()
-    drive.add_group("b", 5, n=2)
-    for _ in range(2):
-        drive.scheduler.schedule()
-        assert drive.scheduler.copies == {2: 1}
-
-
-def test_followers_have_seats_and_no_blocks_while_their_leader_computes_the_prompt():
-    drive = Drive(num_blocks=10, max_num_batched_tokens=4)
-    _, *followers = drive.add_group("a", 10, n=3)
-    for chunk in ("a4", "a4"):
-        assert drive.step() == chunk
-        assert drive.queues == "aa'a'' | " and drive.num_free == 7
-        assert [(seq.block_table, seq.num_computed_tokens) for seq in followers] == [([], 0)] * 2
-    assert drive.steps(2) == ["a2", "a1 a'1 a''1"]
-
-
-@pytest.mark.parametrize("num_prompt_tokens, chunks", [(5, ["a3", "a2"]), (8, ["a3", "a3", "a2"]), (3, ["a3"])])
-def test_chunks_may_be_smaller_than_what_is_shared(num_prompt_tokens, chunks):
-    drive = Drive(max_num_batched_tokens=3)
-    drive.add_group("a", num_prompt_tokens, n=3)
+@pytest.mark.parametrize(
+    "num_prompt_tokens, chunks",
+    [(10, ["a4", "a4", "a1"]), (9, ["a4", "a4"]), (8, ["a4", "a3"]), (2, ["a1"]), (1, [""])],
+)
+def test_the_chunks_of_a_prompt_stop_one_token_short_of_its_end(num_prompt_tokens, chunks):
+    """Of a prompt of one token nothing is computed for all: it gets its blocks, and is forked in the next step."""
+    drive = Drive(max_num_batched_tokens=4)
+    drive.add_samples("a", num_prompt_tokens, n=3)
     assert drive.steps(len(chunks) + 2) == [*chunks, "a1 a'1 a''1", "a1 a'1 a''1"]
+
+
+def test_a_token_that_is_left_of_the_budget_is_no_reason_to_compute_the_last_one():
+    drive = Drive(max_num_batched_tokens=8)
+    drive.add_samples("a", 6, n=2), drive.add("b", 6)
+    assert drive.steps(2) == ["a5 b3", "a1 a'1 b3"]
+
+
+def test_several_prompts_are_forked_in_one_step_each_in_its_place():
+    drive = Drive()
+    drive.add_samples("a", 3, n=2), drive.add_samples("b", 5, n=2)
+    assert drive.steps(2) == ["a2 b4", "a1 a'1 b1 b'1"]
 
 
 def test_with_a_budget_of_one_token_samples_run_one_after_the_other():
     drive = Drive(num_blocks=10, max_num_batched_tokens=1)
-    drive.add_group("a", 2, n=3, max_tokens=3), drive.add("b", 1, max_tokens=1)
-    assert drive.steps(10) == ["a1", "a1", "a1", "a1", "a'1", "a'1", "a''1", "a''1", "b1", ""]
-    assert [seq.num_tokens for seq in drive.seqs.values()] == [5, 5, 5, 2] and drive.num_free == 10
+    drive.add_samples("a", 2, n=3, max_tokens=2), drive.add("b", 1, max_tokens=1)
+    assert drive.steps(9) == ["a1", "a1", "a1", "a'1", "a'1", "a''1", "a''1", "b1", ""]
+    assert [seq.num_tokens for seq in drive.seqs.values()] == [4, 4, 4, 2] and drive.num_free == 10
 
 
 def test_all_samples_end_though_they_are_more_than_the_budget_has_tokens():
     drive = Drive(num_blocks=20, max_num_batched_tokens=3)
-    drive.add_group("a", 2, n=5, max_tokens=3)
-    assert drive.step() == "a2"
+    drive.add_samples("a", 2, n=5, max_tokens=2)
+    assert drive.step() == "a1"
     assert drive.steps(5) == ["a1 a'1 a''1", "a1 a'1 a''1", "a'''1 a''''1", "a'''1 a''''1", ""]
     assert drive.num_free == 20
 
 
-def test_a_group_that_ends_with_its_first_token_gives_back_what_was_shared():
-    """The leader ends in the step in which the others are forked, and so do they."""
+def test_samples_that_end_with_their_first_token_give_back_what_was_shared():
     drive = Drive(num_blocks=4)
-    group = drive.add_group("a", 6, n=3, max_tokens=1)
-    assert drive.steps(2) == ["a6", ""]
-    assert drive.num_free == 4 and all(seq.finished for seq in group) and drive.queues == " | "
+    samples = drive.add_samples("a", 6, n=3, max_tokens=1)
+    assert drive.steps(3) == ["a5", "a1 a'1 a''1", ""]
+    assert drive.num_free == 4 and all(seq.finished for seq in samples) and drive.queues == " | "
 
 
-def test_a_leader_that_ends_in_the_step_in_which_followers_are_forked_leaves_them_running():
-    """a has one token to go; the others, which share 5 and 2 of its tokens, have more."""
+# Their blocks
+
+
+def test_the_step_in_which_a_prompt_is_forked_copies_its_last_block_for_all_but_the_last():
     drive = Drive(num_blocks=10)
-    drive.add_preempted("a", [1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 7], max_tokens=5)
-    assert drive.step() == "a5"
-    assert drive.queues == "a'a'' | " and drive.seqs["a"].finished
-    assert drive.tables("a") == [[], [0], [0]]
-    assert drive.steps(3) == ["a'1 a''1", "a''1", "a''1"]
-    assert drive.num_free == 10
+    drive.add_samples("a", 6, n=3)
+    copies = [drive.copies for _ in range(4) if drive.step()]
+    assert copies == [[], [(1, 2), (1, 3)], [], []]
+    assert drive.tables("a") == [[0, 2], [0, 3], [0, 1]] and drive.num_free == 10 - 1 - 3
+    assert drive.step() and drive.tables("a") == [[0, 2, 4], [0, 3, 5], [0, 1, 6]]
 
 
-# Groups are admitted as one
+def test_a_last_token_that_begins_a_block_has_nothing_to_copy():
+    """8 of 9 tokens are computed once. The block of the ninth is the first sample's alone."""
+    drive = Drive(num_blocks=10)
+    drive.add_samples("a", 9, n=3)
+    copies = [drive.copies for _ in range(6) if drive.step()]
+    assert copies == [[]] * 6 and [table[:2] for table in drive.tables("a")] == [[0, 1]] * 3
+    assert drive.num_free == 10 - 2 - 2 * 3
 
 
-def test_a_group_is_admitted_when_there_is_a_seat_for_each_sample():
-    drive = Drive(max_num_seqs=3)
-    drive.add("a", 3, max_tokens=2), drive.add_group("b", 3, n=3, max_tokens=2), drive.add("c", 3, max_tokens=1)
-    assert drive.steps(5) == ["a3", "a1", "b3", "b1 b'1 b''1", "c3"]
+def test_a_last_token_that_fills_a_block_is_computed_in_a_copy():
+    drive = Drive(num_blocks=10)
+    drive.add_samples("a", 8, n=3)
+    assert [len(drive.copies) for _ in range(3) if drive.step()] == [0, 2, 0]
 
 
-def test_seats_of_followers_are_taken():
-    drive = Drive(max_num_seqs=3)
-    drive.add_group("a", 3, n=2), drive.add_group("b", 3, n=2), drive.add("c", 3)
-    assert drive.admit(budget=100) == "a3" and drive.queues == "aa' | bb'c"
-
-
-def test_a_new_group_needs_the_blocks_of_its_prompt():
+def test_of_two_that_share_a_block_and_find_none_free_the_latest_waits_and_the_first_writes_in_place():
+    """Both blocks hold the prompt. Once a' has given them back nobody shares them."""
     drive = Drive(num_blocks=2)
-    drive.add_group("a", 8, n=5, max_tokens=1)
-    assert drive.step() == "a8" and drive.num_free == 2
+    drive.add_samples("a", 6, n=2, max_tokens=2)
+    assert drive.steps(2) == ["a5", "a1"] and drive.copies == []
+    assert drive.queues == "a | a'" and drive.tables("a") == [[0, 1], []]
+    assert drive.steps(4) == ["a1", "a'6", "a'1", ""], "a' computes all of the prompt by itself"
 
 
-def test_a_group_that_comes_back_needs_the_blocks_of_all_its_samples():
-    """a has 2 blocks of 6. b would need one for the first 4 tokens, which its samples share, and one for each."""
-    drive = Drive(num_blocks=6)
-    drive.add("a", 5, max_tokens=4)
-    drive.add_preempted("b", [1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 4, 7], [1, 2, 3, 4, 8])
-    assert drive.admit(budget=100) == "a5" and drive.queues == "a | bb'b''b'''"
-    drive.scheduler.remove(drive.seqs["a"])
-    assert drive.admit(budget=100) == "b5" and drive.queues == "bb'b''b''' | "
+# Seats and admission: a running sequence counts for those that it carries
 
 
-@pytest.mark.parametrize("num_blocks, admitted", [(8, "a4"), (9, "a4 b5")])
-def test_a_group_leaves_the_watermark_free_beside_others(num_blocks, admitted):
-    """Of 8 or 9 blocks 4 are kept free; a takes one, and b needs 4: 3 stay or 4."""
-    drive = Drive(num_blocks=num_blocks, watermark=0.5)
-    drive.add("a", 4)
-    drive.add_preempted("b", [1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 4, 7])
+def test_samples_have_seats_before_they_are_forked():
+    drive = Drive(max_num_seqs=3)
+    drive.add("a", 3, max_tokens=2), drive.add_samples("b", 3, n=3, max_tokens=2), drive.add("c", 3, max_tokens=1)
+    assert drive.steps(6) == ["a3", "a1", "b2", "b1 b'1 b''1", "b1 b'1 b''1", "c3"]
+
+
+def test_seats_of_those_that_are_carried_are_taken():
+    drive = Drive(max_num_seqs=3)
+    drive.add_samples("a", 3, n=2), drive.add_samples("b", 3, n=2), drive.add("c", 3)
+    assert drive.admit(budget=100) == "a2" and drive.queues == "a | bc"
+
+
+@pytest.mark.parametrize("num_blocks, admitted", [(4, "a4"), (5, "a4 b4")])
+def test_beside_others_there_must_be_a_block_more_for_each_that_is_carried(num_blocks, admitted):
+    """a takes one block, the prompt of b takes 2, and its two other samples will need one each."""
+    drive = Drive(num_blocks=num_blocks)
+    drive.add("a", 4), drive.add_samples("b", 5, n=3)
     assert drive.admit(budget=100) == admitted
 
 
-# Groups are preempted as one, and share what they shared when they come back
+@pytest.mark.parametrize("num_blocks, admitted", [(9, "a4"), (10, "a4 b4")])
+def test_and_the_watermark_is_left_free_besides(num_blocks, admitted):
+    """Of 9 or 10 blocks 5 are kept free."""
+    drive = Drive(num_blocks=num_blocks, watermark=5 / num_blocks)
+    drive.add("a", 4), drive.add_samples("b", 5, n=3)
+    assert drive.admit(budget=100) == admitted
 
 
-def test_a_group_is_preempted_as_one_and_waits_as_one():
-    """a takes the last block of 6. Then b's samples, which hold one, need one each."""
-    drive = Drive(num_blocks=6)
-    drive.add("a", 16), drive.add_group("b", 4, n=2), drive.add("c", 8)
-    assert drive.step() == "a16 b4" and drive.num_free == 1
-    assert drive.step() == "a1"
-    assert drive.queues == "a | bb'c" and drive.scheduler.num_preemptions == 1
-    for seq in (drive.seqs["b"], drive.seqs["b'"]):
-        assert (seq.block_table, seq.num_computed_tokens, seq.num_tokens) == ([], 0, 5)
-
-
-def test_a_group_whose_samples_find_no_room_is_preempted_whole_if_it_is_the_latest():
-    """The samples of b need a block each, and one is free: nobody runs but a, and b does not keep half of them."""
-    drive = Drive(num_blocks=4)
-    drive.add("a", 3), drive.add_group("b", 8, n=2)
-    assert drive.step() == "a3 b8" and drive.num_free == 1
-    assert drive.step() == "a1"
-    assert drive.queues == "a | bb'" and drive.num_free == 3 and drive.copies == {}
-
-
-def test_several_groups_are_preempted_in_turn_and_wait_in_order_of_arrival():
-    drive = Drive(num_blocks=4)
-    drive.add_group("a", 4, n=2), drive.add_group("b", 4, n=2), drive.add_group("c", 8, n=2)
-    assert drive.step() == "a4 b4 c8"
-    assert drive.step() == "a1 a'1"
-    assert drive.queues == "aa' | bb'cc'" and drive.scheduler.num_preemptions == 2
-
-
-def test_a_group_whose_prompt_is_not_done_can_be_preempted():
-    drive = Drive(num_blocks=4, max_num_batched_tokens=4)
-    drive.add("a", 3), drive.add_group("b", 12, n=3)
-    assert drive.steps(3) == ["a3 b1", "a1 b3", "a1"]
-    leader = drive.seqs["b"]
-    assert (leader.block_table, leader.num_computed_tokens, leader.followers) == ([], 0, [])
-    assert drive.queues == "a | bb'b''"
-
-
-def test_a_group_that_comes_back_computes_what_its_samples_share_once():
-    """6 tokens of the prompt, and 2 of each sample's own: 8 + 2 + 2 tokens, where each alone would compute 8."""
-    drive = Drive(num_blocks=20)
-    group = drive.add_group("a", 6, n=3)
-    drive.steps(2)
-    drive.scheduler._preempt(group)
-    assert drive.num_free == 20
-    assert drive.steps(3) == ["a8", "a1 a'2 a''2", "a1 a'1 a''1"]
-    assert [seq.block_table[0] for seq in group] == [0, 0, 0]
-    assert drive.num_free == 20 - 1 - 2 * 3, "8 tokens and 3 more: each has two blocks of its own"
-
-
-def test_a_group_that_shares_again_is_not_admitted_in_the_step_that_preempted_it():
-    """b gives 3 blocks back, and 4 are free. Its samples have the same tokens: they would come back to 3."""
-    drive = Drive(num_blocks=6)
-    drive.alike = True
-    drive.add("a", 4)
-    group = drive.add_group("b", 6, n=2)
-    assert drive.steps(3) == ["a4 b6", "a1 b1 b'1", "a1 b1 b'1"]
-    assert drive.step() == "a1"
-    assert drive.queues == "a | bb'" and drive.manager.can_allocate(*group)
-    assert drive.step() == "a1 b9"
-
-
-def test_samples_of_the_same_tokens_come_back_as_one_and_go_on_as_many():
-    drive = Drive(num_blocks=20)
-    drive.alike = True
-    group = drive.add_group("a", 3, n=3)
-    drive.steps(3)
-    drive.scheduler._preempt(group)
-    assert drive.steps(2) == ["a6", "a1 a'1 a''1"], "one row of logits gives all three their next token"
-    assert len(drive.copies) == 2 and [seq.num_tokens for seq in group] == [8, 8, 8]
-
-
-def test_a_follower_goes_on_as_soon_as_its_share_is_computed():
-    """a' shares 2 tokens, a'' shares 9: with 4 tokens a step a' begins after the first, and a'' after the last."""
-    drive = Drive(num_blocks=20, max_num_batched_tokens=4)
-    shared = list(range(1, 10))
-    drive.add_preempted("a", [*shared, 50], [1, 2, 60, 61], [*shared, 70])
-    assert drive.step() == "a4" and drive.tables("a")[1:] == [[0], []]
-    assert drive.step() == "a4" and drive.copies == {3: 0}, "a' is to write to block 0, and the leader needs that"
-    assert drive.step() == "a2 a'2" and drive.tables("a")[0][:2] == drive.tables("a")[2][:2]
-    assert drive.step() == "a1 a'1 a''1"
-
-
-def test_a_sample_that_is_the_beginning_of_its_leader_computes_its_own_last_token():
-    """Its next token comes from its own last, not from the leader's: so 3 of its 4 tokens are shared."""
-    drive = Drive(num_blocks=20)
-    drive.add_preempted("a", [1, 2, 3, 4, 5, 6], [1, 2, 3, 4])
-    assert drive.step() == "a6" and drive.seqs["a'"].num_computed_tokens == 3
-    assert drive.step() == "a1 a'1" and drive.seqs["a'"].token_ids == [1, 2, 3, 4, 8]
-    assert drive.tables("a")[0][0] != drive.tables("a")[1][0], "both write to the same place of the first block"
-
-
-def test_a_sample_that_goes_on_from_its_leaders_end_shares_all_of_the_leader():
-    drive = Drive(num_blocks=20)
-    drive.add_preempted("a", [1, 2, 3], [1, 2, 3, 4, 5])
-    assert drive.step() == "a3" and drive.seqs["a'"].num_computed_tokens == 3
-    assert drive.step() == "a1 a'2"
-    assert [seq.token_ids for seq in drive.seqs.values()] == [[1, 2, 3, 7, 7], [1, 2, 3, 4, 5, 8]]
-
-
-# A group that can never go on
-
-
-def test_a_group_that_fills_the_pool_alone_and_cannot_grow_fails_with_both_numbers():
-    """6 tokens: one block shared, one for each of three; with the ninth token each needs another."""
-    drive = Drive(num_blocks=4)
-    group = drive.add_group("a", 6, n=3)
-    assert drive.steps(4) == ["a6", "a1 a'1 a''1", "a1 a'1 a''1", ""]
-    assert drive.failed == ["a", "a'", "a''"] and drive.queues == " | " and drive.num_free == 4
-    assert {seq.error for seq in group} == {"3 samples, 27 tokens in all, need 7 blocks, the pool has 4"}
-    assert [seq.num_tokens for seq in group] == [9, 9, 9], "what they have generated stays"
-
-
-def test_a_group_that_outgrew_the_pool_while_it_waited_fails_and_the_next_is_admitted():
-    drive = Drive(num_blocks=4)
-    drive.add_preempted("a", [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 50, 60, 70, 80, 90])
-    drive.add("b", 16)
-    assert drive.admit(budget=100) == "b16"
-    assert drive.failed == ["a", "a'"] and drive.queues == "b | "
-    assert drive.seqs["a'"].error == "2 samples, 18 tokens in all, need 5 blocks, the pool has 4"
-
-
-def test_a_sample_whose_siblings_have_ended_is_named_as_one():
+def test_into_an_empty_pool_a_prompt_is_admitted_whatever_it_carries():
     drive = Drive(num_blocks=2)
-    group = drive.add_group("a", 7, n=2)
-    group[0].max_num_tokens = 8
-    assert drive.steps(3) == ["a7", "a'1", ""]
-    assert group[0].error is None and group[1].error == "9 tokens need 3 blocks, the pool has 2"
+    drive.add_samples("a", 8, n=5, max_tokens=1)
+    assert drive.steps(5) == ["a7", "a1", "a'8", "a''8", "a'''8"]
 
 
-def test_a_group_fails_only_when_all_others_are_out():
+# Preempted, ended, failed
+
+
+def test_one_that_is_preempted_before_the_fork_keeps_what_it_carries_and_starts_over():
+    drive = Drive(max_num_batched_tokens=4)
+    first, *others = drive.add_samples("a", 9, n=3)
+    assert drive.step() == "a4"
+    drive.scheduler._preempt(first)
+    assert (first.block_table, first.num_computed_tokens, first.to_fork) == ([], 0, others)
+    assert drive.queues == " | a" and drive.num_free == 100
+    assert drive.steps(3) == ["a4", "a4", "a1 a'1 a''1"]
+
+
+def test_one_that_is_preempted_after_the_fork_comes_back_alone():
+    """It needs one seat, and computes all of its 8 tokens by itself."""
+    drive = Drive(max_num_seqs=3)
+    samples = drive.add_samples("a", 6, n=3)
+    drive.steps(3)
+    drive.scheduler._preempt(samples[2])
+    assert drive.queues == "aa' | a''" and drive.step() == "a1 a'1 a''8"
+
+
+def test_samples_end_one_after_the_other_in_a_pool_too_small_for_all():
+    """4 blocks hold the prompt and a copy for each of 3. With the ninth token each needs one more."""
     drive = Drive(num_blocks=4)
-    drive.add_group("a", 6, n=2, max_tokens=4), drive.add("b", 3, max_tokens=2)
-    assert drive.steps(5) == ["a6 b3", "a1 a'1 b1", "a1 a'1", "", ""]
-    assert drive.failed == ["a", "a'"] and drive.seqs["b"].finish_reason == "length"
+    drive.add_samples("a", 8, n=3, max_tokens=3)
+    assert drive.steps(2) == ["a7", "a1 a'1 a''1"]
+    assert drive.step() == "a1" and drive.queues == "a | a'a''"
+    assert drive.steps(6) == ["a1", "a'9", "a'1", "a''9", "a''1", ""]
+    assert drive.num_free == 4 and drive.failed == []
+
+
+def test_a_sample_that_outgrows_the_pool_fails_alone():
+    """As a request of one would: each gets two tokens, and has no room for a third."""
+    drive = Drive(num_blocks=2)
+    samples = drive.add_samples("a", 7, n=2)
+    assert drive.steps(7) == ["a6", "a1", "a1", "", "a'7", "a'1", ""]
+    assert drive.failed == ["a", "a'"] and drive.num_free == 2
+    assert [seq.error for seq in samples] == ["9 tokens need 3 blocks, the pool has 2"] * 2
+
+
+def test_one_that_ends_leaves_the_others_what_they_shared():
+    drive = Drive(num_blocks=10)
+    samples = drive.add_samples("a", 6, n=3)
+    drive.steps(2)
+    drive.scheduler.remove(samples[0])
+    assert drive.queues == "a'a'' | " and drive.num_free == 10 - 1 - 2
+    assert drive.step() == "a'1 a''1"
+
+
+def test_one_that_was_not_forked_yet_is_removed_without_harm():
+    """It is in no queue, and holds nothing."""
+    drive = Drive(num_blocks=10)
+    samples = drive.add_samples("a", 6, n=3)
+    drive.step()
+    for seq in samples[1:]:
+        drive.scheduler.remove(seq)
+    assert drive.queues == "a | " and drive.num_free == 8
+
+
+def test_a_step_that_broke_off_leaves_nobody_running_and_all_in_order():
+    drive = Drive(max_num_batched_tokens=6)
+    samples, carrier = drive.add_samples("a", 3, n=2), drive.add_samples("b", 9, n=2)[0]
+    assert drive.steps(2) == ["a2 b4", "a1 a'1 b4"]
+    drive.scheduler.preempt_all()
+    assert drive.queues == " | aa'b" and drive.num_free == 100 and len(carrier.to_fork) == 1
+    assert [seq.num_computed_tokens for seq in [*samples, carrier]] == [0, 0, 0]
+    assert drive.steps(4) == ["a4 a'2", "a1 a'2 b3", "a1 a'1 b4", "a1 a'1 b1"]
+    assert drive.step() == "a1 a'1 b1 b'1"

@@ -1,473 +1,457 @@
-"""Texts that are evicted from the device are kept on the host, and found there.
+"""BlockManager with two tiers: what is evicted is stored, what is hit is loaded, and nobody reads it too early.
 
 Blocks have 4 slots. A text of 9 tokens has two full blocks, and a third one that is not cached.
 """
 
 import random
+from typing import NoReturn
 
 import pytest
 
-from ..block_manager import BlockManager
-from ..prefix_cache import CachedBlock, PrefixCacheStats
+from ..block_pool import NoFreeBlocks
+from ..prefix_cache import PrefixCacheStats
 from ..sequence import Sequence
-from .tiers import BLOCK_SIZE, Tiers
+from .tiers import CopyFailed, Tiers
 
 TEXT = list(range(10, 19))
 OTHER = list(range(50, 59))
 THIRD = list(range(70, 79))
 
 
-def places(tiers: Tiers, token_ids: list[int]) -> str:
-    """Where each block of a text is that is found: d on the device, h on the host, b on both."""
-    device, host = tiers.manager.prefix_cache.blocks, tiers.manager.prefix_cache.host_blocks
-    names = {(True, False): "d", (False, True): "h", (True, True): "b"}
-    return "".join(names[device in hit.places, host in hit.places] for hit in found(tiers, token_ids))
-
-
-def found(tiers: Tiers, token_ids: list[int]) -> list[CachedBlock]:
-    return BlockManager._hits(tiers.manager, tiers.sequence(token_ids))
-
-
-def evicted(tiers: Tiers) -> None:
-    """Somebody needs all blocks of the device, and goes."""
-    blocks = tiers.manager._pool.get_new_blocks(tiers.manager.num_free_blocks)
-    tiers.kv_cache.blocks[blocks] = float("nan")
-    tiers.manager._pool.free_blocks(blocks)
-    tiers.manager.check_integrity()
-
-
-def admitted(tiers: Tiers, token_ids: list[int], name: str = "a") -> Sequence:
-    seq = tiers.sequence(token_ids, name)
-    tiers.manager.allocate(seq)
-    tiers.manager.check_integrity()
-    return seq
-
-
-def tiers_of(num_blocks: int = 4, num_host_blocks: int = 8) -> Tiers:
-    return Tiers(num_blocks, num_host_blocks, is_caching=True)
-
-
-# Evicted and found
-
-
-def test_what_is_evicted_is_found_on_the_host():
-    tiers = tiers_of()
+def on_the_host(num_blocks: int = 4, num_host_blocks: int = 8) -> Tiers:
+    """TEXT was computed, and has left the device."""
+    tiers = Tiers(num_blocks, num_host_blocks)
     tiers.left(TEXT)
-    assert places(tiers, TEXT) == "dd" and tiers.host_pool.stored.num_blocks == 0, "nothing moves before it must"
-    evicted(tiers)
-    assert places(tiers, TEXT) == "hh"
-    assert tiers.host_pool.stored.num_blocks == 2
-    assert tiers.num_free == (4, 8), "what is only cached is free on both tiers"
+    tiers.evict()
+    return tiers
 
 
-def test_it_is_restored_with_its_bytes_and_is_then_on_both_tiers():
-    tiers = tiers_of()
+# Stored when evicted
+
+
+def test_what_is_evicted_is_on_the_host_from_then_on():
+    tiers = Tiers()
     tiers.left(TEXT)
-    evicted(tiers)
-    seq = admitted(tiers, TEXT)
-    assert seq.num_computed_tokens == seq.num_cached_tokens == 8
-    assert tiers.manager.is_ready(seq) and tiers.host_pool.loaded.num_blocks == 2
-    tiers.assert_bytes(seq)
-    assert places(tiers, TEXT) == "bb"
+    assert tiers.places(TEXT) == "dd" and tiers.moved == (0, 0), "nothing moves before it must"
+    tiers.evict()
+    assert tiers.places(TEXT) == "hh" and tiers.moved == (2, 0)
+    assert tiers.num_free == (4, 8), "a block that is only cached is free, on both tiers"
+
+
+def test_a_store_is_over_before_the_block_is_taken():
+    """What it finds in the block and in the index is the text, not what comes after it."""
+    tiers = Tiers()
+    tiers.left(TEXT)
+    seen: list[tuple[int, str]] = []
+    store = tiers.host.store
+
+    def watched(copy):
+        assert tiers.manager._pool.ref_counts[copy.source] == 0, "it is taken already"
+        seen.append((copy.source, tiers.places(TEXT)))
+        store(copy)
+
+    tiers.host.store = watched
+    tiers.evict()
+    assert [places for _, places in seen] == ["dd", "db"], "the end first; no block has left the device's index yet"
+    assert tiers.places(TEXT) == "hh"
+
+
+def test_only_cached_blocks_are_stored():
+    tiers = Tiers()
+    seq = tiers.admitted([7] * 3)
     tiers.compute(seq)
-    tiers.assert_bytes(seq)
-    assert tiers.num_free == (1, 8)
     tiers.manager.free(seq)
-    tiers.assert_empty()
+    tiers.evict()
+    assert tiers.moved == (0, 0)
 
 
-def test_the_end_of_a_text_goes_first_and_what_is_on_the_device_is_not_loaded():
-    tiers = tiers_of()
+def test_the_bytes_on_the_host_are_those_that_left():
+    tiers = Tiers()
     tiers.left(TEXT)
-    tiers.left([7] * 12)  # takes the two free blocks and the text's last one
-    assert places(tiers, TEXT) == "dh"
-    seq = admitted(tiers, TEXT)
-    assert seq.num_cached_tokens == 8 and tiers.host_pool.loaded.num_blocks == 1
-    tiers.assert_bytes(seq)
+    before = {text: tiers.kv_cache.blocks[block].clone() for text, block in tiers.manager._pool._cached.items()}
+    tiers.evict()
+    assert tiers.manager._host_pool._cached.keys() == before.keys() and len(before) == 2
+    for text, block in tiers.manager._host_pool._cached.items():
+        assert (tiers.host.blocks[block] == before[text]).all()
 
 
-def test_a_text_on_both_tiers_is_not_copied_twice():
-    tiers = tiers_of()
-    tiers.left(TEXT)
-    evicted(tiers)
-    tiers.manager.free(admitted(tiers, TEXT))
-    evicted(tiers)
-    assert places(tiers, TEXT) == "hh" and tiers.host_pool.stored.num_blocks == 2
-
-
-def test_what_was_found_on_the_host_is_counted_and_is_a_hit():
-    tiers = tiers_of(num_host_blocks=2)
-    tiers.left(TEXT)
-    tiers.manager.free(admitted(tiers, TEXT))
-    assert tiers.manager.prefix_cache.stats == PrefixCacheStats(queried=18, hit=8, restored=0)
-    evicted(tiers)
+def test_a_text_that_the_host_has_already_is_not_copied_and_its_place_is_renewed():
+    """TEXT is loaded, OTHER comes to the host, and only then TEXT leaves the device again."""
+    tiers = on_the_host(num_blocks=8, num_host_blocks=4)
+    seq = tiers.admitted(TEXT)
+    tiers.manager.collect_loads()
     tiers.left(OTHER)
-    evicted(tiers)
-    admitted(tiers, OTHER)
-    assert tiers.manager.prefix_cache.stats == PrefixCacheStats(queried=36, hit=16, restored=8)
-
-
-def test_two_who_want_it_at_once_load_it_once():
-    tiers = tiers_of()
-    tiers.left(TEXT)
-    evicted(tiers)
-    tiers.hold_copies_back()
-    first, second = admitted(tiers, TEXT), admitted(tiers, TEXT, "b")
-    assert first.block_table[:2] == second.block_table[:2] and tiers.num_free == (0, 6)
-    assert not tiers.manager.is_ready(first) and not tiers.manager.is_ready(second)
-    tiers.host_pool.finish()
-    tiers.manager.collect()
-    assert tiers.manager.is_ready(first) and tiers.manager.is_ready(second) and tiers.num_free == (0, 8)
-    assert tiers.host_pool.loaded.num_blocks == 2
-    tiers.assert_bytes(first, second)
-
-
-def test_a_block_that_is_written_in_place_leaves_the_host_s_copy_as_it_is():
-    """The only holder of a cached block writes its own tokens there: the text is then on the host only."""
-    tiers = tiers_of()
-    tiers.left(TEXT)
-    evicted(tiers)
-    parent, child = admitted(tiers, TEXT), tiers.sequence([*TEXT[:6], 90, 91, 92], "b")
-    tiers.manager.fork(parent, child, 6)
-    tiers.manager.free(parent)
-    assert tiers.manager.append_slot(child) is None and places(tiers, TEXT) == "bh"
-    tiers.compute(child)
-    tiers.assert_bytes(child)
-    tiers.manager.free(child)
-    evicted(tiers)
-    seq = admitted(tiers, TEXT)
-    assert seq.num_cached_tokens == 8
-    tiers.assert_bytes(seq)
-
-
-def test_a_text_that_is_computed_again_is_on_the_device_again():
-    """Its last token must be computed, and with it the whole block: nothing is loaded for that."""
-    tiers = tiers_of()
-    tiers.left(TEXT[:4])
-    evicted(tiers)
-    seq = admitted(tiers, TEXT[:4])
-    assert seq.num_cached_tokens == 0 and tiers.host_pool.loaded.num_blocks == 0
-    tiers.compute(seq)
-    assert places(tiers, TEXT) == "b"
-    tiers.assert_bytes(seq)
-
-
-def test_a_fork_goes_on_from_its_parent_and_not_from_the_host():
-    """To be ready at once: what is on the host only is no hit for a sequence that can share."""
-    tiers = tiers_of(num_blocks=8)
-    tiers.left([*TEXT[:4], *OTHER])
-    evicted(tiers)
-    parent, child = tiers.running(TEXT), tiers.sequence([*TEXT[:4], *OTHER], "b")
-    num_loaded = tiers.host_pool.loaded.num_blocks
-    tiers.manager.fork(parent, child, 4)
-    assert child.num_computed_tokens == 4 and child.block_table == parent.block_table[:1]
-    assert tiers.host_pool.loaded.num_blocks == num_loaded
-    tiers.manager.check_integrity()
-
-
-# The host's room
+    tiers.evict()
+    tiers.manager.free(seq)
+    assert (tiers.places(TEXT), tiers.places(OTHER), tiers.moved) == ("bb", "hh", (4, 2))
+    tiers.evict()
+    assert tiers.moved == (4, 2), "it is there"
+    tiers.left(THIRD)
+    tiers.evict()
+    assert (tiers.places(TEXT), tiers.places(OTHER), tiers.places(THIRD)) == ("hh", "--", "hh")
 
 
 def test_the_host_forgets_the_least_recently_used_and_the_end_of_a_text_first():
-    tiers = tiers_of(num_host_blocks=3)
-    tiers.left(TEXT)
-    evicted(tiers)
-    tiers.left(OTHER)
-    evicted(tiers)
-    assert (places(tiers, TEXT), places(tiers, OTHER)) == ("h", "hh")
-    tiers.left(THIRD)
-    evicted(tiers)
-    assert (places(tiers, TEXT), places(tiers, OTHER), places(tiers, THIRD)) == ("", "h", "hh")
-    assert tiers.num_free == (4, 3)
-    tiers.manager.check_integrity()
-
-
-def test_what_was_found_on_the_host_stays_there_longest():
-    tiers = tiers_of(num_host_blocks=4)
-    for text in (TEXT, OTHER):
+    tiers = on_the_host(num_host_blocks=3)
+    for text, places in ((OTHER, ("h-", "hh")), (THIRD, ("--", "h-"))):
         tiers.left(text)
-        evicted(tiers)
-    tiers.manager.free(admitted(tiers, TEXT))
-    evicted(tiers)
-    tiers.left(THIRD)
-    evicted(tiers)
-    assert (places(tiers, TEXT), places(tiers, OTHER), places(tiers, THIRD)) == ("hh", "", "hh")
+        tiers.evict()
+        assert (tiers.places(TEXT), tiers.places(OTHER)) == places
+    assert tiers.places(THIRD) == "hh" and tiers.num_free == (4, 3)
 
 
-def test_a_host_that_is_full_of_swapped_groups_keeps_no_texts():
-    tiers = tiers_of(num_host_blocks=3)
-    away = tiers.running([7] * 10, "b")
-    tiers.manager.swap_out([away])
-    tiers.left(TEXT)
-    evicted(tiers)
-    assert places(tiers, TEXT) == "" and tiers.host_pool.stored.num_blocks == 3
-    assert not [text for text in tiers.manager.prefix_cache._index.values() if not text.places]
-    tiers.manager.swap_in([away])
-    tiers.assert_bytes(away)
-
-
-def test_a_swapped_group_takes_the_room_of_texts():
-    tiers = tiers_of(num_host_blocks=3)
-    tiers.left(TEXT)
-    evicted(tiers)
-    away = tiers.running([7] * 6, "b")
-    tiers.manager.swap_out([away])
-    assert places(tiers, TEXT) == "h"
-    evicted(tiers)
-    tiers.manager.swap_in([away])
-    tiers.assert_bytes(away)
-    tiers.manager.check_integrity()
-
-
-def test_without_a_host_what_is_evicted_is_forgotten():
-    tiers = tiers_of(num_host_blocks=0)
-    tiers.left(TEXT)
-    evicted(tiers)
-    assert places(tiers, TEXT) == "" and tiers.host_pool.stored.num_blocks == 0
-
-
-def test_to_make_room_for_a_text_that_is_loaded_others_are_evicted_to_the_host():
-    """If the host is full it gives up what it has longest, but nothing that is being loaded."""
-    tiers = tiers_of(num_blocks=3, num_host_blocks=2)
-    tiers.left(TEXT)
-    evicted(tiers)
+def test_a_host_whose_blocks_are_all_being_loaded_drops_the_text():
+    tiers = on_the_host(num_blocks=5, num_host_blocks=2)
     tiers.left(OTHER)
-    assert (places(tiers, TEXT), places(tiers, OTHER)) == ("hh", "dd")
-    seq = admitted(tiers, TEXT)
+    tiers.host.arrives = lambda: False
+    seq = tiers.admitted(TEXT)  # takes all but OTHER's blocks
+    assert tiers.num_free == (2, 0) and tiers.places(OTHER) == "dd"
+    tiers.evict()
+    assert tiers.places(OTHER) == "--" and tiers.moved == (2, 2)
+    tiers.manager.collect_loads(wait=True)
     tiers.assert_bytes(seq)
-    assert seq.num_cached_tokens == 8 and (places(tiers, TEXT), places(tiers, OTHER)) == ("bd", "h")
+
+
+@pytest.mark.parametrize(("num_host_blocks", "places"), [(0, "--"), (1, "h-"), (2, "hh")])
+def test_a_host_that_is_too_small_keeps_what_it_can(num_host_blocks, places):
+    assert on_the_host(num_host_blocks=num_host_blocks).places(TEXT) == places
+
+
+def test_without_a_prefix_cache_nothing_is_stored():
+    tiers = Tiers(is_caching=False)
+    tiers.left(TEXT)
+    tiers.evict()
+    tiers.left(TEXT)
+    assert tiers.moved == (0, 0) and tiers.manager.prefix_cache_stats.hits == 0
+
+
+def test_a_store_that_fails_takes_nothing_and_leaks_nothing():
+    tiers = Tiers()
+    tiers.left(TEXT)
+    before = tiers.state()
+    tiers.host.fails = lambda: True
+    with pytest.raises(CopyFailed):
+        tiers.evict()
     tiers.manager.check_integrity()
+    assert tiers.state() == before and tiers.places(TEXT) == "dd"
+    tiers.host.fails = lambda: False
+    tiers.evict()
+    assert tiers.places(TEXT) == "hh"
 
 
-def test_what_is_hit_on_the_device_is_not_evicted_to_load_the_rest():
-    tiers = tiers_of(num_blocks=3)
+def test_stores_that_worked_before_one_failed_are_kept_and_are_on_both_tiers():
+    tiers = Tiers()
     tiers.left(TEXT)
-    tiers.left([7] * 8)
-    assert places(tiers, TEXT) == "dh"
-    seq = admitted(tiers, TEXT)
-    assert seq.num_cached_tokens == 8 and len(set(seq.block_table)) == 3
+    answers = iter([False, True])
+    tiers.host.fails = lambda: next(answers)
+    with pytest.raises(CopyFailed):
+        tiers.evict()
+    tiers.manager.check_integrity()
+    assert tiers.places(TEXT) == "db" and tiers.num_free == (4, 8)
+
+
+# Loaded when hit
+
+
+def test_what_comes_back_has_its_bytes_and_is_then_on_both_tiers():
+    tiers = on_the_host()
+    seq = tiers.admitted(TEXT)
+    assert seq.num_computed_tokens == 8 and tiers.moved == (2, 2)
+    tiers.manager.collect_loads()
     tiers.assert_bytes(seq)
-
-
-def test_a_reset_clears_both_tiers():
-    tiers = tiers_of()
-    tiers.left(TEXT)
-    evicted(tiers)
-    tiers.left(OTHER)
-    assert (places(tiers, TEXT), places(tiers, OTHER)) == ("hh", "dd")
-    assert tiers.manager.reset_prefix_cache() is True
-    assert (places(tiers, TEXT), places(tiers, OTHER)) == ("", "")
-    assert not tiers.manager.prefix_cache._index and tiers.manager.prefix_cache.stats == PrefixCacheStats()
-    assert tiers.manager.prefix_cache.host_blocks.num_idle == tiers.manager.prefix_cache.blocks.num_idle == 0
-    tiers.assert_empty()
-
-
-def hold_blocks(tiers: Tiers) -> None:
-    tiers.running(OTHER)
-
-
-def wait_on_the_host(tiers: Tiers) -> None:
-    tiers.manager.swap_out([tiers.running(OTHER)])
-
-
-def be_copied(tiers: Tiers) -> None:
-    """Nobody holds them any more, but for the copy."""
-    seq = tiers.running(OTHER)
-    tiers.hold_copies_back()
-    tiers.manager.swap_out([seq])
-    tiers.manager.drop(seq)
-
-
-@pytest.mark.parametrize("in_the_way", [hold_blocks, wait_on_the_host, be_copied])
-def test_a_reset_while_somebody_holds_blocks_or_copies_are_on_their_way_changes_nothing(in_the_way):
-    tiers = tiers_of(num_host_blocks=12)
-    tiers.left(TEXT)
-    in_the_way(tiers)
-    before, text = tiers.state(), places(tiers, TEXT)
-    assert text and tiers.manager.reset_prefix_cache() is False
-    assert (tiers.state(), places(tiers, TEXT)) == (before, text)
-
-
-# Copies that fail, and that take their time
-
-
-def test_a_store_that_fails_is_a_text_less_and_leaks_nothing():
-    tiers = tiers_of()
-    tiers.left(TEXT)
-    tiers.fail_copies()
-    evicted(tiers)
-    assert places(tiers, TEXT) == "" and tiers.num_free == (4, 8)
-    assert not tiers.manager.is_copying
-    tiers.fail_copies(False)
-    seq = tiers.running(TEXT)
-    tiers.assert_bytes(seq)
-
-
-def test_a_load_that_fails_is_a_miss_and_leaks_nothing():
-    tiers = tiers_of()
-    tiers.left(TEXT)
-    evicted(tiers)
-    tiers.fail_copies()
-    seq = admitted(tiers, TEXT)
-    assert (seq.num_computed_tokens, seq.num_cached_tokens, len(seq.block_table)) == (0, 0, 3)
-    assert tiers.num_free == (1, 8) and not tiers.manager.is_copying and places(tiers, TEXT) == "hh"
-    assert tiers.manager.prefix_cache.stats == PrefixCacheStats(queried=18)
+    assert tiers.places(TEXT) == "bb" and tiers.num_free == (1, 8)
     tiers.compute(seq)
     tiers.assert_bytes(seq)
     tiers.manager.free(seq)
     tiers.assert_empty()
 
 
-def test_an_interrupt_in_the_middle_of_a_load_loses_no_block(monkeypatch):
-    def interrupt(_):
-        raise KeyboardInterrupt
+def test_a_hit_on_the_host_counts_as_a_hit():
+    tiers = on_the_host()
+    tiers.admitted(TEXT)
+    assert tiers.manager.prefix_cache_stats == PrefixCacheStats(queries=18, hits=8)
 
-    tiers = tiers_of(num_blocks=3)
+
+def test_what_is_on_the_device_is_not_loaded():
+    tiers = Tiers()
     tiers.left(TEXT)
-    tiers.left([7] * 8)
-    assert places(tiers, TEXT) == "dh"
-    monkeypatch.setattr(tiers.host_pool, "load", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        tiers.manager.allocate(tiers.sequence(TEXT))
-    assert tiers.num_free == (3, 8)
-    tiers.assert_empty()
-
-
-def test_if_a_load_fails_what_is_on_the_device_before_it_is_hit():
-    tiers = tiers_of()
-    tiers.left(TEXT)
-    tiers.left([7] * 12)
-    assert places(tiers, TEXT) == "dh"
-    tiers.fail_copies()
-    seq = admitted(tiers, TEXT)
-    assert seq.num_cached_tokens == 4 and len(seq.block_table) == 3
+    tiers.left([7] * 12)  # takes the two free blocks, and the end of the text
+    assert tiers.places(TEXT) == "dh"
+    seq = tiers.admitted(TEXT)
+    assert seq.num_computed_tokens == 8 and tiers.moved[1] == 1
+    tiers.manager.collect_loads()
     tiers.assert_bytes(seq)
 
 
 def with_a_gap(tiers: Tiers) -> Sequence:
-    """TEXT's first block is on the host only; its second on the device, and who holds that computed the first itself.
-
-    Two had the same text at once; the first block of the one stays in the index and leaves with it, the second one of
-    the other does.
+    """TEXT's first block is on the host alone, its second on the device: two computed the same text at once, the
+    first block of the one stayed in the index and left, the second one of the other is still held.
     """
-    one, two = admitted(tiers, TEXT, "b"), admitted(tiers, TEXT, "c")
+    one, two = tiers.admitted(TEXT, "one"), tiers.admitted(TEXT, "two")
     tiers.compute(one, 4)
     tiers.compute(two)
     tiers.manager.free(one)
-    evicted(tiers)
-    assert places(tiers, TEXT) == "hd"
+    tiers.evict()
+    assert tiers.places(TEXT) == "hd"
     return two
 
 
-def test_what_is_on_the_device_behind_a_gap_is_hit():
-    tiers = tiers_of(num_blocks=6)
+def test_hits_go_on_from_tier_to_tier():
+    tiers = Tiers(num_blocks=6)
     two = with_a_gap(tiers)
-    seq = admitted(tiers, TEXT)
-    assert seq.num_cached_tokens == 8 and tiers.host_pool.loaded.num_blocks == 1
+    seq = tiers.admitted(TEXT, "b")
+    assert seq.num_computed_tokens == 8 and tiers.moved[1] == 1 and seq.block_table[1] == two.block_table[1]
+    tiers.manager.collect_loads()
     tiers.assert_bytes(seq, two)
 
 
-def test_a_sequence_is_admitted_only_if_there_is_room_though_a_load_fails():
-    """Behind the gap nothing is hit then: it takes three blocks and not two."""
-    tiers = tiers_of(num_blocks=6)
-    with_a_gap(tiers)
-    blocker = tiers.running([7], "d")
-    tiers.fail_copies()
-    seq = tiers.sequence(TEXT)
-    assert tiers.num_free[0] == 2 and not tiers.manager.can_allocate(seq)
-    tiers.manager.free(blocker)
-    assert tiers.manager.can_allocate(seq)
-    tiers.manager.allocate(seq)
-    assert seq.num_cached_tokens == 0 and len(seq.block_table) == 3
-    tiers.manager.check_integrity()
+def test_a_hit_stops_before_the_last_token():
+    tiers = on_the_host()
+    seq = tiers.admitted(TEXT[:8])
+    assert seq.num_computed_tokens == 4 and tiers.moved[1] == 1
 
 
-def test_who_waits_for_its_text_is_not_ready_and_holds_it_on_both_tiers():
-    tiers = tiers_of()
-    tiers.left(TEXT)
-    evicted(tiers)
-    tiers.hold_copies_back()
-    seq = admitted(tiers, TEXT)
-    assert not tiers.manager.is_ready(seq) and tiers.manager.is_copying and not tiers.manager.is_storing
-    assert tiers.num_free == (1, 6)
-    tiers.host_pool.finish()
-    tiers.manager.collect()
-    assert tiers.manager.is_ready(seq) and tiers.num_free == (1, 8)
+def test_a_block_that_is_computed_again_is_on_the_device_again():
+    """The last token of its text must be computed, and the block is written with it: nothing is loaded."""
+    tiers = on_the_host()
+    seq = tiers.admitted(TEXT[:4])
+    assert seq.num_computed_tokens == 0
+    tiers.compute(seq)
+    assert tiers.places(TEXT) == "bh" and tiers.moved[1] == 0
     tiers.assert_bytes(seq)
 
 
-def test_who_is_freed_while_its_text_arrives_leaves_it_cached_with_its_bytes():
-    tiers = tiers_of()
+def test_to_make_room_for_a_load_others_are_evicted_to_the_host_but_not_over_what_is_to_be_loaded():
+    tiers = on_the_host(num_blocks=3, num_host_blocks=2)
+    tiers.left(OTHER)
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("hh", "dd")
+    seq = tiers.admitted(TEXT)
+    tiers.manager.collect_loads()
+    tiers.assert_bytes(seq)
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("bb", "--"), "the host had no room but TEXT's"
+
+
+def test_what_is_hit_on_the_device_is_not_evicted_to_load_the_rest():
+    tiers = Tiers(num_blocks=3)
     tiers.left(TEXT)
-    evicted(tiers)
-    tiers.hold_copies_back()
-    tiers.manager.free(admitted(tiers, TEXT))
+    tiers.left([7] * 8)
+    assert tiers.places(TEXT) == "dh"
+    seq = tiers.admitted(TEXT)
+    assert seq.num_computed_tokens == 8 and len(set(seq.block_table)) == 3
+    tiers.manager.collect_loads()
+    tiers.assert_bytes(seq)
+
+
+@pytest.mark.parametrize("num_free", range(5))
+@pytest.mark.parametrize("is_held", [False, True])
+def test_idle_hits_and_hits_on_the_host_need_a_block_each_and_held_ones_none(is_held, num_free):
+    """TEXT's first block is on the device, its second on the host, its third nowhere."""
+    tiers = Tiers(num_blocks=6)
+    tiers.left(TEXT)
+    tiers.left([7] * 20)
+    assert tiers.places(TEXT) == "dh"
+    if is_held:
+        tiers.admitted([*TEXT[:4], 90], "holder")
+    taken = tiers.manager._pool.get_new_blocks(tiers.num_free[0] - num_free)
+    seq, needed = tiers.sequence(TEXT), 2 if is_held else 3
+    assert tiers.manager.can_allocate(seq) == (num_free >= needed)
+    assert [tiers.manager.can_allocate(seq, spare) for spare in (1, 2)] == [num_free >= needed + s for s in (1, 2)]
+    if num_free < needed:
+        with pytest.raises(NoFreeBlocks):
+            tiers.manager.allocate(seq)
+    else:
+        tiers.manager.allocate(seq)
+        assert tiers.num_free[0] == num_free - needed
+    tiers.manager._pool.free_blocks(taken)
     tiers.manager.check_integrity()
-    assert places(tiers, TEXT) == "bb"
-    seq = admitted(tiers, TEXT)
+
+
+def raise_in(tiers: Tiers, part: str) -> None:
+    """The next allocation fails there."""
+
+    def fail(*_) -> NoReturn:
+        raise CopyFailed
+
+    if part == "get_new_blocks":
+        tiers.manager._pool.get_new_blocks(tiers.num_free[0] - 1)
+    else:
+        setattr(tiers.host, part, fail)
+
+
+@pytest.mark.parametrize("part", ["get_new_blocks", "store", "load"])
+def test_an_allocation_that_fails_gives_the_blocks_of_both_tiers_back(part):
+    """It has a hit on each tier, and evicts somebody to load the one."""
+    tiers = Tiers(num_blocks=3)
+    tiers.left(TEXT)
+    tiers.left([7] * 8)
+    assert tiers.places(TEXT) == "dh"
+    raise_in(tiers, part)
+    before, places = tiers.state(), tiers.places(TEXT)
+    seq = tiers.sequence(TEXT)
+    with pytest.raises(NoFreeBlocks if part == "get_new_blocks" else CopyFailed):
+        tiers.manager.allocate(seq)
+    assert tiers.state() == before and tiers.places(TEXT) == places
+    assert (seq.block_table, seq.num_computed_tokens) == ([], 0)
+    if part != "get_new_blocks":
+        tiers.manager.check_integrity()
+
+
+# On its way
+
+
+def arriving(num_blocks: int = 8) -> tuple[Tiers, Sequence]:
+    """A sequence whose first two blocks are on their way."""
+    tiers = on_the_host(num_blocks)
+    tiers.host.arrives = lambda: False
+    return tiers, tiers.admitted(TEXT)
+
+
+def test_a_load_holds_the_host_s_blocks_until_it_has_arrived():
+    tiers, seq = arriving()
+    assert not tiers.manager.is_ready(seq) and tiers.num_free == (5, 6)
+    tiers.manager.collect_loads()
+    assert not tiers.manager.is_ready(seq) and tiers.num_free == (5, 6)
+    tiers.host.arrives = lambda: True
+    assert tiers.manager.is_ready(seq), "to have arrived is enough to run"
+    tiers.manager.collect_loads()
+    assert tiers.manager.is_ready(seq) and tiers.num_free == (5, 8)
+    tiers.assert_bytes(seq)
+
+
+def test_what_is_being_loaded_is_not_evicted_from_the_host():
+    tiers = on_the_host(num_blocks=5, num_host_blocks=3)
+    tiers.left(OTHER)
+    tiers.host.arrives = lambda: False
+    seq = tiers.admitted(TEXT)
+    tiers.evict()
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("bb", "h-"), "one block was not held"
+    tiers.manager.collect_loads(wait=True)
+    tiers.assert_bytes(seq)
+
+
+def test_to_wait_is_until_all_has_arrived():
+    tiers, seq = arriving()
+    tiers.manager.collect_loads(wait=True)
+    assert tiers.manager.is_ready(seq) and tiers.num_free == (5, 8)
+    tiers.assert_bytes(seq)
+
+
+def test_another_may_hit_what_is_on_its_way_and_waits_with_it():
+    tiers, seq = arriving()
+    other = tiers.admitted([*TEXT, 99], "b")
+    assert other.block_table[:2] == seq.block_table[:2] and tiers.moved == (2, 2), "it is loaded once"
+    stranger = tiers.admitted([7], "c")
+    assert [tiers.manager.is_ready(each) for each in (seq, other, stranger)] == [False, False, True]
+    tiers.manager.collect_loads(wait=True)
+    assert tiers.manager.is_ready(other)
+    tiers.assert_bytes(seq, other)
+
+
+def test_a_fork_of_a_sequence_that_waits_waits_too():
+    tiers, seq = arriving()
+    child = tiers.sequence(TEXT, "child")
+    tiers.manager.fork(seq, child)
+    assert child.block_table == seq.block_table[:2] and not tiers.manager.is_ready(child)
+    tiers.manager.collect_loads(wait=True)
+    tiers.assert_bytes(child)
+
+
+def test_blocks_that_are_arriving_are_given_back_when_they_have_arrived():
+    """Or whoever takes them next is written over."""
+    tiers, seq = arriving(num_blocks=4)
+    tiers.manager.free(seq)
+    tiers.assert_empty()
+    assert tiers.places(TEXT) == "bb"
+    again = tiers.admitted(TEXT)
+    assert tiers.manager.is_ready(again) and tiers.moved[1] == 2, "what has arrived is cached"
+    tiers.assert_bytes(again)
+
+
+def test_one_that_shares_what_arrives_may_leave_and_one_that_does_not_need_not_wait():
+    tiers, seq = arriving()
+    other, stranger = tiers.admitted([*TEXT, 99], "b"), tiers.admitted([7], "c")
+    tiers.manager.free(stranger)
+    assert not tiers.manager.is_ready(seq), "nobody had to wait for that"
+    tiers.manager.free(other)
+    tiers.manager.check_integrity()
     assert tiers.manager.is_ready(seq)
     tiers.assert_bytes(seq)
 
 
-def test_who_writes_to_the_block_of_an_evicted_text_waits_until_it_is_stored():
-    tiers = tiers_of()
-    tiers.left(TEXT)
-    tiers.hold_copies_back()
-    seq = tiers.running([7] * 15, "b")  # all four blocks, at once
-    tiers.manager.collect(wait=True)
-    assert places(tiers, TEXT) == "hh"
+def test_what_has_arrived_unnoticed_is_collected_before_its_blocks_are_given_back():
+    tiers, seq = arriving()
+    tiers.host.arrives = lambda: True
     tiers.manager.free(seq)
-    again = admitted(tiers, TEXT)
-    tiers.manager.collect(wait=True)
-    tiers.assert_bytes(again)
+    tiers.assert_empty()
 
 
-def test_a_text_that_is_still_being_stored_is_found():
-    tiers = tiers_of()
-    tiers.left(TEXT)
-    tiers.host_pool.is_late = lambda: True
-    blocks = tiers.manager._pool.get_new_blocks(4)
-    tiers.manager._pool.free_blocks(blocks)
-    assert places(tiers, TEXT) == "hh"
-    seq = admitted(tiers, TEXT)
-    tiers.manager.collect(wait=True)
-    tiers.assert_bytes(seq)
+def test_two_loads_arrive_one_by_one():
+    tiers = on_the_host(num_blocks=8)
+    tiers.left(OTHER)
+    tiers.evict()
+    tiers.host.arrives = lambda: False
+    one, two = tiers.admitted(TEXT, "one"), tiers.admitted(OTHER, "two")
+    tiers.manager._loads[1].wait()
+    tiers.manager.collect_loads()
+    assert (tiers.manager.is_ready(one), tiers.manager.is_ready(two)) == (False, True)
+    assert tiers.num_free == (2, 6)
+    tiers.assert_bytes(two)
+
+
+# A reset
+
+
+def test_a_reset_forgets_both_tiers():
+    tiers = on_the_host()
+    tiers.left(OTHER)
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("hh", "dd")
+    assert tiers.manager.reset_prefix_cache() is True
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("--", "--")
+    assert tiers.manager.prefix_cache_stats == PrefixCacheStats()
+    tiers.assert_empty()
+    tiers.evict()
+    assert tiers.moved == (2, 0), "nothing was left to be stored"
+
+
+def test_a_reset_while_blocks_are_held_or_on_their_way_changes_nothing():
+    tiers, _ = arriving()
+    before = tiers.state()
+    assert tiers.manager.reset_prefix_cache() is False
+    assert tiers.state() == before and tiers.places(TEXT) == "bb"
 
 
 # Any history
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_in_any_history_who_hits_finds_the_bytes_of_its_text(seed):
-    """Few tokens, so that texts begin alike; small pools, so that they are evicted; copies are late, and fail."""
+@pytest.mark.parametrize("seed", range(30))
+def test_in_any_history_what_is_found_is_what_was_computed_for_that_text(seed):
     rng = random.Random(seed)
-    tiers = tiers_of(rng.randrange(3, 12), rng.randrange(0, 12))
-    manager = tiers.manager
+    tiers = Tiers(num_blocks=rng.randrange(4, 12), num_host_blocks=rng.choice([0, 1, 3, 20]))
+    slow, failing = rng.choice([0.0, 0.5, 0.9]), rng.choice([0.0, 0.0, 0.2])
+    tiers.host.arrives = lambda: rng.random() >= slow
+    tiers.host.fails = lambda: rng.random() < failing
     running: list[Sequence] = []
-    tiers.host_pool.is_late = lambda: rng.random() < 0.5
-    tiers.host_pool.fails = lambda: rng.random() < 0.15
-    for number in range(150):
-        manager.collect()
-        action = rng.choice(["come", "come", "compute", "compute", "grow", "end", "finish"])
-        seq = rng.choice(running) if running else None
-        if action == "come":
-            new = tiers.sequence([rng.randrange(2) for _ in range(rng.randrange(1, 3 * BLOCK_SIZE + 2))], str(number))
-            if manager.can_allocate(new):
-                manager.allocate(new)
-                running.append(new)
-        elif action == "compute" and seq and seq.num_uncomputed_tokens and manager.is_ready(seq):
-            tiers.compute(seq, rng.randrange(1, seq.num_uncomputed_tokens + 1))
-        elif action == "grow" and seq and not seq.num_uncomputed_tokens and manager.num_free_blocks:
-            seq.token_ids.append(rng.randrange(2))
-            manager.append_slot(seq)
-        elif action == "end" and seq:
-            running.remove(seq)
-            manager.free(seq)
-        elif action == "finish":
-            tiers.host_pool.finish()
-        manager.check_integrity()
-        tiers.assert_bytes(*(seq for seq in running if manager.has_arrived(seq) and seq.num_computed_tokens))
+    for _ in range(150):
+        if running and rng.random() < 0.5:
+            seq = running.pop(rng.randrange(len(running)))
+            if tiers.manager.is_ready(seq) and rng.random() < 0.8:
+                tiers.compute(seq)
+                tiers.assert_bytes(seq)
+            tiers.manager.free(seq)
+        else:
+            seq = tiers.sequence([10 + rng.randrange(2) for _ in range(rng.randrange(1, 16))])
+            fits = tiers.manager.can_allocate(seq)
+            try:
+                tiers.manager.allocate(seq)
+                running.append(seq)
+                assert fits
+            except NoFreeBlocks:
+                assert not fits
+            except CopyFailed:
+                assert seq.block_table == []
+        tiers.manager.collect_loads()
+        tiers.manager.check_integrity()
+        tiers.assert_bytes(*(seq for seq in running if seq.num_computed_tokens and tiers.manager.is_ready(seq)))
     for seq in running:
-        manager.free(seq)
+        tiers.manager.free(seq)
     tiers.assert_empty()
-    assert all(text.places for text in manager.prefix_cache._index.values())

@@ -1,132 +1,130 @@
-"""Two tiers with bytes in them, and copies that are late: what the tests of swaps and of evicted texts share.
+"""Two tiers with bytes in them, and loads that take their time: what the tests of both tiers share.
 
 The keys and values of a token are numbers made from all tokens up to it, so what another text left behind is seen.
 """
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from ..block_manager import cdiv
-from ..offload import HostPool, Traffic, Transfer
-from ..prefix_cache import PrefixCache
+from ..block_manager import BlockManager
+from ..block_pool import BlockPool
+from ..kv_cache import BlockCopy
+from ..offload import HostKVCache, Load
+from ..prefix_cache import extend_block_hashes
 from ..sequence import Sequence
-from ..tiered_block_manager import TieredBlockManager
 from .helpers import make_sequence
 from .pool import BLOCK_SIZE, make_cache
 
 NUM_LAYERS = 3
 
 
-class LateTransfer(Transfer):
-    """Copies that are made when somebody waits for them, or lets them be done. As on a device's streams, those that
-    were begun before are made first; but what is computed in the meantime does not wait for them.
-    """
+class CopyFailed(Exception):
+    pass
 
-    def __init__(self, pool: "LateHostPool", copy: Callable[[], Transfer]) -> None:
-        super().__init__(Traffic())
-        self._begun, self._copy = pool.begun, copy
 
-    def is_done(self) -> bool:
-        return self not in self._begun
+class SlowLoad(Load):
+    """What it brings is there once `host.arrives()` says so or somebody has waited; until then there is nothing."""
+
+    def __init__(self, host: "SlowHostKVCache", copies: list[BlockCopy]) -> None:
+        super().__init__(copies, None)
+        self._host, self._copies, self._is_here, self._num_asked = host, copies, False, 0
+        host._device_blocks[[copy.target for copy in copies]] = float("nan")
+
+    def has_arrived(self) -> bool:
+        self._num_asked += 1
+        assert self._num_asked < 5_000, "it is asked for ever, and nobody waits"
+        if not self._is_here and self._host.arrives():
+            self.wait()
+        return self._is_here
 
     def wait(self) -> None:
-        while not self.is_done():
-            self._begun.pop(0)._copy()
+        if not self._is_here:
+            for source, target in self._copies:
+                self._host._device_blocks[target] = self._host.blocks[source]
+        self._is_here = True
 
-    def hold_back_compute(self) -> None:
-        self.wait()
 
-
-class LateHostPool(HostPool):
-    """`is_late()` and `fails()` are asked for each transfer."""
+class SlowHostKVCache(HostKVCache):
+    """Its loads arrive when `arrives()` says so, its copies raise when `fails()` does. At first all is well."""
 
     def __init__(self, device_blocks: Tensor, num_blocks: int) -> None:
         super().__init__(device_blocks, num_blocks)
-        self.begun: list[LateTransfer] = []  # and not done
-        self.is_late: Callable[[], bool] = lambda: False
+        self.arrives: Callable[[], bool] = lambda: True
         self.fails: Callable[[], bool] = lambda: False
 
-    def finish(self) -> None:
-        """All that was begun is done."""
-        if self.begun:
-            self.begun[-1].wait()
-
-    def _copy(self, *what) -> Transfer:
+    def store(self, copy: BlockCopy) -> None:
         if self.fails():
-            raise RuntimeError("the copy failed")
-        self.begun.append(LateTransfer(self, partial(super()._copy, *what)))
-        transfer = self.begun[-1]
-        if not self.is_late():
-            transfer.wait()
-        return transfer
+            raise CopyFailed("a store")
+        super().store(copy)
+
+    def load(self, copies: list[BlockCopy]) -> Load:
+        if self.fails():
+            raise CopyFailed("a load")
+        self.num_blocks_loaded += len(copies)
+        return SlowLoad(self, copies)
 
 
 class Tiers:
-    """A TieredBlockManager over two pools of so many blocks, and what an engine does with it."""
+    """A BlockManager over two pools, and what an engine does with it. Blocks have 4 slots."""
 
-    def __init__(self, num_blocks: int = 8, num_host_blocks: int = 8, is_caching: bool = False) -> None:
+    def __init__(self, num_blocks: int = 4, num_host_blocks: int = 8, is_caching: bool = True) -> None:
         self.kv_cache = make_cache(num_blocks, num_layers=NUM_LAYERS)
-        self.host_pool = LateHostPool(self.kv_cache.blocks, num_host_blocks)
-        cache = PrefixCache(BLOCK_SIZE) if is_caching else None
-        self.manager = TieredBlockManager(num_blocks, BLOCK_SIZE, cache, self.host_pool)
+        self.host = SlowHostKVCache(self.kv_cache.blocks, num_host_blocks)
+        self.manager = BlockManager(num_blocks, BLOCK_SIZE, is_caching, self.host)
+        self.pools: tuple[BlockPool, BlockPool] = (self.manager._pool, self.manager._host_pool)
 
     @property
     def num_free(self) -> tuple[int, int]:
         """On the device and on the host."""
-        return self.manager.num_free_blocks, self.manager._host.num_free
+        device, host = self.pools
+        return device.num_free_blocks, host.num_free_blocks
 
-    def sequence(self, token_ids: list[int], name: str = "a", sample_index: int = 0) -> Sequence:
-        seq = make_sequence(name, len(token_ids), 40, sample_index)
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Blocks stored and loaded."""
+        return self.host.num_blocks_stored, self.host.num_blocks_loaded
+
+    def sequence(self, token_ids: list[int], name: str = "a") -> Sequence:
+        seq = make_sequence(name, len(token_ids), 40)
         seq.token_ids = list(token_ids)
         return seq
 
-    def running(self, token_ids: list[int], name: str = "a", num_computed: int | None = None) -> Sequence:
-        """It holds its blocks, has computed all its tokens or so many, and has one token more."""
+    def admitted(self, token_ids: list[int], name: str = "a") -> Sequence:
+        """It holds its blocks; what of it was found on the host may be on its way."""
         seq = self.sequence(token_ids, name)
         self.manager.allocate(seq)
-        self.manager.collect(wait=True)
-        self.compute(seq, num_computed)
-        if num_computed is None:
-            seq.token_ids.append(100 + len(token_ids))
+        self.manager.check_integrity()
         return seq
-
-    def group(self, token_ids: list[int], n: int, name: str = "a") -> list[Sequence]:
-        """Samples that have just been forked: they hold the prompt's blocks, and each has a token of its own."""
-        leader = self.running(token_ids, name)
-        followers = [self.sequence(token_ids, name, i) for i in range(1, n)]
-        for i, seq in enumerate(followers):
-            self.manager.fork(leader, seq, len(token_ids))
-            seq.token_ids.append(200 + i)
-        return [leader, *followers]
 
     def left(self, token_ids: list[int]) -> None:
         """Such a sequence has come, was computed, and has gone."""
-        self.manager.free(self.running(token_ids))
+        seq = self.admitted(token_ids)
+        self.compute(seq)
+        self.manager.free(seq)
+        self.manager.check_integrity()
+
+    def evict(self) -> None:
+        """Somebody takes all free blocks of the device, writes to them, and goes."""
+        blocks = self.manager._pool.get_new_blocks(self.num_free[0])
+        self.kv_cache.blocks[blocks] = float("nan")
+        self.manager._pool.free_blocks(blocks)
         self.manager.check_integrity()
 
     def compute(self, seq: Sequence, num_tokens: int | None = None) -> None:
-        """As many of its tokens as that, or all: to blocks that it holds alone."""
-        end = seq.num_tokens if num_tokens is None else seq.num_computed_tokens + num_tokens
-        for position in range(seq.num_computed_tokens, end):
+        """As many of its tokens, or all: to blocks that it holds alone."""
+        start = seq.num_computed_tokens
+        end = seq.num_tokens if num_tokens is None else start + num_tokens
+        for position in range(start, end):
             block = seq.block_table[position // BLOCK_SIZE]
-            assert self.manager._pool.ref_count(block) == 1, "who writes to a block holds it alone"
-            assert block not in self.manager.prefix_cache.blocks, "what is cached is never written"
-            self.kv_cache.blocks[block, :, :, position % BLOCK_SIZE] = keys_and_values(tuple(seq.token_ids), position)
+            assert self.manager._pool.ref_counts[block] == 1, "a block is written by its only holder"
+            assert block not in self.manager._pool._hashes, "a cached block is never written"
+            self.kv_cache.blocks[block, :, :, position % BLOCK_SIZE] = keys_and_values(seq.token_ids, position)
         seq.num_computed_tokens = end
-        self.manager.cache_blocks(seq)
-
-    def grow(self, *seqs: Sequence) -> int:
-        """A step in which all compute their last token and get another. How many blocks were copied."""
-        copies = [copy for seq in seqs if (copy := self.manager.append_slot(seq))]
-        self.kv_cache.copy_blocks({copy.target: copy.source for copy in copies})
-        for i, seq in enumerate(seqs):
-            self.compute(seq)
-            seq.token_ids.append(250 + i)
-        return len(copies)
+        self.manager.cache_blocks(seq, end - start)
 
     def assert_bytes(self, *seqs: Sequence) -> None:
         """What they have computed is there, in every layer."""
@@ -134,47 +132,36 @@ class Tiers:
             assert seq.num_computed_tokens, "there is nothing to compare"
             for position in range(seq.num_computed_tokens):
                 block, offset = seq.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE
-                expected = keys_and_values(tuple(seq.token_ids), position)
+                expected = keys_and_values(seq.token_ids, position)
                 assert torch.equal(self.kv_cache.blocks[block, :, :, offset], expected), f"token {position} is lost"
 
-    def overwrite_what_is_free(self) -> None:
-        """As if others had used it."""
-        free = self.manager._pool._free
-        self.kv_cache.blocks[free] = float("nan")
-
-    def fail_copies(self, are_failing: bool = True) -> None:
-        self.host_pool.fails = lambda: are_failing
-
-    def hold_copies_back(self) -> None:
-        """From now on copies are done when host_pool.finish() is called, or somebody waits."""
-        self.host_pool.is_late = lambda: True
+    def places(self, token_ids: list[int]) -> str:
+        """Where each full block of a text is: d on the device, h on the host, b on both, - on neither."""
+        hashes: list[bytes] = []
+        extend_block_hashes(hashes, token_ids, BLOCK_SIZE)
+        names = {(True, False): "d", (False, True): "h", (True, True): "b", (False, False): "-"}
+        device, host = self.pools
+        return "".join(names[each in device._cached, each in host._cached] for each in hashes)
 
     def state(self) -> tuple:
-        """All that an operation that fails may not change."""
-        manager = self.manager
-        pools = [(list(pool._free), list(pool._ref_counts)) for pool in (manager._pool, manager._host)]
-        idle = [list(tier._idle) for tier in (manager.prefix_cache.blocks, manager.prefix_cache.host_blocks)]
-        return pools, idle, manager.report(), list(manager._holders), list(manager._swapped), dict(manager._arriving)
+        """All that an allocation that fails may not change; which block of the queue comes first it may."""
+        tables = [(seq.request_id, list(seq.block_table)) for seq in self.manager._holders]
+        pools = [(set(pool._free), list(pool.ref_counts)) for pool in self.pools]
+        return pools, tables, self.manager.report(), list(self.manager._loads), self.manager.prefix_cache_stats
 
     def assert_empty(self) -> None:
-        """Nobody is left: every block is free on both tiers."""
-        self.manager.collect(wait=True)
+        """Nobody is left: every block is free on both tiers, and nothing is on its way."""
         self.manager.check_integrity()
-        assert self.num_free == (self.manager.num_blocks, self.host_pool.num_blocks)
-        assert not self.manager.is_copying and not self.manager._holders and not self.manager._swapped
+        assert self.num_free == tuple(pool.num_blocks for pool in self.pools)
+        assert not self.manager._loads and not self.manager._holders
 
 
-def keys_and_values(token_ids: tuple[int, ...], position: int) -> Tensor:
-    return numbers_of(token_ids[: position + 1])
+def keys_and_values(token_ids: list[int], position: int) -> Tensor:
+    """Of a token: they depend on all before it. [num_layers, 2, num_kv_heads, head_dim]"""
+    return numbers_of(tuple(token_ids[: position + 1]))
 
 
 @lru_cache(maxsize=4096)
 def numbers_of(token_ids: tuple[int, ...]) -> Tensor:
-    """Of the last of these tokens. [num_layers, 2, num_kv_heads, head_dim]"""
     generator = torch.Generator().manual_seed(crc32(repr(token_ids).encode()))
     return torch.randn(NUM_LAYERS, 2, 2, 8, generator=generator)
-
-
-def num_blocks_of(seq: Sequence) -> int:
-    """That have computed tokens in them."""
-    return cdiv(seq.num_computed_tokens, BLOCK_SIZE)
