@@ -13,6 +13,8 @@ from torch import Tensor
 
 from .kv_cache import BlockCopy
 
+MAX_DEFAULT_BYTES = 4 * 2**30  # of a host's pool whose size nobody asked for: pinned memory is taken from all
+
 
 class Load:
     """Blocks on their way from the host to the device. Until then neither may be written, nor the device's be read."""

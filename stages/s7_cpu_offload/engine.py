@@ -14,7 +14,7 @@ from .interrupts import interrupts_held_back
 from .kv_cache import KVCache, num_blocks_for
 from .llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
 from .model_runner import ModelRunner, Scheduled
-from .offload import HostKVCache
+from .offload import MAX_DEFAULT_BYTES, HostKVCache
 from .outputs import RequestOutput
 from .sampling import SampledToken, SamplingParams
 from .scheduler import Scheduler
@@ -158,7 +158,8 @@ class LLMEngine:
 
     def build_host_kv_cache(self) -> HostKVCache:
         """It has no block if nothing is to be stored: by the policy, or because computing is cheaper than loading."""
-        config, num_blocks = self.config, self.kv_cache.num_blocks
+        config = self.config
+        num_blocks = min(self.kv_cache.num_blocks, MAX_DEFAULT_BYTES // self.kv_cache.blocks[0].nbytes)
         if config.kv_offloading_tokens is not None:
             num_blocks = config.kv_offloading_tokens // config.block_size
         can_hit = config.enable_prefix_caching and self.max_model_len > config.block_size  # a full block, then a token

@@ -296,8 +296,11 @@ def test_parameters_that_cannot_be_are_named_with_their_value(params, error):
         SamplingParams(**params)
 
 
+NO_VALUES: list[object] = [[[]], [None], 1j, object(), math.nan, torch.ones(2, 2)]
+
+
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
-@pytest.mark.parametrize("value", [[[]], [None], 1j, object(), math.nan, torch.ones(2, 2)], ids=repr)
+@pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: type(value).__name__)
 def test_no_parameter_takes_what_is_no_value_at_all(name, value):
     with pytest.raises(ValueError, match=f"^{name} must be .+, not .+$"):
         SamplingParams(**{name: value})

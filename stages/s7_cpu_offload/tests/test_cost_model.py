@@ -92,6 +92,13 @@ def test_the_host_has_as_many_blocks_as_were_asked_for_or_as_the_device(checkpoi
     assert engine.host_kv_cache.num_blocks == num_blocks
 
 
+def test_unasked_the_host_gives_no_more_than_its_limit(checkpoint, monkeypatch):
+    block_bytes = scripted_engine(checkpoint, 8).kv_cache.blocks[0].nbytes
+    monkeypatch.setattr(engine_module, "MAX_DEFAULT_BYTES", 3 * block_bytes + 1)
+    assert scripted_engine(checkpoint, 8).host_kv_cache.num_blocks == 3
+    assert scripted_engine(checkpoint, 8, kv_offloading_tokens=32).host_kv_cache.num_blocks == 8
+
+
 def test_a_host_pool_that_does_not_fit_is_one_error(checkpoint):
     with pytest.raises(ValueError, match=r"^the host has no room for 250,000,000,000,000 blocks, "):
         LLM(checkpoint, block_size=4, kv_cache_tokens=32, offload_policy="load", kv_offloading_tokens=10**15)
