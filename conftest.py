@@ -17,7 +17,8 @@ import pytest
 from tests.copies import Case, find_copies
 from tests.helpers import ROOT, find_stages, folder_of
 
-FOLDERS = [*map(folder_of, find_stages(ROOT)), ROOT / "nanovllm" / "core"]
+STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
+FOLDERS = [*STAGES, ROOT / "nanovllm" / "core"]
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many, of each kind
 
 
@@ -53,7 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_long(item: pytest.Item) -> bool:
-    return item.get_closest_marker("full") is not None
+    """Marked so; or of a stage's test_console.py, which starts processes: the first and the last stage's are enough."""
+    between = [folder / "tests" / "test_console.py" for folder in STAGES[1:-1]]
+    return item.get_closest_marker("full") is not None or item.path in between
 
 
 # With pytest-xdist the workers collect, and the terminal is the controller's: the counts travel.
