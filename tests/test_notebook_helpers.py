@@ -14,6 +14,8 @@ from stages.s2_block_manager.block_pool import BlockPool
 from stages.s2_block_manager.kv_cache import PoolReport
 from stages.s2_block_manager.llama import ModelConfig
 
+from .counted import Counter, Seq
+
 
 @pytest.mark.parametrize("name", ["pictures", *(f"s{number}" for number in range(1, 8))])
 def test_examples_in_docstrings(name):
@@ -63,40 +65,6 @@ def test_claims_after_the_third_are_folded(monkeypatch):
     head, folded = shown[0].data.split("<details>")
     assert head.count("claim ") == 4  # the heading's "claim |", and three rows
     assert "<summary>2 more</summary>" in folded and "claim 4" in folded and r"a\|b" in folded
-
-
-class Counter:
-    """A manager that counts slots: a sequence holds as many as it may come to have."""
-
-    def __init__(self, num_slots):
-        self.num_slots, self.held, self.appended = num_slots, 0, 0
-
-    def can_allocate(self, seq):
-        return self.held + seq.size <= self.num_slots
-
-    def allocate(self, seq):
-        self.held += seq.size
-
-    def append_slot(self, seq):
-        self.appended += 1
-        assert seq.num_tokens <= seq.size
-
-    def free(self, seq):
-        self.held -= seq.size
-
-    def report(self):
-        return self.held
-
-
-class Seq:
-    def __init__(self, num_prompt_tokens, num_output_tokens):
-        self.token_ids = [1] * num_prompt_tokens
-        self.size = num_prompt_tokens + num_output_tokens
-        self.num_computed_tokens = 0
-
-    @property
-    def num_tokens(self):
-        return len(self.token_ids)
 
 
 def test_churn_frees_what_it_allocated():

@@ -1,0 +1,35 @@
+"""A manager and a sequence that only count, for tests of who is admitted when."""
+
+
+class Counter:
+    """A manager that counts slots: a sequence holds as many as it may come to have."""
+
+    def __init__(self, num_slots):
+        self.num_slots, self.held, self.appended = num_slots, 0, 0
+
+    def can_allocate(self, seq):
+        return self.held + seq.size <= self.num_slots
+
+    def allocate(self, seq):
+        self.held += seq.size
+
+    def append_slot(self, seq):
+        self.appended += 1
+        assert seq.num_tokens <= seq.size
+
+    def free(self, seq):
+        self.held -= seq.size
+
+    def report(self):
+        return self.held
+
+
+class Seq:
+    def __init__(self, num_prompt_tokens, num_output_tokens):
+        self.token_ids = [1] * num_prompt_tokens
+        self.size = num_prompt_tokens + num_output_tokens
+        self.num_computed_tokens = 0
+
+    @property
+    def num_tokens(self):
+        return len(self.token_ids)
