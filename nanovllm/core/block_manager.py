@@ -5,8 +5,8 @@
                                                          B: [1]      token 2 is in block 1, offset 2
     blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea is an operating system's: fixed pages and a table for each process, so that no memory is lost between the
-pieces and at most block_size - 1 slots in the last one (Kwon et al. 2023, arXiv:2309.06180).
+The idea is an operating system's: fixed pages and a table for each process, so that no slot is lost between blocks, and
+at most block_size - 1 in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from itertools import takewhile
@@ -27,7 +27,7 @@ class Hit(NamedTuple):
 
 
 class BlockManager:
-    """A block table for each sequence. The verbs are SlotManager's; what they promise is less: blocks for now."""
+    """A block table for each sequence: allocate() takes blocks for the tokens there are, append_slot() for one more."""
 
     def __init__(
         self, num_blocks: int, block_size: int, enable_prefix_caching: bool = False, host: HostKVCache | None = None
@@ -101,7 +101,7 @@ class BlockManager:
         if known is not None:  # its place is renewed, and nothing is copied
             self._host_pool.touch([known])
             self._host_pool.free_blocks([known])
-        elif self._host_pool.num_free_blocks:  # else all is being loaded, and the text is dropped
+        elif self._host_pool.num_free_blocks:  # else the host has no block, or all are being loaded
             [target] = self._host_pool.get_new_blocks(1)
             try:
                 self._host.store(BlockCopy(block, target))
@@ -123,7 +123,7 @@ class BlockManager:
                 self._host_pool.free_blocks(load.sources)
 
     def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """`num_tokens` more of `seq` are computed: a block that they have filled may be hit from now on."""
+        """The last `num_tokens` of num_computed_tokens are new: a block that they filled may be hit from now on."""
         if not self._is_caching:
             return
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
@@ -156,8 +156,9 @@ class BlockManager:
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
         """Make sure of a slot for the last token of `seq` in a block that it alone holds.
 
-        It takes a block if all of its blocks are full, or if others hold its last block too. Then the answer is the
-        copy to make before anything is written. Raises NoFreeBlocks, and changes nothing, if there is none.
+        It takes a block if all of its blocks are full, and returns None. It takes one too if others hold its last
+        block, and returns the copy to make before anything is written. Raises NoFreeBlocks, and changes nothing, if
+        none is free.
         """
         assert seq in self._holders, f"request {seq.request_id} was never allocated"
         if self._needs_block(seq):

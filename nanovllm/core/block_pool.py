@@ -59,11 +59,11 @@ class BlockPool:
             self.ref_counts[block] += 1
 
     def free_blocks(self, blocks: list[int]) -> None:
-        """Each of `blocks` has one holder less. Without one it returns to the queue.
+        """Each of `blocks` has one holder less. With no holder left it returns to the queue.
 
-        The first of them is taken next; of cached ones, which are a text, the last goes first: the end before the
-        beginning. Raises ValueError, which names the block, and changes nothing, if one of them is free or is there
-        more often than it is held.
+        Uncached blocks go to the front, the first of them is taken next. Cached blocks go to the back, the last of them
+        first: the end of a text is evicted before its beginning. Raises ValueError, which names the block, and changes
+        nothing, if one of them is free or is there more often than it is held.
         """
         for block, count in Counter(blocks).items():
             if count > self.ref_counts[block]:
@@ -76,7 +76,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def cache_block(self, block: int, block_hash: BlockHash) -> None:
-        """`block` holds this text from now on, and is never written again. If another block does, nothing changes."""
+        """`block` holds this text until it is taken anew, and is not written. If another does, nothing changes."""
         if block_hash not in self._cached:
             self._cached[block_hash], self._hashes[block] = block, block_hash
 

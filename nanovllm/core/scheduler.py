@@ -98,7 +98,7 @@ class Scheduler:
         return budget
 
     def _schedule_chunk(self, seq: Sequence, output: SchedulerOutput, budget: int) -> int:
-        if not self._kv_cache_manager.is_ready(seq):
+        if not self._kv_cache_manager.is_ready(seq):  # it takes no budget: others run meanwhile
             return budget
         # The last token of a prompt that is to be forked is left to each of its samples.
         num_tokens = min(seq.num_uncomputed_tokens - bool(seq.to_fork), budget)
@@ -109,8 +109,8 @@ class Scheduler:
     def _admit(self, output: SchedulerOutput, budget: int) -> None:
         """From waiting to running, in order, while there is a seat, budget, and what _may_admit() asks for.
 
-        Each takes the blocks of all its tokens, and is scheduled for as many tokens as the budget has left. One that
-        needs more blocks than the pool has fails: it outgrew the pool.
+        Each takes the blocks of all its tokens. If they are ready, it is scheduled for as many tokens as the budget has
+        left. One that needs more blocks than the pool has fails: it outgrew the pool.
         """
         while self.waiting and budget > 0:
             seq = next(iter(self.waiting))
@@ -127,8 +127,8 @@ class Scheduler:
     def _may_admit(self, seq: Sequence) -> bool:
         """Return True if there is a seat for `seq` and for each sample that it carries, and blocks for all its tokens.
 
-        Beside others a new sequence must leave the watermark free, for those that run to grow into, and a block for
-        each sample that it carries.
+        Beside others a sequence, new or preempted, must leave the watermark free, for those that run to grow into, and
+        a block for each sample that it carries.
         """
         num_seats = sum(1 + len(other.to_fork) for other in [seq, *self.running])
         if num_seats > self._max_num_seqs:
@@ -145,6 +145,7 @@ class Scheduler:
             if self.running == [seq]:
                 self._fail(seq, output)
                 return False
+            # It is `seq` or behind it, and the batch so far is in front of `seq`: nobody scheduled loses a block.
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
@@ -154,7 +155,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Take its blocks and put it in front of all that wait.
 
-        When it is admitted again, its prompt and all that it generated are computed anew.
+        When it is admitted again, its prompt and all that it generated are prefilled as one prompt would be.
         """
         self._kv_cache_manager.free(seq)
         seq.num_computed_tokens = 0

@@ -56,7 +56,8 @@ class LLM:
 
         A request that cannot be served ends with finish_reason "error" and RequestOutput.error, in its place.
         """
-        with closing(self.stream(prompts, sampling_params)) as outputs:  # a traceback would keep it open
+        # Without closing(), the traceback of an error would keep the generator alive, and so its slots held.
+        with closing(self.stream(prompts, sampling_params)) as outputs:
             finished = [output for output in outputs if output.finished]
         return sorted(finished, key=lambda output: int(output.request_id))
 
@@ -111,7 +112,7 @@ class LLM:
         while waiting and len(batch) < self.config.max_num_seqs and self._can_promise(waiting[0]):
             self.kv_cache_manager.allocate(waiting[0])
             batch.append(waiting.popleft())
-        assert batch, "the pool is empty, and _add_request() has seen that each fits alone"
+        assert batch, "nobody holds a slot, and _add_request() has seen that each fits alone"
         return batch
 
     def _can_promise(self, seq: Sequence) -> bool:

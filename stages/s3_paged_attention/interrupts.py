@@ -33,7 +33,11 @@ class BetweenSteps:
         self._is_pressed = True
 
     def __enter__(self) -> None:
-        self.let_through()
+        try:
+            self.let_through()
+        except BaseException:  # it ends the caller's block: a second press must not break into what that still does
+            self.hold_back()
+            raise
 
     def __exit__(self, *_: Any) -> None:
         self.hold_back()

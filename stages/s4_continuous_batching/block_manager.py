@@ -5,8 +5,8 @@
                                                          B: [1]      token 2 is in block 1, offset 2
     blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea is an operating system's: fixed pages and a table for each process, so that no memory is lost between the
-pieces and at most block_size - 1 slots in the last one (Kwon et al. 2023, arXiv:2309.06180).
+The idea is an operating system's: fixed pages and a table for each process, so that no slot is lost between blocks, and
+at most block_size - 1 in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from .block_pool import BlockPool
@@ -15,7 +15,7 @@ from .sequence import Sequence
 
 
 class BlockManager:
-    """A block table for each sequence. The verbs are SlotManager's; what they promise is less: blocks for now."""
+    """A block table for each sequence: allocate() takes blocks for the tokens there are, append_slot() for one more."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size

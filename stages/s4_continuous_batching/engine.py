@@ -20,7 +20,7 @@ from .sequence import Sequence, request_output
 
 
 class LLMEngine:
-    """It belongs to one thread. Ctrl-C is taken between two steps."""
+    """An engine belongs to one thread. Ctrl-C is taken between two steps."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError for a bad value or checkpoint. Each part has a method that builds it, to be overridden."""
@@ -68,7 +68,8 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Compute some tokens. Returns the outputs so far of the requests that got a token or have ended.
 
-        If a sequence can never go on, it ends, and no model runs in this step.
+        If a sequence can never go on, it ends, and no model runs in this step. A Ctrl-C that was pressed meanwhile is
+        raised in place of the outputs: they are then lost, also the last ones of requests that have ended.
         """
         batch, failed = self.scheduler.schedule()
         if failed:

@@ -106,7 +106,7 @@ class Scheduler:
     def _may_admit(self, seq: Sequence) -> bool:
         """Return True if there is a seat for `seq`, and blocks for all its tokens.
 
-        Beside others a new sequence must leave the watermark free, for those that run to grow into.
+        Beside others a sequence, new or preempted, must leave the watermark free, for those that run to grow into.
         """
         if len(self.running) == self._max_num_seqs:
             return False
@@ -122,6 +122,7 @@ class Scheduler:
             if self.running == [seq]:
                 self._fail(seq, output)
                 return False
+            # It is `seq` or behind it, and the batch so far is in front of `seq`: nobody scheduled loses a block.
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
@@ -131,7 +132,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Take its blocks and put it in front of all that wait.
 
-        When it is admitted again, its prompt and all that it generated are computed anew.
+        When it is admitted again, its prompt and all that it generated are prefilled as one prompt would be.
         """
         self._kv_cache_manager.free(seq)
         seq.num_computed_tokens = 0

@@ -5,11 +5,11 @@
     B (11)     ####     #### ###.                    or two of each of two, or four of one
     C (3)      ###.                                  . masked: the rest of a last block
 
-In decode all sequences go through a tile together; a tile is shared out among the sequences that reach it. Each gives
-attention to its own keys; merge_attn_states() makes one of two. So a step needs room for a tile or two besides the
-pool, however long the contexts are and however many, and nothing is done once a sequence. (Here a tile is still copied
-before it is read; a kernel would read it in place. And a short sequence beside a long one is padded up to the tile's
-end.)
+In decode all sequences go through a tile together; a tile is shared out among the sequences that reach it. A tile
+gives each of them attention to the keys in it; merge_attn_states() adds it to that of the tiles before. So decode needs
+room for a tile or two besides the pool, however long the contexts are, and no operation is done once a sequence. (A
+tile has at least one block of each sequence. It is still copied before it is read: a kernel would read it in place. A
+short sequence beside a long one is padded up to the tile's end.)
 """
 
 from dataclasses import dataclass
@@ -52,6 +52,7 @@ class PagedAttention:
         self._tile_size = tile_size
 
     def plan(self, step: AttentionMetadata) -> "PagedAttend":
+        """Clear the blocks that are new in this step, then return its `attend`: once for each run of the model."""
         self._kv_cache.clear(step.new_blocks)
         return PagedAttend(self._kv_cache, self._tile_size, step)
 
@@ -131,13 +132,13 @@ class PagedAttend:
         group = q.shape[1] // k.shape[1]
         grouped = q.unflatten(1, (-1, group)).permute(2, 1, 0, 3)  # [group, num_kv_heads, query_len, head_dim]
 
-        def for_group(x: Tensor) -> Tensor:  # a view: [num_keys, num_kv_heads, head_dim] -> as above, num_keys long
-            return x.transpose(0, 1).expand(group, -1, -1, -1)
+        def for_group(x: Tensor) -> Tensor:  # x [num_keys, num_kv_heads, head_dim]
+            return x.transpose(0, 1).expand(group, -1, -1, -1)  # a view: [group, num_kv_heads, num_keys, head_dim]
 
         whole = attend_part(grouped, for_group(k), for_group(v), is_causal=True)
         num_computed, block_size, num_blocks = context_len - len(q), self._kv_cache.block_size, self._blocks_of_each(1)
         for start in range(0, num_computed, num_blocks * block_size):
-            blocks = block_table[start // block_size :][:num_blocks]
+            blocks = block_table[start // block_size : -(-num_computed // block_size)][:num_blocks]
             keys, values = self._kv_cache.read(layer, self._kv_cache.pieces(blocks), num_computed - start)
             whole = merge_attn_states(whole, attend_part(grouped, for_group(keys), for_group(values)))
         return whole.out.permute(2, 1, 0, 3).flatten(1, 2).to(q.dtype)
@@ -147,7 +148,9 @@ class PagedAttend:
 
 
 def compute_slot_mapping(block_tables: Tensor, seqs: Tensor, positions: Tensor, block_size: int) -> Tensor:
-    """The slot of each token: token i is of sequence seqs[i], at positions[i]. All int64 [num_tokens].
+    """The slot of each token: token i is of sequence seqs[i], at positions[i].
+
+    block_tables int64 [num_seqs, max_blocks]; seqs, positions, out int64 [num_tokens]
 
     >>> seqs, positions = torch.tensor([0, 0, 1]), torch.tensor([3, 4, 2])
     >>> compute_slot_mapping(torch.tensor([[3, 0], [1, 1]]), seqs, positions, block_size=4).tolist()

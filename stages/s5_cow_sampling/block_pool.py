@@ -43,7 +43,7 @@ class BlockPool:
             self.ref_counts[block] += 1
 
     def free_blocks(self, blocks: list[int]) -> None:
-        """Each of `blocks` has one holder less. Without one it returns to the front of the queue.
+        """Each of `blocks` has one holder less. With no holder left it returns to the front of the queue.
 
         The first of them is taken next. Raises ValueError, which names the block, and changes nothing, if one of them
         is free or is there more often than it is held.

@@ -30,7 +30,7 @@ class ModelRunner:
         """Compute the next `num_tokens` tokens of each sequence; sample one more where that was the last one.
 
         None stands for a sequence that has more to compute. The caller advances num_computed_tokens and appends the
-        tokens: if this raises, nothing has changed.
+        tokens: if this raises, no sequence has changed, and its slots may be written again.
         """
         hidden, step = self.compute(batch)
         return self.sample(batch, hidden, step)

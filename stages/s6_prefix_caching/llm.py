@@ -34,6 +34,7 @@ class LLM:
         self.kv_cache, self.kv_cache_manager = engine.kv_cache, engine.kv_cache_manager
         self.model_runner, self.input_processor = engine.model_runner, engine.input_processor
         self._request_ids = map(str, itertools.count())
+        self._is_streaming = False
 
     @property
     def peak(self) -> PoolReport:
@@ -45,24 +46,26 @@ class LLM:
 
         A request that cannot be served ends with finish_reason "error" and RequestOutput.error, in its place.
         """
-        with closing(self.stream(prompts, sampling_params)) as outputs:  # a traceback would keep it open
+        # Without closing(), the traceback of an error would keep the generator alive, and so its requests unfinished.
+        with closing(self.stream(prompts, sampling_params)) as outputs:
             finished = [output for output in outputs if output.finished]
         return sorted(finished, key=lambda output: int(output.request_id))
 
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
         """Yield a request's output so far whenever it got a token. Closing the iterator aborts what has not ended.
 
-        Raises ValueError at once if there are not as many sampling_params as prompts, and when it begins if the engine
-        has unfinished requests: another open stream's, or what was added to `llm_engine`.
+        Raises ValueError at once if there are not as many sampling_params as prompts, and when it begins if another
+        stream() of this LLM is open, or if the engine has requests that were added to `llm_engine`.
         """
         return self._serve(pair(prompts, sampling_params))
 
     def _serve(self, requests: list[tuple[Prompt, SamplingParams]]) -> abc.Generator[RequestOutput, None, None]:
-        if self.llm_engine.has_unfinished_requests():
-            raise ValueError("the engine has unfinished requests: drain or close the other stream() first")
+        if self._is_streaming or self.llm_engine.has_unfinished_requests():
+            raise ValueError("another stream() is open, or the engine has unfinished requests: drain or close it first")
         request_ids = list(itertools.islice(self._request_ids, len(requests)))
         with interrupts_held_back() as between_steps:
             try:
+                self._is_streaming = True
                 outputs = []
                 for request_id, (prompt, params) in zip(request_ids, requests, strict=True):
                     try:
@@ -76,6 +79,7 @@ class LLM:
                     with between_steps:
                         yield from outputs
             finally:
+                self._is_streaming = False
                 for request_id in request_ids:
                     self.llm_engine.abort_request(request_id)
 

@@ -122,8 +122,8 @@ class Scheduler:
     def _may_admit(self, seq: Sequence) -> bool:
         """Return True if there is a seat for `seq` and for each sample that it carries, and blocks for all its tokens.
 
-        Beside others a new sequence must leave the watermark free, for those that run to grow into, and a block for
-        each sample that it carries.
+        Beside others a sequence, new or preempted, must leave the watermark free, for those that run to grow into, and
+        a block for each sample that it carries.
         """
         num_seats = sum(1 + len(other.to_fork) for other in [seq, *self.running])
         if num_seats > self._max_num_seqs:
@@ -140,6 +140,7 @@ class Scheduler:
             if self.running == [seq]:
                 self._fail(seq, output)
                 return False
+            # It is `seq` or behind it, and the batch so far is in front of `seq`: nobody scheduled loses a block.
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
@@ -149,7 +150,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Take its blocks and put it in front of all that wait.
 
-        When it is admitted again, its prompt and all that it generated are computed anew.
+        When it is admitted again, its prompt and all that it generated are prefilled as one prompt would be.
         """
         self._kv_cache_manager.free(seq)
         seq.num_computed_tokens = 0

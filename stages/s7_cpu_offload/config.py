@@ -37,7 +37,7 @@ class EngineConfig:
     block_size: int = knob(16, "slots in a block of the KV pool")
     enable_prefix_caching: bool = knob(True, "keep computed blocks for prompts that begin alike")
     offload_policy: str = knob("auto", "whether evicted blocks come back from the host", ("auto", "load", "recompute"))
-    kv_offloading_tokens: int | None = knob(None, "size of the host's pool in tokens; 0: none; default: the KV pool's")
+    kv_offloading_tokens: int | None = knob(None, "the host's pool in tokens; 0: none; default: KV pool's, to 4 GiB")
     tile_size: int | None = knob(None, "slots that attention reads at a time; default: 4096 on a CPU, else 16384")
     kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
     kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")

@@ -22,7 +22,7 @@ from .sequence import Sequence, request_output
 
 
 class LLMEngine:
-    """It belongs to one thread. Ctrl-C is taken between two steps."""
+    """An engine belongs to one thread. Ctrl-C is taken between two steps."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError for a bad value or checkpoint. Each part has a method that builds it, to be overridden."""
@@ -77,7 +77,9 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Compute some tokens. Returns the outputs so far of the requests that got a token or have ended.
 
-        If a sequence can never go on, it ends, and no model runs in this step.
+        If a sequence can never go on, it ends, and no model runs in this step. If nobody can run, it waits for what is
+        on its way from the host, and returns no outputs. A Ctrl-C that was pressed meanwhile is raised in place of the
+        outputs: they are then lost, also the last ones of requests that have ended.
         """
         batch, failed = self._schedule()
         if failed:
@@ -88,7 +90,10 @@ class LLMEngine:
         return self._outputs(self._update(batch, tokens))
 
     def _schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
-        """Who runs and who has failed. The copies are made. If this raises, nobody runs: no copy may be forgotten."""
+        """Return the batch and the failed sequences; the copies are made.
+
+        If this raises, all are preempted: none may read a block whose copy was not made.
+        """
         try:
             batch, copies, failed = self.scheduler.schedule()
             self.kv_cache.copy_blocks(copies)

@@ -86,7 +86,7 @@ class KVCache:
         return torch.cat((keys, keys + 1), dim=-1)
 
     def read(self, layer: int, pieces: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `length` slots of the blocks that pieces() was asked for: a copy.
+        """Keys and values of the first `length` slots (all, if there are fewer) of the blocks of `pieces`: a copy.
 
         pieces int64 [..., 2 * num] -> [..., length, num_kv_heads, head_dim] each
         """

@@ -4,8 +4,9 @@
     host     [0][1][2][3][4]..     load: a sequence begins with a text that only the host has
 
 On CUDA the host's memory is pinned. A store is launched like a part of the step: it reads a block before anything that
-is launched later can write to it. A load runs beside the steps, on a stream of its own, or it would wait behind every
-store; an event says when it has arrived. Elsewhere a copy is done when the call returns: the code is the same.
+is launched later can write to it. A load first waits for all that was launched before it; then it runs beside the
+steps, on a stream of its own, or the next step would wait for it. An event says when it has arrived. Elsewhere a copy
+is done when the call returns: the code is the same.
 """
 
 import torch
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from .kv_cache import BlockCopy
 
-MAX_DEFAULT_BYTES = 4 * 2**30  # of a host's pool whose size nobody asked for: pinned memory is taken from all
+MAX_DEFAULT_BYTES = 4 * 2**30  # most that the host's pool takes unasked: no other program can use pinned memory
 
 
 class Load:
-    """Blocks on their way from the host to the device. Until then neither may be written, nor the device's be read."""
+    """Blocks on their way from the host to the device.
+
+    Until they arrive, nobody may write to either side, or read the device's.
+    """
 
     def __init__(self, copies: list[BlockCopy], event: "torch.cuda.Event | None") -> None:
         self.sources = [copy.source for copy in copies]  # blocks of the host
@@ -52,22 +56,29 @@ class HostKVCache:
         self.num_blocks_stored = self.num_blocks_loaded = 0  # since the start
         self._device_blocks = device_blocks
         self._stream = torch.cuda.Stream(device_blocks.device) if is_cuda else None
+        if self._stream:
+            device_blocks.record_stream(self._stream)  # if the pool is dropped, its memory waits for the loads
 
     def store(self, copy: BlockCopy) -> None:
         """From a block of the device to one of the host, in the order of the steps."""
-        self.blocks[copy.target].copy_(self._device_blocks[copy.source], non_blocking=True)
+        self.blocks[copy.target].copy_(self._device_blocks[copy.source], non_blocking=self._stream is not None)
         self.num_blocks_stored += 1
 
     def load(self, copies: list[BlockCopy]) -> Load:
         """From blocks of the host to blocks of the device: after all that was launched before, beside what comes."""
         if self._stream is None:
             return self._copy(copies)
+        # The stores launched so far may still write to what it reads, or read from what it overwrites.
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            return self._copy(copies)
+        try:
+            with torch.cuda.stream(self._stream):
+                return self._copy(copies)
+        except Exception:
+            self._stream.synchronize()  # the caller gives these blocks back: nothing may still move in them
+            raise
 
     def _copy(self, copies: list[BlockCopy]) -> Load:
         for source, target in copies:
-            self._device_blocks[target].copy_(self.blocks[source], non_blocking=True)
+            self._device_blocks[target].copy_(self.blocks[source], non_blocking=self._stream is not None)
         self.num_blocks_loaded += len(copies)
         return Load(copies, self._stream.record_event() if self._stream else None)

@@ -60,7 +60,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """1 while it decodes; more while a part of its prompt, or of what was preempted, is to come."""
+        """1 while it decodes; more while tokens before its last one have no keys and values."""
         return self.num_tokens - self.num_computed_tokens
 
     @property

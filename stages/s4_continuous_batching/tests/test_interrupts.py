@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from .. import llm as llm_module
+from ..interrupts import interrupts_held_back
 from ..llm import LLM
 from ..sampling import SamplingParams
 
@@ -191,3 +192,17 @@ def test_a_handler_that_is_not_pythons_is_left_alone(llm, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("its handler was taken away"))
     generate(llm)
     monkeypatch.undo()
+
+
+def test_a_second_press_does_not_break_into_what_a_block_does_at_its_end():
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts_held_back() as between_steps:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            with between_steps:  # the first press takes effect here
+                done.append("not reached")
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

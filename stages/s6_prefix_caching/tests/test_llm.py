@@ -379,6 +379,17 @@ def test_closing_a_stream_gives_everything_back(checkpoint, expected, num_taken)
 # One stream at a time
 
 
+def test_a_stream_that_has_told_its_last_output_is_open_until_it_is_drained(checkpoint):
+    llm = LLM(checkpoint, kv_cache_tokens=64, block_size=4)
+    first = llm.stream([PROMPTS[0]], greedy(1))
+    assert next(first).finished
+    second = llm.stream([PROMPTS[1]], greedy(2))
+    with pytest.raises(ValueError, match=r"^another stream\(\) is open"):
+        next(second)
+    assert list(first) == []
+    assert len(list(llm.stream([PROMPTS[1]], greedy(2)))) == 2
+
+
 def test_a_second_stream_is_refused_and_the_first_goes_on(checkpoint, expected):
     """Though the pool has room for both."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=1000)
