@@ -17,26 +17,46 @@ NUM_ROUNDS = 15
 
 
 def answers(model: Path) -> dict[str, Any]:
-    scattered, extra, operations = scattered_blocks(model), extra_memory(), operations_of_a_step(model)
-    of_32 = {stage: extra_bytes(stage, batch=32, context=1024) for stage in ("s1", "s2", "s3")}
-    alone, many = against_stage_1(model, batch=1), against_stage_1(model, batch=32)
+    extra = extra_memory()
+    numbers = {
+        "scattered": scattered_blocks(model),
+        "extra_bytes": extra,
+        "extra_bytes_of_32": {stage: extra_bytes(stage, batch=32, context=1024) for stage in ("s1", "s2", "s3")},
+        "less_memory": extra["s2"]["65536"] / extra["s3"]["65536"],
+        "operations": operations_of_a_step(model),
+        "alone": against_stage_1(model, batch=1),
+        "of_32": against_stage_1(model, batch=32),
+    }
+    return with_answers(numbers, [scattered_answer(numbers), memory_answer(numbers), *speed_answers(numbers)])
+
+
+def scattered_answer(numbers: dict[str, Any]) -> Answer:
+    scattered = numbers["scattered"]
+    return Answer(
+        "8 sequences of 960 tokens decode. Deal their blocks of 16 out again at random, so that neighbours do not "
+        "lie side by side any more: how much longer does a step take? And with blocks of 1?",
+        f"{scattered['16']:.2f} times as long, and {scattered['1']:.2f} times. What lies scattered are not numbers "
+        f"but pieces of a block: {scattered['piece_bytes']:,} bytes of keys, and as many of values, in each layer.",
+    )
+
+
+def memory_answer(numbers: dict[str, Any]) -> Answer:
+    extra, of_32 = numbers["extra_bytes"], numbers["extra_bytes_of_32"]
     s2, s3 = (" / ".join(f"{extra[stage][str(context)]:,}" for context in CONTEXTS) for stage in ("s2", "s3"))
     growth = {stage: extra[stage]["65536"] / extra[stage]["16384"] for stage in extra}
-    entries = [
-        Answer(
-            "8 sequences of 960 tokens decode. Deal their blocks of 16 out again at random, so that neighbours do not "
-            "lie side by side any more: how much longer does a step take? And with blocks of 1?",
-            f"{scattered['16']:.2f} times as long, and {scattered['1']:.2f} times. What lies scattered are not numbers "
-            f"but pieces of a block: {scattered['piece_bytes']:,} bytes of keys, and as many of values, in each layer.",
-        ),
-        Answer(
-            "One sequence decodes at 1,024, 4,096, 16,384 and 65,536 tokens. How many bytes does attention need beside "
-            "the pool, in stage 2 and in stage 3? And for 32 sequences of 1,024?",
-            f"{s2} in stage 2, {s3} in stage 3. From 16,384 to 65,536 tokens that is {growth['s2']:.1f} times as many, "
-            f"and {growth['s3']:.2f} times: two tiles have their full size by then; what still grows are a mask and "
-            f"a table, a few bytes a slot. 32 of 1,024 tokens need {of_32['s2']:,} and {of_32['s3']:,}: stage 2 copies "
-            f"one after the other, in stage 3 all share the tiles. (Stage 1, which reads slices: {of_32['s1']:,}.)",
-        ),
+    return Answer(
+        "One sequence decodes at 1,024, 4,096, 16,384 and 65,536 tokens. How many bytes does attention need beside "
+        "the pool, in stage 2 and in stage 3? And for 32 sequences of 1,024?",
+        f"{s2} in stage 2, {s3} in stage 3. From 16,384 to 65,536 tokens that is {growth['s2']:.1f} times as many, "
+        f"and {growth['s3']:.2f} times: two tiles have their full size by then; what still grows are a mask and "
+        f"a table, a few bytes a slot. 32 of 1,024 tokens need {of_32['s2']:,} and {of_32['s3']:,}: stage 2 copies "
+        f"one after the other, in stage 3 all share the tiles. (Stage 1, which reads slices: {of_32['s1']:,}.)",
+    )
+
+
+def speed_answers(numbers: dict[str, Any]) -> list[Answer]:
+    operations = numbers["operations"]
+    return [
         Answer(
             "How many operations does torch carry out in a decode step of 1 sequence, and of 32? (128 tokens each.)",
             f"{operations['s2']['1']:,} and {operations['s2']['32']:,} in stage 2, {operations['s3']['1']:,} and "
@@ -45,17 +65,10 @@ def answers(model: Path) -> dict[str, Any]:
         ),
         Answer(
             "Is stage 3 faster than stage 1 at batch 1? At 32? (128 tokens each.)",
-            f"At 1 {speed(alone)}, at 32 {speed(many)}. Alone it has nothing to gain: there is nobody to share its "
-            "operations with, and it copies a tile where stage 1 takes a slice.",
+            f"At 1 {speed(numbers['alone'])}, at 32 {speed(numbers['of_32'])}. Alone it has nothing to gain: there is "
+            "nobody to share its operations with, and it copies a tile where stage 1 takes a slice.",
         ),
     ]
-    room = {
-        "extra_bytes": extra,
-        "extra_bytes_of_32": of_32,
-        "less_memory": extra["s2"]["65536"] / extra["s3"]["65536"],
-    }
-    numbers = {"scattered": scattered, **room, "operations": operations, "alone": alone, "of_32": many}
-    return with_answers(numbers, entries)
 
 
 def speed(ratio: float) -> str:

@@ -386,6 +386,17 @@ def test_a_chunk_reads_what_was_computed_before_it_and_not_its_own_keys(monkeypa
     assert all(blocks <= 2 for blocks, _ in seen)
 
 
+def test_a_chunk_reads_no_padding_of_its_table_beside_a_longer_sequence(monkeypatch):
+    """It has 4 tokens computed, a block; its neighbour has 60 blocks, and the row of the chunk is padded to as many."""
+    long, short = list(range(60)), [60, 61]
+    cache = make_cache(62, long, short)
+    attention = PagedAttention(cache, tile_size=1000)
+    seen = reads(cache, monkeypatch)
+    attend = attention.plan(step([(long, 239, 1), (short, 4, 2)]))
+    attend(0, *random_qkv(3))
+    assert seen == [(60, 240), (1, 4)]
+
+
 @pytest.mark.parametrize("tile_size, blocks", [(1, 1), (3, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (1000, 5)])
 def test_a_tile_is_of_whole_blocks_and_of_one_at_least(monkeypatch, tile_size, blocks):
     """A token, and a chunk, that find 5 blocks of 4 to read."""
