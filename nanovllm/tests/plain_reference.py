@@ -1,5 +1,6 @@
 """What an engine should generate, the plain way: everything is computed anew for each token, and nothing is cached."""
 
+from collections import abc
 from dataclasses import dataclass, field
 
 import torch
@@ -88,7 +89,8 @@ def truncated(logits: Tensor, params: SamplingParams) -> Tensor:
     logits[probs < params.min_p * probs.max()] = OUT
     order = logits.argsort(descending=True, stable=True).tolist()
     kept = order[: params.top_k or None]
-    probs, total, nucleus = logits[kept].softmax(-1).tolist(), 0.0, []
+    probs, total = logits[kept].softmax(-1).tolist(), 0.0
+    nucleus: list[int] = []
     for token_id, prob in zip(kept, probs, strict=True):
         if total >= params.top_p and nucleus and params.top_p < 1:
             break
@@ -121,7 +123,7 @@ def end(expected: Expected, params: SamplingParams, decoder: StreamDecoder, eos:
         expected.text += decoder.flush()
 
 
-def first_stop(text: str, before: int, stops: list[str]) -> tuple[int, str] | None:
+def first_stop(text: str, before: int, stops: abc.Sequence[str]) -> tuple[int, str] | None:
     """Where a stop string starts that is complete behind `before`; of several the one that is complete first."""
     for length in range(before + 1, len(text) + 1):
         for stop in stops:

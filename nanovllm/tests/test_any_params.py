@@ -2,6 +2,9 @@
 
 import random
 from collections import Counter
+from pathlib import Path
+from types import NoneType
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,7 +29,7 @@ def random_params(rng: random.Random) -> SamplingParams:
         return rng.choice(values) if rng.random() < 0.4 else default
 
     likely = [rng.randrange(VOCAB) for _ in range(30)]
-    stop, asked = some([["e"], ["th", "ox "], ["an", "n"], "zz"]), some([[4, 9], [300]])
+    stop, asked = some([["e", "a"], ["th", "o"], ["in", "n", "i"], "s"]), some([[4, 9], [300]])
     max_tokens = some([1, 4, None], 12)
     return SamplingParams(
         n=some([2, 3], 1),
@@ -70,7 +73,7 @@ def serve(engine: LLMEngine, requests: list[tuple[list[int], SamplingParams]], r
         if rng.random() < 0.05:
             engine.scheduler.preempt_all()
         for output in engine.step():
-            outputs[output.request_id].append(output)
+            outputs[output.request_id].append(cast(RequestOutput, output))
         engine.kv_cache_manager.check_integrity()
     return outputs
 
@@ -106,20 +109,18 @@ def check(outputs: list[RequestOutput], params: SamplingParams, wanted: list[Exp
                 assert all(each.logprob == pytest.approx(row[i].item(), abs=1e-3) for i, each in place.items())
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(4, 200))])
-def test_an_output_is_that_of_a_plain_reference(checkpoint, model, seed):
+def run(checkpoint: Path, model: LlamaForCausalLM, seed: int, seen: Counter) -> None:
+    """Serve requests of all kinds, and note in `seen` how they ended and what happened to them."""
     rng = random.Random(seed)
-    config = EngineConfig(
-        str(checkpoint),
-        max_model_len=MAX_MODEL_LEN,
-        block_size=4,
-        kv_cache_tokens=64,
-        max_num_seqs=6,
-        max_num_batched_tokens=rng.choice([5, 16]),
-        offload_policy="load",
-        kv_offloading_tokens=64,
-    )
-    engine = LLMEngine(config)
+    pool: dict[str, Any] = {
+        "block_size": 4,
+        "kv_cache_tokens": 64,
+        "kv_offloading_tokens": 64,
+        "offload_policy": "load",
+    }
+    chunk = rng.choice([5, 16])
+    limits: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 6, "max_num_batched_tokens": chunk}
+    engine = LLMEngine(EngineConfig(str(checkpoint), **pool, **limits))
     beginning = [rng.randrange(3, VOCAB) for _ in range(16)]
     prompts = [beginning[: rng.randrange(16)] + rng.choices(range(3, VOCAB), k=rng.randrange(1, 9)) for _ in range(8)]
     requests = [(prompt, random_params(rng)) for prompt in prompts]
@@ -128,16 +129,16 @@ def test_an_output_is_that_of_a_plain_reference(checkpoint, model, seed):
         room = MAX_MODEL_LEN - len(prompt)
         wanted = [expected_output(model, engine.tokenizer, room, prompt, params, i) for i in range(params.n)]
         check(found, params, wanted)
-        REASONS.update((each.finish_reason, type(each.stop_reason).__name__) for each in wanted)
-    manager = engine.kv_cache_manager
-    REASONS["preempted"] += engine.scheduler.num_preemptions
-    REASONS["hit"] += manager.prefix_cache_stats.hits
+        seen.update((each.finish_reason, type(each.stop_reason)) for each in wanted)
+    seen["preempted"] += engine.scheduler.num_preemptions
+    seen["hit"] += engine.kv_cache_manager.prefix_cache_stats.hits
+    seen["loaded"] += engine.host_kv_cache.num_blocks_loaded
 
 
-REASONS: Counter = Counter()
-
-
-def test_those_outputs_ended_in_every_way_and_were_interrupted_in_every_way():
-    if REASONS:  # else it runs alone
-        ends = [("stop", "str"), ("stop", "int"), ("length", "NoneType"), ("repetition", "str")]
-        assert all(REASONS[each] > 0 for each in ["preempted", "hit", *ends]), REASONS
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.full)], ids=len)
+def test_an_output_is_that_of_a_plain_reference(checkpoint, model, seeds):
+    seen: Counter = Counter()
+    for seed in seeds:
+        run(checkpoint, model, seed, seen)
+    ends = [("stop", str), ("stop", int), ("length", NoneType), ("repetition", str)]
+    assert all(seen[each] > 0 for each in ["preempted", "hit", "loaded", *ends]), seen

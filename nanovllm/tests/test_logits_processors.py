@@ -1,6 +1,7 @@
 """What SamplingParams does to logits: by the definitions, and in vLLM's order."""
 
 import math
+from collections import abc
 
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_a_grammar_that_asks_for_the_end_gets_it_before_min_tokens():
 class Asked:
     """What a step asks of a sequence."""
 
-    def __init__(self, output: list[int] = (), **options) -> None:
+    def __init__(self, output: abc.Sequence[int] = (), **options) -> None:
         self.params, self.output_token_ids = SamplingParams(temperature=0.0, **options), [*output]
         self.logits_processors = make_processors(self.params, [], set(), [])
 
