@@ -122,6 +122,7 @@ def listed(values: Any, nothing: list | None = None) -> Any:
     """
     if values is None or isinstance(values, str | dict) or not isinstance(values, Iterable):
         return nothing if values is None else values
+    values = values.tolist() if hasattr(values, "tolist") else values  # an array's numbers are its own
     return [int(value) if is_whole(value) else value for value in values]
 
 

@@ -59,6 +59,14 @@ def test_the_eos_token_is_no_stop_reason(make):
     assert (said.finish_reason, said.stop_reason) == ("length", None) and said.finished()
 
 
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_neither_eos_nor_a_stop_token_comes_before_min_tokens(make, ignore_eos):
+    params = saying([EOS, 77, 8, 9], stop_token_ids=[77], min_tokens=2, max_tokens=3, ignore_eos=ignore_eos)
+    [output] = make().generate([[5]], params)
+    [said] = output.outputs
+    assert said.token_ids == [8, 9, EOS] and said.finish_reason == ("length" if ignore_eos else "stop")
+
+
 def test_a_stop_token_is_the_stop_reason(make):
     said = say(make(), " fox", end=[77], stop_token_ids=[77])
     assert (said.text, said.finish_reason, said.stop_reason) == (" fox", "stop", 77)

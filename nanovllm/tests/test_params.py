@@ -10,8 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import get_type_hints
 
-import numpy as np
 import pytest
+import torch
 
 from .. import (
     CompletionOutput,
@@ -26,6 +26,7 @@ from .. import (
 from ..api.params import MAX_POSITIONAL
 from ..api.params_checks import GONE, REFUSED
 
+np = pytest.importorskip("numpy")
 DATA = json.loads((Path(__file__).parent / "data" / "vllm_0_32" / "sampling_params.json").read_text())
 OWN = "output_text_buffer_length"  # like the names with an underscore, it is set by vLLM, not by a caller
 FIELDS = [name for name, _ in DATA["SamplingParams"] if name[0] != "_" and name != OWN]
@@ -100,6 +101,7 @@ NOT_HERE = {
         ("stop_token_ids", [3, 1, 3], [3, 1]),
         ("stop_token_ids", np.array([3, 1]), [3, 1]),
         ("bad_words", ["a", "b", "a"], ["a", "b"]),
+        ("stop_token_ids", torch.tensor([3, 1]), [3, 1]),
         ("allowed_token_ids", (np.int64(4),), [4]),
         ("max_tokens", np.int32(4), 4),
         ("temperature", 1, 1.0),
