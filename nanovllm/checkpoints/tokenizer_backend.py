@@ -111,8 +111,10 @@ def add_tokens(backend: Tokenizer, config: TokenizerConfig) -> Tokenizer:
 
 def special_tokens(config: TokenizerConfig) -> list[AddedToken]:
     """Each once: those with a name, then those without."""
-    tokens = {token.content: token for token in reversed([*config.named.values(), *config.extra])}
-    return list(tokens.values())[::-1]
+    tokens: dict[str, AddedToken] = {}
+    for token in [*config.named.values(), *config.extra]:
+        tokens.setdefault(token.content, token)
+    return list(tokens.values())
 
 
 def add_template(backend: Tokenizer, config: TokenizerConfig) -> None:
