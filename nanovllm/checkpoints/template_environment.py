@@ -83,7 +83,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         source.set_environment(self)
         return super()._generate(source, *args, **kwargs)
 
-    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         tick()
         return bounded(super().call(context, obj, *args, **kwargs))
 

@@ -202,11 +202,17 @@ FORMS = {
 }
 
 
+@cache
+def trained(form: str) -> tuple[str, dict[str, Any], str]:
+    tokenizer, config, model_type = FORMS[form]()
+    return tokenizer.to_str(), config, model_type
+
+
 def write_form(folder: Path, form: str, **changes: Any) -> Path:
     """tokenizer.json and tokenizer_config.json of a form; `changes` are of the latter, where None takes one away."""
-    tokenizer, config, model_type = FORMS[form]()
+    state, config, model_type = trained(form)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(state)
     write_config(folder, model_type, config | changes)
     return folder
 

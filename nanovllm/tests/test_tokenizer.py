@@ -145,7 +145,7 @@ def test_a_tokenizer_model_alone_has_llama_s_conventions(tmp_path):
     folder = write_sentencepiece(tmp_path, "plain")
     (folder / "tokenizer_config.json").unlink()
     ours, stage = load_tokenizer(folder), CoreTokenizer(folder)
-    for text in [text for text in fuzzed_texts(100) if "\u2581" not in text and not text.startswith(" ")]:
+    for text in [text.replace("\u2581", "").replace("<user>", "").lstrip(" ") for text in fuzzed_texts(100)]:
         assert ours.encode(text) == stage.encode(text), text
         assert ours.decode(ours.encode(text)) == stage.decode(stage.encode(text)), text
     assert (ours.bos_token_id, ours.eos_token_id) == (stage.bos_token_id, stage.eos_token_id)
