@@ -148,6 +148,7 @@ def test_greedy_params_have_nothing_else_to_say():
         ({"stop": 0}, "stop must be a text or several, none of them empty, not 0"),
         ({"stop": "a", "detokenize": False}, "stop is ['a'], and detokenize is False: there is no text to find it in"),
         ({"stop_token_ids": [1, "2"]}, "stop_token_ids must be a list of token ids, not [1, '2']"),
+        ({"stop_token_ids": torch.tensor(5)}, "stop_token_ids must be a list of token ids, not 5"),
         ({"bad_words": "fox"}, "bad_words must be a list of texts, none of them empty, not 'fox'"),
         ({"bad_words": [["fox"]]}, "bad_words must be a list of texts, none of them empty, not [['fox']]"),
         ({"allowed_token_ids": []}, "allowed_token_ids must be a list of token ids, at least one, not []"),
@@ -171,6 +172,10 @@ def test_greedy_params_have_nothing_else_to_say():
 )
 def test_what_cannot_be_is_named_with_its_value(options, says):
     assert refused(**options) == says
+
+
+def test_a_long_value_is_cut():
+    assert len(refused(allowed_token_ids=[*range(10000), "a"])) < 300
 
 
 @pytest.mark.parametrize("name", REFUSED)
