@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
+BEGINNING = b'{"kind":"snapshot"'
 COMMON = ("kind", "step", "by")  # "by" is not in a snapshot and a step
 KEYS: dict[str, tuple[str, ...]] = {
     "snapshot": ("version", "stage", "pool", "host", "max_num_seqs", "max_num_batched_tokens", "state"),
@@ -40,13 +41,28 @@ KEYS: dict[str, tuple[str, ...]] = {
     "end": ("seq", "why", "error", "seconds"),
     "step": ("began", "seconds", "error"),
 }
+WHYS: dict[str, tuple[str, ...]] = {  # where they are a few words; that of a refusal is a sentence
+    "held_up": ("batch", "seat", "piece", "promise", "blocks", "budget", "preemption", "failure"),
+    "taken": ("admit", "grow", "copy"),
+    "shared": ("fork",),
+    "given_back": ("end", "preempt", "abort", "copy", "failed"),
+    "evicted": ("taken", "reset"),
+    "host_evicted": ("taken", "reset"),
+    "chunk": ("prefill", "decode", "recompute"),
+    "preempt": ("blocks", "step failed"),
+    "end": ("stop", "length", "abort", "error", "beam"),
+}
 
 
 class FileSink:
     """Events go to a file, a step at a time; a line is in it as a whole or not at all."""
 
     def __init__(self, path: str | Path) -> None:
-        """Replaces the file if it is there. Raises OSError if it cannot be written."""
+        """An old trace is replaced. Raises ValueError, and leaves it, for a file that is something else; OSError if it
+        cannot be written.
+        """
+        if Path(path).is_file() and os.path.getsize(path) and not is_trace(path):
+            raise ValueError(f"{path} is there already, and is no trace: it is not replaced")
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115  it is closed by __exit__
         self._lines: list[bytes] = []
 
@@ -78,6 +94,12 @@ class FileSink:
                 with suppress(OSError):  # a device may not be cut
                     os.ftruncate(self._file.fileno(), num_whole)
             raise
+
+
+def is_trace(path: str | Path) -> bool:
+    """Whether the file begins as a trace does, of any version."""
+    with open(path, "rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING
 
 
 def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
