@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .events import FileSink, read_trace
-from .replay import State, apply, replay
+from .replay import State, apply, states
 
 if TYPE_CHECKING:
     from .observer import Observer
 
-__all__ = ["State", "apply", "read_trace", "replay", "traced"]
+__all__ = ["State", "apply", "read_trace", "states", "traced"]
 
 Sink = str | Path | Callable[[dict[str, Any]], object]  # a file, or what is called with each event
 
