@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +57,13 @@ class FileSink:
     """Events go to a file, a step at a time; a line is in it as a whole or not at all."""
 
     def __init__(self, path: str | Path) -> None:
-        """An old trace is replaced. Raises ValueError, and leaves it, for a file that is something else; OSError if it
-        cannot be written.
+        """An old trace is replaced when the first event comes. Raises ValueError for a file that is something else;
+        OSError if it cannot be written.
         """
-        if Path(path).is_file() and os.path.getsize(path) and not is_trace(path):
+        self._path, self._is_new, self._is_empty = Path(path), not os.path.exists(path), True
+        if self._path.is_file() and os.path.getsize(path) and not is_trace(path):
             raise ValueError(f"{path} is there already, and is no trace: it is not replaced")
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115  it is closed by __exit__
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0)
         self._lines: list[bytes] = []
 
     def __call__(self, event: dict[str, Any]) -> None:
@@ -76,23 +76,27 @@ class FileSink:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """What is left is written, if it can be."""
+        """What is left is written, if it can be. A file that was made for nothing is taken away."""
         with self._file:
             self._flush()
+        if self._is_new and self._is_empty:
+            self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
-        rest, self._lines = memoryview(b"".join(self._lines)), []
-        num_whole = self._file.tell() if self._file.seekable() else None
+        lines, self._lines = b"".join(self._lines), []
+        if not lines:
+            return
+        can_cut = self._path.is_file()  # a pipe and a device cannot be
+        if self._is_empty and can_cut:
+            os.ftruncate(self._file.fileno(), 0)
+        self._is_empty = False
+        start, rest = self._file.tell() if can_cut else 0, memoryview(lines)
         try:
             while rest:
-                num_written = self._file.write(rest)
-                if num_whole is not None and b"\n" in bytes(rest[:num_written]):
-                    num_whole += bytes(rest[:num_written]).rindex(b"\n") + 1
-                rest = rest[num_written:]
+                rest = rest[self._file.write(rest) :]
         except OSError:
-            if num_whole is not None:
-                with suppress(OSError):  # a device may not be cut
-                    os.ftruncate(self._file.fileno(), num_whole)
+            if can_cut:  # behind the last whole line
+                os.ftruncate(self._file.fileno(), start + lines.rfind(b"\n", 0, len(lines) - len(rest)) + 1)
             raise
 
 
@@ -117,10 +121,12 @@ def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"{path}, line {number}: no JSON: {error.msg}") from None
             if not isinstance(event, dict) or event.get("kind") not in KEYS:
                 raise ValueError(f"{path}, line {number}: no event of a trace: {line[:60].strip()}")
-            if (event["kind"] == "snapshot") != (number == 1):
-                raise ValueError(f"{path}, line {number}: a trace has one snapshot, its first line")
             if event.get("version", VERSION) != VERSION:
                 raise ValueError(f"{path} is a trace of version {event['version']}, this reads version {VERSION}")
+            if missing := {*KEYS[event["kind"]], "step"} - event.keys():
+                raise ValueError(f"{path}, line {number}: {event['kind']} has no {min(missing)}")
+            if (event["kind"] == "snapshot") != (number == 1):
+                raise ValueError(f"{path}, line {number}: a trace has one snapshot, its first line")
             yield event
     if number == 0:
         raise ValueError(f"{path} is empty: a trace begins with a snapshot")

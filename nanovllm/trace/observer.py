@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ..core.interrupts import interrupts_held_back
 from .hooks import Hooks
 
 Seq = Any  # a stage's Sequence
@@ -64,9 +65,10 @@ class Observer:
 
     def close(self) -> None:
         """What is open is marked; the methods are their classes' again."""
-        self.close_step("the trace was closed in this step")
-        self._write = None
-        self.hooks.undo()
+        with interrupts_held_back():
+            self.close_step("the trace was closed in this step")
+            self._write = None
+            self.hooks.undo()
 
     def emit(self, kind: str, by: str | None, **fields: Any) -> None:
         """A key that is a keyword of Python is given with an underscore behind it."""
