@@ -1,6 +1,7 @@
 """Messages as OpenAI's interface has them, in the form that a template of texts expects."""
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import nodes
@@ -85,6 +86,7 @@ def arguments_of(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+@lru_cache(maxsize=32)
 def reads_parts(template: str) -> bool:
     """True if the template has a loop over a message's content.
 

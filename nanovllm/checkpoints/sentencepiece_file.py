@@ -20,6 +20,7 @@ class SentencepieceFile:
     says_bos = is_byte_level = False
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             data = path.read_bytes()
             self._sp = SentencePieceProcessor()

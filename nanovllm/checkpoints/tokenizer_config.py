@@ -95,7 +95,7 @@ class Files(NamedTuple):
         for name in [*self.config.values, *self.older.values]:
             value = self.holder(name).values[name]
             if name in NAMED or (name.endswith("_token") and isinstance(value, str | dict)):
-                values[name] = None if value is None else as_token(self.holder(name), name, value)
+                values[name] = None if value in (None, "") else as_token(self.holder(name), name, value)
         extra = self.holder("extra_special_tokens")
         if isinstance(by_name := extra.values.get("extra_special_tokens"), dict):
             values |= {name: as_token(extra, f"extra_special_tokens.{name}", by_name[name]) for name in by_name}
@@ -147,12 +147,15 @@ def token_id(decoder: Entries, key: str) -> int:
 def as_token(holder: Entries, name: str, value: Any) -> AddedToken:
     """A text, or {"content": text} with flags."""
     if isinstance(value, str) and value:
-        return AddedToken(value, special=True)
+        value = {"content": value, "special": True}
     if not isinstance(value, dict):
         raise Entries({name: value}, holder.path, holder.within).error(name, "a text or an object")
     entry = Entries(value, holder.path, f"{holder.within}{name}.")
-    is_special = entry.flag("special", "decoder" not in holder.within)
-    flags = {flag: entry.flag(flag, False) for flag in FLAGS[:3]}
-    return AddedToken(
-        entry.text("content"), **flags, special=is_special, normalized=entry.flag("normalized", not is_special)
-    )
+    flags = {flag: entry.flag(flag, False) for flag in FLAGS}
+    # what names a special token without flags makes it one; in added_tokens_decoder the flag says so
+    flags["special"] = entry.flag("special", "added_tokens_decoder" not in holder.within)
+    flags["normalized"] = entry.flag("normalized", not flags["special"])
+    try:
+        return AddedToken(entry.text("content"), **flags)
+    except UnicodeEncodeError:
+        raise entry.error("content", "a text of whole characters") from None
