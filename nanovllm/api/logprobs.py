@@ -14,6 +14,7 @@ MAX_IN_CACHE = 1 << 20  # looked at together: what is made of them stays in the 
 class Logprob(NamedTuple):
     logprob: float  # natural log, of the raw logits
     rank: int  # 1 is the likeliest
+    decoded_token: str | None = None  # its text, if there is a tokenizer
 
 
 def top_logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict[int, Logprob]]:
