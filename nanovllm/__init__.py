@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         RequestOutput,
         RequestOutputKind,
         SamplingParams,
+        StructuredOutputsParams,
     )
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 
