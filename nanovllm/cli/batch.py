@@ -40,7 +40,7 @@ def batch(file: str, output: str, overwrite: bool, **values: Any) -> int:
         SamplingParams(**sampling)
         requests = load_requests(file, sampling)
         check_output(output, file, overwrite)
-        find_checkpoint(engine["model"])
+        engine["model"] = find_checkpoint(engine["model"])
         llm = LLM(**engine)
         target = open_output(output, overwrite)
     with target as stream:

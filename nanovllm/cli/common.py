@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..api.params import SamplingParams
+from ..checkpoints import hub as checkpoints
 from ..core.config import EngineConfig
 from ..core.flags import knobs
 from .flags import flags
@@ -33,10 +34,14 @@ def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return engine, {name: value for name, value in values.items() if name not in engine}
 
 
-def find_checkpoint(model: str) -> None:
-    """Raises ValueError if there is no such folder: the default's path is that of this repository."""
-    if not Path(model).is_dir():
+def find_checkpoint(model: str) -> str:
+    """The folder of a checkpoint, or of a name of the hub. Raises ValueError if there is none.
+
+    The default's path is that of this repository.
+    """
+    if model == EngineConfig.model and not Path(model).is_dir():
         raise ValueError(f"there is no folder {Path(model).absolute()}: name a checkpoint with --model")
+    return str(checkpoints.find_checkpoint(model))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def generate(prompts: tuple[str, ...], **values: Any) -> int:
         params = SamplingParams(**sampling)
         standard_output()
         texts = [read_prompt() if prompt == "-" else prompt for prompt in prompts or PROMPTS]
-        find_checkpoint(engine["model"])
+        engine["model"] = find_checkpoint(engine["model"])
         llm = LLM(**with_small_pool(engine))
     outputs = show(llm.stream(texts, params))
     click.echo("\n" + summary(llm, outputs))
