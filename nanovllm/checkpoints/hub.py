@@ -3,18 +3,17 @@
 The cache, the token and offline mode are those of huggingface_hub: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT.
 """
 
-import logging
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from ..core.llama import ModelConfig
 from ..core.llama.entries import Entries, read_json
 from .forms import INDEX, WEIGHTS, check_form, why_refused
+from .hub_errors import one_line
 
 SHIPPED = "models/storyteller"  # the default of EngineConfig.model: a folder of the repository, and no name of the hub
 HUB_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
@@ -53,22 +52,40 @@ def find_checkpoint(model: str | Path, revision: str | None = None) -> Path:
 
 def fetch(name: str, revision: str | None, missing: str) -> Path:
     """The hub's `name` as a whole folder of the cache: what is there already is not fetched again."""
-    import huggingface_hub as hub  # here: a folder needs none of it
-
     with one_line(name, revision, missing):
-        folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=FILES))
+        folder = snapshot(name, revision, FILES)
     if (folder / "config.json").exists():
         ModelConfig.from_folder(folder)  # another architecture is told before its weights are fetched
-    commit, weights = folder.name, weight_files(folder)
+    weights = weight_files(folder)
     with one_line(name, revision, missing):  # the weights come last: where they are, all is
-        hub.snapshot_download(name, revision=commit, allow_patterns=weights)
-        for file in weights:
-            if (folder / file).exists() and not is_whole(folder / file):
-                hub.hf_hub_download(name, file, revision=commit, force_download=True)
+        snapshot(name, folder.name, weights)
+        fetch_torn_again(name, folder, weights)
     absent = [file for file in weights if not (folder / file).exists()]
     if absent:
-        raise ValueError(f"{name} on the hub {why_absent(name, commit, absent[0])}")
+        raise ValueError(f"{name} on the hub {why_absent(name, folder.name, absent[0])}")
     return folder
+
+
+def snapshot(name: str, revision: str | None, files: list[str]) -> Path:
+    """The folder of the cache with these files, if the hub's `name` has them. Its name is the commit."""
+    from huggingface_hub import snapshot_download  # here: a folder needs none of it
+    from huggingface_hub.utils import tqdm
+
+    class Bar(tqdm):
+        """In a terminal only, and not for what is there at once."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{"disable": None, "delay": 0.5, **options})
+
+    return Path(snapshot_download(name, revision=revision, allow_patterns=files, tqdm_class=Bar))
+
+
+def fetch_torn_again(name: str, folder: Path, files: list[str]) -> None:
+    from huggingface_hub import hf_hub_download
+
+    for file in files:
+        if (folder / file).exists() and not is_whole(folder / file):
+            hf_hub_download(name, file, revision=folder.name, force_download=True)
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -91,54 +108,12 @@ def is_whole(path: Path) -> bool:
 
 def why_absent(name: str, commit: str, file: str) -> str:
     """What completes "NAME on the hub ..." where it has no such file."""
-    import huggingface_hub as hub
+    from huggingface_hub import HfApi
 
     with one_line(name, commit, f"{name} has no {file} in the cache"):
-        files = hub.HfApi().list_repo_files(name, revision=commit)
+        files = HfApi().list_repo_files(name, revision=commit)
     top = [path for path in files if "/" not in path and path != ".gitattributes"]
     why = why_refused(top) or f"has no {file}, which its {INDEX} names"
     if "pytorch_model.bin" in why:
         why += f": hf download {name} --local-dir FOLDER fetches that, and --model FOLDER says how to convert it"
     return why
-
-
-@contextmanager
-def one_line(name: str, revision: str | None, missing: str) -> Iterator[None]:
-    """Whatever the hub or the way to it raises becomes a ValueError of one line; its warnings are not shown."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(what_to_do(error, name, revision, missing)) from None
-    finally:
-        logger.setLevel(level)
-
-
-def what_to_do(error: Exception, name: str, revision: str | None, missing: str) -> str:
-    """`missing` says that there is no folder of that name."""
-    from huggingface_hub import constants, errors
-
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.GatedRepoError):
-        return f"{name} is gated: accept its terms on {constants.ENDPOINT}/{name}, and set HF_TOKEN to your token"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name} on the hub has no revision {revision!r}: name a branch, a tag or a whole commit"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{missing}, and the hub has no model {name}, or it is private: then set HF_TOKEN to your token"
-    if isinstance(error, errors.HFValidationError):
-        return f"{missing}, and {name!r} is no name of the hub: {first_line(error)}"
-    if status in (401, 403):
-        return f"the hub refuses {name} (status {status}): set HF_TOKEN to a token that may read it"
-    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-        cache = f"{constants.HF_HUB_CACHE} has no whole copy of the hub's {name}"
-        if constants.HF_HUB_OFFLINE:
-            return f"{missing}, and {cache}: unset HF_HUB_OFFLINE to fetch it"
-        cause = error.__cause__ or error
-        return f"{missing}, {cache}, and {constants.ENDPOINT} cannot be reached ({first_line(cause)}): try again"
-    return f"{name} could not be fetched from {constants.ENDPOINT} ({first_line(error)}): try again"
-
-
-def first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
