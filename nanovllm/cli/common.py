@@ -1,36 +1,10 @@
-"""What the commands share: their flags, and one line for what the caller did wrong."""
+"""What the commands share: one line for what the caller did wrong, and the engine that the flags ask for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
-
-from ..api.params import SamplingParams
-from ..core.config import EngineConfig
-from ..core.flags import knobs
-from .flags import flags
-
-
-def sampling_flags(**defaults: Any) -> list[click.Parameter]:
-    """The fields of SamplingParams; but a seed is the engine's, or every request would draw the same."""
-    return [
-        *flags(SamplingParams, **defaults),
-        click.Option(["--stop"], multiple=True, help="a text that ends an output; may be given several times"),
-        click.Option(["--stop-token-ids"], type=int, multiple=True, help="a token that ends an output; likewise"),
-        click.Option(["--ignore-eos"], is_flag=True, help="go on after the token that ends a text"),
-    ]
-
-
-def engine_flags() -> list[click.Parameter]:
-    return flags(EngineConfig)
-
-
-def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of all flags into those of the engine and those of SamplingParams."""
-    engine = {option.name: values[option.name] for option in knobs(EngineConfig)}
-    return engine, {name: value for name, value in values.items() if name not in engine}
 
 
 def find_checkpoint(model: str) -> None:
