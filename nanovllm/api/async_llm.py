@@ -85,7 +85,7 @@ class AsyncLLM:
         """End requests, whoever waits for them: their last output says "abort". What is not here is passed over."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         if not self.errored:
-            await self._call(lambda engine: [self._thread.abort(engine, each) for each in request_ids])
+            await self._call(partial(self._thread.abort_all, request_ids=request_ids))
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End after the step that is being computed, and wait for it at most `timeout` seconds; no matter how often.

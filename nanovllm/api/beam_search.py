@@ -22,9 +22,9 @@ class BeamSearchParams(CoreBeamSearchParams):
 
     temperature: float = field(default=0.0, kw_only=True)
     include_stop_str_in_output: bool = field(default=False, kw_only=True)
-    structured_outputs: None = field(default=None, kw_only=True)
+    structured_outputs: str | None = field(default=None, kw_only=True)
     skip_special_tokens: bool = field(default=True, kw_only=True)
-    watermarking: None = field(default=None, kw_only=True)
+    watermarking: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the parameter and its value."""

@@ -91,6 +91,11 @@ class EngineThread:
         if output is not None:
             self._deliver([RequestOutput.of(output)])
 
+    def abort_all(self, engine: LLMEngine, request_ids: list[str]) -> None:
+        """In the engine's thread."""
+        for request_id in request_ids:
+            self.abort(engine, request_id)
+
     def dead_error(self) -> EngineDeadError:
         """A new one for each caller: an exception that several raise mixes up their tracebacks."""
         why = "it was shut down" if self.error is None else f"{type(self.error).__name__}: {self.error}"
@@ -134,7 +139,7 @@ class EngineThread:
             answer(call, engine)
 
     def _deliver(self, outputs: list[RequestOutput], engine: LLMEngine | None = None) -> None:
-        """One call for each loop. A loop that is closed has no callers: with an `engine`, their requests are aborted."""
+        """One call for each loop. One that is closed has no callers: with an `engine`, their requests are aborted."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Any]]] = {}
         for output in outputs:
             stream = self._streams[output.request_id]

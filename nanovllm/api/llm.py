@@ -27,8 +27,11 @@ Prompts = PromptType | abc.Sequence[PromptType]
 UseTqdm = bool | abc.Callable[..., Any]  # whether there is a bar; or what makes it, called as tqdm is
 Request = tuple[ParsedPrompt, CoreSamplingParams]
 MODEL = EngineConfig.model
-ONLY_IN_VLLM = """apply_model classify collective_rpc embed encode enqueue enqueue_chat get_world_size reset_mm_cache
-    release_kv_cache_memory reward score sleep start_profile stop_profile wait_for_completion wake_up""".split()
+ONLY_IN_VLLM = {
+    *("apply_model", "classify", "collective_rpc", "embed", "encode", "enqueue", "enqueue_chat", "get_world_size"),
+    *("release_kv_cache_memory", "reset_mm_cache", "reward", "score", "sleep", "start_profile", "stop_profile"),
+    *("wait_for_completion", "wake_up"),
+}
 
 
 class LLM(CoreLLM):
@@ -79,7 +82,7 @@ class LLM(CoreLLM):
     ) -> abc.Generator[RequestOutput, None, None]:
         """As core's: outputs as they come. vLLM has this in AsyncLLM only."""
         self._check_thread()
-        return told(self._serve(self._requests(as_prompts(prompts), sampling_params)))
+        return told(self._serve(self._requests(as_prompts(prompts), sampling_params)))  # type: ignore[arg-type]
 
     def chat(
         self,
@@ -103,9 +106,10 @@ class LLM(CoreLLM):
         """
         refuse(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
         self._check_thread()
-        options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
-        options |= {"tools": tools, **(chat_template_kwargs or {})}
-        options["chat_template"] = chat_template or self.chat_template
+        options: dict[str, Any] = {"tools": tools, "chat_template": chat_template or self.chat_template}
+        options["add_generation_prompt"] = add_generation_prompt
+        options["continue_final_message"] = continue_final_message
+        options |= chat_template_kwargs or {}
         conversations = as_conversations(messages, chat_template_content_format)
         # The template writes BOS where it belongs.
         special = {"add_special_tokens": False} | (tokenization_kwargs or {})

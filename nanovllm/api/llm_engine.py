@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from ..core.config import EngineConfig
 from ..core.llama import Tokenizer
-from ..core.outputs import RequestOutput
 from ..core.sampling import SamplingParams
 from ..core.sequence import Sequence
 from .counting import BlockManager, CountedSequence, Scheduler
@@ -70,7 +69,8 @@ class LLMEngine(BaseLLMEngine):
             raise ValueError(f"request_id must be a text, not {request_id!r}")
         parsed = self.tokenized(as_prompt(prompt), tokenization_kwargs)
         if isinstance(parsed, dict):
-            parsed, prompt_text = parsed["prompt_token_ids"], parsed.get("prompt", prompt_text)
+            prompt_text = parsed.get("prompt", prompt_text)
+            parsed = parsed["prompt_token_ids"]
         super().add_request(request_id, parsed, params)
         for seq in self._requests[request_id]:
             seq.prompt = seq.prompt if prompt_text is None else prompt_text
@@ -87,8 +87,11 @@ class LLMEngine(BaseLLMEngine):
 
     def abort_request(  # type: ignore[override]
         self, request_ids: str | abc.Iterable[str], internal: bool = False
-    ) -> RequestOutput | list[RequestOutput] | None:
-        """End one request, or several, in any state; what is not here is passed over. Returns what they came to."""
+    ) -> Any:
+        """End a request in any state. Returns its last output; None, and nothing happens, if it is not here.
+
+        Of several, given as a list, it returns the outputs of those that are here.
+        """
         self.check_thread()
         if isinstance(request_ids, str):
             return super().abort_request(request_ids)
