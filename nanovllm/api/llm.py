@@ -4,9 +4,11 @@ import copy
 import warnings
 from collections import abc
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..checkpoints.chat_template import render_chat
 from ..core.config import EngineConfig
 from ..core.llm import LLM as CoreLLM
 from ..core.llm import Params, pair
@@ -50,7 +52,7 @@ class LLM(CoreLLM):
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
-        return cls(**vars(engine_args))
+        return cls(**{field.name: getattr(engine_args, field.name) for field in fields(EngineArgs)})
 
     def build_engine(self, config: EngineConfig) -> LLMEngine:
         return LLMEngine(config, self._engine_args)
@@ -185,8 +187,6 @@ class LLM(CoreLLM):
         return sorted(outputs, key=lambda output: int(output.request_id))
 
     def _render(self, conversation: list[Message], options: dict[str, Any]) -> str:
-        from ..checkpoints.chat_template import render_chat
-
         return render_chat(self.get_tokenizer(), conversation, **options)
 
     def _check_thread(self) -> None:

@@ -3,11 +3,10 @@
 import threading
 from collections import abc
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
+from ..checkpoints.load_tokenizer import load_tokenizer
 from ..core.config import EngineConfig
-from ..core.llama import Tokenizer
 from ..core.sampling import SamplingParams
 from ..core.sequence import Sequence
 from .counting import BlockManager, CountedSequence, Scheduler
@@ -82,7 +81,9 @@ class LLMEngine(BaseLLMEngine):
             return prompt
         others = {name: value for name, value in tokenization_kwargs.items() if name != "add_special_tokens"}
         refuse(**{f"tokenization_kwargs[{name!r}]": value for name, value in others.items()})
-        ids = self.get_tokenizer().encode(prompt, bool(tokenization_kwargs.get("add_special_tokens", True)))
+        ids = self.get_tokenizer().encode(
+            prompt, add_special_tokens=bool(tokenization_kwargs.get("add_special_tokens", True))
+        )
         return TokensPrompt(prompt_token_ids=ids, prompt=prompt)
 
     def abort_request(  # type: ignore[override]
@@ -106,7 +107,7 @@ class LLMEngine(BaseLLMEngine):
         """The samples of each request that has not ended."""
         return self._requests
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> Any:
         """Raises ValueError if there is none."""
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer: prompts must be token ids")
@@ -150,8 +151,13 @@ class LLMEngine(BaseLLMEngine):
     def build_scheduler(self) -> Scheduler:
         return Scheduler(self.config, self.kv_cache_manager)
 
-    def build_tokenizer(self) -> Tokenizer | None:
+    def build_tokenizer(self) -> Any:
         args = self.engine_args
         if args.skip_tokenizer_init:
             return None
-        return super().build_tokenizer() if args.tokenizer is None else Tokenizer(Path(args.tokenizer))
+        if args.tokenizer is None:
+            return super().build_tokenizer()
+        tokenizer = load_tokenizer(args.tokenizer)
+        if tokenizer is None:
+            raise ValueError(f"tokenizer {str(args.tokenizer)!r} is no folder with a tokenizer.json or tokenizer.model")
+        return tokenizer

@@ -109,7 +109,8 @@ def whole_numbers(values: abc.Sequence[Any], name: str) -> list[int]:
 def as_conversations(messages: Any, content_format: str = "auto") -> list[list[Message]]:
     """One conversation, or several, as a list. Raises ValueError, naming the place, for what is none.
 
-    A content is one text, or with the format "openai" a list of parts: the template then expects such.
+    A content may be parts, as OpenAI's clients write it. The format "string" makes one text of them, a part a line,
+    "openai" makes parts of a text, and "auto" leaves it to the template.
     """
     if content_format not in ("auto", "string", "openai"):
         raise ValueError(f"chat_template_content_format must be auto, string or openai, not {content_format!r}")
@@ -117,32 +118,32 @@ def as_conversations(messages: Any, content_format: str = "auto") -> list[list[M
         raise ValueError(f"messages must be a list of messages or of conversations, not {type(messages).__name__}")
     is_one = bool(messages) and all(isinstance(message, abc.Mapping) for message in messages)
     conversations = [messages] if is_one else messages
-    as_parts = content_format == "openai"
-    return [as_conversation(each, f"conversation {i}", as_parts) for i, each in enumerate(conversations)]
+    for i, conversation in enumerate(conversations):
+        check_conversation(conversation, f"conversation {i}")
+    return [[in_format(message, content_format) for message in conversation] for conversation in conversations]
 
 
-def as_conversation(messages: Any, name: str, as_parts: bool) -> list[Message]:
+def check_conversation(messages: Any, name: str) -> None:
     if not isinstance(messages, list | tuple) or not messages:
         raise ValueError(f"{name} must be a list of messages, at least one, not {messages!r}")
     for message in messages:
         if not isinstance(message, abc.Mapping) or "role" not in message:
             raise ValueError(f'{name}: a message must be a dictionary with a "role", not {message!r}')
-    copies = [dict(message) for message in messages]
-    for message in copies:
-        if "content" in message:
-            message["content"] = content(message["content"], name, as_parts)
-    return copies
+        parts = message.get("content")
+        for part in parts if isinstance(parts, list | tuple) else []:
+            kind = part.get("type", "text") if isinstance(part, abc.Mapping) else "text"
+            if "image" in str(kind) or "audio" in str(kind) or "video" in str(kind):
+                raise ValueError(f"{name}: vLLM has parts of type {kind}, nanovllm has not: it reads text only")
 
 
-def content(parts: Any, name: str, as_parts: bool) -> Any:
-    """A content in parts, as OpenAI's clients write it, as one text, a part a line; or a text as a list of one part."""
-    if isinstance(parts, str) and as_parts:
-        return [{"type": "text", "text": parts}]
-    if not isinstance(parts, list | tuple):
-        return parts
-    for part in parts:
-        if not isinstance(part, str) and (not isinstance(part, abc.Mapping) or part.get("type", "text") != "text"):
-            kind = part.get("type") if isinstance(part, abc.Mapping) else type(part).__name__
-            raise ValueError(f"{name}: vLLM has messages with {kind}, nanovllm has not: it reads text only")
-    texts = [part if isinstance(part, str) else part.get("text", "") for part in parts]
-    return [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+def in_format(message: Message, content_format: str) -> Message:
+    """
+    >>> in_format({"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}, "string")["content"]
+    'a\\nb'
+    """
+    content = message.get("content")
+    if content_format == "openai" and isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    elif content_format == "string" and isinstance(content, list | tuple):
+        content = "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+    return {**message, "content": content} if "content" in message else {**message}

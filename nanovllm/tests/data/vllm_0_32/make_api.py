@@ -95,7 +95,7 @@ def metric_names(path: str) -> Iterator[str]:
     """Names of metrics, vllm:..., in the order in which a file says them."""
     for node in ast.walk(tree(SOURCE / path)):
         if isinstance(node, ast.keyword) and node.arg == "name" and isinstance(node.value, ast.Constant):
-            yield node.value.value
+            yield str(node.value.value)
 
 
 def version() -> str:
