@@ -36,8 +36,15 @@ ENGINE = [
 
 SAMPLING = [
     Knob("n", int, 1, "samples of each prompt"),
+    Knob("presence_penalty", float, 0.0, "taken off the logit of each token that the output has; from -2 to 2"),
+    Knob("frequency_penalty", float, 0.0, "the same once for each time that the output has the token; from -2 to 2"),
+    Knob("repetition_penalty", float, 1.0, "above 1 weakens, below 1 favours the tokens of prompt and output"),
     Knob("temperature", float, 1.0, "0 takes the likeliest token; above 1 flattens the distribution"),
-    Knob("top_k", int, 0, "sample from the k likeliest tokens only; 0: from all"),
     Knob("top_p", float, 1.0, "sample from the fewest tokens whose probabilities sum to p"),
+    Knob("top_k", int, 0, "sample from the k likeliest tokens only; 0 or -1: from all"),
+    Knob("min_p", float, 0.0, "sample from tokens at least this share as probable as the likeliest"),
     Knob("max_tokens", int, 16, "most tokens to generate"),
+    Knob("min_tokens", int, 0, "no stop token and no stop string ends an output before it has this many tokens"),
+    Knob("skip_special_tokens", bool, True, "leave special tokens out of the text"),
+    Knob("include_stop_str_in_output", bool, False, "keep the stop string, or the stop token's text, in the text"),
 ]

@@ -5,9 +5,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from ..api.params import SamplingParams
 from ..core.config import EngineConfig
 from ..core.flags import knobs
-from ..core.sampling import SamplingParams
 
 HEAD = '''"""Every knob of the engine and of sampling, with its flag's help: --help is shown without torch.
 

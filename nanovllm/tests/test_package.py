@@ -13,10 +13,12 @@ import pytest
 
 from .. import EngineConfig, SamplingParams, __version__
 from ..__main__ import main
-from ..cli import knobs, make_knobs
+from ..cli import knobs as table
+from ..cli import make_knobs
 from ..cli.batch import batch
 from ..cli.commands import COMMANDS, nanovllm
 from ..cli.generate import generate
+from ..core.flags import knobs
 from .helpers import start
 
 TOO_LONG = "9" * 23
@@ -89,7 +91,7 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_says():
 
 def test_the_table_of_knobs_is_that_of_the_dataclasses():
     """python -m nanovllm.cli.make_knobs makes it anew."""
-    assert Path(knobs.__file__).read_text() == make_knobs.source()
+    assert Path(table.__file__).read_text() == make_knobs.source()
 
 
 def test_ctrl_c_while_torch_is_imported_ends_it_in_one_line(tmp_path):
@@ -119,14 +121,15 @@ def test_help_has_the_options_with_their_defaults(command, capsys):
 def test_every_knob_is_an_option(command):
     """But not SamplingParams.seed: every request would draw the same. And generate shows no logprobs."""
     own = {"file", "output", "overwrite", "resume"} if command is batch else {"prompts", "files"}
-    shown = set() if command is batch else {"logprobs", "prompt_logprobs"}
-    knobs = {field.name for kind in (EngineConfig, SamplingParams) for field in fields(kind)}
-    assert {option.name for option in command.params} - own == knobs - shown
+    asked = {"stop", "stop_token_ids", "ignore_eos"} | ({"logprobs", "prompt_logprobs"} if command is batch else set())
+    names = {field.name for kind in (EngineConfig, SamplingParams) for field in knobs(kind)}
+    assert {option.name for option in command.params} - own == names | asked
 
 
 @pytest.mark.parametrize("command", [generate, batch])
 def test_an_option_left_out_is_as_in_python(command):
     ours = {"temperature", "top_p", "max_tokens"} if command is generate else set()
+    ours |= {"stop", "stop_token_ids"}  # several times, or not at all
     defaults = {field.name: field.default for kind in (SamplingParams, EngineConfig) for field in fields(kind)}
     values = command.make_context(command.name, ["requests.jsonl"]).params
     names = {*values} & {*defaults} - ours
