@@ -1,9 +1,12 @@
 """An engine of core whose parts know log-probabilities, and how much of a prompt was cached."""
 
+from dataclasses import replace
 from typing import cast
 
+from ..checkpoints.hub import find_checkpoint
 from ..core.attention import PagedAttention
 from ..core.block_manager import BlockManager as CoreBlockManager
+from ..core.config import EngineConfig
 from ..core.engine import LLMEngine as CoreLLMEngine
 from ..core.llama import LlamaForCausalLM
 from ..core.outputs import RequestOutput as CoreRequestOutput
@@ -25,6 +28,10 @@ class BlockManager(CoreBlockManager):
 
 
 class LLMEngine(CoreLLMEngine):
+    def __init__(self, config: EngineConfig) -> None:
+        """`config.model` may be a name of the hub, too."""
+        super().__init__(replace(config, model=str(find_checkpoint(config.model))))
+
     def build_input_processor(self) -> InputProcessor:
         return InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from .common import find_checkpoint, one_line_errors
+from .common import located, one_line_errors
 from .flags import engine_flags, sampling_flags, split
 from .results_file import check_output, open_output
 
@@ -17,9 +17,18 @@ from .results_file import check_output, open_output
 @click.option("--prompt-logprobs", type=int, help="the same for the tokens of the prompt")
 @click.option("--output", metavar="PATH", default="-", help="where the results go; default: standard output")
 @click.option("--overwrite", is_flag=True, help="replace the file of results if there is one")
+@click.option("--chat-template", metavar="PATH", help="a file with the template of chats; default: the checkpoint's")
 @click.option("--resume", is_flag=True, help="go on in the file of results: what it holds is not served again")
 @click.pass_context
-def batch(context: click.Context, file: str, output: str, overwrite: bool, resume: bool, **values: Any) -> int:
+def batch(
+    context: click.Context,
+    file: str,
+    output: str,
+    overwrite: bool,
+    resume: bool,
+    chat_template: str | None,
+    **values: Any,
+) -> int:
     """Serve a file of requests; the results are lines of JSON.
 
     FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or such requests one a line, or lines
@@ -32,9 +41,9 @@ def batch(context: click.Context, file: str, output: str, overwrite: bool, resum
     given = {name: sampling[name] for name in sampling if is_given(context, name)}
     with one_line_errors():
         check_output(output, file, overwrite, resume)
-        find_checkpoint(engine["model"])
 
     from ..api import LLM, SamplingParams
+    from .chats import check_template
     from .request import Defaults
     from .requests_file import open_requests
     from .resume import read_done
@@ -45,9 +54,12 @@ def batch(context: click.Context, file: str, output: str, overwrite: bool, resum
             SamplingParams(**given)
             requests = files.enter_context(open_requests(file, Defaults(given, engine["seed"])))
             done = read_done(output, requests.ids) if resume else None
-            llm = LLM(**engine)
+            options = located(engine)
+            if requests.has_chats:
+                check_template(options["model"], chat_template)
+            llm = LLM(**options, chat_template=chat_template)
             stream = files.enter_context(open_output(output, overwrite, done and done.num_bytes))
-        return serve(llm, Work(requests, done.ids if done else ()), stream)
+        return serve(llm, Work(requests, done.ids if done else ()), stream, engine["model"])
 
 
 def is_given(context: click.Context, name: str) -> bool:

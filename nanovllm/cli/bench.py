@@ -5,9 +5,8 @@ from typing import Any
 
 import click
 
-from .common import find_checkpoint, one_line_errors
-from .flags import engine_flags
-from .knobs import ENGINE
+from .common import located, one_line_errors
+from .flags import engine_flags, split
 
 WHOLE = click.IntRange(min=1)
 
@@ -86,17 +85,16 @@ def offload(**values: Any) -> int:
 
 def run(name: str, values: dict[str, Any]) -> int:
     """Measure, print a table, and write JSON if that is asked for."""
-    engine = {knob.name: values.pop(knob.name) for knob in ENGINE}
     json_file = values.pop("json_file")
+    engine, settings = split(values)
     with one_line_errors():
-        find_checkpoint(engine["model"])
         if json_file not in (None, "-"):
             open(json_file, "a").close()  # that it cannot be written is told now
 
     from .benchmarks import measure, table, write_json
 
     with one_line_errors():
-        found = measure(name, engine, **values)
+        found = measure(name, located(engine), **settings)
     if json_file:
         write_json(found, json_file)
     if json_file != "-":

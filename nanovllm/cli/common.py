@@ -1,16 +1,27 @@
-"""What the commands share: one line for what the caller did wrong, and the engine that the flags ask for."""
+"""What the commands share: one line for what the caller did wrong, and where the checkpoint lies."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
+SHIPPED = "models/storyteller"  # a folder of the repository, and no name of the hub
 
-def find_checkpoint(model: str) -> None:
-    """Raises ValueError if there is no such folder: the default's path is that of this repository."""
-    if not Path(model).is_dir():
+
+def located(engine: dict[str, Any]) -> dict[str, Any]:
+    """The engine's options, with the folder of its checkpoint: that of a name of the hub is fetched.
+
+    Raises ValueError if there is none.
+    """
+    from ..checkpoints.hub import find_checkpoint
+
+    model, revision = engine["model"], engine["revision"]
+    if model == SHIPPED and not Path(model).is_dir():
         raise ValueError(f"there is no folder {Path(model).absolute()}: name a checkpoint with --model")
+    options = {name: value for name, value in engine.items() if name != "revision"}
+    return options | {"model": str(find_checkpoint(model, revision))}
 
 
 @contextmanager

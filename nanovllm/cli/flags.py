@@ -26,11 +26,12 @@ def sampling_flags(**defaults: Any) -> list[click.Parameter]:
     ]
 
 
-def engine_flags(**defaults: Any) -> list[click.Parameter]:
-    return [flag(knob, defaults.get(knob.name, knob.default)) for knob in ENGINE]
+def engine_flags() -> list[click.Parameter]:
+    revision = click.Option(["--revision"], help="of a model of the hub: a branch, a tag or a commit")
+    return [revision, *(flag(knob, knob.default) for knob in ENGINE)]
 
 
 def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of all flags into those of the engine and those of SamplingParams."""
-    engine = {knob.name: values[knob.name] for knob in ENGINE}
+    engine = {name: values[name] for name in ("revision", *(knob.name for knob in ENGINE))}
     return engine, {name: value for name, value in values.items() if name not in engine}

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from .common import find_checkpoint, one_line_errors
+from .common import located, one_line_errors
 from .flags import engine_flags, sampling_flags, split
 from .interrupts import ctrl_c_raises
 from .streams import read_prompt, standard_output
@@ -26,14 +26,13 @@ def generate(prompts: tuple[str, ...], files: tuple[str, ...], **values: Any) ->
         standard_output()
         texts = [read_prompt(prompt) if prompt == "-" else prompt for prompt in prompts]
         texts += [read_prompt(file) for file in files]
-        find_checkpoint(engine["model"])
 
     from ..api import LLM, SamplingParams
     from ..core.stories import PROMPTS, show, summary, with_small_pool
 
     with one_line_errors():
         params = SamplingParams(**sampling)
-        llm = LLM(**with_small_pool(engine))
+        llm = LLM(**with_small_pool(located(engine)))
     with ctrl_c_raises():
         outputs = show(llm.stream(texts or PROMPTS, params))
     click.echo("\n" + summary(llm, outputs))

@@ -87,16 +87,18 @@ def chat_of(body: dict[str, Any]) -> Chat:
     if not messages:
         raise ValueError("messages is empty: an answer needs a question")
     options = read_field("chat_template_kwargs", body.get("chat_template_kwargs", {}), dict)
-    return Chat([message_of(f"messages[{number}]", message) for number, message in enumerate(messages)], options)
+    for number, message in enumerate(messages):
+        check_message(f"messages[{number}]", message)
+    return Chat(messages, options)
 
 
-def message_of(name: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Its content as one text; parts that are texts are put in lines of their own."""
+def check_message(name: str, message: dict[str, Any]) -> None:
+    """Content is a text, or parts that are texts."""
     read_field(f"{name}.role", message.get("role"), str)
     content = message.get("content")
     if not isinstance(content, list):
-        return message | {"content": read_field(f"{name}.content", content, str)}
+        read_field(f"{name}.content", content, str)
+        return
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError(f"{name}.content has a part that is no text: {shortened(part)}")
-    return message | {"content": "\n".join(part["text"] for part in content)}

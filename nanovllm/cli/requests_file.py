@@ -9,7 +9,7 @@ from typing import IO, Any
 from .ids import Ids
 from .json_values import shortened
 from .openai_lines import is_openai_line, read_openai
-from .request import Defaults, Request, read_own
+from .request import Chat, Defaults, Request, read_own
 from .request_lines import Source, Spool, values
 from .streams import standard_input
 
@@ -24,9 +24,10 @@ class RequestsFile:
         """
         self._name, self._defaults = name, defaults
         self._stream, self._start = copy or stream, 0 if copy else stream.tell()
-        self.ids = Ids()
+        self.ids, self.has_chats = Ids(), False
         for request, _ in self._read(Spool(stream, copy) if copy else stream):
             self.ids.add(request.id)
+            self.has_chats = self.has_chats or isinstance(request.prompt, Chat)
         if not len(self):
             raise ValueError(f"{name}: there are no requests in it")
         if self.ids.repeated:

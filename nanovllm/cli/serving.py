@@ -10,11 +10,12 @@ from typing import IO
 import click
 from tqdm import tqdm
 
-from ..api import LLM, LLMEngine, RequestOutput
+from ..api import LLM, RequestOutput
 from ..core.stories import pool_line
+from .chats import add_request
 from .ids import Ids
 from .interrupts import ctrl_c_noted
-from .request import Request
+from .request import Chat, Request
 from .requests_file import RequestsFile
 from .results import result_line
 from .results_file import write_whole
@@ -49,15 +50,15 @@ class Count:
         self.tokens += sum(len(completion.token_ids) for completion in output.outputs)
 
 
-def serve(llm: LLM, work: Work, stream: IO[bytes]) -> int:
-    """Write a result for each request; returns the exit status."""
+def serve(llm: LLM, work: Work, stream: IO[bytes], model: str) -> int:
+    """Write a result for each request; returns the exit status. `model` is the name that OpenAI's form tells."""
     count, start, num_done = Count(), time.perf_counter(), len(work.done)
     progress = tqdm(total=len(work), unit=" requests", miniters=0, disable=not sys.stderr.isatty())
     with ctrl_c_noted() as interrupted, progress as bar:
-        for request, output in outputs_of(llm.llm_engine, work, interrupted):
+        for request, output in outputs_of(llm, work, interrupted):
             if output.finished:
                 with bar.external_write_mode(sys.stdout):  # the bar steps aside
-                    write_whole(stream, result_line(request, output, llm.config.model))
+                    write_whole(stream, result_line(request, output, model))
                 count.add(output)
             bar.update(output.finished)
     there = f"; {num_done} were there already" if num_done else ""
@@ -69,24 +70,30 @@ def serve(llm: LLM, work: Work, stream: IO[bytes]) -> int:
     return 1 if count.failed else 0
 
 
-def outputs_of(engine: LLMEngine, work: Work, interrupted: Event) -> Iterator[tuple[Request, RequestOutput]]:
+def failed(request: Request, error: ValueError) -> RequestOutput:
+    prompt = "" if isinstance(request.prompt, Chat) else request.prompt
+    return RequestOutput.failed(request.id, prompt, str(error))
+
+
+def outputs_of(llm: LLM, work: Work, interrupted: Event) -> Iterator[tuple[Request, RequestOutput]]:
     """A request's output so far whenever it got a token; of one that cannot be served, the error.
 
     Requests come to the engine in the order of the file, and a request only when there is room for it in front of the
     seats: a file of any length takes little memory.
     """
     held: dict[str, Request] = {}  # in the engine, by id
-    num_samples, limit = 0, SEATS_AHEAD * engine.config.max_num_seqs
+    engine, num_samples = llm.llm_engine, 0
+    limit = SEATS_AHEAD * engine.config.max_num_seqs
     following = iter(work)
     request = next(following, None)
     while (held or request) and not interrupted.is_set():
         while request and not interrupted.is_set() and (not held or num_samples + request.params.n <= limit):
             try:
-                engine.add_request(request.id, request.prompt, request.params)
+                add_request(llm, request)
                 held[request.id] = request
                 num_samples += request.params.n
             except ValueError as error:
-                yield request, RequestOutput.failed(request.id, request.prompt, str(error))
+                yield request, failed(request, error)
             request = next(following, None)
         for output in map(RequestOutput.of, engine.step() if held else []):
             owner = held[output.request_id]

@@ -131,7 +131,7 @@ def test_each_result_is_written_before_the_next_step(checkpoint):
         Request(str(i), i, "the", SamplingParams(max_tokens=length, ignore_eos=True))
         for i, length in enumerate((9, 2, 5))
     ]
-    assert serving.serve(llm, serving.Work(requests), Watched()) == 0
+    assert serving.serve(llm, serving.Work(requests), Watched(), "m") == 0
     first, *others = written
     assert [steps - first for steps in others] == [3, 7]
 

@@ -37,11 +37,12 @@ def test_the_engine_works_from_any_folder(checkpoint, tmp_path):
     code = (
         f"from {PACKAGE.name} import LLM, SamplingParams\n"
         f"(output,) = LLM({str(checkpoint)!r}).generate('the fox', SamplingParams(max_tokens=3, ignore_eos=True))\n"
-        "print(len(output.outputs[0].token_ids))"
+        "import sys\n"
+        "print(len(output.outputs[0].token_ids), 'huggingface_hub' in sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("3\n", "")
+    assert (done.stdout, done.stderr) == ("3 False\n", ""), "a folder needs no hub"
 
 
 # The command
