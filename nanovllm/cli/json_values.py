@@ -91,7 +91,7 @@ def words_of(kind: Any) -> str:
         return WORDS[list] + of
     if origin in (dict, abc.Mapping) or is_dataclass(kind):
         return WORDS[dict] + of
-    return WORDS[kind]
+    return WORDS.get(kind, "a value")
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

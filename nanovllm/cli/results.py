@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..api import Logprob, RequestOutput
@@ -39,7 +40,7 @@ def completion(output: CompletionOutput) -> dict[str, Any]:
     return there(fields | {"logprobs": logprobs(fields["logprobs"])})
 
 
-def logprobs(places: list[dict[int, Logprob] | None] | None) -> list[dict[int, dict[str, Any]] | None] | None:
+def logprobs(places: Sequence[dict[int, Logprob] | None] | None) -> list[dict[int, dict[str, Any]] | None] | None:
     """For each place its tokens, with names for their two numbers; null for the prompt's first, which has none."""
     if places is None:
         return None

@@ -3,14 +3,13 @@
 import io
 import json
 import random
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from .. import SamplingParams
 from ..cli.json_values import words
-from ..cli.request import FIELDS, NOT_OF_A_FILE, Defaults, Request, seed_of
+from ..cli.request import FIELDS, Defaults, Request, seed_of
 from ..cli.requests_file import RequestsFile
 
 

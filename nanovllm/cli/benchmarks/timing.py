@@ -4,7 +4,7 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from ...api import LLM
+from ...api import LLM, RequestOutput
 from .workload import Task
 
 IDS = map(str, itertools.count())
@@ -33,7 +33,7 @@ def serve(llm: LLM, tasks: list[Task]) -> Run:
     while engine.has_unfinished_requests():
         outputs = engine.step()
         now = time.perf_counter()
-        for output in outputs:
+        for output in map(RequestOutput.of, outputs):
             if output.error:
                 raise ValueError(f"a request could not be served: {output.error}")
             id, count = output.request_id, len(output.outputs[0].token_ids)

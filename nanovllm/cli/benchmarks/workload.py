@@ -31,7 +31,7 @@ def random_tasks(llm: LLM, count: int, input_len: int, output_len: int, spread: 
 def around(length: int, spread: float, rng: random.Random) -> int:
     """
     >>> around(10, 0.0, random.Random(0)), around(1, 0.9, random.Random(0))
-    (10, 1)
+    (10, 2)
     """
     return max(1, round(length * rng.uniform(1 - spread, 1 + spread)))
 
