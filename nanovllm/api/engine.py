@@ -2,10 +2,11 @@
 
 from typing import cast
 
+from ..checkpoints.load_tokenizer import load_tokenizer
 from ..core.attention import PagedAttention
 from ..core.block_manager import BlockManager as CoreBlockManager
 from ..core.engine import LLMEngine as CoreLLMEngine
-from ..core.llama import LlamaForCausalLM
+from ..core.llama import LlamaForCausalLM, Tokenizer
 from ..core.outputs import RequestOutput as CoreRequestOutput
 from ..core.sequence import Sequence as CoreSequence
 from .input_processor import InputProcessor
@@ -25,6 +26,9 @@ class BlockManager(CoreBlockManager):
 
 
 class LLMEngine(CoreLLMEngine):
+    def build_tokenizer(self) -> Tokenizer | None:
+        return cast(Tokenizer | None, load_tokenizer(self.config.model))  # it does what core asks of its own
+
     def build_input_processor(self) -> InputProcessor:
         return InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
 
