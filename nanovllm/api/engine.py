@@ -4,11 +4,12 @@ from dataclasses import replace
 from typing import cast
 
 from ..checkpoints.hub import find_checkpoint
+from ..checkpoints.load_tokenizer import load_tokenizer
 from ..core.attention import PagedAttention
 from ..core.block_manager import BlockManager as CoreBlockManager
 from ..core.config import EngineConfig
 from ..core.engine import LLMEngine as CoreLLMEngine
-from ..core.llama import LlamaForCausalLM
+from ..core.llama import LlamaForCausalLM, Tokenizer
 from ..core.outputs import RequestOutput as CoreRequestOutput
 from ..core.sequence import Sequence as CoreSequence
 from .input_processor import InputProcessor
@@ -31,6 +32,9 @@ class LLMEngine(CoreLLMEngine):
     def __init__(self, config: EngineConfig) -> None:
         """`config.model` may be a name of the hub, too."""
         super().__init__(replace(config, model=str(find_checkpoint(config.model))))
+
+    def build_tokenizer(self) -> Tokenizer | None:
+        return cast(Tokenizer | None, load_tokenizer(self.config.model))  # it does what core asks of its own
 
     def build_input_processor(self) -> InputProcessor:
         return InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)

@@ -19,10 +19,9 @@ class InputProcessor(CoreInputProcessor):
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int, seed: int) -> None:
         super().__init__(model, tokenizer, max_model_len, seed)
         # The tokenizer's EOS token ends a text, too, where the model names others; it alone gives no stop_reason.
-        self._eos_token_id = tokenizer.eos_token_id if tokenizer and tokenizer.eos_token_id >= 0 else None
+        self._eos_token_id = tokenizer.eos_token_id if tokenizer else None
         self._eos_token_ids |= {self._eos_token_id} - {None}
-        # Until a tokenizer can, special tokens are not shown.
-        self._showing: Any = getattr(tokenizer, "showing_special_tokens", lambda: None)()
+        self._showing: Tokenizer = cast(Any, tokenizer).showing_special_tokens() if tokenizer else None
 
     def process(self, request_id: str, prompt: Prompt, params: CoreSamplingParams) -> list[CoreSequence]:
         """Raises ValueError for a prompt or parameters that cannot be served. The request has a copy of them."""
@@ -44,13 +43,18 @@ class InputProcessor(CoreInputProcessor):
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self._tokenizer is None:
                 raise ValueError(f"{name} is {getattr(params, name)}, and the checkpoint has no tokenizer")
-        if self._tokenizer and not params.skip_special_tokens and self._showing is None:
-            raise ValueError("skip_special_tokens is False, and this tokenizer cannot show special tokens")
         size = self._model.vocab_size
         for name in ("stop_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids"):
             wrong = [token_id for token_id in getattr(params, name) or () if not 0 <= token_id < size]
             if wrong:
                 raise ValueError(f"{name}: token id {wrong[0]} is not from 0 to {size - 1}")
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str) and self._tokenizer is None:
+            raise ValueError(
+                "the checkpoint has neither tokenizer.json nor tokenizer.model: a prompt must be a list of token ids"
+            )
+        return super()._token_ids(prompt)
 
     def _sequence(
         self, request_id: str, prompt: Prompt, token_ids: list[int], params: CoreSamplingParams, seed: int, index: int
@@ -70,6 +74,6 @@ class InputProcessor(CoreInputProcessor):
             max_num_tokens=min(len(token_ids) + max_tokens, self._max_model_len),
             decoder=StreamDecoder(tokenizer, token_ids) if tokenizer else None,
             sample_index=index,
-            tokenizer=tokenizer and (self._showing or tokenizer),
+            tokenizer=tokenizer and self._showing,
             eos_token_id=self._eos_token_id,
         )

@@ -155,9 +155,7 @@ class LLMEngine(BaseLLMEngine):
         args = self.engine_args
         if args.skip_tokenizer_init:
             return None
-        if args.tokenizer is None:
-            return super().build_tokenizer()
-        tokenizer = load_tokenizer(args.tokenizer)
-        if tokenizer is None:
+        tokenizer = load_tokenizer(args.tokenizer or self.config.model)
+        if args.tokenizer and tokenizer is None:
             raise ValueError(f"tokenizer {str(args.tokenizer)!r} is no folder with a tokenizer.json or tokenizer.model")
         return tokenizer

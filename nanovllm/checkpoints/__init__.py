@@ -9,7 +9,6 @@ tokenizer_calls.py     those calls: tokenizer(text), apply_chat_template(...), s
 tokenizer_config.py    what the files beside it say: special tokens, added tokens, flags, chat templates
 tokenizer_backend.py   the tokenizers.Tokenizer that transformers makes of tokenizer.json
 sentencepiece_file.py  the same of tokenizer.model
-stream.py              tokens to text as they come, where a token may be a byte
 chat_template.py       messages to a prompt
 tool_schema.py         Python functions to the JSON schemas of tools
 generation_config.py   sampling parameters that a checkpoint recommends

@@ -2,6 +2,8 @@
 
 import copy
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 
@@ -11,7 +13,7 @@ from .tokenizer_backend import special_tokens
 from .tokenizer_calls import TokenizerCalls
 from .tokenizer_config import TokenizerConfig
 
-BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class HFTokenizer(TokenizerCalls):
@@ -31,7 +33,8 @@ class HFTokenizer(TokenizerCalls):
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._hidden = self._special
         has_bytes = b"ByteFallback" in (backend.decoder.__getstate__() if backend.decoder else b"")
-        self._bytes = frozenset(i for text, i in self._vocab.items() if has_bytes and BYTE_TOKEN.fullmatch(text))
+        bytes_of = {i: BYTE_TOKEN.fullmatch(text) for text, i in self._vocab.items()} if has_bytes else {}
+        self._bytes = {i: int(match[1], 16) for i, match in bytes_of.items() if match}
 
     def __len__(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
@@ -41,12 +44,21 @@ class HFTokenizer(TokenizerCalls):
         wants = add_bos if add_special_tokens is None else add_special_tokens
         return self.backend.encode(text, add_special_tokens=wants).ids
 
-    def decode(self, token_ids: list[int], skip_special_tokens: bool | None = None) -> str:
-        """The text of `token_ids`. Without `skip_special_tokens`, special tokens give a text if this one shows them."""
-        ids = self.visible(token_ids, skip_special_tokens)
-        return self.backend.decode(ids, skip_special_tokens=False)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool | None = None) -> str:
+        """The text of `token_ids`, which grows with them: what comes later changes at most the last character.
 
-    def visible(self, token_ids: list[int], skip_special_tokens: bool | None = None) -> list[int]:
+        With `skip_special_tokens` it is the text that transformers gives. The two differ where byte tokens make no
+        characters: there each byte is U+FFFD for itself; in transformers one of them makes its whole run U+FFFD.
+        """
+        ids = self.visible(token_ids, skip_special_tokens)
+        if skip_special_tokens is not None or self._bytes.keys().isdisjoint(ids):
+            return self.backend.decode(ids, skip_special_tokens=False)
+        tokens = [self.backend.id_to_token(i) for i in ids]
+        starts = character_starts([self._bytes.get(i) for i in ids])
+        parted = [part for i, token in enumerate(tokens) for part in (["", token] if i in starts else [token])]
+        return self.backend.decoder.decode(parted)
+
+    def visible(self, token_ids: Sequence[int], skip_special_tokens: bool | None = None) -> list[int]:
         """`token_ids` without hidden ones, and without ids that the tokenizer does not have."""
         hidden = self._hidden if skip_special_tokens is None else self._special if skip_special_tokens else frozenset()
         return [i for i in token_ids if i in self._known and i not in hidden]
@@ -61,8 +73,30 @@ class HFTokenizer(TokenizerCalls):
     def anchor(self) -> list[int]:
         """A token of a plain text: put before other tokens, it is a text that they go on from."""
         ids = sorted(self._known - set(self.backend.get_added_tokens_decoder()))
-        return list(islice((i for i in ids if not self.is_byte(i) and self.decode([i]).strip(" \ufffd")), 1))
+        return list(islice((i for i in ids if i not in self._bytes and self.decode([i]).strip(" \ufffd")), 1))
 
-    def is_byte(self, token_id: int) -> bool:
-        """True of <0x00> to <0xFF>: a run of them is text only as a whole."""
-        return token_id in self._bytes
+
+def character_starts(values: list[int | None]) -> set[int]:
+    """Places of the bytes that begin a character, or that are none, behind another byte. None is no byte.
+
+    >>> [*map(hex, "\u00e9".encode())], character_starts([0xC3, 0xA9, 0xC3, 0x41, None, 0x41])
+    (['0xc3', '0xa9'], {2, 3})
+    """
+    starts: set[int] = set()
+    place = 0
+    while place < len(values):
+        if place and values[place] is not None and values[place - 1] is not None:
+            starts.add(place)
+        place += character_length(values[place : place + 4])
+    return starts
+
+
+def character_length(values: list[int | None]) -> int:
+    """How many of the values are the bytes of one character; 1 if the first begins none."""
+    for length in range(2, len(values) + 1):
+        if None in values[:length]:
+            return 1
+        with suppress(UnicodeDecodeError):
+            if len(bytes(values[:length]).decode()) == 1:
+                return length
+    return 1

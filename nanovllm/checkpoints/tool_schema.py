@@ -68,7 +68,7 @@ def described(text: str, where: str) -> dict[str, Any]:
 
 
 def read_hints(function: Callable, name: str) -> tuple[dict[str, Any], list[str], dict[str, Any] | None]:
-    """The parameters' schemas, the names of the required ones, and the result's schema if the function names its type."""
+    """The parameters' schemas, the names of the required ones, and the result's schema if it has a hint."""
     parameters = dict(inspect.signature(function).parameters)
     first = next(iter(parameters), None)
     if first in ("self", "cls") and parameters[first].annotation is inspect.Parameter.empty:
