@@ -1,7 +1,7 @@
 """nanovllm, the finished engine: a package to install and a command to run.
 
 core/   the code of stage 7, byte for byte
-api/    what a user gets beyond it: log-probabilities
+api/    what a user gets beyond it: vLLM's interface
 cli/    nanovllm generate, nanovllm batch
 """
 
@@ -11,25 +11,63 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import (
         LLM,
+        AsyncEngineArgs,
+        AsyncLLM,
+        AsyncLLMEngine,
+        BeamSearchOutput,
         BeamSearchParams,
+        BeamSearchSequence,
         CompletionOutput,
+        Counter,
+        EngineArgs,
         EngineConfig,
+        EngineDeadError,
+        EngineStats,
+        FlatLogprobs,
+        Gauge,
+        Histogram,
         LLMEngine,
         Logprob,
+        Metric,
+        PromptType,
+        RepetitionDetectionParams,
         RequestOutput,
+        RequestOutputKind,
         SamplingParams,
+        TextPrompt,
+        TokensPrompt,
+        Vector,
     )
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
+    "Counter",
+    "EngineArgs",
     "EngineConfig",
+    "EngineDeadError",
+    "EngineStats",
+    "FlatLogprobs",
+    "Gauge",
+    "Histogram",
     "LLMEngine",
     "Logprob",
+    "Metric",
+    "PromptType",
+    "RepetitionDetectionParams",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "Vector",
 ]
 
 
