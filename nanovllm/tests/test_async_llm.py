@@ -414,7 +414,8 @@ def test_soak(make, num_callers, seed):
     assert asyncio.run(run(engine)) > num_callers / 2
     check_nothing_is_left(engine)
     stats = engine.stats()
-    assert stats.preemptions > 0 and sum(engine._thread.engine.tally.ended.values()) > num_callers
+    assert sum(engine._thread.engine.tally.ended.values()) > num_callers
+    assert stats.preemptions > 0 or num_callers < 50
 
 
 async def numbered(outputs):
