@@ -4,29 +4,37 @@ from typing import Any
 
 import click
 
-from ..api import LLM, SamplingParams
-from ..core.stories import PROMPTS, show, summary, with_small_pool
-from .common import engine_flags, find_checkpoint, one_line_errors, sampling_flags, split
+from .common import located, one_line_errors
+from .flags import engine_flags, sampling_flags, split
+from .interrupts import ctrl_c_raises
 from .streams import read_prompt, standard_output
 
 
 @click.command(params=sampling_flags(temperature=0.7, top_p=0.9, max_tokens=120) + engine_flags())
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
-def generate(prompts: tuple[str, ...], **values: Any) -> int:
+@click.option("--file", "files", multiple=True, help="a file with a prompt; may be given several times")
+def generate(prompts: tuple[str, ...], files: tuple[str, ...], **values: Any) -> int:
     """Go on from each PROMPT, or from six beginnings.
 
-    The first is shown as it comes, then the others, in order. A PROMPT of - is read from standard input.
+    The first is shown as it comes, then the others, in order. A PROMPT of - is read from standard input. One that
+    begins with a dash follows a double dash: nanovllm generate -- "-1 is"
 
     Exit status 1: a prompt could not be served. 2: nothing was done.
     """
     engine, sampling = split(values)
     with one_line_errors():
-        params = SamplingParams(**sampling)
         standard_output()
-        texts = [read_prompt() if prompt == "-" else prompt for prompt in prompts or PROMPTS]
-        find_checkpoint(engine["model"])
-        llm = LLM(**with_small_pool(engine))
-    outputs = show(llm.stream(texts, params))
+        texts = [read_prompt(prompt) if prompt == "-" else prompt for prompt in prompts]
+        texts += [read_prompt(file) for file in files]
+
+    from ..api import LLM, SamplingParams
+    from ..core.stories import PROMPTS, show, summary, with_small_pool
+
+    with one_line_errors():
+        params = SamplingParams(**sampling)
+        llm = LLM(**with_small_pool(located(engine)))
+    with ctrl_c_raises():
+        outputs = show(llm.stream(texts or PROMPTS, params))
     click.echo("\n" + summary(llm, outputs))
     if llm.llm_engine.cost_model:
         click.echo(f"load or recompute: {llm.llm_engine.cost_model}")

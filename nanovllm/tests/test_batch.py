@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from .. import LLM, LLMEngine, SamplingParams
-from ..cli import batch as module
-from ..cli import streams
-from ..cli.results import write_whole
+from .. import LLM, LLMEngine, SamplingParams, api
+from ..cli import request_lines, serving
+from ..cli.request import Request
+from ..cli.results_file import write_whole
 from ..core.sequence import Sequence
 from .helpers import OPTIONS, UNMEASURED, start, write_checkpoint
 
@@ -128,10 +128,10 @@ def test_each_result_is_written_before_the_next_step(checkpoint):
     written = []
     llm = LLM(checkpoint, **OPTIONS)
     requests = [
-        module.Request(str(i), i, "the", SamplingParams(max_tokens=length, ignore_eos=True))
+        Request(str(i), i, "the", SamplingParams(max_tokens=length, ignore_eos=True))
         for i, length in enumerate((9, 2, 5))
     ]
-    assert module.serve(llm, requests, Watched()) == 0
+    assert serving.serve(llm, serving.Work(requests), Watched(), "m") == 0
     first, *others = written
     assert [steps - first for steps in others] == [3, 7]
 
@@ -178,7 +178,7 @@ def test_what_is_there_is_not_replaced_unless_asked_to(serve, tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text("of yesterday\n")
     status, _, err = serve([{"prompt": "the", **FOUR}], "--output", str(out))
-    assert (status, err) == (2, f"error: {out} is there already: --overwrite would replace it\n")
+    assert (status, err) == (2, f"error: {out} is there already: --resume would go on in it, --overwrite replace it\n")
     assert out.read_text() == "of yesterday\n"
     assert serve([{"prompt": "the", **FOUR}], "--output", str(out), "--overwrite")[0] == 0
     assert len(parsed(out.read_text())) == 1
@@ -209,7 +209,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path
         out.write_text("of another run\n")
         return LLM(**engine)
 
-    monkeypatch.setattr(module, "LLM", build_slowly)
+    monkeypatch.setattr(api, "LLM", build_slowly)
     assert serve([{"prompt": "the"}], "--output", str(out))[::2] == (2, f"error: [Errno 17] File exists: '{out}'\n")
     assert out.read_text() == "of another run\n"
 
@@ -220,7 +220,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path
 @pytest.fixture
 def no_engine(monkeypatch):
     """For mistakes that must be found without one."""
-    monkeypatch.setattr(module, "LLM", lambda **engine: pytest.fail("an engine was built"))
+    monkeypatch.setattr(api, "LLM", lambda **engine: pytest.fail("an engine was built"))
 
 
 @pytest.mark.parametrize(
@@ -230,14 +230,14 @@ def no_engine(monkeypatch):
             b'{"prompt": "a"}\n{"prompt": "b", "top_p": 1.5}',
             "request 1 (line 2): top_p must be above 0 and at most 1, not 1.5",
         ),
-        (b'{"prompt": "a", "max_token": 5}', "request 0: unknown field 'max_token'"),
+        (b'{"prompt": "a", "max_token": 5}', "request 0 (line 1): unknown field 'max_token': did you mean max_tokens?"),
         (b'{"prompt": "a", "n": 1000000000000}', "n must be a whole number, at least 1, and at most 16,384, not 1000"),
         (b"", "there are no requests in it"),
         (b"\xff\xfe", "no UTF-8 text: byte 0xff in place 0"),
         (b'{"prompt": "a"}\n' + b" " * 2**20 + b"\xc3(", "no UTF-8 text: byte 0xc3 in place 1048592"),
         (b'{"prompt": "\xc3', "no UTF-8 text: it ends in the middle of a character"),
-        (b"[" * 100_000, "recursion"),
-        (b'{"requests": ' + b"[" * 100_000, "recursion"),
+        (b"[" * 100_000, "line 1: it is nested too deeply"),
+        (b'{"requests": ' + b"[" * 100_000, "line 1: it is nested too deeply"),
         (b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", "Exceeds the limit"),
     ],
     ids=[
@@ -271,10 +271,10 @@ def test_a_file_that_never_ends_is_told_in_one_line(checkpoint, file):
 
 
 def test_a_file_may_be_so_long_and_no_longer(run, no_engine, monkeypatch, tmp_path):
-    monkeypatch.setattr(streams, "MAX_FILE_BYTES", 16)
+    monkeypatch.setattr(request_lines, "MAX_BYTES", 16)
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "ab"}\n')
-    assert run("batch", str(file)) == (2, "", f"error: {file}: more than 16 bytes\n")
+    assert run("batch", str(file)) == (2, "", f"error: {file}: more than 16 bytes in a line\n")
     file.write_text('{"prompt": [-1]}')
     assert "more than" not in run("batch", str(file), "--top-p", "2")[2]
 
@@ -463,5 +463,5 @@ def test_a_reader_who_has_gone_ends_it_without_a_traceback(tmp_path, checkpoint)
     process = start("batch", str(file), *flags)
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=60) == 1 and process.stderr.read() == ""
+    assert process.wait(timeout=60) == 141 and process.stderr.read() == ""
     process.stderr.close()
