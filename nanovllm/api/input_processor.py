@@ -75,5 +75,5 @@ class InputProcessor(CoreInputProcessor):
             decoder=StreamDecoder(tokenizer, token_ids) if tokenizer else None,
             sample_index=index,
             tokenizer=tokenizer and self._showing,
-            eos_token_id=self._eos_token_id,
+            eos_token_id=None if params.ignore_eos else self._eos_token_id,
         )

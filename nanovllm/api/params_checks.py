@@ -20,7 +20,7 @@ AT_LEAST_0: Rule = ("a whole number, 0 or above", lambda number: number >= 0)
 COUNT: Rule = ("a whole number, 0 or above, or -1 for all", lambda number: number >= -1)
 PENALTY: Rule = ("from -2 to 2", lambda penalty: -2 <= penalty <= 2)
 TOKEN_IDS: Rule = ("a list of token ids", lambda token_ids: True)
-SOME_TOKEN_IDS: Rule = ("a list of token ids, at least one", len)
+SOME_TOKEN_IDS: Rule = ("a list of token ids, at least one", bool)
 RULES: dict[str, Rule] = CORE_RULES | {
     "presence_penalty": PENALTY,
     "frequency_penalty": PENALTY,
