@@ -14,6 +14,7 @@ READER_LEFT = 141  # what a shell says of a command that SIGPIPE has ended
 
 COMMANDS = {  # where each is, and what the list says of it: no command waits for another's imports
     "generate": ("generate:generate", "Go on from each PROMPT, or from six beginnings."),
+    "chat": ("chat:chat", "Talk with a model in the terminal."),
     "batch": ("batch:batch", "Serve a file of requests; the results are lines of JSON."),
     "inspect": ("inspect_model:inspect", "Say what a model needs, and what fits beside it."),
     "bench": ("bench:bench", "Measure this engine here: throughput, latency, the prefix cache, offload."),
