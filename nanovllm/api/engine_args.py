@@ -1,15 +1,19 @@
 """EngineArgs: the engine's options by vLLM's names, and what they are as core's EngineConfig."""
 
+import os
 import re
 import warnings
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self, get_args, get_type_hints
 
 import torch
 
+from ..checkpoints.hub import find_checkpoint
 from ..core.checks import is_number
 from ..core.config import POOL_SIZES, EngineConfig
 from ..core.kv_cache import bytes_per_token
@@ -33,11 +37,8 @@ class EngineArgs(OnlyInVllm):
     model: str | Path = EngineConfig.model
     tokenizer: str | Path | None = None  # another folder than the model's
     skip_tokenizer_init: bool = False  # prompts are token ids, and there is no text
-    revision: str | None = None  # of a model that comes from the hub, as the next four
-    tokenizer_revision: str | None = None
-    code_revision: str | None = None
-    download_dir: str | None = None
-    hf_token: bool | str | None = None
+    revision: str | None = None  # of a model of the hub: a branch, a tag or a commit
+    hf_token: bool | str | None = None  # in place of the environment's HF_TOKEN
     served_model_name: str | list[str] | None = None  # what metrics call the model
     dtype: Any = "auto"  # a name, or torch's own
     seed: int | None = 0
@@ -84,7 +85,7 @@ class EngineArgs(OnlyInVllm):
             raise ValueError(f"vLLM has kv_offloading_backend {backend!r}, nanovllm has not: leave it at 'native'")
 
     def engine_config(self) -> EngineConfig:
-        """Raises ValueError for a value that cannot be."""
+        """The model is then a folder: one of the hub is fetched. Raises ValueError for a value that cannot be."""
         self.check()
         given = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
         given |= {"dtype": dtype_name(self.dtype), "device": self.device or default_device()}
@@ -94,9 +95,11 @@ class EngineArgs(OnlyInVllm):
         if self.num_gpu_blocks_override is not None:
             given["kv_cache_tokens"] = self._tokens_of_blocks(self.num_gpu_blocks_override)
         config = EngineConfig(**{name: each for name, each in without_useless(given).items() if each is not None})
+        with token_in_environment(self.hf_token):
+            config = replace(config, model=str(find_checkpoint(config.model, self.revision)))
         if self.kv_offloading_size is None:
             return config
-        return EngineConfig(**vars(config) | {"kv_offloading_tokens": self._host_tokens(config)})
+        return replace(config, kv_offloading_tokens=self._host_tokens(config))
 
     def _tokens_of_blocks(self, num_blocks: int) -> int:
         if self.kv_cache_tokens is not None:
@@ -149,6 +152,20 @@ def dtype_name(dtype: Any) -> Any:
     if isinstance(dtype, torch.dtype):
         return str(dtype).removeprefix("torch.")
     return DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+
+
+@contextmanager
+def token_in_environment(token: bool | str | None) -> Iterator[None]:
+    """Where huggingface_hub looks for it. True is the one that is there."""
+    before = os.environ.get("HF_TOKEN")
+    if isinstance(token, str):
+        os.environ["HF_TOKEN"] = token
+    try:
+        yield
+    finally:
+        if isinstance(token, str):
+            os.environ.pop("HF_TOKEN")
+            os.environ.update({} if before is None else {"HF_TOKEN": before})
 
 
 def default_device() -> str:

@@ -289,7 +289,7 @@ def test_it_belongs_to_the_thread_that_made_it(llm):
 # LLMEngine, by itself
 
 
-def make_engine(checkpoint, **options) -> LLMEngine:
+def make_engine(checkpoint, **options):
     return LLMEngine.from_engine_args(EngineArgs(str(checkpoint), block_size=4, **OPTIONS, **options))
 
 
