@@ -89,7 +89,9 @@ class EngineArgs(OnlyInVllm):
         self.check()
         given = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
         given |= {"dtype": dtype_name(self.dtype), "device": self.device or default_device()}
-        given["model"] = str(self.model) if isinstance(self.model, Path) else self.model
+        if isinstance(self.model, str | Path):
+            of_the_hub = {"cache_dir": self.download_dir, "token": self.hf_token}
+            given["model"] = str(find_checkpoint(self.model, self.revision, **of_the_hub))
         given["max_model_len"] = None if self.max_model_len in (-1, "auto") else whole_number(self.max_model_len)
         given["kv_cache_memory_bytes"] = whole_number(self.kv_cache_memory_bytes)
         if self.num_gpu_blocks_override is not None:

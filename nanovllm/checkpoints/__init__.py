@@ -1,6 +1,7 @@
 """A checkpoint as people have it: where it lies, in what form, its tokenizer, and what it says of itself.
 
 hub.py                 a folder, or a name of the hub, whose files are fetched
+repository.py          the files of a model of the hub
 hub_errors.py          what may go wrong on the way, in one line
 forms.py               files that are no safetensors checkpoint are told by name, with what to do
 load_tokenizer.py      of a folder: tokenizer.json, or tokenizer.model, or none
