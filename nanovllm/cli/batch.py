@@ -7,17 +7,17 @@ import click
 from click.core import ParameterSource
 
 from .common import located, one_line_errors
-from .flags import engine_flags, sampling_flags, split
+from .flags import engine_flags, sampling_flags, split, stats_flag
 from .results_file import check_output, open_output
 
 
-@click.command(params=sampling_flags() + engine_flags())
+@click.command(params=sampling_flags() + engine_flags() + [stats_flag()])
 @click.argument("file")
 @click.option("--logprobs", type=int, help="of each token, how many of the likeliest in its place are told")
 @click.option("--prompt-logprobs", type=int, help="the same for the tokens of the prompt")
 @click.option("--output", metavar="PATH", default="-", help="where the results go; default: standard output")
 @click.option("--overwrite", is_flag=True, help="replace the file of results if there is one")
-@click.option("--chat-template", metavar="PATH", help="a file with the template of chats; default: the checkpoint's")
+@click.option("--chat-template", metavar="PATH", help="a file with the template of chats, or the word plain")
 @click.option("--resume", is_flag=True, help="go on in the file of results: what it holds is not served again")
 @click.pass_context
 def batch(
@@ -27,6 +27,7 @@ def batch(
     overwrite: bool,
     resume: bool,
     chat_template: str | None,
+    stats: float | None,
     **values: Any,
 ) -> int:
     """Serve a file of requests; the results are lines of JSON.
@@ -44,6 +45,7 @@ def batch(
 
     from ..api import LLM, SamplingParams
     from .chats import check_template
+    from .plain_template import read_template
     from .request import Defaults
     from .requests_file import open_requests
     from .resume import read_done
@@ -52,14 +54,15 @@ def batch(
     with ExitStack() as files:
         with one_line_errors():
             SamplingParams(**given)
+            template = read_template(chat_template)
             requests = files.enter_context(open_requests(file, Defaults(given, engine["seed"])))
             done = read_done(output, requests.ids) if resume else None
             options = located(engine)
             if requests.has_chats:
-                check_template(options["model"], chat_template)
-            llm = LLM(**options, chat_template=chat_template)
+                check_template(options["model"], template)
+            llm = LLM(**options, chat_template=template)
             stream = files.enter_context(open_output(output, overwrite, done and done.num_bytes))
-        return serve(llm, Work(requests, done.ids if done else ()), stream, engine["model"])
+        return serve(llm, Work(requests, done.ids if done else ()), stream, engine["model"], stats)
 
 
 def is_given(context: click.Context, name: str) -> bool:

@@ -14,7 +14,7 @@ def check_template(folder: str, chat_template: str | None) -> None:
     if tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer: its model cannot chat")
     if chat_template is None and tokenizer.chat_template is None:
-        raise ValueError(f"{folder} has no chat template: give one with --chat-template FILE")
+        raise ValueError(f"{folder} has no chat template: give one with --chat-template FILE, or --chat-template plain")
     choose_template(tokenizer, chat_template, None)
 
 

@@ -14,6 +14,7 @@ READER_LEFT = 141  # what a shell says of a command that SIGPIPE has ended
 
 COMMANDS = {  # where each is, and what the list says of it: no command waits for another's imports
     "generate": ("generate:generate", "Go on from each PROMPT, or from six beginnings."),
+    "chat": ("chat:chat", "Talk with a model in the terminal."),
     "batch": ("batch:batch", "Serve a file of requests; the results are lines of JSON."),
     "bench": ("bench:bench", "Measure this engine here: throughput, latency, the prefix cache, offload."),
     "stages": ("stages:stages", "Say which seven stages this engine grew through, and how to run them."),

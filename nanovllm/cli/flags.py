@@ -26,6 +26,19 @@ def sampling_flags(**defaults: Any) -> list[click.Parameter]:
     ]
 
 
+def chosen_sampling_flags() -> list[click.Parameter]:
+    """The same without defaults: what is not given is the model's own. A chat has one answer."""
+    options = [option for option in sampling_flags() if option.name != "n"]
+    for option in options:
+        option.default = None if option.default != () else ()
+    return options
+
+
+def stats_flag() -> click.Option:
+    seconds = click.FloatRange(min=0, min_open=True)
+    return click.Option(["--stats"], type=seconds, metavar="SECONDS", help="tell the engine's state on standard error")
+
+
 def engine_flags() -> list[click.Parameter]:
     revision = click.Option(["--revision"], help="of a model of the hub: a branch, a tag or a commit")
     return [revision, *(flag(knob, knob.default) for knob in ENGINE)]

@@ -5,15 +5,15 @@ from typing import Any
 import click
 
 from .common import located, one_line_errors
-from .flags import engine_flags, sampling_flags, split
+from .flags import engine_flags, sampling_flags, split, stats_flag
 from .interrupts import ctrl_c_raises
 from .streams import read_prompt, standard_output
 
 
-@click.command(params=sampling_flags(temperature=0.7, top_p=0.9, max_tokens=120) + engine_flags())
+@click.command(params=sampling_flags(temperature=0.7, top_p=0.9, max_tokens=120) + engine_flags() + [stats_flag()])
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @click.option("--file", "files", multiple=True, help="a file with a prompt; may be given several times")
-def generate(prompts: tuple[str, ...], files: tuple[str, ...], **values: Any) -> int:
+def generate(prompts: tuple[str, ...], files: tuple[str, ...], stats: float | None, **values: Any) -> int:
     """Go on from each PROMPT, or from six beginnings.
 
     The first is shown as it comes, then the others, in order. A PROMPT of - is read from standard input. One that
@@ -29,12 +29,13 @@ def generate(prompts: tuple[str, ...], files: tuple[str, ...], **values: Any) ->
 
     from ..api import LLM, SamplingParams
     from ..core.stories import PROMPTS, show, summary, with_small_pool
+    from .ticker import ticking
 
     with one_line_errors():
         params = SamplingParams(**sampling)
         llm = LLM(**with_small_pool(located(engine)))
     with ctrl_c_raises():
-        outputs = show(llm.stream(texts or PROMPTS, params))
+        outputs = show(ticking(llm, llm.stream(texts or PROMPTS, params), stats))
     click.echo("\n" + summary(llm, outputs))
     if llm.llm_engine.cost_model:
         click.echo(f"load or recompute: {llm.llm_engine.cost_model}")

@@ -29,7 +29,7 @@ def response_body(request: Request, output: RequestOutput, model: str) -> dict[s
         "object": kind,
         "created": int(time.time()),
         "model": model,
-        "choices": [(chat_choice if is_chat else choice)(cast(CompletionOutput, each)) for each in output.outputs],
+        "choices": [choice(cast(CompletionOutput, each), request) for each in output.outputs],
         "usage": usage(output),
     }
 
@@ -44,19 +44,15 @@ def usage(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def choice(output: CompletionOutput) -> dict[str, Any]:
-    told = None if output.logprobs is None else completion_logprobs(output)
-    return {"index": output.index, "text": output.text, "logprobs": told} | ending(output)
-
-
-def chat_choice(output: CompletionOutput) -> dict[str, Any]:
-    message = {"role": "assistant", "content": output.text, "refusal": None}
-    told = None if output.logprobs is None else {"content": chat_logprobs(output)}
-    return {"index": output.index, "message": message, "logprobs": told} | ending(output)
-
-
-def ending(output: CompletionOutput) -> dict[str, Any]:
-    return {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+def choice(output: CompletionOutput, request: Request) -> dict[str, Any]:
+    ending = {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+    is_told = output.logprobs is not None
+    if request.url == CHAT:
+        message = {"role": "assistant", "content": output.text, "refusal": None}
+        told: Any = {"content": chat_logprobs(output, request.params.logprobs)} if is_told else None
+        return {"index": output.index, "message": message, "logprobs": told} | ending
+    told = completion_logprobs(output) if is_told else None
+    return {"index": output.index, "text": output.text, "logprobs": told} | ending
 
 
 def completion_logprobs(output: CompletionOutput) -> dict[str, Any]:
@@ -69,9 +65,13 @@ def completion_logprobs(output: CompletionOutput) -> dict[str, Any]:
     return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": likeliest, "text_offset": offsets}
 
 
-def chat_logprobs(output: CompletionOutput) -> list[dict[str, Any]]:
-    places = zip(output.token_ids, output.logprobs, strict=True)
-    return [entry(place[token]) | {"top_logprobs": list(map(entry, place.values()))} for token, place in places]
+def chat_logprobs(output: CompletionOutput, count: int) -> list[dict[str, Any]]:
+    """Of each token, and of the `count` likeliest in its place."""
+    told = []
+    for token, place in zip(output.token_ids, output.logprobs, strict=True):
+        likeliest = [entry(each) for each in list(place.values())[:count]]
+        told.append(entry(place[token]) | {"top_logprobs": likeliest})
+    return told
 
 
 def entry(logprob: Logprob) -> dict[str, Any]:

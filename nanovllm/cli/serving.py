@@ -20,6 +20,7 @@ from .requests_file import RequestsFile
 from .results import result_line
 from .results_file import write_whole
 from .streams import tell
+from .ticker import Ticker
 
 SEATS_AHEAD = 2  # samples in the engine for each of its seats: enough for one that ends to be followed at once
 
@@ -50,12 +51,15 @@ class Count:
         self.tokens += sum(len(completion.token_ids) for completion in output.outputs)
 
 
-def serve(llm: LLM, work: Work, stream: IO[bytes], model: str) -> int:
-    """Write a result for each request; returns the exit status. `model` is the name that OpenAI's form tells."""
+def serve(llm: LLM, work: Work, stream: IO[bytes], model: str, stats: float | None = None) -> int:
+    """Write a result for each request; returns the exit status.
+
+    `model` is the name that OpenAI's form tells; the engine's state is told each `stats` seconds.
+    """
     count, start, num_done = Count(), time.perf_counter(), len(work.done)
     progress = tqdm(total=len(work), unit=" requests", miniters=0, disable=not sys.stderr.isatty())
     with ctrl_c_noted() as interrupted, progress as bar:
-        for request, output in outputs_of(llm, work, interrupted):
+        for request, output in outputs_of(llm, work, interrupted, Ticker(llm, stats)):
             if output.finished:
                 with bar.external_write_mode(sys.stdout):  # the bar steps aside
                     write_whole(stream, result_line(request, output, model))
@@ -75,7 +79,9 @@ def failed(request: Request, error: ValueError) -> RequestOutput:
     return RequestOutput.failed(request.id, prompt, str(error))
 
 
-def outputs_of(llm: LLM, work: Work, interrupted: Event) -> Iterator[tuple[Request, RequestOutput]]:
+def outputs_of(
+    llm: LLM, work: Work, interrupted: Event, ticker: Ticker
+) -> Iterator[tuple[Request, RequestOutput]]:
     """A request's output so far whenever it got a token; of one that cannot be served, the error.
 
     Requests come to the engine in the order of the file, and a request only when there is room for it in front of the
@@ -95,6 +101,7 @@ def outputs_of(llm: LLM, work: Work, interrupted: Event) -> Iterator[tuple[Reque
             except ValueError as error:
                 yield request, failed(request, error)
             request = next(following, None)
+        ticker.tick()
         for output in map(RequestOutput.of, engine.step() if held else []):
             owner = held[output.request_id]
             if output.finished:

@@ -35,6 +35,12 @@ def tell(line: str) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # or Python tries the write again when it ends
 
 
+def dim(text: str) -> str:
+    """For standard error: beside what matters, where the terminal can show it so."""
+    plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\x1b[2m{text}\x1b[0m"
+
+
 def standard_input() -> TextIO:
     if sys.stdin is None:
         raise ValueError("standard input is closed")

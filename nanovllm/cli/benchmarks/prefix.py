@@ -49,4 +49,4 @@ def serve_cached(llm: LLM, task: Task, beginning: list[int]) -> Run:
 
 def figures(runs: list[Run]) -> dict[str, Any]:
     named = numbers(runs)
-    return {"first token": named["first token"], "seconds": named["seconds"], "tokens hit": runs[0].num_cached_tokens}
+    return {name: named[name] for name in ("first_token_ms", "seconds")} | {"tokens_hit": runs[0].num_cached_tokens}

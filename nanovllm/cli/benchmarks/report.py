@@ -29,13 +29,14 @@ def machine(llm: LLM) -> dict[str, Any]:
 def table(found: Mapping[str, Any]) -> str:
     """A line a number, a column for each that was measured, then what else there is to say."""
     columns: dict[str, dict[str, Any]] = found["measured"]
-    rows = list(dict.fromkeys(name for numbers in columns.values() for name in numbers))
-    cells = [["", *columns], *([name, *(shown(numbers.get(name)) for numbers in columns.values())] for name in rows)]
+    names = list(dict.fromkeys(name for numbers in columns.values() for name in numbers))
+    rows = [[shown(numbers.get(name)) for numbers in columns.values()] for name in names]
+    cells = [["", *columns], *([name.replace("_", " "), *row] for name, row in zip(names, rows, strict=True))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    names = ", ".join(f"{name.replace('_', ' ')} {shown(value)}" for name, value in found["settings"].items())
+    settings = ", ".join(f"{name.replace('_', ' ')} {shown(value)}" for name, value in found["settings"].items())
     where = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
-    return "\n".join([f"{found['bench']}: {names}", where, "", *lines, "", *found["says"]])
+    return "\n".join([f"{found['bench']}: {settings}", where, "", *lines, "", *found["says"]])
 
 
 def shown(value: Any) -> str:

@@ -11,7 +11,7 @@ from .timing import Run, percentiles, serve
 from .turns import median, ratio, take_turns
 from .workload import Task, random_tasks, tasks_of_file
 
-NOTE = "first token and between tokens: milliseconds, p50 / p90 / p99 of all rounds"
+NOTE = "times in ms: p50 / p90 / p99 of all rounds"
 
 
 def measure(
@@ -46,7 +46,7 @@ def compare(
     bandwidth = read_bandwidth(llm)
     floor = floor_seconds(llm, tasks, round(median(found, "nanovllm", lambda run: run.num_steps)), bandwidth)
     measured = {name: numbers([each[name] for each in found]) for name in calls}
-    measured["nanovllm"]["floor share"] = floor / measured["nanovllm"]["seconds"]
+    measured["nanovllm"]["floor_share"] = floor / measured["nanovllm"]["seconds"]
     says = [NOTE, f"floor: reading the weights once a step, and the KV cache, at {bandwidth / 1e9:.1f} GB/s"]
     result: dict[str, Any] = {}
     if isinstance(other, Peer):
@@ -68,9 +68,9 @@ def numbers(runs: list[Run]) -> dict[str, Any]:
     """Medians of the rounds; of times, those of all rounds together."""
     speeds = sorted(run.num_tokens / run.seconds for run in runs)
     return {
-        "tokens/s": speeds[len(speeds) // 2],
+        "tokens_per_second": speeds[len(speeds) // 2],
         "seconds": sorted(run.seconds for run in runs)[len(runs) // 2],
         "steps": runs[0].num_steps,
-        "first token": percentiles([each for run in runs for each in run.first_tokens]),
-        "between tokens": percentiles([each for run in runs for each in run.gaps]),
+        "first_token_ms": percentiles([each for run in runs for each in run.first_tokens]),
+        "between_tokens_ms": percentiles([each for run in runs for each in run.gaps]),
     }
