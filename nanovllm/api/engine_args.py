@@ -1,11 +1,8 @@
 """EngineArgs: the engine's options by vLLM's names, and what they are as core's EngineConfig."""
 
-import os
 import re
 import warnings
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -35,9 +32,11 @@ class EngineArgs(OnlyInVllm):
     """Raises ValueError for an option that only vLLM has. None stands for the engine's own default."""
 
     model: str | Path = EngineConfig.model
-    tokenizer: str | Path | None = None  # another folder than the model's
+    tokenizer: str | Path | None = None  # of another folder, or name of the hub, than the model
     skip_tokenizer_init: bool = False  # prompts are token ids, and there is no text
     revision: str | None = None  # of a model of the hub: a branch, a tag or a commit
+    tokenizer_revision: str | None = None
+    download_dir: str | None = None  # the hub's cache, in place of the environment's HF_HOME
     hf_token: bool | str | None = None  # in place of the environment's HF_TOKEN
     served_model_name: str | list[str] | None = None  # what metrics call the model
     dtype: Any = "auto"  # a name, or torch's own
@@ -89,16 +88,14 @@ class EngineArgs(OnlyInVllm):
         self.check()
         given = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
         given |= {"dtype": dtype_name(self.dtype), "device": self.device or default_device()}
-        if isinstance(self.model, str | Path):
-            of_the_hub = {"cache_dir": self.download_dir, "token": self.hf_token}
-            given["model"] = str(find_checkpoint(self.model, self.revision, **of_the_hub))
+        given["model"] = str(self.model) if isinstance(self.model, Path) else self.model
         given["max_model_len"] = None if self.max_model_len in (-1, "auto") else whole_number(self.max_model_len)
         given["kv_cache_memory_bytes"] = whole_number(self.kv_cache_memory_bytes)
         if self.num_gpu_blocks_override is not None:
             given["kv_cache_tokens"] = self._tokens_of_blocks(self.num_gpu_blocks_override)
         config = EngineConfig(**{name: each for name, each in without_useless(given).items() if each is not None})
-        with token_in_environment(self.hf_token):
-            config = replace(config, model=str(find_checkpoint(config.model, self.revision)))
+        folder = find_checkpoint(config.model, self.revision, cache_dir=self.download_dir, token=self.hf_token)
+        config = replace(config, model=str(folder))
         if self.kv_offloading_size is None:
             return config
         return replace(config, kv_offloading_tokens=self._host_tokens(config))
@@ -154,20 +151,6 @@ def dtype_name(dtype: Any) -> Any:
     if isinstance(dtype, torch.dtype):
         return str(dtype).removeprefix("torch.")
     return DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
-
-
-@contextmanager
-def token_in_environment(token: bool | str | None) -> Iterator[None]:
-    """Where huggingface_hub looks for it. True is the one that is there."""
-    before = os.environ.get("HF_TOKEN")
-    if isinstance(token, str):
-        os.environ["HF_TOKEN"] = token
-    try:
-        yield
-    finally:
-        if isinstance(token, str):
-            os.environ.pop("HF_TOKEN")
-            os.environ.update({} if before is None else {"HF_TOKEN": before})
 
 
 def default_device() -> str:

@@ -69,7 +69,6 @@ TOPICS: dict[str, dict[str, Any]] = {
         "runner": "auto", "convert": "auto", "pooler_config": None, "hf_config_path": None, "config_format": "auto",
         "hf_overrides": None, "model_class_overrides": None, "model_impl": "auto", "model_weights": "",
         "load_format": "auto", "model_loader_extra_config": None, "ignore_patterns": None, "tokenizer_mode": "auto",
-        "tokenizer_revision": None,
         "disable_sliding_window": False, "mamba_config": None, "mamba_cache_dtype": "auto",
         "mamba_ssm_cache_dtype": "auto", "mamba_block_size": None, "mamba_cache_mode": "none",
         "enable_mamba_shared_prefix_checkpoint": False, "replayssm_buffer_len": 16, "use_replayssm": False,
@@ -78,7 +77,6 @@ TOPICS: dict[str, dict[str, Any]] = {
         "kda_prefill_backend": None, "kda_decode_backend": None, "swa_bounded_replay": True,
         "kv_sharing_fast_prefill": False, "sparse_indexer_topk_backend": "auto", "tokens_only": False,
     },
-    "the hub's files are where HF_HOME says": {"download_dir": None},
     "first come, first served": {
         "scheduling_policy": "fcfs", "scheduler_cls": None, "max_num_scheduled_tokens": None,
         "max_num_active_seqs": None, "max_num_queued_reqs": None, "max_num_queued_tokens": None,
