@@ -1,4 +1,4 @@
-"""AsyncLLM: many callers, one engine that one thread alone touches; who goes away takes nothing with him."""
+"""AsyncLLM: many callers, and one engine that one thread alone touches; a caller that goes away leaves nothing."""
 
 import asyncio
 import gc
@@ -291,6 +291,23 @@ def test_an_error_of_the_engine_reaches_all_callers_and_later_ones(make):
         assert isinstance(engine.dead_error, EngineDeadError)
 
     asyncio.run(run(make()))
+
+
+def test_what_a_call_raises_is_its_callers_and_an_exit_ends_the_engine(make):
+    def raises(error: BaseException):
+        def call(inner) -> None:
+            raise error
+
+        return call
+
+    engine = make()
+    with pytest.raises(KeyError, match="mine"):
+        engine._thread.call(raises(KeyError("mine"))).result(timeout=10)
+    assert engine.is_running
+    with pytest.raises(SystemExit):
+        engine._thread.call(raises(SystemExit())).result(timeout=10)
+    engine._thread._thread.join(timeout=10)
+    assert engine.errored
 
 
 def test_a_folder_that_is_no_checkpoint_is_an_error_of_the_caller(tmp_path):
