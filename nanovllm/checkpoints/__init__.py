@@ -14,5 +14,7 @@ chat_template.py       messages to a prompt
 tool_schema.py         Python functions to the JSON schemas of tools
 generation_config.py   sampling parameters that a checkpoint recommends
 sizes.py               parameters, bytes of weights, and what of a memory is left for keys and values
+memory.py              how much memory this machine has
+units.py               bytes as people write them
 shapes.py              published models of 0.5 to 405 billion parameters, in numbers
 """

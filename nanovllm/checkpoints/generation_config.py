@@ -36,7 +36,8 @@ def recommended(folder: Path, generation_config: str | Path) -> dict[str, Any]:
         folder = Path(generation_config)
         if not folder.is_dir():
             raise ValueError(f"generation_config must be auto, vllm or a folder, not {str(generation_config)!r}")
-    path, names = folder / "generation_config.json", NAMES
+    path = folder / "generation_config.json"
+    names: tuple[str, ...] = NAMES
     if not path.exists():
         path, names = folder / "config.json", OF_CONFIG_JSON
     entries = Entries(read_json(path), path)

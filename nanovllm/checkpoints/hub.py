@@ -58,6 +58,16 @@ def find_tokenizer(model: str | Path, revision: str | None = None, **options: An
         return found.snapshot(FILES)
 
 
+def find_config(model: str | Path, revision: str | None = None) -> Path:
+    """The config.json of a folder, of a name of the hub, or the file itself."""
+    path = Path(model)
+    if os.path.exists(path):
+        return path / "config.json" if path.is_dir() else path
+    found = repository(model, revision)
+    with one_line(found):
+        return found.snapshot(["config.json"]) / "config.json"
+
+
 def repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
     """Raises ValueError if `model` is neither a folder nor a name of the hub."""
     missing = f"there is no folder {Path(model).absolute()}"

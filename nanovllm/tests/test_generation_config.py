@@ -1,4 +1,4 @@
-"""What a checkpoint recommends counts where a request brings no parameters, and there alone; its EOS ids always stop."""
+"""What a checkpoint recommends counts where a request brings no parameters, only there. Its EOS ids always stop."""
 
 import json
 import re
@@ -24,7 +24,7 @@ ALL = {
 AS_PARAMS = {name: value for name, value in ALL.items() if name != "max_new_tokens"} | {"max_tokens": 7}
 
 
-def write(folder: Path, name: str = "generation_config.json", **entries: Any) -> Path:
+def write(folder: Path, name: Any = "generation_config.json", **entries: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(json.dumps(entries))
     return folder
