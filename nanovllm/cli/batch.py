@@ -9,6 +9,7 @@ from click.core import ParameterSource
 from .common import located, one_line_errors
 from .flags import engine_flags, sampling_flags, split, stats_flag
 from .results_file import check_output, open_output
+from .streams import tell
 
 
 @click.command(params=sampling_flags() + engine_flags() + [stats_flag()])
@@ -57,6 +58,9 @@ def batch(
             template = read_template(chat_template)
             requests = files.enter_context(open_requests(file, Defaults(given, engine["seed"])))
             done = read_done(output, requests.ids) if resume else None
+            if done and len(done.ids) == len(requests):
+                tell(f"nothing to do: {output} has the results of all {len(requests)} requests")
+                return 0
             options = located(engine)
             if requests.has_chats:
                 check_template(options["model"], template)

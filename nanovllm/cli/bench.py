@@ -1,12 +1,12 @@
 """nanovllm bench: how fast the engine is here, beside transformers where it is installed."""
 
-import sys
 from typing import Any
 
 import click
 
 from .common import located, one_line_errors
 from .flags import engine_flags, split
+from .streams import standard_output
 
 WHOLE = click.IntRange(min=1)
 
@@ -88,6 +88,7 @@ def run(name: str, values: dict[str, Any]) -> int:
     json_file = values.pop("json_file")
     engine, settings = split(values)
     with one_line_errors():
+        standard_output()
         if json_file not in (None, "-"):
             open(json_file, "a").close()  # that it cannot be written is told now
 
@@ -97,8 +98,5 @@ def run(name: str, values: dict[str, Any]) -> int:
         found = measure(name, located(engine), **settings)
     if json_file:
         write_json(found, json_file)
-    if json_file != "-":
-        click.echo(table(found))
-    else:
-        print(table(found), file=sys.stderr)
+    click.echo(table(found), err=json_file == "-")
     return 0

@@ -15,7 +15,7 @@ WORDS = {
     dict: "an object",
     list: "a list",
 }
-MANY = {int: "integers", float: "numbers", str: "texts"}
+MANY = {int: "integers", float: "numbers", str: "texts", dict: "objects"}
 
 
 def read_field(name: str, value: Any, hint: Any) -> Any:

@@ -25,7 +25,7 @@ def messages() -> Iterator[str]:
             continue
         message, lines = "\n".join([*lines, line]), []
         if any("\ud800" <= letter <= "\udfff" for letter in message):
-            tell("not sent: this is no UTF-8 text")
+            tell(f"not sent: this is no {sys.stdin.encoding} text")
         else:
             yield message
     if lines:

@@ -92,7 +92,7 @@ def closing_line(output: RequestOutput) -> str:
     """How long the answer is, why it ended, how fast it came, and how much of the conversation was cached."""
     answer, metrics = output.outputs[0], output.metrics
     seconds = metrics.finished_time - metrics.arrival_time
-    reasons = {"length": "cut at its greatest length", "abort": "stopped"}
+    why = {"length": "cut at its greatest length", "abort": "stopped"}.get(answer.finish_reason)
     parts = [f"{len(answer.token_ids)} tokens", f"{len(answer.token_ids) / seconds:.0f} tokens/s"]
     parts += [f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens cached"]
-    return "[" + ", ".join(parts + [reasons[answer.finish_reason]] * (answer.finish_reason in reasons)) + "]"
+    return "[" + ", ".join([*parts, why] if why else parts) + "]"

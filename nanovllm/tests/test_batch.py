@@ -396,10 +396,12 @@ def test_a_full_disk_is_told_in_one_line(checkpoint, tmp_path, where):
 
 
 class FullDisk(io.FileIO):
-    """A file for which the disk has room for 100 bytes."""
+    """A file for which the disk has room for so many bytes."""
+
+    ROOM = 100
 
     def write(self, data) -> int:
-        room = 100 - self.tell()
+        room = self.ROOM - self.tell()
         if room <= 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(data[:room])
