@@ -93,7 +93,7 @@ class BeamSearch(CoreBeamSearch):
     def _compute(self, beams: list[Sequence]) -> Tensor:
         """float32 [num_beams, vocab_size]"""
         logprobs = super()._compute(beams)
-        count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))  # so many may be chosen from
+        count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))  # may be chosen from
         rows = top_logprobs(logprobs, logprobs.argmax(dim=-1).tolist(), count)
         self._next |= zip(beams, rows, strict=True)
         return logprobs

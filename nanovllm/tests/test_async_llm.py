@@ -1,4 +1,4 @@
-"""AsyncLLM: many callers, one engine that one thread alone touches; who goes away takes nothing with him."""
+"""AsyncLLM: many callers, and one engine that one thread alone touches; a caller that goes away leaves nothing."""
 
 import asyncio
 import gc
@@ -58,7 +58,7 @@ def check_nothing_is_left(engine: AsyncLLM) -> None:
     engine._thread.call(check).result(timeout=10)
 
 
-def hold_steps(engine: AsyncLLM) -> threading.Event:
+def hold_steps(engine):
     """Each step begins only once the event is set."""
     may_step, step = threading.Event(), engine._thread.engine.step
 
@@ -260,7 +260,7 @@ def test_an_error_of_a_bad_request_is_its_callers_alone(make, prompt, params, to
     ["lora_request", "trace_headers", "priority", "data_parallel_rank", "session_id", "kv_hints", "reasoning_ended"],
 )
 def test_what_only_vllm_has_is_refused_in_words(make, name):
-    async def run(engine: AsyncLLM) -> None:
+    async def run(engine):
         with pytest.raises(ValueError, match=f"vLLM has {name}, nanovllm has not"):
             async for _ in engine.generate(PROMPT, greedy(), "0", **{name: 5}):
                 pass
@@ -269,7 +269,7 @@ def test_what_only_vllm_has_is_refused_in_words(make, name):
 
 
 def test_an_error_of_the_engine_reaches_all_callers_and_later_ones(make):
-    async def run(engine: AsyncLLM) -> None:
+    async def run(engine):
         tasks = [asyncio.create_task(all_of(engine, PROMPT, greedy(50), str(i))) for i in range(3)]
         while engine.get_num_unfinished_requests() < 3:
             await asyncio.sleep(0.001)
@@ -278,18 +278,36 @@ def test_an_error_of_the_engine_reaches_all_callers_and_later_ones(make):
             raise MemoryError("no room")
 
         engine._thread.engine.step = broken
-        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        errors: list = await asyncio.gather(*tasks, return_exceptions=True)
         assert [str(error) for error in errors] == ["the engine has ended: MemoryError: no room"] * 3
         assert len({*map(id, errors)}) == 3 and all(isinstance(error, EngineDeadError) for error in errors)
         assert all(isinstance(error.__cause__, MemoryError) for error in errors)
         assert engine.errored and engine.is_stopped and not engine.is_running
-        for call in (engine.check_health(), all_of(engine, PROMPT, greedy(), "late"), engine.reset_prefix_cache()):
+        calls: list = [engine.check_health(), all_of(engine, PROMPT, greedy(), "late"), engine.reset_prefix_cache()]
+        for call in calls:
             with pytest.raises(EngineDeadError, match="MemoryError: no room"):
                 await call
         await engine.abort("0")
         assert isinstance(engine.dead_error, EngineDeadError)
 
     asyncio.run(run(make()))
+
+
+def test_what_a_call_raises_is_its_callers_and_an_exit_ends_the_engine(make):
+    def raises(error: BaseException):
+        def call(inner) -> None:
+            raise error
+
+        return call
+
+    engine = make()
+    with pytest.raises(KeyError, match="mine"):
+        engine._thread.call(raises(KeyError("mine"))).result(timeout=10)
+    assert engine.is_running
+    with pytest.raises(SystemExit):
+        engine._thread.call(raises(SystemExit())).result(timeout=10)
+    engine._thread._thread.join(timeout=10)
+    assert engine.errored
 
 
 def test_a_folder_that_is_no_checkpoint_is_an_error_of_the_caller(tmp_path):
@@ -353,7 +371,8 @@ def test_what_else_it_says(make):
 def test_a_stream_holds_one_cumulative_output():
     async def run() -> list:
         stream = Stream(is_cumulative=True)
-        for output in ("a", "b", ValueError("c")):
+        outputs: list = ["a", "b", ValueError("c")]
+        for output in outputs:
             stream.put(output)
         found = [await stream.get()]
         with pytest.raises(ValueError):
@@ -385,7 +404,7 @@ def test_soak(make, num_callers, seed):
             try:
                 async with asyncio.timeout(patience):
                     if chance.random() < 0.1:
-                        asyncio.get_running_loop().call_later(0.005, lambda name=name: spawn(engine.abort(name)))
+                        asyncio.get_running_loop().call_later(0.005, spawn_abort, engine, name)
                     async for number, output in numbered(engine.generate(prompt, params, name)):
                         if number == gives_up_after:
                             break
@@ -397,10 +416,10 @@ def test_soak(make, num_callers, seed):
                 pass
         return num_served
 
-    spawned = []
+    spawned: list = []
 
-    def spawn(coroutine) -> None:
-        spawned.append(asyncio.create_task(coroutine))
+    def spawn_abort(engine: AsyncLLM, name: str) -> None:
+        spawned.append(asyncio.create_task(engine.abort(name)))
 
     async def run(engine: AsyncLLM) -> int:
         served = await asyncio.gather(*(caller(engine, i) for i in range(num_callers)))

@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from .. import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
+from ..api.engine_args import default_device
+
+REAL_DEFAULT_DEVICE = default_device  # the tests' own is the CPU
 
 
 def config(checkpoint, **options) -> EngineConfig:
@@ -142,3 +145,9 @@ def test_flags_of_a_command(checkpoint):
 
 def test_flags_left_out_are_the_defaults():
     assert EngineArgs.from_cli_args(EngineArgs.add_cli_args(ArgumentParser()).parse_args([])) == EngineArgs()
+
+
+@pytest.mark.parametrize(("has_gpu", "device"), [(True, "cuda"), (False, "cpu")])
+def test_the_device_is_the_gpu_where_there_is_one(has_gpu, device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert REAL_DEFAULT_DEVICE() == device

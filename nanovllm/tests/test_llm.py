@@ -130,6 +130,17 @@ def test_no_bar_is_shown_where_there_is_no_terminal(llm, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_an_interrupt_leaves_nothing_behind(llm):
+    class Bar(tqdm):
+        def update(self, count):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([PROMPT, PROMPT[:5]], [greedy(2), greedy(30)], use_tqdm=functools.partial(Bar, file=io.StringIO()))
+    assert not llm.llm_engine.has_unfinished_requests() and llm.stats().blocks_running == 0
+    assert len(token_ids(llm.generate(PROMPT, greedy()))[0]) == 4
+
+
 # chat()
 
 
@@ -289,7 +300,7 @@ def test_it_belongs_to_the_thread_that_made_it(llm):
 # LLMEngine, by itself
 
 
-def make_engine(checkpoint, **options) -> LLMEngine:
+def make_engine(checkpoint, **options):
     return LLMEngine.from_engine_args(EngineArgs(str(checkpoint), block_size=4, **OPTIONS, **options))
 
 

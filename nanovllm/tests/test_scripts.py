@@ -11,6 +11,7 @@ from ..core.cost_model import CostModel
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
+pytestmark = pytest.mark.skipif(not STORYTELLER.exists(), reason="the shipped checkpoint is not beside the package")
 MODELS = ("facebook/opt-125m", "meta-llama/Llama-3.2-1B-Instruct")
 ARGUMENTS = {
     "engine_loop": ["--enforce-eager", "--block-size", "8"],
