@@ -10,7 +10,7 @@ from ..core.model_runner import ModelRunner as CoreModelRunner
 from ..core.model_runner import Scheduled
 from ..core.sampling import SampledToken, sample
 from .logprobs import MAX_LOGITS, Logprob, top_logprobs
-from .params_checks import unique
+from .params_reading import unique
 from .sequence import Sequence, ToldToken
 
 
@@ -49,9 +49,16 @@ class ModelRunner(CoreModelRunner):
 def sample_and_tell(logits: Tensor, seqs: list[Sequence]) -> list[SampledToken]:
     """A token for each row, from what its processors leave; all logprobs are of the raw logits, [num_seqs, vocab_size].
 
-    A row without processors, and without logprobs to tell, costs nothing beyond core's sample().
+    A row without processors, and without logprobs to tell, costs nothing beyond core's sample(). Raises
+    FloatingPointError as it does, and ValueError if the processors leave no token.
     """
-    tokens = sample(process(logits, seqs), [seq.sampling_row() for seq in seqs])
+    try:
+        tokens = sample(process(logits, seqs), [seq.sampling_row() for seq in seqs])
+    except FloatingPointError:
+        if not logits.float().logsumexp(dim=-1).isfinite().all():
+            raise
+        names = "allowed_token_ids, bad_words, min_tokens, logit_bias, structured_outputs"
+        raise ValueError(f"no token is left to sample from, behind {names}") from None
     for row, seq in enumerate(seqs):
         if seq.logits_processors:
             raw = logits[row].float()  # [vocab_size]

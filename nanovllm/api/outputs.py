@@ -1,6 +1,5 @@
 """Outputs with vLLM's fields. Those of core are made into them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,9 @@ from .logprobs import Logprob
 
 @dataclass(frozen=True)
 class CompletionOutput(CoreCompletionOutput):
-    """finish_reason may be "repetition" too: the output repeats itself, and repetition_detection ended it."""
+    """finish_reason may be "repetition" too: repetition_detection ended it. logprobs may be FlatLogprobs."""
 
-    logprobs: Sequence[dict[int, Logprob]] | None = None  # of each token the likeliest in its place, and its own
+    logprobs: list[dict[int, Logprob]] | None = None  # of each token the likeliest in its place, and its own
     stop_reason: str | int | None = None  # the stop string or the stop token that ended it; None for the EOS token
     lora_request: None = None
 
@@ -23,7 +22,7 @@ class CompletionOutput(CoreCompletionOutput):
 
 @dataclass(frozen=True)
 class RequestOutput(CoreRequestOutput):
-    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None  # like the outputs'; None for the first token
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # like the outputs'; None for the first token
     num_cached_tokens: int = 0  # of the prompt, that were computed before
     lora_request: None = None
 

@@ -144,7 +144,7 @@ def is_due(samples: list[Sequence]) -> bool:
 
 def request_output(samples: list[Sequence]) -> RequestOutput:
     """The output now of the request with these samples. One of deltas has the samples that have something new."""
-    params, output = samples[0].params, core_request_output(samples)
+    params, output = samples[0].params, core_request_output([*samples])
     completions, prompt_logprobs = output.outputs, prompt_logprobs_of(samples[0])
     if params.output_kind is RequestOutputKind.DELTA:
         completions = [each for seq, each in zip(samples, completions, strict=True) if seq.has_news()]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -44,13 +45,14 @@ class HFTokenizer(TokenizerCalls):
         wants = add_bos if add_special_tokens is None else add_special_tokens
         return self.backend.encode(text, add_special_tokens=wants).ids
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool | None = None) -> str:
+    def decode(self, token_ids: Any, skip_special_tokens: bool | None = None) -> str:
         """The text of `token_ids`, which grows with them: what comes later changes at most the last character.
 
         With `skip_special_tokens` it is the text that transformers gives. The two differ where byte tokens make no
         characters: there each byte is U+FFFD for itself; in transformers one of them makes its whole run U+FFFD.
         """
-        ids = self.visible(token_ids, skip_special_tokens)
+        token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids  # of numpy and torch
+        ids = self.visible([token_ids] if isinstance(token_ids, int) else token_ids, skip_special_tokens)
         if skip_special_tokens is not None or self._bytes.keys().isdisjoint(ids):
             return self.backend.decode(ids, skip_special_tokens=False)
         tokens = [self.backend.id_to_token(i) for i in ids]

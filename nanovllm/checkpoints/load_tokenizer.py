@@ -23,4 +23,16 @@ def load_tokenizer(folder: str | Path) -> HFTokenizer | None:
     else:
         return None
     config = TokenizerConfig.from_folder(folder, file)
-    return HFTokenizer(add_tokens(file.build(config), config), config)
+    tokenizer = HFTokenizer(add_tokens(file.build(config), config), config)
+    try_out(tokenizer, file.path)
+    return tokenizer
+
+
+def try_out(tokenizer: HFTokenizer, path: Path) -> None:
+    """Raise ValueError if the file is read, but no text goes through its parts."""
+    try:
+        tokenizer.decode([*tokenizer.anchor, *tokenizer.encode("a b")])
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise ValueError(f"{path}: its parts do not fit together: {error}") from None

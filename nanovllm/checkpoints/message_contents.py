@@ -1,6 +1,7 @@
 """Messages as OpenAI's interface has them, in the form that a template of texts expects."""
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import nodes
@@ -11,22 +12,41 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 
 
 def as_template_expects(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
-    """Contents in parts become one text, unless the template goes through the parts; arguments of calls become dicts.
+    """The messages as vLLM gives them to a template.
 
-    Raises ValueError for a part that is no text.
+    Contents in parts become one text, unless the template goes through the parts itself. Arguments of calls become
+    dicts. A developer's message becomes the system's where the template knows no developer. Raises ValueError for a
+    part that is no text.
     """
     takes_parts = reads_parts(template)
     converted = []
     for i, message in enumerate(messages):
-        content = message.get("content", "")
-        if isinstance(content, list | tuple):
-            texts = [text_of(part, f"message {i}") for part in content]
-            is_joined = not takes_parts or message.get("role") == "tool"
-            content = "\n".join(texts) if is_joined else [{"type": "text", "text": text} for text in texts]
-        elif not isinstance(content, str):
-            raise ValueError(f"message {i}: content must be a text or a list of parts, not {type(content).__name__}")
+        content = contents(message.get("content", []), takes_parts and message.get("role") != "tool", f"message {i}")
         converted.append(with_arguments({**message, "content": content}, i))
-    return converted
+    is_known = "'developer'" in template or '"developer"' in template
+    has_developer = any(message.get("role") == "developer" for message in converted)
+    return merge_systems(converted) if has_developer and not is_known else converted
+
+
+def contents(content: Any, takes_parts: bool, where: str) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise ValueError(f"{where}: content must be a text or a list of parts, not {type(content).__name__}")
+    texts = [text_of(part, where) for part in content]
+    return [{"type": "text", "text": text} for text in texts] if takes_parts else "\n".join(texts)
+
+
+def merge_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The developer's and the system's messages as one, at the start."""
+    systems = [message for message in messages if message.get("role") in ("system", "developer")]
+    texts = [content_text for message in systems if (content_text := joined(message["content"]))]
+    others = [message for message in messages if message.get("role") not in ("system", "developer")]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def joined(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def text_of(part: Any, where: str) -> str:
@@ -66,6 +86,7 @@ def arguments_of(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+@lru_cache(maxsize=32)
 def reads_parts(template: str) -> bool:
     """True if the template has a loop over a message's content.
 

@@ -20,9 +20,11 @@ class SentencepieceFile:
     says_bos = is_byte_level = False
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             data = path.read_bytes()
-            self._sp = SentencePieceProcessor(model_proto=data)
+            self._sp = SentencePieceProcessor()
+            self._sp.load_from_serialized_proto(data)
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{path} is not a sentencepiece model: {error}") from None
         file = list(fields(data))

@@ -1,13 +1,14 @@
 """Where a chat template runs: jinja's sandbox, with the functions that transformers gives to templates, and limits.
 
-A template is a program from a stranger. It may not loop or call itself for longer than MAX_SECONDS, nor keep a text of
-more than MAX_LENGTH characters. One filter that makes a huge text at once, as center(10 ** 10), is not stopped.
+A template is a program from a stranger. It may not loop or call itself for longer than MAX_SECONDS, nor write or keep
+more than MAX_LENGTH characters. One filter that makes a huge text at once is stopped by the machine's memory alone.
 """
 
 import json
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -21,8 +22,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_SECONDS = 10.0
-MAX_LENGTH = 2**26
-deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+MAX_LENGTH = 2**24  # characters of a text, and of all that is written
+MAX_ITEMS = 2**20  # of a list
+MAX_BITS = 2**12  # of a number
+
+
+@dataclass
+class Budget:
+    """What is left to a template that runs."""
+
+    ends: float
+    num_characters: int = MAX_LENGTH
+
+
+BUDGET: ContextVar[Budget] = ContextVar("budget")
 
 
 class Stopped(TemplateError):
@@ -48,51 +61,69 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-        self.filters["tojson"] = to_json
+        self.filters |= {"tojson": to_json, "bounded": bounded}
         self.globals |= {
             "raise_exception": raise_exception,
             "strftime_now": strftime_now,
             "dict": TemplateDict(),
             "namespace": TemplateNamespace,
         }
+        self.tick, self.bounded, self.written = tick, bounded, written
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        """Let each loop and each macro look at the clock, and each assignment at the length of its value."""
+        """Let loops and macros look at the clock, and whatever keeps or writes a text at its length."""
         for block in list(source.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
-            block.body.insert(0, nodes.ExprStmt(self._own("tick")))  # type: ignore[attr-defined]
+            block.body.insert(0, nodes.ExprStmt(own("tick")))  # type: ignore[attr-defined]
         for assign in list(source.find_all(nodes.Assign)):
-            assign.node = self._own("bounded", assign.node)
+            assign.node = own("bounded", assign.node)
+        for block in list(source.find_all(nodes.AssignBlock)):
+            block.filter = nodes.Filter(block.filter, "bounded", [], [], None, None)
+        for output in list(source.find_all(nodes.Output)):
+            output.nodes = [own("written", node) for node in output.nodes]
         source.set_environment(self)
         return super()._generate(source, *args, **kwargs)
 
-    def _own(self, method: str, *args: nodes.Node) -> nodes.Call:
-        return nodes.Call(nodes.EnvironmentAttribute(method), list(args), [], None, None)  # type: ignore[arg-type]
-
-    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        self.tick()
-        return self.bounded(super().call(context, obj, *args, **kwargs))
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        tick()
+        return bounded(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Judge the length of a product before it is made."""
-        texts = [each for each in (left, right) if isinstance(each, str | list | tuple)]
+        """Judge the size of a product before it is made."""
         numbers = [each for each in (left, right) if isinstance(each, int)]
-        if operator == "*" and texts and numbers and len(texts[0]) * numbers[0] > MAX_LENGTH:
-            raise Stopped(f"the chat template makes a text of more than {MAX_LENGTH} characters")
-        if operator in ("*", "**") and len(numbers) == 2 and sum(map(int.bit_length, numbers)) > 4096:
-            raise Stopped("the chat template computes with numbers that are too large")
-        return self.bounded(super().call_binop(context, operator, left, right))
+        sized = [len(each) for each in (left, right) if isinstance(each, str | list | tuple)]
+        if operator == "*" and sized and numbers and sized[0] * numbers[0] > MAX_ITEMS:
+            raise Stopped(f"the chat template repeats something to a length of {sized[0] * numbers[0]}")
+        bits = [number.bit_length() for number in numbers]
+        if len(bits) == 2 and (sum(bits) if operator == "*" else bits[0] * right) > MAX_BITS and operator != "+":
+            raise Stopped(f"the chat template computes a number of more than {MAX_BITS} bits")
+        return bounded(super().call_binop(context, operator, left, right))
 
-    @staticmethod
-    def tick() -> str:
-        if time.monotonic() > deadline.get():
-            raise Stopped(f"the chat template has not ended after {MAX_SECONDS:.0f} seconds")
-        return ""
 
-    @staticmethod
-    def bounded(value: Any) -> Any:
-        if isinstance(value, str | list | tuple) and len(value) > MAX_LENGTH:
-            raise Stopped(f"the chat template makes a text of more than {MAX_LENGTH} characters")
-        return value
+def own(name: str, *args: nodes.Node) -> nodes.Call:
+    """The call of one of the environment's own functions."""
+    return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)  # type: ignore[arg-type]
+
+
+def tick() -> None:
+    if time.monotonic() > BUDGET.get().ends:
+        raise Stopped(f"the chat template has not ended after {MAX_SECONDS:.0f} seconds")
+
+
+def bounded(value: Any) -> Any:
+    """`value`, if it is not too long."""
+    most = MAX_LENGTH if isinstance(value, str) else MAX_ITEMS
+    if isinstance(value, str | list | tuple) and len(value) > most:
+        raise Stopped(f"the chat template makes a {type(value).__name__} of {len(value)}, at most {most} are allowed")
+    return value
+
+
+def written(value: Any) -> Any:
+    """`value`, if it is not too long in sum with all that was written before."""
+    budget = BUDGET.get()
+    budget.num_characters -= len(value) if isinstance(value, str) else 0
+    if budget.num_characters < 0:
+        raise Stopped(f"the chat template writes more than {MAX_LENGTH} characters")
+    return value
 
 
 def to_json(
@@ -160,7 +191,7 @@ def parse(template: str) -> nodes.Template:
 
 def render(template: str, values: Mapping[str, Any]) -> str:
     """The text of a template. Raises ValueError: in the template's words if it raises, else with what went wrong."""
-    before = deadline.set(time.monotonic() + MAX_SECONDS)
+    before = BUDGET.set(Budget(time.monotonic() + MAX_SECONDS))
     try:
         return compiled(template).render(values)
     except TemplateSyntaxError as error:
@@ -168,6 +199,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     except TemplateError as error:
         raise ValueError(str(error)) from None
     except (Exception, MemoryError) as error:
-        raise ValueError(f"the chat template cannot be rendered: {type(error).__name__}: {error}") from None
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise ValueError(f"the chat template cannot be rendered: {reason}") from None
     finally:
-        deadline.reset(before)
+        BUDGET.reset(before)

@@ -61,11 +61,9 @@ class TokenizerFile:
     """tokenizer.json."""
 
     says_bos = True
-    named: dict[str, str] = {}  # noqa: RUF012
-    extra: list[AddedToken] = []  # noqa: RUF012
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         try:
             text = path.read_text(encoding="utf-8")
             self._backend = Tokenizer.from_str(text)
@@ -75,11 +73,13 @@ class TokenizerFile:
         self._backend.no_padding()
         self.is_byte_level = '"ByteLevel"' in text
         self.added = self._backend.get_added_tokens_decoder()
+        self.named: dict[str, str] = {}  # the files beside it say that
+        self.extra: list[AddedToken] = []
 
     def build(self, config: TokenizerConfig) -> Tokenizer:
         build = BUILDERS.get(config.tokenizer_class)
-        model = read_json(self._path)["model"] if build else {}
-        if model.get("type", "BPE") != "BPE" or not build:
+        model = read_json(self.path)["model"] if build else {}
+        if not build or "merges" not in model:
             return self._backend
         merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
         backend = build(model["vocab"], merges, config.entries)
@@ -111,8 +111,10 @@ def add_tokens(backend: Tokenizer, config: TokenizerConfig) -> Tokenizer:
 
 def special_tokens(config: TokenizerConfig) -> list[AddedToken]:
     """Each once: those with a name, then those without."""
-    tokens = {token.content: token for token in reversed([*config.named.values(), *config.extra])}
-    return list(tokens.values())[::-1]
+    tokens: dict[str, AddedToken] = {}
+    for token in [*config.named.values(), *config.extra]:
+        tokens.setdefault(token.content, token)
+    return list(tokens.values())
 
 
 def add_template(backend: Tokenizer, config: TokenizerConfig) -> None:
@@ -131,8 +133,6 @@ def cause(path: Path) -> ValueError:
         state = read_json(path)
     except ValueError as error:
         return error
-    except UnicodeDecodeError as error:
-        return ValueError(f"{path} is no UTF-8 text: {error}")
     least: dict[str, Any] = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
     for name in PARTS:
         try:

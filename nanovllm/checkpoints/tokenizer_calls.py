@@ -1,41 +1,69 @@
-"""The calls that scripts make on a tokenizer of transformers: tokenizer(text), names of special tokens, and so on."""
+"""The calls that scripts make on a tokenizer of transformers: tokenizer(text), special tokens by name, and so on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from .chat_template import apply_chat_template
+from .tokenizer_config import NAMED
+
+
+class Encoded(dict):
+    """encoded["input_ids"], or encoded.input_ids."""
+
+    __getattr__ = dict.__getitem__
 
 
 class TokenizerCalls:
     backend: Tokenizer
     chat_template: str | dict[str, str] | None
-    special_tokens_map: dict[str, str]
+    special_tokens_map: dict[str, str]  # "bos_token": its text
     all_special_tokens: list[str]
     _vocab: dict[str, int]
 
     def encode(self, text: str, add_bos: bool = True, add_special_tokens: bool | None = None) -> list[int]:
         raise NotImplementedError
 
-    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        """{"input_ids": ..., "attention_mask": ...} of a text; of a list of texts, lists of them."""
-        if not isinstance(text, str):
-            each = [self(one, add_special_tokens) for one in text]
-            return {name: [one[name] for one in each] for name in ("input_ids", "attention_mask")}
-        ids = self.encode(text, add_special_tokens=add_special_tokens)
-        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+    def decode(self, token_ids: Any, skip_special_tokens: bool | None = None) -> str:
+        raise NotImplementedError
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
+        """input_ids and attention_mask of a text; of a list of texts, lists of them."""
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens=add_special_tokens)
+            return Encoded(input_ids=ids, attention_mask=[1] * len(ids))
+        each = [self(one, add_special_tokens) for one in text]
+        return Encoded({name: [one[name] for one in each] for name in ("input_ids", "attention_mask")})
+
+    def __getattr__(self, name: str) -> Any:
+        """bos_token, eos_token_id and the like. None if the folder names no such token."""
+        named, key = self.__dict__.get("special_tokens_map", {}), name.removesuffix("_id")
+        if key not in NAMED and key not in named:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return named.get(key) if name == key else self._vocab.get(named.get(key))
 
     def apply_chat_template(
         self,
-        conversation: list[dict[str, Any]],
+        conversation: Sequence[Any],
+        tools: Sequence[Any] | None = None,
         tokenize: bool = True,
-        add_generation_prompt: bool = False,
+        return_dict: bool = True,
         **kwargs: Any,
-    ) -> str | list[int]:
-        """The prompt that the checkpoint's template makes of the messages; its token ids unless `tokenize` is False."""
-        text = apply_chat_template(self, conversation, add_generation_prompt=add_generation_prompt, **kwargs)
-        return self.encode(text, add_special_tokens=False) if tokenize else text
+    ) -> str | list[int] | Encoded:
+        """The prompt that the chat template makes of the messages: its text, or its token ids as from a call."""
+        text = apply_chat_template(self, conversation, tools=tools, **kwargs)
+        if not tokenize:
+            return text
+        encoded = self(text, add_special_tokens=False)
+        return encoded if return_dict else encoded["input_ids"]
+
+    def batch_decode(self, sequences: Iterable[Any], skip_special_tokens: bool | None = None) -> list[str]:
+        return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
+
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
+        """The tokens of a text as they stand in the vocabulary."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).tokens
 
     def get_vocab(self) -> dict[str, int]:
         return dict(self._vocab)
@@ -44,6 +72,10 @@ class TokenizerCalls:
     def vocab_size(self) -> int:
         """Without the added tokens."""
         return self.backend.get_vocab_size(with_added_tokens=False)
+
+    @property
+    def max_token_id(self) -> int:
+        return max(self._vocab.values())
 
     def id_to_token(self, token_id: int) -> str | None:
         return self.backend.id_to_token(token_id)
@@ -61,19 +93,3 @@ class TokenizerCalls:
     @property
     def all_special_ids(self) -> list[int]:
         return [self._vocab[token] for token in self.all_special_tokens]
-
-    @property
-    def bos_token(self) -> str | None:
-        return self.special_tokens_map.get("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        return self.special_tokens_map.get("eos_token")
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self._vocab.get(self.bos_token)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self._vocab.get(self.eos_token)

@@ -58,7 +58,7 @@ class TokenizerConfig:
             config,
             name,
             files.named(added, defaults),
-            file.extra or files.extra(),
+            files.extra(file.extra),
             added,
             add_bos and not file.says_bos,  # transformers 5 leaves out the flags beside a tokenizer.json
             add_eos and not file.says_bos,
@@ -95,38 +95,47 @@ class Files(NamedTuple):
         for name in [*self.config.values, *self.older.values]:
             value = self.holder(name).values[name]
             if name in NAMED or (name.endswith("_token") and isinstance(value, str | dict)):
-                values[name] = None if value is None else as_token(self.holder(name), name, value)
+                values[name] = None if value in (None, "") else as_token(self.holder(name), name, value)
         extra = self.holder("extra_special_tokens")
         if isinstance(by_name := extra.values.get("extra_special_tokens"), dict):
             values |= {name: as_token(extra, f"extra_special_tokens.{name}", by_name[name]) for name in by_name}
         named = {name: values[name] for name in [*NAMED, *values] if values.get(name)}
         return {name: known.get(token.content, token) if name in NAMED else token for name, token in named.items()}
 
-    def extra(self) -> list[AddedToken]:
-        """Special tokens without a name."""
-        keys = ("extra_special_tokens", "additional_special_tokens")
-        name = next((key for key in keys if self.holder(key).values.get(key)), keys[0])
-        holder = self.holder(name)
-        values = holder.values.get(name)
-        if values is None or isinstance(values, dict):
-            return []
-        if not isinstance(values, list):
-            raise holder.error(name, "a list of tokens")
-        return [as_token(holder, f"{name}[{i}]", value) for i, value in enumerate(values)]
+    def extra(self, in_file: list[AddedToken]) -> list[AddedToken]:
+        """Special tokens without a name: of the first file that lists them. `in_file` are the vocabulary's own."""
+        name = "additional_special_tokens"
+        return self.listed() or in_file or (tokens_of(self.older, name) if name in self.older else [])
+
+    def listed(self) -> list[AddedToken]:
+        holder = self.holder("extra_special_tokens")
+        if isinstance(holder.values.get("extra_special_tokens"), list):
+            return tokens_of(holder, "extra_special_tokens")
+        return tokens_of(self.config, name) if (name := "additional_special_tokens") in self.config else []
 
     def added(self, in_file: dict[int, AddedToken]) -> dict[int, AddedToken]:
         """The tokens that tokenizer_config.json adds; without that list, those of added_tokens.json and `in_file`."""
         if "added_tokens_decoder" in self.config:
             decoder = self.config.entries("added_tokens_decoder")
-            return {token_id(decoder, key): as_token(decoder, key, decoder.values[key]) for key in decoder.values}
+            return {
+                token_id(decoder, key): as_token(decoder, key, decoder.entries(key).values) for key in decoder.values
+            }
         path = self.config.path.with_name("added_tokens.json")
         by_text = Entries(read_json_if_any(path), path)
-        special = {token.content for token in [*self.named({}, {}).values(), *self.extra()]}
         ids = {text: by_text.integer(text, least=0, most=MAX_TOKEN_ID) for text in by_text.values}
+        special = {token.content for name, token in self.named({}, {}).items() if name in NAMED}
+        special |= {token.content for token in self.listed()}
         listed = {
             i: AddedToken(text, normalized=text not in special, special=text in special) for text, i in ids.items()
         }
         return listed | in_file
+
+
+def tokens_of(holder: Entries, name: str) -> list[AddedToken]:
+    values = holder.values[name]
+    if not isinstance(values, list):
+        raise holder.error(name, "a list of tokens")
+    return [as_token(holder, f"{name}[{i}]", value) for i, value in enumerate(values)]
 
 
 def token_id(decoder: Entries, key: str) -> int:
@@ -138,12 +147,15 @@ def token_id(decoder: Entries, key: str) -> int:
 def as_token(holder: Entries, name: str, value: Any) -> AddedToken:
     """A text, or {"content": text} with flags."""
     if isinstance(value, str) and value:
-        return AddedToken(value, special=True)
+        value = {"content": value, "special": True}
     if not isinstance(value, dict):
         raise Entries({name: value}, holder.path, holder.within).error(name, "a text or an object")
     entry = Entries(value, holder.path, f"{holder.within}{name}.")
-    is_special = entry.flag("special", "decoder" not in holder.within)
-    flags = {flag: entry.flag(flag, False) for flag in FLAGS[:3]}
-    return AddedToken(
-        entry.text("content"), **flags, special=is_special, normalized=entry.flag("normalized", not is_special)
-    )
+    flags = {flag: entry.flag(flag, False) for flag in FLAGS}
+    # what names a special token without flags makes it one; in added_tokens_decoder the flag says so
+    flags["special"] = entry.flag("special", "added_tokens_decoder" not in holder.within)
+    flags["normalized"] = entry.flag("normalized", not flags["special"])
+    try:
+        return AddedToken(entry.text("content"), **flags)
+    except UnicodeEncodeError:
+        raise entry.error("content", "a text of whole characters") from None
