@@ -82,7 +82,7 @@ class AsyncLLM:
                 self._forget(request_id, stream)
 
     async def abort(self, request_id: str | abc.Iterable[str], internal: bool = False) -> None:
-        """End requests, whoever waits for them: their last output says "abort". What is not here is passed over."""
+        """End requests: their callers get a last output that says "abort". A name that is not here is passed over."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         if not self.errored:
             await self._call(partial(self._thread.abort_all, request_ids=request_ids))
@@ -90,7 +90,7 @@ class AsyncLLM:
     def shutdown(self, timeout: float | None = None) -> None:
         """End after the step that is being computed, and wait for it at most `timeout` seconds; no matter how often.
 
-        Who still waits for outputs gets EngineDeadError.
+        Callers that still wait for outputs get EngineDeadError.
         """
         self._thread.stop(timeout)
 

@@ -1,7 +1,7 @@
 """Beam search with vLLM's parameters and outputs. Scores, and the rules that end a search, are core's."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -30,8 +30,6 @@ class BeamSearchParams(CoreBeamSearchParams):
         """Raises ValueError, naming the parameter and its value."""
         refuse(temperature=self.temperature, include_stop_str_in_output=self.include_stop_str_in_output)
         refuse(structured_outputs=self.structured_outputs, watermarking=self.watermarking)
-        if self.skip_special_tokens is not True:
-            raise ValueError("vLLM has skip_special_tokens=False for beams, nanovllm has not: leave it at True")
         super().__post_init__()
 
 
@@ -61,6 +59,7 @@ class BeamSearch(CoreBeamSearch):
 
     def __init__(self, engine: LLMEngine, params: CoreBeamSearchParams) -> None:
         super().__init__(engine, params)
+        self._skips_special_tokens = getattr(params, "skip_special_tokens", True)  # core's own have none
         self._next: dict[Sequence, dict[int, Logprob]] = {}  # of each beam, of the token that comes next
         self._so_far: dict[Sequence, list[dict[int, Logprob]]] = {}  # of each beam, of its tokens
         self._ended: dict[tuple[int, ...], list[dict[int, Logprob]]] = {}  # of each output that has ended
@@ -75,14 +74,14 @@ class BeamSearch(CoreBeamSearch):
         return BeamSearchOutput(**vars(output), sequences=sequences)
 
     def _sequence(self, output: RequestOutput, i: int) -> BeamSearchSequence:
-        beam, tokenizer = output.outputs[i], self._engine.tokenizer
+        beam, tokenizer = output.outputs[i], cast(Any, self._engine.tokenizer)
         tokens = [*output.prompt_token_ids, *beam.token_ids]
         return BeamSearchSequence(
             orig_prompt={"type": "token", "prompt_token_ids": output.prompt_token_ids, "prompt": output.prompt},
             tokens=tokens,
             logprobs=self._ended[tuple(beam.token_ids)],
             cum_logprob=beam.cumulative_logprob,
-            text=tokenizer.decode(tokens) if tokenizer else None,
+            text=tokenizer.decode(tokens, skip_special_tokens=self._skips_special_tokens) if tokenizer else None,
         )
 
     def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
@@ -94,7 +93,7 @@ class BeamSearch(CoreBeamSearch):
     def _compute(self, beams: list[Sequence]) -> Tensor:
         """float32 [num_beams, vocab_size]"""
         logprobs = super()._compute(beams)
-        count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))  # so many may be chosen from
+        count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))  # may be chosen from
         rows = top_logprobs(logprobs, logprobs.argmax(dim=-1).tolist(), count)
         self._next |= zip(beams, rows, strict=True)
         return logprobs

@@ -3,13 +3,14 @@
 import re
 import warnings
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self, get_args, get_type_hints
 
 import torch
 
+from ..checkpoints.hub import find_checkpoint
 from ..core.checks import is_number
 from ..core.config import POOL_SIZES, EngineConfig
 from ..core.kv_cache import bytes_per_token
@@ -31,13 +32,12 @@ class EngineArgs(OnlyInVllm):
     """Raises ValueError for an option that only vLLM has. None stands for the engine's own default."""
 
     model: str | Path = EngineConfig.model
-    tokenizer: str | Path | None = None  # another folder than the model's
+    tokenizer: str | Path | None = None  # of another folder, or name of the hub, than the model
     skip_tokenizer_init: bool = False  # prompts are token ids, and there is no text
-    revision: str | None = None  # of a model that comes from the hub, as the next four
+    revision: str | None = None  # of a model of the hub: a branch, a tag or a commit
     tokenizer_revision: str | None = None
-    code_revision: str | None = None
-    download_dir: str | None = None
-    hf_token: bool | str | None = None
+    download_dir: str | None = None  # the hub's cache, in place of the environment's HF_HOME
+    hf_token: bool | str | None = None  # in place of the environment's HF_TOKEN
     served_model_name: str | list[str] | None = None  # what metrics call the model
     dtype: Any = "auto"  # a name, or torch's own
     seed: int | None = 0
@@ -84,7 +84,7 @@ class EngineArgs(OnlyInVllm):
             raise ValueError(f"vLLM has kv_offloading_backend {backend!r}, nanovllm has not: leave it at 'native'")
 
     def engine_config(self) -> EngineConfig:
-        """Raises ValueError for a value that cannot be."""
+        """The model is then a folder: one of the hub is fetched. Raises ValueError for a value that cannot be."""
         self.check()
         given = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
         given |= {"dtype": dtype_name(self.dtype), "device": self.device or default_device()}
@@ -94,9 +94,11 @@ class EngineArgs(OnlyInVllm):
         if self.num_gpu_blocks_override is not None:
             given["kv_cache_tokens"] = self._tokens_of_blocks(self.num_gpu_blocks_override)
         config = EngineConfig(**{name: each for name, each in without_useless(given).items() if each is not None})
+        folder = find_checkpoint(config.model, self.revision, cache_dir=self.download_dir, token=self.hf_token)
+        config = replace(config, model=str(folder))
         if self.kv_offloading_size is None:
             return config
-        return EngineConfig(**vars(config) | {"kv_offloading_tokens": self._host_tokens(config)})
+        return replace(config, kv_offloading_tokens=self._host_tokens(config))
 
     def _tokens_of_blocks(self, num_blocks: int) -> int:
         if self.kv_cache_tokens is not None:

@@ -4,7 +4,7 @@
     call(function)     -->    function, Future    -->  [calls that are waiting] [a step] [calls] [a step] ...
     Stream.put() in its loop  <------------------------- outputs of a step
 
-A call waits for one step at most. Whatever a step raises ends the thread: all that wait get it as EngineDeadError.
+A call waits for one step at most. An error of a step ends the thread: all callers that wait get an EngineDeadError.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class EngineThread:
         return error
 
     def stop(self, timeout: float | None = None) -> None:
-        """After the step that is being computed. Who still waits gets EngineDeadError."""
+        """End after the step that is being computed. Callers that still wait get EngineDeadError."""
         with self._lock:
             if not self._has_ended:
                 self._inbox.put(None)
@@ -175,8 +175,10 @@ def answer(call: tuple[Call, Future], engine: LLMEngine) -> None:
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(function(engine))
-        except Exception as error:
+        except BaseException as error:
             future.set_exception(error)
+            if not isinstance(error, Exception):  # it ends the thread, and leaves nobody waiting
+                raise
 
 
 def put_all(loop: asyncio.AbstractEventLoop, pairs: list[tuple[Stream, Any]]) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..checkpoints.chat_template import render_chat
+from ..checkpoints.generation_config import default_sampling_params
 from ..core.config import EngineConfig
 from ..core.llm import LLM as CoreLLM
 from ..core.llm import Params, pair
@@ -48,7 +49,10 @@ class LLM(CoreLLM):
         """`options` are the other fields of EngineArgs. Raises ValueError for a bad name, value or checkpoint."""
         self._engine_args = EngineArgs.of(model=model, **options)
         self.chat_template = read_template(chat_template)
-        super().__init__(**vars(self._engine_args.engine_config()))
+        args, config = self._engine_args, self._engine_args.engine_config()
+        given = default_sampling_params(config.model, args.generation_config, args.override_generation_config)
+        self._default_params = SamplingParams.from_optional(**given)
+        super().__init__(**vars(config))
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
@@ -149,7 +153,7 @@ class LLM(CoreLLM):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What sampling_params is where it is not given: of the model's generation_config.json."""
-        return SamplingParams()
+        return self._default_params.clone()
 
     def get_metrics(self) -> list[Metric]:
         return self.llm_engine.get_metrics()

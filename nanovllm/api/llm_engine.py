@@ -2,9 +2,12 @@
 
 import threading
 from collections import abc
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
+from ..checkpoints.generation_config import eos_token_ids
+from ..checkpoints.hub import find_tokenizer
 from ..checkpoints.load_tokenizer import load_tokenizer
 from ..core.config import EngineConfig
 from ..core.sampling import SamplingParams
@@ -140,6 +143,8 @@ class LLMEngine(BaseLLMEngine):
             )
 
     def build_input_processor(self) -> InputProcessor:
+        if (folder := self.engine_args.generation_config) not in ("auto", "vllm"):
+            self.model_config = replace(self.model_config, eos_token_ids=eos_token_ids(folder))
         processor = super().build_input_processor()
         processor.sequence_class = partial(CountedSequence, self.tally)  # type: ignore[assignment]
         return processor
@@ -155,7 +160,10 @@ class LLMEngine(BaseLLMEngine):
         args = self.engine_args
         if args.skip_tokenizer_init:
             return None
-        tokenizer = load_tokenizer(args.tokenizer or self.config.model)
-        if args.tokenizer and tokenizer is None:
+        if not args.tokenizer:
+            return load_tokenizer(self.config.model)
+        of_the_hub = {"cache_dir": args.download_dir, "token": args.hf_token}
+        tokenizer = load_tokenizer(find_tokenizer(args.tokenizer, args.tokenizer_revision, **of_the_hub))
+        if tokenizer is None:
             raise ValueError(f"tokenizer {str(args.tokenizer)!r} is no folder with a tokenizer.json or tokenizer.model")
         return tokenizer

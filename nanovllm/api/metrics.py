@@ -78,7 +78,7 @@ def bound_name(bound: float) -> str:
 
 
 class Tally:
-    """What is counted when a sequence ends. While it runs, nothing is: whoever asks counts those that run."""
+    """Counts of sequences that have ended. Sequences that run are counted when somebody asks."""
 
     def __init__(self) -> None:
         self.ended: Count[str] = Count()  # by finish_reason

@@ -36,9 +36,9 @@ class EngineStats:
     """The first two groups are of now, the others since the start."""
 
     running: int  # sequences: a request has one for each of its n samples
-    loading: int  # of those that run: blocks of theirs are on the way from the host
+    loading: int  # running sequences with blocks on the way from the host
     waiting: int
-    preempted: int  # of those that wait
+    preempted: int  # waiting sequences that have run before
 
     num_blocks: int
     blocks_running: int

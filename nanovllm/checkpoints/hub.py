@@ -5,6 +5,7 @@ The cache, the token and offline mode are those of huggingface_hub: HF_HOME, HF_
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..core.llama import ModelConfig
 from ..core.llama.entries import Entries, read_json
 from .forms import INDEX, WEIGHTS, check_form, why_refused
 from .hub_errors import one_line
+from .repository import Repository
 
 SHIPPED = "models/storyteller"  # the default of EngineConfig.model: a folder of the repository, and no name of the hub
 HUB_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
@@ -32,60 +34,69 @@ FILES = [  # what is read beside the weights, of the top folder alone: no "origi
 ]
 
 
-def find_checkpoint(model: str | Path, revision: str | None = None) -> Path:
+def find_checkpoint(model: str | Path, revision: str | None = None, **options: Any) -> Path:
     """The folder of the checkpoint `model`: a folder, or a name of the hub, ORG/NAME, fetched if it is not here.
 
-    `revision` is a branch, a tag or a commit of the hub. A folder has none, and touches no network. Raises ValueError
-    with one line that says what to do.
+    `revision` is a branch, a tag or a commit of the hub, `options` are cache_dir and token, if not those of the
+    environment. A folder has none of them, and touches no network. Raises ValueError with one line that says what to
+    do.
     """
     path = Path(model)
     if os.path.exists(path):  # unlike path.exists(), it never raises
         check_form(path)
         return path
-    missing = f"there is no folder {path.absolute()}"
+    return fetch(repository(model, revision, **options))
+
+
+def find_tokenizer(model: str | Path, revision: str | None = None, **options: Any) -> Path:
+    """The same for a folder from which the tokenizer alone is read: no weights are fetched."""
+    path = Path(model)
+    if os.path.exists(path):
+        return path
+    found = repository(model, revision, **options)
+    with one_line(found):
+        return found.snapshot(FILES)
+
+
+def find_config(model: str | Path, revision: str | None = None) -> Path:
+    """The config.json of a folder, of a name of the hub, or the file itself."""
+    path = Path(model)
+    if os.path.exists(path):
+        return path / "config.json" if path.is_dir() else path
+    found = repository(model, revision)
+    with one_line(found):
+        return found.snapshot(["config.json"]) / "config.json"
+
+
+def repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
+    """Raises ValueError if `model` is neither a folder nor a name of the hub."""
+    missing = f"there is no folder {Path(model).absolute()}"
     if str(model) == SHIPPED:
         raise ValueError(f"{missing}: name another checkpoint")
     if not isinstance(model, str) or not HUB_NAME.fullmatch(model):
         raise ValueError(f"{missing}, and {str(model)!r} is no name of the hub, which is ORG/NAME")
-    return fetch(model, revision, missing)
+    return Repository(model, revision, **options)
 
 
-def fetch(name: str, revision: str | None, missing: str) -> Path:
-    """The hub's `name` as a whole folder of the cache: what is there already is not fetched again."""
-    with one_line(name, revision, missing):
-        folder = snapshot(name, revision, FILES)
+def fetch(found: Repository) -> Path:
+    """A whole folder of the cache: what is there already is not fetched again."""
+    with one_line(found):
+        folder = found.snapshot(FILES)
     if (folder / "config.json").exists():
         ModelConfig.from_folder(folder)  # another architecture is told before its weights are fetched
     weights = weight_files(folder)
-    with one_line(name, revision, missing):  # the weights come last: where they are, all is
-        snapshot(name, folder.name, weights)
-        fetch_torn_again(name, folder, weights)
+    found = replace(found, revision=folder.name)  # the same commit, whatever is pushed meanwhile
+    with one_line(found):  # the weights come last: where they are, all is
+        found.snapshot(weights)
+        for file in weights:
+            if (folder / file).exists() and not is_whole(folder / file):
+                found.fetch_again(file)
     absent = [file for file in weights if not (folder / file).exists()]
     if absent:
-        raise ValueError(f"{name} on the hub {why_absent(name, folder.name, absent[0])}")
+        with one_line(found):
+            files = found.files()
+        raise ValueError(f"{found.name} on the hub {why_absent(files, absent[0], found.name)}")
     return folder
-
-
-def snapshot(name: str, revision: str | None, files: list[str]) -> Path:
-    """The folder of the cache with these files, if the hub's `name` has them. Its name is the commit."""
-    from huggingface_hub import snapshot_download  # here: a folder needs none of it
-    from huggingface_hub.utils import tqdm
-
-    class Bar(tqdm):
-        """In a terminal only, and not for what is there at once."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{"disable": None, "delay": 0.5, **options})
-
-    return Path(snapshot_download(name, revision=revision, allow_patterns=files, tqdm_class=Bar))
-
-
-def fetch_torn_again(name: str, folder: Path, files: list[str]) -> None:
-    from huggingface_hub import hf_hub_download
-
-    for file in files:
-        if (folder / file).exists() and not is_whole(folder / file):
-            hf_hub_download(name, file, revision=folder.name, force_download=True)
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -106,14 +117,9 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def why_absent(name: str, commit: str, file: str) -> str:
-    """What completes "NAME on the hub ..." where it has no such file."""
-    from huggingface_hub import HfApi
-
-    with one_line(name, commit, f"{name} has no {file} in the cache"):
-        files = HfApi().list_repo_files(name, revision=commit)
-    top = [path for path in files if "/" not in path and path != ".gitattributes"]
-    why = why_refused(top) or f"has no {file}, which its {INDEX} names"
-    if "pytorch_model.bin" in why:
+def why_absent(files: list[str], absent: str, name: str) -> str:
+    """What completes "NAME on the hub ..." where these are all files that it has."""
+    why = why_refused(path for path in files if "/" not in path and path != ".gitattributes")
+    if why and "pytorch_model.bin" in why:
         why += f": hf download {name} --local-dir FOLDER fetches that, and --model FOLDER says how to convert it"
-    return why
+    return why or f"has no {absent}, which its {INDEX} names"

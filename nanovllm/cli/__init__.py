@@ -4,7 +4,9 @@ commands.py        the commands as one program; each is imported when it is call
 generate.py        stories, the first as it comes
 chat.py            a conversation in the terminal
 batch.py           a file of requests in, results out as soon as they are there
+inspect_model.py   what a model needs, and what fits beside it; inspect_report.py has the numbers and the table
 bench.py           how fast the engine is here; benchmarks/ measures
+trace.py           what a trace holds, or the same for a viewer; tracing.py writes one
 stages.py          which stages there are, and how to run them
 
 A command's file has its options, and imports the engine, and torch with it, when the command runs.

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from .. import LLM, EngineConfig, SamplingParams
 from ..__main__ import main
 from ..checkpoints import hub as checkpoints
-from ..checkpoints.hub import find_checkpoint
+from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from .fake_hub import COMMIT, NAME, TOKEN, FakeHub, fake_hub
 from .helpers import UNMEASURED, write_checkpoint
 
@@ -121,6 +121,18 @@ def test_an_engine_runs_by_name(hub, checkpoint):
 def test_the_command_runs_by_name(hub, capsys):
     assert main(["generate", "the fox", "--model", NAME, "--max-tokens", "3", *UNMEASURED]) == 0
     assert "the fox" in capsys.readouterr().out and hub.sent
+
+
+def test_a_token_and_a_cache_may_be_given(hub, tmp_path):
+    hub.private = True
+    folder = find_checkpoint(NAME, cache_dir=tmp_path / "elsewhere", token=TOKEN)
+    assert folder.is_relative_to(tmp_path / "elsewhere") and (folder / SHARDS[0]).is_file()
+
+
+def test_of_a_tokenizer_no_weights_are_fetched(hub, tmp_path):
+    assert {path.name for path in find_tokenizer(NAME).iterdir()} == {*hub.sent}
+    assert {*hub.sent} == {"config.json", "tokenizer.model", "model.safetensors.index.json"}
+    assert find_tokenizer(tmp_path) == tmp_path
 
 
 def test_the_token_of_the_environment_is_shown_to_the_hub(hub, told, monkeypatch):

@@ -1,6 +1,6 @@
 """A conversation, then several in one batch, with a template of the script's own."""
 
-from vllm import LLM, SamplingParams
+from vllm import LLM
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n{% endfor %}"

@@ -3,9 +3,9 @@
 from vllm import LLM, SamplingParams
 
 prefix = (
-    "You are an expert school principal, skilled in effectively managing faculty and staff. Draft 10-15 questions for a "
-    "potential first grade Head Teacher for my K-12, all-girls', independent school that emphasizes community, joyful "
-    "discovery, and life-long learning. Based on these constraints, fulfill the following paragraph: "
+    "You are an expert school principal, skilled in effectively managing faculty and staff. Draft 10-15 questions for "
+    "a potential first grade Head Teacher for my K-12, all-girls', independent school that emphasizes community, "
+    "joyful discovery, and life-long learning. Based on these constraints, fulfill the following paragraph: "
 )
 prompts = ["Hello, my name is", "The president of the United States is", "The capital of France is"]
 generating_prompts = [prefix + prompt for prompt in prompts]

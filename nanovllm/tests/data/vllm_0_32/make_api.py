@@ -45,8 +45,8 @@ def value(node: ast.expr) -> Any:
         return attribute(node.value.id, node.attr)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id == "get_field":
-            owner, name = node.args
-            return attribute(owner.id, name.value)
+            owner, name = map(ast.unparse, node.args)
+            return attribute(owner, ast.literal_eval(name))
         if node.func.id in ("Field", "field"):
             given = {keyword.arg: keyword.value for keyword in node.keywords}
             if "default" in given:
