@@ -47,7 +47,8 @@ class RequestsFile:
                 yield request
                 num_read += 1
         except ValueError as error:
-            raise OSError(f"the file was changed meanwhile: {error}") from None
+            told = str(error).removeprefix(f"{self._name}: ")
+            raise OSError(f"{self._name}: the file was changed meanwhile: {told}") from None
         if num_read < len(self):
             raise OSError(f"{self._name}: the file was changed meanwhile: request {num_read} is another one")
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from .. import SamplingParams
+from ..api.params import RepetitionDetectionParams
 from ..cli.json_values import words
-from ..cli.request import FIELDS, Defaults, Request, seed_of
+from ..cli.request import FIELDS, PARAMS, Defaults, Request, seed_of
 from ..cli.requests_file import RequestsFile
 
 
@@ -76,6 +77,38 @@ def test_any_field_of_sampling_params_may_be_said():
     (request,) = read(lines({"prompt": "a", **said}))
     assert request.params == SamplingParams(**said | {"logit_bias": {7: 2.5}})
     assert all(words(hint) for hint in FIELDS.values())
+
+
+@pytest.mark.parametrize("name", sorted(PARAMS))
+def test_a_value_of_another_type_is_named_with_its_field(name):
+    """An object in a list is of no field's type; where anything may stand, the field itself is refused."""
+    message = wrong_request(**{name: [{"a": 1}]})
+    assert message.startswith(f"request 0 (line 1): {name}") and message.count(name) >= 1
+
+
+def test_keys_that_are_token_ids_are_numbers():
+    (request,) = read(lines({"prompt": "a", "logit_bias": {"5": 1, "07": -0.5}}))
+    assert request.params.logit_bias == {5: 1, 7: -0.5}
+    assert wrong_request(logit_bias={"a": 1}).endswith('logit_bias must be an object of numbers or null, not {"a": 1}')
+
+
+def test_an_object_that_is_a_dataclass_is_made_of_its_fields():
+    said = {"max_pattern_size": 3, "min_count": 2}
+    (request,) = read(lines({"prompt": "a", "repetition_detection": said}))
+    assert request.params.repetition_detection == RepetitionDetectionParams(**said)
+    says = "unknown field 'max' in repetition_detection: it may have max_pattern_size, min_pattern_size, min_count"
+    assert wrong_request(repetition_detection={"max": 1}) == f"request 0 (line 1): {says}"
+    says = 'repetition_detection.min_count must be an integer, not "2"'
+    assert wrong_request(repetition_detection={"min_count": "2"}) == f"request 0 (line 1): {says}"
+
+
+def test_a_request_without_a_seed_has_that_of_its_place():
+    seeds = [request.params.seed for request in read(lines(*[{"prompt": "a"}] * 3, {"prompt": "a", "seed": 7}))]
+    assert len({*seeds}) == 4 and seeds[3] == 7
+    others = [request.params.seed for request in read(lines(*[{"prompt": "a"}] * 2), seed=1)]
+    assert not {*seeds} & {*others}
+    assert read(lines({"prompt": "a", "seed": None}))[0].params.seed == seeds[0]
+    assert read(lines({"prompt": "a", "seed": -1}))[0].params.seed == seeds[0], "-1 is none"
 
 
 def test_empty_lines_are_none():
