@@ -3,6 +3,7 @@
 It is built by overriding core, never by an edit in it.
 
 params.py             SamplingParams with all of vLLM's fields
+params_reading.py     how a value is read
 params_checks.py      what a field may be
 input_processor.py    a prompt and its parameters into sequences
 logits_processors.py  what the parameters do to logits before a token is sampled

@@ -32,7 +32,8 @@ class InputProcessor(CoreInputProcessor):
         room = self._max_model_len - samples[0].num_prompt_tokens
         if params.min_tokens > room:
             raise ValueError(f"min_tokens is {params.min_tokens}, and max_model_len leaves room for {room} new tokens")
-        held_back = self._eos_token_ids | {*params.stop_token_ids}
+        ends = self._eos_token_ids | {*params.stop_token_ids}
+        held_back = {token_id for token_id in ends if token_id < self._model.vocab_size}  # a tokenizer may know more
         processors = make_processors(params, samples[0].prompt_token_ids, held_back, bad_words)
         for seq in samples:
             cast(Sequence, seq).logits_processors = processors

@@ -144,7 +144,7 @@ class LLM(CoreLLM):
             for prompt in parsed:
                 outputs.append(search.search(next(self._request_ids), prompt))
                 note_end(outputs[-1])
-        warn_of_errors(outputs)
+        warn_of_errors(outputs, stacklevel=3)
         return outputs
 
     def get_tokenizer(self) -> Any:
@@ -187,7 +187,7 @@ class LLM(CoreLLM):
             for output in stream:
                 outputs.append(output)
                 note_end(output)
-        warn_of_errors(outputs)
+        warn_of_errors(outputs, stacklevel=4)
         return sorted(outputs, key=lambda output: int(output.request_id))
 
     def _render(self, conversation: list[Message], options: dict[str, Any]) -> str:
@@ -211,12 +211,15 @@ def final_only(params: CoreSamplingParams) -> SamplingParams:
     return params
 
 
-def warn_of_errors(outputs: abc.Sequence[RequestOutput]) -> None:
-    """An output that is empty because of an error looks like one that the model has ended at once."""
+def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> None:
+    """An output that is empty because of an error looks like one that the model has ended at once.
+
+    The warning names the line of the script: it is so many calls above this one.
+    """
     failed = [output for output in outputs if output.error]
     if failed:
         first, count = failed[0], f"{len(failed)} of {len(outputs)} requests were not served"
-        warnings.warn(f"{count}: request {first.request_id}: {first.error}", stacklevel=4)
+        warnings.warn(f"{count}: request {first.request_id}: {first.error}", stacklevel=stacklevel)
 
 
 def read_template(template: str | Path | None) -> str | None:

@@ -18,7 +18,7 @@ from .engine import LLMEngine as BaseLLMEngine
 from .engine_args import EngineArgs
 from .metrics import Metric, Tally, as_metrics
 from .only_in_vllm import refuse
-from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt
+from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, whole_text
 from .stats import EngineStats, collect
 
 
@@ -84,9 +84,8 @@ class LLMEngine(BaseLLMEngine):
             return prompt
         others = {name: value for name, value in tokenization_kwargs.items() if name != "add_special_tokens"}
         refuse(**{f"tokenization_kwargs[{name!r}]": value for name, value in others.items()})
-        ids = self.get_tokenizer().encode(
-            prompt, add_special_tokens=bool(tokenization_kwargs.get("add_special_tokens", True))
-        )
+        special = bool(tokenization_kwargs.get("add_special_tokens", True))
+        ids = self.get_tokenizer().encode(whole_text(prompt), add_special_tokens=special)
         return TokensPrompt(prompt_token_ids=ids, prompt=prompt)
 
     def abort_request(  # type: ignore[override]

@@ -10,7 +10,7 @@ from ..core.model_runner import ModelRunner as CoreModelRunner
 from ..core.model_runner import Scheduled
 from ..core.sampling import SampledToken, sample
 from .logprobs import MAX_LOGITS, Logprob, top_logprobs
-from .params_checks import unique
+from .params_reading import unique
 from .sequence import Sequence, ToldToken
 
 

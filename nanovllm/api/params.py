@@ -8,7 +8,8 @@ from typing import Any
 
 from ..core.flags import knob
 from ..core.sampling import SamplingParams as CoreSamplingParams
-from .params_checks import check_names, check_params, check_repetition, read_params
+from .params_checks import check_names, check_params, check_repetition
+from .params_reading import read_params
 
 MAX_POSITIONAL = 28  # behind them vLLM's class has fields of its own making, which are not taken here
 

@@ -106,6 +106,15 @@ def whole_numbers(values: abc.Sequence[Any], name: str) -> list[int]:
     return [int(each) for each in numbers]
 
 
+def whole_text(text: str) -> str:
+    """Raises ValueError, naming the place, if it has half of a character: no tokenizer takes that."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as half:
+        raise ValueError(f"the prompt is no UTF-8 text: {text[half.start]!r} in place {half.start}") from None
+    return text
+
+
 def as_conversations(messages: Any, content_format: str = "auto") -> list[list[Message]]:
     """One conversation, or several, as a list. Raises ValueError, naming the place, for what is none.
 

@@ -1,6 +1,7 @@
 """nanovllm batch: a file of requests in, and for each a line of JSON out as soon as it has ended."""
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from .common import located, one_line_errors
 from .flags import engine_flags, sampling_flags, split, stats_flag
 from .results_file import check_output, open_output
 from .streams import tell
+from .tracing import Tracing, trace_option
 
 
 @click.command(params=sampling_flags() + engine_flags() + [stats_flag()])
@@ -20,6 +22,7 @@ from .streams import tell
 @click.option("--overwrite", is_flag=True, help="replace the file of results if there is one")
 @click.option("--chat-template", metavar="PATH", help="a file with the template of chats, or the word plain")
 @click.option("--resume", is_flag=True, help="go on in the file of results: what it holds is not served again")
+@trace_option
 @click.pass_context
 def batch(
     context: click.Context,
@@ -29,6 +32,7 @@ def batch(
     resume: bool,
     chat_template: str | None,
     stats: float | None,
+    trace: str | None,
     **values: Any,
 ) -> int:
     """Serve a file of requests; the results are lines of JSON.
@@ -43,6 +47,8 @@ def batch(
     given = {name: sampling[name] for name in sampling if is_given(context, name)}
     with one_line_errors():
         check_output(output, file, overwrite, resume)
+        if trace is not None and Path(trace).resolve() == Path(output).resolve():
+            raise ValueError(f"{trace} is where the results go: the trace needs another file")
 
     from ..api import LLM, SamplingParams
     from .chats import check_template
@@ -64,9 +70,12 @@ def batch(
             options = located(engine)
             if requests.has_chats:
                 check_template(options["model"], template)
+            tracing = Tracing(trace)
             llm = LLM(**options, chat_template=template)
             stream = files.enter_context(open_output(output, overwrite, done and done.num_bytes))
-        return serve(llm, Work(requests, done.ids if done else ()), stream, engine["model"], stats)
+        with tracing.of(llm):
+            status = serve(llm, Work(requests, done.ids if done else ()), stream, engine["model"], stats)
+    return 1 if tracing.failed else status
 
 
 def is_given(context: click.Context, name: str) -> bool:

@@ -8,12 +8,16 @@ from .common import located, one_line_errors
 from .flags import engine_flags, sampling_flags, split, stats_flag
 from .interrupts import ctrl_c_raises
 from .streams import read_prompt, standard_output
+from .tracing import Tracing, trace_option
 
 
 @click.command(params=sampling_flags(temperature=0.7, top_p=0.9, max_tokens=120) + engine_flags() + [stats_flag()])
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @click.option("--file", "files", multiple=True, help="a file with a prompt; may be given several times")
-def generate(prompts: tuple[str, ...], files: tuple[str, ...], stats: float | None, **values: Any) -> int:
+@trace_option
+def generate(
+    prompts: tuple[str, ...], files: tuple[str, ...], stats: float | None, trace: str | None, **values: Any
+) -> int:
     """Go on from each PROMPT, or from six beginnings.
 
     The first is shown as it comes, then the others, in order. A PROMPT of - is read from standard input. One that
@@ -33,10 +37,12 @@ def generate(prompts: tuple[str, ...], files: tuple[str, ...], stats: float | No
 
     with one_line_errors():
         params = SamplingParams(**sampling)
-        llm = LLM(**with_small_pool(located(engine)))
-    with ctrl_c_raises():
+        options = with_small_pool(located(engine))
+        tracing = Tracing(trace)
+        llm = LLM(**options)
+    with ctrl_c_raises(), tracing.of(llm):
         outputs = show(ticking(llm, llm.stream(texts or PROMPTS, params), stats))
     click.echo("\n" + summary(llm, outputs))
     if llm.llm_engine.cost_model:
         click.echo(f"load or recompute: {llm.llm_engine.cost_model}")
-    return 1 if any(output.error for output in outputs) else 0
+    return 1 if tracing.failed or any(output.error for output in outputs) else 0

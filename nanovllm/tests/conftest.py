@@ -32,7 +32,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """run("generate", "the fox"), run("bench latency") is (exit status, stdout, stderr). Nothing is measured when the engine starts."""
+    """run("generate", "the fox"), run("bench latency") is (exit status, stdout, stderr).
+
+    Nothing is measured when the engine starts.
+    """
 
     def command(name: str, *arguments: str, model: Path | str = checkpoint) -> tuple[int, str, str]:
         status = main([*name.split(), "--model", str(model), *UNMEASURED, *arguments])

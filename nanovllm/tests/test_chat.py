@@ -74,10 +74,8 @@ def test_a_message_may_begin_with_a_slash_and_an_empty_one_is_none(talk):
 
 def test_a_system_message_comes_first_and_stays(talk):
     flags = ("--max-tokens", "2", "--temperature", "0", "--system", "the wood")
-    (_, without), (_, with_it), (_, anew) = (
-        *prompts(talk("the", flags=flags[:4])[2]),
-        *prompts(talk("the", "/reset", "the", flags=flags)[2]),
-    )
+    [(_, without)] = prompts(talk("the", flags=flags[:4])[2])
+    [(_, with_it), (_, anew)] = prompts(talk("the", "/reset", "the", flags=flags)[2])
     assert without < with_it == anew
 
 
@@ -175,7 +173,8 @@ def test_bytes_that_are_no_text_are_refused_and_the_others_are_answered(monkeypa
 class Letters:
     """A tokenizer whose tokens are letters."""
 
-    chat_template, special_tokens_map = TEMPLATE, {}
+    chat_template = TEMPLATE
+    special_tokens_map: dict[str, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         assert not add_special_tokens, "the template writes BOS"
@@ -210,8 +209,9 @@ class Terminal:
         package = Path(__file__).resolve().parents[1]
         environment = os.environ | {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
         command = [sys.executable, "-m", package.name, "chat", *arguments]
-        streams = {"stdin": inner, "stdout": inner, "stderr": inner}
-        self.process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=lead, **streams)
+        self.process = subprocess.Popen(
+            command, env=environment, start_new_session=True, preexec_fn=lead, stdin=inner, stdout=inner, stderr=inner
+        )
         os.close(inner)
         self.shown = ""
 

@@ -157,6 +157,11 @@ def test_a_conversation_becomes_a_prompt_by_the_template(llm):
     assert goes_on.prompt == "rabbit: who sat in the wood?"
 
 
+def test_half_a_character_is_an_error(llm):
+    with pytest.raises(ValueError, match=r"the prompt is no UTF-8 text: '\\ud83d' in place 6"):
+        llm.chat([{"role": "fox", "content": "a\ud83d"}], greedy(), chat_template=TEMPLATE)
+
+
 def test_several_conversations_in_one_call(llm):
     one, two = [{"role": "a", "content": "b"}], [{"role": "c", "content": [{"type": "text", "text": "d"}]}]
     outputs = llm.chat([one, two], [greedy(2), greedy(3)], use_tqdm=False, chat_template=TEMPLATE)
@@ -211,8 +216,9 @@ def test_beams_that_end_early_have_the_logprobs_of_their_tokens(llm, tmp_path):
 
 
 def test_beams_that_cannot_be_searched(llm):
-    with pytest.warns(UserWarning, match="1 of 2 requests were not served"):
+    with pytest.warns(UserWarning, match="1 of 2 requests were not served") as caught:
         outputs = llm.beam_search([[9999], PROMPT], BeamSearchParams(beam_width=2, max_tokens=2))
+    assert caught[0].filename == __file__
     assert outputs[0].error and outputs[0].sequences == [] and len(outputs[1].sequences) == 2
     for name in ("temperature", "include_stop_str_in_output", "structured_outputs", "watermarking"):
         with pytest.raises(ValueError, match=f"vLLM has {name}, nanovllm has not"):

@@ -1,11 +1,10 @@
 """What an output says: why it stopped, its text with and without what stopped it, its pieces in a stream."""
 
-import copy
 from functools import partial
 
 import pytest
 
-from .. import LLM, FlatLogprobs, LLMEngine, RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from .. import LLM, FlatLogprobs, RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from ..api.bad_words import bad_words_token_ids
 from ..api.decoded_tokens import decoded_token
 from ..api.output_text import OutputText
@@ -57,6 +56,21 @@ def test_the_eos_token_is_no_stop_reason(make):
     assert (said.finish_reason, said.stop_reason) == ("stop", EOS)
     said = say(make(), " fox", end=[EOS], ignore_eos=True)
     assert (said.finish_reason, said.stop_reason) == ("length", None) and said.finished()
+
+
+def test_an_eos_token_that_the_model_does_not_have_is_no_matter(make, monkeypatch):
+    llm = make()
+    monkeypatch.setattr(llm.input_processor, "_eos_token_ids", {EOS, 9999})
+    [output] = llm.generate([[5]], saying([EOS, 8, 9], min_tokens=2))
+    assert output.outputs[0].token_ids == [8, 9, EOS]
+
+
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_neither_eos_nor_a_stop_token_comes_before_min_tokens(make, ignore_eos):
+    params = saying([EOS, 77, 8, 9], stop_token_ids=[77], min_tokens=2, max_tokens=3, ignore_eos=ignore_eos)
+    [output] = make().generate([[5]], params)
+    [said] = output.outputs
+    assert said.token_ids == [8, 9, EOS] and said.finish_reason == ("length" if ignore_eos else "stop")
 
 
 def test_a_stop_token_is_the_stop_reason(make):
@@ -136,17 +150,8 @@ def test_without_detokenizing_there_is_no_text(make):
     assert {entry.decoded_token for place in said.logprobs for entry in place.values()} == {None}
 
 
-class Showing(Tokenizer):
-    def showing_special_tokens(self) -> "Showing":
-        shown = copy.copy(self)
-        shown._hidden, shown._added_texts = set(), self._added_texts | {i: text for text, i in self.specials.items()}
-        return shown
-
-
 @pytest.mark.parametrize("spaces", [True, False])
-def test_special_tokens_are_in_the_text_if_they_are_not_skipped(make, monkeypatch, checkpoint, spaces):
-    if not hasattr(make().tokenizer, "showing_special_tokens"):
-        monkeypatch.setattr(LLMEngine, "build_tokenizer", lambda engine: Showing(checkpoint))
+def test_special_tokens_are_in_the_text_if_they_are_not_skipped(make, spaces):
     options = {"ignore_eos": True, "spaces_between_special_tokens": spaces}
     assert say(make(), " fox", end=[EOS, 1, 77], **options).text == " fox" + make().tokenizer.decode([77])
     shown = say(make(), " fox", end=[EOS, 1], skip_special_tokens=False, **options)

@@ -10,8 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import get_type_hints
 
-import numpy as np
 import pytest
+import torch
 
 from .. import (
     CompletionOutput,
@@ -26,6 +26,7 @@ from .. import (
 from ..api.params import MAX_POSITIONAL
 from ..api.params_checks import GONE, REFUSED
 
+np = pytest.importorskip("numpy")
 DATA = json.loads((Path(__file__).parent / "data" / "vllm_0_32" / "sampling_params.json").read_text())
 OWN = "output_text_buffer_length"  # like the names with an underscore, it is set by vLLM, not by a caller
 FIELDS = [name for name, _ in DATA["SamplingParams"] if name[0] != "_" and name != OWN]
@@ -100,6 +101,7 @@ NOT_HERE = {
         ("stop_token_ids", [3, 1, 3], [3, 1]),
         ("stop_token_ids", np.array([3, 1]), [3, 1]),
         ("bad_words", ["a", "b", "a"], ["a", "b"]),
+        ("stop_token_ids", torch.tensor([3, 1]), [3, 1]),
         ("allowed_token_ids", (np.int64(4),), [4]),
         ("max_tokens", np.int32(4), 4),
         ("temperature", 1, 1.0),
@@ -146,6 +148,7 @@ def test_greedy_params_have_nothing_else_to_say():
         ({"stop": 0}, "stop must be a text or several, none of them empty, not 0"),
         ({"stop": "a", "detokenize": False}, "stop is ['a'], and detokenize is False: there is no text to find it in"),
         ({"stop_token_ids": [1, "2"]}, "stop_token_ids must be a list of token ids, not [1, '2']"),
+        ({"stop_token_ids": torch.tensor(5)}, "stop_token_ids must be a list of token ids, not 5"),
         ({"bad_words": "fox"}, "bad_words must be a list of texts, none of them empty, not 'fox'"),
         ({"bad_words": [["fox"]]}, "bad_words must be a list of texts, none of them empty, not [['fox']]"),
         ({"allowed_token_ids": []}, "allowed_token_ids must be a list of token ids, at least one, not []"),
@@ -169,6 +172,10 @@ def test_greedy_params_have_nothing_else_to_say():
 )
 def test_what_cannot_be_is_named_with_its_value(options, says):
     assert refused(**options) == says
+
+
+def test_a_long_value_is_cut():
+    assert len(refused(allowed_token_ids=[*range(10000), "a"])) < 300
 
 
 @pytest.mark.parametrize("name", REFUSED)

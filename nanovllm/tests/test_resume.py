@@ -22,7 +22,7 @@ def asked(tmp_path):
     return write(tmp_path / "asked.jsonl", *own, *others)
 
 
-def answers(path) -> dict[str, object]:
+def answers(path) -> dict[str, list]:
     """What was generated, by id; each id once."""
     results = [json.loads(line) for line in path.read_text().splitlines()]
     told = {

@@ -6,7 +6,7 @@ import time
 import torch
 
 from ...api import LLM
-from ...core.llama import LlamaForCausalLM
+from ...checkpoints.sizes import parameters
 from .workload import Task
 
 MAX_BYTES, REPEATS = 1 << 28, 7  # larger than a processor's caches
@@ -29,13 +29,9 @@ def floor_seconds(llm: LLM, tasks: list[Task], num_steps: int, bandwidth: float)
 
 def weight_bytes(llm: LLM) -> int:
     """Of all weights that a step reads: of an embedding that is not also the head, it reads a few rows."""
-    config = llm.model_config
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config, 1)
-    num_weights = sum(weight.numel() for weight in model.parameters())  # a head that shares the embedding counts once
-    if not config.tie_word_embeddings:
-        num_weights -= config.vocab_size * config.hidden_size
-    return num_weights * llm.llm_engine.dtype.itemsize
+    parts = parameters(llm.model_config)
+    unread = 0 if llm.model_config.tie_word_embeddings else parts["embedding"]
+    return (sum(parts.values()) - unread) * llm.llm_engine.dtype.itemsize
 
 
 def kv_bytes(llm: LLM, tasks: list[Task]) -> int:
