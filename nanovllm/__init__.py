@@ -2,7 +2,7 @@
 
 core/   the code of stage 7, byte for byte
 api/    what a user gets beyond it: vLLM's interface
-cli/    nanovllm generate, nanovllm batch and others
+cli/    the commands: generate, chat, batch, bench, trace, stages
 trace/  what an engine does, as events: written, replayed, converted for a viewer
 """
 

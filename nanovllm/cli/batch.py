@@ -47,6 +47,8 @@ def batch(
     given = {name: sampling[name] for name in sampling if is_given(context, name)}
     with one_line_errors():
         check_output(output, file, overwrite, resume)
+        if trace is not None and Path(trace).resolve() == Path(output).resolve():
+            raise ValueError(f"{trace} is where the results go: the trace needs another file")
 
     from ..api import LLM, SamplingParams
     from .chats import check_template
@@ -69,8 +71,6 @@ def batch(
             if requests.has_chats:
                 check_template(options["model"], template)
             tracing = Tracing(trace)
-            if trace is not None and Path(trace).resolve() == Path(output).resolve():
-                raise ValueError(f"{trace} is where the results go: the trace needs another file")
             llm = LLM(**options, chat_template=template)
             stream = files.enter_context(open_output(output, overwrite, done and done.num_bytes))
         with tracing.of(llm):

@@ -37,8 +37,9 @@ def generate(
 
     with one_line_errors():
         params = SamplingParams(**sampling)
+        options = with_small_pool(located(engine))
         tracing = Tracing(trace)
-        llm = LLM(**with_small_pool(located(engine)))
+        llm = LLM(**options)
     with ctrl_c_raises(), tracing.of(llm):
         outputs = show(ticking(llm, llm.stream(texts or PROMPTS, params), stats))
     click.echo("\n" + summary(llm, outputs))
