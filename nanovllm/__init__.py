@@ -2,7 +2,8 @@
 
 core/   the code of stage 7, byte for byte
 api/    what a user gets beyond it: log-probabilities
-cli/    nanovllm generate, nanovllm batch
+cli/    nanovllm generate, nanovllm batch, nanovllm trace
+trace/  what an engine does, as events: written, replayed, converted for a viewer
 """
 
 from importlib import import_module

@@ -16,6 +16,7 @@ from ..__main__ import main
 from ..cli.batch import batch
 from ..cli.commands import COMMANDS
 from ..cli.generate import generate
+from ..cli.trace import trace
 from .helpers import start
 
 TOO_LONG = "9" * 23
@@ -59,7 +60,7 @@ def test_the_version_is_that_of_the_package(capsys):
 
 
 def test_the_list_of_commands_says_of_each_what_its_own_help_says():
-    own = {command.name: command.help.splitlines()[0] for command in (batch, generate)}
+    own = {command.name: command.help.splitlines()[0] for command in (batch, generate, trace)}
     assert own == COMMANDS
 
 
@@ -89,7 +90,7 @@ def test_help_has_the_options_with_their_defaults(command, capsys):
 @pytest.mark.parametrize("command", [generate, batch])
 def test_every_knob_is_an_option(command):
     """But not SamplingParams.seed: every request would draw the same. And generate shows no logprobs."""
-    own = {"file", "output", "overwrite"} if command is batch else {"prompts"}
+    own = {"file", "output", "overwrite", "trace"} if command is batch else {"prompts", "trace"}
     shown = set() if command is batch else {"logprobs", "prompt_logprobs"}
     knobs = {field.name for kind in (EngineConfig, SamplingParams) for field in fields(kind)}
     assert {option.name for option in command.params} - own == knobs - shown
