@@ -3,7 +3,7 @@
 A moment is a question before a step and what the step shows. Which answer is right comes from the events.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -111,8 +111,8 @@ def scattered_table(run: Run) -> Moment | None:
                     "A table in place of a piece",
                     f"{label(event['seq'])} is next. The blocks that come first in the queue do not lie side by side.",
                     "Can one sequence have them?",
-                    ("No, it would have to wait", "Yes, any blocks do"),
-                    1,
+                    ("Yes, any blocks do", "No, it would have to wait"),
+                    int(event["seq"] not in step.after.running),
                     f"Its block table says where its tokens are: blocks {places}. Follow the arrows.",
                     table[0],
                 )
@@ -151,8 +151,8 @@ def taken_again(run: Run) -> Moment | None:
                     "Freed in the middle, taken again",
                     f"{label(giver)} gave its blocks back while others run. Now {label(taker)}'s last block is full.",
                     f"Which block does {label(taker)} take?",
-                    ("One that nobody has used", f"One that {label(giver)} gave back"),
-                    int(step.before.free[0] in given_back),
+                    (f"One that {label(giver)} gave back", "One that nobody has used"),
+                    int(block not in given_back),
                     f"Block {block}, in the midst of the others: the block returned last is taken first.",
                     block,
                 )
@@ -174,8 +174,8 @@ def promised_against_held(run: Run) -> Moment | None:
                     f"A new batch begins. After it {num_free} of {num_blocks} blocks are free; {who} may come to need "
                     f"{event['needed']}.",
                     f"Is {who} in the batch?",
-                    (f"Yes, {num_free} blocks are free", "No"),
-                    int(event["seq"] in step.after.waiting),
+                    ("No", f"Yes, {num_free} blocks are free"),
+                    int(event["seq"] in step.after.running),
                     f"{promised} blocks are promised to the others, should they grow to their end, though only "
                     f"{num_blocks - num_free} are held. {promised} + {event['needed']} is more than {num_blocks}.",
                 )
@@ -194,7 +194,8 @@ def chunk_beside_decodes(run: Run) -> Moment | None:
     for step in run.steps:
         for event in step.of("chunk", why="prefill"):
             who, size = label(event["seq"]), event["end"] - event["start"]
-            length = len(step.before.sequences[event["seq"]].tokens)
+            seq = step.before.sequences.get(event["seq"])
+            length = len(seq.tokens) if seq else 0
             if 1 < size < length and event["start"] == 0 and decodes(step):
                 budget = run.events[0]["max_num_batched_tokens"]
                 return Moment(
@@ -214,18 +215,20 @@ def chunk_beside_decodes(run: Run) -> Moment | None:
 
 @moment("s4")
 def seat_refilled(run: Run) -> Moment | None:
+    seen: set[str] = set()  # a preempted sequence that comes back is another story
     for earlier, step in zip(run.steps, run.steps[1:], strict=False):
-        for event in step.of("admit") if earlier.of("end") and earlier.of("held_up") else []:
-            who, others = label(event["seq"]), [seq for seq in step.before.running]
-            if step.before.waiting[0] == event["seq"] and others:
-                gone = label(earlier.of("end")[0]["seq"])
+        seen |= set(earlier.after.running)
+        for event in step.of("admit"):
+            who, others = label(event["seq"]), step.before.running
+            if earlier.of("end") and earlier.of("held_up", seq=event["seq"]) and others and event["seq"] not in seen:
                 return Moment(
                     step.number,
                     "A seat is refilled",
-                    f"{gone} has ended, {len(others)} others are in the middle of their texts, and {who} waits.",
+                    f"{label(earlier.of('end')[0]['seq'])} has ended, {len(others)} others are in the middle of their "
+                    f"texts, and {who} waits.",
                     f"When does {who} begin?",
                     ("In the next step", "When the others have ended"),
-                    int(event["step"] != step.number),
+                    int(event["step"] != earlier.number + 1),
                     f"{who} is admitted at once, beside the others. In stages 1 to 3 it would wait for the whole batch.",
                     step.after.sequences[event["seq"]].block_table[0],
                 )
@@ -283,6 +286,18 @@ def counts_and_copies(run: Run) -> Moment | None:
 # ---- stage 6
 
 
+def authors(run: Run) -> dict[str, tuple[str, int]]:
+    """Of each cached text: in whose table it was computed first, and in which place."""
+    found: dict[str, tuple[str, int]] = {}
+    places: dict[int, tuple[str, int]] = {}  # of each block, by what happened to it last
+    for event in run.events:
+        if event["kind"] in ("taken", "hit", "shared"):
+            places[event["block"]] = event["seq"], event["index"]
+        elif event["kind"] == "cached":
+            found.setdefault(event["hash"], places[event["block"]])
+    return found
+
+
 @moment("s6")
 def held_then_idle(run: Run) -> Moment | None:
     for step in run.steps:
@@ -295,8 +310,8 @@ def held_then_idle(run: Run) -> Moment | None:
                 "Held, then idle",
                 f"{who} gets its last token in the next step, and gives {blocks(len(step.of('given_back')))} back.",
                 "What becomes of the text in them?",
-                ("It is of no use any more", "It stays"),
-                int(all(block in step.after.cached for block in kept)),
+                ("It stays, and can be found", "It is of no use any more"),
+                int(not all(block in step.after.cached for block in kept)),
                 f"{blocks(len(kept))} are idle: nobody holds them, but each can be found by the hash of its text. They "
                 "go to the end of the queue, and are taken last.",
                 kept[-1],
@@ -306,23 +321,18 @@ def held_then_idle(run: Run) -> Moment | None:
 
 @moment("s6")
 def hit_by_a_stranger(run: Run) -> Moment | None:
-    authors: dict[str, str] = {}  # who has computed the text of each hash
     for step in run.steps:
-        for event in step.of("cached"):
-            holders = [name for name, seq in step.after.sequences.items() if event["block"] in seq.block_table]
-            authors.setdefault(event["hash"], holders[0] if holders else "")
         for event in step.of("hit", was="idle"):
-            author, who = authors.get(step.before.cached[event["block"]], ""), event["seq"]
-            if author and author != who:
+            author, who = authors(run)[step.before.cached[event["block"]]][0], event["seq"]
+            if author != who:
                 hits = step.of("hit", seq=who)
                 num_tokens, found = len(step.before.sequences[who].tokens), BLOCK_SIZE * len(hits)
-                rest = num_tokens - found
                 return Moment(
                     step.number,
                     "Found by a stranger",
                     f"{label(who)} is next. Its {num_tokens} tokens begin as {label(author)}'s did, which has ended.",
                     f"How many of them does {label(who)} compute?",
-                    (f"All {num_tokens}", f"The last {rest}"),
+                    (f"All {num_tokens}", f"The last {num_tokens - found}"),
                     int(step.of("admit", seq=who)[0]["num_computed_tokens"] == found),
                     f"{blocks(len(hits))} of {label(author)} are found by their hashes and held again: {found} tokens "
                     "that need not be computed.",
@@ -333,14 +343,12 @@ def hit_by_a_stranger(run: Run) -> Moment | None:
 
 @moment("s6")
 def evicted_tail_first(run: Run) -> Moment | None:
-    places: dict[str, tuple[str, int]] = {}  # of each hash: in whose table it was computed, and where
+    places = authors(run)
     for step in run.steps:
         for event in step.of("evicted", why="taken"):
             author, index = places[event["hash"]]
-            siblings = [
-                places[hash_][1] for block, hash_ in step.before.cached.items()
-                if places[hash_][0] == author and step.before.ref_counts[block] == 0
-            ]  # fmt: skip
+            idle = [places[step.before.cached[block]] for block in step.before.idle]
+            siblings = [place for name, place in idle if name == author]
             if len(siblings) > 1:
                 return Moment(
                     step.number,
@@ -348,16 +356,12 @@ def evicted_tail_first(run: Run) -> Moment | None:
                     f"A block is needed, and the free ones are all cached. {blocks(len(siblings))} of {label(author)} "
                     "are idle.",
                     "Which of them is given up first?",
-                    ("The beginning of its text", "The end of its text"),
-                    int(index == max(siblings)),
+                    ("The end of its text", "The beginning of its text"),
+                    int(index == min(siblings)),
                     f"Block {event['block']}, place {index} in {label(author)}'s text: a text without its end can still "
                     "be found, one without its beginning cannot.",
                     event["block"],
                 )
-        for name, seq in step.after.sequences.items():
-            for index, block in enumerate(seq.block_table):
-                if block in step.after.cached:
-                    places.setdefault(step.after.cached[block], (name, index))
     return None
 
 
@@ -373,8 +377,8 @@ def stored_to_the_host(run: Run) -> Moment | None:
                 "Stored to the host",
                 f"A block is needed. Block {event['from']} is idle, first in the queue, and is to be evicted.",
                 "Is its text lost?",
-                ("Yes, as in stage 6", "No"),
-                int(event["hash"] in step.after.host_cached.values()),
+                ("No", "Yes, as in stage 6"),
+                int(event["hash"] not in step.after.host_cached.values()),
                 f"It is copied to block {event['to']} of the host first. The host's pool is searched too when somebody "
                 "begins with this text.",
                 event["from"],
@@ -404,9 +408,3 @@ def loaded_back(run: Run) -> Moment | None:
                 loads[0]["to"],
             )
     return None
-
-
-def each_run(recorded: dict[str, Run]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(stage, its moments) of all recorded runs."""
-    for stage, run in recorded.items():
-        yield stage, moments(stage, run)

@@ -27,7 +27,7 @@ class Arrows {
   /** A curve that bows a little to its left, so that there and back are two lines; on paper of its own, to be seen. */
   _line(a, b) {
     const [dx, dy] = [b.x - a.x, b.y - a.y], length = Math.hypot(dx, dy) || 1;
-    const short = 0.2 * a.room; // it ends before the middle: letters stay free
+    const short = 0.3 * a.room; // it ends before the middle: letters stay free
     const [sx, sy, tx, ty] = [a.x + (dx / length) * short, a.y + (dy / length) * short, b.x - (dx / length) * short, b.y - (dy / length) * short];
     const bow = length > 1.5 * a.room ? 0.12 : 0;
     const [cx, cy] = [(a.x + b.x) / 2 + dy * bow, (a.y + b.y) / 2 - dx * bow];

@@ -78,24 +78,31 @@ class Grid {
 addEventListener("keydown", ({ key }) => { if (key === "Tab") Grid.isByKeyboard = true; }, true);
 addEventListener("pointerdown", () => { Grid.isByKeyboard = false; }, true);
 
-/** The inside of a square: a band for each holder, what of it is filled, a letter, a count. */
+/** The inside of a square: a band for each holder, how much of it is filled, a letter, a count. */
 function paint(square, { status, bands, count, origin, isTouched }, memory) {
-  square.className = `square ${status}${isTouched ? " touched" : ""}${count > 1 ? " shared" : ""}`;
-  const shown = bands.map(({ seq, from, to, filled }, i) => {
-    const band = Dom.make("span", { class: "band" }, Dom.make("span", { class: "fill" }));
-    const height = count > 1 && from === 0 && to === 8 && bands.length > 1;
-    Object.entries({ from, to, filled, top: height ? i : 0, of: height ? bands.length : 1 })
-      .forEach(([name, value]) => band.style.setProperty(`--${name}`, value));
-    Cast.dress(band, memory, seq);
-    return band;
-  });
+  const isShared = count > 1 && bands.every(({ from }) => from === 0); // in stage 1 two pieces may lie side by side
+  square.className = `square ${status}${isTouched ? " touched" : ""}`;
+  const shown = bands.map((band, i) => paintBand(band, isShared ? [i, bands.length] : [0, 1], memory));
   if (status === "idle" && origin) {
-    const ghost = Dom.make("span", { class: "ghost" });
-    Cast.dress(ghost, memory, origin.seq);
-    shown.push(ghost);
+    shown.push(Dom.make("span", { class: "ghost" }));
+    Cast.dress(shown[0], memory, origin.seq);
   }
-  const letters = [...new Set(bands.map(({ seq }) => Cast.label(memory, seq)))];
-  if (letters.length) shown.push(Dom.make("span", { class: "letter" }, letters.length > 1 ? `${letters[0]}+` : letters[0]));
-  if (count > 1 && new Set(bands.map(({ from }) => from)).size === 1) shown.push(Dom.make("span", { class: "count" }, String(count)));
+  if (bands.length && !isShared) bands.forEach(({ seq, from, to }, i) => { if (to - from > 2) shown[i].append(letter(Cast.label(memory, seq))); });
+  if (isShared) shown.push(letter(together(bands, memory)), Dom.make("span", { class: "count" }, String(count)));
   square.replaceChildren(...shown);
+}
+
+function paintBand({ seq, from, to, filled }, [top, of], memory) {
+  const band = Dom.make("span", { class: "band" }, Dom.make("span", { class: "fill" }));
+  for (const [name, value] of Object.entries({ from, to, filled, top, of })) band.style.setProperty(`--${name}`, value);
+  Cast.dress(band, memory, seq);
+  return band;
+}
+
+const letter = (text) => Dom.make("span", { class: "letter" }, text);
+
+/** Samples of one request are told by its letter, strangers by the first one's. */
+function together(bands, memory) {
+  const families = new Set(bands.map(({ seq }) => Memory.family(seq)));
+  return families.size === 1 ? Cast.label(memory, [...families][0]) : `${Cast.label(memory, bands[0].seq)}+`;
 }

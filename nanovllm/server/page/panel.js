@@ -10,13 +10,15 @@ const Panel = (() => {
     const frame = tape.frameAt(step), { memory } = frame;
     const moves = lastMoves(tape, step, block, pool);
     const main = moves.find(({ event }) => !QUIET.includes(event.kind)) ?? moves[0];
-    Dom.byId("panel").replaceChildren(
+    const parts = [
       Dom.make("h2", {}, title(block, pool), ...holders(cell).map((seq) => Dom.tag(memory, seq))),
       Dom.make("p", { class: "facts" }, facts(cell, block, memory, pool)),
       text(frame, cell, pool),
       Dom.make("h3", {}, "Why it moved"),
       moves.length ? Dom.make("ol", { class: "moves" }, ...moves.map(({ event }) => line(event, memory))) : Dom.make("p", { class: "facts" }, "It has not moved yet."),
-      ...(main && sources[main.event.by] ? [source(main.event.by, sources[main.event.by])] : []));
+      main && sources[main.event.by] ? source(main.event.by, sources[main.event.by]) : null,
+    ];
+    Dom.byId("panel").replaceChildren(...parts.filter((part) => part !== null));
   }
 
   function hint() {

@@ -17,18 +17,20 @@ const Queues = (() => {
   }
 
   function row({ state, memory }, seq, note, isSelected) {
-    const { texts, prompt_length, num_computed_tokens, max_num_tokens } = { ...state.sequences[seq], prompt_length: memory.prompts[seq] };
-    const words = Dom.make("span", { class: "words" }, ...lastWords(texts, prompt_length));
-    const facts = note || `${num_computed_tokens} of at most ${max_num_tokens} tokens in the pool`;
-    const body = Dom.make("div", {}, words, Dom.make("span", { class: "facts" }, facts));
-    return Dom.make("li", { class: isSelected ? "selected" : null }, Dom.tag(memory, seq), body);
+    const { texts, num_computed_tokens, max_num_tokens } = state.sequences[seq];
+    const words = Dom.make("span", { class: "words" }, ...lastWords(texts, memory.prompts[seq] ?? 0));
+    const share = Dom.make("span", { class: "share", title: `${num_computed_tokens} tokens are in the pool, of at most ${max_num_tokens}` },
+      `${num_computed_tokens} / ${max_num_tokens}`);
+    const facts = note ? Dom.make("span", { class: "facts" }, note) : null;
+    return Dom.make("li", { class: isSelected ? "selected" : null }, Dom.tag(memory, seq), words, share, facts);
   }
 
+  /** The prompt pale, the output not; what does not fit is cut off at the left. */
   function lastWords(texts, prompt_length) {
     const prompt = texts.slice(0, prompt_length).join(""), output = texts.slice(prompt_length).join("");
     const cut = Math.max(0, prompt.length + output.length - SHOWN);
-    const start = prompt.slice(cut), end = output.slice(Math.max(0, cut - prompt.length));
-    return [Dom.make("span", { class: "prompt" }, (cut ? "…" : "") + start), Dom.make("span", {}, end)];
+    const line = (text) => text.replaceAll("\n", " ");
+    return [Dom.make("span", {}, Dom.make("span", { class: "prompt" }, line(prompt.slice(cut))), line(output.slice(Math.max(0, cut - prompt.length))))];
   }
 
   function reason(memory, seq, events) {
@@ -36,10 +38,10 @@ const Queues = (() => {
     return held ? Words.whyHeldUp(held, Cast.label(memory, seq)) : "";
   }
 
+  /** Most end as they should: only the others need a word. */
   function done(memory, seq) {
-    const { why } = memory.ended[seq];
-    const words = { stop: "came to its end", length: "got all tokens that it asked for", abort: "was aborted", error: "failed" }[why];
-    return Dom.make("li", { title: words }, Dom.tag(memory, seq), Dom.make("span", { class: "facts" }, why === "length" ? "" : why));
+    const word = { abort: "aborted", error: "failed" }[memory.ended[seq].why];
+    return Dom.make("li", {}, Dom.tag(memory, seq), word ? Dom.make("span", { class: "facts" }, word) : null);
   }
 
   return { show };

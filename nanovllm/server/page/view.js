@@ -65,7 +65,7 @@ const View = (() => {
 
   /** What changes with the stage, and not with the step. */
   function shape() {
-    const { tape, moments, title, idea } = stage(), { pool, host: hostPool } = tape.snapshot;
+    const { tape, moments, idea } = stage(), { pool, host: hostPool } = tape.snapshot;
     const size = pool.unit === "slots" ? Cells.SLOTS_A_CELL : pool.block_size, num_squares = pool.unit === "slots" ? Math.ceil(pool.num_blocks / size) : pool.num_blocks;
     const num_columns = num_squares > 256 ? 32 : num_squares > 64 ? 16 : 8;
     Dom.byId("stage").style.setProperty("--slots", size);
@@ -75,6 +75,7 @@ const View = (() => {
     if (hostPool) host.shape(hostPool.num_blocks, num_columns);
     const held = Array.from({ length: tape.length + 1 }, (_, step) => { const totals = Cells.totals(tape.frameAt(step), pool); return totals.held / totals.all; });
     Time.shape(held, length(), moments, goToMoment);
+    Legend.show(pool, { canShare: tape.has("shared") || tape.has("hit"), canCache: tape.has("cached"), hasHost: hostPool !== null });
     Dom.byId("idea").textContent = idea;
     Dom.byId("stages").querySelectorAll("[role=radio]").forEach((radio, i) => {
       radio.setAttribute("aria-checked", i === at.stage);
@@ -138,7 +139,6 @@ const View = (() => {
     at.stage = Math.min(Math.max(Number(number), 1), stages.length) - 1;
     at.step = Math.min(Number(step), length());
     at.block = block === undefined ? null : block.startsWith("h") ? block : Number(block);
-    const { pool, host: hostPool } = stage().tape.snapshot;
   }
 
   // ---- the beginning
