@@ -15,8 +15,8 @@ from stages.bench.engines import PACKAGES
 SOURCE = ROOT / "nanovllm" / "server" / "page"
 PAGE = ROOT / "notebooks" / "pool.html"
 LEAD = (
-    "A server keeps the keys and values of every token that it has read. Here are 40 blocks of memory for 8 tokens each, "
-    "and eight requests that come, grow and leave. Each stage of the course serves the same eight."
+    "A server keeps the keys and values of every token it has read. Here are 40 blocks of memory for 8 tokens each, "
+    "eight requests that share them, and seven ways to serve the eight."
 )
 STAGES = {
     "s1": ("One piece", "Each sequence reserves one piece of the pool for its whole life."),

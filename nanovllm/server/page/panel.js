@@ -102,7 +102,7 @@ const Panel = (() => {
   }
 
   function line(event, memory) {
-    return Dom.make("li", {}, Dom.make("span", { class: "at" }, `step ${event.step}`), `${Words.ofEvent(event, memory)}.`);
+    return Dom.make("li", {}, Dom.make("span", { class: "at" }, `step ${event.step}`), `${Words.ofEvent(event, memory)}.`.replace(/^./, (letter) => letter.toUpperCase()));
   }
 
   function source(name, { file, line, text }) {

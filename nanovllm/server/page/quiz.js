@@ -20,7 +20,7 @@ const Quiz = (() => {
     const isRight = answers.get(moment) === moment.right;
     Dom.byId("quiz").replaceChildren(
       Dom.make("h2", {}, moment.title), Dom.make("p", { class: "question" }, moment.question),
-      Dom.make("p", { class: isRight ? "verdict right" : "verdict" }, isRight ? "✓ Yes: " : "✗ No: ", moment.answers[moment.right], "."),
+      Dom.make("p", { class: isRight ? "verdict right" : "verdict" }, isRight ? "✓ Right: " : "✗ No: ", `“${moment.answers[moment.right]}”.`),
       Dom.make("p", {}, moment.reveal));
   }
 

@@ -6,27 +6,24 @@
 const View = (() => {
   const stages = []; // {name, title, idea, tape, moments, sources}
   const at = { stage: 0, step: 0, block: null }; // what the fragment of the address says: #s5/31/b17
-  let asked = null; // the moment whose question or answer is shown
   let shaped = null; // the stage that the grids and the line of time are made for
   let grid, host, arrows;
 
   // ---- data
 
-  /** A snapshot begins a run, an event goes on with the last one. */
+  let isLive = false; // from now on events come while somebody looks
+
+  /** A snapshot begins a run, an event goes on with it. `about` is what the page of recorded runs says of one. */
   function feed(event, about = {}) {
     if (event.kind === "snapshot") {
-      stages.push({ name: event.stage, title: event.stage, idea: "", moments: [], sources: {}, tape: new Tape(event), ...about });
+      stages.push({ name: event.stage, title: event.stage, idea: "", moments: [], sources: {}, ...about, tape: new Tape(event) });
+      if (isLive) open();
       return;
     }
-    const { tape } = stages.at(-1), wasAtEnd = at.step === tape.length;
-    if (tape.add(event) && isLive) follow(wasAtEnd);
-  }
-
-  let isLive = false; // events come while somebody looks
-
-  function follow(wasAtEnd) {
-    shaped = null;
-    if (wasAtEnd) at.step = stages.at(-1).tape.length;
+    const { tape } = stages.at(-1), wasAtEnd = stage().tape === tape && at.step === tape.length;
+    if (!tape.add(event) || !isLive) return;
+    shaped = null; // the line of time has grown
+    if (wasAtEnd) at.step = tape.length;
     show();
   }
 
@@ -57,7 +54,7 @@ const View = (() => {
   }
 
   function sentence(step, { tape } = stage()) {
-    if (step === 0) return "Nobody is here yet, and the pool is empty.";
+    if (step === 0) return "Nobody is here yet, and the pool is empty. Press play, or →.";
     if (step > tape.length) return `All is done since step ${tape.length}.`;
     const before = tape.frameAt(step - 1);
     return Words.ofStep(tape.eventsOf(step), tape.eventsOf(step - 1), before, tape.frameAt(step));
@@ -94,7 +91,6 @@ const View = (() => {
 
   function move(step) {
     at.step = Math.max(0, Math.min(step, length()));
-    asked = null;
     Quiz.clear();
     show();
   }
@@ -103,7 +99,7 @@ const View = (() => {
   function offer() {
     const next = stage().moments.find(({ step }) => step === at.step + 1), now = stage().moments.find(({ step }) => step === at.step);
     if (now && Quiz.isAnswered(now)) Quiz.reveal(now);
-    else if (next && !Quiz.isAnswered(next)) Quiz.ask(next, () => { asked = next; goTo(next.step); });
+    else if (next && !Quiz.isAnswered(next)) Quiz.ask(next, () => goTo(next.step));
   }
 
   function goToMoment(moment) {
@@ -151,14 +147,15 @@ const View = (() => {
     });
     Dom.byId("stages").replaceChildren(...radios);
     Dom.byId("stages").hidden = stages.length < 2;
-    Dom.byId("stages").addEventListener("keydown", (event) => {
-      const move = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
-      if (!move) return;
-      switchTo((at.stage + move + stages.length) % stages.length);
-      Dom.byId("stages").children[at.stage].focus();
-      event.preventDefault();
-      event.stopPropagation();
-    });
+  }
+
+  function stageKeys(event) {
+    const move = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+    if (!move) return;
+    switchTo((at.stage + move + stages.length) % stages.length);
+    Dom.byId("stages").children[at.stage].focus();
+    event.preventDefault();
+    event.stopPropagation();
   }
 
   function keys(event) {
@@ -173,29 +170,43 @@ const View = (() => {
     event.preventDefault();
   }
 
-  function start() {
-    grid = new Grid(Dom.byId("grid"), "block", choose);
-    host = new Grid(Dom.byId("host-grid"), "host block", (block) => choose(`h${block}`));
-    arrows = new Arrows(grid);
-    const packed = Dom.byId("data").textContent.trim();
-    if (packed) {
-      const data = JSON.parse(packed);
-      for (const run of data.runs) for (const event of unpack(data, run)) feed(event, run);
-      Dom.byId("lead").textContent = data.lead;
-    }
-    isLive = true;
-    Dom.byId("stage").hidden = !stages.length;
-    Dom.byId("no-data").hidden = stages.length > 0;
-    Dom.byId("play").addEventListener("click", playOrPause);
-    Dom.byId("slider").addEventListener("input", ({ target }) => goTo(Number(target.value)));
-    addEventListener("keydown", keys);
-    addEventListener("hashchange", () => { restore(); show(); offer(); });
-    Time.told();
-    if (!stages.length) return;
+  /** There is something to see. */
+  function open() {
+    Dom.byId("no-data").hidden = true;
+    Dom.byId("stage").hidden = false;
     tabs();
     restore();
     show();
     offer();
+  }
+
+  function start() {
+    grid = new Grid(Dom.byId("grid"), "block", choose);
+    host = new Grid(Dom.byId("host-grid"), "host block", (block) => choose(`h${block}`));
+    arrows = new Arrows(grid);
+    listen();
+    const packed = Dom.byId("data").textContent.trim();
+    if (packed) {
+      const data = JSON.parse(packed);
+      Dom.byId("lead").textContent = data.lead;
+      for (const run of data.runs) for (const event of unpack(data, run)) feed(event, run);
+      open();
+    }
+    isLive = true;
+  }
+
+  function listen() {
+    Dom.byId("play").addEventListener("click", playOrPause);
+    Dom.byId("slider").addEventListener("input", ({ target }) => { Time.stop(); move(Number(target.value)); });
+    Dom.byId("slider").addEventListener("change", offer); // where the reader lets go of it
+    Dom.byId("stages").addEventListener("keydown", stageKeys);
+    addEventListener("keydown", keys);
+    addEventListener("hashchange", () => { restore(); show(); offer(); });
+    const narrow = matchMedia("(max-width: 720px)");
+    const fold = () => document.querySelectorAll("#queues details").forEach((each) => { each.open = !narrow.matches; });
+    narrow.addEventListener("change", fold);
+    fold();
+    Time.told();
   }
 
   return { feed, start, stages, sentence, at };

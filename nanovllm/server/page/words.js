@@ -30,9 +30,17 @@ const Words = (() => {
     ({ of, name }) => first(of("preempt"), (event) => event.why === "blocks" && event.for !== event.seq
       ? `${name(event.for)} needs a block. ${name(event.seq)} gives up all of its blocks and waits.`
       : `${name(event.seq)} finds no free block: it gives up its own and waits.`),
+    ({ of, name, after }) => first(of("released"), ({ seq }) => {
+      const { sizes, total } = freePieces(after), who = after.waiting[0], needed = who && after.sequences[who].max_num_tokens;
+      return who && needed <= total && needed > Math.max(...sizes)
+        ? `${name(seq)} ends: ${total} slots are free, but not ${needed} together for ${name(who)}.` : "";
+    }),
     ({ of, name }) => first(of("copied"), ({ from, to, seq }) =>
       `${name(seq)} copies block ${from} into block ${to} before it writes.`),
-    ({ of, name }) => first(of("loaded"), ({ seq }, all) => `${blocks(all)} of ${name(seq)} ${all.length > 1 ? "return" : "returns"} from the host.`),
+    ({ of, name }) => first(of("loaded"), ({ seq }, all) => {
+      const same = all.filter((event) => event.seq === seq);
+      return `${blocks(same)} of ${name(seq)} ${same.length > 1 ? "return" : "returns"} from the host.`;
+    }),
     ({ of, name, before }) => first(of("hit"), (event, all) => {
       const same = all.filter(({ seq }) => seq === event.seq);
       const idle = same.filter(({ was }) => was === "idle").length;
@@ -63,7 +71,7 @@ const Words = (() => {
       ? `${name(all[0].seq)} arrives.`
       : `${list(all.map(({ seq }) => name(seq)))} arrive.`),
     ({ of }) => first(of("token"), (_, all) => `${all.length} ${all.length > 1 ? "sequences get" : "sequence gets"} a token${all.length > 1 ? " each" : ""}.`),
-    ({ of, name }) => first(of("held_up"), (event) => `${name(event.seq)} still waits.`),
+    ({ of, name, earlier }) => first(of("held_up").filter((event) => isOld(event, earlier)), ({ seq }) => `${name(seq)} still waits.`),
   ];
 
   const WAITS = {
@@ -100,6 +108,14 @@ const Words = (() => {
       released: () => `${who} gave these slots back`,
     };
     return moves[event.kind]?.() ?? "";
+  }
+
+  /** Of stage 1's pool: what lies between the pieces. */
+  function freePieces({ pool, sequences }) {
+    const held = Object.values(sequences).map(({ slots }) => slots).filter(Boolean).sort((a, b) => a[0] - b[0]);
+    const edges = [0, ...held.flat(), pool.num_blocks];
+    const sizes = held.concat([null]).map((_, i) => edges[2 * i + 1] - edges[2 * i]);
+    return { sizes, total: sizes.reduce((sum, size) => sum + size, 0) };
   }
 
   // ---- grammar
