@@ -20,6 +20,8 @@ KING = (
     "The youngest was so beautiful that the sun itself was surprised."
 )
 
+ANIMALS = "Long ago, when all the animals could talk, there lived in a wood a bear and a wolf, and"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -45,7 +47,7 @@ WORKLOAD = (
     Request("C", "One day Dorothy and the Scarecrow walked along the road of yellow brick until they came to", 56),
     Request("D", '"Come in," said the old woman.', 32),
     Request("E", "The little mermaid swam up to the ship and looked in at the window, and there she saw", 54),
-    Request("F", "Long ago, when all the animals could talk, there lived in a wood a bear and a wolf, and", 40, after=4, n=3),
+    Request("F", ANIMALS, 40, after=4, n=3),
     Request("G", KING + " One night there came a knock at the door,", 40, after=10),
     Request("H", "Little Raggedy Ann looked out of the window. It was snowing, and", 44, after=16, aborted_after=60),
 )
@@ -108,7 +110,8 @@ def serve_batches(name: str, llm: Any, observer: Any, workload: tuple[Request, .
     """As LLM.generate() does, but for requests that join the queue while a batch runs."""
     everyone = list(requests(name, workload))
     llm._request_ids = iter([request_id for request_id, _, _ in everyone])
-    coming, waiting, running, num_steps = deque(everyone), deque(), [], 0
+    coming, waiting, running = deque(everyone), deque[Any](), list[Any]()
+    num_steps = 0
     while coming or waiting or running:
         while coming and coming[0][1].after <= num_steps:
             _, request, params = coming.popleft()

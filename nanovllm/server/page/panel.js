@@ -15,7 +15,7 @@ const Panel = (() => {
       Dom.make("p", { class: "facts" }, facts(cell, block, memory, pool)),
       text(frame, cell, pool),
       Dom.make("h3", {}, "Why it moved"),
-      moves.length ? Dom.make("ol", { class: "moves" }, ...moves.map(({ event }) => line(event, memory))) : Dom.make("p", { class: "facts" }, "It has not moved yet."),
+      moves.length ? Dom.make("ol", { class: "moves" }, ...moves.map((move) => line(move, memory))) : Dom.make("p", { class: "facts" }, "It has not moved yet."),
       main && sources[main.event.by] ? source(main.event.by, sources[main.event.by]) : null,
     ];
     Dom.byId("panel").replaceChildren(...parts.filter((part) => part !== null));
@@ -79,7 +79,7 @@ const Panel = (() => {
     const found = [];
     for (let at = step; at > 0 && found.length < MOVES; at -= 1) {
       const events = tape.eventsOf(at).filter((event) => names(event, block, pool));
-      found.push(...events.reverse().map((event) => ({ event })));
+      found.push(...events.reverse().map((event) => ({ event, at })));
     }
     return found.slice(0, MOVES);
   }
@@ -101,8 +101,8 @@ const Panel = (() => {
     return event.block === block && kind !== "host_evicted";
   }
 
-  function line(event, memory) {
-    return Dom.make("li", {}, Dom.make("span", { class: "at" }, `step ${event.step}`), `${Words.ofEvent(event, memory)}.`.replace(/^./, (letter) => letter.toUpperCase()));
+  function line({ event, at }, memory) {
+    return Dom.make("li", {}, Dom.make("span", { class: "at" }, `step ${at}`), `${Words.ofEvent(event, memory)}.`.replace(/^./, (letter) => letter.toUpperCase()));
   }
 
   function source(name, { file, line, text }) {
