@@ -20,9 +20,9 @@ globalThis.Checks ??= (() => {
       const hasOwn = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
       return hasOwn && element.checkVisibility() && !["SCRIPT", "STYLE"].includes(element.tagName);
     });
-    const measured = texts.map((element) => [contrast(rgba(getComputedStyle(element).color), paperOf(element)), element]);
-    return measured.filter(([ratio]) => ratio < MIN_CONTRAST)
-      .map(([ratio, { tagName, className, textContent }]) => `${tagName}.${className} ${textContent}: ${ratio.toFixed(1)}`);
+    const ratio = (element) => contrast(rgba(getComputedStyle(element).color), paperOf(element));
+    const pale = texts.filter((element) => ratio(element) < MIN_CONTRAST);
+    return pale.map((element) => `${element.className} ${element.textContent}: ${ratio(element).toFixed(1)}`);
   }
 
   /** The first opaque colour behind an element. A tag's letter stands on a paper of its own. */
@@ -48,15 +48,15 @@ globalThis.Checks ??= (() => {
   /** As WCAG defines it. */
   function contrast(a, b) {
     const linear = (value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
-    const luminance = ([red, green, blue]) => 0.2126 * linear(red / 255) + 0.7152 * linear(green / 255) + 0.0722 * linear(blue / 255);
+    const luminance = (rgb) => [0.2126, 0.7152, 0.0722].reduce((sum, part, i) => sum + part * linear(rgb[i] / 255), 0);
     const [dark, light] = [luminance(a), luminance(b)].sort((x, y) => x - y);
     return (light + 0.05) / (dark + 0.05);
   }
 
   /** The duration of each transition, in milliseconds. */
   function transitions() {
-    const durations = [...document.querySelectorAll("*")].flatMap((each) => getComputedStyle(each).transitionDuration.split(", "));
-    return durations.map((time) => parseFloat(time) * (time.endsWith("ms") ? 1 : 1000));
+    const durations = (element) => getComputedStyle(element).transitionDuration.split(", ");
+    return [...document.querySelectorAll("*")].flatMap(durations).map((time) => parseFloat(time) * (time.endsWith("ms") ? 1 : 1000));
   }
 
   return { overflow, overlaps, paleTexts, transitions };

@@ -57,7 +57,7 @@ class Reader:
 
     @property
     def fragment(self):
-        return self.page.evaluate("location.hash")
+        return self.page.evaluate("Address.flush() ?? location.hash")  # it is written a little later
 
     @property
     def step(self):
@@ -157,11 +157,11 @@ def test_a_block_says_who_holds_it_its_words_and_the_code_that_moved_it(reader):
 def test_arrows_are_the_table_of_the_chosen_sequence_only(reader):
     reader.go("#s2/57")
     assert reader.page.locator("path.arrow").count() == 0
-    held = reader.page.evaluate("View.stages[1].tape.frameAt(57).state.sequences['G'].block_table")
+    held = reader.page.evaluate("Runs.all[1].tape.frameAt(57).state.sequences['G'].block_table")
     reader.square(held[0]).click()
     assert reader.page.locator("path.arrow").count() == len(held) - 1 > 2
-    marked = reader.page.evaluate("[...document.querySelectorAll('.in-table')].map(e => [e.dataset.index, Grid && e])")
-    assert len(marked) == len(held)
+    marked = reader.page.evaluate("[...document.querySelectorAll('.in-table')].map(square => square.dataset.place)")
+    assert sorted(marked) == [str(place) for place in range(len(held))]
 
 
 def test_a_prediction_is_asked_before_its_step_and_answered_after_it(reader, slot):
@@ -242,7 +242,7 @@ def test_a_screen_reader_is_told(reader):
 
 def test_a_sentence_has_at_most_fourteen_words(reader):
     sentences = reader.page.evaluate(
-        "View.stages.flatMap(stage => Array.from({length: stage.tape.length + 2}, (_, i) => View.sentence(i, stage)))"
+        "Runs.all.flatMap(run => Array.from({length: run.tape.length + 2}, (_, step) => View.sentence(run, step)))"
     )
     assert len(sentences) > 600
     long = [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS]
@@ -251,7 +251,7 @@ def test_a_sentence_has_at_most_fourteen_words(reader):
 
 
 STATES = """stage => {
-    const { tape } = View.stages[stage];
+    const { tape } = Runs.all[stage];
     return Array.from({ length: tape.length + 1 }, (_, step) => tape.frameAt(step).state);
 }"""
 
@@ -345,10 +345,10 @@ def test_without_data_it_says_how_to_make_some_and_events_fill_it(chromium, slot
     run = slot["runs"][6]
     events = [run["snapshot"], *unpack(slot["kinds"], slot["strings"], run["events"])]
     last = next(i for i, event in enumerate(events) if event["kind"] == "step" and event["step"] == 30)
-    reader.page.evaluate("events => events.forEach(event => View.feed(event))", events[: last + 1])
+    reader.page.evaluate("events => events.forEach(event => Page.feed(event))", events[: last + 1])
     assert reader.step == 30 and not reader.page.is_visible("#no-data")  # it follows
     reader.press("ArrowLeft")
-    reader.page.evaluate("events => events.forEach(event => View.feed(event))", events[last + 1 :])
+    reader.page.evaluate("events => events.forEach(event => Page.feed(event))", events[last + 1 :])
     assert reader.step == 29  # but not whoever looks back
     assert reader.noticed == []
     reader.context.close()
