@@ -2,12 +2,16 @@
 
 N picks stage N, the latest one present if there is none; what follows goes to that stage's own command line.
 A prompt that is a number goes after a double dash: `python -m stages -- 42`.
+`--trace FILE`, for any stage, writes what its engine does to a file of events (nanovllm/trace/EVENTS.md).
 """
 
 import re
 import sys
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 
 def find_stages(folder: Path) -> dict[int, str]:
@@ -38,12 +42,57 @@ def pick(argv: list[str], stages: dict[int, str]) -> tuple[str, list[str]]:
     return stages[number], argv[1:]
 
 
+def take_trace(argv: list[str]) -> tuple[str | None, list[str]]:
+    """The file of --trace FILE, if it is there, and the arguments without it.
+
+    >>> take_trace(["A fox", "--trace", "run.jsonl", "--seed", "1"]), take_trace(["--", "--trace"])
+    (('run.jsonl', ['A fox', '--seed', '1']), (None, ['--', '--trace']))
+
+    Raises LookupError if no file follows.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    for i, argument in enumerate(argv[:end]):
+        if argument == "--trace":
+            if i + 1 == end:
+                raise LookupError("--trace needs the name of a file")
+            return argv[i + 1], argv[:i] + argv[i + 2 :]
+        if argument.startswith("--trace="):
+            return argument.removeprefix("--trace="), argv[:i] + argv[i + 1 :]
+    return None, argv
+
+
+def run_traced(stage: ModuleType, argv: list[str], file: str) -> int:
+    """Trace the LLM that the stage makes: the stage knows nothing of it. A file that fails does not end the run."""
+    from nanovllm.trace import traced
+
+    make = stage.LLM
+    with ExitStack() as traces:
+
+        def make_traced(**options: Any) -> Any:
+            llm = make(**options)
+            traces.enter_context(traced(llm, file))
+            return llm
+
+        stage.LLM = make_traced  # type: ignore[attr-defined]
+        try:
+            status = stage.main(argv)
+        finally:
+            stage.LLM = make  # type: ignore[attr-defined]
+        try:
+            traces.close()
+        except OSError as error:  # a full disk
+            print(f"error: the trace: {error}", file=sys.stderr)
+            return status or 1
+    return status
+
+
 def main(argv: list[str] | None = None) -> int:
     """Hand the command line to a stage; the stage's exit status, or 2 with one line on stderr."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
     try:
+        trace, argv = take_trace(argv)
         name, rest = pick(argv, find_stages(Path(__file__).parent))
         stage = import_module(f"stages.{name}.__main__")
     except LookupError as error:
@@ -54,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"{error.name} is not installed for {sys.executable}: `make run` makes an environment", file=sys.stderr)
         return 2
-    return stage.main(rest)
+    return stage.main(rest) if trace is None else run_traced(stage, rest, trace)
 
 
 if __name__ == "__main__":

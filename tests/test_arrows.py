@@ -13,6 +13,7 @@ from tests.helpers import ROOT
 
 # Each part of the repository, and the parts that it may import. The longest name that fits a module is its part.
 MAY_IMPORT: dict[str, set[str]] = {
+    "stages.__main__": {"nanovllm"},  # the trace alone, and only when it is asked for: see below
     "stages.chaintools": set(),
     "stages.bench": {"stage", "models", "nanovllm"},
     "stages.prose": {"stages.chaintools"},
@@ -40,12 +41,17 @@ def part_of(module: str) -> str | None:
 def imports(path: Path, package: str) -> Iterator[str]:
     """The modules that a file of `package` names, wherever in it, as absolute names."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*parents, *([node.module] if node.module else [])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)  # a name in a module, or a module in a package
+        yield from imports_of(node, package)
+
+
+def imports_of(node: ast.AST, package: str) -> Iterator[str]:
+    """What a statement imports."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        base = ".".join([*parents, *([node.module] if node.module else [])])
+        yield from (f"{base}.{alias.name}" for alias in node.names)  # a name in a module, or a module in a package
 
 
 def files() -> Iterator[tuple[str, str, Path]]:
@@ -82,6 +88,13 @@ def test_no_stage_imports_another():
         if part_of(name) == "stage" and name.split(".")[1] != module.split(".")[1]
     ]
     assert found == []
+
+
+def test_the_command_of_all_stages_imports_the_trace_alone_and_only_when_it_is_asked_for():
+    [(package, path)] = [(package, path) for module, package, path in MODULES if module == "stages.__main__"]
+    assert [name for name in imports(path, package) if part_of(name)] == ["nanovllm.trace.traced"]
+    at_once = [name for node in ast.parse(path.read_text()).body for name in imports_of(node, package)]
+    assert "sys" in at_once and "nanovllm.trace.traced" not in at_once
 
 
 def test_there_is_no_circle():

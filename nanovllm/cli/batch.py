@@ -18,6 +18,7 @@ from .interrupts import ctrl_c_noted
 from .requests_file import Request, read_requests
 from .results import result_line, write_whole
 from .streams import read_file, standard_input, standard_output, unbuffered
+from .tracing import Tracing, trace_option
 
 
 @click.command(params=sampling_flags() + engine_flags())
@@ -26,7 +27,8 @@ from .streams import read_file, standard_input, standard_output, unbuffered
 @click.option("--prompt-logprobs", type=int, help="the same for the tokens of the prompt")
 @click.option("--output", metavar="PATH", default="-", help="where the results go; default: standard output")
 @click.option("--overwrite", is_flag=True, help="replace the file of results if there is one")
-def batch(file: str, output: str, overwrite: bool, **values: Any) -> int:
+@trace_option
+def batch(file: str, output: str, overwrite: bool, trace: str | None, **values: Any) -> int:
     """Serve a file of requests; the results are lines of JSON.
 
     FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or such requests one a line; - is
@@ -41,10 +43,14 @@ def batch(file: str, output: str, overwrite: bool, **values: Any) -> int:
         requests = load_requests(file, sampling)
         check_output(output, file, overwrite)
         find_checkpoint(engine["model"])
+        tracing = Tracing(trace)
+        if trace is not None and Path(trace).resolve() == Path(output).resolve():
+            raise ValueError(f"{trace} is where the results go: the trace needs another file")
         llm = LLM(**engine)
         target = open_output(output, overwrite)
-    with target as stream:
-        return serve(llm, requests, stream)
+    with target as stream, tracing.of(llm):
+        status = serve(llm, requests, stream)
+    return 1 if tracing.failed else status
 
 
 def load_requests(file: str, defaults: dict[str, Any]) -> list[Request]:

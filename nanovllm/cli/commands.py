@@ -13,6 +13,7 @@ from .streams import show_what_can_be_shown
 COMMANDS = {  # each in a file of its name, and what the list says of it
     "batch": "Serve a file of requests; the results are lines of JSON.",
     "generate": "Go on from each PROMPT, or from six beginnings.",
+    "trace": "Say what a trace holds, or convert it for a viewer.",
 }
 
 

@@ -9,7 +9,8 @@ hooks.py     methods are wrapped on their objects, and restored
 observer.py  what all engines have in common: sequences, their tokens, steps
 pools.py     a pool of blocks, on the device and on the host
 batches.py   stages 1 to 3, which serve static batches
-engines.py   from stage 4 on: a scheduler, forks, the prefix cache, two tiers
+engines.py   from stage 4 on, which have a scheduler
+managers.py  and their manager: tables, forks, the prefix cache, two tiers
 snapshot.py  the state that the first line holds
 replay.py    State and apply(): the events alone give each step's tables, counts and queues
 chrome.py    for chrome://tracing and ui.perfetto.dev
@@ -21,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .events import FileSink, read_trace
-from .replay import State, apply, replay
+from .replay import State, apply, states
 
 if TYPE_CHECKING:
     from .observer import Observer
 
-__all__ = ["State", "apply", "read_trace", "replay", "traced"]
+__all__ = ["State", "apply", "read_trace", "states", "traced"]
 
 Sink = str | Path | Callable[[dict[str, Any]], object]  # a file, or what is called with each event
 

@@ -3,11 +3,11 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 VERSION = 1
+BEGINNING = b'{"kind":"snapshot"'
 COMMON = ("kind", "step", "by")  # "by" is not in a snapshot and a step
 KEYS: dict[str, tuple[str, ...]] = {
     "snapshot": ("version", "stage", "pool", "host", "max_num_seqs", "max_num_batched_tokens", "state"),
@@ -40,14 +40,30 @@ KEYS: dict[str, tuple[str, ...]] = {
     "end": ("seq", "why", "error", "seconds"),
     "step": ("began", "seconds", "error"),
 }
+WHYS: dict[str, tuple[str, ...]] = {  # where they are a few words; that of a refusal is a sentence
+    "held_up": ("batch", "seat", "piece", "promise", "blocks", "budget", "preemption", "failure"),
+    "taken": ("admit", "grow", "copy"),
+    "shared": ("fork",),
+    "given_back": ("end", "preempt", "abort", "copy", "failed"),
+    "evicted": ("taken", "reset"),
+    "host_evicted": ("taken", "reset"),
+    "chunk": ("prefill", "decode", "recompute"),
+    "preempt": ("blocks", "step failed"),
+    "end": ("stop", "length", "abort", "error", "beam"),
+}
 
 
 class FileSink:
     """Events go to a file, a step at a time; a line is in it as a whole or not at all."""
 
     def __init__(self, path: str | Path) -> None:
-        """Replaces the file if it is there. Raises OSError if it cannot be written."""
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115  it is closed by __exit__
+        """An old trace is replaced when the first event comes. Raises ValueError for a file that is something else;
+        OSError if it cannot be written.
+        """
+        self._path, self._is_new, self._is_empty = Path(path), not os.path.exists(path), True
+        if self._path.is_file() and os.path.getsize(path) and not is_trace(path):
+            raise ValueError(f"{path} is there already, and is no trace: it is not replaced")
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0)
         self._lines: list[bytes] = []
 
     def __call__(self, event: dict[str, Any]) -> None:
@@ -60,24 +76,34 @@ class FileSink:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """What is left is written, if it can be."""
+        """What is left is written, if it can be. A file that was made for nothing is taken away."""
         with self._file:
             self._flush()
+        if self._is_new and self._is_empty:
+            self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
-        rest, self._lines = memoryview(b"".join(self._lines)), []
-        num_whole = self._file.tell() if self._file.seekable() else None
+        lines, self._lines = b"".join(self._lines), []
+        if not lines:
+            return
+        can_cut = self._path.is_file()  # a pipe and a device cannot be
+        if self._is_empty and can_cut:
+            os.ftruncate(self._file.fileno(), 0)
+        self._is_empty = False
+        start, rest = self._file.tell() if can_cut else 0, memoryview(lines)
         try:
             while rest:
-                num_written = self._file.write(rest)
-                if num_whole is not None and b"\n" in bytes(rest[:num_written]):
-                    num_whole += bytes(rest[:num_written]).rindex(b"\n") + 1
-                rest = rest[num_written:]
+                rest = rest[self._file.write(rest) :]
         except OSError:
-            if num_whole is not None:
-                with suppress(OSError):  # a device may not be cut
-                    os.ftruncate(self._file.fileno(), num_whole)
+            if can_cut:  # behind the last whole line
+                os.ftruncate(self._file.fileno(), start + lines.rfind(b"\n", 0, len(lines) - len(rest)) + 1)
             raise
+
+
+def is_trace(path: str | Path) -> bool:
+    """Whether the file begins as a trace does, of any version."""
+    with open(path, "rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING
 
 
 def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -95,10 +121,12 @@ def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"{path}, line {number}: no JSON: {error.msg}") from None
             if not isinstance(event, dict) or event.get("kind") not in KEYS:
                 raise ValueError(f"{path}, line {number}: no event of a trace: {line[:60].strip()}")
-            if (event["kind"] == "snapshot") != (number == 1):
-                raise ValueError(f"{path}, line {number}: a trace has one snapshot, its first line")
             if event.get("version", VERSION) != VERSION:
                 raise ValueError(f"{path} is a trace of version {event['version']}, this reads version {VERSION}")
+            if missing := {*KEYS[event["kind"]], "step"} - event.keys():
+                raise ValueError(f"{path}, line {number}: {event['kind']} has no {min(missing)}")
+            if (event["kind"] == "snapshot") != (number == 1):
+                raise ValueError(f"{path}, line {number}: a trace has one snapshot, its first line")
             yield event
     if number == 0:
         raise ValueError(f"{path} is empty: a trace begins with a snapshot")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ..core.interrupts import interrupts_held_back
 from .hooks import Hooks
 
 Seq = Any  # a stage's Sequence
@@ -51,7 +52,7 @@ class Observer:
         self._write: Write | None = write
         self._start = time.perf_counter()
         self._began: float | None = None  # of the open step
-        self._computed: deque[Seq] = deque()  # of a step of the model: their tokens are still to be told
+        self.computed: deque[Seq] = deque()  # of a step of the model: their tokens are still to be told
         tokenizer = engine.tokenizer
         anchor = list(getattr(tokenizer, "anchor", []))  # tokens of a text to go on from: a word keeps its space
         skip = len(tokenizer.decode(anchor)) if anchor else 0
@@ -64,9 +65,10 @@ class Observer:
 
     def close(self) -> None:
         """What is open is marked; the methods are their classes' again."""
-        self.close_step("the trace was closed in this step")
-        self._write = None
-        self.hooks.undo()
+        with interrupts_held_back():
+            self.close_step("the trace was closed in this step")
+            self._write = None
+            self.hooks.undo()
 
     def emit(self, kind: str, by: str | None, **fields: Any) -> None:
         """A key that is a keyword of Python is given with an underscore behind it."""
@@ -144,18 +146,18 @@ class Observer:
             names = [self.name(seq) for seq, _ in batch]
             self.emit("raised", "ModelRunner.run", sequences=names, error=in_words(error))
             raise
-        self._computed.extend(seq for seq, _ in batch)
+        self.computed.extend(seq for seq, _ in batch)
         return tokens
 
     def tell(self, until: Seq | None = None) -> None:
         """What the engine has taken of the last step of the model; of `until`, no token yet, and of those behind it
         nothing."""
-        while self._computed:
-            seq = self._computed[0]
+        while self.computed:
+            seq = self.computed[0]
             self._tell_chunk(seq)
             if seq is until:
                 return
-            self._computed.popleft()
+            self.computed.popleft()
             self.tell_tokens(seq)
 
     def _tell_chunk(self, seq: Seq) -> None:
@@ -179,3 +181,8 @@ class Observer:
 
 def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def carried(seq: Seq) -> list[Seq]:
+    """The samples that wait for it to compute their prompt; from stage 5 on."""
+    return getattr(seq, "to_fork", [])

@@ -64,7 +64,7 @@ def apply(state: State, event: Event) -> State:
     return state
 
 
-def replay(events: Iterable[Event]) -> Iterator[State]:
+def states(events: Iterable[Event]) -> Iterator[State]:
     """The state after each step: the same object, changed from step to step."""
     events = iter(events)
     state = begin(next(events))

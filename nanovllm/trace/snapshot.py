@@ -4,6 +4,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from .events import VERSION
+from .observer import carried
 
 if TYPE_CHECKING:
     from .batches import BatchObserver
@@ -55,7 +56,7 @@ def engine_snapshot(observer: "EngineObserver") -> dict[str, Any]:
     for first in [*running, *waiting]:
         observer.enter(first)
         sequences.append(sequence(observer, first, None))
-        for sample in getattr(first, "to_fork", []):
+        for sample in carried(first):
             observer.enter(sample)
             sequences.append(sequence(observer, sample, observer.name(first)))
     names = {"waiting": [observer.name(seq) for seq in waiting], "running": [observer.name(seq) for seq in running]}

@@ -1,0 +1,244 @@
+"""The package's own engine under a trace; the files, the option --trace, the command nanovllm trace."""
+
+import json
+import os
+import resource
+import signal
+import threading
+from collections import Counter
+
+import pytest
+
+from .. import LLM, SamplingParams
+from ..__main__ import main
+from ..core import BeamSearchParams
+from ..trace import read_trace, states, traced
+from ..trace.chrome import convert
+from ..trace.events import FileSink
+from ..trace.snapshot import stage_of
+from .helpers import OPTIONS, start
+
+PROMPTS = ["the fox", "Once upon a time", "the fox", "the rabbit and the wood"]
+FOUR = ("--max-tokens", "4", "--ignore-eos")
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    """A pool of 12 blocks of 4: somebody waits, hits, and is preempted."""
+    return LLM(checkpoint, kv_cache_tokens=48, block_size=4, kv_offloading_tokens=64, **OPTIONS)
+
+
+@pytest.fixture
+def events(llm):
+    """Of four requests, one with three samples."""
+    events = []
+    params = [SamplingParams(n=1 + 2 * (i == 1), max_tokens=14, seed=i, ignore_eos=True, logprobs=1) for i in range(4)]
+    llm.reset_prefix_cache()
+    with traced(llm, events.append):
+        llm.generate(PROMPTS, params)
+    return events
+
+
+def test_the_package_is_traced_as_any_stage(llm, events):
+    assert events[0]["stage"] == "nanovllm" and stage_of(llm.kv_cache_manager) == "nanovllm"
+    kinds = Counter(event["kind"] for event in events)
+    assert kinds["arrive"] == kinds["end"] == 6 and kinds["token"] == 6 * 14 and kinds["forked"] == 2
+    assert kinds["preempt"] and kinds["hit"] and kinds["copied"] and kinds["stored"]
+    names = {event["seq"] for event in events if event["kind"] == "arrive"}
+    assert {name.partition(".")[2] for name in names} == {"", "0", "1", "2"}
+
+
+def test_replayed_all_ends_as_it_ended(llm, events):
+    *_, state = states(events)
+    pool = llm.kv_cache_manager._pool
+    assert not state.sequences and not state.running and not state.waiting and sum(state.ref_counts) == 0
+    assert state.free == list(pool._free) and {*state.cached.values()} == {hash_.hex() for hash_ in pool._cached}
+
+
+def test_a_beam_search_is_steps_too(llm):
+    events = []
+    with traced(llm, events.append):
+        [output] = llm.beam_search("the fox", BeamSearchParams(3, max_tokens=5, ignore_eos=True))
+    assert len(output.outputs) == 3
+    kinds = Counter(event["kind"] for event in events)
+    assert kinds["step"] == 5 and kinds["arrive"] == kinds["end"] and kinds["shared"]
+    assert {event["why"] for event in events if event["kind"] == "end"} == {"beam"}
+    *_, state = states(events)
+    assert not state.sequences and sum(state.ref_counts) == 0
+
+
+def test_ctrl_c_is_taken_between_steps(llm):
+    """Pressed while the third step's first event is told: that step is told to its end."""
+    events, steps = [], []
+
+    def sink(event):
+        events.append(event)
+        if event["step"] == 3 and steps[-1:] != [3]:
+            signal.raise_signal(signal.SIGINT)
+        steps.append(event["step"])
+
+    engine = llm.llm_engine
+    with traced(llm, sink):
+        engine.add_request("a", "the fox", SamplingParams(max_tokens=9, ignore_eos=True))
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                engine.step()
+        assert events[-1]["kind"] == "step" and events[-1]["step"] == 3 and events[-1]["error"] is None
+        engine.abort_request("a")
+    assert [event["kind"] for event in events[-6:] if event["kind"] in ("abort", "end")] == ["abort", "end"]
+
+
+def test_in_another_thread_it_works_too(llm):
+    events = []
+
+    def serve():
+        with traced(llm, events.append):
+            llm.generate("the fox", SamplingParams(max_tokens=2, ignore_eos=True))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert [event["kind"] for event in events].count("step") == 2
+
+
+# Files
+
+
+def test_a_file_has_what_was_told(events, tmp_path):
+    with FileSink(tmp_path / "run.jsonl") as sink:
+        for event in events:
+            sink(event)
+    assert list(read_trace(tmp_path / "run.jsonl")) == events
+
+
+def test_a_file_that_grows_too_large_ends_with_a_whole_line(llm, tmp_path):
+    """As on a full disk: a part of what is written fits."""
+    file, soft_and_hard = tmp_path / "run.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    outputs = None
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, soft_and_hard[1]))
+        with pytest.raises(OSError, match="File too large"), traced(llm, file):
+            outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=25, ignore_eos=True))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft_and_hard)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [25] * 4
+    assert file.read_bytes().endswith(b"}\n") and 6000 < os.path.getsize(file) < 9000
+    assert len(list(states(read_trace(file)))) > 1
+
+
+def test_an_old_trace_is_replaced_and_nothing_else_is(llm, tmp_path):
+    file = tmp_path / "run.jsonl"
+    for _ in range(2):
+        with traced(llm, file):
+            llm.generate("the fox", SamplingParams(max_tokens=2))
+        assert [event["kind"] for event in read_trace(file)].count("snapshot") == 1
+    file.write_text("my notes\n")
+    with pytest.raises(ValueError, match=r"run.jsonl is there already, and is no trace"), traced(llm, file):
+        pass
+    assert file.read_text() == "my notes\n"
+    with pytest.raises(ValueError, match="can be traced, not str"), traced("llm", tmp_path / "new.jsonl"):
+        pass
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+def test_a_last_line_that_was_cut_is_left_out(events, tmp_path):
+    text = "".join(json.dumps(event) + "\n" for event in events)
+    (tmp_path / "cut.jsonl").write_text(text[:-20])
+    assert list(read_trace(tmp_path / "cut.jsonl")) == events[:-1]
+
+
+SNAPSHOT = '{"kind": "snapshot", "step": 0, "version": 1, "stage": "s1", "pool": {}, "host": null, "state": {}, '
+SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "is empty: a trace begins with a snapshot"),
+        ("hello\n", "line 1: no JSON: Expecting value"),
+        ('["kind"]\n', "line 1: no event of a trace"),
+        ('{"kind": "brew"}\n', "line 1: no event of a trace"),
+        ('{"kind": "step", "step": 1, "began": 0, "seconds": 0, "error": null}\n', "one snapshot, its first line"),
+        (SNAPSHOT + SNAPSHOT, "line 2: a trace has one snapshot, its first line"),
+        (SNAPSHOT.replace('"version": 1', '"version": 2'), "is a trace of version 2, this reads version 1"),
+        (SNAPSHOT + '{"kind": "free", "step": 1, "place": "front"}\n', "line 2: free has no block"),
+    ],
+)
+def test_what_is_no_trace_is_told_in_one_line(text, error, tmp_path, capsys):
+    file = tmp_path / "run.jsonl"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=error):
+        list(read_trace(file))
+    assert main(["trace", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and error in err and err.count("\n") == 1
+
+
+# The commands
+
+
+def test_generate_writes_a_trace(run, tmp_path):
+    file = tmp_path / "run.jsonl"
+    status, out, err = run("generate", "the fox", "the wood", *FOUR, "--trace", str(file))
+    assert (status, err) == (0, "") and "tokens/s" in out
+    assert [event["kind"] for event in read_trace(file)].count("token") == 8
+
+
+def test_batch_writes_a_trace(run, tmp_path):
+    requests, file = tmp_path / "requests.jsonl", tmp_path / "run.jsonl"
+    requests.write_text('{"prompt": "the fox", "id": "a"}\n{"prompt": "the wood", "id": "b", "n": 2}\n')
+    status, out, _ = run("batch", str(requests), *FOUR, "--trace", str(file))
+    assert status == 0 and out.count("\n") == 2
+    assert {event["seq"] for event in read_trace(file) if event["kind"] == "end"} == {"a", "b.0", "b.1"}
+    status, out, err = run("batch", str(requests), *FOUR, "--trace", str(requests))
+    assert (status, out) == (2, "") and "requests.jsonl is there already, and is no trace" in err
+    both = str(tmp_path / "both.jsonl")
+    status, _, err = run("batch", str(requests), *FOUR, "--output", both, "--trace", both)
+    assert status == 2 and "the trace needs another file" in err
+
+
+@pytest.mark.parametrize("command", ["generate", "batch"])
+def test_a_full_disk_ends_the_trace_in_one_line_and_not_the_run(command, run, tmp_path):
+    (tmp_path / "requests.jsonl").write_text('{"prompt": "the fox"}\n')
+    what = "the fox" if command == "generate" else str(tmp_path / "requests.jsonl")
+    plain = run(command, what, *FOUR, "--temperature", "0")
+    status, out, err = run(command, what, *FOUR, "--temperature", "0", "--trace", "/dev/full")
+    assert status == 1 and "error: the trace: [Errno 28] No space left on device\n" in err
+    lines = 1 + (command == "batch")  # batch tells its own summary there
+    assert err.count("\n") == lines and len(out.splitlines()) == len(plain[1].splitlines())
+    assert out.splitlines()[0].partition('"ttft"')[0] == plain[1].splitlines()[0].partition('"ttft"')[0]
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_computed(run, tmp_path):
+    status, out, err = run("generate", "the fox", *FOUR, "--trace", str(tmp_path / "no" / "run.jsonl"))
+    assert (status, out) == (2, "") and "No such file or directory" in err and err.count("\n") == 1
+
+
+def test_the_command_tells_and_converts(events, tmp_path, capsys):
+    file, chrome = tmp_path / "run.jsonl", tmp_path / "run.json"
+    with FileSink(file) as sink:
+        for event in events:
+            sink(event)
+    assert main(["trace", str(file), "--chrome", str(chrome)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("nanovllm: steps ") and ", sequences 6, tokens 84, preemptions " in out and err == ""
+    assert json.loads(chrome.read_text()) == convert(events)
+    assert main(["trace", str(file), "--chrome", str(chrome)]) == 2
+    assert "File exists" in capsys.readouterr().err and json.loads(chrome.read_text()) == convert(events)
+
+
+def test_a_trace_that_events_are_missing_from_is_told_in_one_line(events, tmp_path, capsys):
+    file, chrome = tmp_path / "run.jsonl", tmp_path / "run.json"
+    kept = [event for event in events if event["kind"] != "arrive"]
+    file.write_text("".join(json.dumps(event) + "\n" for event in kept))
+    assert main(["trace", str(file), "--chrome", str(chrome)]) == 2
+    err = capsys.readouterr().err
+    assert "run.jsonl: events are missing or changed" in err and err.count("\n") == 1 and not chrome.exists()
+
+
+def test_the_command_needs_no_torch(events, tmp_path):
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    process = start("trace", str(tmp_path / "run.jsonl"), "--chrome", str(tmp_path / "run.json"), path=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert err == "" and out.startswith("nanovllm: steps ")

@@ -1,0 +1,173 @@
+"""A trace for chrome://tracing and ui.perfetto.dev, in the Trace Event Format: each sequence is a thread.
+
+    sequence 7   | waiting      | prefill |decode|decode|decode|   preempted   |recompute|decode|
+    steps        |              | step 4  |step 5|step 6|step 7|step 8| step 9 | step 10 |step 11|
+
+Beside them stand counters: blocks that are held, idle and free, hits, copies, preemptions. An arrow leads from a prompt
+to each sample that was forked from it; a load is a slice that may overlap others.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .replay import Event, State, apply, begin
+
+PROCESS, STEPS = 1, 0  # ids of the process, and of the thread that has the steps
+COUNTED = {"hit": "blocks hit", "copied": "blocks copied", "preempt": "preemptions", "stored": "blocks stored"}
+
+Slice = dict[str, Any]  # an event of the Trace Event Format
+
+
+def convert(events: Iterable[Event]) -> dict[str, Any]:
+    """What a file for the viewers holds. Times are in microseconds, and in order."""
+    return {"traceEvents": Timeline(events).slices(), "displayTimeUnit": "ms"}
+
+
+class Timeline:
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._events = iter(events)
+        snapshot = next(self._events)
+        self._state = begin(snapshot)
+        self._slices: list[Slice] = []
+        self._threads: dict[str, int] = {}  # of each sequence that is there
+        self._since: dict[str, tuple[int, str]] = {}  # of each that does not run: when that began, and what it is
+        self._last: dict[str, int] = {}  # when its last slice began
+        self._arrows: dict[str, tuple[int, int]] = {}  # to a sample that has not run yet: from which thread, and when
+        self._loads: set[int] = set()  # on their way, by the block of the device
+        self._counts = dict.fromkeys(COUNTED.values(), 0)
+        self._num_threads = self._num_arrows = 0
+        self._names: list[Slice] = []
+        self._name("process_name", PROCESS, STEPS, snapshot["stage"])
+        self._name("thread_name", PROCESS, STEPS, "steps")
+        for name in self._state.sequences:
+            self._enter(name, 0, "waiting")
+        for name in self._state.running:
+            self._since.pop(name)
+
+    def slices(self) -> list[Slice]:
+        step: list[Event] = []
+        end = 0
+        for event in self._events:
+            apply(self._state, event)
+            step.append(event)
+            if event["kind"] == "step":
+                start, end = microseconds(event["began"]), microseconds(event["seconds"])
+                self._add(step, start, end)
+                self._slice(f"step {event['step']}", STEPS, start, end, {"error": event["error"]})
+                self._count(end)
+                step = []
+        end = max([end, *(microseconds(event.get("seconds", 0)) for event in step)])
+        self._add(step, end, end)  # after the last step
+        self._finish(end)
+        return [*self._names, *sorted(self._slices, key=lambda each: each["ts"])]
+
+    def _add(self, events: list[Event], start: int, end: int) -> None:
+        """`events` are those of a step, and those that came between the step before it and this one."""
+        for event in events:
+            kind, name = event["kind"], event.get("seq")
+            if kind == "arrive":
+                self._enter(name, microseconds(event["seconds"]), "carried" if event["carried_by"] else "waiting")
+            elif kind == "admit":
+                self._runs(name, start)
+            elif kind == "forked":
+                self._runs(name, start)
+                parent = event["from"]
+                if parent in self._last:
+                    self._arrows[name] = self._threads[parent], self._last[parent]
+            elif kind == "chunk":
+                self._computes(name, event, start, end)
+            elif kind == "preempt":
+                self._since[name] = end, "preempted"
+            elif kind == "end":
+                self._leave(name, microseconds(event["seconds"]))
+            elif kind in ("loaded", "arrived"):
+                self._moves(event, start, end)
+            if kind in COUNTED:
+                self._counts[COUNTED[kind]] += 1
+
+    def _finish(self, end: int) -> None:
+        """What has not ended, ends here."""
+        for name in list(self._since):
+            self._runs(name, end)
+        for block in list(self._loads):
+            self._moves({"kind": "arrived", "to": block}, end, end)
+
+    # A sequence's thread
+
+    def _enter(self, name: str, at: int, what: str) -> None:
+        self._num_threads += 1
+        self._threads[name] = self._num_threads
+        self._since[name] = at, what
+        self._name("thread_name", PROCESS, self._num_threads, f"sequence {name}")
+
+    def _runs(self, name: str, start: int) -> None:
+        """It has waited until now."""
+        since, what = self._since.pop(name)
+        self._slice(what, self._threads[name], min(since, start), start, {})
+
+    def _computes(self, name: str, event: Event, start: int, end: int) -> None:
+        thread = self._threads[name]
+        self._slice(event["why"], thread, start, end, {"tokens": event["end"] - event["start"], "from": event["start"]})
+        self._last[name] = start
+        if name in self._arrows:
+            self._num_arrows += 1
+            source, at = self._arrows.pop(name)
+            arrow = {"name": "fork", "cat": "fork", "id": self._num_arrows, "pid": PROCESS}
+            self._slices.append(arrow | {"ph": "s", "tid": source, "ts": at})
+            self._slices.append(arrow | {"ph": "f", "bp": "e", "tid": thread, "ts": start})
+
+    def _leave(self, name: str, at: int) -> None:
+        if name in self._since:
+            self._runs(name, at)
+        self._last.pop(name, None)
+        self._arrows.pop(name, None)
+        del self._threads[name]
+
+    # Beside them
+
+    def _moves(self, event: Event, start: int, end: int) -> None:
+        """A load, from the step that begins it to the one that finds it done."""
+        fields = {"name": "load", "cat": "load", "id": event["to"], "pid": PROCESS, "tid": STEPS}
+        if event["kind"] == "loaded":
+            self._loads.add(event["to"])
+            self._slices.append(fields | {"ph": "b", "ts": start, "args": {"block of the host": event["from"]}})
+        elif event["to"] in self._loads:  # else it began before the trace
+            self._loads.remove(event["to"])
+            self._slices.append(fields | {"ph": "e", "ts": end})
+
+    def _count(self, at: int) -> None:
+        counters = [("pool", pool_counts(self._state)), *((name, {name: n}) for name, n in self._counts.items())]
+        counters += [("sequences", {"running": len(self._state.running), "waiting": len(self._state.waiting)})]
+        for name, values in counters:
+            fields = {"pid": PROCESS, "tid": STEPS, "ts": at, "args": values}
+            self._slices.append({"name": name, "ph": "C", **fields})
+
+    def _slice(self, name: str, thread: int, start: int, end: int, args: dict[str, Any]) -> None:
+        fields = {"pid": PROCESS, "tid": thread, "ts": start, "dur": end - start, "args": args}
+        self._slices.append({"name": name, "cat": "step" if thread == STEPS else "sequence", "ph": "X", **fields})
+
+    def _name(self, what: str, process: int, thread: int, name: str) -> None:
+        self._names.append({"name": what, "ph": "M", "pid": process, "tid": thread, "ts": 0, "args": {"name": name}})
+
+
+def pool_counts(state: State) -> dict[str, int]:
+    """Of the pool's blocks, or slots: each is held, idle (free, and cached) or free."""
+    num_blocks, num_idle, num_free = state.pool["num_blocks"], len(state.idle), len(state.free)
+    if state.pool["unit"] == "slots":
+        pieces = [seq.slots for seq in state.sequences.values() if seq.slots]
+        num_free = num_blocks - sum(end - start for start, end in pieces)
+    return {"held": num_blocks - num_free, "idle": num_idle, "free": num_free - num_idle}
+
+
+def microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def as_lines(trace: dict[str, Any]) -> Iterator[str]:
+    """JSON, an event a line: it can be read by eye too."""
+    slices = trace["traceEvents"]
+    yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
+    for i, each in enumerate(slices):
+        yield json.dumps(each, separators=(",", ":")) + ("\n" if i == len(slices) - 1 else ",\n")
+    yield "]}\n"

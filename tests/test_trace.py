@@ -1,0 +1,415 @@
+"""The trace of every stage: replayed, it gives the engine's own state after each step; off, it leaves nothing."""
+
+import ast
+import random
+import re
+import signal
+import time
+from collections import Counter
+from functools import cache
+from itertools import chain
+
+import pytest
+
+import stages.__main__ as launcher
+from nanovllm.trace import read_trace, states, traced
+from nanovllm.trace import replay as replaying
+from nanovllm.trace.chrome import convert
+from nanovllm.trace.events import COMMON, KEYS, WHYS
+from stages.bench.engines import without_model
+from tests.chrome_format import check_format
+from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full
+from tests.plans import Ask, Drain, Knobs, Plan, random_plan
+from tests.scripted import Stage
+from tests.soak import history_plan
+from tests.traced import play_traced
+
+STAGES = [Stage(name) for name in find_stages(ROOT)]
+EVENTS = (ROOT / PACKAGE / "trace" / "EVENTS.md").read_text()
+ONLY_FIRST = {"reserved", "released"}
+FIRST = {  # the stage from which on a kind of event occurs; all others: from the first
+    "taken": 2,
+    "given_back": 2,
+    "free": 2,
+    "preempt": 4,
+    "shared": 5,
+    "copied": 5,
+    "forked": 5,
+    "hit": 6,
+    "idle": 6,
+    "cached": 6,
+    "evicted": 6,
+    "stored": 7,
+    "renewed": 7,
+    "host_evicted": 7,
+    "loaded": 7,
+    "arrived": 7,
+}
+
+
+def each_stage(least: int = 1) -> pytest.MarkDecorator:
+    chosen = [stage for stage in STAGES if stage.number >= least]
+    return pytest.mark.parametrize("stage", chosen, ids=[f"s{stage.number}" for stage in chosen])
+
+
+@cache
+def events_of(stage):
+    """Of a few histories: a third of them is traced from their middle on."""
+    histories = []
+    for seed in range(5):
+        plan = random_plan(stage, random.Random(seed), 20)
+        histories.append(play_traced(stage, plan, num_before=8 if stage.has_engine and seed % 3 == 1 else 0))
+    return histories
+
+
+def all_events(stage):
+    return [event for history in events_of(stage) for event in history]
+
+
+# Replay
+
+
+@each_stage()
+def test_the_events_give_the_state_after_each_step(stage):
+    """tests/traced.py compares."""
+    steps = [event for event in all_events(stage) if event["kind"] == "step"]
+    assert len(steps) > 40, "this tests too little"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(10))
+@each_stage()
+def test_the_events_give_the_state_after_each_step_of_long_histories(stage, part):
+    for history in range(part * 12, part * 12 + 12):
+        plan = history_plan(stage, 5, history)
+        play_traced(stage, plan, num_before=history % 3 * 10 if stage.has_engine else 0)
+
+
+@each_stage()
+def test_a_wrong_event_would_be_found(stage, monkeypatch):
+    """A token more in the replayed state, and the comparison fails."""
+
+    def twice(state, event):
+        state.sequences[event["seq"]].tokens.extend([event["token"]] * 2)
+
+    monkeypatch.setitem(replaying.CHANGES, "token", twice)
+    with pytest.raises(AssertionError):
+        for seed in range(9):
+            play_traced(stage, random_plan(stage, random.Random(seed), 20))
+
+
+# The format
+
+
+@each_stage()
+def test_each_kind_of_event_occurs_from_its_stage_on_with_its_keys_and_no_other(stage):
+    found = {}
+    for event in all_events(stage):
+        found.setdefault(event["kind"], set()).add(frozenset(event))
+    expected = {kind for kind in KEYS if FIRST.get(kind, 1) <= stage.number}
+    if stage.number > 1:
+        expected -= ONLY_FIRST
+    assert found.keys() == expected
+    for kind, forms in found.items():
+        without_by = {"snapshot", "step"}
+        assert forms == {frozenset({*KEYS[kind], *COMMON} - ({"by"} if kind in without_by else set()))}
+
+
+@each_stage()
+def test_every_why_is_one_of_those_that_are_documented(stage):
+    whys = {(event["kind"], event["why"]) for event in all_events(stage) if "why" in event and event["kind"] in WHYS}
+    assert whys <= {(kind, why) for kind, all_ in WHYS.items() for why in all_}
+
+
+@pytest.mark.full
+def test_every_why_occurs():
+    found = Counter()
+    for stage in STAGES:
+        for seed in range(60):
+            events = play_traced(stage, random_plan(stage, random.Random(f"why {seed}"), 40))
+            found.update((event["kind"], event["why"]) for event in events if event["kind"] in WHYS)
+    assert {*found} == {(kind, why) for kind, all_ in WHYS.items() for why in all_}
+
+
+def test_the_reference_has_every_kind_with_its_keys_and_whys():
+    """EVENTS.md and events.py say the same."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in EVENTS.splitlines() if line[:2] == "| "]
+    told = {kind: (*keys.split(", "),) for kinds, keys, *_ in rows for kind in kinds.split(", ") if kind in KEYS}
+    assert told == {kind: keys for kind, keys in KEYS.items() if kind != "snapshot"}
+    for kinds, _, *says in rows:
+        for kind in {*kinds.split(", ")} & {*WHYS} - {"held_up"}:
+            listed = says[0].partition("why: ")[2].partition(". ")[0]
+            assert (*re.findall(r'"([a-z ]+)"', listed),) == WHYS[kind], kind
+    held_up = EVENTS.partition("What held_up says")[2].partition("## ")[0]
+    assert (*re.findall(r"^\| ([a-z]+) \|", held_up, re.MULTILINE)[1:],) == WHYS["held_up"]
+    state = re.findall(r"^\| ([a-z_, ]+) \|", EVENTS.partition("| key of state |")[2].partition("## ")[0], re.MULTILINE)
+    [snapshot, *_] = all_events(STAGES[-1])
+    assert {name for names in state for name in names.split(", ")} == snapshot["state"].keys()
+
+
+@each_stage()
+def test_by_names_a_function_of_the_stage(stage):
+    """It is in the stage's source, under this name. The model runner of these histories is a script."""
+    functions = set()
+    for path in folder_of(stage.name).glob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                functions |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+    assert {event["by"] for event in all_events(stage) if "by" in event} <= functions
+
+
+@each_stage()
+def test_who_is_held_up_lacks_what_it_is_said_to_lack(stage):
+    for history in events_of(stage):
+        held_up = [event for event in history if event["kind"] == "held_up"]
+        assert len(held_up) == len({event["step"] for event in held_up}), "more than once in a step"
+        admitted = {(event["step"], event["seq"]) for event in history if event["kind"] == "admit"}
+        for event in held_up:
+            assert (event["step"], event["seq"]) not in admitted
+            assert (event["needed"] is None) == (event["free"] is None)
+            assert event["needed"] is None or event["needed"] > event["free"] >= 0, event
+
+
+# Nothing in a stage, nothing left behind
+
+
+def touched(path):
+    """Names with an underscore in front that are asked of others than `self`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr[0] == "_" and not node.attr.startswith("__"):
+            is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            yield from [] if is_own else [node.attr]
+
+
+PRIVATE = {  # what is touched that is not public: of which part, and the first stage that has it
+    "_is_streaming": ("llm", 1),
+    "_serve": ("llm", 1),
+    "_admit": ("llm", 1),
+    "_step": ("llm", 1),
+    "_pool": ("manager", 2),
+    "_free": ("pool", 2),
+    "_cached": ("pool", 6),
+    "_host_pool": ("manager", 7),
+    "_loads": ("manager", 7),
+}
+HOOKED_BY_NAME = {"_serve", "_admit", "_step"}  # given as texts
+
+
+def test_what_is_touched_that_is_not_public_is_listed():
+    found = set(chain.from_iterable(map(touched, (ROOT / PACKAGE / "trace").glob("*.py"))))
+    assert found | HOOKED_BY_NAME == {*PRIVATE}
+
+
+@each_stage()
+def test_what_is_touched_that_is_not_public_is_there(stage, tmp_path):
+    from tests.history import History
+
+    knobs = random_plan(stage, random.Random(0), 1).knobs
+    llm = History(stage, knobs, tmp_path).llm
+    parts = {"llm": llm, "manager": llm.kv_cache_manager}
+    if stage.number > 1:
+        parts["pool"] = llm.kv_cache_manager._pool
+    for name, (part, first) in PRIVATE.items():
+        is_there = first <= stage.number and not (part == "llm" and stage.has_engine)
+        assert not is_there or hasattr(parts[part], name), f"{name} of the {part} has another name now"
+
+
+OPTIONS = {"kv_cache_tokens": 128, "max_model_len": 64, "max_num_seqs": 3}
+PROMPTS = ["Once upon a time", "The fox said that", "Once upon a time"]
+
+
+@cache
+def storyteller(stage):
+    """Few blocks of few slots: somebody waits, and from stage 4 on somebody is preempted."""
+    options = OPTIONS | ({"block_size": 4} if stage.number > 1 else {"reservation": "request"})
+    options |= {"kv_cache_tokens": 40} if stage.has_engine else {}
+    options |= {"offload_policy": "load", "kv_offloading_tokens": 64} if stage.has_tiers else {}
+    return stage.module.LLM(STORYTELLER, **options)
+
+
+def parts_of(llm):
+    engine = getattr(llm, "llm_engine", llm)
+    owners = [llm, engine, engine.kv_cache_manager, engine.model_runner, engine.kv_cache, engine.input_processor]
+    for name in ("scheduler", "host_kv_cache"):
+        owners += [getattr(engine, name)] if hasattr(engine, name) else []
+    for name in ("_pool", "_host_pool"):
+        owners += [getattr(engine.kv_cache_manager, name)] if hasattr(engine.kv_cache_manager, name) else []
+    return owners
+
+
+def tokens_of(outputs):
+    return [(output.outputs[0].token_ids, output.outputs[0].text, output.error) for output in outputs]
+
+
+@pytest.mark.parametrize("stage", [STAGES[0], STAGES[-1], *(full(stage) for stage in STAGES[1:-1])], ids=str)
+def test_the_trace_changes_nothing_and_leaves_nothing(stage, tmp_path):
+    llm = storyteller(stage)
+    params = [stage.module.SamplingParams(max_tokens=12, seed=seed) for seed in (1, 2, 3)]
+    before = tokens_of(llm.generate(PROMPTS, params))
+    had = [dict.fromkeys(vars(owner)) for owner in parts_of(llm)]
+    file = tmp_path / "run.jsonl"
+    with traced(llm, file):
+        assert tokens_of(llm.generate(PROMPTS, params)) == before
+        during = [dict.fromkeys(vars(owner)) for owner in parts_of(llm)]
+    assert had != during and had == [dict.fromkeys(vars(owner)) for owner in parts_of(llm)], "something is left"
+    assert tokens_of(llm.generate(PROMPTS, params)) == before
+    events = list(read_trace(file))
+    assert events[0]["stage"] == stage.name.removeprefix("stages.") and len(list(states(events))) == events[-1]["step"]
+    said = {}
+    for event in events:
+        if event["kind"] == "token":
+            said.setdefault(event["seq"], []).append(event["token"])
+    assert [*said.values()] and sorted(said.values()) == sorted(token_ids for token_ids, _, _ in before)
+    [first, *_] = [event for event in events if event["kind"] == "arrive"]
+    assert "".join(first["texts"]).strip() == PROMPTS[0]
+
+
+@each_stage()
+def test_one_trace_at_a_time(stage):
+    llm = storyteller(stage)
+    with traced(llm, Counter.__call__) as _:
+        pass
+    events = []
+    with traced(llm, events.append), pytest.raises(ValueError, match="traced already"), traced(llm, print):
+        pass
+    assert [event["kind"] for event in events] == ["snapshot"]
+
+
+def test_what_is_no_engine_is_told():
+    with pytest.raises(ValueError, match="an LLM or an LLMEngine can be traced, not dict"), traced({}, print):
+        pass
+
+
+def test_static_batches_are_traced_from_the_start(tmp_path):
+    llm = storyteller(STAGES[1])
+    stream = llm.stream(PROMPTS, STAGES[1].module.SamplingParams(max_tokens=2))
+    next(stream)
+    with pytest.raises(ValueError, match="of this LLM is open"), traced(llm, print):
+        pass
+    stream.close()
+
+
+# What goes wrong
+
+
+@each_stage()
+def test_a_sink_that_fails_does_not_disturb_the_run(stage):
+    llm, params = storyteller(stage), stage.module.SamplingParams(max_tokens=9, temperature=0.0)
+    before = tokens_of(llm.generate(PROMPTS, params))
+    events = []
+
+    def sink(event):
+        events.append(event)
+        if len(events) == 20:
+            raise OSError(28, "No space left on device")
+
+    outputs = None
+    with pytest.raises(OSError, match="No space left"), traced(llm, sink):
+        outputs = llm.generate(PROMPTS, params)
+    assert tokens_of(outputs) == before and len(events) == 20
+
+
+@pytest.mark.parametrize("stage", [STAGES[1], STAGES[-1]], ids=["s2", "s7"])
+def test_ctrl_c_leaves_a_whole_trace(stage, tmp_path):
+    """It is pressed while the model runs in step 3, and again while that step's events are told."""
+    llm, params = storyteller(stage), stage.module.SamplingParams(max_tokens=9, temperature=0.0)
+    events = []
+
+    def sink(event):
+        events.append(event)
+        if event["step"] == 3 and event["kind"] in ("chunk", "token"):
+            signal.raise_signal(signal.SIGINT)
+
+    with traced(llm, sink), pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, params)
+    kinds = [event["kind"] for event in events]
+    assert "step" in kinds and events[-1]["kind"] == "end" and kinds.count("arrive") == kinds.count("end") == 3
+    *_, state = states(events)
+    assert state.step == 3
+    assert tokens_of(llm.generate(PROMPTS, params)) == tokens_of(llm.generate(PROMPTS, params)), "it works on"
+
+
+@each_stage(4)
+def test_a_trace_that_is_closed_within_a_step_marks_it(stage):
+    llm, events = storyteller(stage), []
+    with traced(llm, events.append) as observer:
+        observer.open_step()
+    assert events[-1]["kind"] == "step" and events[-1]["error"] == "the trace was closed in this step"
+
+
+# For the viewers
+
+
+@each_stage()
+def test_what_the_viewers_get_keeps_to_their_format(stage):
+    phases = Counter()
+    for history in events_of(stage):
+        trace = convert(history)
+        check_format(trace)
+        phases.update(event["ph"] for event in trace["traceEvents"])
+    assert phases["X"] > 100 and phases["C"] > 100 and phases["M"] > 10
+    assert (phases["s"] > 0) == stage.has_samples and (phases["b"] > 0) == stage.has_tiers
+
+
+def test_a_slice_says_what_a_sequence_does():
+    knobs = Knobs(4, 8, 40, 4, 8, 0.0, True, 0, "load", "request", (0,))
+    ask = Ask(0, 9, (), follows=False, n=1, max_tokens=12, seed=2, stop_token_ids=(), poison=None)
+    slices = convert(play_traced(STAGES[3], Plan(knobs, [ask, ask, ask, Drain()])))
+    names = Counter(
+        event["name"] for event in slices["traceEvents"] if event["ph"] == "X" and event["cat"] == "sequence"
+    )
+    assert {*names} == {"waiting", "prefill", "decode", "preempted", "recompute"}
+    tokens = [event["args"]["tokens"] for event in slices["traceEvents"] if event["name"] == "decode"]
+    assert {*tokens} == {1}
+
+
+# The command of all stages
+
+
+@pytest.mark.parametrize("stage", [full(stage) for stage in STAGES[:-1]] + [STAGES[-1]], ids=str)
+def test_the_command_writes_a_trace(stage, tmp_path, capsys):
+    file = tmp_path / "run.jsonl"
+    arguments = [str(stage.number), "A fox", "--max-tokens", "3", "--kv-cache-tokens", "64", "--max-model-len", "32"]
+    if stage.has_tiers:
+        arguments += ["--offload-policy", "load"]
+    assert launcher.main([*arguments, "--trace", str(file)]) == 0
+    assert [event["kind"] for event in read_trace(file)].count("token") == 3
+    assert capsys.readouterr().err == ""
+    assert launcher.main([*arguments, "--trace=/dev/full"]) == 1
+    out, err = capsys.readouterr()
+    assert "tokens/s" in out and err == "error: the trace: [Errno 28] No space left on device\n"
+    file.write_text("something else\n")
+    assert launcher.main([*arguments, "--trace", str(file)]) == 2
+    assert "is no trace" in capsys.readouterr().err and file.read_text() == "something else\n"
+
+
+# What it costs
+
+
+def seconds_a_step(engine, params):
+    """Of a decode step of 32 sequences: the least of all, for the machine may be busy."""
+    for i in range(3, 35):
+        engine.add_request(str(i), [1, i, i + 1, i + 2], params)
+    seconds = []
+    while engine.has_unfinished_requests():
+        start = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:-1])
+
+
+@pytest.mark.full
+def test_what_it_costs_is_little(capsys, tmp_path):
+    """What it adds to a step without a model, against a step of the story teller."""
+    options = {"model": str(STORYTELLER), "kv_cache_tokens": 4096, "max_model_len": 256, "offload_policy": "recompute"}
+    params = STAGES[-1].module.SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    bare = without_model("s7", **options)
+    off = seconds_a_step(bare, params)
+    with traced(bare, tmp_path / "run.jsonl"):
+        on = seconds_a_step(bare, params)
+    assert seconds_a_step(bare, params) < 1.5 * off, "it was closed, and costs"
+    whole = seconds_a_step(STAGES[-1].module.LLM(**options).llm_engine, params)
+    told = f"{(on - off) * 1e6:.0f} us a step of 32 sequences, {(on - off) / whole:.1%} of one of the story teller"
+    with capsys.disabled():
+        print(f"\nthe trace costs {told}")
+    assert on - off < 0.2 * whole
