@@ -56,7 +56,8 @@ globalThis.Checks ??= (() => {
   /** The duration of each transition, in milliseconds. */
   function transitions() {
     const durations = (element) => getComputedStyle(element).transitionDuration.split(", ");
-    return [...document.querySelectorAll("*")].flatMap(durations).map((time) => parseFloat(time) * (time.endsWith("ms") ? 1 : 1000));
+    const milliseconds = (time) => parseFloat(time) * (time.endsWith("ms") ? 1 : 1000);
+    return [...document.querySelectorAll("*")].flatMap(durations).map(milliseconds);
   }
 
   return { overflow, overlaps, paleTexts, transitions };

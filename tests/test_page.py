@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from nanovllm.trace import replay
+from nanovllm.trace.replay import replay
 from notebooks.page.build import PAGE, SOURCE, STAGES, data, page
 from notebooks.page.compact import Packer, unpack
 from notebooks.page.excerpts import excerpts, functions

@@ -17,7 +17,7 @@ const Panel = (() => {
       Dom.make("h3", {}, "Why it moved"),
       Dom.make("ol", { class: "moves" }, ...moves.map((move) => line(move, memory))),
       moves.length ? null : Dom.make("p", { class: "facts" }, "It has not moved yet."),
-      sources[by] ? source(by, sources[by]) : null);
+      sources[by] ? Source.make(by, sources[by]) : null);
   }
 
   function hint() {
@@ -63,22 +63,21 @@ const Panel = (() => {
   }
 
   function row(pieces, num_slots) {
-    const boxes = Array.from({ length: num_slots }, (_, i) => (
-      Dom.make("span", { class: i < pieces.length ? "token" : "token empty" }, visible(pieces[i] ?? ""))));
+    const boxes = Array.from({ length: num_slots }, (_, i) => (i < pieces.length
+      ? Dom.make("span", { class: "token" }, visible(pieces[i]))
+      : Dom.make("span", { class: "token empty" }, " ")));
     return Dom.make("p", { class: "tokens" }, ...boxes);
   }
 
-  const visible = (piece) => piece.replaceAll("\n", "⏎").replace(/^ /, "·") || " ";
+  /** A space is a dot, a line's end a hook; the token that a text begins with has no letters. */
+  function visible(piece) {
+    return piece === "" ? "‹s›" : piece.replaceAll("\n", "⏎").replace(/^ /, "·");
+  }
 
   function line({ event, at }, memory) {
     const words = Words.ofMove(event, memory);
     const step = Dom.make("span", { class: "at" }, `step ${at}`);
     return Dom.make("li", {}, step, `${words[0].toUpperCase()}${words.slice(1)}.`);
-  }
-
-  function source(name, { file, line, text }) {
-    const caption = Dom.make("figcaption", {}, Dom.make("b", {}, name), ` ${file}:${line}`);
-    return Dom.make("figure", {}, caption, Dom.make("pre", { tabindex: 0 }, text));
   }
 
   return { show, hint };
