@@ -16,17 +16,23 @@ def find_chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
-@contextmanager
-def browser() -> Iterator[Any]:
-    """Skips the test where there is no browser; in CI that is a failure."""
+def require_chromium() -> str:
+    """For the top of a test file: without a browser all of it is skipped, in one line; in CI that is an error."""
     path = find_chromium()
+    if path is None and os.environ.get("CI", "").lower() in ("1", "true"):
+        raise FileNotFoundError(WHERE)
     if path is None:
-        if os.environ.get("CI", "").lower() in ("1", "true"):
-            pytest.fail(WHERE)
-        pytest.skip(WHERE)
-    sync_api = pytest.importorskip("playwright.sync_api")
+        pytest.skip(WHERE, allow_module_level=True)
+    pytest.importorskip("playwright.sync_api")
+    return path
+
+
+@contextmanager
+def browser(path: str) -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0
-    with sync_api.sync_playwright() as driver:
+    with sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=path, args=["--no-sandbox"] if is_root else [])
         try:
             yield chromium
