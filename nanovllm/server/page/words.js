@@ -18,7 +18,7 @@ const Words = (() => {
       if (text && told && count(`${told} ${text}`) <= MOST_WORDS) return `${told} ${text}`;
       told ||= text;
     }
-    return told || "Nothing moves in this step.";
+    return told || "Nobody can run in this step.";
   }
 
   // ---- from what is seldom and strange to what happens all the time
@@ -29,8 +29,11 @@ const Words = (() => {
       ? `${name(event.for)} needs a block. ${name(event.seq)} gives up all of its blocks and waits.`
       : `${name(event.seq)} finds no free block: it gives up its own and waits.`)),
     ({ of, name, state }) => first(of("released"), ({ seq }) => scattered(name(seq), name, state)),
-    ({ of, name }) => first(of("copied"), ({ from, to, seq }) => (
-      `${name(seq)} copies block ${from} into block ${to} before it writes.`)),
+    ({ of, name }) => first(of("forked"), ({ from }, all) => (
+      `${name(from)} is forked: ${all.length + 1} samples share its blocks.`)),
+    ({ of, name }) => first(of("copied"), ({ from, to, seq }, all) => (all.length === 1
+      ? `${name(seq)} copies block ${from} into block ${to} before it writes.`
+      : `${all.length} of them copy a block.`)),
     ({ of, name }) => first(of("loaded"), ({ seq }, all) => {
       const same = all.filter((event) => event.seq === seq);
       return `${blocks(same)} of ${name(seq)} ${same.length > 1 ? "return" : "returns"} from the host.`;
@@ -39,8 +42,6 @@ const Words = (() => {
       const same = all.filter((event) => event.seq === seq), idle = same.filter(({ was }) => was === "idle").length;
       return `${name(seq)} finds ${blocks(same)} computed already: ${same.length - idle} held, ${idle} idle.`;
     }),
-    ({ of, name }) => first(of("forked"), ({ from }, all) => (
-      `${name(from)} is forked: ${all.length + 1} samples share its blocks.`)),
     ({ of }) => first(of("stored"), ({ from, to }, all) => (all.length === 1
       ? `Block ${from} is evicted: its text moves to the host's block ${to}.`
       : `${blocks(all)} are evicted: their texts move to the host.`)),
@@ -51,20 +52,21 @@ const Words = (() => {
     ({ of, name }) => first(of("end").filter(({ why }) => why !== "abort"), (_, all) => (all.length === 1
       ? `${name(all[0].seq)} ends and gives its memory back.`
       : `${list(all, name)} end and give their memory back.`)),
+    ({ of, name }) => first(of("arrive"), (_, all) => `${list(all, name)} ${all.length > 1 ? "arrive" : "arrives"}.`),
+    ({ of, name }) => first(of("admit"), (_, all) => `${list(all, name)} ${all.length > 1 ? "are" : "is"} admitted.`),
     ({ of, name, earlier }) => first(of("held_up").filter((event) => !isOld(event, earlier)), (event) => (
       ofWaiting(event, name(event.seq)))),
-    ({ of, name }) => first(of("admit"), (_, all) => `${list(all, name)} ${all.length > 1 ? "are" : "is"} admitted.`),
-    ({ of, name }) => first(of("chunk").filter(({ start, end }) => end - start > 1), ({ seq, start, end, why }) => (
-      `${name(seq)} computes ${end - start} tokens${why === "recompute" ? " again" : ""}.`)),
+    ({ of, name }) => first(of("chunk").filter(({ start, end }) => end - start > 1), (_, all) => {
+      const num_tokens = all.reduce((sum, { start, end }) => sum + end - start, 0);
+      const again = all.every(({ why }) => why === "recompute") ? " again" : "";
+      return `${list(all, name)} ${all.length > 1 ? "compute" : "computes"} ${num_tokens} tokens${again}.`;
+    }),
     ({ of, name }) => first(of("taken").filter(({ why }) => why === "grow"), ({ block, seq }, all) => (all.length === 1
       ? `${name(seq)}'s last block is full: it takes block ${block}.`
       : `${blocks(all)} are taken: ${list(all, name)} grow.`)),
-    ({ of, name }) => first(of("arrive"), (_, all) => `${list(all, name)} ${all.length > 1 ? "arrive" : "arrives"}.`),
     ({ of }) => first(of("token"), (_, all) => (all.length === 1
       ? "1 sequence gets a token."
       : `${all.length} sequences get a token each.`)),
-    ({ of, name, earlier }) => first(of("held_up").filter((event) => isOld(event, earlier)), ({ seq }) => (
-      `${name(seq)} still waits.`)),
   ];
 
   /** Of stage 1: there is room, but not in one piece. */
@@ -83,7 +85,7 @@ const Words = (() => {
     promise: (who, { needed, free }) => `${who} waits: it may need ${needed} blocks, ${free} are not promised.`,
     blocks: (who, { needed, free }) => `${who} waits: it needs ${needed} blocks, ${free} are free.`,
     seat: (who) => `${who} waits: every seat is taken.`,
-    budget: (who) => `${who} waits: this step has enough tokens to compute.`,
+    budget: (who) => `${who} waits: the tokens of this step are spent.`,
     preemption: (who) => `${who} waits: nobody is admitted in a step that preempted.`,
     failure: (who) => `${who} waits: another sequence has failed in this step.`,
     batch: (who) => `${who} waits until the last of this batch ends.`,
