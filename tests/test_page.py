@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from nanovllm.trace.replay import replay
+from nanovllm.trace import states
 from notebooks.page.build import PAGE, SOURCE, STAGES, data, page
 from notebooks.page.compact import Packer, unpack
 from notebooks.page.excerpts import excerpts, functions
@@ -115,7 +115,7 @@ def test_the_workload_is_what_it_should_be(runs):
 
 def test_all_blocks_are_given_back(runs):
     for name, run in runs.items():
-        *_, last = replay(run.events)
+        *_, last = states(run.events)
         assert not last.sequences and not last.running and not last.waiting
         assert name == "s1" or len(last.free) == NUM_BLOCKS
 
