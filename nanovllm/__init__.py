@@ -1,7 +1,7 @@
 """nanovllm, the finished engine: a package to install and a command to run.
 
 core/   the code of stage 7, byte for byte
-api/    what a user gets beyond it: log-probabilities
+api/    what a user gets beyond it: vLLM's parameters and outputs
 cli/    nanovllm generate, nanovllm batch, nanovllm trace
 trace/  what an engine does, as events: written, replayed, converted for a viewer
 """
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
         BeamSearchParams,
         CompletionOutput,
         EngineConfig,
+        FlatLogprobs,
         LLMEngine,
         Logprob,
+        RepetitionDetectionParams,
         RequestOutput,
+        RequestOutputKind,
         SamplingParams,
     )
 
@@ -27,9 +30,12 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
+    "FlatLogprobs",
     "LLMEngine",
     "Logprob",
+    "RepetitionDetectionParams",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
 ]
 

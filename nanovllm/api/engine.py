@@ -2,25 +2,23 @@
 
 from typing import cast
 
+from ..checkpoints.load_tokenizer import load_tokenizer
 from ..core.attention import PagedAttention
 from ..core.block_manager import BlockManager as CoreBlockManager
 from ..core.engine import LLMEngine as CoreLLMEngine
-from ..core.input_processor import InputProcessor as CoreInputProcessor
-from ..core.llama import LlamaForCausalLM
+from ..core.llama import LlamaForCausalLM, Tokenizer
+from ..core.outputs import RequestOutput as CoreRequestOutput
 from ..core.sequence import Sequence as CoreSequence
+from .input_processor import InputProcessor
 from .model_runner import ModelRunner
 from .outputs import RequestOutput
-from .sequence import Sequence
-
-
-class InputProcessor(CoreInputProcessor):
-    sequence_class: type[CoreSequence] = Sequence
+from .sequence import Sequence, is_due, request_output
 
 
 class BlockManager(CoreBlockManager):
     def find_hits(self, seq: CoreSequence) -> list:
-        """None while its prompt is to be told: only what is computed is told. Its blocks are cached all the same."""
-        return [] if cast(Sequence, seq).awaits_prompt_logprobs else super().find_hits(seq)
+        """None if it is to be computed anew. Its blocks are cached all the same."""
+        return super().find_hits(seq) if cast(Sequence, seq).may_hit else []
 
     def allocate(self, seq: CoreSequence) -> None:
         super().allocate(seq)
@@ -28,6 +26,9 @@ class BlockManager(CoreBlockManager):
 
 
 class LLMEngine(CoreLLMEngine):
+    def build_tokenizer(self) -> Tokenizer | None:
+        return cast(Tokenizer | None, load_tokenizer(self.config.model))  # it does what core asks of its own
+
     def build_input_processor(self) -> InputProcessor:
         return InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
 
@@ -40,7 +41,8 @@ class LLMEngine(CoreLLMEngine):
         return ModelRunner(model, attention, self.config.block_size, self.device)
 
     def build_output(self, samples: list[CoreSequence]) -> RequestOutput:
-        first = cast(Sequence, samples[0])
-        is_asked = first.params.prompt_logprobs is not None
-        told = [None, *first.prompt_logprobs] if is_asked else None
-        return RequestOutput.of(super().build_output(samples), told, first.num_cached_tokens or 0)
+        return request_output(cast(list[Sequence], samples))
+
+    def _outputs(self, seqs: list[CoreSequence]) -> list[CoreRequestOutput]:
+        """Those that are due: a request may want its last output only, or one for several tokens."""
+        return super()._outputs([seq for seq in seqs if is_due(cast(list[Sequence], self._requests[seq.request_id]))])

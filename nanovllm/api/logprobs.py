@@ -11,6 +11,7 @@ MAX_LOGITS = 1 << 24  # looked at together: a long chunk of a large vocabulary i
 class Logprob(NamedTuple):
     logprob: float  # natural log, of the raw logits
     rank: int  # 1 is the likeliest
+    decoded_token: str | None = None  # its text, if there is a tokenizer
 
 
 def top_logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict[int, Logprob]]:

@@ -1,37 +1,28 @@
-"""A ModelRunner that tells log-probabilities beside the tokens that it samples."""
+"""A ModelRunner that samples as the parameters ask, and tells log-probabilities beside the tokens."""
 
-from typing import Any, cast
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from ..core.attention import AttentionMetadata
 from ..core.model_runner import ModelRunner as CoreModelRunner
 from ..core.model_runner import Scheduled
-from ..core.sampling import SampledToken
+from ..core.sampling import SampledToken, sample
 from .logprobs import MAX_LOGITS, Logprob, top_logprobs
+from .params_reading import unique
 from .sequence import Sequence, ToldToken
 
 
 class ModelRunner(CoreModelRunner):
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._sampled_from: Tensor | None = None  # [num_sampled, vocab_size], of the last step
-
-    def compute_logits(self, hidden: Tensor, step: AttentionMetadata, seqs: list[int]) -> Tensor:
-        self._sampled_from = super().compute_logits(hidden, step, seqs)
-        return self._sampled_from
-
     def sample(self, batch: list[Scheduled], hidden: Tensor, step: AttentionMetadata) -> list[SampledToken | None]:
         """As core does: a token for each sequence that is complete. hidden [num_tokens, hidden_size]"""
-        tokens = super().sample(batch, hidden, step)
         seqs = [cast(Sequence, seq) for seq, _ in batch]
-        complete = [i for i, token in enumerate(tokens) if token is not None]  # a row of _sampled_from each
-        counts = [seqs[i].params.logprobs for i in complete]
-        for count in {*counts} - {None}:
-            rows = [row for row, asked in enumerate(counts) if asked == count]
-            token_ids = [tokens[complete[row]].token_id for row in rows]
-            for row, found in zip(rows, top_logprobs(self._sampled_from[rows], token_ids, count), strict=True):
-                tokens[complete[row]] = ToldToken.of(tokens[complete[row]], found)
+        complete = [i for i, seq in enumerate(seqs) if step.context_lens[i] == seq.num_tokens]
+        logits = self.compute_logits(hidden, step, complete)  # [len(complete), vocab_size]
+        tokens: list[SampledToken | None] = [None] * len(batch)
+        for i, token in zip(complete, sample_and_tell(logits, [seqs[i] for i in complete]), strict=True):
+            tokens[i] = token
         for i, seq in enumerate(seqs):
             if seq.awaits_prompt_logprobs:
                 self._tell_prompt(seq, hidden[step.query_start_loc[i] : step.query_start_loc[i + 1]])
@@ -45,10 +36,62 @@ class ModelRunner(CoreModelRunner):
         first = 1 + len(seq.prompt_logprobs)  # the token that is told next
         start = first - 1 - seq.num_computed_tokens  # its row
         end = min(len(hidden), seq.num_prompt_tokens - 1 - seq.num_computed_tokens)
+        count, vocab_size = seq.params.prompt_logprobs, self._model.config.vocab_size
         told: list[dict[int, Logprob]] = []
-        size = max(1, MAX_LOGITS // self._model.config.vocab_size)
+        size = max(1, MAX_LOGITS // vocab_size)
         for row in range(max(start, 0), end, size):
             rows = hidden[row : min(row + size, end)]
             token_ids = seq.token_ids[seq.num_computed_tokens + row + 1 :][: len(rows)]
-            told += top_logprobs(self._model.compute_logits(rows), token_ids, seq.params.prompt_logprobs)
-        seq.prompt_logprobs += told
+            told += top_logprobs(self._model.compute_logits(rows), token_ids, vocab_size if count == -1 else count)
+        seq.tell_prompt(told)
+
+
+def sample_and_tell(logits: Tensor, seqs: list[Sequence]) -> list[SampledToken]:
+    """A token for each row, from what its processors leave; all logprobs are of the raw logits, [num_seqs, vocab_size].
+
+    A row without processors, and without logprobs to tell, costs nothing beyond core's sample(). Raises
+    FloatingPointError as it does, and ValueError if the processors leave no token.
+    """
+    try:
+        tokens = sample(process(logits, seqs), [seq.sampling_row() for seq in seqs])
+    except FloatingPointError:
+        if not logits.float().logsumexp(dim=-1).isfinite().all():
+            raise
+        names = "allowed_token_ids, bad_words, min_tokens, logit_bias, structured_outputs"
+        raise ValueError(f"no token is left to sample from, behind {names}") from None
+    for row, seq in enumerate(seqs):
+        if seq.logits_processors:
+            raw = logits[row].float()  # [vocab_size]
+            logprob = raw[tokens[row].token_id] - raw.logsumexp(dim=-1)
+            tokens[row] = tokens[row]._replace(logprob=logprob.item())
+    for count in {seq.params.logprobs for seq in seqs} - {None}:
+        rows = [row for row, seq in enumerate(seqs) if seq.params.logprobs == count]
+        token_ids = [tokens[row].token_id for row in rows]
+        found = top_logprobs(logits[rows], token_ids, logits.shape[1] if count == -1 else count)
+        for row, told in zip(rows, found, strict=True):
+            tokens[row] = ToldToken.of(tokens[row], told)
+    for row, seq in enumerate(seqs):
+        if seq.params.logprob_token_ids:
+            asked = unique([*seq.params.logprob_token_ids, tokens[row].token_id])
+            tokens[row] = ToldToken.of(tokens[row], named_logprobs(logits[row], asked))
+    return tokens
+
+
+def process(logits: Tensor, seqs: list[Sequence]) -> Tensor:
+    """The rows to sample from. `logits` stay as they are. logits, out [num_seqs, vocab_size]"""
+    if not any(seq.logits_processors for seq in seqs):
+        return logits
+    logits = logits.to(torch.float32, copy=True)
+    for row, seq in zip(logits, seqs, strict=True):
+        output_token_ids = seq.output_token_ids if seq.logits_processors else []
+        for processor in seq.logits_processors:
+            processor.apply(row, output_token_ids)
+    return logits
+
+
+def named_logprobs(logits: Tensor, token_ids: list[int]) -> dict[int, Logprob]:
+    """Of these tokens, in this order. logits [vocab_size]"""
+    logprobs = logits.float().log_softmax(dim=-1)  # [vocab_size]
+    own = logprobs[token_ids]  # [num_tokens]
+    ranks = 1 + (logprobs > own.unsqueeze(1)).sum(dim=-1)  # [num_tokens]
+    return dict(zip(token_ids, map(Logprob, own.tolist(), ranks.tolist()), strict=True))

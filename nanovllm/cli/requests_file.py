@@ -9,7 +9,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from ..api import SamplingParams
 from ..core.input_processor import Prompt
 
-FIELDS = {"prompt": str | abc.Sequence[int], "id": str, **get_type_hints(SamplingParams)}
+NOT_OF_A_FILE = {"output_kind", "stream_interval", "skip_clone", "flat_logprobs"}  # a result is one whole output
+PARAMS = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_OF_A_FILE}
+FIELDS = {"prompt": str | abc.Sequence[int], "id": str, **PARAMS}
 WORDS = {
     int: "an integer",
     float: "a number",
@@ -17,7 +19,8 @@ WORDS = {
     str: "a text",
     NoneType: "null",
     abc.Sequence[int]: "a list of integers",
-    abc.Sequence[str]: "a list of texts",
+    list[int]: "a list of integers",
+    list[str]: "a list of texts",
 }
 
 
@@ -98,10 +101,12 @@ def read_request(index: int, value: Any, defaults: dict[str, Any]) -> Request:
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value of JSON is of this type.
 
-    >>> fits(1, float), fits(True, int), fits(["a", "b"], str | abc.Sequence[str]), fits([1, "b"], abc.Sequence[int])
+    >>> fits(1, float), fits(True, int), fits(["a", "b"], str | list[str]), fits([1, "b"], list[int])
     (True, False, True, False)
     """
-    if get_origin(hint) is abc.Sequence:
+    if hint is Any or get_origin(hint) is dict:
+        return hint is Any or isinstance(value, dict)
+    if get_origin(hint) in (abc.Sequence, list):
         return isinstance(value, list) and all(fits(each, *get_args(hint)) for each in value)
     if get_args(hint):
         return any(fits(value, each) for each in get_args(hint))
@@ -110,10 +115,11 @@ def fits(value: Any, hint: Any) -> bool:
 
 def words(hint: Any) -> str:
     """
-    >>> words(int | None), words(str | abc.Sequence[str])
+    >>> words(int | None), words(str | list[str])
     ('an integer or null', 'a text or a list of texts')
     """
-    return WORDS[hint] if hint in WORDS else " or ".join(WORDS[each] for each in get_args(hint))
+    kinds = (hint,) if hint in WORDS else get_args(hint) or (hint,)
+    return " or ".join(WORDS.get(kind, "an object") for kind in kinds)
 
 
 def shortened(value: Any) -> str:

@@ -91,7 +91,7 @@ def test_logprobs_are_told_if_asked_for(serve):
 
 
 def test_options_are_for_requests_that_do_not_say(serve):
-    flags = ["--max-tokens", "3", "--ignore-eos", "--n", "2", "--logprobs", "0", "--stop-token-ids", "999"]
+    flags = ["--max-tokens", "3", "--ignore-eos", "--n", "2", "--logprobs", "0", "--stop-token-ids", "319"]
     _, results, _ = serve([{"prompt": "the"}, {"prompt": "the", "max_tokens": 5, "n": 1}], *flags)
     lengths = {result["id"]: [len(output["token_ids"]) for output in result["outputs"]] for result in results}
     assert lengths == {"0": [3, 3], "1": [5]}

@@ -99,7 +99,7 @@ def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path):
         (["--max-model-len", "65"], "max_model_len is 65, the model has 64 positions"),
         (["--device", "warp"], "device 'warp' is not to be had here"),
         (["--temperature", "-1"], "temperature must be 0 or above, not -1.0"),
-        (["--stop", ""], "stop must be a text or several, none of them empty, not ('',)"),
+        (["--stop", ""], "stop must be a text or several, none of them empty, not ['']"),
     ],
     ids=" ".join,
 )

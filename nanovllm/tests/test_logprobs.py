@@ -1,7 +1,6 @@
 """Log-probabilities: of each token the likeliest in its place, from the raw logits; of a prompt what is computed."""
 
 import math
-import re
 from functools import partial
 
 import pytest
@@ -43,7 +42,7 @@ def drawn(n: int, **params) -> SamplingParams:
 
 def told(row: dict[int, Logprob]) -> list[tuple[int, float, int]]:
     """(token, probability, rank) in the order in which they are told."""
-    return [(token_id, round(math.exp(logprob), 4), rank) for token_id, (logprob, rank) in row.items()]
+    return [(token_id, round(math.exp(logprob), 4), rank) for token_id, (logprob, rank, _) in row.items()]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 6, 1000])
@@ -73,13 +72,11 @@ def test_each_row_is_told_of_its_own_token():
 
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
-@pytest.mark.parametrize("wrong", [-1, 1.5, True, "2", [1]])
+@pytest.mark.parametrize("wrong", [-2, 1.5, False, "2", [1]])
 def test_a_number_that_cannot_be_is_named(name, wrong):
     with pytest.raises(ValueError) as caught:
         SamplingParams(**{name: wrong})
-    assert re.fullmatch(
-        f"{name} must be a whole number(, 0 or above)?, not {re.escape(repr(wrong))}", str(caught.value)
-    )
+    assert str(caught.value) == f"{name} must be a whole number, 0 or above, or -1 for all, not {wrong!r}"
 
 
 def test_parameters_of_core_ask_for_none(make):

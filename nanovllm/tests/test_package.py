@@ -17,6 +17,7 @@ from ..cli.batch import batch
 from ..cli.commands import COMMANDS
 from ..cli.generate import generate
 from ..cli.trace import trace
+from ..core.flags import knobs
 from .helpers import start
 
 TOO_LONG = "9" * 23
@@ -91,14 +92,15 @@ def test_help_has_the_options_with_their_defaults(command, capsys):
 def test_every_knob_is_an_option(command):
     """But not SamplingParams.seed: every request would draw the same. And generate shows no logprobs."""
     own = {"file", "output", "overwrite", "trace"} if command is batch else {"prompts", "trace"}
-    shown = set() if command is batch else {"logprobs", "prompt_logprobs"}
-    knobs = {field.name for kind in (EngineConfig, SamplingParams) for field in fields(kind)}
-    assert {option.name for option in command.params} - own == knobs - shown
+    asked = {"stop", "stop_token_ids", "ignore_eos"} | ({"logprobs", "prompt_logprobs"} if command is batch else set())
+    names = {field.name for kind in (EngineConfig, SamplingParams) for field in knobs(kind)}
+    assert {option.name for option in command.params} - own == names | asked
 
 
 @pytest.mark.parametrize("command", [generate, batch])
 def test_an_option_left_out_is_as_in_python(command):
     ours = {"temperature", "top_p", "max_tokens"} if command is generate else set()
+    ours |= {"stop", "stop_token_ids"}  # several times, or not at all
     defaults = {field.name: field.default for kind in (SamplingParams, EngineConfig) for field in fields(kind)}
     values = command.make_context(command.name, ["requests.jsonl"]).params
     names = {*values} & {*defaults} - ours

@@ -7,13 +7,17 @@ from typing import Any
 
 from notebooks.page.compact import Packer
 from notebooks.page.excerpts import excerpts
-from notebooks.page.record import Event, record
+from notebooks.page.moments import moments
+from notebooks.page.record import Event, Run, record
 from notebooks.page.workload import ROOT
 from stages.bench.engines import PACKAGES
 
 SOURCE = ROOT / "nanovllm" / "server" / "page"
 PAGE = ROOT / "notebooks" / "pool.html"
-LEAD = "one two"
+LEAD = (
+    "A server keeps the keys and values of every token it has read. Here are 40 blocks of memory for 8 tokens each, "
+    "eight requests that share them, and seven ways to serve the eight."
+)
 STAGES = {
     "s1": ("One piece", "Each sequence reserves one piece of the pool for its whole life."),
     "s2": ("Blocks", "The pool is cut into blocks of 8 slots. A sequence takes one when its last is full."),
@@ -37,7 +41,7 @@ def run(name: str, events: list[Event], packer: Packer) -> dict[str, Any]:
     snapshot, *rest = events
     sources = excerpts(ROOT / "stages" / PACKAGES[name], {event["by"] for event in rest if event.get("by")})
     return {
-        "name": name, "title": title, "idea": idea, "moments": [], "sources": sources,
+        "name": name, "title": title, "idea": idea, "moments": moments(name, Run(events)), "sources": sources,
         "snapshot": snapshot, "events": packer.pack(rest),
     }  # fmt: skip
 

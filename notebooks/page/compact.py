@@ -7,7 +7,7 @@ from nanovllm.trace.events import KEYS
 from notebooks.page.record import TIMES, Event
 
 LEFT_OUT = ("kind", "step", *TIMES)  # the kind is the row's first number, steps are counted, clocks differ
-TEXTS = ("seq", "request", "carried_by", "why", "by", "hash", "from_seq", "for", "behind", "was", "place", "text", "error")
+TEXTS = ("seq", "request", "carried_by", "why", "by", "hash", "for", "behind", "was", "place", "text", "error")
 
 
 def columns(kind: str) -> list[str]:

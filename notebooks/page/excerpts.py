@@ -7,7 +7,7 @@ from notebooks.page.workload import ROOT
 
 
 def excerpts(folder: Path, names: set[str]) -> dict[str, dict[str, str | int]]:
-    """{"BlockPool.touch": {"file", "line", "text"}, ...} of all `names`. Raises ValueError for a name without source."""
+    """{"BlockPool.touch": {"file", "line", "text"}, ...}. Raises ValueError for a name that no file has."""
     found: dict[str, dict[str, str | int]] = {}
     for path in sorted(folder.glob("*.py")):
         source = path.read_text(encoding="utf-8")

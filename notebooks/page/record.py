@@ -1,6 +1,6 @@
 """Record the workload on a stage, and look at it step by step: the same on every run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,21 @@ def record(name: str) -> list[Event]:
     llm = build(name)
     with traced(llm, events.append) as observer:
         serve(name, llm, observer)
-    return [{key: value for key, value in event.items() if key not in TIMES} for event in events]
+    return list(renumbered({key: value for key, value in event.items() if key not in TIMES} for event in events))
+
+
+def renumbered(events: Iterable[Event]) -> Iterator[Event]:
+    """An event between two steps, as an arrival, is told with the step that comes.
+
+    >>> [event["step"] for event in renumbered([{"kind": "arrive", "step": 0}, {"kind": "step", "step": 1}])]
+    [1, 1]
+    """
+    waiting: list[Event] = []
+    for event in events:
+        waiting.append(event)
+        if event["kind"] in ("snapshot", "step"):
+            yield from ({**each, "step": event["step"]} for each in waiting)
+            waiting = []
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,12 @@ from stages.bench.engines import ONE_SEQUENCE_A_REQUEST, WITHOUT_SCHEDULER, stag
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS = 8, 40, 16
 MAX_STEPS = 150  # of any stage: a reader goes through all of them
-KING = "Once upon a time there was a King who had three sons. The eldest was proud, the second was idle, and the"
+KING = (
+    "Once upon a time there was a King who had three daughters. "
+    "The youngest was so beautiful that the sun itself was surprised."
+)
+
+ANIMALS = "Long ago, when all the animals could talk, there lived in a wood a bear and a wolf, and"
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,14 @@ class Request:
 
 
 WORKLOAD = (
-    Request("A", KING + " youngest was called the Simpleton.", 20),
+    Request("A", KING + " One day", 18),
     Request("B", "Reddy Fox was very hungry.", 30, stop="."),
-    Request("C", "One day Dorothy and the Scarecrow came to a great wall, and behind the wall there stood", 56),
-    Request("D", '"Good morning," said the fox to the hen.', 30, stop="\n"),
-    Request("E", "The old woman opened the door of her little house in the wood, and there she saw", 56),
-    Request("F", "Long ago, when animals could talk, there lived in a wood a bear and a wolf, and", 40, after=4, n=3),
-    Request("G", KING + " youngest was kind to everybody.", 40, after=10),
-    Request("H", "There was once a poor woodcutter who lived with his wife near a dark forest", 40, after=16, aborted_after=60),
+    Request("C", "One day Dorothy and the Scarecrow walked along the road of yellow brick until they came to", 56),
+    Request("D", '"Come in," said the old woman.', 32),
+    Request("E", "The little mermaid swam up to the ship and looked in at the window, and there she saw", 54),
+    Request("F", ANIMALS, 40, after=4, n=3),
+    Request("G", KING + " One night there came a knock at the door,", 40, after=10),
+    Request("H", "Little Raggedy Ann looked out of the window. It was snowing, and", 44, after=16, aborted_after=60),
 )
 
 
@@ -105,14 +110,14 @@ def serve_batches(name: str, llm: Any, observer: Any, workload: tuple[Request, .
     """As LLM.generate() does, but for requests that join the queue while a batch runs."""
     everyone = list(requests(name, workload))
     llm._request_ids = iter([request_id for request_id, _, _ in everyone])
-    coming, waiting, running, num_steps = deque(everyone), deque(), [], 0
+    coming, waiting, running = deque(everyone), deque[Any](), list[Any]()
+    num_steps = 0
     while coming or waiting or running:
         while coming and coming[0][1].after <= num_steps:
             _, request, params = coming.popleft()
             waiting.append(llm._add_request(request.prompt, params))
             if observer:
-                observer._arriving.append(waiting[-1])
-                observer._arrive()
+                observer.join(waiting[-1])
         running = running or llm._admit(waiting)
         llm._step(running)
         running = [seq for seq in running if not seq.finished]

@@ -5,30 +5,32 @@
  * Samples of one request are shades of one colour. A pattern says the same as a colour, for whoever sees no colours.
  */
 const Cast = (() => {
-  const NUM_COLOURS = 8;
+  const NUM_COLOURS = 8, NUM_SHADES = 3;
 
-  /** {label, hue, shade} of a sequence: its place among the requests, and its place among their samples. */
-  function lookup(memory, seq) {
-    const [request, sample] = [Memory.family(seq), seq.split(".")[1]];
-    const place = Math.max(0, memory.requests.indexOf(request));
-    const letter = request.length <= 2 ? request : letterOf(place);
-    return { label: sample === undefined ? letter : letter + (Number(sample) + 1), hue: place % NUM_COLOURS, shade: Number(sample ?? 0) % 3 };
+  /** "F" for a request, "F2" for its second sample. */
+  function label(memory, seq) {
+    const [request, sample] = [Memory.family(seq), sampleOf(seq)];
+    const letter = request.length <= 2 ? request : letterOf(placeOf(memory, request));
+    return sample === null ? letter : letter + (sample + 1);
   }
-
-  /** A to Z, then A1, B1, ...: a server's requests have long names. */
-  function letterOf(place) {
-    const round = Math.floor(place / 26);
-    return String.fromCharCode(65 + (place % 26)) + (round || "");
-  }
-
-  const label = (memory, seq) => lookup(memory, seq).label;
 
   /** Gives an element the colours of a sequence; the style sheet says what they are. */
   function dress(element, memory, seq) {
-    const { hue, shade } = lookup(memory, seq);
-    element.dataset.hue = hue;
-    element.dataset.shade = shade;
+    element.dataset.hue = placeOf(memory, Memory.family(seq)) % NUM_COLOURS;
+    element.dataset.shade = (sampleOf(seq) ?? 0) % NUM_SHADES;
   }
 
-  return { lookup, label, dress };
+  const placeOf = (memory, request) => Math.max(0, memory.requests.indexOf(request));
+
+  function sampleOf(seq) {
+    const sample = seq.split(".")[1];
+    return sample === undefined ? null : Number(sample);
+  }
+
+  /** A to Z, then A1, B1, ...: the names of a server's requests are too long for a square. */
+  function letterOf(place) {
+    return String.fromCharCode(65 + (place % 26)) + (Math.floor(place / 26) || "");
+  }
+
+  return { label, dress };
 })();

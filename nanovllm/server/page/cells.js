@@ -1,105 +1,99 @@
 "use strict";
 
-/* What there is to see in each block of a pool, worked out of a state: plain objects, no DOM.
+/* What there is to see in each square of a pool, worked out of a state: plain objects, no DOM.
  *
- *     status   "held", "idle" (cached, and nobody holds it) or "free"
- *     count    how many hold it
- *     bands    a band for each holder, from slot `from` to slot `to`, of which the first `filled` are written
- *     fresh    slots that this step wrote: [from, to)
+ *     block      its number
+ *     status     "held", "idle" (cached, and nobody holds it) or "free"
+ *     count      how many hold it
+ *     bands      one for each holder, from slot `from` to slot `to`, of which the first `filled` are written
+ *     origin     {seq, index}: whose text it holds, if that is cached
+ *     isTouched  whether this step did something to it
  */
 const Cells = (() => {
-  function ofDevice(frame, events, pool) {
-    const cells = pool.unit === "slots" ? ofPieces(frame, pool) : ofBlocks(frame, pool);
-    for (const block of touchedBy(events, pool)) if (cells[block]) cells[block].isTouched = true;
+  const SLOTS_A_SQUARE = 8; // stage 1 has no blocks: the same squares show its slots, and one may be in two pieces
+
+  function ofDevice(frame, events) {
+    const { pool } = frame.state;
+    const cells = pool.unit === "slots" ? ofPieces(frame) : ofBlocks(frame);
+    for (const block of touchedBy(events)) if (block in cells) cells[block].isTouched = true;
     return cells;
   }
 
-  function ofBlocks({ state, memory }, pool) {
-    const cells = Array.from({ length: pool.num_blocks }, (_, block) => ({
-      block, status: "free", count: state.ref_counts[block], bands: [], origin: null, isTouched: false,
-    }));
+  const empty = (num_cells) => Array.from({ length: num_cells }, (_, block) => (
+    { block, status: "free", count: 0, bands: [], origin: null, isTouched: false }));
+
+  function ofBlocks({ state, memory }) {
+    const { num_blocks, block_size } = state.pool, cells = empty(num_blocks);
     for (const seq of state.running) {
       const { block_table, num_computed_tokens } = state.sequences[seq];
       block_table.forEach((block, index) => {
-        const filled = clamp(num_computed_tokens - index * pool.block_size, pool.block_size);
-        cells[block].status = "held";
-        cells[block].bands.push({ seq, index, from: 0, to: pool.block_size, filled });
+        const filled = clamp(num_computed_tokens - index * block_size, block_size);
+        hold(cells[block], { seq, index, from: 0, to: block_size, filled });
       });
     }
     for (const [block, hash] of Object.entries(state.cached)) {
-      cells[block].origin = memory.origins[hash];
+      cells[block].origin = memory.origins[hash] ?? null;
       if (cells[block].status === "free") cells[block].status = "idle";
     }
     return cells;
   }
 
-  /** Stage 1 has no blocks. The same squares show its slots, 8 each: a square may be in two pieces. */
-  function ofPieces({ state }, pool) {
-    const size = SLOTS_A_CELL, num_cells = Math.ceil(pool.num_blocks / size);
-    const cells = Array.from({ length: num_cells }, (_, block) => ({
-      block, status: "free", count: 0, bands: [], origin: null, isTouched: false,
-    }));
-    for (const seq of state.running) {
-      const { slots, num_computed_tokens } = state.sequences[seq];
-      if (!slots) continue;
-      const [start, end] = slots;
-      for (let block = Math.floor(start / size); block * size < end; block += 1) {
+  function ofPieces({ state }) {
+    const size = SLOTS_A_SQUARE, cells = empty(Math.ceil(state.pool.num_blocks / size));
+    for (const seq of state.running.filter((each) => state.sequences[each].slots)) {
+      const { slots: [start, end], num_computed_tokens } = state.sequences[seq], first = Math.floor(start / size);
+      for (let block = first; block * size < end; block += 1) {
         const from = Math.max(start - block * size, 0), to = Math.min(end - block * size, size);
         const filled = clamp(start + num_computed_tokens - block * size - from, to - from);
-        cells[block].status = "held";
-        cells[block].count += 1;
-        cells[block].bands.push({ seq, index: block - Math.floor(start / size), from, to, filled });
+        hold(cells[block], { seq, index: block - first, from, to, filled });
       }
     }
     return cells;
   }
 
-  function ofHost({ state, memory }, host) {
-    return Array.from({ length: host.num_blocks }, (_, block) => {
-      const hash = state.host_cached[block];
-      return { block, status: hash ? "idle" : "free", count: 0, bands: [], origin: memory.origins[hash] ?? null, isTouched: false };
-    });
+  function hold(cell, band) {
+    cell.status = "held";
+    cell.count += 1;
+    cell.bands.push(band);
   }
 
-  /** The blocks that an event names: what this step did something to. */
-  function touchedBy(events, pool) {
+  function ofHost({ state, memory }) {
+    const cells = empty(state.host.num_blocks);
+    for (const [block, hash] of Object.entries(state.host_cached)) {
+      Object.assign(cells[block], { status: "idle", origin: memory.origins[hash] ?? null });
+    }
+    return cells;
+  }
+
+  /** The blocks of the device that were moved. */
+  function touchedBy(events) {
     const blocks = new Set();
-    for (const event of events) {
-      if ("block" in event && event.kind !== "cached" && event.kind !== "host_evicted") blocks.add(event.block);
-      if (event.kind === "copied") blocks.add(event.from).add(event.to);
-      if (event.kind === "stored") blocks.add(event.from);
-      if (event.kind === "loaded") blocks.add(event.to);
-      if (event.kind === "reserved" || event.kind === "released") {
-        for (let slot = event.start; slot < event.end; slot += 1) blocks.add(Math.floor(slot / SLOTS_A_CELL));
-      }
+    for (const { kind, block, from, to, start, end } of events) {
+      if (block !== undefined && kind !== "cached" && kind !== "host_evicted") blocks.add(block);
+      if (kind === "copied" || kind === "stored") blocks.add(from);
+      if (kind === "copied" || kind === "loaded") blocks.add(to);
+      if (kind !== "reserved" && kind !== "released") continue;
+      for (let i = Math.floor(start / SLOTS_A_SQUARE); i * SLOTS_A_SQUARE < end; i += 1) blocks.add(i);
     }
     return blocks;
   }
 
-  /** Slots promised, held and used, as the engine's own report counts them. */
-  function totals({ state }, pool) {
-    const size = pool.block_size, running = state.running.map((seq) => state.sequences[seq]);
-    const promised = sum(running.map(({ max_num_tokens }) => Math.ceil(max_num_tokens / size) * size));
+  /** Slots promised, held and used, as the engine's own report counts them; a shared block counts once. */
+  function totals({ state }) {
+    const { pool, running, sequences } = state, seqs = running.map((seq) => sequences[seq]);
+    const promised = sum(seqs, ({ max_num_tokens }) => Math.ceil(max_num_tokens / pool.block_size) * pool.block_size);
+    const all = pool.num_blocks * pool.block_size, isHeld = seqs.filter(({ slots }) => slots);
     if (pool.unit === "slots") {
-      return {
-        all: pool.num_blocks, promised,
-        held: sum(running.map(({ slots }) => slots[1] - slots[0])),
-        used: sum(running.map(({ num_computed_tokens }) => num_computed_tokens)),
-      };
+      const held = sum(isHeld, ({ slots: [start, end] }) => end - start);
+      return { all, promised, held, used: sum(isHeld, ({ num_computed_tokens }) => num_computed_tokens) };
     }
-    const filled = new Map(); // of each block that somebody holds; a shared one counts once
-    for (const { block_table, num_computed_tokens } of running) {
-      block_table.forEach((block, index) => {
-        const slots = clamp(num_computed_tokens - index * size, size);
-        filled.set(block, Math.max(slots, filled.get(block) ?? 0));
-      });
-    }
-    return { all: pool.num_blocks * size, promised, held: filled.size * size, used: sum([...filled.values()]) };
+    const cells = ofBlocks({ state, memory: { origins: {} } }).filter(({ status }) => status === "held");
+    const used = sum(cells, ({ bands }) => Math.max(...bands.map(({ filled }) => filled)));
+    return { all, promised, held: cells.length * pool.block_size, used };
   }
 
-  const SLOTS_A_CELL = 8;
   const clamp = (value, max) => Math.max(0, Math.min(value, max));
-  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const sum = (items, value) => items.reduce((total, item) => total + value(item), 0);
 
-  return { ofDevice, ofHost, touchedBy, totals, SLOTS_A_CELL };
+  return { ofDevice, ofHost, totals, SLOTS_A_SQUARE };
 })();

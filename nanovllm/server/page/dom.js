@@ -4,14 +4,16 @@
 const Dom = (() => {
   const byId = (id) => document.getElementById(id);
 
-  /** make("p", {class: "note"}, "text", child, ...): an element with attributes and children; null children are left out. */
+  /** make("p", {class: "note"}, "text", child, ...): an element; attributes and children that are null are left out. */
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (value !== null && value !== false) element.setAttribute(name, value);
-    }
+    for (const [name, value] of Object.entries(attributes)) if (value !== null) element.setAttribute(name, value);
     element.append(...children.filter((child) => child !== null));
     return element;
+  }
+
+  function fill(id, ...children) {
+    byId(id).replaceChildren(...children.filter((child) => child !== null));
   }
 
   /** A sequence's letter, in its colour and pattern. */
@@ -27,5 +29,5 @@ const Dom = (() => {
     return element;
   }
 
-  return { byId, make, tag, svg };
+  return { byId, make, fill, tag, svg };
 })();

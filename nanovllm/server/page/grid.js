@@ -2,20 +2,23 @@
 
 /* A pool as a grid of squares. Squares are made once, and then changed: so a change can be seen, and focus stays.
  *
- * One square can be reached with Tab, the others from there with the arrow keys (a roving tabindex).
+ * One square is reached with Tab, the others from there with the arrow keys (a roving tabindex). But whoever clicks a
+ * square goes on with the arrow keys through time, as before.
  */
 class Grid {
-  /** `choose(block)` is called when a square is clicked, or Enter is pressed on it. `noun`: "block", "host block". */
+  /** `noun` is what a square is called; `choose(block)` is called when it is clicked, or Enter is pressed on it. */
   constructor(element, noun, choose) {
     Object.assign(this, { element, noun, choose, squares: [] });
-    element.addEventListener("click", ({ target }) => this._chosen(target.closest(".square")));
+    element.addEventListener("click", ({ target }) => this._choose(target.closest(".square")));
     element.addEventListener("keydown", (event) => this._key(event));
   }
 
-  shape(num_squares, num_columns) {
+  shape(num_squares, num_columns, noun) {
+    this.noun = noun;
     if (this.squares.length === num_squares && this.num_columns === num_columns) return;
     this.num_columns = num_columns;
-    this.squares = Array.from({ length: num_squares }, () => Dom.make("div", { class: "square", role: "gridcell", tabindex: -1 }));
+    const square = () => Dom.make("div", { class: "square", role: "gridcell", tabindex: -1 });
+    this.squares = Array.from({ length: num_squares }, square);
     this.squares[0].tabIndex = 0;
     const rows = [];
     for (let at = 0; at < num_squares; at += num_columns) {
@@ -25,45 +28,37 @@ class Grid {
     this.element.replaceChildren(...rows);
   }
 
-  /** `table` maps a block to its place in the selected sequence's table. */
-  show(cells, memory, selected, table = new Map()) {
-    cells.forEach((cell, i) => {
-      const square = this.squares[i];
-      const looks = JSON.stringify([cell, cell.block === selected, table.get(i)]);
+  /** `table` is the selected sequence's: its blocks are marked with their places. */
+  show(cells, memory, selected, table = []) {
+    const places = new Map(table.map((block, place) => [block, place]));
+    cells.forEach((cell, block) => {
+      const square = this.squares[block], isSelected = block === selected, place = places.get(block) ?? "";
+      const looks = JSON.stringify([cell, isSelected, place, this.noun]);
       if (square.looks === looks) return;
       square.looks = looks;
-      paint(square, cell, memory);
-      square.setAttribute("aria-label", this._spoken(cell, memory));
-      square.setAttribute("aria-selected", cell.block === selected);
-      square.classList.toggle("in-table", table.has(i));
-      square.dataset.index = table.get(i) ?? "";
+      Square.paint(square, cell, memory);
+      square.setAttribute("aria-label", `${this.noun} ${block}: ${Square.inWords(cell, memory)}`);
+      square.setAttribute("aria-selected", isSelected);
+      square.classList.toggle("in-table", place !== "");
+      square.dataset.place = place;
     });
   }
 
-  _spoken({ block, status, bands, count, origin }, memory) {
-    const holders = bands.map(({ seq, filled, from, to }) => `${Cast.label(memory, seq)}, ${filled} of ${to - from} slots filled`);
-    const text = origin ? ` with a text of ${Cast.label(memory, origin.seq)}` : "";
-    const what = { held: `held by ${holders.join("; ")}`, idle: `idle${text}`, free: "free" }[status];
-    return `${this.noun} ${block}: ${what}${count > 1 ? `, ${count} holders` : ""}`;
-  }
-
-  _chosen(square) {
+  _choose(square) {
     if (!square) return;
     this._rove(square);
     this.choose(this.squares.indexOf(square));
   }
 
   _key(event) {
+    if (!Grid.isByKeyboard) return;
     const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.num_columns, ArrowDown: this.num_columns };
-    const at = this.squares.indexOf(event.target);
-    if (event.key in moves && Grid.isByKeyboard) {
-      const next = this.squares[at + moves[event.key]];
-      if (next) this._rove(next).focus();
-    } else if (event.key === "Enter" || (event.key === " " && Grid.isByKeyboard)) {
-      this._chosen(event.target);
-    } else return;
+    const next = this.squares[this.squares.indexOf(event.target) + moves[event.key]];
+    if (event.key in moves) this._rove(next ?? event.target).focus();
+    else if (event.key === "Enter" || event.key === " ") this._choose(event.target);
+    else return;
     event.preventDefault();
-    event.stopPropagation(); // or the arrow would also move through time
+    event.stopPropagation(); // or an arrow would also move through time
   }
 
   _rove(square) {
@@ -71,31 +66,8 @@ class Grid {
     return square;
   }
 
-  /** Whoever clicks a square goes on with the arrow keys through time; whoever came with Tab goes through the grid. */
-  static isByKeyboard = false;
+  static isByKeyboard = false; // whether the focus came with Tab
 }
 
 addEventListener("keydown", ({ key }) => { if (key === "Tab") Grid.isByKeyboard = true; }, true);
 addEventListener("pointerdown", () => { Grid.isByKeyboard = false; }, true);
-
-/** The inside of a square: a band for each holder, what of it is filled, a letter, a count. */
-function paint(square, { status, bands, count, origin, isTouched }, memory) {
-  square.className = `square ${status}${isTouched ? " touched" : ""}${count > 1 ? " shared" : ""}`;
-  const shown = bands.map(({ seq, from, to, filled }, i) => {
-    const band = Dom.make("span", { class: "band" }, Dom.make("span", { class: "fill" }));
-    const height = count > 1 && from === 0 && to === 8 && bands.length > 1;
-    Object.entries({ from, to, filled, top: height ? i : 0, of: height ? bands.length : 1 })
-      .forEach(([name, value]) => band.style.setProperty(`--${name}`, value));
-    Cast.dress(band, memory, seq);
-    return band;
-  });
-  if (status === "idle" && origin) {
-    const ghost = Dom.make("span", { class: "ghost" });
-    Cast.dress(ghost, memory, origin.seq);
-    shown.push(ghost);
-  }
-  const letters = [...new Set(bands.map(({ seq }) => Cast.label(memory, seq)))];
-  if (letters.length) shown.push(Dom.make("span", { class: "letter" }, letters.length > 1 ? `${letters[0]}+` : letters[0]));
-  if (count > 1 && new Set(bands.map(({ from }) => from)).size === 1) shown.push(Dom.make("span", { class: "count" }, String(count)));
-  square.replaceChildren(...shown);
-}

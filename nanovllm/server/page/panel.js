@@ -1,110 +1,83 @@
 "use strict";
 
-/* The block that the reader clicked: who holds it, its text, its last moves, and the function that moved it. */
+/* The block that the reader chose: who holds it, its text, its last moves, and the function that moved it. */
 const Panel = (() => {
-  const MOVES = 3; // told of a block, the latest first
-  const QUIET = ["cached", "free", "idle"]; // told, but not what a reader means by "why did it move"
+  const NUM_MOVES = 3;
+  const QUIET = ["cached", "free", "idle"]; // told too, but no answer to "why did it move?"
 
-  /** `block` is a number, or "h3" of the host. `sources` maps the name of a function to {file, line, text}. */
-  function show(tape, step, block, cell, sources, pool) {
-    const frame = tape.frameAt(step), { memory } = frame;
-    const moves = lastMoves(tape, step, block, pool);
-    const main = moves.find(({ event }) => !QUIET.includes(event.kind)) ?? moves[0];
-    Dom.byId("panel").replaceChildren(
-      Dom.make("h2", {}, title(block, pool), ...holders(cell).map((seq) => Dom.tag(memory, seq))),
-      Dom.make("p", { class: "facts" }, facts(cell, block, memory, pool)),
-      text(frame, cell, pool),
+  /** `sources` maps the name of a function to {file, line, text}. */
+  function show(tape, step, block, cell, sources) {
+    const frame = tape.frameAt(step), { memory } = frame, moves = Moves.last(tape, step, block, NUM_MOVES);
+    const by = (moves.find(({ event }) => !QUIET.includes(event.kind)) ?? moves[0])?.event.by;
+    const holders = [...new Set(cell.bands.map(({ seq }) => seq))];
+    Dom.fill("panel",
+      Dom.make("h2", {}, title(block, frame.state.pool), ...holders.map((seq) => Dom.tag(memory, seq))),
+      Dom.make("p", { class: "facts" }, facts(cell, block, frame)),
+      ...texts(frame, cell),
       Dom.make("h3", {}, "Why it moved"),
-      moves.length ? Dom.make("ol", { class: "moves" }, ...moves.map(({ event }) => line(event, memory))) : Dom.make("p", { class: "facts" }, "It has not moved yet."),
-      ...(main && sources[main.event.by] ? [source(main.event.by, sources[main.event.by])] : []));
+      Dom.make("ol", { class: "moves" }, ...moves.map((move) => line(move, memory))),
+      moves.length ? null : Dom.make("p", { class: "facts" }, "It has not moved yet."),
+      sources[by] ? Source.make(by, sources[by]) : null);
   }
 
   function hint() {
-    Dom.byId("panel").replaceChildren(Dom.make("p", { class: "hint" }, "Click a square: who holds it, its words, and the code that moved it."));
+    const words = "Click a square: who holds it, its words, and the code that moved it.";
+    Dom.fill("panel", Dom.make("p", { class: "hint" }, words));
   }
-
-  const isHost = (block) => String(block).startsWith("h");
-  const holders = (cell) => [...new Set(cell.bands.map(({ seq }) => seq))];
 
   function title(block, pool) {
-    if (isHost(block)) return `Host block ${block.slice(1)}`;
-    const first = block * Cells.SLOTS_A_CELL;
-    return pool.unit === "slots" ? `Slots ${first} to ${first + Cells.SLOTS_A_CELL - 1}` : `Block ${block}`;
+    if (Moves.isHost(block)) return `Host block ${Moves.numberOf(block)}`;
+    const first = block * Cells.SLOTS_A_SQUARE;
+    return pool.unit === "slots" ? `Slots ${first} to ${first + Cells.SLOTS_A_SQUARE - 1}` : `Block ${block}`;
   }
 
-  function facts({ status, bands, count, origin }, block, memory, pool) {
-    if (isHost(block)) return origin ? `A text of ${Cast.label(memory, origin.seq)}, evicted from the device.` : "Free.";
+  function facts({ status, bands, count, origin }, block, { state, memory }) {
+    const name = (seq) => Cast.label(memory, seq);
+    if (Moves.isHost(block)) return origin ? `A text of ${name(origin.seq)}, evicted from the device.` : "Free.";
     if (status === "free") return "Free: nobody holds it, and nothing in it is of use.";
     if (status === "idle") return "Idle: nobody holds it, but its text can be found again.";
-    if (pool.unit === "slots") return bands.map(({ seq, from, to, filled }) => `${Cast.label(memory, seq)}: ${filled} of ${to - from} slots filled`).join("; ") + ".";
-    const [{ index, filled }] = bands, most = Math.max(...bands.map((band) => band.filled));
+    if (state.pool.unit === "slots") {
+      const piece = ({ seq, from, to, filled }) => `${name(seq)} has ${to - from} of these slots, ${filled} filled`;
+      return `${bands.map(piece).join("; ")}.`;
+    }
+    const [{ index, filled }] = bands, size = state.pool.block_size, first = index * size + 1;
     const held = count > 1 ? `Held by ${count} sequences` : "Held by one sequence";
-    return `${held}. Place ${index} in its table: tokens ${index * pool.block_size + 1} to ${(index + 1) * pool.block_size}, ${most} computed.`;
+    return `${held}. Place ${index} in its table: tokens ${first} to ${first + size - 1}, ${filled} computed.`;
   }
 
-  /** Its tokens, a box a slot. */
-  function text(frame, { bands, origin, from }, pool) {
-    const size = pool.unit === "slots" ? Cells.SLOTS_A_CELL : pool.block_size;
-    const [band] = bands, place = band ?? origin;
-    if (!place) return null;
-    const rows = (band ? uniqueTexts(frame, bands, pool) : [wordsOf(frame, origin, size, size)]);
-    return Dom.make("div", { class: "texts" }, ...rows);
-  }
-
-  function uniqueTexts(frame, bands, pool) {
-    const rows = bands.map((band) => {
-      const { slots } = frame.state.sequences[band.seq];
-      if (!slots) return wordsOf(frame, band, band.filled, pool.block_size);
-      const start = (Math.floor(slots[0] / Cells.SLOTS_A_CELL) + band.index) * Cells.SLOTS_A_CELL + band.from - slots[0];
-      return row(Memory.textsOf(frame, band.seq, start, start + band.filled), band.to - band.from);
+  /** Its tokens, a box a slot; a line for each holder that has another text in it. */
+  function texts(frame, { bands, origin }) {
+    const { pool } = frame.state, isSlots = pool.unit === "slots";
+    const size = isSlots ? Cells.SLOTS_A_SQUARE : pool.block_size;
+    const places = bands.length || !origin ? bands : [{ ...origin, from: 0, to: size, filled: size }];
+    const rows = places.map(({ seq, index, from, to, filled }) => {
+      const start = isSlots ? firstToken(frame.state.sequences[seq], index, from) : index * size;
+      return row(Memory.textsOf(frame, seq, start, start + filled), to - from);
     });
-    const seen = new Set();
-    return rows.filter(({ textContent }) => !seen.has(textContent) && seen.add(textContent));
+    return rows.filter((each, i) => rows.findIndex((other) => other.textContent === each.textContent) === i);
   }
 
-  function wordsOf(frame, { seq, index }, filled, size) {
-    return row(Memory.textsOf(frame, seq, index * size, index * size + filled), size);
+  /** Which token of a sequence the square begins with, at slot `from`: its piece begins anywhere. */
+  function firstToken({ slots: [start] }, index, from) {
+    return (Math.floor(start / Cells.SLOTS_A_SQUARE) + index) * Cells.SLOTS_A_SQUARE + from - start;
   }
 
-  function row(texts, size) {
-    const boxes = Array.from({ length: size }, (_, i) => Dom.make("span", { class: i < texts.length ? "token" : "token empty" }, visible(texts[i] ?? "")));
+  function row(pieces, num_slots) {
+    const boxes = Array.from({ length: num_slots }, (_, i) => (i < pieces.length
+      ? Dom.make("span", { class: "token" }, visible(pieces[i]))
+      : Dom.make("span", { class: "token empty" }, " ")));
     return Dom.make("p", { class: "tokens" }, ...boxes);
   }
 
-  const visible = (piece) => piece.replaceAll("\n", "⏎").replace(/^ /, "·") || " ";
-
-  function lastMoves(tape, step, block, pool) {
-    const found = [];
-    for (let at = step; at > 0 && found.length < MOVES; at -= 1) {
-      const events = tape.eventsOf(at).filter((event) => names(event, block, pool));
-      found.push(...events.reverse().map((event) => ({ event })));
-    }
-    return found.slice(0, MOVES);
+  /** A space is a dot, a line's end a hook; the token that a text begins with has no letters. */
+  function visible(piece) {
+    return piece === "" ? "‹s›" : piece.replaceAll("\n", "⏎").replace(/^ /, "·");
   }
 
-  function names(event, block, pool) {
-    const { kind, from, to } = event;
-    if (isHost(block)) {
-      const number = Number(block.slice(1));
-      if (kind === "stored" || kind === "renewed") return to === number;
-      if (kind === "loaded" || kind === "arrived") return from === number;
-      return kind === "host_evicted" && event.block === number;
-    }
-    if (kind === "copied") return from === block || to === block;
-    if (kind === "stored") return from === block;
-    if (kind === "loaded" || kind === "arrived") return to === block;
-    if (pool.unit === "slots" && "start" in event && kind !== "chunk") {
-      return event.start < (block + 1) * Cells.SLOTS_A_CELL && event.end > block * Cells.SLOTS_A_CELL;
-    }
-    return event.block === block && kind !== "host_evicted";
-  }
-
-  function line(event, memory) {
-    return Dom.make("li", {}, Dom.make("span", { class: "at" }, `step ${event.step}`), `${Words.ofEvent(event, memory)}.`);
-  }
-
-  function source(name, { file, line, text }) {
-    return Dom.make("figure", {}, Dom.make("figcaption", {}, Dom.make("b", {}, name), ` ${file}:${line}`), Dom.make("pre", { tabindex: 0 }, text));
+  function line({ event, at }, memory) {
+    const words = Words.ofMove(event, memory);
+    const step = Dom.make("span", { class: "at" }, `step ${at}`);
+    return Dom.make("li", {}, step, `${words[0].toUpperCase()}${words.slice(1)}.`);
   }
 
   return { show, hint };

@@ -9,7 +9,7 @@
  *
  * A state:
  *     pool, host         what there is, as in the snapshot; host is null without a second tier
- *     sequences          {name: {tokens, texts, num_computed_tokens, block_table, slots, ...}}, of all that have not ended
+ *     sequences          {name: {tokens, texts, num_computed_tokens, block_table, slots, ...}}, until they end
  *     waiting, running   names, in the order of the queues
  *     ref_counts         how many tables hold each block
  *     free               the free blocks, in the order in which they are taken: cached ones stand at the end
@@ -35,7 +35,8 @@ const Reducer = (() => {
   // ---- sequences and queues
 
   function arrive(state, { seq, request, tokens, texts, max_num_tokens, carried_by }) {
-    const sequences = { ...state.sequences, [seq]: { ...NEW, seq, request, tokens, texts, max_num_tokens, carried_by } };
+    const sequence = { ...NEW, seq, request, tokens, texts, max_num_tokens, carried_by };
+    const sequences = { ...state.sequences, [seq]: sequence };
     return carried_by === null ? { sequences, waiting: [...state.waiting, seq] } : { sequences };
   }
 
@@ -102,7 +103,8 @@ const Reducer = (() => {
 
   /** Its text is on the host, as the most recently used: it stands last in the host's queue. */
   const renewed = (state, { to }) => ({ host_free: [...without(state.host_free, to), to] });
-  const stored = (state, event) => ({ ...renewed(state, event), host_cached: { ...state.host_cached, [event.to]: event.hash } });
+  const stored = (state, { to, hash }) => (
+    { ...renewed(state, { to }), host_cached: { ...state.host_cached, [to]: hash } });
 
   /** The host's block is held until its text has arrived. */
   function loaded(state, { from, to }) {

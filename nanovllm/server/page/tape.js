@@ -41,6 +41,11 @@ class Tape {
     return frame;
   }
 
+  /** Whether an event of this kind is on it. */
+  has(kind) {
+    return this.steps.some((events) => events.some((event) => event.kind === kind));
+  }
+
   eventsOf(step) {
     return this.steps[step - 1] ?? [];
   }

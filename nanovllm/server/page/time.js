@@ -1,39 +1,36 @@
 "use strict";
 
-/* The line of time: a strip with what was held at each step, marks for the moments, a slider, a button to play. */
+/* The line of time: what was held at each step, marks for the moments, a slider, and a button that plays. */
 const Time = (() => {
   const MILLISECONDS_A_STEP = 450;
   let timer = null;
 
-  /** `held` has the share of the pool that was held after each step; `length` is as long as the longest stage. */
+  /** `held` has the share of the pool that was held after each step; `length` is the last step of the longest stage. */
   function shape(held, length, moments, choose) {
-    const strip = Dom.byId("strip"), slider = Dom.byId("slider");
-    slider.max = length;
-    strip.setAttribute("viewBox", `0 0 ${Math.max(length, 1)} 1`);
-    const line = held.map((share, step) => `${step} ${(1 - share).toFixed(3)}`).join("L");
-    strip.replaceChildren(Dom.svg("path", { class: "held", d: `M0 1L${line}L${held.length - 1} 1z` }));
-    const marks = moments.map(({ step }) => Dom.make("span", { class: "mark", style: `--at:${step / Math.max(length, 1)}` }));
-    for (const old of document.querySelectorAll(".mark")) old.remove();
-    Dom.byId("track").append(...marks);
-    const buttons = moments.map((moment) => {
-      const button = Dom.make("button", { type: "button", class: "moment" }, moment.title, Dom.make("span", {}, String(moment.step)));
-      button.addEventListener("click", () => choose(moment));
-      return button;
-    });
-    Dom.byId("moments").replaceChildren(...buttons);
+    const points = held.map((share, step) => `${step} ${(1 - share).toFixed(3)}`).join("L");
+    Dom.byId("strip").setAttribute("viewBox", `0 0 ${Math.max(length, 1)} 1`);
+    Dom.byId("strip").replaceChildren(Dom.svg("path", { d: `M0 1L${points}L${held.length - 1} 1z` }));
+    Dom.byId("slider").max = length;
+    const marks = moments.map(({ step }) => Dom.make("span", { style: `--at:${step / Math.max(length, 1)}` }));
+    Dom.fill("marks", ...marks);
+    Dom.fill("moments", ...moments.map((moment) => chip(moment, choose)));
   }
 
-  function show(step, length, ended) {
+  function chip(moment, choose) {
+    const step = Dom.make("span", { "aria-label": `at step ${moment.step}` }, String(moment.step));
+    const button = Dom.make("button", { type: "button", class: "moment" }, moment.title, step);
+    button.addEventListener("click", () => choose(moment));
+    return button;
+  }
+
+  function show(step, length) {
     Dom.byId("slider").value = step;
     Dom.byId("slider").setAttribute("aria-valuetext", `step ${step} of ${length}`);
     Dom.byId("step").textContent = `${step} / ${length}`;
-    Dom.byId("track").style.setProperty("--at", step / Math.max(length, 1));
-    document.body.classList.toggle("ended", ended);
   }
 
-  /** `next()` goes one step on and says whether there is another. */
+  /** `next()` goes one step on, and says whether there is another. */
   function play(next) {
-    stop();
     timer = setInterval(() => { if (!next()) stop(); }, MILLISECONDS_A_STEP);
     told();
   }
@@ -46,13 +43,11 @@ const Time = (() => {
 
   const isPlaying = () => timer !== null;
 
-  /** Told aloud is only where the reader stops: a sentence twice a second is nobody's. */
+  /** A sentence is read aloud only where the reader stops. */
   function told() {
-    const button = Dom.byId("play");
-    button.setAttribute("aria-label", isPlaying() ? "Pause" : "Play");
-    button.dataset.playing = isPlaying();
+    Dom.byId("play").setAttribute("aria-label", isPlaying() ? "Pause" : "Play");
     Dom.byId("sentence").setAttribute("aria-live", isPlaying() ? "off" : "polite");
   }
 
-  return { shape, show, play, stop, isPlaying, told };
+  return { shape, show, play, stop, isPlaying };
 })();

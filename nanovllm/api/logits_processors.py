@@ -1,0 +1,134 @@
+"""What SamplingParams does to the logits of a sequence before a token is sampled from them.
+
+make_processors() puts them in vLLM's order:
+
+    what may not be sampled     allowed_token_ids, bad_words, min_tokens
+    what is weighed otherwise   logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty
+    what is too improbable      min_p, which knows the temperature
+
+Top-k and top-p come behind them, in the sampler. All that they need is the tokens of the output so far: a sequence that
+was preempted, or forked, goes on as if nothing had been.
+"""
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .params import SamplingParams
+
+
+class LogitsProcessor(Protocol):
+    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
+        """Change a row in place. logits float32 [vocab_size]"""
+
+
+class AllowedTokens:
+    def __init__(self, token_ids: list[int]) -> None:
+        self._token_ids = torch.tensor(token_ids)  # [num_allowed]
+
+    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
+        token_ids = self._token_ids.to(logits.device)
+        allowed = logits[token_ids]  # [num_allowed], a copy
+        logits.fill_(-math.inf)
+        logits[token_ids] = allowed
+
+
+class BadWords:
+    """A word of several tokens is kept from being completed: its last token is out where the others came before."""
+
+    def __init__(self, words: list[list[int]]) -> None:
+        """Each word as its token ids."""
+        self._words = words
+
+    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
+        for *beginning, last in self._words:
+            if output_token_ids[len(output_token_ids) - len(beginning) :] == beginning:
+                logits[last] = -math.inf
+
+
+class MinTokens:
+    def __init__(self, min_tokens: int, stop_token_ids: set[int], may_restore: bool = False) -> None:
+        """With `may_restore` the stop tokens stay if nothing else is left: a grammar may ask for the end now."""
+        self._min_tokens = min_tokens
+        self._stop_token_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)  # [num_stop_tokens]
+        self._may_restore = may_restore
+
+    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
+        if len(output_token_ids) >= self._min_tokens:
+            return
+        token_ids = self._stop_token_ids.to(logits.device)
+        kept = logits[token_ids]  # [num_stop_tokens], a copy
+        logits[token_ids] = -math.inf
+        if self._may_restore and logits.isneginf().all():
+            logits[token_ids] = kept
+
+
+class LogitBias:
+    def __init__(self, biases: dict[int, float]) -> None:
+        self._token_ids = torch.tensor([*biases])  # [num_biases]
+        self._biases = torch.tensor([*biases.values()], dtype=torch.float32)  # [num_biases]
+
+    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
+        logits[self._token_ids.to(logits.device)] += self._biases.to(logits.device)
+
+
+class RepetitionPenalty:
+    """Weaken each token of the prompt and the output. Keskar et al. 2019 (arXiv:1909.05858)."""
+
+    def __init__(self, penalty: float, prompt_token_ids: list[int]) -> None:
+        self._penalty = penalty
+        self._prompt_token_ids = torch.tensor(prompt_token_ids).unique()
+
+    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
+        output = torch.tensor(output_token_ids, dtype=torch.int64)
+        token_ids = torch.cat([self._prompt_token_ids, output]).unique().to(logits.device)  # [num_seen]
+        seen = logits[token_ids]  # [num_seen]
+        logits[token_ids] = torch.where(seen > 0, seen / self._penalty, seen * self._penalty)
+
+
+class OutputPenalties:
+    """Weaken each token of the output, once for being there and once for each time that it is there."""
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self._presence, self._frequency = presence, frequency
+
+    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
+        token_ids, counts = torch.tensor(output_token_ids, dtype=torch.int64).unique(return_counts=True)
+        logits[token_ids.to(logits.device)] -= (self._frequency * counts + self._presence).to(logits.device)
+
+
+class MinP:
+    """Leave tokens whose probability is at least min_p of the likeliest one's. Nguyen et al. 2024 (arXiv:2407.01082).
+
+    p / p_max = exp((logit - logit_max) / temperature), so there is no softmax to compute.
+    """
+
+    def __init__(self, min_p: float, temperature: float) -> None:
+        self._gap = temperature * math.log(min_p)
+
+    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
+        logits[logits < logits.max() + self._gap] = -math.inf
+
+
+def make_processors(
+    params: SamplingParams, prompt_token_ids: list[int], stop_token_ids: set[int], bad_words: list[list[int]]
+) -> list[LogitsProcessor]:
+    """None for what is at its default. `stop_token_ids` are all that min_tokens holds back, the EOS among them."""
+    processors: list[LogitsProcessor] = []
+    if params.allowed_token_ids:
+        processors.append(AllowedTokens(params.allowed_token_ids))
+    if bad_words:
+        processors.append(BadWords(bad_words))
+    if params.min_tokens and stop_token_ids:
+        processors.append(MinTokens(params.min_tokens, stop_token_ids, params.structured_outputs is not None))
+    if params.logit_bias:
+        processors.append(LogitBias(params.logit_bias))
+    if params.repetition_penalty != 1:
+        processors.append(RepetitionPenalty(params.repetition_penalty, prompt_token_ids))
+    if params.presence_penalty or params.frequency_penalty:
+        processors.append(OutputPenalties(params.presence_penalty, params.frequency_penalty))
+    if params.min_p and params.temperature > 0:
+        processors.append(MinP(params.min_p, params.temperature))
+    return processors

@@ -1,0 +1,36 @@
+"""OutputText: the text of an output, and where its parameters end it."""
+
+from ..core.llama import StreamDecoder
+from ..core.sequence import OutputText as CoreOutputText
+from ..core.sequence import longest_beginning
+from .params import SamplingParams
+
+
+class OutputText(CoreOutputText):
+    """As core's. The stop string may stay in the text, and none counts that is complete within min_tokens tokens."""
+
+    def __init__(self, decoder: StreamDecoder | None, params: SamplingParams) -> None:
+        super().__init__(decoder, tuple(params.stop))
+        self._keeps_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+        self.stop_string: str | None = None  # that ended the text
+
+    def push(self, token_id: int) -> bool:
+        self._num_tokens += 1
+        return super().push(token_id)
+
+    def _add(self, piece: str) -> bool:
+        text, found = self._held_back + piece, []
+        for stop in self._stop if self._num_tokens > self._min_tokens else ():
+            first = max(0, len(self._held_back) - len(stop) + 1)  # one that ended before did not count
+            if (start := text.find(stop, first)) >= 0:
+                found.append((start + len(stop), start, stop))
+        if found:
+            end, start, self.stop_string = min(found, key=lambda match: match[0])  # of several the first in the list
+            cut = end if self._keeps_stop else start
+            self.shown, self._held_back, self._decoder = self.shown + text[:cut], "", None
+            return True
+        keep = len(text) - longest_beginning(text, self._stop)
+        self.shown, self._held_back = self.shown + text[:keep], text[keep:]
+        return False

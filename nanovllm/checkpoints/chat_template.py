@@ -1,0 +1,178 @@
+"""Messages to a prompt: a checkpoint's chat template, rendered as transformers renders it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..core.llama.entries import Entries, brief, read_json_if_any
+from .message_contents import as_template_expects
+from .template_environment import render
+from .template_values import plain
+from .tool_schema import function_schema
+
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thoughts; templates read the first
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks where the last message ends
+
+
+class HasTemplate(Protocol):
+    chat_template: str | dict[str, str] | None
+    special_tokens_map: dict[str, str]
+
+
+def render_chat(
+    tokenizer: HasTemplate,
+    messages: Sequence[Any],
+    *,
+    chat_template: str | None = None,
+    tools: Sequence[Mapping | Callable] | None = None,
+    documents: Sequence[Mapping] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool | str = False,
+    **kwargs: Any,
+) -> str:
+    """The prompt of a conversation whose messages may be as in OpenAI's interface: parts of text, arguments as JSON.
+
+    Raises ValueError for a conversation that cannot be rendered; with the template's own words if it raises.
+    """
+    template = choose_template(tokenizer, chat_template, tools)
+    return apply_chat_template(
+        tokenizer,
+        as_template_expects(checked_messages(messages), template),
+        chat_template=template,
+        tools=tools,
+        documents=documents,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        **kwargs,
+    )
+
+
+def apply_chat_template(
+    tokenizer: HasTemplate,
+    messages: Sequence[Any],
+    *,
+    chat_template: str | None = None,
+    tools: Sequence[Mapping | Callable] | None = None,
+    documents: Sequence[Mapping] | None = None,
+    add_generation_prompt: bool = False,
+    continue_final_message: bool | str = False,
+    **kwargs: Any,
+) -> str:
+    """The prompt of a conversation, its messages given to the template as they are.
+
+    `kwargs` are names that the template knows, as enable_thinking; they come before the tokenizer's special tokens.
+    """
+    template = choose_template(tokenizer, chat_template, tools)
+    chat = [with_reasoning(message) for message in checked_messages(messages)]
+    field = "content" if continue_final_message is True else continue_final_message
+    if field and add_generation_prompt:
+        raise ValueError("continue_final_message goes on with the last message, add_generation_prompt begins a new one")
+    last = mark_end(chat[-1], field, template) if field else ""
+    values = {
+        "messages": chat,
+        "tools": None if tools is None else plain([tool_schema(tool) for tool in tools]),
+        "documents": None if documents is None else plain([checked_document(each) for each in documents]),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    text = render(template, {**tokenizer.special_tokens_map, **plain(kwargs), **values})
+    return cut_at_mark(text, last) if field else text
+
+
+def choose_template(tokenizer: HasTemplate, given: str | None, tools: object) -> str:
+    """`given` is a template or the name of one of the tokenizer's."""
+    known = tokenizer.chat_template
+    if isinstance(known, dict):
+        if given is None and tools is not None and "tool_use" in known:
+            return known["tool_use"]
+        if given is None and "default" not in known:
+            raise ValueError(f"the checkpoint has no default chat template: name one of {', '.join(sorted(known))}")
+        return known["default"] if given is None else known.get(given, given)
+    if given is None and known is None:
+        raise ValueError("the checkpoint has no chat template: give one as chat_template")
+    return known if given is None else given
+
+
+def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Copies of the messages, without entries that are None."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise ValueError(f"messages must be a list of messages, not {type(messages).__name__}")
+    if not messages:
+        raise ValueError("the conversation is empty: at least 1 message is needed")
+    chat = [plain(message) for message in messages]
+    for i, message in enumerate(chat):
+        if not isinstance(message, dict):
+            raise ValueError(f'message {i} must be as {{"role": "user", "content": ...}}, not {brief(messages[i])}')
+    return [{name: value for name, value in message.items() if value is not None} for message in chat]
+
+
+def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """A message's thoughts under all of the names that templates read."""
+    thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
+
+
+def tool_schema(tool: Mapping | Callable) -> Any:
+    if isinstance(tool, Mapping):
+        return tool
+    if callable(tool):
+        return function_schema(tool)
+    raise ValueError(f"a tool must be a JSON schema or a function, not {type(tool).__name__}")
+
+
+def checked_document(document: Mapping) -> Mapping:
+    if isinstance(document, Mapping):
+        return document
+    raise ValueError(f'a document must be as {{"title": ..., "text": ...}}, not {type(document).__name__}')
+
+
+def mark_end(message: dict[str, Any], field: str, template: str) -> str:
+    """Put the tag behind the text that is to go on. Returns the text."""
+    value = message.get(field)
+    names = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
+    if value is None:
+        raise ValueError(f"continue_final_message: the last message has no {field} to go on with")
+    if not any(name in template for name in names):
+        raise ValueError(f"continue_final_message: the chat template does not read {field}")
+    if isinstance(value, str):
+        message.update({name: value + TAG for name in names})
+        return value
+    part = next((part for part in reversed(value) if isinstance(part, dict) and "text" in part), None)
+    if part is None:
+        raise ValueError("continue_final_message: the last message has no text to go on with")
+    text = part["text"]
+    part["text"] = text + TAG
+    return text
+
+
+def cut_at_mark(text: str, last: str) -> str:
+    if last.strip() not in text or TAG.strip() not in text:
+        raise ValueError("continue_final_message: the chat template leaves out the end of the last message")
+    end = text.rindex(TAG.strip())
+    is_whole = text.startswith(TAG, end)
+    return text[:end] if is_whole else text[:end].rstrip()  # a template that trims the message has trimmed the tag
+
+
+def find_chat_template(folder: Path, config: Entries) -> str | dict[str, str] | None:
+    """The folder's chat template, or its templates by name. Files of their own win over tokenizer_config.json."""
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        files = {"default": folder / "chat_template.jinja"} | files
+    templates = {name: read_text(path) for name, path in files.items()}
+    if templates:
+        return templates["default"] if [*templates] == ["default"] else templates
+    older = Entries(read_json_if_any(folder / "chat_template.json"), folder / "chat_template.json")
+    holder = config if "chat_template" in config else older
+    value = holder.values.get("chat_template")
+    if isinstance(value, list):
+        entries = [Entries({"": each}, holder.path, f"chat_template[{i}]").entries("") for i, each in enumerate(value)]
+        return {entry.text("name"): entry.text("template") for entry in entries}
+    if isinstance(value, dict):
+        return {name: holder.entries("chat_template").text(name) for name in value}
+    return holder.text("chat_template") if value else None
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None

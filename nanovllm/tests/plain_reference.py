@@ -1,0 +1,142 @@
+"""What an engine should generate, the plain way: everything is computed anew for each token, and nothing is cached."""
+
+from collections import abc
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .. import SamplingParams, core
+from ..api.bad_words import bad_words_token_ids
+from ..core.llama import LlamaForCausalLM, StreamDecoder, Tokenizer
+from ..core.sampling import SamplingRow, sample
+
+OUT = -float("inf")
+
+
+@dataclass
+class Expected:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Tensor] = field(default_factory=list)  # of each token all raw ones, [vocab_size]
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@torch.inference_mode()
+def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
+    """Of the token after these: [vocab_size]"""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [num_tokens, num_heads, head_dim], k, v [num_tokens, num_kv_heads, head_dim]"""
+        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out[0].transpose(0, 1)  # [num_tokens, num_heads, head_dim]
+
+    hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
+    return model.compute_logits(hidden[-1:])[0]
+
+
+def expected_output(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, room: int, prompt: list[int], params: SamplingParams, index: int
+) -> Expected:
+    """Of the sample `index`. The model has room for so many new tokens; `params` have a seed."""
+    expected = Expected()
+    decoder = StreamDecoder(tokenizer, prompt)
+    words = bad_words_token_ids(params.bad_words, tokenizer, model.config.vocab_size)
+    eos = model.config.eos_token_ids[0]
+    while not expected.finish_reason:
+        raw = next_logits(model, prompt + expected.token_ids)
+        row = SamplingRow(core.SamplingParams(temperature=float(params.temperature > 0)), params.seed, index, 0)
+        row = row._replace(position=len(prompt) + len(expected.token_ids))
+        logits = sampled_from(raw, params, prompt, expected.token_ids, words, eos)
+        if logits.max() == OUT:
+            expected.finish_reason = "error"
+            break
+        [token] = sample(logits.unsqueeze(0), [row])
+        expected.token_ids.append(token.token_id)
+        expected.logprobs.append(raw.log_softmax(-1))
+        end(expected, params, decoder, eos, room)
+    return expected
+
+
+def sampled_from(
+    raw: Tensor, params: SamplingParams, prompt: list[int], output: list[int], words: list[list[int]], eos: int
+) -> Tensor:
+    """Logits whose softmax is what is sampled from, a token at a time. raw, out [vocab_size]"""
+    logits = raw.tolist()
+    banned = {word[-1] for word in words if [*output, word[-1]][-len(word) :] == word}
+    if len(output) < params.min_tokens:
+        banned |= {eos, *params.stop_token_ids}
+    for token_id in range(len(logits)):
+        allowed = params.allowed_token_ids is None or token_id in params.allowed_token_ids
+        if not allowed or token_id in banned:
+            logits[token_id] = OUT
+        logits[token_id] += (params.logit_bias or {}).get(token_id, 0.0)
+        if token_id in prompt + output:
+            penalty = params.repetition_penalty
+            logits[token_id] *= 1 / penalty if logits[token_id] > 0 else penalty
+        count = output.count(token_id)
+        logits[token_id] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+    if params.temperature == 0:
+        return torch.tensor(logits)
+    return truncated(torch.tensor(logits) / params.temperature, params)
+
+
+def truncated(logits: Tensor, params: SamplingParams) -> Tensor:
+    """min_p, then top_k, then top_p of what is left. logits, out [vocab_size]"""
+    probs = logits.softmax(-1)
+    logits[probs < params.min_p * probs.max()] = OUT
+    order = logits.argsort(descending=True, stable=True).tolist()
+    kept = order[: params.top_k or None]
+    probs, total = logits[kept].softmax(-1).tolist(), 0.0
+    nucleus: list[int] = []
+    for token_id, prob in zip(kept, probs, strict=True):
+        if total >= params.top_p and nucleus and params.top_p < 1:
+            break
+        nucleus.append(token_id)
+        total += prob
+    out = torch.full_like(logits, OUT)
+    out[nucleus] = logits[nucleus]
+    return out
+
+
+def end(expected: Expected, params: SamplingParams, decoder: StreamDecoder, eos: int, room: int) -> None:
+    """Add the last token's text, and end the output if it ends here."""
+    last, num_tokens = expected.token_ids[-1], len(expected.token_ids)
+    is_stop = last in params.stop_token_ids or (last == eos and not params.ignore_eos)
+    before = len(expected.text)
+    if params.detokenize and (not is_stop or params.include_stop_str_in_output):
+        expected.text += decoder.push(last)
+    found = first_stop(expected.text, before, params.stop) if num_tokens > params.min_tokens else None
+    if found:
+        start, stop = found
+        expected.text = expected.text[: start + len(stop) * params.include_stop_str_in_output]
+        expected.finish_reason, expected.stop_reason = "stop", stop
+    elif is_stop:
+        expected.finish_reason, expected.stop_reason = "stop", None if last == eos else last
+    elif num_tokens == min(room, params.max_tokens or room):
+        expected.finish_reason = "length"
+    elif num_tokens >= params.min_tokens and goes_round(expected.token_ids, params):
+        expected.finish_reason, expected.stop_reason = "repetition", "repetition_detected"
+    if expected.finish_reason and not found and params.detokenize:
+        expected.text += decoder.flush()
+
+
+def first_stop(text: str, before: int, stops: abc.Sequence[str]) -> tuple[int, str] | None:
+    """Where a stop string starts that is complete behind `before`; of several the one that is complete first."""
+    for length in range(before + 1, len(text) + 1):
+        for stop in stops:
+            if text[:length].endswith(stop):
+                return length - len(stop), stop
+    return None
+
+
+def goes_round(token_ids: list[int], params: SamplingParams) -> bool:
+    if (asked := params.repetition_detection) is None:
+        return False
+    for size in range(asked.min_pattern_size or 1, asked.max_pattern_size + 1):
+        pieces = [token_ids[len(token_ids) - size * (i + 1) :][:size] for i in range(asked.min_count)]
+        if len(token_ids) >= size * asked.min_count and all(piece == pieces[0] for piece in pieces):
+            return True
+    return False

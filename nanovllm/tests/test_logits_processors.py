@@ -1,0 +1,143 @@
+"""What SamplingParams does to logits: by the definitions, and in vLLM's order."""
+
+import math
+from collections import abc
+
+import pytest
+import torch
+
+from .. import SamplingParams
+from ..api.logits_processors import MinTokens, make_processors
+from ..api.model_runner import named_logprobs, sample_and_tell
+from ..core.sampling import SamplingRow
+
+OUT = -math.inf
+
+
+def processed(logits: list[float], output: list[int], prompt=(), stop=(), bad_words=(), **options) -> list[float]:
+    """The logits after the processors that these parameters ask for."""
+    params = SamplingParams(**options)
+    row = torch.tensor(logits)
+    for processor in make_processors(params, [*prompt], {*stop, *params.stop_token_ids}, [*bad_words]):
+        processor.apply(row, [*output])
+    return [round(value, 4) for value in row.tolist()]
+
+
+def test_nothing_is_done_for_parameters_at_their_defaults():
+    for params in (SamplingParams(), SamplingParams(temperature=0.5, top_k=3, top_p=0.5, logprobs=3, n=2)):
+        assert make_processors(params, [1, 2], {2}, []) == []
+
+
+def test_only_allowed_tokens_keep_their_logits():
+    assert processed([1.0, 2.0, 3.0, 4.0], [], allowed_token_ids=[2, 0, 2]) == [1, OUT, 3, OUT]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ([], [0, 0, 0, OUT]),
+        ([0], [0, OUT, 0, OUT]),
+        ([0, 1], [0, 0, OUT, OUT]),
+        ([2, 0, 1], [0, 0, OUT, OUT]),
+        ([0, 2, 1], [0, 0, 0, OUT]),
+        ([1, 0], [0, OUT, 0, OUT]),
+    ],
+)
+def test_a_bad_word_is_not_completed(output, expected):
+    assert processed([0.0] * 4, output, bad_words=[[3], [0, 1], [0, 1, 2]]) == expected
+
+
+def test_of_a_bad_word_only_the_output_counts():
+    assert processed([0.0] * 3, [], prompt=[0], bad_words=[[0, 1]]) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("output", "expected"), [([1, 1], [1, OUT, 3, OUT]), ([1, 1, 1], [1, 2, 3, 4])])
+def test_no_stop_token_before_min_tokens(output, expected):
+    assert processed([1.0, 2.0, 3.0, 4.0], output, stop=[1], stop_token_ids=[3], min_tokens=3) == expected
+
+
+def test_biases_are_added():
+    assert processed([1.0, 2.0, 3.0], [1], logit_bias={0: 2.5, 2: -1, 1: OUT}) == [3.5, OUT, 2]
+
+
+def test_tokens_of_the_prompt_and_the_output_are_divided_or_multiplied_by_the_repetition_penalty():
+    assert processed([2.0, -2.0, 0.0, 2.0, -2.0], [3, 4, 3], prompt=[0, 2], repetition_penalty=2.0) == [1, -2, 0, 1, -4]
+    assert processed([2.0, -2.0], [], prompt=[0, 1, 1], repetition_penalty=0.5) == [4, -1]
+
+
+def test_of_the_output_presence_counts_once_and_frequency_each_time():
+    options = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
+    assert processed([2.0, 2.0, 2.0], [1, 2, 1], prompt=[0, 0], **options) == [2, 1, 1.25]
+    assert processed([2.0], [], **options) == [2]
+    assert processed([2.0, 2.0], [1, 1, 1], presence_penalty=-1.0) == [2, 3]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("min_p", [0.05, 0.3, 1.0])
+def test_min_p_leaves_what_is_that_share_as_probable_as_the_likeliest(temperature, min_p):
+    logits = (3 * torch.randn(50, generator=torch.Generator().manual_seed(0))).tolist()
+    probs = (torch.tensor(logits) / temperature).softmax(-1)
+    kept = [value > OUT for value in processed(logits, [], min_p=min_p, temperature=temperature)]
+    assert kept == (probs >= min_p * probs.max() * (1 - 1e-6)).tolist() and sum(kept) < 50
+
+
+def test_the_order_is_vllms():
+    """A bias comes before the penalties: here they double what it makes; and min_p is of what both leave."""
+    options = {"logit_bias": {0: -3.0, 1: 1.0}, "repetition_penalty": 2.0, "frequency_penalty": 1.0, "min_p": 0.5}
+    assert processed([1.0, 1.0, 0.9], [0, 1, 1], prompt=[0], **options) == [OUT, OUT, 0.9]
+    without = {name: value for name, value in options.items() if name != "min_p"}
+    assert processed([1.0, 1.0, 0.9], [0, 1, 1], prompt=[0], **without) == [(1 - 3) * 2 - 1, (1 + 1) / 2 - 2, 0.9]
+
+
+def test_a_grammar_that_asks_for_the_end_gets_it_before_min_tokens():
+    for may_restore, logits, expected in (
+        (True, [OUT, OUT, 5.0], [OUT, OUT, 5.0]),
+        (True, [1.0, OUT, 5.0], [1.0, OUT, OUT]),
+        (False, [OUT, OUT, 5.0], [OUT, OUT, OUT]),
+    ):
+        row = torch.tensor(logits)
+        MinTokens(3, {2}, may_restore).apply(row, [0])
+        assert row.tolist() == expected
+
+
+# A step
+
+
+class Asked:
+    """What a step asks of a sequence."""
+
+    def __init__(self, output: abc.Sequence[int] = (), **options) -> None:
+        self.params, self.output_token_ids = SamplingParams(temperature=0.0, **options), [*output]
+        self.logits_processors = make_processors(self.params, [], set(), [])
+
+    def sampling_row(self) -> SamplingRow:
+        return SamplingRow(self.params, 0, 0, 0)
+
+
+def test_a_token_is_of_the_processed_logits_and_its_logprob_of_the_raw_ones():
+    logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [3.0, 1.0, 2.0]])
+    raw, seqs = logits.clone(), [Asked(), Asked(allowed_token_ids=[0]), Asked([0], logit_bias={0: -9}, logprobs=1)]
+    tokens = sample_and_tell(logits, seqs)
+    assert [token.token_id for token in tokens] == [1, 0, 2]
+    logprobs = raw.log_softmax(-1)
+    for row, token in enumerate(tokens):
+        assert token.logprob == pytest.approx(logprobs[row, token.token_id].item(), abs=1e-6)
+    assert torch.equal(logits, raw) and [*tokens[2].logprobs] == [0, 2]
+
+
+def test_a_step_without_processors_copies_no_logits(monkeypatch):
+    seen = []
+    monkeypatch.setattr(f"{sample_and_tell.__module__}.sample", lambda logits, rows: seen.append(logits) or [None])
+    logits = torch.zeros(1, 4, dtype=torch.bfloat16)
+    sample_and_tell(logits, [Asked()])
+    sample_and_tell(logits, [Asked(min_tokens=0, repetition_penalty=1.0, min_p=0.5)])  # greedy: min_p has no say
+    assert all(each is logits for each in seen)
+
+
+@pytest.mark.parametrize("asked", [[4], [1, 0, 3]])
+def test_logprobs_of_named_tokens_have_their_ranks(asked):
+    logits = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log() + 2
+    told = named_logprobs(logits, asked)
+    assert [*told] == asked
+    for token_id, entry in told.items():
+        assert entry.rank == token_id + 1 and entry.logprob == pytest.approx(logits[token_id].item() - 2, abs=1e-6)

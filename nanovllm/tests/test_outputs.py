@@ -1,0 +1,350 @@
+"""What an output says: why it stopped, its text with and without what stopped it, its pieces in a stream."""
+
+from functools import partial
+
+import pytest
+
+from .. import LLM, FlatLogprobs, RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from ..api.bad_words import bad_words_token_ids
+from ..api.decoded_tokens import decoded_token
+from ..api.output_text import OutputText
+from ..core.llama import Tokenizer
+from .helpers import OPTIONS
+
+EOS, FOX = 2, "the fox and the rabbit"
+
+
+@pytest.fixture
+def make(checkpoint):
+    return partial(LLM, checkpoint, **({"block_size": 4} | OPTIONS))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint) -> Tokenizer:
+    return Tokenizer(checkpoint)
+
+
+def saying(token_ids: list[int], **options) -> SamplingParams:
+    """Parameters under which these tokens are sampled, one after the other, each only once."""
+    assert len({*token_ids}) == len(token_ids)
+    bias = {token_id: 1000.0 * (len(token_ids) - place) for place, token_id in enumerate(token_ids)}
+    once = {"presence_penalty": 2.0, "repetition_penalty": 1e9}  # a token that was there comes last
+    return SamplingParams(temperature=0.0, logit_bias=bias, **({"max_tokens": len(token_ids)} | once | options))
+
+
+def say(llm: LLM, text: str, end=(), **options):
+    """The completion that says `text`, then the tokens `end`."""
+    token_ids = llm.tokenizer.encode(text, add_bos=False) + [*end]
+    [output] = llm.generate([[5]], saying(token_ids, **options))
+    return output.outputs[0]
+
+
+def test_it_says_what_the_tests_want(make):
+    said = say(make(), " fox")
+    assert said.text == " fox" and (said.finish_reason, said.stop_reason) == ("length", None)
+
+
+# Why it stopped
+
+
+def test_the_eos_token_is_no_stop_reason(make):
+    said = say(make(), " fox", end=[EOS])
+    assert (said.text, said.finish_reason, said.stop_reason) == (" fox", "stop", None) and said.token_ids[-1] == EOS
+    said = say(make(), " fox", end=[EOS], stop_token_ids=[EOS])
+    assert (said.finish_reason, said.stop_reason) == ("stop", None)
+    said = say(make(), " fox", end=[EOS], stop_token_ids=[EOS], ignore_eos=True)
+    assert (said.finish_reason, said.stop_reason) == ("stop", EOS)
+    said = say(make(), " fox", end=[EOS], ignore_eos=True)
+    assert (said.finish_reason, said.stop_reason) == ("length", None) and said.finished()
+
+
+def test_an_eos_token_that_the_model_does_not_have_is_no_matter(make, monkeypatch):
+    llm = make()
+    monkeypatch.setattr(llm.input_processor, "_eos_token_ids", {EOS, 9999})
+    [output] = llm.generate([[5]], saying([EOS, 8, 9], min_tokens=2))
+    assert output.outputs[0].token_ids == [8, 9, EOS]
+
+
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_neither_eos_nor_a_stop_token_comes_before_min_tokens(make, ignore_eos):
+    params = saying([EOS, 77, 8, 9], stop_token_ids=[77], min_tokens=2, max_tokens=3, ignore_eos=ignore_eos)
+    [output] = make().generate([[5]], params)
+    [said] = output.outputs
+    assert said.token_ids == [8, 9, EOS] and said.finish_reason == ("length" if ignore_eos else "stop")
+
+
+def test_a_stop_token_is_the_stop_reason(make):
+    said = say(make(), " fox", end=[77], stop_token_ids=[77])
+    assert (said.text, said.finish_reason, said.stop_reason) == (" fox", "stop", 77)
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason", "text", "kept"),
+    [
+        (["ox"], "ox", " f", " fox"),
+        (["zz", "x"], "x", " fo", " fox"),
+        (["ox", "x"], "ox", " f", " fox"),
+        (["x", "ox"], "x", " fo", " fox"),
+    ],
+)
+def test_a_stop_string_is_the_stop_reason_and_of_two_at_once_the_first_in_the_list(make, stop, reason, text, kept):
+    said = say(make(), " fox", stop=stop)
+    assert (said.text, said.finish_reason, said.stop_reason) == (text, "stop", reason)
+    said = say(make(), " fox", stop=stop, include_stop_str_in_output=True)
+    assert (said.text, said.stop_reason) == (kept, reason)
+
+
+def test_a_repetition_is_the_stop_reason(make):
+    params = {"max_tokens": 12, "repetition_detection": RepetitionDetectionParams(2, 1, 3), "logit_bias": {7: 100.0}}
+    [output] = make().generate([[5]], SamplingParams(temperature=0.0, **params))
+    [said] = output.outputs
+    assert (said.finish_reason, said.stop_reason, said.token_ids) == ("repetition", "repetition_detected", [7, 7, 7])
+    [output] = make().generate([[5]], SamplingParams(temperature=0.0, min_tokens=5, **params))
+    assert output.outputs[0].token_ids == [7] * 5
+
+
+class Pieces:
+    """A decoder whose tokens are texts."""
+
+    def push(self, piece: str) -> str:
+        return piece
+
+    def flush(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("pieces", "least", "stop", "expected"),
+    [
+        (["ab", "c", "ab"], 0, ["ab"], ("", "ab", 1)),
+        (["ab", "c", "ab"], 1, ["ab"], ("abc", "ab", 3)),
+        (["a", "b", "c"], 1, ["ab"], ("", "ab", 2)),  # it is complete behind them
+        (["ab", "ab"], 2, ["ab"], ("abab", None, 2)),
+        (["xab", "q"], 1, ["ab", "xabz"], ("xabq", None, 2)),
+        (["xa", "bz"], 1, ["ab", "xabz"], ("x", "ab", 2)),
+        (["aa", "a"], 1, ["aa"], ("a", "aa", 2)),
+    ],
+)
+def test_a_stop_string_counts_where_it_is_complete_behind_min_tokens(pieces, least, stop, expected):
+    text = OutputText(Pieces(), SamplingParams(stop=stop, min_tokens=least))
+    num_pushed = next((i for i, piece in enumerate(pieces, 1) if text.push(piece)), len(pieces))
+    text.close()
+    assert (text.shown, text.stop_string, num_pushed) == expected
+
+
+# Its text
+
+
+def test_a_stop_token_in_the_text_if_it_is_to_be_kept(make):
+    [last] = make().tokenizer.encode("e", add_bos=False)[-1:]
+    assert say(make(), " fox", end=[last], stop_token_ids=[last]).text == " fox"
+    kept = say(make(), " fox", end=[last], stop_token_ids=[last], include_stop_str_in_output=True)
+    assert (kept.text, kept.stop_reason) == (" foxe", last)
+    kept = say(make(), " fox", end=[last], stop_token_ids=[last], include_stop_str_in_output=True, stop=["xe"])
+    assert (kept.text, kept.stop_reason) == (" foxe", "xe")
+
+
+def test_without_detokenizing_there_is_no_text(make):
+    said = say(make(), " fox", detokenize=False, logprobs=1)
+    assert said.text == "" and make().tokenizer.decode(said.token_ids) == "fox"
+    assert {entry.decoded_token for place in said.logprobs for entry in place.values()} == {None}
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+def test_special_tokens_are_in_the_text_if_they_are_not_skipped(make, spaces):
+    options = {"ignore_eos": True, "spaces_between_special_tokens": spaces}
+    assert say(make(), " fox", end=[EOS, 1, 77], **options).text == " fox" + make().tokenizer.decode([77])
+    shown = say(make(), " fox", end=[EOS, 1], skip_special_tokens=False, **options)
+    assert shown.text == " fox</s><s>"
+    ended = say(make(), " fox", end=[EOS], skip_special_tokens=False, include_stop_str_in_output=True)
+    assert (ended.text, ended.stop_reason) == (" fox</s>", None)
+    assert say(make(), " fox", end=[EOS], skip_special_tokens=False).text == " fox"
+    assert say(make(), " fox", end=[EOS, 1], skip_special_tokens=False, stop="</s", **options).stop_reason == "</s"
+
+
+def test_it_may_fill_the_model(make):
+    llm = make()
+    [output] = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=None, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == llm.max_model_len - 3
+
+
+# Log-probabilities
+
+
+def test_each_token_that_is_told_has_its_text(make):
+    said = say(make(), " fox", logprobs=0)
+    assert "".join(place[i].decoded_token for place, i in zip(said.logprobs, said.token_ids, strict=True)) == " fox"
+
+
+def test_a_byte_has_the_text_of_the_character_that_it_completes(tokenizer):
+    é = tokenizer.encode("é", add_bos=False)[-2:]
+    assert [tokenizer.decode([each]) for each in é] == ["\ufffd", "\ufffd"]
+    word = tokenizer.encode("fox", add_bos=False)
+    assert decoded_token(é[0], word, tokenizer) == "" and decoded_token(é[1], [*word, é[0]][-4:], tokenizer) == "é"
+    assert decoded_token(é[1], word, tokenizer) == "" and decoded_token(é[0], [], tokenizer) == ""
+    assert decoded_token(word[0], é[:1], tokenizer) == " fox", "the space is its own"
+
+
+def test_flat_logprobs_are_the_same(make):
+    options = {"max_tokens": 4, "logprobs": 2, "prompt_logprobs": 1, "seed": 3}
+    [plain], [flat] = (make().generate(FOX, SamplingParams(flat_logprobs=each, **options)) for each in (False, True))
+    assert isinstance(flat.prompt_logprobs, FlatLogprobs) and isinstance(flat.outputs[0].logprobs, FlatLogprobs)
+    assert [*flat.outputs[0].logprobs] == plain.outputs[0].logprobs
+    assert [*flat.prompt_logprobs] == [{}, *plain.prompt_logprobs[1:]]
+
+
+def test_all_tokens_or_some_by_name(make):
+    [every], [some] = (
+        make().generate(FOX, SamplingParams(max_tokens=3, seed=3, **asked))
+        for asked in ({"logprobs": -1, "prompt_logprobs": -1}, {"logprob_token_ids": [9, 4]})
+    )
+    assert {len(place) for place in every.outputs[0].logprobs + every.prompt_logprobs[1:]} == {320}
+    for place, whole, own in zip(
+        some.outputs[0].logprobs, every.outputs[0].logprobs, some.outputs[0].token_ids, strict=True
+    ):
+        assert [*place] == [9, 4, own] and place.items() <= whole.items()
+
+
+def test_no_hit_is_read_by_one_that_does_not_want_it_and_others_hit_what_it_computed(make):
+    llm, params = make(), SamplingParams(max_tokens=1, skip_reading_prefix_cache=True)
+    assert [llm.generate(FOX, params)[0].num_cached_tokens for _ in range(2)] == [0, 0]
+    assert llm.generate(FOX, SamplingParams(max_tokens=1))[0].num_cached_tokens > 0
+
+
+# A stream
+
+
+def streamed(llm: LLM, **options):
+    return list(llm.stream([FOX], SamplingParams(seed=5, max_tokens=7, ignore_eos=True, **options)))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_deltas_joined_are_the_whole_and_each_is_told_once(make, n):
+    options = {"n": n, "logprobs": 1, "prompt_logprobs": 1, "stop": ["qqq"]}
+    [whole] = streamed(make(), **options, output_kind=RequestOutputKind.FINAL_ONLY)
+    deltas = streamed(make(), **options, output_kind=RequestOutputKind.DELTA)
+    assert whole.finished and [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert deltas[0].prompt_logprobs == whole.prompt_logprobs
+    assert all(delta.prompt_logprobs == [] for delta in deltas[1:])
+    for index, wanted in enumerate(whole.outputs):
+        parts = [each for delta in deltas for each in delta.outputs if each.index == index]
+        assert "".join(part.text for part in parts) == wanted.text
+        assert [each for part in parts for each in part.token_ids] == wanted.token_ids
+        assert [each for part in parts for each in part.logprobs] == wanted.logprobs
+        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
+        assert all(len(part.token_ids) == len(part.logprobs) == 1 for part in parts)
+
+
+def test_a_delta_has_the_samples_with_something_new(make):
+    """One sample stops before the others."""
+    params = {"n": 3, "stop_token_ids": [*range(3, 120)], "output_kind": RequestOutputKind.DELTA}
+    deltas = streamed(make(), **params)
+    assert len({len(delta.outputs) for delta in deltas}) > 1
+    ends = [each.index for delta in deltas for each in delta.outputs if each.finished()]
+    assert sorted(ends) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
+def test_an_interval_gives_the_first_token_then_so_many_and_the_end(make, kind):
+    outputs = streamed(make(), stream_interval=3, output_kind=kind)
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    assert lengths == ([1, 4, 7] if kind is RequestOutputKind.CUMULATIVE else [1, 3, 3])
+    assert [output.finished for output in outputs] == [False, False, True]
+
+
+def test_an_aborted_request_has_a_last_output_of_any_kind(make):
+    for kind in RequestOutputKind:
+        engine = make().llm_engine
+        engine.add_request("a", [5, 6], SamplingParams(output_kind=kind))
+        engine.step(), engine.step()
+        last = engine.abort_request("a")
+        num_tokens = 0 if kind is RequestOutputKind.DELTA else 2
+        assert last.finished and len(last.outputs[0].token_ids) == num_tokens
+        assert last.outputs[0].finish_reason == "abort"
+
+
+# What this model or this tokenizer does not have
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"stop_token_ids": [1, 320]}, "stop_token_ids: token id 320 is not from 0 to 319"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias: token id -1 is not from 0 to 319"),
+        ({"allowed_token_ids": [999]}, "allowed_token_ids: token id 999 is not from 0 to 319"),
+        ({"logprob_token_ids": [320]}, "logprob_token_ids: token id 320 is not from 0 to 319"),
+        (
+            {"max_tokens": None, "min_tokens": 63},
+            "min_tokens is 63, and max_model_len leaves room for 62 new tokens",
+        ),
+        ({"bad_words": [" "]}, "bad_words: ' ' has no tokens"),
+    ],
+)
+def test_a_request_that_asks_for_what_there_is_not_is_refused(make, options, says):
+    llm = make()
+    with pytest.raises(ValueError) as caught:
+        llm.llm_engine.add_request("a", [5, 6], SamplingParams(**options))
+    assert str(caught.value) == says and not llm.llm_engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("options", [{"stop": "fox"}, {"bad_words": ["fox"]}], ids=str)
+def test_what_needs_a_tokenizer_is_refused_without_one(make, checkpoint, tmp_path, options):
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).symlink_to(checkpoint / file)
+    llm = LLM(tmp_path, **OPTIONS)
+    [output] = llm.generate([[5, 6]], SamplingParams(**options))
+    [(name, value)] = options.items()
+    assert output.error == f"{name} is {[value] if name == 'stop' else value}, and the checkpoint has no tokenizer"
+    [output] = llm.generate([[5, 6]], SamplingParams(max_tokens=2, logprobs=1, ignore_eos=True))
+    assert output.error is None and output.outputs[0].text == ""
+
+
+def test_a_request_is_not_changed_by_what_is_set_later(make):
+    engine, params = make().llm_engine, SamplingParams(max_tokens=3, ignore_eos=True, stop=[])
+    engine.add_request("a", [5, 6], params)
+    params.max_tokens = 9
+    params.stop.append("e")
+    while engine.has_unfinished_requests():
+        [output] = engine.step()
+    assert len(output.outputs[0].token_ids) == 3
+
+
+def test_what_was_set_wrong_is_told_when_a_request_is_made(make):
+    params = SamplingParams()
+    params.logprobs = "many"
+    with pytest.raises(ValueError, match="logprobs must be a whole number, 0 or above, or -1 for all, not 'many'"):
+        make().llm_engine.add_request("a", [5, 6], params)
+
+
+# Bad words as tokens
+
+
+class Letters(Tokenizer):
+    """A token a letter; a space is a token of its own, but for the one before f."""
+
+    def __init__(self) -> None:
+        pass
+
+    def encode(self, text: str, add_bos: bool = True) -> list[int]:
+        assert not add_bos
+        return [ord(letter) for letter in text.replace(" f", "F")]
+
+
+def test_a_bad_word_is_spelled_as_it_is_at_the_start_and_behind_a_space():
+    def spelled(*words: str, size: int = 500) -> list[str]:
+        return ["".join(map(chr, word)) for word in bad_words_token_ids([*words], Letters(), size)]
+
+    assert spelled("fox") == ["fox", "Fox"] and spelled(" fox") == ["fox", "Fox"]
+    assert spelled("ab") == ["ab"], "behind a space it has one token more"
+    assert spelled("a", "f") == ["a", "f", "F"]
+    with pytest.raises(ValueError, match="bad_words: token id 120 is not from 0 to 99"):
+        spelled("x", size=100)
+
+
+def test_no_bad_word_is_in_the_text(make):
+    words = ["e", "the", "fox", " a"]
+    params = SamplingParams(n=8, max_tokens=30, seed=1, temperature=0.9, ignore_eos=True, bad_words=words)
+    [output], [free] = make().generate(FOX, params), make().generate(FOX, SamplingParams(n=8, max_tokens=30, seed=1))
+    single = {ids[0] for ids in bad_words_token_ids(words, make().tokenizer, 320) if len(ids) == 1}
+    assert single and not single & {token_id for each in output.outputs for token_id in each.token_ids}
+    assert single & {token_id for each in free.outputs for token_id in each.token_ids}

@@ -1,0 +1,153 @@
+"""The files around a tokenizer: those that say what is special or added, and those that say nothing that is valid."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from ..checkpoints.load_tokenizer import load_tokenizer
+from .made_tokenizers import fuzzed_texts, sentencepiece_model, write_config, write_form, write_sentencepiece
+
+TOKEN = {"content": "<|new|>", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
+NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "LlamaTokenizer"}
+CASES: dict[str, dict[str, Any]] = {  # of files: what tokenizer_config.json has besides, and the other files
+    "a name of the model's own": {"tokenizer_config.json": {"image_token": "<|image|>", "pad_token": "<|pad|>"}},
+    "names in a dict": {
+        "tokenizer_config.json": {"extra_special_tokens": {"boi_token": "<|boi|>", "eoi_token": "fox"}}
+    },
+    "a list": {"tokenizer_config.json": {"extra_special_tokens": ["<|a|>", "fox", "[INST]"]}},
+    "an older list": {"tokenizer_config.json": {"additional_special_tokens": ["<|a|>", "rabbit"]}},
+    "a token with flags": {"tokenizer_config.json": {"eos_token": {**TOKEN, "__type": "AddedToken", "lstrip": True}}},
+    "null": {"tokenizer_config.json": {"bos_token": None}},
+    "an older file": {"special_tokens_map.json": {"eos_token": {**TOKEN, "rstrip": True}, "pad_token": "<unk>"}},
+    "an older file's list": {"special_tokens_map.json": {"additional_special_tokens": ["<|a|>", "<|b|>"]}},
+    "added_tokens.json": {"added_tokens.json": {"<|x|>": 900, "two words": 901, "rabbit": 902}},
+    "added and special": {
+        "added_tokens.json": {"<|x|>": 900, "<|y|>": 901},
+        "special_tokens_map.json": {"additional_special_tokens": ["<|y|>"]},
+    },
+    "a decoder": {
+        "tokenizer_config.json": {
+            "added_tokens_decoder": {
+                "905": {**TOKEN, "special": True},
+                "904": {**TOKEN, "content": "x y", "special": False},
+            }
+        },
+        "special_tokens_map.json": {"eos_token": "left out"},
+    },
+    "split": {"tokenizer_config.json": {"split_special_tokens": True}},
+    "flags beside tokenizer.json": {"tokenizer_config.json": {"add_bos_token": False, "add_eos_token": True}},
+}
+
+
+def write_case(folder: Path, files: dict[str, Any], form: str | None) -> Path:
+    if form:
+        write_form(folder, form)
+    else:
+        write_sentencepiece(folder, "plain")
+    config = NAMED if form != "llama3" else {"tokenizer_class": "PreTrainedTokenizerFast"}
+    write_config(folder, "llama", config)
+    for name, entries in files.items():
+        if name == "tokenizer_config.json":
+            entries = config | entries
+        (folder / name).write_text(json.dumps(entries))
+    return folder
+
+
+@pytest.mark.parametrize("form", ["llama2", pytest.param(None, id="sentencepiece"), "llama3"])
+@pytest.mark.parametrize("case", CASES)
+def test_special_and_added_tokens_are_merged_as_in_transformers(tmp_path, case, form):
+    folder = write_case(tmp_path, CASES[case], form)
+    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours.get_vocab() == theirs.get_vocab() and ours.special_tokens_map == theirs.special_tokens_map
+    assert ours.all_special_ids == theirs.all_special_ids
+    news = ["<|new|>", "<|a|>", "<|b|>", "<|x|>", "<|y|>", "x y", "<|image|>", "<|pad|>", "<|boi|>", "fox", "rabbit"]
+    for text in [f" {a}{b} {a} " for a in news for b in news[:3]] + fuzzed_texts(20):
+        ids = ours.encode(text)
+        assert ids == theirs(text).input_ids, text
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip), text
+
+
+# Files that are not what they should be
+
+
+def change(path: Path, **entries: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+BAD_JSON = [  # tokenizer.json, and how the error goes on behind its path
+    (lambda text: text[: len(text) // 2], "is not valid JSON: "),
+    (lambda text: "", "is not valid JSON: "),
+    (lambda text: "[]", "holds a list, not an object"),
+    (lambda text: "{}", "model is missing"),
+    (lambda text: "\x00", "is not valid JSON: "),
+]
+BAD_ENTRIES = [
+    ("model", {"type": "Oracle"}),
+    ("model", {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}),
+    ("model", None),
+    ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}),
+    ("pre_tokenizer", {"type": "NoSuch"}),
+    ("normalizer", "NFC"),
+    ("decoder", {"type": "Oracle"}),
+    ("post_processor", {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": 1}),
+    ("added_tokens", [{"id": 0}]),
+    ("added_tokens", {}),
+]
+
+
+@pytest.mark.parametrize("spoil, error", BAD_JSON)
+def test_a_tokenizer_json_that_is_none_is_one_line(tmp_path, spoil, error):
+    path = write_form(tmp_path, "llama3") / "tokenizer.json"
+    path.write_text(spoil(path.read_text()))
+    with pytest.raises(ValueError) as raised:
+        load_tokenizer(tmp_path)
+    assert str(raised.value).startswith(f"{path}") and error in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name, value", BAD_ENTRIES)
+def test_an_entry_that_the_library_does_not_know_is_named(tmp_path, name, value):
+    path = write_form(tmp_path, "llama3") / "tokenizer.json"
+    change(path, **{name: value})
+    with pytest.raises(ValueError) as raised:
+        load_tokenizer(tmp_path)
+    assert str(raised.value).startswith(f"{path}: {name} ") and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "file, entries, error",
+    [
+        ("tokenizer_config.json", {"bos_token": 1}, "bos_token must be a text or an object, not 1"),
+        ("tokenizer_config.json", {"eos_token": {"content": 5}}, "eos_token.content must be a text, not 5"),
+        ("tokenizer_config.json", {"eos_token": {"content": "a", "lstrip": 1}}, "lstrip must be true or false, not 1"),
+        ("tokenizer_config.json", {"additional_special_tokens": "a"}, "must be a list of tokens, not 'a'"),
+        ("tokenizer_config.json", {"additional_special_tokens": [3]}, "additional_special_tokens[0] must be a text"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}, "'x' in place of a token id"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"5": "a"}}, "added_tokens_decoder.5 must be an object"),
+        ("tokenizer_config.json", {"added_tokens_decoder": []}, "added_tokens_decoder must be an object, not []"),
+        ("tokenizer_config.json", {"tokenizer_class": 1}, "tokenizer_class must be a text, not 1"),
+        ("tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token must be true or false, not 'yes'"),
+        ("tokenizer_config.json", {"legacy": 1}, "legacy must be true or false, not 1"),
+        ("tokenizer_config.json", {"chat_template": 1}, "chat_template must be a text, not 1"),
+        ("tokenizer_config.json", {"chat_template": [{"name": "a"}]}, "chat_template[0].template must be a text"),
+        ("tokenizer_config.json", {"split_special_tokens": 2}, "split_special_tokens must be true or false, not 2"),
+        ("special_tokens_map.json", {"eos_token": []}, "eos_token must be a text or an object, not []"),
+        ("added_tokens.json", {"<x>": "y"}, "<x> must be a whole number, at least 0, not 'y'"),
+    ],
+)
+def test_an_entry_beside_it_that_cannot_be_is_named_with_its_file(tmp_path, file, entries, error):
+    folder = write_case(tmp_path, {file: entries}, "llama2")
+    with pytest.raises(ValueError) as raised:
+        load_tokenizer(folder)
+    assert str(raised.value).startswith(f"{folder / file}: ") and error in str(raised.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x0a", b"not a model", sentencepiece_model()[:3000]])
+def test_a_tokenizer_model_that_is_none_is_one_line(tmp_path, data):
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    with pytest.raises(ValueError, match=r"tokenizer\.model is not a sentencepiece model") as raised:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,91 @@
+"""What SamplingParams does to logits is what transformers' processors do, where it has them: on random logits."""
+
+import random
+
+import pytest
+import torch
+from transformers import generation
+
+from nanovllm import SamplingParams
+from nanovllm.api.logits_processors import make_processors
+from nanovllm.core.sampling import apply_top_k_top_p
+
+VOCAB = 40
+
+
+def ours(logits: torch.Tensor, prompt: list[int], output: list[int], bad_words: list[list[int]], **options):
+    """logits, out [vocab_size]"""
+    params = SamplingParams(**options)
+    row = logits.clone()
+    for processor in make_processors(params, prompt, {0, *params.stop_token_ids}, bad_words):
+        processor.apply(row, output)
+    scaled = row / params.temperature
+    return apply_top_k_top_p(scaled.unsqueeze(0), [params])[0] * params.temperature
+
+
+def case(seed: int):
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    prompt = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))]
+    output = [rng.randrange(VOCAB) for _ in range(rng.randrange(12))]
+    return rng, torch.randn(VOCAB, generator=generator) * 3, prompt, output
+
+
+def check(theirs, token_ids: list[int], logits: torch.Tensor, found: torch.Tensor) -> None:
+    expected = theirs(torch.tensor([token_ids], dtype=torch.int64), logits.unsqueeze(0).clone())[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_penalties_of_repetition(seed):
+    rng, logits, prompt, output = case(seed)
+    penalty = rng.choice([0.5, 0.9, 1.2, 3.0])
+    theirs = generation.RepetitionPenaltyLogitsProcessor(penalty)
+    check(theirs, prompt + output, logits, ours(logits, prompt, output, [], repetition_penalty=penalty))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_biases(seed):
+    rng, logits, prompt, output = case(seed)
+    bias = {rng.randrange(VOCAB): rng.uniform(-5, 5) for _ in range(5)}
+    theirs = generation.SequenceBiasLogitsProcessor([[[token_id], value] for token_id, value in bias.items()])
+    check(theirs, prompt + output, logits, ours(logits, prompt, output, [], logit_bias=bias))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bad_words(seed):
+    """Theirs looks at the prompt too: it is given the output only, behind a token that is in no word."""
+    rng, logits, prompt, output = case(seed)
+    output = [token_id % 4 for token_id in output]  # so that beginnings of words occur
+    words = [[rng.randrange(4) for _ in range(rng.randrange(1, 4))] for _ in range(4)]
+    theirs = generation.NoBadWordsLogitsProcessor(words)
+    check(theirs, [VOCAB - 1, *output], logits, ours(logits, prompt, output, words))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_min_tokens(seed):
+    rng, logits, prompt, output = case(seed)
+    least, stop = rng.randrange(1, 14), rng.randrange(1, VOCAB)
+    theirs = generation.MinNewTokensLengthLogitsProcessor(len(prompt), least, [0, stop], device="cpu")
+    found = ours(logits, prompt, output, [], min_tokens=least, stop_token_ids=[stop])
+    check(theirs, prompt + output, logits, found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_min_p_behind_a_temperature(seed):
+    rng, logits, prompt, output = case(seed)
+    min_p, temperature = rng.choice([0.02, 0.1, 0.5]), rng.choice([0.5, 1.0, 1.7])
+    warpers = [generation.TemperatureLogitsWarper(temperature), generation.MinPLogitsWarper(min_p)]
+    theirs = generation.LogitsProcessorList(warpers)
+    found = ours(logits, prompt, output, [], min_p=min_p, temperature=temperature)
+    check(theirs, prompt + output, logits, found / temperature)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_top_k_and_top_p_behind_penalties(seed):
+    rng, logits, prompt, output = case(seed)
+    top_k, top_p, penalty = rng.choice([0, 1, 5, 100]), rng.choice([0.3, 0.9, 1.0]), 1.3
+    chain = [generation.RepetitionPenaltyLogitsProcessor(penalty), generation.TemperatureLogitsWarper(0.8)]
+    chain += [generation.TopKLogitsWarper(top_k)] if top_k else []
+    chain += [generation.TopPLogitsWarper(top_p)]
+    found = ours(logits, prompt, output, [], top_k=top_k, top_p=top_p, repetition_penalty=penalty, temperature=0.8)
+    check(generation.LogitsProcessorList(chain), prompt + output, logits, found / 0.8)
