@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 COLUMNS, GAP, MARGIN = 10, 5, 16  # blocks in a row of the grid, and pixels
 SLOT_WIDTH, SLOT_HEIGHT = 4, 26
-HEADING, CAPTION = 34, 26  # heights
+HEADING, CAPTION = 30, 22  # heights
 INK, QUIET, GROUND, LINE = "#24292f", "#57606a", "#ffffff", "#d0d7de"
 
 
@@ -74,7 +74,7 @@ def draw(panel: Panel, still: int, left: int, first: int) -> tuple[list[str], li
             f'<rect x="{x - 0.5}" y="{y - 0.5}" width="{block_wide + 1}" height="{SLOT_HEIGHT + 1}" '
             f'fill="none" stroke="{LINE}"/>'
         )
-    below = MARGIN + panel_height(panel) - 6
+    below = MARGIN + panel_height(panel) - 8
     for caption in dict.fromkeys(panel.captions):
         shown = ["1" if each == caption else "0" for each in panel.captions]
         animated = keyframes("opacity", shown, first + len(styles), styles)
@@ -83,7 +83,7 @@ def draw(panel: Panel, still: int, left: int, first: int) -> tuple[list[str], li
 
 
 def keyframes(name: str, values: Sequence[str], number: int, styles: list[str]) -> str:
-    """Adds the keyframes of a property to `styles`; returns what makes a shape follow them. Nothing if it never changes."""
+    """Add the keyframes of a property to `styles`; return the attributes of a shape that follows them, if it changes."""
     changes = list(runs(values))
     if len(changes) == 1:
         return ""
