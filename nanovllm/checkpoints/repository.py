@@ -1,0 +1,46 @@
+"""A model of the hub: its files, through huggingface_hub, which is imported for that alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Repository:
+    name: str  # ORG/NAME
+    revision: str | None = None
+    cache_dir: str | Path | None = None  # None: that of huggingface_hub, HF_HOME
+    token: str | bool | None = None  # None: HF_TOKEN, or that of `hf auth login`
+
+    @property
+    def cache(self) -> Path:
+        from huggingface_hub import constants
+
+        return Path(self.cache_dir or constants.HF_HUB_CACHE)
+
+    def snapshot(self, files: list[str]) -> Path:
+        """The folder of the cache with these files, as far as the repository has them. Its name is the commit."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import tqdm
+
+        class Bar(tqdm):
+            """In a terminal only, and not for what is there at once."""
+
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **{"disable": None, "delay": 0.5, **options})
+
+        return Path(snapshot_download(**self._where, allow_patterns=files, tqdm_class=Bar))
+
+    def fetch_again(self, file: str) -> None:
+        from huggingface_hub import hf_hub_download
+
+        hf_hub_download(filename=file, force_download=True, **self._where)
+
+    def files(self) -> list[str]:
+        from huggingface_hub import HfApi
+
+        return HfApi(token=self.token).list_repo_files(self.name, revision=self.revision)
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"repo_id": self.name, "revision": self.revision, "cache_dir": self.cache_dir, "token": self.token}
