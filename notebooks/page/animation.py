@@ -83,7 +83,7 @@ def draw(panel: Panel, still: int, left: int, first: int) -> tuple[list[str], li
 
 
 def keyframes(name: str, values: Sequence[str], number: int, styles: list[str]) -> str:
-    """Add the keyframes of a property to `styles`; return the attributes of a shape that follows them, if it changes."""
+    """Add a property's keyframes to `styles`; return the attributes of a shape that follows them, if it changes."""
     changes = list(runs(values))
     if len(changes) == 1:
         return ""
