@@ -1,8 +1,11 @@
 """A model of the hub: its files, through huggingface_hub, which is imported for that alone."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+MIN_SECONDS = 0.5  # before there is a progress bar
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,23 @@ class Repository:
         from huggingface_hub import snapshot_download
         from huggingface_hub.utils import tqdm
 
+        bars: list[tqdm] = []
+
         class Bar(tqdm):
             """In a terminal only, and not for what is there at once."""
 
             def __init__(self, *args: Any, **options: Any) -> None:
-                super().__init__(*args, **{"disable": None, "delay": 0.5, **options})
+                super().__init__(*args, **{"disable": None, "delay": MIN_SECONDS, **options})
+                bars.append(self)
 
-        return Path(snapshot_download(**self._where, allow_patterns=files, tqdm_class=Bar))
+            def display(self, *args: Any, **options: Any) -> None:
+                if time.time() - self.start_t > MIN_SECONDS:
+                    super().display(*args, **options)
+
+        folder = snapshot_download(**self._where, allow_patterns=files, tqdm_class=Bar)
+        for bar in bars:
+            bar.close()  # or some are shown once more when the process ends
+        return Path(folder)
 
     def fetch_again(self, file: str) -> None:
         from huggingface_hub import hf_hub_download
