@@ -19,6 +19,7 @@ interrupts.py      what Ctrl-C does
 ticker.py          the engine's state on standard error while it works
 
 batch:
+batch_run.py       a run: what can be wrong is told first
 requests_file.py   a file of requests, judged as a whole, and read again while it is served
 request_lines.py   what it holds, a value at a time: JSON lines, or one document
 request.py         a request in this engine's form

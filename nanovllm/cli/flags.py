@@ -41,7 +41,14 @@ def stats_flag() -> click.Option:
 
 def engine_flags() -> list[click.Parameter]:
     revision = click.Option(["--revision"], help="of a model of the hub: a branch, a tag or a commit")
-    return [revision, *(flag(knob, knob.default) for knob in ENGINE)]
+    return [revision, *(flag(knob, knob.default) for knob in map(on_gpu_if_any, ENGINE))]
+
+
+def on_gpu_if_any(knob: Knob) -> Knob:
+    """A device that is not given is LLM's to choose, as in a script."""
+    if knob.name != "device":
+        return knob
+    return knob._replace(default=None, help=f"{knob.help}; default: the GPU where there is one")
 
 
 def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

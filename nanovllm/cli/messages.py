@@ -38,7 +38,7 @@ def next_line(prompt: str, at_terminal: bool) -> str | None:
         try:
             return input(prompt)
         except EOFError:
-            print()  # Ctrl-D has left the cursor behind the prompt
+            sys.stdout.write("\n")  # Ctrl-D has left the cursor behind the prompt
             return None
     line = sys.stdin.readline(MAX_PROMPT_CHARACTERS + 1)
     if len(line) > MAX_PROMPT_CHARACTERS:

@@ -30,7 +30,8 @@ def show_what_can_be_shown() -> None:
 def tell(line: str) -> None:
     """Print a line on standard error. If it cannot be written, that is no error of the command."""
     try:
-        print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
+        sys.stderr.write(" ".join(line.splitlines()) + "\n")
+        sys.stderr.flush()
     except OSError:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # or Python tries the write again when it ends
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from .. import LLM, LLMEngine, SamplingParams, api
-from ..cli import request_lines, serving
+from .. import LLM, LLMEngine, SamplingParams
+from ..cli import batch_run, request_lines, serving
 from ..cli.request import Request
 from ..cli.results_file import write_whole
 from ..core.sequence import Sequence
@@ -189,7 +189,7 @@ def test_a_file_that_was_changed_meanwhile_ends_the_run_with_whole_results(run, 
         file.write_text(now)
         return LLM(**engine)
 
-    monkeypatch.setattr(api, "LLM", build_slowly)
+    monkeypatch.setattr(batch_run, "LLM", build_slowly)
     status, out, err = run("batch", str(file))
     assert status == 1 and f"error: {file}: the file was changed meanwhile" in err
     assert len(parsed(out)) <= 1
@@ -284,7 +284,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path
         out.write_text("of another run\n")
         return LLM(**engine)
 
-    monkeypatch.setattr(api, "LLM", build_slowly)
+    monkeypatch.setattr(batch_run, "LLM", build_slowly)
     assert serve([{"prompt": "the"}], "--output", str(out))[::2] == (2, f"error: [Errno 17] File exists: '{out}'\n")
     assert out.read_text() == "of another run\n"
 
@@ -295,7 +295,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path
 @pytest.fixture
 def no_engine(monkeypatch):
     """For mistakes that must be found without one."""
-    monkeypatch.setattr(api, "LLM", lambda **engine: pytest.fail("an engine was built"))
+    monkeypatch.setattr(batch_run, "LLM", lambda **engine: pytest.fail("an engine was built"))
 
 
 @pytest.mark.parametrize(

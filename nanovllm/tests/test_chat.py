@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -174,7 +175,7 @@ class Letters:
     """A tokenizer whose tokens are letters."""
 
     chat_template = TEMPLATE
-    special_tokens_map: dict[str, str] = {}
+    special_tokens_map: ClassVar[dict[str, str]] = {}
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         assert not add_special_tokens, "the template writes BOS"

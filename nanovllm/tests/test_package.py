@@ -132,6 +132,7 @@ def test_every_knob_is_an_option(command):
 def test_an_option_left_out_is_as_in_python(command):
     ours = {"temperature", "top_p", "max_tokens"} if command is generate else set()
     ours |= {"stop", "stop_token_ids"}  # several times, or not at all
+    ours |= {"device"}  # as LLM: the GPU where there is one
     defaults = {field.name: field.default for kind in (SamplingParams, EngineConfig) for field in fields(kind)}
     values = command.make_context(command.name, ["requests.jsonl"]).params
     names = {*values} & {*defaults} - ours
