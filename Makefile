@@ -8,7 +8,7 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all soak setup notebooks diff exercise scoreboard lint train clean FORCE
+.PHONY: help run test test-all soak setup notebooks page open-page diff exercise scoreboard lint train clean FORCE
 
 # $(value) and the environment carry these past what make and the shell would expand.
 override PROMPT := $(value PROMPT)
@@ -54,6 +54,13 @@ setup: $(call needs,test lint) ## the environment with the test extras (and lint
 
 notebooks: $(call needs,notebooks) ## execute all notebooks in place; then .venv/bin/jupyter lab notebooks to read them
 	@$(PY) -m notebooks $(ARGS)
+
+page: $(call needs,core) ## run one workload through all stages, and make the page that plays their pools
+	@OMP_NUM_THREADS=1 $(PY) -m notebooks.page
+
+open-page: ## open notebooks/pool.html in a browser: it is in the repository, one file
+	@echo notebooks/pool.html
+	@$(PYTHON) -m webbrowser -t "file://$(CURDIR)/notebooks/pool.html"
 
 diff: ## what a stage changes in the one before, in reading order: STAGE=3
 	@$(PYTHON) stages/chain.py diff $(one_stage) $(ARGS)

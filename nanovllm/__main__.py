@@ -1,20 +1,25 @@
-"""The command: nanovllm generate | batch."""
+"""The command: nanovllm generate | chat | batch | bench | stages."""
 
+import signal
 import sys
 from collections.abc import Sequence
 
-from .cli.interrupts import INTERRUPTED, ctrl_c_ends_at_once
+from .cli.interrupts import ctrl_c_ends_at_once, end_at_once
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. A mistake is told in one line."""
     with ctrl_c_ends_at_once():
         from .cli.commands import run
-    try:
+
         return run(arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+
+
+def console() -> None:
+    """The command as a process: Ctrl-C is quiet from the first import until Python has ended."""
+    signal.signal(signal.SIGINT, end_at_once)
+    sys.exit(main())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

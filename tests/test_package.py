@@ -53,6 +53,12 @@ def test_what_is_installed_is_the_engine_and_no_test(installed):
     assert all((installed / path).read_bytes() == (ROOT / path).read_bytes() for path in expected)
 
 
+def test_the_page_is_installed_too(installed):
+    page = Path(PACKAGE, "server", "page")
+    names = {path.name for path in (ROOT / page).iterdir()}
+    assert "index.html" in names and {path.name for path in (installed / page).iterdir()} == names
+
+
 def test_the_installed_command_works_in_any_folder(installed, tmp_path):
     def run(*arguments: str) -> subprocess.CompletedProcess:
         environment = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}

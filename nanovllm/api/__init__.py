@@ -1,4 +1,4 @@
-"""What a user of the product gets beyond stage 7: vLLM's parameters and outputs.
+"""What a user of the product gets beyond stage 7: vLLM's interface.
 
 It is built by overriding core, never by an edit in it.
 
@@ -21,29 +21,63 @@ output_text.py        its text, up to a stop string
 repetition.py         whether it repeats itself
 outputs.py            outputs that hold all of it
 engine.py             an engine of these parts
-llm.py                LLM with that engine
+engine_args.py        EngineArgs: the engine's options by vLLM's names
+only_in_vllm.py       what vLLM has and nanovllm has not, refused in words
+prompts.py            what a caller may give as a prompt or a conversation
+counting.py           parts that count what core's do not
+stats.py              EngineStats: pool, queues and counts, when they are asked for
+metrics.py            the same under vLLM's names
+llm_engine.py         LLMEngine: an engine that a script steps by itself
+beam_search.py        beams as vLLM gives them
+progress.py           the progress bar of generate()
+llm.py                LLM: generate(), chat(), beam_search()
+engine_thread.py      a thread that alone touches an engine
+async_llm.py          AsyncLLM: many callers of one engine
 """
 
-from ..core import BeamSearchParams, EngineConfig
-from .engine import LLMEngine
+from ..core import EngineConfig
+from .async_llm import AsyncLLM, AsyncLLMEngine
+from .beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from .engine_args import AsyncEngineArgs, EngineArgs
+from .engine_thread import EngineDeadError
 from .flat_logprobs import FlatLogprobs
 from .llm import LLM
+from .llm_engine import LLMEngine
 from .logprobs import Logprob
+from .metrics import Counter, Gauge, Histogram, Metric, Vector
 from .outputs import CompletionOutput, RequestOutput
 from .params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from .prompts import PromptType, TextPrompt, TokensPrompt
+from .stats import EngineStats
 from .structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
+    "Counter",
+    "EngineArgs",
     "EngineConfig",
+    "EngineDeadError",
+    "EngineStats",
     "FlatLogprobs",
+    "Gauge",
+    "Histogram",
     "LLMEngine",
     "Logprob",
+    "Metric",
+    "PromptType",
     "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "Vector",
 ]

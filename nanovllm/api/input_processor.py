@@ -15,6 +15,8 @@ from .sequence import Sequence
 
 
 class InputProcessor(CoreInputProcessor):
+    sequence_class: Any = Sequence
+
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int, seed: int) -> None:
         super().__init__(model, tokenizer, max_model_len, seed)
         # The tokenizer's EOS token ends a text, too, where the model names others; it alone gives no stop_reason.
@@ -68,7 +70,7 @@ class InputProcessor(CoreInputProcessor):
         if not params.detokenize:
             tokenizer = None
         max_tokens = self._max_model_len if params.max_tokens is None else params.max_tokens
-        return Sequence(
+        return self.sequence_class(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,

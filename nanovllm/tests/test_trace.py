@@ -88,10 +88,11 @@ def test_ctrl_c_is_taken_between_steps(llm):
     assert [event["kind"] for event in events[-6:] if event["kind"] in ("abort", "end")] == ["abort", "end"]
 
 
-def test_in_another_thread_it_works_too(llm):
+def test_in_another_thread_it_works_too(checkpoint):
     events = []
 
     def serve():
+        llm = LLM(checkpoint, **OPTIONS)  # it belongs to the thread that makes it
         with traced(llm, events.append):
             llm.generate("the fox", SamplingParams(max_tokens=2, ignore_eos=True))
 

@@ -65,6 +65,11 @@ class BatchObserver(Observer):
                 else:  # an output that says why not
                     self.emit("refused", "LLM._add_request", request=request.request_id, why=request.error)
 
+    def join(self, request: Any) -> None:
+        """Somebody has put `request` in the queue while a batch runs: a stream takes all of its own when it begins."""
+        self._arriving.append(request)
+        self._arrive()
+
     def _leave(self, requests: list[Any], outputs: Any, why: str, error: str | None = None) -> None:
         """The stream was closed, or has broken off: what its requests hold is given back."""
         with interrupts_held_back():

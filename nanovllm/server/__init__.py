@@ -1,0 +1,1 @@
+"""What the server shows: page/ plays the memory of an engine, recorded or live."""

@@ -1,0 +1,76 @@
+"use strict";
+
+/* The reader: where they are, and the five things that they can do: go through time, play, switch the stage, choose a
+ * block, and answer a prediction.
+ */
+const Reader = (() => {
+  const at = { stage: 0, step: 0, block: null };
+
+  const run = () => Runs.all[at.stage];
+
+  function show() {
+    View.show(run(), at);
+    Tabs.show(at.stage);
+    Address.write(at);
+  }
+
+  /** Asks nothing: for playing and scrubbing. */
+  function move(step) {
+    at.step = Math.max(0, Math.min(step, Runs.length()));
+    Quiz.clear();
+    show();
+  }
+
+  function goTo(step) {
+    Time.stop();
+    move(step);
+    offer();
+  }
+
+  /** A question is asked where its moment is next. Whoever has answered it can read the answer again after it. */
+  function offer() {
+    const moment = (step) => run().moments.find((each) => each.step === step);
+    const now = moment(at.step), next = moment(at.step + 1);
+    if (now && Quiz.isAnswered(now)) Quiz.reveal(now);
+    else if (next && !Quiz.isAnswered(next)) Quiz.ask(next, () => goTo(next.step));
+  }
+
+  function goToMoment(moment) {
+    at.block = moment.block;
+    goTo(Quiz.isAnswered(moment) ? moment.step : moment.step - 1);
+  }
+
+  function scrub(step) {
+    Time.stop();
+    move(step);
+  }
+
+  function playOrPause() {
+    if (Time.isPlaying()) return goTo(at.step);
+    if (at.step >= Runs.length()) move(0);
+    Quiz.clear();
+    Time.play(() => {
+      move(at.step + 1);
+      return at.step < Runs.length();
+    });
+  }
+
+  function switchTo(stage) {
+    at.stage = stage;
+    at.block = null;
+    goTo(at.step);
+  }
+
+  /** The block that is chosen already is let go. */
+  function choose(block) {
+    at.block = at.block === block ? null : block;
+    show();
+  }
+
+  function restore() {
+    Object.assign(at, Address.read(Runs.all.length, Runs.length()) ?? {});
+    goTo(at.step);
+  }
+
+  return { at, goTo, goToMoment, scrub, offer, playOrPause, switchTo, choose, restore, show };
+})();

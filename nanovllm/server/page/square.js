@@ -1,0 +1,52 @@
+"use strict";
+
+/* A square of the grid: a band for each holder, how much of it is filled, a letter, a count. */
+const Square = (() => {
+  /** `cell` is as cells.js says. */
+  function paint(square, { status, bands, count, origin, isTouched }, memory) {
+    const isShared = count > 1 && bands.every(({ from }) => from === 0); // in stage 1 two pieces lie side by side
+    const shown = bands.map((band, i) => paintBand(band, isShared ? [i, bands.length] : [0, 1], memory));
+    if (status === "idle" && origin) shown.push(paintGhost(origin.seq, memory));
+    if (isShared) shown.push(letter(together(bands, memory)), Dom.make("span", { class: "count" }, String(count)));
+    else bands.forEach(({ seq, from, to }, i) => {
+      if (to - from > 2) shown[i].append(letter(Cast.label(memory, seq)));
+    });
+    square.className = `square ${status}${isTouched ? " touched" : ""}`;
+    square.replaceChildren(...shown);
+  }
+
+  /** It is the place `top` of `of` from above: who share a block lie over each other in it. */
+  function paintBand({ seq, from, to, filled }, [top, of], memory) {
+    const band = Dom.make("span", { class: "band" }, Dom.make("span", { class: "fill" }));
+    const numbers = { from, to, filled, top, of };
+    for (const [name, value] of Object.entries(numbers)) band.style.setProperty(`--${name}`, value);
+    Cast.dress(band, memory, seq);
+    return band;
+  }
+
+  /** Nobody holds it, and a text is still in it. */
+  function paintGhost(seq, memory) {
+    const ghost = Dom.make("span", { class: "ghost" });
+    Cast.dress(ghost, memory, seq);
+    return ghost;
+  }
+
+  const letter = (text) => Dom.make("span", { class: "letter" }, text);
+
+  /** Samples of one request are told by its letter, strangers by the first one's. */
+  function together(bands, memory) {
+    const families = new Set(bands.map(({ seq }) => Memory.family(seq)));
+    return families.size === 1 ? Cast.label(memory, [...families][0]) : `${Cast.label(memory, bands[0].seq)}+`;
+  }
+
+  /** The same in words, for whoever does not see it. */
+  function inWords({ status, bands, count, origin }, memory) {
+    const name = (seq) => Cast.label(memory, seq);
+    const holders = bands.map(({ seq, filled, from, to }) => `${name(seq)}, ${filled} of ${to - from} slots filled`);
+    const text = origin ? ` with a text of ${name(origin.seq)}` : "";
+    const what = { held: `held by ${holders.join("; ")}`, idle: `idle${text}`, free: "free" }[status];
+    return count > 1 ? `${what}, ${count} holders` : what;
+  }
+
+  return { paint, inWords };
+})();

@@ -1,0 +1,53 @@
+"use strict";
+
+/* The line of time: what was held at each step, marks for the moments, a slider, and a button that plays. */
+const Time = (() => {
+  const MILLISECONDS_A_STEP = 450;
+  let timer = null;
+
+  /** `held` has the share of the pool that was held after each step; `length` is the last step of the longest stage. */
+  function shape(held, length, moments, choose) {
+    const points = held.map((share, step) => `${step} ${(1 - share).toFixed(3)}`).join("L");
+    Dom.byId("strip").setAttribute("viewBox", `0 0 ${Math.max(length, 1)} 1`);
+    Dom.byId("strip").replaceChildren(Dom.svg("path", { d: `M0 1L${points}L${held.length - 1} 1z` }));
+    Dom.byId("slider").max = length;
+    const marks = moments.map(({ step }) => Dom.make("span", { style: `--at:${step / Math.max(length, 1)}` }));
+    Dom.fill("marks", ...marks);
+    Dom.fill("moments", ...moments.map((moment) => chip(moment, choose)));
+  }
+
+  function chip(moment, choose) {
+    const step = Dom.make("span", { "aria-label": `at step ${moment.step}` }, String(moment.step));
+    const button = Dom.make("button", { type: "button", class: "moment" }, moment.title, step);
+    button.addEventListener("click", () => choose(moment));
+    return button;
+  }
+
+  function show(step, length) {
+    Dom.byId("slider").value = step;
+    Dom.byId("slider").setAttribute("aria-valuetext", `step ${step} of ${length}`);
+    Dom.byId("step").textContent = `${step} / ${length}`;
+  }
+
+  /** `next()` goes one step on, and says whether there is another. */
+  function play(next) {
+    timer = setInterval(() => { if (!next()) stop(); }, MILLISECONDS_A_STEP);
+    told();
+  }
+
+  function stop() {
+    clearInterval(timer);
+    timer = null;
+    told();
+  }
+
+  const isPlaying = () => timer !== null;
+
+  /** A sentence is read aloud only where the reader stops. */
+  function told() {
+    Dom.byId("play").setAttribute("aria-label", isPlaying() ? "Pause" : "Play");
+    Dom.byId("sentence").setAttribute("aria-live", isPlaying() ? "off" : "polite");
+  }
+
+  return { shape, show, play, stop, isPlaying };
+})();
