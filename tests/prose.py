@@ -197,7 +197,7 @@ def one_command(words: list[str], repository: Repository) -> Iterator[str]:
         target = next((word for word in arguments if re.fullmatch(r"[a-z]+", word)), None)
         if target and target not in repository.targets:
             yield f"the Makefile has no target {target}"
-    elif program == "nanovllm" and arguments:
+    elif program == "nanovllm" and arguments and not arguments[0].startswith("-"):
         commands = (repository.root / "nanovllm" / "cli" / "commands.py").read_text(encoding="utf-8")
         if f'"{arguments[0]}": ' not in commands:
             yield f"nanovllm has no command {arguments[0]}"

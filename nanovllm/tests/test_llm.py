@@ -82,7 +82,7 @@ def test_an_empty_text_because_of_an_error_is_told(llm):
 
 @pytest.mark.parametrize(
     "argument",
-    [{"lora_request": object()}, {"priority": 1}, {"priority": [0, 2]}, {"mm_processor_kwargs": {"a": 1}}],
+    [{"lora_request": "an adapter"}, {"priority": 1}, {"priority": [0, 2]}, {"mm_processor_kwargs": {"a": 1}}],
     ids=str,
 )
 def test_what_only_vllm_has_is_refused_in_words(llm, argument):
