@@ -7,6 +7,10 @@ params_reading.py     how a value is read
 params_checks.py      what a field may be
 input_processor.py    a prompt and its parameters into sequences
 logits_processors.py  what the parameters do to logits before a token is sampled
+structured_outputs.py the form that an output must have
+json_schema.py        the JSON schema of a request
+grammars.py           holds an output to that form, by llguidance
+token_bytes.py        what each token adds to a text
 bad_words.py          bad words as tokens
 model_runner.py       samples, and tells log-probabilities, of a prompt a whole chunk at a time
 logprobs.py           of rows of logits, the likeliest tokens and their log-probabilities
@@ -45,6 +49,7 @@ from .outputs import CompletionOutput, RequestOutput
 from .params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from .prompts import PromptType, TextPrompt, TokensPrompt
 from .stats import EngineStats
+from .structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -71,6 +76,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "Vector",

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..core.checks import is_number, is_whole
+from .structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from .params import Fields
@@ -25,6 +26,8 @@ def read_params(params: "Fields") -> None:
     params.seed = None if is_minus_1(params.seed) else params.seed
     if isinstance(params.logit_bias, dict):
         params.logit_bias = {as_token_id(token): bias for token, bias in params.logit_bias.items()}
+    if isinstance(params.structured_outputs, dict):
+        params.structured_outputs = StructuredOutputsParams.of(params.structured_outputs)
     if is_number(params.temperature) and 0 < params.temperature < MIN_TEMPERATURE:
         words = f"temperature {params.temperature} is below {MIN_TEMPERATURE}: {MIN_TEMPERATURE} is taken"
         warnings.warn(words, stacklevel=4)  # at the line that made the parameters
