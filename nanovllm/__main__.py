@@ -18,7 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def console() -> None:
     """The command as a process: Ctrl-C is quiet from the first import until Python has ended."""
     signal.signal(signal.SIGINT, end_at_once)
-    sys.exit(main())
+    status = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: only the status is left to say
+    sys.exit(status)
 
 
 if __name__ == "__main__":
