@@ -22,8 +22,11 @@ repetition.py         whether it repeats itself
 outputs.py            outputs that hold all of it
 engine.py             an engine of these parts
 engine_args.py        EngineArgs: the engine's options by vLLM's names
+engine_args_reading.py  how a value is read
+engine_args_checks.py what an option may be
 only_in_vllm.py       what vLLM has and nanovllm has not, refused in words
-prompts.py            what a caller may give as a prompt or a conversation
+prompts.py            what a caller may give as a prompt
+conversations.py      and as a conversation
 counting.py           parts that count what core's do not
 stats.py              EngineStats: pool, queues and counts, when they are asked for
 metrics.py            the same under vLLM's names

@@ -16,14 +16,15 @@ from ..core.llm import Params, pair
 from ..core.outputs import RequestOutput as CoreRequestOutput
 from ..core.sampling import SamplingParams as CoreSamplingParams
 from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
-from .engine_args import EngineArgs
+from .conversations import Message, as_conversations
+from .engine_args import EngineArgs, check_is_args
 from .llm_engine import LLMEngine
 from .metrics import Metric
 from .only_in_vllm import refuse
 from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .progress import progress_bar
-from .prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts
+from .prompts import ParsedPrompt, PromptType, as_prompts, options_of
 from .stats import EngineStats
 
 Prompts = PromptType | abc.Sequence[PromptType]
@@ -56,6 +57,7 @@ class LLM(CoreLLM):
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
+        check_is_args(engine_args)
         return cls(**{field.name: getattr(engine_args, field.name) for field in fields(EngineArgs)})
 
     def build_engine(self, config: EngineConfig) -> LLMEngine:
@@ -115,10 +117,10 @@ class LLM(CoreLLM):
         options: dict[str, Any] = {"tools": tools, "chat_template": chat_template or self.chat_template}
         options["add_generation_prompt"] = add_generation_prompt
         options["continue_final_message"] = continue_final_message
-        options |= chat_template_kwargs or {}
+        options |= options_of("chat_template_kwargs", chat_template_kwargs)
         conversations = as_conversations(messages, chat_template_content_format)
         # The template writes BOS where it belongs.
-        special = {"add_special_tokens": False} | (tokenization_kwargs or {})
+        special = {"add_special_tokens": False} | options_of("tokenization_kwargs", tokenization_kwargs)
         prompts = [self.llm_engine.tokenized(self._render(each, options), special) for each in conversations]
         return self._generate(self._requests(prompts, sampling_params), use_tqdm)
 
@@ -224,6 +226,8 @@ def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> Non
 
 def read_template(template: str | Path | None) -> str | None:
     """The template itself, or a file's. Raises ValueError if it is neither."""
+    if not isinstance(template, str | Path | None):
+        raise ValueError(f"chat_template must be a template or a file's name, not {template!r}")
     if template is None or (isinstance(template, str) and any(sign in template for sign in "{}\n")):
         return template
     try:
