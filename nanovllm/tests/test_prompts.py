@@ -64,7 +64,7 @@ def test_lists_of_all_of_them_mixed():
         (["a", None], "prompt 1 must be a text, token ids or a dictionary, not NoneType"),
         (["a", 5], "prompt 1 must be a text, token ids or a dictionary, not int"),
         ([1, "a"], "the prompt: a token id must be a whole number, not 'a'"),
-        ([1.0, 2.0], "prompt 0 must be a text, token ids or a dictionary, not float"),
+        ([1.0, 2.0], "the prompt: a token id must be a whole number, not 1.0"),
         (np.array([[1.0]]), "prompt 0: a token id must be a whole number, not 1.0"),
         ([["a", "b"]], "prompt 0: a token id must be a whole number, not 'a'"),
         ([[1, True]], "prompt 0: a token id must be a whole number, not True"),
