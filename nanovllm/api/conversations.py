@@ -1,6 +1,7 @@
-"""What a caller may give LLM.chat() as a conversation: messages, or a list of conversations."""
+"""What a caller may give LLM.chat(): messages, or a list of conversations, and a template."""
 
 from collections import abc
+from pathlib import Path
 from typing import Any
 
 from ..checkpoints.message_contents import contents
@@ -51,3 +52,15 @@ def in_format(message: Message, content_format: str) -> Message:
     elif content_format == "string" and isinstance(content, list | tuple):
         content = contents(plain(content), takes_parts=False, where="content")
     return {**message, "content": content} if "content" in message else {**message}
+
+
+def read_template(template: str | Path | None) -> str | None:
+    """The template itself, or a file's. Raises ValueError if it is neither."""
+    if not isinstance(template, str | Path | None):
+        raise ValueError(f"chat_template must be a template or a file's name, not {template!r}")
+    if template is None or (isinstance(template, str) and any(sign in template for sign in "{}\n")):
+        return template
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"chat_template {str(template)!r} is no template, and cannot be read: {error}") from None

@@ -103,6 +103,16 @@ def test_tokens_beside_the_text_may_be_left_out(llm):
         llm.generate("the fox", greedy(), tokenization_kwargs={"truncate_prompt_tokens": 3})
 
 
+def test_a_refused_prompt_is_in_its_output(llm):
+    both = {"prompt": "what it says", "prompt_token_ids": [9999]}
+    conversation = [{"role": "user", "content": "the fox " * 100}]
+    with pytest.warns(UserWarning, match="were not served"):
+        [served, refused] = llm.generate([[5], both], greedy())
+        [too_long] = llm.chat(conversation, greedy(), chat_template=TEMPLATE)
+    assert not served.error and (refused.prompt, refused.prompt_token_ids) == ("what it says", [9999])
+    assert too_long.prompt.startswith("user: the fox") and len(too_long.prompt_token_ids) > llm.max_model_len
+
+
 def test_only_the_last_output_is_given_whatever_kind_was_asked_for(llm):
     params = greedy(5, output_kind=RequestOutputKind.DELTA)
     [output] = llm.generate(PROMPT, params)
