@@ -16,7 +16,7 @@ from ..cli import batch_run, request_lines, serving
 from ..cli.request import Request
 from ..cli.results_file import write_whole
 from ..core.sequence import Sequence
-from .helpers import OPTIONS, UNMEASURED, start, write_checkpoint
+from .helpers import OPTIONS, UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = r"{} requests, {} failed, [\d,]+ tokens, \d+ tokens/s, KV slots: .*\n"
 FOUR = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -415,11 +415,6 @@ def test_one_that_outgrows_the_pool_keeps_what_it_has(serve):
 
 
 # What is shown meanwhile
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_terminal_shows_how_far_it_is(serve, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..core.stories import PROMPTS
-from .helpers import UNMEASURED, start, write_checkpoint
+from .helpers import UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
@@ -90,6 +90,16 @@ def test_the_engines_state_is_told_if_asked_for(run):
     _, out, err = run("generate", "the fox", "--stats", "1e-9", *SIX)
     assert out.startswith("the fox") and "running 1 (" in err
     assert all(line.startswith("running ") for line in err.splitlines()) and len(err.splitlines()) >= 6
+
+
+def test_no_state_breaks_into_a_story_that_is_in_the_same_terminal(run, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert run("generate", "the fox", "the wood", "--stats", "1e-9", *SIX)[0] == 0
+    told = [line for line in terminal.getvalue().splitlines() if "running " in line]
+    assert len(told) >= 6 and all(line.startswith("running ") for line in told)
+    assert terminal.getvalue().count("[6 tokens, length]") == 2
 
 
 def test_the_same_command_tells_the_same_stories_and_another_seed_others(run):

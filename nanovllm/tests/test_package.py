@@ -170,4 +170,5 @@ def test_elsewhere_the_folder_that_was_looked_for_is_named(arguments, monkeypatc
     Path("a.jsonl").write_text('{"prompt": "a"}')
     assert main(arguments) == 2
     folder = tmp_path / "models" / "storyteller"
-    assert capsys.readouterr() == ("", f"error: there is no folder {folder}: name a checkpoint with --model\n")
+    says = f"error: there is no folder {folder}: name a checkpoint, LLM(model=...) or --model\n"
+    assert capsys.readouterr() == ("", says)
