@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from .. import LLMEngine
 from ..core.stories import PROMPTS
 from .helpers import UNMEASURED, Terminal, start, write_checkpoint
 
@@ -193,7 +194,21 @@ def endless(folder):
     return ["generate", "the fox", "--model", str(model), *lasts]
 
 
-def test_ctrl_c_ends_it_in_one_line(tmp_path):
+def test_ctrl_c_ends_it_in_one_line(run, monkeypatch):
+    step, calls = LLMEngine.step, iter(range(1, 100))
+
+    def interrupted(engine):
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step(engine)
+
+    monkeypatch.setattr(LLMEngine, "step", interrupted)
+    status, out, err = run("generate", "the fox", *SIX)
+    assert (status, err) == (130, "interrupted\n") and out.startswith("the fox") and "tokens/s" not in out
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_the_process_in_one_line(tmp_path):
     process = start(*endless(tmp_path))
     assert process.stdout.read(7) == "the fox"
     process.send_signal(signal.SIGINT)

@@ -33,6 +33,7 @@ def test_the_public_names_are_there():
         package.LMM  # noqa: B018
 
 
+@pytest.mark.full
 def test_the_engine_works_from_any_folder(checkpoint, tmp_path):
     code = (
         f"from {PACKAGE.name} import LLM, SamplingParams\n"
