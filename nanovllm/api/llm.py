@@ -51,7 +51,10 @@ class LLM(CoreLLM):
         self.chat_template = read_template(chat_template)
         args, config = self._engine_args, self._engine_args.engine_config()
         given = default_sampling_params(config.model, args.generation_config, args.override_generation_config)
-        self._default_params = SamplingParams.from_optional(**given)
+        try:
+            self._default_params = SamplingParams.from_optional(**given)
+        except ValueError as error:  # no parameter that the caller gave
+            raise ValueError(f"generation_config of {config.model}: {error}") from None
         super().__init__(**vars(config))
 
     @classmethod

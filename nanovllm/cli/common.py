@@ -1,4 +1,4 @@
-"""What the commands share: one line for what the caller did wrong, and where the checkpoint lies."""
+"""What the commands share: where the checkpoint lies, and one line for what the caller did wrong."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -22,6 +22,8 @@ IDS = map(str, itertools.count())
 
 def talk(llm: LLM, conversation: Conversation, params: SamplingParams) -> bool:
     """Until the messages end. Returns False if one of them got no answer."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        tell(dim("/help lists the commands; Ctrl-D ends"))
     are_answered = True
     for message in messages():
         if message.startswith("/") and not message.startswith("//"):

@@ -220,16 +220,17 @@ class Terminal:
             command, env=environment, start_new_session=True, preexec_fn=lead, stdin=inner, stdout=inner, stderr=inner
         )
         os.close(inner)
-        self.shown = ""
+        self.shown, self._waited_for = "", 0  # and how much of it
 
     def wait_for(self, text: str) -> str:
-        """What is shown until then."""
-        deadline, start = time.monotonic() + 60, len(self.shown)
+        """What is shown until then, since the text that was waited for before."""
+        deadline, start = time.monotonic() + 60, self._waited_for
         while text not in self.shown[start:]:
             assert time.monotonic() < deadline, self.shown
             if select.select([self._fd], [], [], 1)[0]:
-                self.shown += os.read(self._fd, 4096).decode()
-        return self.shown[start:]
+                self.shown += os.read(self._fd, 4096).decode(errors="replace")
+        self._waited_for = self.shown.index(text, start) + len(text)
+        return self.shown[start : self._waited_for]
 
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
