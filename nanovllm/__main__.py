@@ -1,4 +1,4 @@
-"""The command: nanovllm generate | chat | batch | bench | stages."""
+"""The command nanovllm; cli/commands.py has the list of what it does."""
 
 import signal
 import sys

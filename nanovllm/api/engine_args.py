@@ -146,7 +146,7 @@ def default_device() -> str:
 def without_useless(given: dict[str, Any]) -> dict[str, Any]:
     """`given` without gpu_memory_utilization if another size is given, as in vLLM, or if there is no GPU to share."""
     sizes = [name for name in POOL_SIZES if given[name] is not None and name != "gpu_memory_utilization"]
-    is_useless = bool(sizes) or torch.device(given["device"]).type != "cuda"
+    is_useless = bool(sizes) or str(given["device"]).partition(":")[0] != "cuda"
     if given["gpu_memory_utilization"] is None or not is_useless:
         return given
     EngineConfig(gpu_memory_utilization=given["gpu_memory_utilization"])  # it must be right all the same

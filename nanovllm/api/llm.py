@@ -52,8 +52,8 @@ class LLM(CoreLLM):
         given = default_sampling_params(config.model, args.generation_config, args.override_generation_config)
         try:
             self._default_params = SamplingParams.from_optional(**given)
-        except ValueError as error:
-            raise ValueError(f"what generation_config recommends cannot be: {error}") from None
+        except ValueError as error:  # no parameter that the caller gave
+            raise ValueError(f"generation_config of {config.model}: {error}") from None
         super().__init__(**vars(config))
 
     @classmethod

@@ -72,7 +72,7 @@ def repository(model: str | Path, revision: str | None, **options: Any) -> Repos
     """Raises ValueError if `model` is neither a folder nor a name of the hub."""
     missing = f"there is no folder {Path(model).absolute()}"
     if str(model) == SHIPPED:
-        raise ValueError(f"{missing}: name another checkpoint")
+        raise ValueError(f"{missing}: name a checkpoint, LLM(model=...) or --model")
     if not isinstance(model, str) or not HUB_NAME.fullmatch(model):
         raise ValueError(f"{missing}, and {str(model)!r} is no name of the hub, which is ORG/NAME")
     return Repository(model, revision, **options)

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ..api import LLM, SamplingParams
+from ..checkpoints.generation_config import default_sampling_params
 from .batch import BatchOptions
 from .chats import check_template
 from .common import located, one_line_errors
@@ -24,7 +25,7 @@ def run_batch(options: BatchOptions, engine: dict[str, Any], given: dict[str, An
             SamplingParams(**given)
             template = read_template(options.chat_template)
             requests = files.enter_context(open_requests(options.file, Defaults(given, engine["seed"])))
-            done = read_done(options.output, requests.ids) if options.resume else None
+            done = read_done(options.output, requests) if options.resume else None
             if done and len(done.ids) == len(requests):
                 tell(f"nothing to do: {options.output} has the results of all {len(requests)} requests")
                 return 0
@@ -42,4 +43,6 @@ def make_llm(engine: dict[str, Any], template: str | None, requests: RequestsFil
     options = located(engine)
     if requests.has_chats:
         check_template(options["model"], template)
+    recommended = default_sampling_params(options["model"])
+    requests.recommend({name: value for name, value in recommended.items() if name != "max_tokens"})
     return LLM(**options, chat_template=template)

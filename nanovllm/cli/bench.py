@@ -25,9 +25,12 @@ def shared(rounds: int) -> list[click.Parameter]:
     ]
 
 
-@click.group()
-def bench() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def bench(context: click.Context) -> None:
     """Measure this engine here: throughput, latency, the prefix cache, offload."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 THROUGHPUT: list[click.Parameter] = [
@@ -47,7 +50,10 @@ THROUGHPUT: list[click.Parameter] = [
 
 @bench.command(params=THROUGHPUT + shared(rounds=3))
 def throughput(**values: Any) -> int:
-    """Serve all requests at once: tokens a second, the time to the first token, and between tokens."""
+    """Serve all requests at once: how fast, and how soon.
+
+    Tokens a second, the time to the first token, and between tokens.
+    """
     return run("throughput", values)
 
 
@@ -60,7 +66,7 @@ LATENCY: list[click.Parameter] = [
 
 @bench.command(params=LATENCY + shared(rounds=7))
 def latency(**values: Any) -> int:
-    """Serve a few requests on an idle engine, again and again: how long one takes."""
+    """Serve a few requests on an idle engine, again and again."""
     return run("latency", values)
 
 
@@ -73,13 +79,19 @@ PREFIX: list[click.Parameter] = [
 
 @bench.command(params=PREFIX + shared(rounds=7))
 def prefix(**values: Any) -> int:
-    """The time to the first token of a prompt whose beginning is cached, and of one that is new."""
+    """Measure what a cached beginning saves.
+
+    The time to the first token of a prompt whose beginning is cached, and of one that is new.
+    """
     return run("prefix", values)
 
 
 @bench.command(params=PREFIX + shared(rounds=7))
 def offload(**values: Any) -> int:
-    """The same with the beginning on the device, on the host, or computed again."""
+    """Measure what a beginning on the host saves.
+
+    The time to the first token with the beginning on the device, on the host, or computed again.
+    """
     return run("offload", values)
 
 

@@ -24,6 +24,8 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
     message back, /help lists the commands, and /exit or Ctrl-D ends. Ctrl-C stops an answer; at the prompt it ends.
 
     From a pipe, each line is a message, and only the answers go to standard output.
+
+    Exit status 1: a message got no answer. 2: nothing was done.
     """
     engine, sampling = split(values)
     given = {name: value for name, value in sampling.items() if value not in (None, ())}
@@ -45,5 +47,4 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
         params = answer_params(llm, given, STOP if chat_template == "plain" else ())
         conversation = Conversation(llm.get_tokenizer(), template, room_of(llm), system)
     with ctrl_c_raises():
-        talk(llm, conversation, params)
-    return 0
+        return 0 if talk(llm, conversation, params) else 1

@@ -3,6 +3,7 @@
 from ..api import LLM
 from ..checkpoints.chat_template import choose_template, render_chat
 from ..checkpoints.load_tokenizer import load_tokenizer
+from ..checkpoints.template_environment import parse
 from .request import Chat, Request
 
 NOT_TWICE = {"add_special_tokens": False}  # a template writes BOS by itself
@@ -15,7 +16,7 @@ def check_template(folder: str, chat_template: str | None) -> None:
         raise ValueError(f"{folder} has no tokenizer: its model cannot chat")
     if chat_template is None and tokenizer.chat_template is None:
         raise ValueError(f"{folder} has no chat template: give one with --chat-template FILE, or --chat-template plain")
-    choose_template(tokenizer, chat_template, None)
+    parse(choose_template(tokenizer, chat_template, None))
 
 
 def add_request(llm: LLM, request: Request) -> None:

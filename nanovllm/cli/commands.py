@@ -41,7 +41,7 @@ class Commands(click.Group):
         try:
             return super().invoke(context) or 0
         except KeyboardInterrupt:  # click would print an empty line for it
-            tell("interrupted")
+            tell("interrupted", is_after_key=True)
             raise click.Abort from None
 
 

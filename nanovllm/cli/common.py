@@ -1,13 +1,10 @@
-"""What the commands share: one line for what the caller did wrong, and where the checkpoint lies."""
+"""What the commands share: where the checkpoint lies, and one line for what the caller did wrong."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
-
-SHIPPED = "models/storyteller"  # a folder of the repository, and no name of the hub
 
 
 def located(engine: dict[str, Any]) -> dict[str, Any]:
@@ -17,11 +14,8 @@ def located(engine: dict[str, Any]) -> dict[str, Any]:
     """
     from ..checkpoints.hub import find_checkpoint
 
-    model, revision = engine["model"], engine["revision"]
-    if model == SHIPPED and not Path(model).is_dir():
-        raise ValueError(f"there is no folder {Path(model).absolute()}: name a checkpoint with --model")
     options = {name: value for name, value in engine.items() if name != "revision"}
-    return options | {"model": str(find_checkpoint(model, revision))}
+    return options | {"model": str(find_checkpoint(engine["model"], engine["revision"]))}
 
 
 @contextmanager

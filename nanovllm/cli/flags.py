@@ -41,14 +41,16 @@ def stats_flag() -> click.Option:
 
 def engine_flags() -> list[click.Parameter]:
     revision = click.Option(["--revision"], help="of a model of the hub: a branch, a tag or a commit")
-    return [revision, *(flag(knob, knob.default) for knob in map(on_gpu_if_any, ENGINE))]
+    return [revision, *(flag(knob, knob.default) for knob in map(as_here, ENGINE))]
 
 
-def on_gpu_if_any(knob: Knob) -> Knob:
-    """A device that is not given is LLM's to choose, as in a script."""
-    if knob.name != "device":
-        return knob
-    return knob._replace(default=None, help=f"{knob.help}; default: the GPU where there is one")
+def as_here(knob: Knob) -> Knob:
+    """What is more than in the stages: a model may be one of the hub, and a device not given is LLM's to choose."""
+    if knob.name == "model":
+        return knob._replace(help="checkpoint folder, or a name of the hub, ORG/NAME")
+    if knob.name == "device":
+        return knob._replace(default=None, help=f"{knob.help}; default: the GPU where there is one")
+    return knob
 
 
 def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

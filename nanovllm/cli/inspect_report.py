@@ -47,6 +47,7 @@ def make_report(
         "num_blocks": fit.num_blocks,
         "num_slots": fit.num_slots,
         "max_model_len": max_model_len,
+        "sliding_window": model.sliding_window,
         "sequences": [sequences(fit, length, per_second) for length in lengths],
         **timed,
     }
@@ -54,7 +55,7 @@ def make_report(
 
 def check_length(model: Dimensions, max_model_len: int | None) -> int:
     """max_model_len, or all that the engine would serve: it has no sliding window."""
-    positions, window = model.max_position_embeddings, getattr(model, "sliding_window", None)
+    positions, window = model.max_position_embeddings, model.sliding_window
     longest = min(positions, window or positions)
     if max_model_len is not None and max_model_len > longest:
         raise ValueError(f"max_model_len is {max_model_len}, the model has {longest} positions")
@@ -93,7 +94,8 @@ def show(model: str, report: dict[str, Any]) -> str:
 def shape_lines(report: dict[str, Any]) -> Iterator[str]:
     layers, hidden, heads, kv_heads, head_dim = (report[name] for name in ENTRIES)
     yield f"  {layers} layers of {hidden:,}, {heads} heads and {kv_heads} KV heads of {head_dim}"
-    yield f"  {report['max_position_embeddings']:,} positions, max_model_len {report['max_model_len']:,}"
+    window = f" (a sliding window of {report['sliding_window']:,})" if report["sliding_window"] else ""
+    yield f"  {report['max_position_embeddings']:,} positions{window}, max_model_len {report['max_model_len']:,}"
 
 
 def weight_lines(report: dict[str, Any]) -> Iterator[str]:

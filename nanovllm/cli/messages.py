@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
-from .streams import MAX_PROMPT_CHARACTERS, tell
+from .streams import MAX_PROMPT_CHARACTERS
 
 PROMPT, MORE = "> ", "… "
 
@@ -23,11 +23,8 @@ def messages() -> Iterator[str]:
         if line.endswith("\\"):
             lines.append(line[:-1])
             continue
-        message, lines = "\n".join([*lines, line]), []
-        if any("\ud800" <= letter <= "\udfff" for letter in message):
-            tell(f"not sent: this is no {sys.stdin.encoding} text")
-        else:
-            yield message
+        yield "\n".join([*lines, line])
+        lines = []
     if lines:
         yield "\n".join(lines)
 
@@ -44,6 +41,12 @@ def next_line(prompt: str, at_terminal: bool) -> str | None:
     if len(line) > MAX_PROMPT_CHARACTERS:
         raise OSError(f"standard input has a line of more than {MAX_PROMPT_CHARACTERS:,} characters")
     return line.rstrip("\n") if line else None
+
+
+def check_text(message: str) -> None:
+    """Raises ValueError for half a character, such as keep_bytes() makes."""
+    if any("\ud800" <= letter <= "\udfff" for letter in message):
+        raise ValueError(f"this is no {sys.stdin.encoding} text")
 
 
 def keep_bytes() -> None:

@@ -39,11 +39,11 @@ def read_openai(index: int, value: dict[str, Any], defaults: Defaults) -> Reques
     if url not in (COMPLETIONS, CHAT):
         raise ValueError(f"url must be {COMPLETIONS} or {CHAT}, not {shortened(url)}")
     check_body(body, url)
-    check_body(body, url)
-    if url == COMPLETIONS:
-        return Request(value["custom_id"], index, prompt_of(body), make_params(index, params_of(body), defaults), url)
-    params = make_params(index, chat_params_of(body), Defaults({"max_tokens": None} | defaults.params, defaults.seed))
-    return Request(value["custom_id"], index, chat_of(body), params, url)
+    is_chat = url == CHAT
+    given = chat_params_of(body) if is_chat else params_of(body)
+    unsaid = {**defaults.recommended, **({"max_tokens": None} if is_chat else {}), **defaults.params}
+    params = make_params(index, given, defaults._replace(params=unsaid))
+    return Request(value["custom_id"], index, chat_of(body) if is_chat else prompt_of(body), params, url)
 
 
 def check_body(body: dict[str, Any], url: str) -> None:

@@ -3,8 +3,9 @@
 import difflib
 import hashlib
 from collections import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_type_hints
 
 from ..api import SamplingParams
@@ -38,6 +39,7 @@ class Defaults(NamedTuple):
 
     params: dict[str, Any]  # of SamplingParams, by field
     seed: int = 0  # what the seeds of requests without one come from
+    recommended: Mapping[str, Any] = MappingProxyType({})  # by the checkpoint, for OpenAI's lines: as their server does
 
 
 def read_own(index: int, value: dict[str, Any], defaults: Defaults) -> Request:

@@ -24,14 +24,19 @@ class RequestsFile:
         """
         self._name, self._defaults = name, defaults
         self._stream, self._start = copy or stream, 0 if copy else stream.tell()
-        self.ids, self.has_chats = Ids(), False
+        self.ids, self.prompts, self.has_chats = Ids(), Ids(), False
         for request, _ in self._read(Spool(stream, copy) if copy else stream):
             self.ids.add(request.id)
+            self.prompts.add(prompt_key(request.id, request.prompt))
             self.has_chats = self.has_chats or isinstance(request.prompt, Chat)
         if not len(self):
             raise ValueError(f"{name}: there are no requests in it")
         if self.ids.repeated:
             self._name_repeated()
+
+    def recommend(self, params: dict[str, Any]) -> None:
+        """What the checkpoint recommends counts from here on, where neither a line nor the command says it."""
+        self._defaults = self._defaults._replace(recommended=params)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -73,6 +78,11 @@ class RequestsFile:
                     taken = f"id {request.id!r} is taken by request {first[request.id]}"
                     raise ValueError(f"{self._name}: request {place}: {taken}")
                 first[request.id] = request.index
+
+
+def prompt_key(id: str, prompt: Any) -> str:
+    """By which a prompt is known to be that of the request `id`."""
+    return repr((id, prompt))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from threading import Event
 from ..api import LLM, RequestOutput, SamplingParams
 from .conversation import Conversation
 from .interrupts import ctrl_c_noted
-from .messages import messages
+from .messages import check_text, messages
 from .streams import dim, tell
 
 HELP = """\
@@ -20,16 +20,20 @@ Ctrl-C stops an answer; twice, or at the prompt, it ends."""
 IDS = map(str, itertools.count())
 
 
-def talk(llm: LLM, conversation: Conversation, params: SamplingParams) -> None:
-    """Until the messages end."""
+def talk(llm: LLM, conversation: Conversation, params: SamplingParams) -> bool:
+    """Until the messages end. Returns False if one of them got no answer."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        tell(dim("/help lists the commands; Ctrl-D ends"))
+    are_answered = True
     for message in messages():
         if message.startswith("/") and not message.startswith("//"):
             if not obey(message, conversation):
-                return
+                break
             continue
         text = message[1:] if message.startswith("//") else message
         if text.strip():
-            reply(llm, conversation, params, text)
+            are_answered &= reply(llm, conversation, params, text)
+    return are_answered
 
 
 def obey(command: str, conversation: Conversation) -> bool:
@@ -50,13 +54,14 @@ def obey(command: str, conversation: Conversation) -> bool:
     return True
 
 
-def reply(llm: LLM, conversation: Conversation, params: SamplingParams, text: str) -> None:
-    """Show the answer as it comes. A message that cannot be answered is told in one line, and forgotten."""
+def reply(llm: LLM, conversation: Conversation, params: SamplingParams, text: str) -> bool:
+    """Show the answer as it comes. A message that cannot be answered is told in one line, and forgotten: False then."""
     try:
+        check_text(text)
         token_ids, num_forgotten = conversation.ask(text)
     except ValueError as error:
         tell(f"not sent: {error}")
-        return
+        return False
     if num_forgotten:
         turns = "the oldest turn is" if num_forgotten == 1 else f"the {num_forgotten} oldest turns are"
         tell(dim(f"{turns} forgotten: the model has room for {conversation.room:,} tokens"))
@@ -66,11 +71,12 @@ def reply(llm: LLM, conversation: Conversation, params: SamplingParams, text: st
     except ValueError as error:
         conversation.undo()
         tell(f"not sent: {error}")
-        return
+        return False
     conversation.answer(output.outputs[0].text.strip())
     if output.error:
         tell(f"error: {output.error}")
     tell(dim(closing_line(output)))
+    return output.error is None
 
 
 def show_answer(llm: LLM, token_ids: list[int], params: SamplingParams, interrupted: Event) -> RequestOutput:

@@ -26,8 +26,14 @@ class Ticker:
 def ticking(
     llm: LLM, outputs: Generator[RequestOutput, None, None], seconds: float | None
 ) -> Generator[RequestOutput, None, None]:
+    """The outputs, with the engine's state between them.
+
+    Where both are seen in one terminal, a story comes whole: no line may break into it.
+    """
     ticker = Ticker(llm, seconds)
+    is_whole = seconds is not None and sys.stdout.isatty() and sys.stderr.isatty()
     with closing(outputs):
         for output in outputs:
             ticker.tick()
-            yield output
+            if output.finished or not is_whole:
+                yield output

@@ -16,7 +16,7 @@ from ..cli import batch_run, request_lines, serving
 from ..cli.request import Request
 from ..cli.results_file import write_whole
 from ..core.sequence import Sequence
-from .helpers import OPTIONS, UNMEASURED, start, write_checkpoint
+from .helpers import OPTIONS, UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = r"{} requests, {} failed, [\d,]+ tokens, \d+ tokens/s, KV slots: .*\n"
 FOUR = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -204,11 +204,11 @@ def test_few_requests_are_in_the_engine_however_long_the_file_is(run, monkeypatc
         return step(engine)
 
     monkeypatch.setattr(LLMEngine, "step", counted)
-    write(file, *[{"prompt": [5, 6], "max_tokens": 1, "temperature": 0}] * 2000)
+    write(file, *[{"prompt": [5, 6], "max_tokens": 1, "temperature": 0}] * 500)
     status, _, err = run("batch", str(file), "--output", str(out), "--max-num-seqs", "64")
-    assert status == 0 and re.fullmatch(SUMMARY.format("2000", 0), err)
+    assert status == 0 and re.fullmatch(SUMMARY.format("500", 0), err)
     assert max(held) == 128 and min(held[:-1]) >= 64, "never fewer than there are seats"
-    assert [result["index"] for result in parsed(out.read_text())] == [*range(2000)]
+    assert [result["index"] for result in parsed(out.read_text())] == [*range(500)]
 
 
 @pytest.mark.full
@@ -417,11 +417,6 @@ def test_one_that_outgrows_the_pool_keeps_what_it_has(serve):
 # What is shown meanwhile
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_terminal_shows_how_far_it_is(serve, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
@@ -460,15 +455,11 @@ def test_a_second_ctrl_c_ends_it_at_once(serve, monkeypatch, tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize(
-    "where", [pytest.param(["--output", "/dev/full", "--overwrite"], id="file", marks=pytest.mark.full), []]
-)
-def test_a_full_disk_is_told_in_one_line(checkpoint, tmp_path, where):
-    file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
+@pytest.mark.parametrize("where", [["--output", "/dev/full", "--overwrite"], []], ids=["file", "stdout"])
+def test_a_full_disk_is_told_in_one_line(serve, monkeypatch, where):
     with open("/dev/full", "w") as full:
-        process = start("batch", str(file), "--model", str(checkpoint), *UNMEASURED, *where, stdout=full)
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (1, "error: [Errno 28] No space left on device\n")
+        monkeypatch.setattr("sys.stdout", full)
+        assert serve([{"prompt": "the", **FOUR}], *where) == (1, [], "error: [Errno 28] No space left on device\n")
 
 
 class FullDisk(io.FileIO):
@@ -537,7 +528,16 @@ def test_a_process_that_is_interrupted_has_written_what_has_ended(two_short_ones
     assert [json.loads(line)["index"] for line in lines] == [0, 2]
 
 
-def test_a_reader_who_has_gone_ends_it_without_a_traceback(tmp_path, checkpoint):
+def test_a_reader_who_has_gone_ends_it_without_a_word(serve, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        assert serve([{"prompt": "the", **FOUR}]) == (141, [], "")
+
+
+@pytest.mark.full
+def test_a_reader_who_goes_in_the_middle_ends_it_without_a_traceback(tmp_path, checkpoint):
     file = write(tmp_path / "a.jsonl", *[{"prompt": "the", **FOUR}] * 2000)
     flags = ["--model", str(checkpoint), *UNMEASURED, "--n", "4"]
     process = start("batch", str(file), *flags)

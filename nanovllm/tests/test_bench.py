@@ -6,7 +6,9 @@ import re
 import pytest
 
 from .. import LLM
+from ..__main__ import main
 from ..cli.benchmarks import floor, timing, workload
+from ..cli.benchmarks.throughput import numbers
 from ..core.llama import load_model
 from .helpers import OPTIONS, write_checkpoint
 
@@ -93,6 +95,17 @@ def test_transformers_serves_the_same_in_the_same_run(bench, name):
 
 
 @pytest.mark.full
+def test_transformers_serves_the_likeliest_tokens_whatever_the_checkpoint_recommends(tmp_path):
+    """A penalty of the checkpoint would be work that only one of the two does."""
+    from ..cli.benchmarks.peer import Peer
+
+    folder = write_checkpoint(tmp_path)
+    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.5, "temperature": 0.1, "eos_token_id": 2}')
+    config = Peer(LLM(folder, **OPTIONS))._model.generation_config
+    assert (config.repetition_penalty, config.eos_token_id, config.do_sample) == (None, None, False)
+
+
+@pytest.mark.full
 def test_of_a_padded_batch_only_tokens_that_were_asked_for_count(checkpoint):
     from ..cli.benchmarks.peer import Peer
 
@@ -106,6 +119,25 @@ def test_transformers_that_is_not_there_is_told(run, monkeypatch):
     monkeypatch.setattr("nanovllm.cli.benchmarks.peer.find_spec", lambda name: None)
     _, out, _ = run("bench latency", *SMALL)
     assert "transformers is not installed" in out
+
+
+def test_a_speed_and_the_seconds_beside_it_are_of_the_same_run():
+    runs = [timing.Run(seconds, num_tokens=12) for seconds in (1.0, 3.0)]
+    assert (numbers(runs)["seconds"], numbers(runs)["tokens_per_second"]) == (2.0, 6.0)
+
+
+def test_without_a_benchmark_there_is_a_list_of_them_in_whole_sentences(capsys):
+    assert main(["bench"]) == 0
+    out, err = capsys.readouterr()
+    listed = out.split("Commands:")[1]
+    assert all(name in listed for name in ("throughput", "latency", "prefix", "offload")) and "..." not in listed
+    assert err == ""
+
+
+def test_prompts_that_are_no_text_are_told_with_their_file(run, tmp_path):
+    (tmp_path / "a").write_bytes(b"a\xff")
+    says = f"error: {tmp_path / 'a'}: no utf-8 text: byte 0xff\n"
+    assert run("bench throughput", "--no-peer", "--prompts", str(tmp_path / "a")) == (2, "", says)
 
 
 @pytest.mark.parametrize(

@@ -90,14 +90,14 @@ def test_the_oldest_turns_are_forgotten_when_there_is_no_room(talk):
 
 def test_a_message_that_is_too_long_is_not_sent_and_the_conversation_goes_on(talk):
     status, _, err = talk("the fox", "x" * 100, "the wood")
-    assert status == 0 and re.fullmatch(r"not sent: the prompt would have \d+ tokens, and there is room for 63", err[1])
+    assert status == 1 and re.fullmatch(r"not sent: the prompt would have \d+ tokens, and there is room for 63", err[1])
     assert len(prompts(err)) == 2 and prompts(err)[1][1] > prompts(err)[0][1]
 
 
 def test_an_answer_that_outgrows_the_pool_is_told(talk):
     flags = ("--kv-cache-tokens", "16", "--ignore-eos", "--temperature", "0")
     status, _, err = talk("the", "/reset", "the", flags=flags)
-    assert status == 0 and sum(line.startswith("error: ") for line in err) == 2
+    assert status == 1 and sum(line.startswith("error: ") for line in err) == 2
 
 
 def test_an_answer_that_the_model_ends_is_not_cut(talk):
@@ -165,10 +165,16 @@ def test_a_backslash_goes_on_in_the_next_line(monkeypatch):
     assert list(messages()) == ["a\nb\n", "c", "d"]
 
 
-def test_bytes_that_are_no_text_are_refused_and_the_others_are_answered(monkeypatch, capsys):
+def test_bytes_that_are_no_text_are_refused_and_the_others_are_answered(run, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\nb\n"), encoding="utf-8"))
-    assert list(messages()) == ["a", "b"]
-    assert capsys.readouterr().err == "not sent: this is no utf-8 text\n"
+    status, _, err = run("chat", "--chat-template", "plain", "--max-tokens", "2")
+    assert status == 1 and len(prompts(err.splitlines())) == 2 and "\nnot sent: this is no utf-8 text\n" in err
+
+
+def test_a_template_that_is_none_is_told_before_the_conversation(run, tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages[0")
+    says = "error: line 1 of the chat template: unexpected end of template, expected ','.\n"
+    assert run("chat", "--chat-template", str(tmp_path / "t.jinja")) == (2, "", says)
 
 
 class Letters:
@@ -214,16 +220,17 @@ class Terminal:
             command, env=environment, start_new_session=True, preexec_fn=lead, stdin=inner, stdout=inner, stderr=inner
         )
         os.close(inner)
-        self.shown = ""
+        self.shown, self._waited_for = "", 0  # and how much of it
 
     def wait_for(self, text: str) -> str:
-        """What is shown until then."""
-        deadline, start = time.monotonic() + 60, len(self.shown)
+        """What is shown until then, since the text that was waited for before."""
+        deadline, start = time.monotonic() + 60, self._waited_for
         while text not in self.shown[start:]:
             assert time.monotonic() < deadline, self.shown
             if select.select([self._fd], [], [], 1)[0]:
-                self.shown += os.read(self._fd, 4096).decode()
-        return self.shown[start:]
+                self.shown += os.read(self._fd, 4096).decode(errors="replace")
+        self._waited_for = self.shown.index(text, start) + len(text)
+        return self.shown[start : self._waited_for]
 
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())

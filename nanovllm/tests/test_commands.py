@@ -7,6 +7,8 @@ import pytest
 
 from .. import LLM
 from ..cli.stages import STAGES, how_to_run
+from ..cli.streams import tell
+from .helpers import Terminal
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -35,6 +37,22 @@ def test_a_device_that_is_not_given_is_the_engines_to_choose(run, monkeypatch):
     assert run("generate", "the", "--max-tokens", "1")[0] == 0
     assert run("generate", "the", "--max-tokens", "1", "--device", "cpu")[0] == 0
     assert [options["device"] for options in given] == [None, "cpu"]
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x"])
+def test_a_device_that_there_is_not_is_told_in_one_line(run, tmp_path, device):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "the"}')
+    status, out, err = run("batch", str(tmp_path / "a.jsonl"), "--device", device)
+    assert (status, out) == (2, "") and err.startswith(f"error: device {device!r} is not to be had here: ")
+    assert err.count("\n") == 1
+
+
+def test_after_a_key_a_line_begins_anew_in_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    tell("interrupted", is_after_key=True)
+    tell("a\nb")
+    assert terminal.getvalue() == "\ninterrupted\na b\n"
 
 
 def test_the_stages_fit_on_a_screen(capsys, monkeypatch):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from .. import LLMEngine
 from ..core.stories import PROMPTS
-from .helpers import UNMEASURED, start, write_checkpoint
+from .helpers import UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
@@ -90,6 +91,16 @@ def test_the_engines_state_is_told_if_asked_for(run):
     _, out, err = run("generate", "the fox", "--stats", "1e-9", *SIX)
     assert out.startswith("the fox") and "running 1 (" in err
     assert all(line.startswith("running ") for line in err.splitlines()) and len(err.splitlines()) >= 6
+
+
+def test_no_state_breaks_into_a_story_that_is_in_the_same_terminal(run, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert run("generate", "the fox", "the wood", "--stats", "1e-9", *SIX)[0] == 0
+    told = [line for line in terminal.getvalue().splitlines() if "running " in line]
+    assert len(told) >= 6 and all(line.startswith("running ") for line in told)
+    assert terminal.getvalue().count("[6 tokens, length]") == 2
 
 
 def test_the_same_command_tells_the_same_stories_and_another_seed_others(run):
@@ -183,7 +194,21 @@ def endless(folder):
     return ["generate", "the fox", "--model", str(model), *lasts]
 
 
-def test_ctrl_c_ends_it_in_one_line(tmp_path):
+def test_ctrl_c_ends_it_in_one_line(run, monkeypatch):
+    step, calls = LLMEngine.step, iter(range(1, 100))
+
+    def interrupted(engine):
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step(engine)
+
+    monkeypatch.setattr(LLMEngine, "step", interrupted)
+    status, out, err = run("generate", "the fox", *SIX)
+    assert (status, err) == (130, "interrupted\n") and out.startswith("the fox") and "tokens/s" not in out
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_the_process_in_one_line(tmp_path):
     process = start(*endless(tmp_path))
     assert process.stdout.read(7) == "the fox"
     process.send_signal(signal.SIGINT)

@@ -171,7 +171,7 @@ def test_the_default_is_no_name_of_the_hub(hub, told):
     assert EngineConfig.model == checkpoints.SHIPPED
     assert (
         told(EngineConfig.model)
-        == f"there is no folder {Path(checkpoints.SHIPPED).absolute()}: name another checkpoint"
+        == f"there is no folder {Path(checkpoints.SHIPPED).absolute()}: name a checkpoint, LLM(model=...) or --model"
     )
     assert hub.requests == []
 

@@ -9,7 +9,7 @@ import pytest
 from .. import LLM, SamplingParams
 from ..cli.request import Chat, Defaults, Request
 from ..cli.requests_file import RequestsFile
-from .helpers import OPTIONS
+from .helpers import OPTIONS, write_checkpoint
 from .test_batch import FOUR, parsed, write
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -55,6 +55,27 @@ def test_a_chat_has_messages_and_no_limit_of_its_own():
     assert params(line({"messages": HELLO}, CHAT), max_tokens=7).max_tokens == 7, "the command line says so"
     assert params(line({"messages": HELLO, "max_tokens": 5}, CHAT), max_tokens=7).max_tokens == 5
     assert params(line({"messages": HELLO, "max_tokens": 5, "max_completion_tokens": 4}, CHAT)).max_tokens == 4
+
+
+def test_what_a_line_does_not_say_is_as_the_command_says_or_else_as_the_checkpoint_recommends():
+    def read_recommended(value: Any, **defaults: Any) -> SamplingParams:
+        file = RequestsFile("f", io.BytesIO(json.dumps(value).encode()), None, Defaults(defaults))
+        file.recommend({"temperature": 0.6, "top_k": 20})
+        return next(iter(file)).params
+
+    for body, url in (({"prompt": "the"}, COMPLETIONS), ({"messages": HELLO}, CHAT)):
+        found = [read_recommended(line(body | more, url), top_k=9) for more in ({}, {"temperature": 0.1, "top_k": 3})]
+        assert [(each.temperature, each.top_k) for each in found] == [(0.6, 9), (0.1, 3)]
+    assert read_recommended({"prompt": "the"}).temperature == 1.0, "this engine's form has the command's options"
+
+
+def test_a_checkpoints_sampling_is_that_of_openais_lines(run, tmp_path):
+    folder = write_checkpoint(tmp_path)
+    (folder / "generation_config.json").write_text('{"temperature": 0.0, "max_new_tokens": 1}')
+    asked = [line({"prompt": "the", "max_tokens": 8}), line({"prompt": "the", "max_tokens": 8}, custom_id="b")]
+    _, out, _ = run("batch", str(write(tmp_path / "a.jsonl", *asked)), model=folder)
+    first, second = [each["response"]["body"] for each in parsed(out)]
+    assert first["choices"] == second["choices"] and first["usage"]["completion_tokens"] > 1
 
 
 def test_the_log_probabilities_of_a_chat_are_true_or_false_and_how_many():

@@ -33,6 +33,7 @@ def test_the_public_names_are_there():
         package.LMM  # noqa: B018
 
 
+@pytest.mark.full
 def test_the_engine_works_from_any_folder(checkpoint, tmp_path):
     code = (
         f"from {PACKAGE.name} import LLM, SamplingParams\n"
@@ -170,4 +171,5 @@ def test_elsewhere_the_folder_that_was_looked_for_is_named(arguments, monkeypatc
     Path("a.jsonl").write_text('{"prompt": "a"}')
     assert main(arguments) == 2
     folder = tmp_path / "models" / "storyteller"
-    assert capsys.readouterr() == ("", f"error: there is no folder {folder}: name a checkpoint with --model\n")
+    says = f"error: there is no folder {folder}: name a checkpoint, LLM(model=...) or --model\n"
+    assert capsys.readouterr() == ("", says)

@@ -101,6 +101,7 @@ def test_when_all_is_done_there_is_nothing_to_do(run, asked, tmp_path, monkeypat
         ('{"id": "other", "outputs": []}\n', "line 1: there is no request 'other': it is another file's result"),
         ('{"id": "r0"}\nnot JSON\n', "line 2: it is no result: remove the line, or use --overwrite"),
         ('{"id": "r0"}\n[]\n', "line 2: it is no result"),
+        ('{"id": "r1", "prompt": "the wood"}\n', "line 1: request 'r1' has another prompt: it is another file's"),
         ('{"index": 0}\n', "line 1: it is no result"),
         ("\0\0\0\n", "line 1: it is no result"),
     ],
@@ -111,6 +112,13 @@ def test_what_is_not_a_result_of_this_file_is_told_and_stays(run, asked, tmp_pat
     status, _, err = run("batch", str(asked), "--output", str(out), "--resume")
     assert status == 2 and err.startswith(f"error: {out}, {says}") and err.count("\n") == 1
     assert out.read_text() == there
+
+
+def test_two_results_of_one_request_are_not_two_requests_done(run, asked, tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text('{"id": "r0"}\n' * 15)
+    says = f"error: {out} has 15 results, some of them of the same request: use --overwrite\n"
+    assert run("batch", str(asked), "--output", str(out), "--resume") == (2, "", says)
 
 
 def test_a_file_is_repaired_only_when_the_engine_is_there(run, asked, tmp_path):

@@ -2,7 +2,6 @@
 
 import time
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
@@ -23,13 +22,14 @@ def load_peer(llm: LLM) -> "Peer | str":
 
 class Peer:
     def __init__(self, llm: LLM) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         engine = llm.llm_engine
         model = AutoModelForCausalLM.from_pretrained(llm.config.model, dtype=engine.dtype)
+        model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)  # no penalties, no end of a text
         self._model, self._device = model.to(engine.device).eval(), engine.device
 
     @torch.inference_mode()
@@ -40,14 +40,11 @@ class Peer:
         masks = [[0] * (width - len(task.prompt)) + [1] * len(task.prompt) for task in tasks]
         padded = torch.tensor(rows, device=self._device)  # [num_tasks, width]
         clock = Clock()
-        options: dict[str, Any] = {"do_sample": False, "max_new_tokens": longest, "min_new_tokens": longest}
         made = self._model.generate(
             padded,
             attention_mask=torch.tensor(masks, device=self._device),
             streamer=clock if len(tasks) == 1 else None,
-            eos_token_id=None,
-            pad_token_id=0,
-            **options,
+            max_new_tokens=longest,
         )
         made = made.tolist()  # waits for a GPU
         seconds = time.perf_counter() - clock.start

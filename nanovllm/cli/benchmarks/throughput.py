@@ -1,5 +1,6 @@
 """All requests at once: tokens a second, the time to the first token, and between two tokens."""
 
+import statistics
 from functools import partial
 from typing import Any
 
@@ -66,10 +67,10 @@ def serve_anew(llm: LLM, tasks: list[Task]) -> Run:
 
 def numbers(runs: list[Run]) -> dict[str, Any]:
     """Medians of the rounds; of times, those of all rounds together."""
-    speeds = sorted(run.num_tokens / run.seconds for run in runs)
+    seconds = statistics.median(run.seconds for run in runs)
     return {
-        "tokens_per_second": speeds[len(speeds) // 2],
-        "seconds": sorted(run.seconds for run in runs)[len(runs) // 2],
+        "tokens_per_second": runs[0].num_tokens / seconds,
+        "seconds": seconds,
         "steps": runs[0].num_steps,
         "first_token_ms": percentiles([each for run in runs for each in run.first_tokens]),
         "between_tokens_ms": percentiles([each for run in runs for each in run.gaps]),

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 
 from ...api import LLM, SamplingParams
+from ..streams import read_prompt
 
 SEED = 0
 
@@ -45,8 +46,7 @@ def tasks_of_file(llm: LLM, file: str, output_len: int) -> list[Task]:
     """A task for each line. Raises ValueError for a prompt that the model cannot take; OSError if it is no file."""
     if llm.tokenizer is None:
         raise ValueError("the checkpoint has no tokenizer: prompts of a file need one")
-    with open(file, encoding="utf-8") as stream:
-        prompts = [llm.tokenizer.encode(line.rstrip("\n")) for line in stream if line.strip()]
+    prompts = [llm.tokenizer.encode(line) for line in read_prompt(file).split("\n") if line.strip()]
     if not prompts:
         raise ValueError(f"{file}: there is no prompt in it")
     for prompt in prompts:
