@@ -1,9 +1,11 @@
 """nanovllm, the finished engine: a package to install and a command to run.
 
-core/   the code of stage 7, byte for byte
-api/    what a user gets beyond it: vLLM's interface
-cli/    the commands: generate, chat, batch, inspect, bench, trace, stages
-trace/  what an engine does, as events: written, replayed, converted for a viewer
+core/         the code of stage 7, byte for byte
+api/          what a user gets beyond it: vLLM's interface
+checkpoints/  models as people have them: folders, names of the hub, tokenizers, chat templates, sizes
+cli/          the commands: generate, chat, batch, inspect, bench, trace, stages
+trace/        what an engine does, as events: written, replayed, converted for a viewer
+server/       page/, which plays an engine's memory
 """
 
 from importlib import import_module

@@ -58,7 +58,7 @@ def test_a_form_that_is_not_run_is_refused_in_words(tmp_path, name):
     assert str(raised.value).startswith(f"{tmp_path / 'config.json'}: ") and error in str(raised.value)
 
 
-@pytest.mark.parametrize("name", RUN.keys() & SHAPES.keys())
+@pytest.mark.parametrize("name", sorted(RUN.keys() & SHAPES.keys()))
 def test_the_calculator_knows_the_published_numbers(tmp_path, name):
     config = ModelConfig.from_folder(find_config(write_config(tmp_path, RUN[name])).parent)
     assert {entry: getattr(config, entry) for entry in vars(SHAPES[name])} | {"dtype": "bfloat16"} == vars(SHAPES[name])

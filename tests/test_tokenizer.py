@@ -184,3 +184,14 @@ def test_calls_as_on_a_tokenizer_of_transformers(tmp_path):
     assert ours.batch_decode([ids, ids[:1]]) == theirs.batch_decode([ids, ids[:1]])
     assert ours.decode(ids[1]) == theirs.decode(ids[1]) and ours.tokenize("the fox") == theirs.tokenize("the fox")
     assert ours.backend.token_to_id("<|eot_id|>") == ours.eos_token_id == theirs.eos_token_id
+
+
+def test_what_is_neither_a_text_nor_token_ids_is_an_error(tmp_path):
+    tokenizer = load_tokenizer(write_form(tmp_path, "qwen2"))
+    for call in (tokenizer, tokenizer.encode):
+        for wrong in (None, 5, b"a"):
+            with pytest.raises(ValueError, match=f"a tokenizer takes a text.*, not {type(wrong).__name__}"):
+                call(wrong)
+    for wrong, told in (("a", "not str"), (None, "not NoneType"), ([1.5], "not 1.5"), ([[1]], r"not \[1\]")):
+        with pytest.raises(ValueError, match=f"whole number.*{told}"):
+            tokenizer.decode(wrong)

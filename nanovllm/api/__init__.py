@@ -22,14 +22,18 @@ repetition.py         whether it repeats itself
 outputs.py            outputs that hold all of it
 engine.py             an engine of these parts
 engine_args.py        EngineArgs: the engine's options by vLLM's names
+engine_args_reading.py  how a value is read
+engine_args_checks.py what an option may be
 only_in_vllm.py       what vLLM has and nanovllm has not, refused in words
-prompts.py            what a caller may give as a prompt or a conversation
+prompts.py            what a caller may give as a prompt
+conversations.py      and as a conversation, and a template
 counting.py           parts that count what core's do not
 stats.py              EngineStats: pool, queues and counts, when they are asked for
 metrics.py            the same under vLLM's names
 llm_engine.py         LLMEngine: an engine that a script steps by itself
 beam_search.py        beams as vLLM gives them
 progress.py           the progress bar of generate()
+call_outputs.py       what a call makes of the engine's outputs
 llm.py                LLM: generate(), chat(), beam_search()
 engine_thread.py      a thread that alone touches an engine
 async_llm.py          AsyncLLM: many callers of one engine

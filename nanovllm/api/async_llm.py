@@ -9,7 +9,7 @@ from typing import Any
 
 from .engine_args import EngineArgs
 from .engine_thread import EngineDeadError, EngineThread, Stream
-from .llm_engine import LLMEngine
+from .llm_engine import LLMEngine, listed_ids
 from .metrics import Metric
 from .only_in_vllm import refuse
 from .outputs import RequestOutput
@@ -64,8 +64,7 @@ class AsyncLLM:
         """
         refuse(data_parallel_rank=data_parallel_rank, reasoning_ended=reasoning_ended)
         refuse(reasoning_parser_kwargs=reasoning_parser_kwargs)
-        if not isinstance(sampling_params, SamplingParams):
-            raise ValueError(f"sampling_params must be SamplingParams, not {type(sampling_params).__name__}")
+        sampling_params = SamplingParams.of(sampling_params)
         given: dict[str, Any] = {"lora_request": lora_request, "trace_headers": trace_headers, "priority": priority}
         given |= {"session_id": session_id, "kv_hints": kv_hints, "tokenization_kwargs": tokenization_kwargs}
         given |= {"prompt": prompt, "params": sampling_params, "prompt_text": prompt_text}
@@ -83,7 +82,7 @@ class AsyncLLM:
 
     async def abort(self, request_id: str | abc.Iterable[str], internal: bool = False) -> None:
         """End requests: their callers get a last output that says "abort". A name that is not here is passed over."""
-        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        request_ids = listed_ids(request_id)
         if not self.errored:
             await self._call(partial(self._thread.abort_all, request_ids=request_ids))
 

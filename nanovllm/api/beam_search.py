@@ -58,6 +58,8 @@ class BeamSearch(CoreBeamSearch):
     """As core's. It remembers for each beam what was likely in the place of each token."""
 
     def __init__(self, engine: LLMEngine, params: CoreBeamSearchParams) -> None:
+        if not isinstance(params, CoreBeamSearchParams):
+            raise ValueError(f"params must be BeamSearchParams, not {type(params).__name__}")
         super().__init__(engine, params)
         self._skips_special_tokens = getattr(params, "skip_special_tokens", True)  # core's own have none
         self._next: dict[Sequence, dict[int, Logprob]] = {}  # of each beam, of the token that comes next

@@ -1,12 +1,10 @@
 """EngineArgs: the engine's options by vLLM's names, and what they are as core's EngineConfig."""
 
-import re
 import warnings
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any, Self, get_type_hints
 
 import torch
 
@@ -15,16 +13,12 @@ from ..core.checks import is_number
 from ..core.config import POOL_SIZES, EngineConfig
 from ..core.kv_cache import bytes_per_token
 from ..core.llama import ModelConfig
+from .engine_args_checks import check_names, check_options
+from .engine_args_reading import dtype_name, flag_kind, whole_number
 from .only_in_vllm import OnlyInVllm, is_refused, refusal
 
 GONE = ("swap_space", "use_v2_block_manager", "max_seq_len_to_capture")  # vLLM had them, and scripts still name them
-DTYPES = {"half": "float16", "float": "float32"}  # vLLM's other names
 GIB = 2**30
-MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-class UnknownOption(TypeError, ValueError):
-    """A name that is no option: Python's error for it, and a ValueError as all that a caller gets wrong here."""
 
 
 @dataclass
@@ -59,35 +53,37 @@ class EngineArgs(OnlyInVllm):
     kv_offloading_tokens: int | None = None
     offload_policy: str | None = None
     tile_size: int | None = None
-    device: str | None = None  # default: the GPU where there is one
+    device: str | torch.device | None = None  # default: the GPU where there is one
+
+    def __new__(cls, *values: Any, **options: Any) -> Self:
+        """Raises UnknownOption, which says the nearest name."""
+        check_names(options, [field.name for field in fields(cls)])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self.check()
 
     @classmethod
     def of(cls, **options: Any) -> Self:
-        """Raises UnknownOption, which says the nearest name. What vLLM has given up is taken with one warning."""
+        """The same for LLM: what vLLM has given up is taken with one warning."""
         if gone := [name for name in GONE if options.pop(name, None) is not None]:
             warnings.warn(f"{', '.join(gone)} is gone from vLLM, and means nothing here", stacklevel=3)
-        known = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise UnknownOption(f"there is no option {name!r}{nearest(name, known)}")
         return cls(**options)
 
     def check(self) -> None:
-        """Raises ValueError for the first option that only vLLM has."""
+        """Raises ValueError for the first option that only vLLM has, or that has a wrong value."""
         for field in fields(self):
             if is_refused(field.name, value := getattr(self, field.name)):
                 raise ValueError(refusal(field.name, value))
         if (backend := self.kv_offloading_backend) != "native":
             raise ValueError(f"vLLM has kv_offloading_backend {backend!r}, nanovllm has not: leave it at 'native'")
+        check_options(self)
 
     def engine_config(self) -> EngineConfig:
         """The model is then a folder: one of the hub is fetched. Raises ValueError for a value that cannot be."""
         self.check()
         given = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
-        given |= {"dtype": dtype_name(self.dtype), "device": self.device or default_device()}
+        given |= {"dtype": dtype_name(self.dtype), "device": device_name(self.device)}
         given["model"] = str(self.model) if isinstance(self.model, Path) else self.model
         given["max_model_len"] = None if self.max_model_len in (-1, "auto") else whole_number(self.max_model_len)
         given["kv_cache_memory_bytes"] = whole_number(self.kv_cache_memory_bytes)
@@ -134,23 +130,13 @@ class AsyncEngineArgs(EngineArgs):
     enable_log_requests: bool = False  # nothing is logged
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """
-    >>> nearest("tensor_paralel_size", ["seed", "tensor_parallel_size"])
-    ": did you mean 'tensor_parallel_size'?"
-    """
-    found = get_close_matches(name, known, n=1)
-    return f": did you mean {found[0]!r}?" if found else ""
+def check_is_args(args: Any) -> None:
+    if not isinstance(args, EngineArgs):
+        raise ValueError(f"engine_args must be EngineArgs, not {type(args).__name__}")
 
 
-def dtype_name(dtype: Any) -> Any:
-    """
-    >>> dtype_name("half"), dtype_name(torch.float16), dtype_name("auto")
-    ('float16', 'float16', 'auto')
-    """
-    if isinstance(dtype, torch.dtype):
-        return str(dtype).removeprefix("torch.")
-    return DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+def device_name(device: Any) -> Any:
+    return str(device) if isinstance(device, torch.device) else device or default_device()
 
 
 def default_device() -> str:
@@ -168,31 +154,3 @@ def without_useless(given: dict[str, Any]) -> dict[str, Any]:
         told = f"gpu_memory_utilization is for cuda: on {given['device']} kv_cache_memory_bytes gives the pool its size"
         warnings.warn(told, stacklevel=4)
     return given | {"gpu_memory_utilization": None}
-
-
-def whole_number(value: Any) -> Any:
-    """The number that a text such as "1k" stands for; what is no text stays as it is.
-
-    >>> whole_number("1k"), whole_number("1K"), whole_number("25.6k"), whole_number("4096"), whole_number(None)
-    (1000, 1024, 25600, 4096, None)
-    """
-    if not isinstance(value, str):
-        return value
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", value.strip())
-    if not found or ("." in found[1] and not found[2].islower()):  # a fraction of 1,024 would be no whole number
-        raise ValueError(f"{value!r} is no whole number, such as 4096, 4k (4,000) or 4K (4,096)")
-    return round(float(found[1]) * MULTIPLIERS[found[2]]) if found[2] else int(found[1])
-
-
-def length(text: str) -> Any:
-    return -1 if text == "auto" else whole_number(text)
-
-
-def flag_kind(hint: Any, default: Any) -> dict[str, Any]:
-    """What argparse must know of an option with this type and default."""
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
-    if kinds[0] is bool or isinstance(default, bool):
-        return {"action": BooleanOptionalAction}
-    if kinds[0] is int or type(default) is int:
-        return {"type": length if str in kinds else whole_number}
-    return {"type": float if kinds[0] is float or isinstance(default, float) else str}

@@ -1,7 +1,5 @@
 """LLM: vLLM's class for scripts. What it takes, and what it refuses in words, is in engine_args.py."""
 
-import copy
-import warnings
 from collections import abc
 from contextlib import closing
 from dataclasses import fields
@@ -13,17 +11,18 @@ from ..checkpoints.generation_config import default_sampling_params
 from ..core.config import EngineConfig
 from ..core.llm import LLM as CoreLLM
 from ..core.llm import Params, pair
-from ..core.outputs import RequestOutput as CoreRequestOutput
 from ..core.sampling import SamplingParams as CoreSamplingParams
 from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
-from .engine_args import EngineArgs
+from .call_outputs import final_only, told, warn_of_errors, with_prompt
+from .conversations import Message, as_conversations, read_template
+from .engine_args import EngineArgs, check_is_args
 from .llm_engine import LLMEngine
 from .metrics import Metric
 from .only_in_vllm import refuse
 from .outputs import RequestOutput
-from .params import RequestOutputKind, SamplingParams
+from .params import SamplingParams
 from .progress import progress_bar
-from .prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts
+from .prompts import ParsedPrompt, PromptType, as_prompts, options_of
 from .stats import EngineStats
 
 Prompts = PromptType | abc.Sequence[PromptType]
@@ -59,6 +58,7 @@ class LLM(CoreLLM):
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
+        check_is_args(engine_args)
         return cls(**{field.name: getattr(engine_args, field.name) for field in fields(EngineArgs)})
 
     def build_engine(self, config: EngineConfig) -> LLMEngine:
@@ -118,10 +118,10 @@ class LLM(CoreLLM):
         options: dict[str, Any] = {"tools": tools, "chat_template": chat_template or self.chat_template}
         options["add_generation_prompt"] = add_generation_prompt
         options["continue_final_message"] = continue_final_message
-        options |= chat_template_kwargs or {}
+        options |= options_of("chat_template_kwargs", chat_template_kwargs)
         conversations = as_conversations(messages, chat_template_content_format)
         # The template writes BOS where it belongs.
-        special = {"add_special_tokens": False} | (tokenization_kwargs or {})
+        special = {"add_special_tokens": False} | options_of("tokenization_kwargs", tokenization_kwargs)
         prompts = [self.llm_engine.tokenized(self._render(each, options), special) for each in conversations]
         return self._generate(self._requests(prompts, sampling_params), use_tqdm)
 
@@ -191,45 +191,11 @@ class LLM(CoreLLM):
                 outputs.append(output)
                 note_end(output)
         warn_of_errors(outputs, stacklevel=4)
-        return sorted(outputs, key=lambda output: int(output.request_id))
+        outputs.sort(key=lambda output: int(output.request_id))
+        return [with_prompt(output, prompt) for output, (prompt, _) in zip(outputs, requests, strict=True)]
 
     def _render(self, conversation: list[Message], options: dict[str, Any]) -> str:
         return render_chat(self.get_tokenizer(), conversation, **options)
 
     def _check_thread(self) -> None:
         self.llm_engine.check_thread()
-
-
-def told(stream: abc.Generator[CoreRequestOutput, None, None]) -> abc.Generator[RequestOutput, None, None]:
-    """Of a request that core has refused, an output like the others. Closing it closes the stream."""
-    with closing(stream):
-        for output in stream:
-            yield RequestOutput.of(output)
-
-
-def final_only(params: CoreSamplingParams) -> SamplingParams:
-    """A copy that asks for the last output only."""
-    params = copy.copy(SamplingParams.of(params))
-    params.output_kind = RequestOutputKind.FINAL_ONLY
-    return params
-
-
-def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> None:
-    """An output that is empty because of an error looks like one that the model has ended at once.
-
-    The warning names the line of the script: it is so many calls above this one.
-    """
-    failed = [output for output in outputs if output.error]
-    if failed:
-        first, count = failed[0], f"{len(failed)} of {len(outputs)} requests were not served"
-        warnings.warn(f"{count}: request {first.request_id}: {first.error}", stacklevel=stacklevel)
-
-
-def read_template(template: str | Path | None) -> str | None:
-    """The template itself, or a file's. Raises ValueError if it is neither."""
-    if template is None or (isinstance(template, str) and any(sign in template for sign in "{}\n")):
-        return template
-    try:
-        return Path(template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"chat_template {str(template)!r} is no template, and cannot be read: {error}") from None

@@ -10,15 +10,16 @@ from ..checkpoints.generation_config import eos_token_ids
 from ..checkpoints.hub import find_tokenizer
 from ..checkpoints.load_tokenizer import load_tokenizer
 from ..core.config import EngineConfig
-from ..core.sampling import SamplingParams
+from ..core.sampling import SamplingParams as CoreSamplingParams
 from ..core.sequence import Sequence
 from .counting import BlockManager, CountedSequence, Scheduler
 from .engine import InputProcessor
 from .engine import LLMEngine as BaseLLMEngine
-from .engine_args import EngineArgs
+from .engine_args import EngineArgs, check_is_args
 from .metrics import Metric, Tally, as_metrics
 from .only_in_vllm import refuse
-from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, whole_text
+from .params import SamplingParams
+from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, whole_text
 from .stats import EngineStats, collect
 
 
@@ -44,13 +45,14 @@ class LLMEngine(BaseLLMEngine):
     ) -> Self:
         """Raises ValueError for a bad value or checkpoint. `usage_context` says nothing here."""
         refuse(stat_loggers=stat_loggers, enable_multiprocessing=enable_multiprocessing)
+        check_is_args(engine_args)
         return cls(engine_args.engine_config(), engine_args)
 
     def add_request(  # type: ignore[override]
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams | None = None,
+        params: CoreSamplingParams | None = None,
         arrival_time: float | None = None,
         lora_request: Any = None,
         tokenization_kwargs: dict[str, Any] | None = None,
@@ -69,22 +71,24 @@ class LLMEngine(BaseLLMEngine):
         refuse(session_id=session_id, kv_hints=kv_hints)
         if not isinstance(request_id, str):
             raise ValueError(f"request_id must be a text, not {request_id!r}")
+        if not isinstance(prompt_text, str | None):
+            raise ValueError(f"prompt_text must be a text, not {prompt_text!r}")
         parsed = self.tokenized(as_prompt(prompt), tokenization_kwargs)
         if isinstance(parsed, dict):
             prompt_text = parsed.get("prompt", prompt_text)
             parsed = parsed["prompt_token_ids"]
-        super().add_request(request_id, parsed, params)
+        super().add_request(request_id, parsed, SamplingParams() if params is None else SamplingParams.of(params))
         for seq in self._requests[request_id]:
             seq.prompt = seq.prompt if prompt_text is None else prompt_text
         return request_id
 
     def tokenized(self, prompt: ParsedPrompt, tokenization_kwargs: dict[str, Any] | None) -> ParsedPrompt:
         """A text as token ids where the caller says how. Raises ValueError for what only vLLM's tokenizers do."""
-        if not tokenization_kwargs or not isinstance(prompt, str):
+        options = options_of("tokenization_kwargs", tokenization_kwargs)
+        if not options or not isinstance(prompt, str):
             return prompt
-        others = {name: value for name, value in tokenization_kwargs.items() if name != "add_special_tokens"}
-        refuse(**{f"tokenization_kwargs[{name!r}]": value for name, value in others.items()})
-        special = bool(tokenization_kwargs.get("add_special_tokens", True))
+        special = bool(options.pop("add_special_tokens", True))
+        refuse(**{f"tokenization_kwargs[{name!r}]": value for name, value in options.items()})
         ids = self.get_tokenizer().encode(whole_text(prompt), add_special_tokens=special)
         return TokensPrompt(prompt_token_ids=ids, prompt=prompt)
 
@@ -98,7 +102,7 @@ class LLMEngine(BaseLLMEngine):
         self.check_thread()
         if isinstance(request_ids, str):
             return super().abort_request(request_ids)
-        outputs = [super(LLMEngine, self).abort_request(request_id) for request_id in list(request_ids)]
+        outputs = [super(LLMEngine, self).abort_request(request_id) for request_id in listed_ids(request_ids)]
         return [output for output in outputs if output is not None]
 
     def get_num_unfinished_requests(self) -> int:
@@ -166,3 +170,16 @@ class LLMEngine(BaseLLMEngine):
         if tokenizer is None:
             raise ValueError(f"tokenizer {str(args.tokenizer)!r} is no folder with a tokenizer.json or tokenizer.model")
         return tokenizer
+
+
+def listed_ids(request_ids: Any) -> list[str]:
+    """A request's id, or several, as a list. Raises ValueError for what is none.
+
+    >>> listed_ids("a"), listed_ids(("a", "b"))
+    (['a'], ['a', 'b'])
+    """
+    ids = [request_ids] if isinstance(request_ids, str) or not isinstance(request_ids, abc.Iterable) else [*request_ids]
+    for each in ids:
+        if not isinstance(each, str):
+            raise ValueError(f"a request_id must be a text, not {each!r}")
+    return ids

@@ -114,7 +114,9 @@ class SamplingParams(Fields, CoreSamplingParams):  # type: ignore[misc]
 
     @classmethod
     def of(cls, params: CoreSamplingParams) -> "SamplingParams":
-        """The same parameters; core's own ask for nothing more."""
+        """The same parameters; core's own ask for nothing more. Raises ValueError for what is neither."""
+        if not isinstance(params, CoreSamplingParams):
+            raise ValueError(f"sampling_params must be SamplingParams, not {type(params).__name__}")
         return params if isinstance(params, cls) else cls(**vars(params))
 
     def clone(self) -> "SamplingParams":

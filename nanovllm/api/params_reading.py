@@ -43,7 +43,7 @@ def listed(values: Any, nothing: list | None = None) -> Any:
     if values is None:
         return nothing
     values = values.tolist() if hasattr(values, "tolist") else values  # an array's numbers are its own
-    if isinstance(values, str | dict) or not isinstance(values, Iterable):
+    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         return values
     return [int(value) if is_whole(value) else value for value in values]
 

@@ -11,7 +11,7 @@ from typing import Any, NotRequired, TypedDict
 
 from ..core.checks import is_whole
 from ..core.input_processor import Prompt
-from .engine_args import nearest
+from .engine_args_checks import nearest
 
 
 class TextPrompt(TypedDict):
@@ -38,7 +38,6 @@ ONLY_IN_VLLM = {
     "token_type_ids": "its models have one type of token",
     "prompt_token_offsets": "a prompt is a text or token ids",
 }
-Message = dict[str, Any]  # a part of a conversation: {"role": "user", "content": "Hello"}
 
 
 def as_prompts(prompts: Any) -> list[ParsedPrompt]:
@@ -90,11 +89,12 @@ def without_array(value: Any) -> Any:
 
 
 def is_token_ids(value: Any) -> bool:
+    """Whether it is one prompt of token ids, right or wrong: a list that begins with a number.
+
+    >>> is_token_ids([1, 2]), is_token_ids([1, 2.5]), is_token_ids(["a", 1]), is_token_ids([])
+    (True, True, False, False)
     """
-    >>> is_token_ids([1, 2]), is_token_ids(["a"]), is_token_ids([]), is_token_ids([True])
-    (True, False, False, False)
-    """
-    return isinstance(value, list | tuple) and len(value) > 0 and all(is_whole(without_array(each)) for each in value)
+    return isinstance(value, list | tuple) and len(value) > 0 and isinstance(without_array(value[0]), int | float)
 
 
 def whole_numbers(values: abc.Sequence[Any], name: str) -> list[int]:
@@ -106,6 +106,19 @@ def whole_numbers(values: abc.Sequence[Any], name: str) -> list[int]:
     return [int(each) for each in numbers]
 
 
+def options_of(name: str, options: Any) -> dict[str, Any]:
+    """The options that a call passes on under `name`. Raises ValueError if they are no dictionary with names.
+
+    >>> options_of("tokenization_kwargs", None), options_of("tokenization_kwargs", {"add_special_tokens": False})
+    ({}, {'add_special_tokens': False})
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, abc.Mapping) or not all(isinstance(each, str) for each in options):
+        raise ValueError(f"{name} must be a dictionary of names and values, not {options!r}")
+    return dict(options)
+
+
 def whole_text(text: str) -> str:
     """Raises ValueError, naming the place, if it has half of a character: no tokenizer takes that."""
     try:
@@ -113,46 +126,3 @@ def whole_text(text: str) -> str:
     except UnicodeEncodeError as half:
         raise ValueError(f"the prompt is no UTF-8 text: {text[half.start]!r} in place {half.start}") from None
     return text
-
-
-def as_conversations(messages: Any, content_format: str = "auto") -> list[list[Message]]:
-    """One conversation, or several, as a list. Raises ValueError, naming the place, for what is none.
-
-    A content may be parts, as OpenAI's clients write it. The format "string" makes one text of them, a part a line,
-    "openai" makes parts of a text, and "auto" leaves it to the template.
-    """
-    if content_format not in ("auto", "string", "openai"):
-        raise ValueError(f"chat_template_content_format must be auto, string or openai, not {content_format!r}")
-    if not isinstance(messages, list | tuple):
-        raise ValueError(f"messages must be a list of messages or of conversations, not {type(messages).__name__}")
-    is_one = bool(messages) and all(isinstance(message, abc.Mapping) for message in messages)
-    conversations = [messages] if is_one else messages
-    for i, conversation in enumerate(conversations):
-        check_conversation(conversation, f"conversation {i}")
-    return [[in_format(message, content_format) for message in conversation] for conversation in conversations]
-
-
-def check_conversation(messages: Any, name: str) -> None:
-    if not isinstance(messages, list | tuple) or not messages:
-        raise ValueError(f"{name} must be a list of messages, at least one, not {messages!r}")
-    for message in messages:
-        if not isinstance(message, abc.Mapping) or "role" not in message:
-            raise ValueError(f'{name}: a message must be a dictionary with a "role", not {message!r}')
-        parts = message.get("content")
-        for part in parts if isinstance(parts, list | tuple) else []:
-            kind = part.get("type", "text") if isinstance(part, abc.Mapping) else "text"
-            if "image" in str(kind) or "audio" in str(kind) or "video" in str(kind):
-                raise ValueError(f"{name}: vLLM has parts of type {kind}, nanovllm has not: it reads text only")
-
-
-def in_format(message: Message, content_format: str) -> Message:
-    """
-    >>> in_format({"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}, "string")["content"]
-    'a\\nb'
-    """
-    content = message.get("content")
-    if content_format == "openai" and isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    elif content_format == "string" and isinstance(content, list | tuple):
-        content = "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
-    return {**message, "content": content} if "content" in message else {**message}

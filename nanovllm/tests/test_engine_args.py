@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 import pytest
 import torch
 
-from .. import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
+from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, EngineConfig, LLMEngine
 from ..api.engine_args import default_device
 
 REAL_DEFAULT_DEVICE = default_device  # the tests' own is the CPU
@@ -151,3 +151,35 @@ def test_flags_left_out_are_the_defaults():
 def test_the_device_is_the_gpu_where_there_is_one(has_gpu, device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     assert REAL_DEFAULT_DEVICE() == device
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"tokenizer": 5}, "tokenizer must be a folder or a name of the hub, not 5"),
+        ({"generation_config": None}, "generation_config must be auto, vllm or a folder, not None"),
+        ({"override_generation_config": 5}, "override_generation_config must be a dictionary, not 5"),
+        ({"served_model_name": []}, "served_model_name must be a text, or a list of texts, at least one, not []"),
+        ({"num_gpu_blocks_override": "a"}, "num_gpu_blocks_override must be a whole number, at least 1, not 'a'"),
+        ({"skip_tokenizer_init": 1}, "skip_tokenizer_init must be True or False, not 1"),
+        ({"revision": 5}, "revision must be a text, not 5"),
+        ({"hf_token": 5}, "hf_token must be a text, True or False, not 5"),
+        ({"max_num_seq": 5}, "there is no option 'max_num_seq': did you mean 'max_num_seqs'?"),
+    ],
+    ids=str,
+)
+def test_an_option_of_the_wrong_type(option, told, checkpoint):
+    for make in (EngineArgs, AsyncEngineArgs, LLM):
+        with pytest.raises(ValueError) as caught:
+            make(model=checkpoint, **option)
+        assert told in str(caught.value)
+
+
+def test_a_device_as_torch_has_it(checkpoint):
+    assert config(checkpoint, device=torch.device("cpu")).device == "cpu"
+
+
+@pytest.mark.parametrize("make", [*(kind.from_engine_args for kind in (LLM, LLMEngine, AsyncLLM)), AsyncLLM])
+def test_what_is_no_engine_args(make, checkpoint):
+    with pytest.raises(ValueError, match="engine_args must be EngineArgs, not EngineConfig"):
+        make(EngineConfig(str(checkpoint)))

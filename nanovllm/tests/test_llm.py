@@ -103,6 +103,16 @@ def test_tokens_beside_the_text_may_be_left_out(llm):
         llm.generate("the fox", greedy(), tokenization_kwargs={"truncate_prompt_tokens": 3})
 
 
+def test_a_refused_prompt_is_in_its_output(llm):
+    both = {"prompt": "what it says", "prompt_token_ids": [9999]}
+    conversation = [{"role": "user", "content": "the fox " * 100}]
+    with pytest.warns(UserWarning, match="were not served"):
+        [served, refused] = llm.generate([[5], both], greedy())
+        [too_long] = llm.chat(conversation, greedy(), chat_template=TEMPLATE)
+    assert not served.error and (refused.prompt, refused.prompt_token_ids) == ("what it says", [9999])
+    assert too_long.prompt.startswith("user: the fox") and len(too_long.prompt_token_ids) > llm.max_model_len
+
+
 def test_only_the_last_output_is_given_whatever_kind_was_asked_for(llm):
     params = greedy(5, output_kind=RequestOutputKind.DELTA)
     [output] = llm.generate(PROMPT, params)
@@ -215,7 +225,43 @@ def test_beams_that_end_early_have_the_logprobs_of_their_tokens(llm, tmp_path):
     assert min(lengths) < 12 and [len(sequence.logprobs) for sequence in output.sequences] == lengths
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"tools": 5}, "tools must be a list, not int"),
+        ({"chat_template": 5}, "chat_template must be a text, not int"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs must be a dictionary of names and values, not 5"),
+        ({"chat_template_kwargs": {5: 1}}, "chat_template_kwargs must be a dictionary of names and values, not {5: 1}"),
+        ({"chat_template_kwargs": {"messages": []}}, "messages is the template's name for the conversation"),
+        ({"tokenization_kwargs": 5}, "tokenization_kwargs must be a dictionary of names and values, not 5"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_a_conversation(llm, wrong, told):
+    with pytest.raises(ValueError) as caught:
+        llm.chat([{"role": "user", "content": "hello"}], greedy(), **{"chat_template": TEMPLATE} | wrong)
+    assert told in str(caught.value)
+
+
+def test_wrong_arguments_of_the_other_calls(checkpoint):
+    with pytest.raises(ValueError, match="chat_template must be a template or a file's name, not 5"):
+        LLM(checkpoint, chat_template=5, **OPTIONS)
+    engine = LLMEngine.from_engine_args(EngineArgs(checkpoint, **OPTIONS))
+    for params in (5, {}, [greedy()]):
+        with pytest.raises(ValueError, match=f"sampling_params must be SamplingParams, not {type(params).__name__}"):
+            engine.add_request("a", PROMPT, params)
+    for name, told in (("tokenization_kwargs", "a dictionary of names and values"), ("prompt_text", "a text")):
+        with pytest.raises(ValueError, match=f"{name} must be {told}, not 5"):
+            engine.add_request("a", "the fox", greedy(), **{name: 5})
+    for request_ids in (None, 5, [5], [["a"]]):
+        with pytest.raises(ValueError, match="a request_id must be a text, not "):
+            engine.abort_request(request_ids)
+    assert not engine.has_unfinished_requests()
+
+
 def test_beams_that_cannot_be_searched(llm):
+    with pytest.raises(ValueError, match="params must be BeamSearchParams, not SamplingParams"):
+        llm.beam_search([PROMPT], greedy())
     with pytest.warns(UserWarning, match="1 of 2 requests were not served") as caught:
         outputs = llm.beam_search([[9999], PROMPT], BeamSearchParams(beam_width=2, max_tokens=2))
     assert caught[0].filename == __file__

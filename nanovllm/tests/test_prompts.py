@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ..api.prompts import as_conversations, as_prompts
+from ..api.conversations import as_conversations
+from ..api.prompts import as_prompts
 
 IDS = [3, 17, 4]
 
@@ -57,10 +58,13 @@ def test_lists_of_all_of_them_mixed():
         (b"a", "not bytes"),
         ({"a"}, "not set"),
         (np.array(5), "not int"),
+        ([1, 2.5], "the prompt: a token id must be a whole number, not 2.5"),
+        ([1, None], "the prompt: a token id must be a whole number, not None"),
+        (np.array([1.0]), "the prompt: a token id must be a whole number, not 1.0"),
         (["a", None], "prompt 1 must be a text, token ids or a dictionary, not NoneType"),
         (["a", 5], "prompt 1 must be a text, token ids or a dictionary, not int"),
-        ([1, "a"], "prompt 0 must be a text, token ids or a dictionary, not int"),
-        ([1.0, 2.0], "prompt 0 must be a text, token ids or a dictionary, not float"),
+        ([1, "a"], "the prompt: a token id must be a whole number, not 'a'"),
+        ([1.0, 2.0], "the prompt: a token id must be a whole number, not 1.0"),
         (np.array([[1.0]]), "prompt 0: a token id must be a whole number, not 1.0"),
         ([["a", "b"]], "prompt 0: a token id must be a whole number, not 'a'"),
         ([[1, True]], "prompt 0: a token id must be a whole number, not True"),
@@ -105,8 +109,11 @@ def test_conversations():
         ("hello", "messages must be a list of messages or of conversations, not str"),
         ([[]], "conversation 0 must be a list of messages, at least one, not []"),
         ([[user("a")], "b"], "conversation 1 must be a list of messages, at least one, not 'b'"),
-        ([{"content": "a"}], 'conversation 0: a message must be a dictionary with a "role"'),
-        ([user([{"type": "image_url", "image_url": {}}])], "vLLM has parts of type image_url, nanovllm has not"),
+        ([{"content": "a"}], 'conversation 0: a message must be a dictionary with a text as its "role"'),
+        ([{"role": None, "content": "a"}], 'a message must be a dictionary with a text as its "role"'),
+        ([user("a"), user(b"a")], "conversation 0, message 1: content must be a text or a list of parts, not bytes"),
+        ([[user("a")], [user([5])]], "conversation 1, message 0: a part of type 'int' is no text"),
+        ([user([{"type": "image_url", "image_url": {}}])], "a part of type 'image_url' is no text"),
     ],
     ids=repr,
 )

@@ -18,9 +18,15 @@ ARGUMENTS = {
     "engine_args_cli": ["--max-tokens", "8", "--temperature", "0", "--max-model-len", "1k"],
 }
 SAYS = {  # what stands in the output of each, in this order
-    "basic": [r"Prompt: +'Hello, my name is'\nOutput: +'.+'", r"Prompt: +'The future of AI is'\nOutput: +'.+'"],
-    "chat": [r"Prompt: 'System: You are a helpful assistant\\nUser: Hello\\n.*Assistant:'\n\nGenerated text: '.+'"] * 4,
-    "engine_loop": [r"\n2 \['.+', '.+'\]"],
+    "basic": [
+        r"""Prompt: +'Hello, my name is'\nOutput: +['"].+['"]""",
+        r"""Prompt: +'The future of AI is'\nOutput: +['"].+['"]""",
+    ],
+    "chat": [
+        r"Prompt: 'System: You are a helpful assistant\\nUser: Hello\\n.*Assistant:'\n\nGenerated text: ['\"].+['\"]"
+    ]
+    * 4,
+    "engine_loop": [r"\n2 \[['\"].+['\"], ['\"].+['\"]\]"],
     "async_streaming": [r"(.+ -> ?['\"].+['\"] in (\d|1\d|20) pieces\n){3}"],
     "beam_search": [*[r"\d+ tokens, -\d\.\d\d a token: ['\"]Hello, my name is .+\n"] * 3, *[r"11 tokens, -"] * 3],
     "samples_and_logprobs": [r"0 .+ length -\d+\.\d+\n", r"\(rank 1, -\d\.\d\d\), not \['.+\]", "\n2 ", r"\nNone\n\{'"],

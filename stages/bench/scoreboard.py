@@ -126,7 +126,7 @@ def ends(story: str) -> str:
     """The beginning and the end of a text, on one line.
 
     >>> ends("The fox ran to the henhouse, and the hens saw him. " * 3 + " [40 tokens, length]")
-    'The fox ran to the henhouse, and the hens saw him. The fox ran ... hens saw him.  [40 tokens, length]'
+    'The fox ran to the henhouse, and the hens saw him. The fox ... hens saw him.  [40 tokens, length]'
     """
     line = story.replace("\n", " ")
     beginning = line[: STORY_WIDTH - STORY_END].rsplit(" ", 1)[0]

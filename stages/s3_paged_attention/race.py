@@ -135,6 +135,5 @@ def exponential_noise(keys: Tensor, places: Tensor) -> Tensor:
     z = (z ^ (z >> 30 & (1 << 34) - 1)) * (0xBF58476D1CE4E5B9 - 2**64)  # & makes >> shift in zeros
     z = (z ^ (z >> 27 & (1 << 37) - 1)) * (0x94D049BB133111EB - 2**64)
     z = z ^ (z >> 31 & (1 << 33) - 1)
-    precise = torch.float32 if z.is_mps else torch.float64  # MPS has no other
-    uniform = ((z >> 12 & (1 << 52) - 1).to(precise) + 0.5) * 2.0**-52  # above 0
-    return -torch.log1p(-uniform.clamp(max=1 - 2.0**-24)).float()  # small noise wins: it is the most precise
+    uniform = ((z >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52  # exact, above 0 and below 1
+    return -torch.log1p(-uniform).float()

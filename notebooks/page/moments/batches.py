@@ -25,7 +25,7 @@ def free_but_scattered(run: Run) -> Moment | None:
             ended = " and ".join(label(event["seq"]) for event in step.of("end"))
             return Moment(
                 step.number,
-                "Free, but not in one piece",
+                "A piece is given back",
                 f"{ended} ends in the next step. {sum(sizes)} slots will be free, and {label(first)} waits for "
                 f"{needed}.",
                 f"Is there room for {label(first)} then?",
@@ -51,7 +51,7 @@ def scattered_table(run: Run) -> Moment | None:
                 places = ", ".join(map(str, table))
                 return Moment(
                     step.number,
-                    "A table in place of a piece",
+                    "Blocks that lie apart",
                     f"{label(event['seq'])} is next. The blocks that come first in the queue do not lie side by side.",
                     "Can one sequence have them?",
                     ("Yes, any blocks do", "No, it would have to wait"),
@@ -91,7 +91,7 @@ def taken_again(run: Run) -> Moment | None:
             if giver and giver != taker and step.before.running:
                 return Moment(
                     step.number,
-                    "Freed in the middle, taken again",
+                    "Which block comes next",
                     f"{label(giver)} gave its blocks back while others run. Now {label(taker)}'s last block is full.",
                     f"Which block does {label(taker)} take?",
                     (f"One that {label(giver)} gave back", "One that nobody has used"),

@@ -26,7 +26,7 @@ def held_then_idle(run: Run) -> Moment | None:
             kept = [event["block"] for event in idle]
             return Moment(
                 step.number,
-                "Held, then idle",
+                "After the last token",
                 f"{who} gets its last token in the next step, and gives {blocks(len(step.of('given_back')))} back.",
                 "What becomes of the text in them?",
                 ("It stays, and can be found", "It is of no use any more"),
@@ -48,7 +48,7 @@ def hit_by_a_stranger(run: Run) -> Moment | None:
                 num_tokens, found = len(step.before.sequences[who].tokens), BLOCK_SIZE * len(hits)
                 return Moment(
                     step.number,
-                    "Found by a stranger",
+                    "A prompt that begins alike",
                     f"{label(who)} is next. Its {num_tokens} tokens begin as {label(author)}'s did, which has ended.",
                     f"How many of them does {label(who)} compute?",
                     (f"All {num_tokens}", f"The last {num_tokens - found}"),
@@ -71,7 +71,7 @@ def evicted_tail_first(run: Run) -> Moment | None:
             if len(siblings) > 1:
                 return Moment(
                     step.number,
-                    "Evicted, tail first",
+                    "Which text goes first",
                     f"A block is needed, and the free ones are all cached. {blocks(len(siblings))} of {label(author)} "
                     "are idle.",
                     "Which of them is given up first?",
@@ -93,7 +93,7 @@ def stored_to_the_host(run: Run) -> Moment | None:
         for event in step.of("stored"):
             return Moment(
                 step.number,
-                "Stored to the host",
+                "A text leaves the device",
                 f"A block is needed. Block {event['from']} is idle, first in the queue, and is to be evicted.",
                 "Is its text lost?",
                 ("No", "Yes, as in stage 6"),
@@ -116,7 +116,7 @@ def loaded_back(run: Run) -> Moment | None:
             found = step.of("admit", seq=who)[0]["num_computed_tokens"]
             return Moment(
                 step.number,
-                "Loaded back",
+                "A text is wanted again",
                 f"{label(who)} was preempted, and there is room for it again. {blocks(len(loads))} of its text "
                 f"{'is' if len(loads) == 1 else 'are'} on the host.",
                 f"What does {label(who)} have to compute?",

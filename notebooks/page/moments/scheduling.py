@@ -21,7 +21,7 @@ def chunk_beside_decodes(run: Run) -> Moment | None:
                 budget = run.events[0]["max_num_batched_tokens"]
                 return Moment(
                     step.number,
-                    "A chunk in a decode step",
+                    "A long prompt among decodes",
                     f"{who}'s prompt has {length} tokens. A step computes at most {budget}, and others are to decode "
                     "in it.",
                     f"How much of {who}'s prompt comes along?",
@@ -45,7 +45,7 @@ def seat_refilled(run: Run) -> Moment | None:
             if earlier.of("end") and earlier.of("held_up", seq=event["seq"]) and others and event["seq"] not in seen:
                 return Moment(
                     step.number,
-                    "A seat is refilled",
+                    "A seat comes free",
                     f"{label(earlier.of('end')[0]['seq'])} has ended, {len(others)} others are in the middle of their "
                     f"texts, and {who} waits.",
                     f"When does {who} begin?",
@@ -68,7 +68,7 @@ def preemption(run: Run) -> Moment | None:
             tokens = step.before.sequences[victim].num_computed_tokens
             return Moment(
                 step.number,
-                "A preemption",
+                "No block is free",
                 f"{label(event['for'])} needs a block, and none is free.",
                 "Who gives way?",
                 (f"{label(first)}, which came first", f"{label(last)}, which came last"),
@@ -93,7 +93,7 @@ def counts_and_copies(run: Run) -> Moment | None:
             steady = [block for block in shared if step.after.ref_counts[block] == samples]
             return Moment(
                 step.number,
-                "Counts of 3, 2, 1, and the copy",
+                "Three samples, one last block",
                 f"F's prompt is computed, and {samples} samples begin. They share its {blocks(len(shared))}; the last "
                 "one is not full, and each sample writes a token into it.",
                 "How many copies of that block are made?",
