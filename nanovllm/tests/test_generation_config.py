@@ -113,7 +113,7 @@ def test_an_option_says_otherwise(folder, options, max_tokens, temperature):
 def test_a_value_that_cannot_be_is_refused_before_weights_are_read(tmp_path, entries):
     folder = write(write_checkpoint(tmp_path), **entries)
     (folder / "model.safetensors").write_bytes(b"poison")
-    with pytest.raises(ValueError, match=f"what generation_config recommends cannot be: {next(iter(entries))} must be"):
+    with pytest.raises(ValueError, match=f"generation_config of .*: {next(iter(entries))} must be"):
         LLM(folder, **OPTIONS)
 
 
