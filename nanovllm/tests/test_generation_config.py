@@ -36,6 +36,12 @@ def folder(tmp_path: Path) -> Path:
     return write(write_checkpoint(tmp_path), **ALL, do_sample=False, eos_token_id=[9, 8], bos_token_id=1)
 
 
+def test_a_value_that_cannot_be_is_told_to_be_the_checkpoints(folder):
+    write(folder, temperature=-3)
+    with pytest.raises(ValueError, match=rf"generation_config of {folder}: temperature must be 0 or above, not -3"):
+        LLM(folder, **OPTIONS)
+
+
 def test_each_parameter_is_read_and_nothing_else(folder):
     assert default_sampling_params(folder) == AS_PARAMS
     assert SamplingParams(**AS_PARAMS).max_tokens == 7
