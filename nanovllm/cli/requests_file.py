@@ -91,7 +91,7 @@ def open_requests(file: str, defaults: Defaults) -> Iterator[RequestsFile]:
     with ExitStack() as files:
         stream = standard_input().buffer if file == "-" else files.enter_context(open(file, "rb"))
         copy = None if stream.seekable() else files.enter_context(tempfile.TemporaryFile())
-        yield RequestsFile(file, stream, copy, defaults)
+        yield RequestsFile("standard input" if file == "-" else file, stream, copy, defaults)
 
 
 def read_request(index: int, value: Any, defaults: Defaults) -> Request:

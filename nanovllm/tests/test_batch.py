@@ -340,7 +340,8 @@ def test_a_bad_file_is_one_line_with_its_name_and_nothing_is_done(run, no_engine
 def test_a_file_that_never_ends_is_told_in_one_line(run, no_engine, monkeypatch, file):
     with open("/dev/zero") as zeros:
         monkeypatch.setattr("sys.stdin", zeros)
-        says = f"error: {file}: no text: a zero byte among bytes 0 to 1,048,576\n"
+        name = "standard input" if file == "-" else file
+        says = f"error: {name}: no text: a zero byte among bytes 0 to 1,048,576\n"
         assert run("batch", file) == (2, "", says)
 
 

@@ -155,7 +155,10 @@ SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", "is empty: a trace begins with a snapshot"),
+        ("", "has no whole line: a trace begins with a snapshot"),
+        ('{"kind":"snapshot"', "has no whole line: a trace begins with a snapshot"),
+        ("[" * 100_000 + "\n", "line 1: no JSON: maximum recursion depth"),
+        ("\udcff\n", "line 1: no JSON: Expecting value"),
         ("hello\n", "line 1: no JSON: Expecting value"),
         ('["kind"]\n', "line 1: no event of a trace"),
         ('{"kind": "brew"}\n', "line 1: no event of a trace"),
@@ -167,7 +170,7 @@ SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
 )
 def test_what_is_no_trace_is_told_in_one_line(text, error, tmp_path, capsys):
     file = tmp_path / "run.jsonl"
-    file.write_text(text)
+    file.write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=error):
         list(read_trace(file))
     assert main(["trace", str(file)]) == 2
