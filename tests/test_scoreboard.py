@@ -66,7 +66,7 @@ def test_the_screen_is_what_make_run_shows(monkeypatch):
     monkeypatch.setattr("stages.__main__.main", run)
     told = []
     screen = scoreboard.measure_run(None)["run"]["screen"].splitlines()
-    assert told == [[number, "--model", str(scoreboard.STORYTELLER), "Once upon a time"] for number in "12"]
+    assert told == [[number, "--model", str(scoreboard.STORYTELLER), "Once upon a time"] for number in "1122"]
     assert screen[0] == '$ make run STAGE=1 PROMPT="Once upon a time"' and screen[4] == screen[0].replace("1", "2")
     assert screen[1].startswith("A story of a fox") and screen[1].endswith("hen.  [2 tokens, length]")
     assert len(screen[1]) <= scoreboard.STORY_WIDTH + len(" ... ")
