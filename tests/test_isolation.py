@@ -95,12 +95,13 @@ def test_a_stage_alone_generates_text(alone):
 
 
 GAIN = "-k", "test_gain"
-RUNS = [(STAGES[0], GAIN), *(full(name, GAIN) for name in STAGES[1:-1]), full(STAGES[0], ()), full(PACKAGE, ())]
+CALLS = "-k", "test_llm or test_generate or test_tokenizer_engine or test_trace"
+RUNS = [(STAGES[0], GAIN), *(full(name, GAIN) for name in STAGES[1:-1]), full(STAGES[0], ()), full(PACKAGE, CALLS)]
 
 
 @pytest.mark.parametrize(("alone", "part"), RUNS, indirect=["alone"])
 def test_a_stage_alone_passes_its_tests(alone, part):
-    """All its test files are imported; what runs is test_gain.py, or all tests of stage 1 and of the package.
+    """All its test files are imported; what runs is test_gain.py, all tests of stage 1, and some of the package.
 
     What a file could miss outside of the repository are imports, which are read below, and files that a test reads.
     """

@@ -1,5 +1,6 @@
 """nanovllm chat: messages in, answers out as they come; what is forgotten, refused or interrupted is told in a line."""
 
+import codecs
 import io
 import os
 import pty
@@ -221,14 +222,20 @@ class Terminal:
         )
         os.close(inner)
         self.shown, self._waited_for = "", 0  # and how much of it
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # what is read may end within a character
 
-    def wait_for(self, text: str) -> str:
-        """What is shown until then, since the text that was waited for before."""
+    def wait_for(self, text: str, press: str = "") -> str:
+        """What is shown until then, since the text that was waited for before.
+
+        `press` is pressed again if a second shows nothing: readline loses a Ctrl-C that comes as it begins to wait.
+        """
         deadline, start = time.monotonic() + 60, self._waited_for
         while text not in self.shown[start:]:
             assert time.monotonic() < deadline, self.shown
             if select.select([self._fd], [], [], 1)[0]:
-                self.shown += os.read(self._fd, 4096).decode(errors="replace")
+                self.shown += self._decoder.decode(os.read(self._fd, 4096))
+            else:
+                self.type(press)
         self._waited_for = self.shown.index(text, start) + len(text)
         return self.shown[start : self._waited_for]
 
@@ -273,7 +280,7 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_at_the_prompt_it_ends(endless
     assert " prompt tokens cached" in shown and "0 of" not in shown
     terminal.wait_for("> ")
     terminal.type("\x03")
-    terminal.wait_for("interrupted")
+    terminal.wait_for("interrupted", press="\x03")
     assert terminal.end() == 130 and "Traceback" not in terminal.shown
 
 
