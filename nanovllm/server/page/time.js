@@ -13,7 +13,8 @@ const Time = (() => {
     Dom.byId("slider").max = length;
     const marks = moments.map(({ step }) => Dom.make("span", { style: `--at:${step / Math.max(length, 1)}` }));
     Dom.fill("marks", ...marks);
-    Dom.fill("moments", ...moments.map((moment) => chip(moment, choose)));
+    const label = moments.length ? Dom.make("span", { class: "hint" }, "What happens next?") : null;
+    Dom.fill("moments", label, ...moments.map((moment) => chip(moment, choose)));
   }
 
   function chip(moment, choose) {

@@ -2,12 +2,22 @@
 
 from itertools import pairwise
 
-from notebooks.page.moments.finding import Moment, blocks, moment
-from notebooks.page.record import Run, Step, label
+from notebooks.page.moments.finding import Moment, blocks, moment, shortage
+from notebooks.page.record import Event, Run, Step, label
 
 
 def decodes(step: Step) -> list[str]:
     return [event["seq"] for event in step.of("chunk", why="decode")]
+
+
+def before_it(step: Step, chunk: Event) -> str:
+    """What a step computes before `chunk`: "A and B decode a token each, C computes 6, D computes 10"."""
+    told = [f"{' and '.join(map(label, decodes(step)))} decode a token each"]
+    for event in step.of("chunk", why="prefill"):
+        if event is chunk:
+            break
+        told.append(f"{label(event['seq'])} computes {event['end'] - event['start']}")
+    return ", ".join(told)
 
 
 @moment("s4")
@@ -21,15 +31,14 @@ def chunk_beside_decodes(run: Run) -> Moment | None:
                 budget = run.events[0]["max_num_batched_tokens"]
                 return Moment(
                     step.number,
-                    "A chunk in a decode step",
-                    f"{who}'s prompt has {length} tokens. A step computes at most {budget}, and others are to decode "
-                    "in it.",
+                    "A long prompt",
+                    f"{who}'s prompt has {length} tokens. A step computes at most {budget}, and others come first: "
+                    f"{' and '.join(map(label, decodes(step)))} are to get a token each.",
                     f"How much of {who}'s prompt comes along?",
                     (f"{size} tokens, what is left of the step", f"All {length}, or none"),
                     int(size == length),
-                    f"{' and '.join(map(label, decodes(step)))} decode a token each, a prompt that was begun before "
-                    f"takes {budget - size - len(decodes(step))}, and {who} gets {size}. The other {length - size} "
-                    "come in the next step: nobody stands still for a long prompt.",
+                    f"A chunk in a decode step: {before_it(step, event)}, and {size} of the {budget} are left for "
+                    f"{who}. Its other {length - size} come later: nobody stands still for a long prompt.",
                     step.after.sequences[event["seq"]].block_table[0],
                 )
     return None
@@ -45,14 +54,15 @@ def seat_refilled(run: Run) -> Moment | None:
             if earlier.of("end") and earlier.of("held_up", seq=event["seq"]) and others and event["seq"] not in seen:
                 return Moment(
                     step.number,
-                    "A seat is refilled",
+                    "A free seat",
+                    f"There are {run.events[0]['max_num_seqs']} seats: no more run at a time. "
                     f"{label(earlier.of('end')[0]['seq'])} has ended, {len(others)} others are in the middle of their "
                     f"texts, and {who} waits.",
                     f"When does {who} begin?",
                     ("In the next step", "When the others have ended"),
                     int(event["step"] != earlier.number + 1),
-                    f"{who} is admitted at once, beside the others. In stages 1 to 3 it would wait for the whole "
-                    "batch.",
+                    f"The seat is refilled at once, beside the others. In stages 1 to 3 {who} would wait until the "
+                    "whole batch has ended.",
                     step.after.sequences[event["seq"]].block_table[0],
                 )
     return None
@@ -69,15 +79,21 @@ def preemption(run: Run) -> Moment | None:
             return Moment(
                 step.number,
                 "A preemption",
-                f"{label(event['for'])} needs a block, and none is free.",
-                "Who gives way?",
+                shortage(step, event, label(event["for"]), "free block"),
+                "Who gives its blocks up for it?",
                 (f"{label(first)}, which came first", f"{label(last)}, which came last"),
                 int(victim == last),
                 f"{label(victim)} gives back {blocks(len(table))}, and waits as the first in the queue. Its {tokens} "
-                "computed tokens are lost: they will be computed again.",
+                f"computed tokens are lost: they will be computed again.{too_late(step)}",
                 table[0],
             )
     return None
+
+
+def too_late(step: Step) -> str:
+    """Tell of somebody who ends in the same step, since the free blocks are there to be seen."""
+    ended = [label(event["seq"]) for event in step.of("end")]
+    return f" ({' and '.join(ended)} ended in this step too, but only at its end.)" if ended else ""
 
 
 # ---- stage 5
@@ -93,9 +109,9 @@ def counts_and_copies(run: Run) -> Moment | None:
             steady = [block for block in shared if step.after.ref_counts[block] == samples]
             return Moment(
                 step.number,
-                "Counts of 3, 2, 1, and the copy",
+                f"{samples} samples, 1 block",
                 f"F's prompt is computed, and {samples} samples begin. They share its {blocks(len(shared))}; the last "
-                "one is not full, and each sample writes a token into it.",
+                "one is not full, and each sample is to write a token of its own into it.",
                 "How many copies of that block are made?",
                 (f"{samples}, one for each sample", f"{samples - 1}, all but one"),
                 int(len(copies) == samples - 1),
