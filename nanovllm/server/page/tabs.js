@@ -4,7 +4,7 @@
 const Tabs = (() => {
   function make(runs, choose) {
     const tabs = runs.map(({ title }, i) => {
-      const tab = Dom.make("div", { role: "radio" }, Dom.make("b", {}, String(i + 1)), Dom.make("span", {}, title));
+      const tab = Dom.make("div", { role: "radio" }, Dom.make("b", {}, String(i + 1)), " ", Dom.make("span", {}, title));
       tab.addEventListener("click", () => choose(i));
       return tab;
     });

@@ -18,8 +18,8 @@ const Time = (() => {
   }
 
   function chip(moment, choose) {
-    const step = Dom.make("span", { "aria-label": `at step ${moment.step}` }, String(moment.step));
-    const button = Dom.make("button", { type: "button", class: "moment" }, moment.title, step);
+    const name = `${moment.title}, step ${moment.step}`, step = Dom.make("span", {}, String(moment.step));
+    const button = Dom.make("button", { type: "button", class: "moment", "aria-label": name }, moment.title, step);
     button.addEventListener("click", () => choose(moment));
     return button;
   }

@@ -93,7 +93,7 @@ def preemption(run: Run) -> Moment | None:
 def too_late(step: Step) -> str:
     """Tell of somebody who ends in the same step, since the free blocks are there to be seen."""
     ended = [label(event["seq"]) for event in step.of("end")]
-    return f" ({' and '.join(ended)} ended in this step too, but only at its end.)" if ended else ""
+    return f" ({' and '.join(ended)} ended later in this step, and gave back as well.)" if ended else ""
 
 
 # ---- stage 5
