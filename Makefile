@@ -55,10 +55,11 @@ setup: $(call needs,test lint) ## the environment with the test extras (and lint
 notebooks: $(call needs,notebooks) ## execute all notebooks in place; then .venv/bin/jupyter lab notebooks to read them
 	@$(PY) -m notebooks $(ARGS)
 
-page: $(call needs,core) ## run one workload through all stages, and make notebooks/pool.html, the page that plays their pools
+page: $(call needs,core) ## run one workload through all stages, and make the page that plays their pools
 	@OMP_NUM_THREADS=1 $(PY) -m notebooks.page
 
 open-page: ## open notebooks/pool.html in a browser: it is in the repository, one file
+	@echo notebooks/pool.html
 	@$(PYTHON) -m webbrowser -t "file://$(CURDIR)/notebooks/pool.html"
 
 diff: ## what a stage changes in the one before, in reading order: STAGE=3

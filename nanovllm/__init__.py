@@ -1,9 +1,11 @@
 """nanovllm, the finished engine: a package to install and a command to run.
 
-core/   the code of stage 7, byte for byte
-api/    what a user gets beyond it: vLLM's parameters and outputs
-cli/    nanovllm generate, nanovllm batch, nanovllm trace
-trace/  what an engine does, as events: written, replayed, converted for a viewer
+core/         the code of stage 7, byte for byte
+api/          what a user gets beyond it: vLLM's interface
+checkpoints/  models as people have them: folders, names of the hub, tokenizers, chat templates, sizes
+cli/          the commands: generate, chat, batch, inspect, bench, trace, stages
+trace/        what an engine does, as events: written, replayed, converted for a viewer
+server/       page/, which plays an engine's memory
 """
 
 from importlib import import_module
@@ -12,31 +14,65 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import (
         LLM,
+        AsyncEngineArgs,
+        AsyncLLM,
+        AsyncLLMEngine,
+        BeamSearchOutput,
         BeamSearchParams,
+        BeamSearchSequence,
         CompletionOutput,
+        Counter,
+        EngineArgs,
         EngineConfig,
+        EngineDeadError,
+        EngineStats,
         FlatLogprobs,
+        Gauge,
+        Histogram,
         LLMEngine,
         Logprob,
+        Metric,
+        PromptType,
         RepetitionDetectionParams,
         RequestOutput,
         RequestOutputKind,
         SamplingParams,
+        StructuredOutputsParams,
+        TextPrompt,
+        TokensPrompt,
+        Vector,
     )
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
+    "Counter",
+    "EngineArgs",
     "EngineConfig",
+    "EngineDeadError",
+    "EngineStats",
     "FlatLogprobs",
+    "Gauge",
+    "Histogram",
     "LLMEngine",
     "Logprob",
+    "Metric",
+    "PromptType",
     "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "Vector",
 ]
 
 

@@ -1,20 +1,27 @@
-"""The command: nanovllm generate | batch."""
+"""The command nanovllm; cli/commands.py has the list of what it does."""
 
+import signal
 import sys
 from collections.abc import Sequence
 
-from .cli.interrupts import INTERRUPTED, ctrl_c_ends_at_once
+from .cli.interrupts import ctrl_c_ends_at_once, end_at_once
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. A mistake is told in one line."""
     with ctrl_c_ends_at_once():
         from .cli.commands import run
-    try:
+
         return run(arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+
+
+def console() -> None:
+    """The command as a process: Ctrl-C is quiet from the first import until Python has ended."""
+    signal.signal(signal.SIGINT, end_at_once)
+    status = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: only the status is left to say
+    sys.exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

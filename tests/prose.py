@@ -19,6 +19,7 @@ SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"[\w.*/-]+\.(?:py|md|toml|txt|json|ipynb|svg|safetensors|model)")
 NOT_HERE = {".venv", "exercises"}  # made by commands, ignored by git
+NOT_HERE |= {"org", "tokenizer.json", "model.safetensors.index.json", "adapter_config.json"}  # of other checkpoints
 
 
 class Prose(NamedTuple):
@@ -196,8 +197,9 @@ def one_command(words: list[str], repository: Repository) -> Iterator[str]:
         target = next((word for word in arguments if re.fullmatch(r"[a-z]+", word)), None)
         if target and target not in repository.targets:
             yield f"the Makefile has no target {target}"
-    elif program == "nanovllm" and arguments:
-        if not (repository.root / "nanovllm" / "cli" / f"{arguments[0]}.py").exists():
+    elif program == "nanovllm" and arguments and not arguments[0].startswith("-"):
+        commands = (repository.root / "nanovllm" / "cli" / "commands.py").read_text(encoding="utf-8")
+        if f'"{arguments[0]}": ' not in commands:
             yield f"nanovllm has no command {arguments[0]}"
     elif arguments[:1] == ["-m"]:
         module, *rest = arguments[1:]

@@ -8,7 +8,7 @@ from transformers import generation
 
 from nanovllm import SamplingParams
 from nanovllm.api.logits_processors import make_processors
-from nanovllm.core.sampling import apply_top_k_top_p
+from nanovllm.core.sampling import SamplingRow, sample
 
 VOCAB = 40
 
@@ -19,8 +19,7 @@ def ours(logits: torch.Tensor, prompt: list[int], output: list[int], bad_words: 
     row = logits.clone()
     for processor in make_processors(params, prompt, {0, *params.stop_token_ids}, bad_words):
         processor.apply(row, output)
-    scaled = row / params.temperature
-    return apply_top_k_top_p(scaled.unsqueeze(0), [params])[0] * params.temperature
+    return row
 
 
 def case(seed: int):
@@ -87,5 +86,11 @@ def test_top_k_and_top_p_behind_penalties(seed):
     chain = [generation.RepetitionPenaltyLogitsProcessor(penalty), generation.TemperatureLogitsWarper(0.8)]
     chain += [generation.TopKLogitsWarper(top_k)] if top_k else []
     chain += [generation.TopPLogitsWarper(top_p)]
-    found = ours(logits, prompt, output, [], top_k=top_k, top_p=top_p, repetition_penalty=penalty, temperature=0.8)
-    check(generation.LogitsProcessorList(chain), prompt + output, logits, found / 0.8)
+    expected = generation.LogitsProcessorList(chain)(torch.tensor([prompt + output]), logits.unsqueeze(0).clone())[0]
+    found = ours(logits, prompt, output, [], repetition_penalty=penalty)
+    params = SamplingParams(top_k=top_k, top_p=top_p, temperature=0.8)
+    drawn = sample(found.expand(2000, -1), [SamplingRow(params, seed, 0, position) for position in range(2000)])
+    counts = torch.tensor([token.token_id for token in drawn]).bincount(minlength=VOCAB)
+    chances = expected.softmax(dim=-1)  # [vocab_size]
+    assert not counts[chances == 0].any() and counts[chances > 0.01].all()
+    torch.testing.assert_close(counts / 2000, chances, atol=0.05, rtol=0)

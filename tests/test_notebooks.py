@@ -182,16 +182,6 @@ def test_measurements_are_recognised():
         assert not MEASUREMENT.search(f"of {text}, we saw"), text
 
 
-@pytest.mark.full
-def test_readme_picture_is_current_small_and_has_a_background(tmp_path):
-    svg = (FOLDER / "pool.svg").read_text(encoding="utf-8")
-    assert len(svg.encode()) < 30_000
-    assert re.search(r"<path[^>]*fill: #ffffff", svg), "on a dark page the text needs a light ground"
-    command.write_readme_picture(tmp_path / "pool.svg")
-    made = (tmp_path / "pool.svg").read_text(encoding="utf-8")
-    assert re.findall(r"<text[^>]*>([^<]*)", made) == re.findall(r"<text[^>]*>([^<]*)", svg)
-
-
 def test_an_unknown_name_is_one_line(capsys):
     assert command.main(["s99"]) == 2
     assert capsys.readouterr().err == "no notebook begins with s99\n"

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,20 @@ def test_the_command_is_a_function_of_the_package():
     assert list(PROJECT["scripts"]) == [PACKAGE]
     module, _, function = PROJECT["scripts"][PACKAGE].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_its_readme_names_each_folder_each_package_and_each_extra():
+    readme = (ROOT / PACKAGE / "README.md").read_text(encoding="utf-8")
+    folders = {path.parent for path in (ROOT / PACKAGE).glob("*/__init__.py")}
+    assert all(f"\n| `{folder.name}/" in readme for folder in folders)
+    install = readme.split("## Install it")[1].split("\n## ")[0]
+    packages = [re.split("[>=<]", each)[0] for each in PROJECT["dependencies"]]
+    table = " ".join(line for line in install.splitlines() if line.startswith("|"))
+    assert all(re.search(rf"\b{package}\b", table) for package in packages)
+    assert all(f'".[{extra}]"' in install for extra in PROJECT["optional-dependencies"])
+    titles = re.findall("^## (.+)$", readme, flags=re.MULTILINE)
+    wanted = ["Install it", "Run it from a script", "The command", "Checkpoints", "From vLLM", "From llama.cpp"]
+    assert titles[: len(wanted)] == wanted, "the order in which a newcomer needs them"
 
 
 def has_setuptools() -> bool:

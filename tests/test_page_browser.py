@@ -267,7 +267,7 @@ def test_a_screen_reader_is_told(reader):
     assert re.search(r'gridcell "block \d+: held by F1, 8 of 8 slots filled; F2, 8 of 8 slots filled; F3', tree)
     assert 'gridcell "block 39: free"' in tree
     assert reader.page.get_attribute("#sentence", "aria-live") == "polite"
-    assert 'radio "5 Copy-on-write"' in tree and 'button "3 samples, 1 block, step 7"' in tree
+    assert 'radio "5 Copy-on-write"' in tree and 'button "Three samples, one last block, step 7"' in tree
 
 
 # What it says

@@ -60,12 +60,17 @@ def test_the_path_has_lessons_only():
 
 def test_the_screen_is_what_make_run_shows(monkeypatch):
     def run(arguments):
-        print("A story.  [2 tokens, length]\n\nAnother.  [2 tokens, length]\n\n\n9 tokens/s")
+        told.append(arguments)
+        print("A story of a fox, and of a hen. " * 9 + " [2 tokens, length]\n\n\n9 tokens/s, half the pool")
 
-    monkeypatch.setattr("nanovllm.__main__.main", lambda arguments: told.append(arguments) or run(arguments))
+    monkeypatch.setattr("stages.__main__.main", run)
     told = []
-    assert scoreboard.screen() == {"screen": "A story.  [2 tokens, length]\n\n...\n\n9 tokens/s"}
-    assert told == [["generate", "--model", str(scoreboard.STORYTELLER)]]
+    screen = scoreboard.measure_run(None)["run"]["screen"].splitlines()
+    assert told == [[number, "--model", str(scoreboard.STORYTELLER), "Once upon a time"] for number in "1122"]
+    assert screen[0] == '$ make run STAGE=1 PROMPT="Once upon a time"' and screen[4] == screen[0].replace("1", "2")
+    assert screen[1].startswith("A story of a fox") and screen[1].endswith("hen.  [2 tokens, length]")
+    assert len(screen[1]) <= scoreboard.STORY_WIDTH + len(" ... ")
+    assert screen[2:4] == ["9 tokens/s, half the pool", ""]
 
 
 # results.json

@@ -101,7 +101,10 @@ def test_only_the_command_line_prints(path):
     assert list(prints(tree_of(path))) == []
 
 
-@each([path for path in STAGE_FILES if path not in [folder / "config.py" for folder in STAGES]])
+CONFIGURATION = [*(folder / "config.py" for folder in STAGES), folder_of(PACKAGE) / "api" / "engine_args.py"]
+
+
+@each([path for path in STAGE_FILES if path not in CONFIGURATION])
 def test_only_the_configuration_names_a_device(path):
     assert list(fixed_devices(tree_of(path))) == []
 

@@ -1,10 +1,13 @@
 """An engine of core whose parts know log-probabilities, and how much of a prompt was cached."""
 
+from dataclasses import replace
 from typing import cast
 
+from ..checkpoints.hub import find_checkpoint
 from ..checkpoints.load_tokenizer import load_tokenizer
 from ..core.attention import PagedAttention
 from ..core.block_manager import BlockManager as CoreBlockManager
+from ..core.config import EngineConfig
 from ..core.engine import LLMEngine as CoreLLMEngine
 from ..core.llama import LlamaForCausalLM, Tokenizer
 from ..core.outputs import RequestOutput as CoreRequestOutput
@@ -26,6 +29,10 @@ class BlockManager(CoreBlockManager):
 
 
 class LLMEngine(CoreLLMEngine):
+    def __init__(self, config: EngineConfig) -> None:
+        """`config.model` may be a name of the hub, too."""
+        super().__init__(replace(config, model=str(find_checkpoint(config.model))))
+
     def build_tokenizer(self) -> Tokenizer | None:
         return cast(Tokenizer | None, load_tokenizer(self.config.model))  # it does what core asks of its own
 

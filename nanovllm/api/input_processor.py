@@ -8,23 +8,30 @@ from ..core.llama import ModelConfig, StreamDecoder, Tokenizer
 from ..core.sampling import SamplingParams as CoreSamplingParams
 from ..core.sequence import Sequence as CoreSequence
 from .bad_words import bad_words_token_ids
+from .grammars import Grammars
 from .logits_processors import make_processors
 from .params import SamplingParams
 from .sequence import Sequence
 
 
 class InputProcessor(CoreInputProcessor):
+    sequence_class: Any = Sequence
+
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int, seed: int) -> None:
         super().__init__(model, tokenizer, max_model_len, seed)
         # The tokenizer's EOS token ends a text, too, where the model names others; it alone gives no stop_reason.
         self._eos_token_id = tokenizer.eos_token_id if tokenizer else None
         self._eos_token_ids |= {self._eos_token_id} - {None}
+        ends = {token_id for token_id in self._eos_token_ids if token_id < model.vocab_size}
+        self._grammars = Grammars(cast(Any, tokenizer), model.vocab_size, ends)
         self._showing: Tokenizer = cast(Any, tokenizer).showing_special_tokens() if tokenizer else None
 
     def process(self, request_id: str, prompt: Prompt, params: CoreSamplingParams) -> list[CoreSequence]:
         """Raises ValueError for a prompt or parameters that cannot be served. The request has a copy of them."""
         params = SamplingParams.of(params).checked()
         self._check(params)
+        asked = params.structured_outputs
+        grammars = [[self._grammars.processor(asked)] if asked else [] for _ in range(params.n)]  # each has a state
         bad_words = bad_words_token_ids(params.bad_words, self._tokenizer, self._model.vocab_size)
         samples = super().process(request_id, prompt, params)
         room = self._max_model_len - samples[0].num_prompt_tokens
@@ -33,8 +40,8 @@ class InputProcessor(CoreInputProcessor):
         ends = self._eos_token_ids | {*params.stop_token_ids}
         held_back = {token_id for token_id in ends if token_id < self._model.vocab_size}  # a tokenizer may know more
         processors = make_processors(params, samples[0].prompt_token_ids, held_back, bad_words)
-        for seq in samples:
-            cast(Sequence, seq).logits_processors = processors
+        for seq, grammar in zip(samples, grammars, strict=True):
+            cast(Sequence, seq).logits_processors = [*grammar, *processors]
         return samples
 
     def _check(self, params: SamplingParams) -> None:
@@ -63,7 +70,7 @@ class InputProcessor(CoreInputProcessor):
         if not params.detokenize:
             tokenizer = None
         max_tokens = self._max_model_len if params.max_tokens is None else params.max_tokens
-        return Sequence(
+        return self.sequence_class(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,

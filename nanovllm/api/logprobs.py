@@ -5,7 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MAX_LOGITS = 1 << 24  # looked at together: a long chunk of a large vocabulary is cut
+from ..core.race import likeliest
+
+MAX_LOGITS = 1 << 24  # computed together: a long chunk of a large vocabulary is cut
+MAX_IN_CACHE = 1 << 20  # looked at together: what is made of them stays in the processor's cache
 
 
 class Logprob(NamedTuple):
@@ -24,14 +27,20 @@ def top_logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict[
     {1: 1, 2: 3}
     """
     assert logits.dim() == 2 and logits.shape[0] == len(token_ids), (logits.shape, len(token_ids))
-    logprobs = logits.float().log_softmax(dim=-1)  # [num_rows, vocab_size]
-    tokens = torch.tensor(token_ids, device=logits.device).unsqueeze(1)  # [num_rows, 1]
-    own = logprobs.gather(1, tokens)  # [num_rows, 1]
+    size = max(1, MAX_IN_CACHE // logits.shape[1])
+    parts = (slice(start, start + size) for start in range(0, len(token_ids), size))
+    return [row for part in parts for row in _top_logprobs(logits[part].float(), token_ids[part], count)]
+
+
+def _top_logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict[int, Logprob]]:
+    """The same for a few rows. logits float32 [num_rows, vocab_size]"""
+    logprobs = logits.log_softmax(dim=-1)  # [num_rows, vocab_size]
+    own = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))  # [num_rows, 1]
     ranks = 1 + (logprobs > own).sum(dim=-1)  # [num_rows]
-    top = logprobs.topk(min(count, logits.shape[1]), dim=-1)  # [num_rows, count]
-    columns = (token_ids, own.squeeze(1).tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist())
+    top = likeliest(logits, min(count, logits.shape[1]))  # [num_rows, count]
+    columns = [column.tolist() for column in (own.squeeze(1), ranks, top, logprobs.gather(1, top))]
     rows = []
-    for token_id, logprob, rank, likely, values in zip(*columns, strict=True):
+    for token_id, logprob, rank, likely, values in zip(token_ids, *columns, strict=True):
         row = {each: Logprob(value, place) for place, (each, value) in enumerate(zip(likely, values, strict=True), 1)}
         row.setdefault(token_id, Logprob(logprob, rank))
         rows.append(row)

@@ -10,7 +10,6 @@ from ..core.model_runner import ModelRunner as CoreModelRunner
 from ..core.model_runner import Scheduled
 from ..core.sampling import SampledToken, sample
 from .logprobs import MAX_LOGITS, Logprob, top_logprobs
-from .params_reading import unique
 from .sequence import Sequence, ToldToken
 
 
@@ -72,7 +71,7 @@ def sample_and_tell(logits: Tensor, seqs: list[Sequence]) -> list[SampledToken]:
             tokens[row] = ToldToken.of(tokens[row], told)
     for row, seq in enumerate(seqs):
         if seq.params.logprob_token_ids:
-            asked = unique([*seq.params.logprob_token_ids, tokens[row].token_id])
+            asked = [*seq.params.logprob_token_ids, tokens[row].token_id]
             tokens[row] = ToldToken.of(tokens[row], named_logprobs(logits[row], asked))
     return tokens
 
@@ -90,7 +89,7 @@ def process(logits: Tensor, seqs: list[Sequence]) -> Tensor:
 
 
 def named_logprobs(logits: Tensor, token_ids: list[int]) -> dict[int, Logprob]:
-    """Of these tokens, in this order. logits [vocab_size]"""
+    """Of these tokens, each once, in this order. logits [vocab_size]"""
     logprobs = logits.float().log_softmax(dim=-1)  # [vocab_size]
     own = logprobs[token_ids]  # [num_tokens]
     ranks = 1 + (logprobs > own.unsqueeze(1)).sum(dim=-1)  # [num_tokens]

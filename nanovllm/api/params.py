@@ -10,6 +10,7 @@ from ..core.flags import knob
 from ..core.sampling import SamplingParams as CoreSamplingParams
 from .params_checks import check_names, check_params, check_repetition
 from .params_reading import read_params
+from .structured_outputs import StructuredOutputsParams
 
 MAX_POSITIONAL = 28  # behind them vLLM's class has fields of its own making, which are not taken here
 
@@ -64,7 +65,7 @@ class Fields:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None  # a stream has an output for its first token, and then for each so many
     skip_clone: bool = False  # clone() is a shallow copy
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsParams | None = None  # the form that the output must have
     logit_bias: dict[int, float] | None = None  # added to the logits of these tokens
     allowed_token_ids: list[int] | None = None  # no other token is sampled
     extra_args: dict[str, Any] | None = None
@@ -113,7 +114,9 @@ class SamplingParams(Fields, CoreSamplingParams):  # type: ignore[misc]
 
     @classmethod
     def of(cls, params: CoreSamplingParams) -> "SamplingParams":
-        """The same parameters; core's own ask for nothing more."""
+        """The same parameters; core's own ask for nothing more. Raises ValueError for what is neither."""
+        if not isinstance(params, CoreSamplingParams):
+            raise ValueError(f"sampling_params must be SamplingParams, not {type(params).__name__}")
         return params if isinstance(params, cls) else cls(**vars(params))
 
     def clone(self) -> "SamplingParams":

@@ -58,7 +58,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "watermarking": ((None, False), "there is no watermark here"),
     "prompt_logprob_token_ids": ((None,), "prompt_logprobs=-1 tells all tokens of each place"),
     "prompt_logprob_start": ((None,), "it goes with prompt_logprob_token_ids, which is not served here"),
-    "structured_outputs": ((None,), "it is not served here"),
     "extra_args": ((None, {}), "there is no plugin here that reads them"),
     "thinking_token_budget": ((None, -1), "no model here is told when to stop thinking"),
     "routed_experts_prompt_start": ((0,), "no model here has experts"),
@@ -122,6 +121,8 @@ def check_refused(name: str, value: Any) -> None:
 
 
 def check_together(params: "Fields") -> None:
+    if params.structured_outputs is not None:
+        params.structured_outputs.__post_init__()  # a field of it may have been set since
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ValueError(f"min_tokens is {params.min_tokens}, above max_tokens, which is {params.max_tokens}")
     if params.stop and not params.detokenize:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..core.checks import is_number, is_whole
+from .structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from .params import Fields
@@ -25,6 +26,8 @@ def read_params(params: "Fields") -> None:
     params.seed = None if is_minus_1(params.seed) else params.seed
     if isinstance(params.logit_bias, dict):
         params.logit_bias = {as_token_id(token): bias for token, bias in params.logit_bias.items()}
+    if isinstance(params.structured_outputs, dict):
+        params.structured_outputs = StructuredOutputsParams.of(params.structured_outputs)
     if is_number(params.temperature) and 0 < params.temperature < MIN_TEMPERATURE:
         words = f"temperature {params.temperature} is below {MIN_TEMPERATURE}: {MIN_TEMPERATURE} is taken"
         warnings.warn(words, stacklevel=4)  # at the line that made the parameters
@@ -40,7 +43,7 @@ def listed(values: Any, nothing: list | None = None) -> Any:
     if values is None:
         return nothing
     values = values.tolist() if hasattr(values, "tolist") else values  # an array's numbers are its own
-    if isinstance(values, str | dict) or not isinstance(values, Iterable):
+    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         return values
     return [int(value) if is_whole(value) else value for value in values]
 

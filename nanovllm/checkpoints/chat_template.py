@@ -22,6 +22,7 @@ class HasTemplate(Protocol):
 def render_chat(
     tokenizer: HasTemplate,
     messages: Sequence[Any],
+    /,
     *,
     chat_template: str | None = None,
     tools: Sequence[Mapping | Callable] | None = None,
@@ -50,6 +51,7 @@ def render_chat(
 def apply_chat_template(
     tokenizer: HasTemplate,
     messages: Sequence[Any],
+    /,
     *,
     chat_template: str | None = None,
     tools: Sequence[Mapping | Callable] | None = None,
@@ -62,6 +64,11 @@ def apply_chat_template(
 
     `kwargs` are names that the template knows, as enable_thinking; they come before the tokenizer's special tokens.
     """
+    if "messages" in kwargs:
+        raise ValueError("messages is the template's name for the conversation: no other value may have it")
+    for name, given in (("tools", tools), ("documents", documents)):
+        if given is not None and not isinstance(given, list | tuple):
+            raise ValueError(f"{name} must be a list, not {type(given).__name__}")
     template = choose_template(tokenizer, chat_template, tools)
     chat = [with_reasoning(message) for message in checked_messages(messages)]
     field = "content" if continue_final_message is True else continue_final_message
@@ -80,6 +87,8 @@ def apply_chat_template(
 
 def choose_template(tokenizer: HasTemplate, given: str | None, tools: object) -> str:
     """`given` is a template or the name of one of the tokenizer's."""
+    if given is not None and not isinstance(given, str):
+        raise ValueError(f"chat_template must be a text, not {type(given).__name__}")
     known = tokenizer.chat_template
     if isinstance(known, dict):
         if given is None and tools is not None and "tool_use" in known:

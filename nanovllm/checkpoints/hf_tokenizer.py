@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from .tokenizer_backend import special_tokens
-from .tokenizer_calls import TokenizerCalls
+from .tokenizer_calls import TokenizerCalls, listed_ids
 from .tokenizer_config import TokenizerConfig
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -42,6 +42,8 @@ class HFTokenizer(TokenizerCalls):
 
     def encode(self, text: str, add_bos: bool = True, add_special_tokens: bool | None = None) -> list[int]:
         """Token ids of `text`, between BOS and EOS where the checkpoint wants them and the caller does."""
+        if not isinstance(text, str):
+            raise ValueError(f"a tokenizer takes a text, not {type(text).__name__}")
         wants = add_bos if add_special_tokens is None else add_special_tokens
         return self.backend.encode(text, add_special_tokens=wants).ids
 
@@ -51,8 +53,7 @@ class HFTokenizer(TokenizerCalls):
         With `skip_special_tokens` it is the text that transformers gives. The two differ where byte tokens make no
         characters: there each byte is U+FFFD for itself; in transformers one of them makes its whole run U+FFFD.
         """
-        token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids  # of numpy and torch
-        ids = self.visible([token_ids] if isinstance(token_ids, int) else token_ids, skip_special_tokens)
+        ids = self.visible(listed_ids(token_ids), skip_special_tokens)
         if skip_special_tokens is not None or self._bytes.keys().isdisjoint(ids):
             return self.backend.decode(ids, skip_special_tokens=False)
         tokens = [self.backend.id_to_token(i) for i in ids]

@@ -5,6 +5,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ..core.checks import is_whole
 from .chat_template import apply_chat_template
 from .tokenizer_config import NAMED
 
@@ -29,10 +30,12 @@ class TokenizerCalls:
         raise NotImplementedError
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
-        """input_ids and attention_mask of a text; of a list of texts, lists of them."""
+        """input_ids and attention_mask of a text; of a list of texts, lists of them. Raises ValueError for others."""
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens=add_special_tokens)
             return Encoded(input_ids=ids, attention_mask=[1] * len(ids))
+        if not isinstance(text, list | tuple):
+            raise ValueError(f"a tokenizer takes a text or a list of texts, not {type(text).__name__}")
         each = [self(one, add_special_tokens) for one in text]
         return Encoded({name: [one[name] for one in each] for name in ("input_ids", "attention_mask")})
 
@@ -73,10 +76,6 @@ class TokenizerCalls:
         """Without the added tokens."""
         return self.backend.get_vocab_size(with_added_tokens=False)
 
-    @property
-    def max_token_id(self) -> int:
-        return max(self._vocab.values())
-
     def id_to_token(self, token_id: int) -> str | None:
         return self.backend.id_to_token(token_id)
 
@@ -93,3 +92,19 @@ class TokenizerCalls:
     @property
     def all_special_ids(self) -> list[int]:
         return [self._vocab[token] for token in self.all_special_tokens]
+
+
+def listed_ids(token_ids: Any) -> Sequence[int]:
+    """A token id, or several, of any library, as a list of them. Raises ValueError for what is none.
+
+    >>> listed_ids(5), listed_ids((5, 6))
+    ([5], (5, 6))
+    """
+    ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids  # of numpy and torch
+    ids = [ids] if is_whole(ids) else ids
+    if not isinstance(ids, list | tuple):
+        raise ValueError(f"token ids must be whole numbers in a list, not {type(ids).__name__}")
+    for each in ids:
+        if not is_whole(each):
+            raise ValueError(f"a token id must be a whole number, not {each!r}")
+    return ids

@@ -1,4 +1,4 @@
-"""The commands as one program. Each is imported when it is called: what needs no engine waits for none."""
+"""The commands as one program. Each is imported when it is called, and imports the engine when it runs."""
 
 import sys
 from collections.abc import Sequence
@@ -7,13 +7,19 @@ from importlib import import_module
 import click
 
 from .. import __version__
-from .interrupts import INTERRUPTED, ctrl_c_ends_at_once
-from .streams import show_what_can_be_shown
+from .interrupts import INTERRUPTED
+from .streams import keep_descriptors, show_what_can_be_shown, tell
 
-COMMANDS = {  # each in a file of its name, and what the list says of it
-    "batch": "Serve a file of requests; the results are lines of JSON.",
-    "generate": "Go on from each PROMPT, or from six beginnings.",
-    "trace": "Say what a trace holds, or convert it for a viewer.",
+READER_LEFT = 141  # what a shell says of a command that SIGPIPE has ended
+
+COMMANDS = {  # where each is, and what the list says of it: no command waits for another's imports
+    "generate": ("generate:generate", "Go on from each PROMPT, or from six beginnings."),
+    "chat": ("chat:chat", "Talk with a model in the terminal."),
+    "batch": ("batch:batch", "Serve a file of requests; the results are lines of JSON."),
+    "inspect": ("inspect_model:inspect", "Say what a model needs, and what fits beside it."),
+    "bench": ("bench:bench", "Measure this engine here: throughput, latency, the prefix cache, offload."),
+    "trace": ("trace:trace", "Say what a trace holds, or convert it for a viewer."),
+    "stages": ("stages:stages", "Say which seven stages this engine grew through, and how to run them."),
 }
 
 
@@ -24,12 +30,19 @@ class Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        with ctrl_c_ends_at_once():  # it imports torch
-            return getattr(import_module(f".{name}", __package__), name)
+        module, command = COMMANDS[name][0].split(":")
+        return getattr(import_module(f".{module}", __package__), command)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, says) for name, (_, says) in COMMANDS.items()])
+
+    def invoke(self, context: click.Context) -> int:
+        try:
+            return super().invoke(context) or 0
+        except KeyboardInterrupt:  # click would print an empty line for it
+            tell("interrupted", is_after_key=True)
+            raise click.Abort from None
 
 
 @click.group(cls=Commands, invoke_without_command=True)
@@ -43,15 +56,22 @@ def nanovllm(context: click.Context) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. A mistake is told in one line."""
+    keep_descriptors()
     show_what_can_be_shown()
     try:
-        return nanovllm.main(arguments, prog_name="nanovllm", standalone_mode=False) or 0
+        status = nanovllm.main(arguments, prog_name="nanovllm", standalone_mode=False) or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
     except click.ClickException as mistake:
-        click.echo(f"error: {mistake.format_message()}", err=True)
+        tell(f"error: {mistake.format_message()}")
         return mistake.exit_code
     except click.Abort:
         return INTERRUPTED
+    except (BrokenPipeError, SystemExit):  # click makes the one into the other
+        sys.stdout = None  # or Python tries the write again when it ends
+        return READER_LEFT
     except OSError as error:  # of a write, to a full disk say
-        sys.stdout = None  # or Python tries it again when it ends
-        click.echo(f"error: {error}", err=True)
+        sys.stdout = None
+        tell(f"error: {error}")
         return 1

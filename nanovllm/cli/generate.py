@@ -4,33 +4,44 @@ from typing import Any
 
 import click
 
-from ..api import LLM, SamplingParams
-from ..core.stories import PROMPTS, show, summary, with_small_pool
-from .common import engine_flags, find_checkpoint, one_line_errors, sampling_flags, split
+from .common import located, one_line_errors
+from .flags import engine_flags, sampling_flags, split, stats_flag
+from .interrupts import ctrl_c_raises
 from .streams import read_prompt, standard_output
 from .tracing import Tracing, trace_option
 
 
-@click.command(params=sampling_flags(temperature=0.7, top_p=0.9, max_tokens=120) + engine_flags())
+@click.command(params=sampling_flags(temperature=0.7, top_p=0.9, max_tokens=120) + engine_flags() + [stats_flag()])
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
+@click.option("--file", "files", multiple=True, help="a file with a prompt; may be given several times")
 @trace_option
-def generate(prompts: tuple[str, ...], trace: str | None, **values: Any) -> int:
+def generate(
+    prompts: tuple[str, ...], files: tuple[str, ...], stats: float | None, trace: str | None, **values: Any
+) -> int:
     """Go on from each PROMPT, or from six beginnings.
 
-    The first is shown as it comes, then the others, in order. A PROMPT of - is read from standard input.
+    The first is shown as it comes, then the others, in order. A PROMPT of - is read from standard input. One that
+    begins with a dash follows a double dash: nanovllm generate -- "-1 is"
 
     Exit status 1: a prompt could not be served. 2: nothing was done.
     """
     engine, sampling = split(values)
     with one_line_errors():
-        params = SamplingParams(**sampling)
         standard_output()
-        texts = [read_prompt() if prompt == "-" else prompt for prompt in prompts or PROMPTS]
-        find_checkpoint(engine["model"])
+        texts = [read_prompt(prompt) if prompt == "-" else prompt for prompt in prompts]
+        texts += [read_prompt(file) for file in files]
+
+    from ..api import LLM, SamplingParams
+    from ..core.stories import PROMPTS, show, summary, with_small_pool
+    from .ticker import ticking
+
+    with one_line_errors():
+        params = SamplingParams(**sampling)
+        options = with_small_pool(located(engine))
         tracing = Tracing(trace)
-        llm = LLM(**with_small_pool(engine))
-    with tracing.of(llm):
-        outputs = show(llm.stream(texts, params))
+        llm = LLM(**options)
+    with ctrl_c_raises(), tracing.of(llm):
+        outputs = show(ticking(llm, llm.stream(texts or PROMPTS, params), stats))
     click.echo("\n" + summary(llm, outputs))
     if llm.llm_engine.cost_model:
         click.echo(f"load or recompute: {llm.llm_engine.cost_model}")

@@ -1,23 +1,47 @@
-"""What Ctrl-C does, where a KeyboardInterrupt in the middle of things would do harm."""
+"""What Ctrl-C does: it ends the command at once, unless there is something to put in order first."""
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any
 
 INTERRUPTED = 130  # what a shell says of a command that Ctrl-C has ended
 
 
+def end_at_once(*_: Any) -> None:
+    """A handler of SIGINT for what leaves nothing half done: imports, loading a model, judging a file, measuring.
+
+    A KeyboardInterrupt there may come out as another error, or as a traceback that Python prints and then forgets.
+    """
+    with suppress(OSError):
+        os.write(2, b"\ninterrupted\n" if os.isatty(2) else b"interrupted\n")  # a terminal has shown ^C in this line
+    os._exit(INTERRUPTED)
+
+
+def raise_once(*_: Any) -> None:
+    """A handler of SIGINT: the first press raises KeyboardInterrupt, a second one does not wait for what follows."""
+    signal.signal(signal.SIGINT, end_at_once)
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def ctrl_c_ends_at_once() -> Iterator[None]:
-    """For imports: interrupted in its middle, torch prints a traceback, or tells another error."""
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+def handled_by(handler: Callable[..., None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def ctrl_c_ends_at_once() -> Any:
+    return handled_by(end_at_once)
+
+
+def ctrl_c_raises() -> Any:
+    """For a run that has files to close."""
+    return handled_by(raise_once)
 
 
 @contextmanager
@@ -26,11 +50,8 @@ def ctrl_c_noted() -> Iterator[Event]:
 
     def note(*_: Any) -> None:
         interrupted.set()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, raise_once)
 
-    interrupted, before = Event(), signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, note)
-    try:
+    interrupted = Event()
+    with handled_by(note):
         yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -1,21 +1,24 @@
-"""What came of a request, as a line of JSON; and a line is written as a whole or not at all."""
+"""What came of a request, as a line of JSON that every reader of JSON takes."""
 
 import json
 import math
-import os
-from contextlib import suppress
-from typing import IO, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ..api import Logprob, RequestOutput
 from ..core import CompletionOutput
-from .requests_file import Request
+from .openai_results import openai_result
+from .request import Request
 
 
-def result_line(request: Request, output: RequestOutput) -> str:
-    """A line that every reader of JSON takes.
+def result_line(request: Request, output: RequestOutput, model: str) -> str:
+    """In the form of the request. `model` is the name that OpenAI's form tells."""
+    fields = openai_result(request, output, model) if request.url else own_result(request, output)
+    return json.dumps(finite(fields), allow_nan=False) + "\n"
 
-    What there is not (an error, a first token, logprobs that nobody asked for) is left out.
-    """
+
+def own_result(request: Request, output: RequestOutput) -> dict[str, Any]:
+    """What there is not (an error, a first token, logprobs that nobody asked for) is left out."""
     start, metrics = output.metrics.arrival_time, output.metrics
     fields = {
         "id": request.id,
@@ -29,7 +32,7 @@ def result_line(request: Request, output: RequestOutput) -> str:
         "ttft": None if metrics.first_token_time is None else metrics.first_token_time - start,  # seconds
         "seconds": metrics.finished_time - start,
     }
-    return json.dumps(finite(there(fields)), allow_nan=False) + "\n"
+    return there(fields)
 
 
 def completion(output: CompletionOutput) -> dict[str, Any]:
@@ -37,7 +40,7 @@ def completion(output: CompletionOutput) -> dict[str, Any]:
     return there(fields | {"logprobs": logprobs(fields["logprobs"])})
 
 
-def logprobs(places: list[dict[int, Logprob] | None] | None) -> list[dict[int, dict[str, Any]] | None] | None:
+def logprobs(places: Sequence[dict[int, Logprob] | None] | None) -> list[dict[int, dict[str, Any]] | None] | None:
     """For each place its tokens, with names for their two numbers; null for the prompt's first, which has none."""
     if places is None:
         return None
@@ -59,17 +62,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_whole(stream: IO[bytes], line: str) -> None:
-    """Write a line. If the disk is full in the middle of it, the file ends with the line before; then OSError."""
-    end = stream.seek(0, os.SEEK_END) if stream.seekable() else None  # before the first write, tell() is 0 after `>>`
-    rest = memoryview(line.encode())
-    try:
-        while rest:
-            rest = rest[stream.write(rest) :]
-    except OSError:
-        if end is not None:
-            with suppress(OSError):  # /dev/full can be searched, and not be cut
-                stream.truncate(end)
-        raise

@@ -1,13 +1,23 @@
 """Standard input and output: closed, endless, or not in UTF-8."""
 
-import codecs
 import io
+import os
 import sys
+from contextlib import nullcontext
 from typing import IO, TextIO
 
-MAX_FILE_BYTES = 1 << 30
 MAX_PROMPT_CHARACTERS = 1 << 24
-PIECE = 1 << 20
+
+
+def keep_descriptors() -> None:
+    """Give each standard stream that is closed a descriptor: or a file that is opened later takes its place."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it takes the lowest number that is free: this one
+    if sys.stderr is None:  # print(file=None) writes to standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def show_what_can_be_shown() -> None:
@@ -15,6 +25,25 @@ def show_what_can_be_shown() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def tell(line: str, is_after_key: bool = False) -> None:
+    """Print a line on standard error. If it cannot be written, that is no error of the command.
+
+    After a key such as Ctrl-C, which a terminal has shown in the line before, it begins a new one.
+    """
+    start = "\n" if is_after_key and sys.stderr.isatty() else ""
+    try:
+        sys.stderr.write(start + " ".join(line.splitlines()) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # or Python tries the write again when it ends
+
+
+def dim(text: str) -> str:
+    """For standard error: beside what matters, where the terminal can show it so."""
+    plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\x1b[2m{text}\x1b[0m"
 
 
 def standard_input() -> TextIO:
@@ -35,41 +64,17 @@ def unbuffered(stream: TextIO) -> IO[bytes]:
     return getattr(stream.buffer, "raw", stream.buffer)
 
 
-def read_prompt() -> str:
-    """A prompt from standard input, without the newlines at its end."""
-    text = standard_input().read(MAX_PROMPT_CHARACTERS + 1)
-    if len(text) > MAX_PROMPT_CHARACTERS:
-        raise ValueError(f"standard input has more than {MAX_PROMPT_CHARACTERS:,} characters: that is no prompt")
-    return text.rstrip("\n")
+def read_prompt(file: str) -> str:
+    """The text of a file, without the newlines at its end; - is standard input.
 
-
-def read_file(file: str) -> str:
-    """All of a file; - is standard input. OSError if it cannot be read.
-
-    Raises ValueError as soon as it can be no text, or is too long: /dev/zero never ends.
+    Raises ValueError if it is no text, or too long for one: /dev/zero never ends. OSError if it cannot be read.
     """
-    if file == "-":
-        return read_text(standard_input().buffer)
-    with open(file, "rb") as stream:
-        return read_text(stream)
-
-
-def read_text(stream: IO[bytes]) -> str:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    pieces: list[str] = []
-    size = 0
-    while piece := stream.read(PIECE):
+    with nullcontext(standard_input()) if file == "-" else open(file, encoding="utf-8") as stream:
+        name = "standard input" if file == "-" else file
         try:
-            pieces.append(decoder.decode(piece))
+            text = stream.read(MAX_PROMPT_CHARACTERS + 1)
         except UnicodeDecodeError as error:
-            place = size + len(piece) - len(error.object) + error.start  # the decoder may have kept some bytes
-            raise ValueError(f"no UTF-8 text: byte {error.object[error.start]:#04x} in place {place}") from None
-        if "\0" in pieces[-1]:
-            raise ValueError(f"no text: a zero byte among bytes {size:,} to {size + len(piece):,}")
-        size += len(piece)
-        if size > MAX_FILE_BYTES:
-            raise ValueError(f"more than {MAX_FILE_BYTES:,} bytes")
-    try:
-        return "".join([*pieces, decoder.decode(b"", final=True)])
-    except UnicodeDecodeError:
-        raise ValueError("no UTF-8 text: it ends in the middle of a character") from None
+            raise ValueError(f"{name}: no {error.encoding} text: byte {error.object[error.start]:#04x}") from None
+    if len(text) > MAX_PROMPT_CHARACTERS:
+        raise ValueError(f"{name} has more than {MAX_PROMPT_CHARACTERS:,} characters: that is no prompt")
+    return text.rstrip("\n")

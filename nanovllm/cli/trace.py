@@ -8,6 +8,7 @@ import click
 from ..trace import read_trace
 from ..trace.chrome import as_lines, convert
 from ..trace.replay import Event
+from .common import one_line_errors
 
 TOLD = {"step": "steps", "arrive": "sequences", "token": "tokens", "preempt": "preemptions", "hit": "blocks hit"}
 TOLD |= {"copied": "blocks copied", "stored": "blocks stored", "loaded": "blocks loaded"}
@@ -21,14 +22,12 @@ def trace(file: str, chrome: str | None) -> int:
 
     FILE was written with --trace: nanovllm generate --trace FILE
     """
-    try:
+    with one_line_errors():
         events = list(read_trace(file))
         if chrome is not None:
             lines = lines_for_viewers(events, file)
             with open(chrome, "x", encoding="utf-8") as target:
                 target.writelines(lines)
-    except (OSError, ValueError) as error:
-        raise click.UsageError(str(error)) from None
     counts = Counter(event["kind"] for event in events)
     told = ", ".join(f"{words} {counts[kind]:,}" for kind, words in TOLD.items() if counts[kind])
     click.echo(f"{events[0]['stage']}: {told or 'nothing happened'}")

@@ -1,16 +1,25 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from ..__main__ import main
+from ..api import engine_args
 from .helpers import UNMEASURED, write_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)  # tiny models lose more time waiting for threads than they win
+
+
+@pytest.fixture(scope="session", autouse=True)
+def on_the_cpu() -> Iterator[None]:
+    """Unless a test names a device. On a GPU each engine would take nine tenths of the memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_args, "default_device", lambda: "cpu")
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +32,13 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """run("generate", "the fox") is (exit status, stdout, stderr). Nothing is measured when the engine starts."""
+    """run("generate", "the fox"), run("bench latency") is (exit status, stdout, stderr).
+
+    Nothing is measured when the engine starts.
+    """
 
     def command(name: str, *arguments: str, model: Path | str = checkpoint) -> tuple[int, str, str]:
-        status = main([name, "--model", str(model), *UNMEASURED, *arguments])
+        status = main([*name.split(), "--model", str(model), *UNMEASURED, *arguments])
         return status, *capsys.readouterr()
 
     return command

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,11 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
     if "norm" in name:
         return 1 + 0.2 * noise
     return noise if "embed" in name else noise * 1.5 * shape[-1] ** -0.5
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def start(

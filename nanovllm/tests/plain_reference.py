@@ -47,13 +47,14 @@ def expected_output(
     eos = model.config.eos_token_ids[0]
     while not expected.finish_reason:
         raw = next_logits(model, prompt + expected.token_ids)
-        row = SamplingRow(core.SamplingParams(temperature=float(params.temperature > 0)), params.seed, index, 0)
-        row = row._replace(position=len(prompt) + len(expected.token_ids))
+        how = core.SamplingParams(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p)
+        row = SamplingRow(how, params.seed, index, position=len(prompt) + len(expected.token_ids))
         logits = sampled_from(raw, params, prompt, expected.token_ids, words, eos)
         if logits.max() == OUT:
             expected.finish_reason = "error"
             break
         [token] = sample(logits.unsqueeze(0), [row])
+        assert token.token_id in nucleus(logits, params)
         expected.token_ids.append(token.token_id)
         expected.logprobs.append(raw.log_softmax(-1))
         end(expected, params, decoder, eos, room)
@@ -63,7 +64,7 @@ def expected_output(
 def sampled_from(
     raw: Tensor, params: SamplingParams, prompt: list[int], output: list[int], words: list[list[int]], eos: int
 ) -> Tensor:
-    """Logits whose softmax is what is sampled from, a token at a time. raw, out [vocab_size]"""
+    """What temperature, top_k and top_p are applied to, a token at a time. raw, out [vocab_size]"""
     logits = raw.tolist()
     banned = {word[-1] for word in words if [*output, word[-1]][-len(word) :] == word}
     if len(output) < params.min_tokens:
@@ -78,27 +79,26 @@ def sampled_from(
             logits[token_id] *= 1 / penalty if logits[token_id] > 0 else penalty
         count = output.count(token_id)
         logits[token_id] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+    weighed = torch.tensor(logits)
+    if params.temperature:
+        probs = (weighed / params.temperature).softmax(-1)
+        weighed[probs < params.min_p * probs.max()] = OUT
+    return weighed
+
+
+def nucleus(logits: Tensor, params: SamplingParams) -> list[int]:
+    """The tokens that may be sampled: top_k, then top_p of what is left. logits [vocab_size]"""
+    kept = logits.argsort(descending=True, stable=True).tolist()[: params.top_k or None]
     if params.temperature == 0:
-        return torch.tensor(logits)
-    return truncated(torch.tensor(logits) / params.temperature, params)
-
-
-def truncated(logits: Tensor, params: SamplingParams) -> Tensor:
-    """min_p, then top_k, then top_p of what is left. logits, out [vocab_size]"""
-    probs = logits.softmax(-1)
-    logits[probs < params.min_p * probs.max()] = OUT
-    order = logits.argsort(descending=True, stable=True).tolist()
-    kept = order[: params.top_k or None]
-    probs, total = logits[kept].softmax(-1).tolist(), 0.0
-    nucleus: list[int] = []
+        return kept[:1]
+    probs, total = (logits[kept] / params.temperature).softmax(-1).tolist(), 0.0
+    found: list[int] = []
     for token_id, prob in zip(kept, probs, strict=True):
-        if total >= params.top_p and nucleus and params.top_p < 1:
+        if total >= params.top_p and found and params.top_p < 1:
             break
-        nucleus.append(token_id)
+        found.append(token_id)
         total += prob
-    out = torch.full_like(logits, OUT)
-    out[nucleus] = logits[nucleus]
-    return out
+    return found
 
 
 def end(expected: Expected, params: SamplingParams, decoder: StreamDecoder, eos: int, room: int) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from .. import LLM, LLMEngine, SamplingParams
-from ..cli import batch as module
-from ..cli import streams
-from ..cli.results import write_whole
+from ..cli import batch_run, request_lines, serving
+from ..cli.request import Request
+from ..cli.results_file import write_whole
 from ..core.sequence import Sequence
-from .helpers import OPTIONS, UNMEASURED, start, write_checkpoint
+from .helpers import OPTIONS, UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = r"{} requests, {} failed, [\d,]+ tokens, \d+ tokens/s, KV slots: .*\n"
 FOUR = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -128,10 +128,10 @@ def test_each_result_is_written_before_the_next_step(checkpoint):
     written = []
     llm = LLM(checkpoint, **OPTIONS)
     requests = [
-        module.Request(str(i), i, "the", SamplingParams(max_tokens=length, ignore_eos=True))
+        Request(str(i), i, "the", SamplingParams(max_tokens=length, ignore_eos=True))
         for i, length in enumerate((9, 2, 5))
     ]
-    assert module.serve(llm, requests, Watched()) == 0
+    assert serving.serve(llm, serving.Work(requests), Watched(), "m") == 0
     first, *others = written
     assert [steps - first for steps in others] == [3, 7]
 
@@ -163,6 +163,81 @@ def test_requests_from_standard_input(run, monkeypatch):
     assert status == 0 and len(parsed(out)) == 1
 
 
+def test_standard_input_that_can_be_read_only_once_is_copied(run, monkeypatch):
+    reader, writer = os.pipe()
+    with open(writer, "w") as stream:
+        stream.writelines(json.dumps({"prompt": "the", **FOUR, "id": f"r{i}"}) + "\n" for i in range(100))
+    with open(reader) as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        status, out, _ = run("batch", "-")
+    assert status == 0 and {result["id"] for result in parsed(out)} == {f"r{i}" for i in range(100)}
+
+
+def test_standard_input_from_the_middle_of_a_file_is_read_from_there(run, monkeypatch, tmp_path):
+    stream = io.BytesIO(b"not a request\n" + json.dumps({"prompt": "the", **FOUR}).encode())
+    stream.readline()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(stream))
+    status, out, _ = run("batch", "-")
+    assert status == 0 and len(parsed(out)) == 1
+
+
+@pytest.mark.parametrize("now", ['{"prompt": ""}\n', '{"prompt": "the", "id": "x"}\n{"prompt": "the"}\n', '{"prom'])
+def test_a_file_that_was_changed_meanwhile_ends_the_run_with_whole_results(run, monkeypatch, tmp_path, now):
+    file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR}, {"prompt": "the", **FOUR})
+
+    def build_slowly(**engine):
+        file.write_text(now)
+        return LLM(**engine)
+
+    monkeypatch.setattr(batch_run, "LLM", build_slowly)
+    status, out, err = run("batch", str(file))
+    assert status == 1 and f"error: {file}: the file was changed meanwhile" in err
+    assert len(parsed(out)) <= 1
+
+
+def test_few_requests_are_in_the_engine_however_long_the_file_is(run, monkeypatch, tmp_path):
+    file, out, held = tmp_path / "a.jsonl", tmp_path / "out.jsonl", []
+    step = LLMEngine.step
+
+    def counted(engine):
+        held.append(engine.get_num_unfinished_requests())
+        return step(engine)
+
+    monkeypatch.setattr(LLMEngine, "step", counted)
+    write(file, *[{"prompt": [5, 6], "max_tokens": 1, "temperature": 0}] * 500)
+    status, _, err = run("batch", str(file), "--output", str(out), "--max-num-seqs", "64")
+    assert status == 0 and re.fullmatch(SUMMARY.format("500", 0), err)
+    assert max(held) == 128 and min(held[:-1]) >= 64, "never fewer than there are seats"
+    assert [result["index"] for result in parsed(out.read_text())] == [*range(500)]
+
+
+@pytest.mark.full
+def test_memory_does_not_grow_with_the_file(checkpoint, tmp_path):
+    """100,000 requests take less than 30 MiB more than 100: their text alone has 10 MB, their objects 300."""
+
+    def peak(count: int) -> int:
+        file, request = tmp_path / "a.jsonl", {"prompt": "the " * 10, "max_tokens": 1, "temperature": 0}
+        file.write_text((json.dumps(request) + "\n") * count)
+        flags = ["--model", str(checkpoint), *UNMEASURED, "--output", str(tmp_path / "out.jsonl"), "--overwrite"]
+        process = start("batch", str(file), *flags, stderr=None)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status
+        assert status == 0 and (tmp_path / "out.jsonl").read_bytes().count(b"\n") == count
+        return usage.ru_maxrss // 1024
+
+    small, large = peak(100), peak(100_000)
+    assert large < small + 30, f"{small} MiB, {large} MiB"
+
+
+def test_the_engines_state_is_told_if_asked_for(serve):
+    asked = [{"prompt": "the", **FOUR}] * 3
+    _, results, err = serve(asked, "--stats", "1e-9")
+    *told, last = err.splitlines()
+    assert len(results) == 3 and len(told) >= 4 and re.fullmatch(SUMMARY.format(3, 0), last + "\n")
+    assert all(line.startswith("running ") for line in told) and "running 3 (" in err
+    assert len(serve(asked, "--stats", "1000")[2].splitlines()) == 2, "the first line comes at once"
+
+
 def test_a_byte_order_mark_is_no_fault(run, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"requests": [{"prompt": "the", **FOUR}]}), encoding="utf-8-sig")
     assert run("batch", str(tmp_path / "a.json"))[0] == 0
@@ -178,7 +253,7 @@ def test_what_is_there_is_not_replaced_unless_asked_to(serve, tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text("of yesterday\n")
     status, _, err = serve([{"prompt": "the", **FOUR}], "--output", str(out))
-    assert (status, err) == (2, f"error: {out} is there already: --overwrite would replace it\n")
+    assert (status, err) == (2, f"error: {out} is there already: --resume would go on in it, --overwrite replace it\n")
     assert out.read_text() == "of yesterday\n"
     assert serve([{"prompt": "the", **FOUR}], "--output", str(out), "--overwrite")[0] == 0
     assert len(parsed(out.read_text())) == 1
@@ -209,7 +284,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path
         out.write_text("of another run\n")
         return LLM(**engine)
 
-    monkeypatch.setattr(module, "LLM", build_slowly)
+    monkeypatch.setattr(batch_run, "LLM", build_slowly)
     assert serve([{"prompt": "the"}], "--output", str(out))[::2] == (2, f"error: [Errno 17] File exists: '{out}'\n")
     assert out.read_text() == "of another run\n"
 
@@ -220,7 +295,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path
 @pytest.fixture
 def no_engine(monkeypatch):
     """For mistakes that must be found without one."""
-    monkeypatch.setattr(module, "LLM", lambda **engine: pytest.fail("an engine was built"))
+    monkeypatch.setattr(batch_run, "LLM", lambda **engine: pytest.fail("an engine was built"))
 
 
 @pytest.mark.parametrize(
@@ -230,14 +305,14 @@ def no_engine(monkeypatch):
             b'{"prompt": "a"}\n{"prompt": "b", "top_p": 1.5}',
             "request 1 (line 2): top_p must be above 0 and at most 1, not 1.5",
         ),
-        (b'{"prompt": "a", "max_token": 5}', "request 0: unknown field 'max_token'"),
+        (b'{"prompt": "a", "max_token": 5}', "request 0 (line 1): unknown field 'max_token': did you mean max_tokens?"),
         (b'{"prompt": "a", "n": 1000000000000}', "n must be a whole number, at least 1, and at most 16,384, not 1000"),
         (b"", "there are no requests in it"),
         (b"\xff\xfe", "no UTF-8 text: byte 0xff in place 0"),
         (b'{"prompt": "a"}\n' + b" " * 2**20 + b"\xc3(", "no UTF-8 text: byte 0xc3 in place 1048592"),
         (b'{"prompt": "\xc3', "no UTF-8 text: it ends in the middle of a character"),
-        (b"[" * 100_000, "recursion"),
-        (b'{"requests": ' + b"[" * 100_000, "recursion"),
+        (b"[" * 100_000, "line 1: it is nested too deeply"),
+        (b'{"requests": ' + b"[" * 100_000, "line 1: it is nested too deeply"),
         (b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", "Exceeds the limit"),
     ],
     ids=[
@@ -262,19 +337,19 @@ def test_a_bad_file_is_one_line_with_its_name_and_nothing_is_done(run, no_engine
 
 
 @pytest.mark.parametrize("file", ["/dev/zero", "-"])
-def test_a_file_that_never_ends_is_told_in_one_line(checkpoint, file):
-    with open("/dev/zero", "rb") as zeros:
-        process = start("batch", file, "--model", str(checkpoint), stdin=zeros)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, "")
-    assert err == f"error: {file}: no text: a zero byte among bytes 0 to 1,048,576\n"
+def test_a_file_that_never_ends_is_told_in_one_line(run, no_engine, monkeypatch, file):
+    with open("/dev/zero") as zeros:
+        monkeypatch.setattr("sys.stdin", zeros)
+        name = "standard input" if file == "-" else file
+        says = f"error: {name}: no text: a zero byte among bytes 0 to 1,048,576\n"
+        assert run("batch", file) == (2, "", says)
 
 
 def test_a_file_may_be_so_long_and_no_longer(run, no_engine, monkeypatch, tmp_path):
-    monkeypatch.setattr(streams, "MAX_FILE_BYTES", 16)
+    monkeypatch.setattr(request_lines, "MAX_BYTES", 16)
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "ab"}\n')
-    assert run("batch", str(file)) == (2, "", f"error: {file}: more than 16 bytes\n")
+    assert run("batch", str(file)) == (2, "", f"error: {file}: more than 16 bytes in a line\n")
     file.write_text('{"prompt": [-1]}')
     assert "more than" not in run("batch", str(file), "--top-p", "2")[2]
 
@@ -343,11 +418,6 @@ def test_one_that_outgrows_the_pool_keeps_what_it_has(serve):
 # What is shown meanwhile
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_terminal_shows_how_far_it_is(serve, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
@@ -386,20 +456,20 @@ def test_a_second_ctrl_c_ends_it_at_once(serve, monkeypatch, tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("where", [["--output", "/dev/full", "--overwrite"], []], ids=["file", "standard output"])
-def test_a_full_disk_is_told_in_one_line(checkpoint, tmp_path, where):
-    file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
+@pytest.mark.parametrize("where", [["--output", "/dev/full", "--overwrite"], []], ids=["file", "stdout"])
+def test_a_full_disk_is_told_in_one_line(serve, monkeypatch, where):
     with open("/dev/full", "w") as full:
-        process = start("batch", str(file), "--model", str(checkpoint), *UNMEASURED, *where, stdout=full)
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (1, "error: [Errno 28] No space left on device\n")
+        monkeypatch.setattr("sys.stdout", full)
+        assert serve([{"prompt": "the", **FOUR}], *where) == (1, [], "error: [Errno 28] No space left on device\n")
 
 
 class FullDisk(io.FileIO):
-    """A file for which the disk has room for 100 bytes."""
+    """A file for which the disk has room for so many bytes."""
+
+    ROOM = 100
 
     def write(self, data) -> int:
-        room = 100 - self.tell()
+        room = self.ROOM - self.tell()
         if room <= 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(data[:room])
@@ -423,6 +493,7 @@ def test_what_was_there_before_a_full_disk_stays(tmp_path):
     assert (tmp_path / "out.jsonl").read_text() == "of yesterday\n" + "." * 80 + "\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("closed", ["stdin", "stdout"])
 def test_a_closed_stream_is_told_in_one_line(checkpoint, tmp_path, closed):
     file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
@@ -431,6 +502,7 @@ def test_a_closed_stream_is_told_in_one_line(checkpoint, tmp_path, closed):
     assert process.communicate(timeout=60) == ("", f"error: {says[closed]}\n") and process.returncode == 2
 
 
+@pytest.mark.full
 def test_without_standard_error_the_results_are_there(checkpoint, tmp_path):
     file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
     process = start("batch", str(file), "--model", str(checkpoint), *UNMEASURED, closed="stderr")
@@ -457,11 +529,20 @@ def test_a_process_that_is_interrupted_has_written_what_has_ended(two_short_ones
     assert [json.loads(line)["index"] for line in lines] == [0, 2]
 
 
-def test_a_reader_who_has_gone_ends_it_without_a_traceback(tmp_path, checkpoint):
+def test_a_reader_who_has_gone_ends_it_without_a_word(serve, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        assert serve([{"prompt": "the", **FOUR}]) == (141, [], "")
+
+
+@pytest.mark.full
+def test_a_reader_who_goes_in_the_middle_ends_it_without_a_traceback(tmp_path, checkpoint):
     file = write(tmp_path / "a.jsonl", *[{"prompt": "the", **FOUR}] * 2000)
     flags = ["--model", str(checkpoint), *UNMEASURED, "--n", "4"]
     process = start("batch", str(file), *flags)
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=60) == 1 and process.stderr.read() == ""
+    assert process.wait(timeout=60) == 141 and process.stderr.read() == ""
     process.stderr.close()

@@ -4,11 +4,13 @@ import io
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from .. import LLMEngine
 from ..core.stories import PROMPTS
-from .helpers import UNMEASURED, start, write_checkpoint
+from .helpers import UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
@@ -59,6 +61,48 @@ def test_a_prompt_may_come_from_standard_input(run, monkeypatch):
     assert out.index("the wood") < out.index("the fox\nand") and "the fox\nand\n  [" not in out
 
 
+def test_prompts_may_come_from_files(run, tmp_path):
+    (tmp_path / "a.txt").write_text("the fox\nand\n")
+    _, out, _ = run("generate", "the wood", "--file", str(tmp_path / "a.txt"), *SIX)
+    assert out.index("the wood") < out.index("the fox\nand") and "the fox\nand\n  [" not in out
+
+
+def test_behind_a_double_dash_a_prompt_may_begin_with_one(run):
+    _, out, _ = run("generate", *SIX, "--", "-1 fox", "--help")
+    assert out.startswith("-1 fox") and "\n--help" in out
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("no/such/file", "[Errno 2] No such file or directory: 'no/such/file'"),
+        (".", "[Errno 21] Is a directory: '.'"),
+        ("/dev/zero", "/dev/zero has more than 16,777,216 characters: that is no prompt"),
+        ("binary", "binary: no utf-8 text: byte 0xff"),
+    ],
+)
+def test_a_file_that_is_no_prompt_is_told_in_one_line(run, monkeypatch, tmp_path, file, says):
+    monkeypatch.chdir(tmp_path)
+    Path("binary").write_bytes(b"a\xff\xfe")
+    assert run("generate", "--file", file) == (2, "", f"error: {says}\n")
+
+
+def test_the_engines_state_is_told_if_asked_for(run):
+    _, out, err = run("generate", "the fox", "--stats", "1e-9", *SIX)
+    assert out.startswith("the fox") and "running 1 (" in err
+    assert all(line.startswith("running ") for line in err.splitlines()) and len(err.splitlines()) >= 6
+
+
+def test_no_state_breaks_into_a_story_that_is_in_the_same_terminal(run, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert run("generate", "the fox", "the wood", "--stats", "1e-9", *SIX)[0] == 0
+    told = [line for line in terminal.getvalue().splitlines() if "running " in line]
+    assert len(told) >= 6 and all(line.startswith("running ") for line in told)
+    assert terminal.getvalue().count("[6 tokens, length]") == 2
+
+
 def test_the_same_command_tells_the_same_stories_and_another_seed_others(run):
     def stories(seed: str) -> str:
         return run("generate", "the", "--seed", seed, "--temperature", "1")[1].rsplit("\n", 2)[0]
@@ -93,7 +137,7 @@ def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path):
 @pytest.mark.parametrize(
     "arguments, error",
     [
-        (["--model", __file__], f"there is no folder {__file__}: name a checkpoint with --model"),
+        (["--model", __file__], f"{__file__} is a file, not a checkpoint's folder"),
         (["--kv-cache-tokens", "0"], "kv_cache_tokens must be a whole number, at least 1 and below 2**63, not 0"),
         (["--kv-cache-tokens", "9", "--kv-cache-memory-bytes", "9000"], "the pool's size was given 2 times"),
         (["--max-model-len", "65"], "max_model_len is 65, the model has 64 positions"),
@@ -135,6 +179,7 @@ def test_when_nothing_can_be_served_it_says_so(run):
 # Ended from outside
 
 
+@pytest.mark.full
 def test_a_full_disk_is_told_in_one_line(checkpoint):
     with open("/dev/full", "w") as full:
         process = start("generate", "the", "--model", str(checkpoint), *UNMEASURED, stdout=full)
@@ -149,22 +194,38 @@ def endless(folder):
     return ["generate", "the fox", "--model", str(model), *lasts]
 
 
-def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
+def test_ctrl_c_ends_it_in_one_line(run, monkeypatch):
+    step, calls = LLMEngine.step, iter(range(1, 100))
+
+    def interrupted(engine):
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step(engine)
+
+    monkeypatch.setattr(LLMEngine, "step", interrupted)
+    status, out, err = run("generate", "the fox", *SIX)
+    assert (status, err) == (130, "interrupted\n") and out.startswith("the fox") and "tokens/s" not in out
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_the_process_in_one_line(tmp_path):
     process = start(*endless(tmp_path))
     assert process.stdout.read(7) == "the fox"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and err.strip() == ""
+    assert (process.returncode, err) == (130, "interrupted\n")
 
 
+@pytest.mark.full
 def test_a_reader_who_has_seen_enough_ends_it_without_a_traceback(tmp_path):
     process = start(*endless(tmp_path))
     assert process.stdout.read(7) == "the fox"
     process.stdout.close()
-    assert process.wait(timeout=60) == 1 and process.stderr.read() == ""
+    assert process.wait(timeout=60) == 141 and process.stderr.read() == ""
     process.stderr.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("closed", "says"),
     [("stdin", "standard input is closed"), ("stdout", "standard output is closed: the results would be lost")],
@@ -174,14 +235,14 @@ def test_a_closed_stream_is_told_in_one_line(checkpoint, closed, says):
     assert process.communicate(timeout=60) == ("", f"error: {says}\n") and process.returncode == 2
 
 
-def test_standard_input_that_never_ends_is_told_in_one_line(checkpoint):
-    with open("/dev/zero", "rb") as zeros:
-        process = start("generate", "-", "--model", str(checkpoint), stdin=zeros)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, "")
-    assert err == "error: standard input has more than 16,777,216 characters: that is no prompt\n"
+def test_standard_input_that_never_ends_is_told_in_one_line(run, monkeypatch):
+    with open("/dev/zero") as zeros:
+        monkeypatch.setattr("sys.stdin", zeros)
+        says = "error: standard input has more than 16,777,216 characters: that is no prompt\n"
+        assert run("generate", "-") == (2, "", says)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "the f?x ?"), ("latin-1", "the f\xf6x ?")])
 def test_a_terminal_that_is_not_utf_8_gets_question_marks_for_what_it_cannot_show(checkpoint, encoding, shown):
     process = start(

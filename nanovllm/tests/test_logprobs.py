@@ -68,6 +68,15 @@ def test_each_row_is_told_of_its_own_token():
     assert [told(row) for row in rows] == [[(0, 0.4, 1)], [(4, 0.4, 1), (3, 0.3, 2)]]
 
 
+def test_many_rows_are_looked_at_a_few_at_a_time_and_of_equals_the_first_comes_first(monkeypatch):
+    logits = torch.randn(7, 50, generator=torch.Generator().manual_seed(0)).round()
+    whole = top_logprobs(logits, list(range(7)), count=4)
+    monkeypatch.setattr(module, "MAX_IN_CACHE", 100)
+    assert top_logprobs(logits, list(range(7)), count=4) == whole
+    ordered = logits.sort(dim=-1, descending=True, stable=True).indices[:, :4]
+    assert [list(row)[:4] for row in whole] == ordered.tolist()
+
+
 # Parameters that cannot be
 
 

@@ -148,6 +148,7 @@ def test_greedy_params_have_nothing_else_to_say():
         ({"stop": 0}, "stop must be a text or several, none of them empty, not 0"),
         ({"stop": "a", "detokenize": False}, "stop is ['a'], and detokenize is False: there is no text to find it in"),
         ({"stop_token_ids": [1, "2"]}, "stop_token_ids must be a list of token ids, not [1, '2']"),
+        ({"stop_token_ids": b"a"}, "stop_token_ids must be a list of token ids, not b'a'"),
         ({"stop_token_ids": torch.tensor(5)}, "stop_token_ids must be a list of token ids, not 5"),
         ({"bad_words": "fox"}, "bad_words must be a list of texts, none of them empty, not 'fox'"),
         ({"bad_words": [["fox"]]}, "bad_words must be a list of texts, none of them empty, not [['fox']]"),

@@ -1,21 +1,30 @@
-"""A file of requests is read as a whole, or told what is wrong with it: which request, field and value."""
+"""A file of requests is judged as a whole, and what is wrong with it is told: which request, field and value."""
 
+import io
 import json
 import random
-from dataclasses import fields
+from typing import Any
 
 import pytest
 
 from .. import SamplingParams
-from ..cli.requests_file import FIELDS, Request, read_requests, words
+from ..api.params import RepetitionDetectionParams
+from ..cli.json_values import words
+from ..cli.request import FIELDS, PARAMS, Defaults, Request, seed_of
+from ..cli.requests_file import RequestsFile
+
+
+def read(text: str, defaults: dict[str, Any] | None = None, seed: int = 0) -> list[Request]:
+    stream = io.BytesIO(text.encode("utf-8", "surrogatepass"))
+    return list(RequestsFile("a.jsonl", stream, None, Defaults(defaults or {}, seed)))
 
 
 def wrong(text: str) -> str:
-    """What is said of a file; always one line."""
+    """What is said of a file; always one line, which begins with its name."""
     with pytest.raises(ValueError) as caught:
-        read_requests(text, {})
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+        read(text)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("a.jsonl: ")
+    return str(caught.value).removeprefix("a.jsonl: ")
 
 
 def wrong_request(**fields) -> str:
@@ -36,14 +45,14 @@ def lines(*requests) -> str:
 @pytest.mark.parametrize("form", [document, lines])
 def test_requests_come_with_their_place_and_what_they_ask_for(form):
     text = form({"prompt": "a", "temperature": 0, "top_p": 0.5, "max_tokens": 9}, {"id": "x", "prompt": [1, 2], "n": 3})
-    assert read_requests(text, {}) == [
-        Request("0", 0, "a", SamplingParams(temperature=0, top_p=0.5, max_tokens=9)),
-        Request("x", 1, [1, 2], SamplingParams(n=3)),
-    ]
+    first, second = read(text)
+    seeds = [seed_of(0, index) for index in (0, 1)]
+    assert first == Request("0", 0, "a", SamplingParams(temperature=0, top_p=0.5, max_tokens=9, seed=seeds[0]))
+    assert second == Request("x", 1, [1, 2], SamplingParams(n=3, seed=seeds[1]))
 
 
 def test_what_a_request_does_not_say_is_as_the_caller_says():
-    first, second = read_requests(lines({"prompt": "a"}, {"prompt": "b", "top_k": 2}), {"top_k": 7, "max_tokens": 5})
+    first, second = read(lines({"prompt": "a"}, {"prompt": "b", "top_k": 2}), {"top_k": 7, "max_tokens": 5})
     assert (first.params.top_k, first.params.max_tokens) == (7, 5)
     assert (second.params.top_k, second.params.max_tokens) == (2, 5)
 
@@ -65,22 +74,53 @@ def test_any_field_of_sampling_params_may_be_said():
         "bad_words": ["c"],
         "min_p": 0.1,
     }
-    assert {*said} < {field.name for field in fields(SamplingParams)}
-    (request,) = read_requests(lines({"prompt": "a", **said}), {})
-    assert request.params == SamplingParams(**said)
+    (request,) = read(lines({"prompt": "a", **said}))
+    assert request.params == SamplingParams(**said | {"logit_bias": {7: 2.5}})
     assert all(words(hint) for hint in FIELDS.values())
 
 
+@pytest.mark.parametrize("name", sorted(PARAMS))
+def test_a_value_of_another_type_is_named_with_its_field(name):
+    """An object in a list is of no field's type; where anything may stand, the field itself is refused."""
+    message = wrong_request(**{name: [{"a": 1}]})
+    assert message.startswith(f"request 0 (line 1): {name}") and message.count(name) >= 1
+
+
+def test_keys_that_are_token_ids_are_numbers():
+    (request,) = read(lines({"prompt": "a", "logit_bias": {"5": 1, "07": -0.5}}))
+    assert request.params.logit_bias == {5: 1, 7: -0.5}
+    assert wrong_request(logit_bias={"a": 1}).endswith('logit_bias must be an object of numbers or null, not {"a": 1}')
+
+
+def test_an_object_that_is_a_dataclass_is_made_of_its_fields():
+    said = {"max_pattern_size": 3, "min_count": 2}
+    (request,) = read(lines({"prompt": "a", "repetition_detection": said}))
+    assert request.params.repetition_detection == RepetitionDetectionParams(**said)
+    says = "unknown field 'max' in repetition_detection: it may have max_pattern_size, min_pattern_size, min_count"
+    assert wrong_request(repetition_detection={"max": 1}) == f"request 0 (line 1): {says}"
+    says = 'repetition_detection.min_count must be an integer, not "2"'
+    assert wrong_request(repetition_detection={"min_count": "2"}) == f"request 0 (line 1): {says}"
+
+
+def test_a_request_without_a_seed_has_that_of_its_place():
+    seeds = [request.params.seed for request in read(lines(*[{"prompt": "a"}] * 3, {"prompt": "a", "seed": 7}))]
+    assert len({*seeds}) == 4 and seeds[3] == 7
+    others = [request.params.seed for request in read(lines(*[{"prompt": "a"}] * 2), seed=1)]
+    assert not {*seeds} & {*others}
+    assert read(lines({"prompt": "a", "seed": None}))[0].params.seed == seeds[0]
+    assert read(lines({"prompt": "a", "seed": -1}))[0].params.seed == seeds[0], "-1 is none"
+
+
 def test_empty_lines_are_none():
-    assert [request.prompt for request in read_requests('\n{"prompt": "a"}\n \n{"prompt": "b"}', {})] == ["a", "b"]
+    assert [request.prompt for request in read('\n{"prompt": "a"}\n \n{"prompt": "b"}')] == ["a", "b"]
 
 
 def test_a_line_ends_only_where_json_says_so():
-    assert read_requests('{"prompt": "a\u2028b\x85c"}\n', {})[0].prompt == "a\u2028b\x85c"
+    assert read('{"prompt": "a\u2028b\x85c"}\n')[0].prompt == "a\u2028b\x85c"
 
 
 def test_an_empty_prompt_is_for_the_engine_to_judge():
-    assert [request.prompt for request in read_requests(lines({"prompt": ""}, {"prompt": []}), {})] == ["", []]
+    assert [request.prompt for request in read(lines({"prompt": ""}, {"prompt": []}))] == ["", []]
 
 
 # What is wrong
@@ -118,20 +158,19 @@ def test_a_file_without_requests(text):
     ids=str,
 )
 def test_a_wrong_value_is_named_with_its_field(request_, says):
-    assert wrong_request(**request_) == f"request 0: {says}"
+    assert wrong_request(**request_) == f"request 0 (line 1): {says}"
     assert wrong(lines({"prompt": "a"}, {"prompt": "a", **request_})) == f"request 1 (line 2): {says}"
     assert wrong(document({"prompt": "a"}, {"prompt": "a", **request_})) == f"request 1: {says}"
 
 
 def test_an_unknown_field_is_named_and_those_that_there_are():
-    assert (
-        wrong_request(tempreature=1)
-        == f"request 0: unknown field 'tempreature': a request may have {', '.join(FIELDS)}"
-    )
+    assert wrong_request(tempreature=1) == "request 0 (line 1): unknown field 'tempreature': did you mean temperature?"
+    says = f"request 0 (line 1): unknown field 'x': a request may have {', '.join(FIELDS)}"
+    assert wrong_request(x=1) == says
 
 
 def test_a_long_value_is_cut():
-    assert wrong_request(n=["a" * 1000]) == f'request 0: n must be an integer, not ["{"a" * 55}...'
+    assert wrong_request(n=["a" * 1000]) == f'request 0 (line 1): n must be an integer, not ["{"a" * 55}...'
 
 
 def test_a_request_without_a_prompt():
@@ -143,7 +182,7 @@ def test_what_is_no_object_is_no_request(value):
     says = f"a request must be an object with a prompt, not {json.dumps(value)}"
     assert wrong(lines({"prompt": "a"}, value)) == f"request 1 (line 2): {says}"
     assert wrong(document({"prompt": "a"}, value)) == f"request 1: {says}"
-    assert wrong(json.dumps(value)) == f"request 0: {says}"
+    assert wrong(json.dumps(value)) == f"request 0 (line 1): {says}"
 
 
 def test_an_id_is_given_once():
@@ -189,13 +228,13 @@ def test_a_line_that_has_requests_is_no_request():
 
 
 def test_one_request_may_take_several_lines():
-    assert [request.prompt for request in read_requests('{\n"prompt":\n"a"}\n', {})] == ["a"]
+    assert [request.prompt for request in read('{\n"prompt":\n"a"}\n')] == ["a"]
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" * 400])
 def test_what_is_no_number_is_none_for_the_engine(number):
     for field in ("temperature", "top_p"):
-        assert wrong('{"prompt": "a", "%s": %s}' % (field, number)).startswith(f"request 0: {field} must be ")  # noqa: UP031
+        assert wrong('{"prompt": "a", "%s": %s}' % (field, number)).startswith(f"request 0 (line 1): {field} must ")  # noqa: UP031
     if not number.isdigit():
         assert "must be an integer or null, not " in wrong(f'{{"prompt": "a", "max_tokens": {number}}}')
 
@@ -207,6 +246,6 @@ def test_wherever_the_mistake_is_it_is_found_there(seed):
     requests = [{"prompt": rng.choice(["a", [1, 2], "}],\n["]), "stop": ["x"] * rng.randrange(3)} for _ in range(9)]
     form, place = (document, lines)[seed % 2], rng.randrange(9)
     says = f"request {place} (line {place + 1})" if form is lines else f"request {place}"
-    assert [request.prompt for request in read_requests(form(*requests), {})] == [each["prompt"] for each in requests]
+    assert [request.prompt for request in read(form(*requests))] == [each["prompt"] for each in requests]
     requests[place]["top_p"] = 2
     assert wrong(form(*requests)) == f"{says}: top_p must be above 0 and at most 1, not 2"

@@ -88,10 +88,11 @@ def test_ctrl_c_is_taken_between_steps(llm):
     assert [event["kind"] for event in events[-6:] if event["kind"] in ("abort", "end")] == ["abort", "end"]
 
 
-def test_in_another_thread_it_works_too(llm):
+def test_in_another_thread_it_works_too(checkpoint):
     events = []
 
     def serve():
+        llm = LLM(checkpoint, **OPTIONS)  # it belongs to the thread that makes it
         with traced(llm, events.append):
             llm.generate("the fox", SamplingParams(max_tokens=2, ignore_eos=True))
 
@@ -154,7 +155,10 @@ SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", "is empty: a trace begins with a snapshot"),
+        ("", "has no whole line: a trace begins with a snapshot"),
+        ('{"kind":"snapshot"', "has no whole line: a trace begins with a snapshot"),
+        ("[" * 100_000 + "\n", "line 1: no JSON: maximum recursion depth"),
+        ("\udcff\n", "line 1: no JSON: Expecting value"),
         ("hello\n", "line 1: no JSON: Expecting value"),
         ('["kind"]\n', "line 1: no event of a trace"),
         ('{"kind": "brew"}\n', "line 1: no event of a trace"),
@@ -166,7 +170,7 @@ SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
 )
 def test_what_is_no_trace_is_told_in_one_line(text, error, tmp_path, capsys):
     file = tmp_path / "run.jsonl"
-    file.write_text(text)
+    file.write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=error):
         list(read_trace(file))
     assert main(["trace", str(file)]) == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 VERSION = 1
 BEGINNING = b'{"kind":"snapshot"'
+MAX_CHARACTERS = 1 << 26  # of a line that is read: /dev/zero never ends
 COMMON = ("kind", "step", "by")  # "by" is not in a snapshot and a step
 KEYS: dict[str, tuple[str, ...]] = {
     "snapshot": ("version", "stage", "pool", "host", "max_num_seqs", "max_num_batched_tokens", "state"),
@@ -110,15 +111,15 @@ def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
     """The events of a file, the snapshot first. A last line without its end was being written when it was cut: it is
     left out. Raises ValueError, naming the line, for what is no trace, or of another version.
     """
-    number = 0
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
+    num_events = 0
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_CHARACTERS), ""), start=1):
             if not line.endswith("\n"):
                 break
             try:
                 event = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: no JSON: {error.msg}") from None
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}, line {number}: no JSON: {getattr(error, 'msg', error)}") from None
             if not isinstance(event, dict) or event.get("kind") not in KEYS:
                 raise ValueError(f"{path}, line {number}: no event of a trace: {line[:60].strip()}")
             if event.get("version", VERSION) != VERSION:
@@ -128,5 +129,6 @@ def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
             if (event["kind"] == "snapshot") != (number == 1):
                 raise ValueError(f"{path}, line {number}: a trace has one snapshot, its first line")
             yield event
-    if number == 0:
-        raise ValueError(f"{path} is empty: a trace begins with a snapshot")
+            num_events = number
+    if num_events == 0:
+        raise ValueError(f"{path} has no whole line: a trace begins with a snapshot")

@@ -1,6 +1,6 @@
-"""python -m notebooks.page: write notebooks/pool.html, the page that plays the pool."""
+"""python -m notebooks.page: write pool.html, the page that plays the pool, and pool.svg, the picture in README.md."""
 
-from notebooks.page.build import PAGE, build
+from notebooks.page.build import build
 
-build()
-print(f"{PAGE.name}  {PAGE.stat().st_size / 1024:.0f} KB")
+for made in build():
+    print(f"{made.name}  {made.stat().st_size / 1024:.0f} KB")

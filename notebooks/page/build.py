@@ -8,6 +8,7 @@ from typing import Any
 from notebooks.page.compact import Packer
 from notebooks.page.excerpts import excerpts
 from notebooks.page.moments import moments
+from notebooks.page.readme import PICTURE, picture
 from notebooks.page.record import Event, Run, record
 from notebooks.page.workload import ROOT
 from stages.bench.engines import PACKAGES
@@ -61,5 +62,10 @@ def read(name: str) -> str:
     return (SOURCE / name).read_text(encoding="utf-8")
 
 
-def build(path: Path = PAGE) -> None:
-    path.write_text(page(data({name: record(name) for name in STAGES})), encoding="utf-8")
+def build(folder: Path = PAGE.parent) -> list[Path]:
+    """Write the page, and README.md's picture of the same runs. Returns the two files."""
+    recorded = {name: record(name) for name in STAGES}
+    made = {PAGE.name: page(data(recorded)), PICTURE.name: picture(recorded)}
+    for name, text in made.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in made]

@@ -11,7 +11,7 @@ from functools import partial
 from pprint import pprint
 from typing import Any
 
-from stages.bench import decode, offload, prefix_cache, results, samples, scoreboard, serving
+from stages.bench import decode, offload, prefix_cache, results, sampler, samples, scoreboard, serving
 from stages.bench.models import STORYTELLER
 from stages.bench.predict import answers
 from stages.bench.predict.s1 import holes
@@ -24,6 +24,7 @@ TABLES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "serving": serving.measure,
     "overhead": serving.measure_overhead,
     "samples": samples.measure,
+    "sampler": sampler.measure,
     "prefix_cache": prefix_cache.measure,
     "offload": offload.measure,
 }

@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import io
 import statistics
-import textwrap
 import time
 from argparse import Namespace
 from collections import Counter
@@ -24,6 +23,8 @@ from stages.bench.racing import sampling_params
 from stages.bench.workloads import mixed_workload
 
 POOL_TOKENS = 8192
+RUN_PROMPT = "Once upon a time"
+STORY_WIDTH, STORY_END = 100, 38  # characters of a story that README.md shows, and of its end
 NUM_ROUNDS, SECONDS = 3, 60  # no round begins after that time, but for the first
 PEER_TOKENS, PEER_PAIRS = 128, 5
 
@@ -107,19 +108,31 @@ def blocks_moved(name: str, llm: Any) -> dict[str, int]:
 
 
 def measure_run(args: Namespace) -> dict[str, Any]:
-    """What `make run` prints, its speed in the last line."""
-    return {"run": screen()}
+    """What two commands print: the same story, and what stages 1 and 2 take of the pool for it."""
+    return {"run": {"screen": "\n\n".join(screen(number) for number in ("1", "2"))}}
 
 
-def screen() -> dict[str, str]:
-    """What the README's `make run` shows: the first story, an ellipsis for the others, the last line."""
-    finished = importlib.import_module("nanovllm.__main__")
-    captured = io.StringIO()
-    with contextlib.redirect_stdout(captured):
-        finished.main(["generate", "--model", str(STORYTELLER)])
-    first, *_, last = captured.getvalue().strip().split("\n\n")
-    wrapped = "\n".join(textwrap.fill(line, 100) for line in first.splitlines())
-    return {"screen": f"{wrapped}\n\n...\n\n{last.strip()}"}
+def screen(number: str) -> str:
+    """What README.md shows of a stage's `make run`: the command, the story's two ends, the last line."""
+    command = importlib.import_module("stages.__main__")
+    for _ in range(2):  # the first run in a process also waits for what torch makes only once
+        captured = io.StringIO()
+        with contextlib.redirect_stdout(captured):
+            command.main([number, "--model", str(STORYTELLER), RUN_PROMPT])
+    story, *_, last = captured.getvalue().strip().split("\n\n")
+    return "\n".join([f'$ make run STAGE={number} PROMPT="{RUN_PROMPT}"', ends(story), last.strip()])
+
+
+def ends(story: str) -> str:
+    """The beginning and the end of a text, on one line.
+
+    >>> ends("The fox ran to the henhouse, and the hens saw him. " * 3 + " [40 tokens, length]")
+    'The fox ran to the henhouse, and the hens saw him. The fox ... hens saw him.  [40 tokens, length]'
+    """
+    line = story.replace("\n", " ")
+    beginning = line[: STORY_WIDTH - STORY_END].rsplit(" ", 1)[0]
+    ending = line[-STORY_END:].split(" ", 1)[1]
+    return f"{beginning} ... {ending}"
 
 
 def measure_peers(args: Namespace) -> dict[str, Any]:

@@ -10,8 +10,8 @@ NOT_YET = "Not measured yet.\n"
 
 
 def run_block(results: Results) -> str:
-    """What `make run` prints, first story and last line."""
-    return "```text\n" + results["run"]["screen"] + "\n```\n"
+    """Three commands and what they print: the same story in one piece and in blocks, and the page."""
+    return "```console\n" + results["run"]["screen"] + "\n\n$ make open-page\nnotebooks/pool.html\n```\n"
 
 
 def machine_block(results: Results) -> str:

@@ -1,8 +1,8 @@
 """SamplingParams, and the sampler, which chooses one token for each row of logits."""
 
-import hashlib
 import math
 from collections import abc
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +11,11 @@ from torch import Tensor
 
 from .checks import AT_LEAST_1, SEED, Rule, check_fields
 from .flags import knob
+from .race import Terms, noise_key, race_all, race_likeliest
+
+Kind = Callable[[Tensor, Terms], Tensor]  # logits [num_rows, vocab_size], terms -> tokens [num_rows]
+
+MAX_LOGITS = 1 << 20  # sampled from together: what is made of them stays in the processor's cache
 
 RULES: dict[str, Rule] = {
     "temperature": ("0 or above", lambda temperature: temperature >= 0),
@@ -75,62 +80,58 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
     Raises FloatingPointError, naming the row, if a row has no probabilities: NaN, +inf or nothing but -inf in it.
     """
     assert logits.dim() == 2 and logits.shape[0] == len(rows), (logits.shape, len(rows))
-    logits = logits.float()
-    tokens = logits.argmax(dim=-1)  # [num_rows]
-    random_rows = [i for i, row in enumerate(rows) if row.params.temperature > 0]
-    if random_rows:
-        index = torch.tensor(random_rows, device=logits.device)
-        chosen = race(logits[index], [rows[i] for i in random_rows])
-        tokens = tokens.index_copy(0, index, chosen)
-    normalizers = logits.logsumexp(dim=-1)  # [num_rows]
-    for i, normalizer in enumerate(normalizers.tolist()):
-        if not math.isfinite(normalizer):  # exactly then; argmax has made some token of such a row all the same
-            raise FloatingPointError(f"the logits of row {i} are NaN, infinite or all -inf: no token can be sampled")
-    logprobs = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - normalizers  # [num_rows]
-    return [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
+    if logits.device.type == "mps":  # it has no float64, which the noise is made with
+        logits = logits.cpu()
+    sampled: list[SampledToken] = []
+    size = max(1, MAX_LOGITS // logits.shape[1])
+    for start in range(0, len(rows), size):
+        part = logits[start : start + size].float()
+        logprobs = part.log_softmax(dim=-1)  # [size, vocab_size]
+        for i, is_nan in enumerate(logprobs[:, 0].isnan().tolist()):  # if one of a row is, all are
+            if is_nan:
+                at_fault = f"the logits of row {start + i} are NaN, infinite or all -inf"
+                raise FloatingPointError(f"{at_fault}: no token can be sampled")
+        tokens = choose(part, rows[start : start + size])  # [size]
+        chosen = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+        sampled += [SampledToken(*pair) for pair in zip(tokens.tolist(), chosen.tolist(), strict=True)]
+    return sampled
 
 
-def race(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
-    """Sample each row by an exponential race: the token with the largest p / Exp(1) wins with probability p.
+def choose(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
+    """Choose a token for each row. Rows of one kind go together. logits float32 [num_rows, vocab_size] -> [num_rows]"""
+    members: dict[Kind, list[int]] = {}
+    for i, row in enumerate(rows):
+        members.setdefault(kind_of(row.params, logits.shape[1]), []).append(i)
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    for kind, indices in members.items():
+        of_kind = logits if len(indices) == len(rows) else logits[indices]
+        tokens[indices] = kind(of_kind, terms_of([rows[i] for i in indices], logits.device))
+    return tokens
 
-    Noise of 1e-5 in the logits almost never changes the winner, where inverting the cumulative distribution would
-    shift every token behind the noise. logits float32 [num_rows, vocab_size] -> int64 [num_rows]
+
+def kind_of(params: SamplingParams, vocab_size: int) -> Kind:
+    if params.temperature == 0:
+        return greedy
+    return race_likeliest if 0 < params.top_k < vocab_size else race_all
+
+
+def greedy(logits: Tensor, terms: Terms) -> Tensor:
+    """logits [num_rows, vocab_size] -> tokens [num_rows]"""
+    return logits.argmax(dim=-1)
+
+
+def terms_of(rows: list[SamplingRow], device: torch.device) -> Terms:
     """
-    temperature = torch.tensor([row.params.temperature for row in rows], device=logits.device)  # [num_rows]
-    logits = logits / temperature.clamp(min=1e-5).unsqueeze(1)
-    logits = apply_top_k_top_p(logits, [row.params for row in rows])
-    noise = torch.stack([exponential_noise(row, logits.shape[1]) for row in rows])  # [num_rows, vocab_size]
-    return (logits.softmax(dim=-1) / noise.to(logits.device)).argmax(dim=-1)
-
-
-def exponential_noise(row: SamplingRow, vocab_size: int) -> Tensor:
-    """Draw Exp(1), float32 [vocab_size], as a function of (seed, sample index, position) and of nothing else.
-
-    There is no generator whose state moves: a row's noise is the same whatever runs beside it, and a sequence that is
-    computed again draws the same tokens again. It is made on the CPU, so that every device draws the same.
+    >>> terms_of([SamplingRow(SamplingParams(top_p=0.5), 0, 0, 0)], torch.device("cpu")).top_p
+    tensor([[0.5000]])
     """
-    key = f"{row.seed},{row.sample_index},{row.position}".encode()
-    seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest())  # torch's CPU generator keeps 32 bits
-    generator = torch.Generator().manual_seed(seed)
-    return torch.empty(vocab_size).exponential_(generator=generator).clamp_(min=1e-30)
 
+    def column(values: Iterable[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(list(values), dtype=dtype, device=device).unsqueeze(1)  # [num_rows, 1]
 
-def apply_top_k_top_p(logits: Tensor, params: list[SamplingParams]) -> Tensor:
-    """Set to -inf what top_k leaves out, then what top_p leaves out. logits, out [num_rows, vocab_size]
-
-    >>> two = SamplingParams(top_k=2), SamplingParams(top_p=0.6)
-    >>> apply_top_k_top_p(torch.tensor([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]]), list(two)).tolist()
-    [[-inf, 3.0, 2.0], [-inf, -inf, 2.0]]
-    """
-    vocab_size = logits.shape[1]
-    if all(p.top_k in (0, vocab_size) and p.top_p == 1 for p in params):
-        return logits
-    top_k = torch.tensor([min(p.top_k or vocab_size, vocab_size) for p in params], device=logits.device)
-    top_p = torch.tensor([p.top_p if p.top_p < 1 else math.inf for p in params], device=logits.device)
-    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)  # [num_rows, vocab_size]
-    rank = torch.arange(vocab_size, device=logits.device)  # [vocab_size]
-    ordered = ordered.masked_fill(rank >= top_k.unsqueeze(1), float("-inf"))
-    probs = ordered.softmax(dim=-1)
-    before = probs.cumsum(dim=-1) - probs  # of all likelier tokens; rounding may take it past 1
-    ordered = ordered.masked_fill((before >= top_p.unsqueeze(1)) & (rank > 0), float("-inf"))
-    return torch.empty_like(logits).scatter_(1, tokens, ordered)
+    return Terms(
+        temperature=column((max(row.params.temperature, 1e-5) for row in rows), torch.float32),
+        top_k=column((min(row.params.top_k, 1 << 31) for row in rows), torch.int64),
+        top_p=column((row.params.top_p if row.params.top_p < 1 else math.inf for row in rows), torch.float32),
+        key=column((noise_key(row.seed, row.sample_index, row.position) for row in rows), torch.int64),
+    )

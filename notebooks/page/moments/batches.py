@@ -25,7 +25,7 @@ def free_but_scattered(run: Run) -> Moment | None:
             ended = " and ".join(label(event["seq"]) for event in step.of("end"))
             return Moment(
                 step.number,
-                f"Room for {label(first)}",
+                "A piece is given back",
                 f"{ended} ends in the next step. {sum(sizes)} slots will be free, and {label(first)} waits for "
                 f"{needed}.",
                 f"Is there room for {label(first)} then?",
@@ -52,7 +52,7 @@ def scattered_table(run: Run) -> Moment | None:
                 places = ", ".join(map(str, table))
                 return Moment(
                     step.number,
-                    "Blocks far apart",
+                    "Blocks that lie apart",
                     f"A new batch begins. {label(event['seq'])} needs {len(table)} blocks, and the next free ones do "
                     "not lie side by side.",
                     "Can one sequence have them?",
@@ -95,7 +95,7 @@ def taken_again(run: Run) -> Moment | None:
             if giver and giver != taker and {block - 1, block + 1} <= held:
                 return Moment(
                     step.number,
-                    "The next block",
+                    "Which block comes next",
                     f"{label(giver)} gave its blocks back, and left holes between the others'. Now "
                     f"{label(taker)}'s last block is full.",
                     f"Which block does {label(taker)} take?",

@@ -26,7 +26,7 @@ def held_then_idle(run: Run) -> Moment | None:
             kept = [event["block"] for event in idle]
             return Moment(
                 step.number,
-                "Held, then idle",
+                "After the last token",
                 f"{who} gets its last token in the next step, and gives {blocks(len(step.of('given_back')))} back. "
                 f"{len(kept)} of them are full, and keep their text.",
                 f"When are these {len(kept)} taken for another text?",
@@ -49,7 +49,7 @@ def hit_by_a_stranger(run: Run) -> Moment | None:
                 num_tokens, found = len(step.before.sequences[who].tokens), BLOCK_SIZE * len(hits)
                 return Moment(
                     step.number,
-                    "The same beginning",
+                    "A prompt that begins alike",
                     f"{label(who)} is next. Its {num_tokens} tokens begin with the same text as {label(author)}'s, and "
                     f"{label(author)} has ended.",
                     f"How many of them does {label(who)} compute?",
@@ -73,7 +73,7 @@ def evicted_tail_first(run: Run) -> Moment | None:
             if len(siblings) > 1:
                 return Moment(
                     step.number,
-                    "An eviction",
+                    "Which text goes first",
                     f"{shortage(step, event, taker(step, event), 'empty block')} {blocks(len(siblings))} with text of "
                     f"{label(author)} are idle.",
                     "Which of them is given up first?",
@@ -101,7 +101,7 @@ def stored_to_the_host(run: Run) -> Moment | None:
         for event in step.of("stored"):
             return Moment(
                 step.number,
-                "An eviction, with a host",
+                "A text leaves the device",
                 f"{shortage(step, event, taker(step, event), 'empty block')} Block {event['from']} is idle, and is the "
                 "next to be evicted.",
                 "Is its text lost?",
@@ -125,7 +125,7 @@ def loaded_back(run: Run) -> Moment | None:
             found = step.of("admit", seq=who)[0]["num_computed_tokens"]
             return Moment(
                 step.number,
-                f"{label(who)} comes back",
+                "A text is wanted again",
                 f"{label(who)} was preempted, and there is room for it again. {blocks(len(loads))} of its text "
                 f"{'is' if len(loads) == 1 else 'are'} on the host.",
                 f"What does {label(who)} have to compute?",

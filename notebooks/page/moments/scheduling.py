@@ -31,7 +31,7 @@ def chunk_beside_decodes(run: Run) -> Moment | None:
                 budget = run.events[0]["max_num_batched_tokens"]
                 return Moment(
                     step.number,
-                    "A long prompt",
+                    "A long prompt among decodes",
                     f"{who}'s prompt has {length} tokens. A step computes at most {budget}, and others come first: "
                     f"{' and '.join(map(label, decodes(step)))} are to get a token each.",
                     f"How much of {who}'s prompt comes along?",
@@ -54,7 +54,7 @@ def seat_refilled(run: Run) -> Moment | None:
             if earlier.of("end") and earlier.of("held_up", seq=event["seq"]) and others and event["seq"] not in seen:
                 return Moment(
                     step.number,
-                    "A free seat",
+                    "A seat comes free",
                     f"There are {run.events[0]['max_num_seqs']} seats: no more run at a time. "
                     f"{label(earlier.of('end')[0]['seq'])} has ended, {len(others)} others are in the middle of their "
                     f"texts, and {who} waits.",
@@ -78,7 +78,7 @@ def preemption(run: Run) -> Moment | None:
             tokens = step.before.sequences[victim].num_computed_tokens
             return Moment(
                 step.number,
-                "A preemption",
+                "Blocks run out",
                 shortage(step, event, label(event["for"]), "free block"),
                 "Who gives its blocks up for it?",
                 (f"{label(first)}, which came first", f"{label(last)}, which came last"),
@@ -109,7 +109,7 @@ def counts_and_copies(run: Run) -> Moment | None:
             steady = [block for block in shared if step.after.ref_counts[block] == samples]
             return Moment(
                 step.number,
-                f"{samples} samples, 1 block",
+                "Three samples, one last block",
                 f"F's prompt is computed, and {samples} samples begin. They share its {blocks(len(shared))}; the last "
                 "one is not full, and each sample is to write a token of its own into it.",
                 "How many copies of that block are made?",

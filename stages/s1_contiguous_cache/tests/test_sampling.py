@@ -1,6 +1,7 @@
 """SamplingParams, and the sampler: logits in, one token a row out."""
 
 import math
+import operator
 import re
 from dataclasses import fields
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from .. import sampling
 from ..llm import LLM
-from ..sampling import SampledToken, SamplingParams, SamplingRow, apply_top_k_top_p, exponential_noise, sample
+from ..sampling import SampledToken, SamplingParams, SamplingRow, sample
 
 PROBS = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = torch.tensor(PROBS).log() + 3  # a shift that softmax does not see
@@ -97,17 +99,18 @@ def test_top_k_of_more_than_there_are_is_all():
     assert draw(LOGITS, top_k=10**30) == draw(LOGITS, top_k=5) == draw(LOGITS)
 
 
-def test_of_equals_at_the_edge_top_k_keeps_the_first():
-    kept = apply_top_k_top_p(torch.tensor([[1.0, 2.0, 1.0, 1.0]]), [SamplingParams(top_k=3)])
-    assert kept.isfinite().tolist() == [[True, True, True, False]]
+def test_of_equals_at_the_edge_the_first_are_kept():
+    assert set(draw(torch.tensor([1.0, 2.0, 1.0, 1.0]), top_k=3)) == {0, 1, 2}
+    assert set(draw(torch.zeros(4), top_p=0.5)) == {0, 1}
+    assert set(draw(torch.zeros(4), top_k=3, top_p=0.5)) == {0, 1}
 
 
 def test_a_row_without_limits_keeps_every_token_whatever_its_neighbour_wants():
-    """A likeliest token of 0.9999999...: what is left for the others rounds to nothing, and still is not cut off."""
-    logits = torch.tensor([[30.0, 0.0, -1.0, 2.0]]).expand(2, -1)
-    kept = apply_top_k_top_p(logits, [SamplingParams(), SamplingParams(top_p=0.5)])
-    assert torch.equal(kept[0], logits[0])
-    assert kept[1].isfinite().tolist() == [True, False, False, False]
+    """Of the second token 5 in 100,000 are drawn: top_p 0.99999 would leave it out."""
+    logits = torch.tensor([[10.0, 0.0]]).expand(2 * NUM_DRAWS, -1)
+    rows = [row(position=i, top_p=0.5 if i % 2 else 1.0, temperature=2.0) for i in range(2 * NUM_DRAWS)]
+    tokens = [token.token_id for token in sample(logits, rows)]
+    assert sum(tokens[1::2]) == 0 < sum(tokens[::2])
 
 
 @pytest.mark.parametrize("params", [{"temperature": 1e-300}, {"top_k": 1}, {"top_p": 1e-300}], ids=str)
@@ -130,25 +133,18 @@ def test_logits_of_half_precision_are_drawn_from_as_well():
 # Seeds
 
 
-def test_noise_is_a_function_of_seed_sample_and_position():
-    noise = {
-        key: exponential_noise(row(seed=key[0], sample_index=key[1], position=key[2]), 50)
-        for key in [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (11, 0, 1), (1, 10, 1)]
-    }
-    assert len({tuple(values.tolist()) for values in noise.values()}) == len(noise)
-    assert torch.equal(noise[1, 0, 1], exponential_noise(row(seed=1, position=1), 50))
-
-
-def test_no_other_generator_moves_the_noise_and_the_noise_moves_none():
-    before = exponential_noise(row(seed=3), 50)
+def test_no_generator_moves_the_draws_and_they_move_none():
+    before = draw(LOGITS)
     torch.manual_seed(0)
     first = torch.rand(3)
     torch.manual_seed(0)
-    assert torch.equal(exponential_noise(row(seed=3), 50), before)
+    assert draw(LOGITS) == before
     assert torch.equal(torch.rand(3), first)
 
 
-def test_a_row_draws_the_same_alone_and_in_any_company():
+@pytest.mark.parametrize("at_once", [250, 1 << 20])  # in parts of two rows, or all together
+def test_a_row_draws_the_same_alone_and_in_any_company(at_once, monkeypatch):
+    monkeypatch.setattr(sampling, "MAX_LOGITS", at_once)
     kinds = [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 1.7, "top_k": 40, "top_p": 0.9}]
     rows = [row(seed=i, position=i, **kinds[i % len(kinds)]) for i in range(20)]
     logits = torch.randn(20, 100, generator=torch.Generator().manual_seed(0))
@@ -159,13 +155,26 @@ def test_a_row_draws_the_same_alone_and_in_any_company():
     assert [token.token_id for token in together] == [token.token_id for token in backwards]
 
 
-def test_a_small_error_in_the_logits_moves_almost_no_draw():
-    """What batching does to float32 logits, 1e-5: inverting the cumulative distribution would move about 1 in 100."""
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 300}, {"top_k": 300, "top_p": 0.9}], ids=str)
+def test_a_small_error_in_the_logits_moves_almost_no_draw(params):
+    """What batching does to float32 logits, 1e-5: the cumulative distribution, inverted, moves many draws."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(500, 1000, generator=generator)
-    rows = [row(position=i) for i in range(500)]
-    shaken = sample(logits + 1e-5 * torch.randn(500, 1000, generator=generator), rows)
-    assert sum(a.token_id != b.token_id for a, b in zip(sample(logits, rows), shaken, strict=True)) <= 1
+    shaken = logits + 1e-5 * torch.randn(500, 1000, generator=generator)
+    rows = [row(position=i, **params) for i in range(500)]
+    assert sum(a.token_id != b.token_id for a, b in zip(sample(logits, rows), sample(shaken, rows), strict=True)) <= 1
+
+
+def test_inverting_the_cumulative_distribution_would_move_more():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1000, generator=generator)
+    shaken = logits + 1e-5 * torch.randn(1000, generator=generator)
+    rows = [row(position=i) for i in range(30_000)]
+    raced = [[token.token_id for token in sample(each.expand(30_000, -1), rows)] for each in (logits, shaken)]
+    uniform = torch.rand(30_000, generator=generator)
+    inverted = [torch.searchsorted(each.softmax(dim=-1).cumsum(dim=-1), uniform).tolist() for each in (logits, shaken)]
+    moved_by_race, moved_by_inversion = (sum(map(operator.ne, *tokens)) for tokens in (raced, inverted))
+    assert moved_by_race <= 1 and moved_by_inversion >= 4
 
 
 def generated(llm: LLM, prompts: list, params: list[SamplingParams]) -> list[list[int]]:
@@ -234,6 +243,13 @@ def test_a_row_that_has_no_probabilities_is_an_error_that_names_it(poisoned, par
     with pytest.raises(FloatingPointError, match="the logits of row 1 are NaN, infinite or all -inf"):
         sample(logits, [row(**params)] * 3)
     assert len(sample(logits[::2], [row(**params)] * 2)) == 2
+
+
+def test_rows_are_counted_through_all_parts(monkeypatch):
+    monkeypatch.setattr(sampling, "MAX_LOGITS", 10)  # two rows of five
+    logits = torch.stack([LOGITS, LOGITS, LOGITS, torch.full((5,), math.nan)])
+    with pytest.raises(FloatingPointError, match="the logits of row 3 are NaN"):
+        sample(logits, [row()] * 4)
 
 
 def test_minus_infinity_forbids_a_token_and_is_no_fault():

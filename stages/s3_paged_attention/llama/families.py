@@ -17,6 +17,12 @@ class Family(NamedTuple):
 
 
 MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
+MISTRAL_ALWAYS = {  # its window has no switch, and is that of all layers
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": True,
+    "max_window_layers": 0,
+}
 QWEN = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
@@ -26,13 +32,14 @@ QWEN = {
 }
 FAMILIES = {  # by model_type; qwen2 is Qwen 2.5, too
     "llama": Family("LlamaForCausalLM", {}, {}),
-    "mistral": Family("MistralForCausalLM", MISTRAL, {"attention_bias": False, "mlp_bias": False}),
+    "mistral": Family("MistralForCausalLM", MISTRAL, MISTRAL_ALWAYS),
     "qwen2": Family("Qwen2ForCausalLM", QWEN, {"attention_bias": True, "mlp_bias": False}, output_bias=False),
     "qwen3": Family("Qwen3ForCausalLM", {**QWEN, "head_dim": 128}, {"mlp_bias": False}, qk_norm=True),
 }
 
 IMPLEMENTED: dict[str, tuple[Any, ...]] = {  # entry: the values that it may have beside null
-    "hidden_act": ("silu",),
+    "hidden_act": ("silu", "swish"),
+    "per_layer_config": (),
     "partial_rotary_factor": (1,),
     "rotary_pct": (1,),
     "rope_interleaved": (False,),

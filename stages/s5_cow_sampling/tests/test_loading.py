@@ -3,10 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..llama import LlamaForCausalLM, ModelConfig, load_model
 from ..llama.config import RopeScaling
@@ -179,6 +182,7 @@ NOT_RUN_HERE: list[tuple[dict, str]] = [
     ({"layer_types": ["full_attention", "sliding_attention"]}, "must all be full_attention, not 'sliding_attention'"),
     ({"num_local_experts": 8}, "num_local_experts must be 0, not 8"),
     ({"hidden_act": "gelu"}, "hidden_act must be silu, not 'gelu'"),
+    ({"per_layer_config": {"1": {"num_attention_heads": 2}}}, "per_layer_config must be null, not {'1': {'num_att"),
     ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null, not 50.0"),
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping must be null, not 30.0"),
     ({"logits_scaling": 8}, "logits_scaling must be 1, not 8"),
@@ -223,10 +227,7 @@ WRONG: list[tuple[dict, str]] = [
     ({"head_dim": 2**20}, "head_dim must be at most 1024, not 1048576"),
     ({"max_position_embeddings": "64"}, "max_position_embeddings must be a positive whole number, not '64'"),
     ({"max_position_embeddings": 10**25}, "max_position_embeddings must be at most 16777216, not 1000"),
-    *(
-        ({"rms_norm_eps": eps}, f"rms_norm_eps must be a positive number, not {eps!r}")
-        for eps in NO_EPS
-    ),
+    *(({"rms_norm_eps": eps}, f"rms_norm_eps must be a positive number, not {eps!r}") for eps in NO_EPS),
     *(
         ({"rope_theta": theta}, f"config.json: rope_theta must be a positive number, not {theta!r}")
         for theta in (-1, 0, "1e4", float("nan"), float("inf"))
@@ -310,6 +311,8 @@ QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
     [
         (MISTRAL | {"sliding_window": None}, None),
         (MISTRAL | {"sliding_window": 16}, 16),
+        (MISTRAL | {"sliding_window": 16, "use_sliding_window": False}, 16),  # entries of Qwen, which say nothing here
+        (MISTRAL | {"sliding_window": 16, "max_window_layers": 2}, 16),
         (QWEN2 | {"sliding_window": 16}, None),
         (QWEN2 | {"sliding_window": 16, "use_sliding_window": False}, None),
         (QWEN2 | {"sliding_window": None, "use_sliding_window": True}, None),
@@ -437,6 +440,38 @@ def test_a_loaded_model_needs_no_gradients_and_no_file(tmp_path):
     (folder / "model.safetensors").write_bytes(b"")
     assert torch.equal(next_logits(model, IDS), before)
     assert not model.training and not any(parameter.requires_grad for parameter in model.parameters())
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors while they live, and the most there were. A mapped file is no tensor's memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}  # by address
+        self._mapped: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.device.type == "cpu":
+            storage = result.untyped_storage()
+            if func is torch.ops.aten.set_.source_Storage:
+                self._mapped.add(storage.data_ptr())
+            elif storage.data_ptr() not in self._mapped:
+                self._live[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+            self._live = {at: (ref, size) for at, (ref, size) in self._live.items() if not ref.expired()}
+            self.peak = max(self.peak, sum(size for _, size in self._live.values()))
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_loading_holds_the_weights_and_less_than_one_tensor_beside_them(tmp_path, dtype, num_shards):
+    folder = write_checkpoint(tmp_path, num_shards=num_shards)
+    with LiveBytes() as memory:
+        model = load(folder, dtype)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert weights <= memory.peak < weights + model.lm_head.weight.nbytes
 
 
 # Weights that do not

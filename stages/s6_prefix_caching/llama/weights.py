@@ -40,8 +40,10 @@ def load_model(
             reader.check_tied_head((config.vocab_size, config.hidden_size))
         state = {}
         for name, parameter in model.named_parameters():  # a tied head is listed once, as embed_tokens
-            parts = [reader.read(source, shape) for source, shape in checkpoint_tensors(name, parameter.shape, config)]
-            state[name] = torch.cat([part.to(device, dtype) for part in parts])
+            state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
+            parts = checkpoint_tensors(name, parameter.shape, config)
+            for rows, part in zip(state[name].split([shape[0] for _, shape in parts]), parts, strict=True):
+                rows.copy_(reader.read(*part))  # to its place and dtype in one go: nothing is held twice
         reader.check_all_read()
     model.load_state_dict(state, assign=True, strict=False)  # only a tied head can be missing: read() raises
     model.tie_weights()

@@ -12,13 +12,13 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import get_json_schema
 
-from ..checkpoints import template_environment
-from ..checkpoints.chat_template import render_chat
-from ..checkpoints.hf_tokenizer import HFTokenizer
-from ..checkpoints.load_tokenizer import load_tokenizer
-from ..checkpoints.message_contents import reads_parts
-from ..checkpoints.tool_schema import function_schema
-from .made_tokenizers import write_form
+from nanovllm.checkpoints import template_environment
+from nanovllm.checkpoints.chat_template import render_chat
+from nanovllm.checkpoints.hf_tokenizer import HFTokenizer
+from nanovllm.checkpoints.load_tokenizer import load_tokenizer
+from nanovllm.checkpoints.message_contents import reads_parts
+from nanovllm.checkpoints.tool_schema import function_schema
+from nanovllm.tests.made_tokenizers import write_form
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 USER = {"role": "user", "content": "Hi"}

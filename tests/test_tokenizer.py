@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..checkpoints.hf_tokenizer import HFTokenizer
-from ..checkpoints.load_tokenizer import load_tokenizer
-from ..core.llama import StreamDecoder
-from ..core.llama import Tokenizer as CoreTokenizer
-from .made_tokenizers import FORMS, PIECES, SENTENCEPIECE, fuzzed_texts, write_form, write_sentencepiece
+from nanovllm.checkpoints.hf_tokenizer import HFTokenizer
+from nanovllm.checkpoints.load_tokenizer import load_tokenizer
+from nanovllm.core.llama import StreamDecoder
+from nanovllm.core.llama import Tokenizer as CoreTokenizer
+from nanovllm.tests.made_tokenizers import FORMS, PIECES, SENTENCEPIECE, fuzzed_texts, write_form, write_sentencepiece
+from tests.helpers import ROOT
 
 QUICK = {"llama3", "qwen2", "llama2", "sentencepiece_llama"}
 ALL = [*FORMS, *(f"sentencepiece_{form}" for form in SENTENCEPIECE)]
@@ -157,13 +158,12 @@ def test_a_folder_may_have_no_tokenizer(tmp_path):
 
 def test_neither_transformers_nor_the_hub_is_imported(tmp_path):
     folder = write_form(tmp_path, "llama3")
-    package = Path(__file__).resolve().parents[1]
     code = (
-        f"import sys; from {package.name}.checkpoints.load_tokenizer import load_tokenizer as load\n"
+        "import sys; from nanovllm.checkpoints.load_tokenizer import load_tokenizer as load\n"
         f"tokenizer = load({str(folder)!r})\n"
         "print(len(tokenizer.encode('the fox')), {'transformers', 'huggingface_hub'} & {*sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=package.parent, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.endswith(" set()\n") and done.stderr == ""
 
 
@@ -184,3 +184,14 @@ def test_calls_as_on_a_tokenizer_of_transformers(tmp_path):
     assert ours.batch_decode([ids, ids[:1]]) == theirs.batch_decode([ids, ids[:1]])
     assert ours.decode(ids[1]) == theirs.decode(ids[1]) and ours.tokenize("the fox") == theirs.tokenize("the fox")
     assert ours.backend.token_to_id("<|eot_id|>") == ours.eos_token_id == theirs.eos_token_id
+
+
+def test_what_is_neither_a_text_nor_token_ids_is_an_error(tmp_path):
+    tokenizer = load_tokenizer(write_form(tmp_path, "qwen2"))
+    for call in (tokenizer, tokenizer.encode):
+        for wrong in (None, 5, b"a"):
+            with pytest.raises(ValueError, match=f"a tokenizer takes a text.*, not {type(wrong).__name__}"):
+                call(wrong)
+    for wrong, told in (("a", "not str"), (None, "not NoneType"), ([1.5], "not 1.5"), ([[1]], r"not \[1\]")):
+        with pytest.raises(ValueError, match=f"whole number.*{told}"):
+            tokenizer.decode(wrong)

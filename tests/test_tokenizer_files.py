@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from ..checkpoints.load_tokenizer import load_tokenizer
-from .made_tokenizers import fuzzed_texts, sentencepiece_model, write_config, write_form, write_sentencepiece
+from nanovllm.checkpoints.load_tokenizer import load_tokenizer
+from nanovllm.tests.made_tokenizers import (
+    fuzzed_texts,
+    sentencepiece_model,
+    write_config,
+    write_form,
+    write_sentencepiece,
+)
 
 TOKEN = {"content": "<|new|>", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "LlamaTokenizer"}

@@ -1,0 +1,160 @@
+"""Grammars that outputs follow, by llguidance: before a token is sampled, all that the grammar forbids now is out."""
+
+import json
+import math
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..checkpoints.hf_tokenizer import HFTokenizer
+from .json_schema import read_schema
+from .structured_outputs import StructuredOutputsParams
+from .token_bytes import token_bytes
+
+MAX_GRAMMARS = 32  # that are kept compiled
+DEAD_END = "no token of this checkpoint can come next"
+MARK = "\2"  # a character that goes together with no other
+
+
+class GrammarProcessor:
+    """Holds one sequence to a grammar, as a processor of its logits."""
+
+    def __init__(self, matcher: Any) -> None:
+        """`matcher` is an llguidance.LLMatcher at its start, for this sequence alone."""
+        self._matcher = matcher
+        self._num_consumed = 0  # of the output's tokens; it only grows, also where the sequence is preempted
+
+    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
+        """Where the output may end, an EOS token is allowed; where it must, nothing else is. logits [vocab_size]"""
+        new = output_token_ids[self._num_consumed :]
+        if new and not self._matcher.is_stopped():
+            self._matcher.consume_tokens(new)
+        self._num_consumed = len(output_token_ids)
+        logits[~allowed_tokens(self._matcher, len(logits)).to(logits.device)] = -math.inf
+
+
+class Grammars:
+    """What is compiled for one tokenizer. llguidance is imported for the first request that needs it."""
+
+    def __init__(self, tokenizer: HFTokenizer | None, vocab_size: int, eos_token_ids: set[int]) -> None:
+        """`vocab_size` is the model's; the EOS tokens are all that end an output by themselves."""
+        self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, eos_token_ids
+        self._compiled = lru_cache(MAX_GRAMMARS)(self._compile)
+
+    def processor(self, params: StructuredOutputsParams) -> GrammarProcessor:
+        """For one sequence. Raises ValueError, saying why, for a grammar that no output of the tokenizer can follow."""
+        if self._tokenizer is None:
+            raise ValueError("structured_outputs are of texts, and the checkpoint has no tokenizer")
+        return GrammarProcessor(self._compiled(params.kind, grammar_text(self._library, params)).deep_copy())
+
+    def _compile(self, kind: str, text: str) -> Any:
+        matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)
+        if matcher.is_error():
+            raise ValueError(f"structured_outputs: {kind} cannot be followed: {error_of(matcher)}")
+        allowed_tokens(matcher, self._vocab_size)  # raises if no output can begin
+        return matcher
+
+    @cached_property
+    def _library(self) -> ModuleType:
+        try:
+            import llguidance
+        except ImportError:
+            raise ValueError("structured_outputs need llguidance: pip install 'nanovllm[structured]'") from None
+        return llguidance
+
+    @cached_property
+    def _vocabulary(self) -> Any:
+        """An llguidance.LLTokenizer. It takes a moment to build for a large vocabulary."""
+        if not self._eos_token_ids:
+            raise ValueError("structured_outputs end with an EOS token, and the checkpoint names none")
+        eos_token_ids = sorted(self._eos_token_ids)
+        vocabulary = Vocabulary(self._tokenizer, self._vocab_size, eos_token_ids)
+        found = self._library.LLTokenizer(self._library.TokenizerWrapper(vocabulary), eos_token=eos_token_ids)
+        vocabulary.longest_first = found.greedy_tokenize
+        return found
+
+
+class Vocabulary:
+    """The tokenizer under the names that llguidance asks for."""
+
+    bos_token_id = None
+    longest_first: Callable[[str], list[int]]
+
+    def __init__(self, tokenizer: HFTokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self._tokenizer, self.eos_token_id = tokenizer, eos_token_ids[0]
+        tokens = token_bytes(tokenizer.showing_special_tokens())
+        self.tokens = (tokens + [b""] * vocab_size)[: max(vocab_size, len(tokens))]
+        self.special_token_ids = [i for i in range(len(tokens)) if not tokenizer.visible([i])]
+        self._mark = self._encode(MARK)
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens of a text that goes on from another: at its own start a tokenizer may put a space before it."""
+        token_ids = self._encode(MARK + text)
+        if token_ids[: len(self._mark)] == self._mark:
+            found = self._spelling(text, token_ids[len(self._mark) :])
+            if sum(len(self.tokens[i]) for i in found) == len(text.encode()):
+                return found
+        return self._spelling(text, self.longest_first(text))  # a normalizer changes some texts
+
+    def _spelling(self, text: str, token_ids: list[int]) -> list[int]:
+        """As many of the tokens as spell the beginning of the text, and are no special ones."""
+        found, rest = [], text.encode()
+        for token_id in token_ids:
+            if token_id in self.special_token_ids or not rest.startswith(self.tokens[token_id]):
+                break
+            found.append(token_id)
+            rest = rest[len(self.tokens[token_id]) :]
+        return found
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def grammar_text(library: ModuleType, params: StructuredOutputsParams) -> str:
+    """As llguidance takes it. Raises ValueError if it is not what it should be."""
+    if params.kind in ("json", "json_object"):
+        given = {"type": "object"} if params.json is None else params.json
+        schema = read_schema(given, is_closed=params.disable_additional_properties)
+        options: dict[str, Any] = {"whitespace_flexible": not params.disable_any_whitespace}
+        if params.whitespace_pattern is not None:
+            options["whitespace_pattern"] = params.whitespace_pattern
+        return library.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
+    if params.kind == "choice":
+        return library.LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, params.choice)))
+    if params.kind == "regex":
+        return library.LLMatcher.grammar_from_regex(params.regex)
+    try:
+        return library.grammar_from("grammar", params.grammar)
+    except ValueError as error:
+        raise ValueError(f"structured_outputs: grammar cannot be followed: {first_lines(str(error))}") from None
+
+
+def allowed_tokens(matcher: Any, vocab_size: int) -> Tensor:
+    """What may come next, bool [vocab_size]. Raises ValueError if nothing may, and the output is not complete."""
+    bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)  # an EOS token's alone in case of an error
+    allowed = torch.from_numpy(np.unpackbits(bits, bitorder="little")[:vocab_size]).bool()  # [vocab_size]
+    if matcher.is_error():
+        raise ValueError(f"structured_outputs: {error_of(matcher)}")
+    may_end = matcher.is_accepting() or matcher.is_stopped()
+    if not may_end and not matcher.validate_tokens([int(allowed.int().argmax())]):
+        raise ValueError(f"structured_outputs: {DEAD_END}")  # a text is forced for which there are no tokens
+    return allowed
+
+
+def error_of(matcher: Any) -> str:
+    error = matcher.get_error()
+    return DEAD_END if error.startswith("NoExtension") else first_lines(error)
+
+
+def first_lines(error: str, most: int = 3) -> str:
+    """An error of several lines as one.
+
+    >>> first_lines("at 1(8): no such name\\n   1 | start: foo\\n              ^\\n")
+    'at 1(8): no such name 1 | start: foo ^'
+    """
+    return " ".join(" ".join(error.splitlines()[:most]).split())

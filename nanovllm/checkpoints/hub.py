@@ -1,0 +1,125 @@
+"""Where a checkpoint lies: a folder is taken as it is, and the files of a name of the hub are fetched into its cache.
+
+The cache, the token and offline mode are those of huggingface_hub: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT.
+"""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from ..core.llama import ModelConfig
+from ..core.llama.entries import Entries, read_json
+from .forms import INDEX, WEIGHTS, check_form, why_refused
+from .hub_errors import one_line
+from .repository import Repository
+
+SHIPPED = "models/storyteller"  # the default of EngineConfig.model: a folder of the repository, and no name of the hub
+HUB_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
+FILES = [  # what is read beside the weights, of the top folder alone: no "original/..."
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    INDEX,
+]
+
+
+def find_checkpoint(model: str | Path, revision: str | None = None, **options: Any) -> Path:
+    """The folder of the checkpoint `model`: a folder, or a name of the hub, ORG/NAME, fetched if it is not here.
+
+    `revision` is a branch, a tag or a commit of the hub, `options` are cache_dir and token, if not those of the
+    environment. A folder has none of them, and touches no network. Raises ValueError with one line that says what to
+    do.
+    """
+    path = Path(model)
+    if os.path.exists(path):  # unlike path.exists(), it never raises
+        check_form(path)
+        return path
+    return fetch(repository(model, revision, **options))
+
+
+def find_tokenizer(model: str | Path, revision: str | None = None, **options: Any) -> Path:
+    """The same for a folder from which the tokenizer alone is read: no weights are fetched."""
+    path = Path(model)
+    if os.path.exists(path):
+        return path
+    found = repository(model, revision, **options)
+    with one_line(found):
+        return found.snapshot(FILES)
+
+
+def find_config(model: str | Path, revision: str | None = None) -> Path:
+    """The config.json of a folder, of a name of the hub, or the file itself."""
+    path = Path(model)
+    if os.path.exists(path):
+        return path / "config.json" if path.is_dir() else path
+    found = repository(model, revision)
+    with one_line(found):
+        return found.snapshot(["config.json"]) / "config.json"
+
+
+def repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
+    """Raises ValueError if `model` is neither a folder nor a name of the hub."""
+    missing = f"there is no folder {Path(model).absolute()}"
+    if str(model) == SHIPPED:
+        raise ValueError(f"{missing}: name a checkpoint, LLM(model=...) or --model")
+    if not isinstance(model, str) or not HUB_NAME.fullmatch(model):
+        raise ValueError(f"{missing}, and {str(model)!r} is no name of the hub, which is ORG/NAME")
+    return Repository(model, revision, **options)
+
+
+def fetch(found: Repository) -> Path:
+    """A whole folder of the cache: what is there already is not fetched again."""
+    with one_line(found):
+        folder = found.snapshot(FILES)
+    if (folder / "config.json").exists():
+        ModelConfig.from_folder(folder)  # another architecture is told before its weights are fetched
+    weights = weight_files(folder)
+    found = replace(found, revision=folder.name)  # the same commit, whatever is pushed meanwhile
+    with one_line(found):  # the weights come last: where they are, all is
+        found.snapshot(weights)
+        for file in weights:
+            if (folder / file).exists() and not is_whole(folder / file):
+                found.fetch_again(file)
+    absent = [file for file in weights if not (folder / file).exists()]
+    if absent:
+        with one_line(found):
+            files = found.files()
+        raise ValueError(f"{found.name} on the hub {why_absent(files, absent[0], found.name)}")
+    return folder
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The shards that the index names, or the one file."""
+    index = folder / INDEX
+    if not index.exists():
+        return [WEIGHTS]
+    weight_map = Entries(read_json(index), index).entries("weight_map")
+    return sorted({weight_map.text(tensor) for tensor in weight_map.values})
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the file ends where its header says."""
+    try:
+        safe_open(path, framework="numpy")
+    except SafetensorError:
+        return False
+    return True
+
+
+def why_absent(files: list[str], absent: str, name: str) -> str:
+    """What completes "NAME on the hub ..." where these are all files that it has."""
+    why = why_refused(path for path in files if "/" not in path and path != ".gitattributes")
+    if why and "pytorch_model.bin" in why:
+        why += f": hf download {name} --local-dir FOLDER fetches that, and --model FOLDER says how to convert it"
+    return why or f"has no {absent}, which its {INDEX} names"

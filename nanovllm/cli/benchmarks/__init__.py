@@ -1,0 +1,22 @@
+"""The benchmarks of nanovllm bench.
+
+workload.py     prompts of random tokens, or those of a file
+timing.py       serves requests, and notes when each token came
+peer.py         transformers on the same weights
+floor.py        what the machine needs at least: to read the weights and the keys and values
+turns.py        rounds in which what is compared takes turns
+throughput.py latency.py prefix.py offload.py    one benchmark each
+report.py       a table, and JSON
+"""
+
+from importlib import import_module
+from typing import Any
+
+from .report import table, write_json
+
+__all__ = ["measure", "table", "write_json"]
+
+
+def measure(name: str, engine: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """All numbers of the benchmark `name`. Raises ValueError for settings that the model or the pool cannot take."""
+    return import_module(f".{name}", __package__).measure(engine, **settings)

@@ -1,0 +1,50 @@
+"""Every knob of the engine and of sampling, with its flag's help: --help is shown without torch.
+
+Made by `python -m nanovllm.cli.make_knobs` from the fields of EngineConfig and SamplingParams. A test compares.
+"""
+
+# ruff: noqa: E501
+from typing import Any, NamedTuple
+
+
+class Knob(NamedTuple):
+    name: str
+    kind: type  # of its value: int for a field `int | None`
+    default: Any
+    help: str
+    choices: tuple[str, ...] | None = None
+
+
+ENGINE = [
+    Knob("model", str, "models/storyteller", "checkpoint folder: config.json, *.safetensors, tokenizer.model"),
+    Knob("device", str, "cpu", "where the model and the pool are: cpu, cuda, mps"),
+    Knob("dtype", str, "auto", "auto is float32 on the CPU, elsewhere the checkpoint's", ("auto", "float32", "bfloat16", "float16")),
+    Knob("max_model_len", int, None, "longest prompt + output, in tokens; default: as the model was trained for"),
+    Knob("max_num_seqs", int, 32, "most sequences that run at a time"),
+    Knob("max_num_batched_tokens", int, 512, "most tokens in a step: a longer prompt is computed in chunks"),
+    Knob("watermark", float, 0.05, "share of the blocks that admitting a sequence beside others leaves free"),
+    Knob("block_size", int, 16, "slots in a block of the KV pool"),
+    Knob("enable_prefix_caching", bool, True, "keep computed blocks for prompts that begin alike"),
+    Knob("offload_policy", str, "auto", "whether evicted blocks come back from the host", ("auto", "load", "recompute")),
+    Knob("kv_offloading_tokens", int, None, "the host's pool in tokens; 0: none; default: KV pool's, to 4 GiB"),
+    Knob("tile_size", int, None, "slots that attention reads at a time; default: 4096 on a CPU, else 16384"),
+    Knob("kv_cache_tokens", int, None, "size of the KV pool in tokens (slots)"),
+    Knob("kv_cache_memory_bytes", int, None, "size of the KV pool in bytes"),
+    Knob("gpu_memory_utilization", float, None, "share of the GPU's memory for weights and pool (0.9 on cuda)"),
+    Knob("seed", int, 0, "what requests without a seed of their own draw theirs from"),
+]
+
+SAMPLING = [
+    Knob("n", int, 1, "samples of each prompt"),
+    Knob("presence_penalty", float, 0.0, "taken off the logit of each token that the output has; from -2 to 2"),
+    Knob("frequency_penalty", float, 0.0, "the same once for each time that the output has the token; from -2 to 2"),
+    Knob("repetition_penalty", float, 1.0, "above 1 weakens, below 1 favours the tokens of prompt and output"),
+    Knob("temperature", float, 1.0, "0 takes the likeliest token; above 1 flattens the distribution"),
+    Knob("top_p", float, 1.0, "sample from the fewest tokens whose probabilities sum to p"),
+    Knob("top_k", int, 0, "sample from the k likeliest tokens only; 0 or -1: from all"),
+    Knob("min_p", float, 0.0, "sample from tokens at least this share as probable as the likeliest"),
+    Knob("max_tokens", int, 16, "most tokens to generate"),
+    Knob("min_tokens", int, 0, "no stop token and no stop string ends an output before it has this many tokens"),
+    Knob("skip_special_tokens", bool, True, "leave special tokens out of the text"),
+    Knob("include_stop_str_in_output", bool, False, "keep the stop string, or the stop token's text, in the text"),
+]

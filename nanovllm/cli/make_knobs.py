@@ -1,0 +1,65 @@
+"""Write knobs.py from the dataclasses that it repeats: python -m nanovllm.cli.make_knobs"""
+
+from dataclasses import Field
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from ..api.params import SamplingParams
+from ..core.config import EngineConfig
+from ..core.flags import knobs
+
+HEAD = '''"""Every knob of the engine and of sampling, with its flag's help: --help is shown without torch.
+
+Made by `python -m nanovllm.cli.make_knobs` from the fields of EngineConfig and SamplingParams. A test compares.
+"""
+
+# ruff: noqa: E501
+from typing import Any, NamedTuple
+
+
+class Knob(NamedTuple):
+    name: str
+    kind: type  # of its value: int for a field `int | None`
+    default: Any
+    help: str
+    choices: tuple[str, ...] | None = None
+
+'''
+
+
+def source() -> str:
+    tables = {"ENGINE": EngineConfig, "SAMPLING": SamplingParams}
+    return HEAD + "".join(f"\n{name} = [\n{rows(options)}]\n" for name, options in tables.items())
+
+
+def rows(options: type) -> str:
+    hints = get_type_hints(options)
+    return "".join(f"    {row(field, hints[field.name])},\n" for field in knobs(options))
+
+
+def row(field: Field, hint: Any) -> str:
+    """The line of one field.
+
+    >>> row(next(field for field in knobs(SamplingParams) if field.name == "top_p"), float | None)
+    'Knob("top_p", float, 1.0, "sample from the fewest tokens whose probabilities sum to p")'
+    """
+    kind = next(kind for kind in get_args(hint) or (hint,) if kind is not NoneType)
+    choices = field.metadata["choices"]
+    values = [quoted(field.name), kind.__name__, quoted(field.default), quoted(field.metadata["help"])]
+    return f"Knob({', '.join(values + ([quoted(choices)] if choices else []))})"
+
+
+def quoted(value: Any) -> str:
+    r"""As the project writes it: in double quotes.
+
+    >>> quoted(("auto", "float32")), quoted(None), quoted("the host's")
+    ('("auto", "float32")', 'None', '"the host\'s"')
+    """
+    if isinstance(value, tuple):
+        return f"({', '.join(map(quoted, value))})"
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' if isinstance(value, str) else repr(value)
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("knobs.py").write_text(source(), encoding="utf-8")

@@ -1,0 +1,130 @@
+"""Read the names, kinds and defaults of vLLM's interface from its source, with nothing imported, and write them here.
+
+    python nanovllm/tests/data/vllm_0_32/make_api.py path/to/site-packages/vllm
+
+A signature is a list of [name, kind, default], a dataclass a list of [name, default]. A default that is no literal is
+{"expression": its text}; a parameter without one has {"required": true}. Constants of other classes are looked up.
+"""
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+REQUIRED = {"required": True}
+SOURCE = Path()
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def classes() -> dict[str, ast.ClassDef]:
+    """Of vllm/config by name: the defaults of EngineArgs are attributes of these."""
+    paths = sorted((SOURCE / "config").glob("*.py"))
+    return {node.name: node for path in paths for node in tree(path).body if isinstance(node, ast.ClassDef)}
+
+
+def find_class(path: str, name: str) -> ast.ClassDef:
+    return next(node for node in ast.walk(tree(SOURCE / path)) if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def value(node: ast.expr) -> Any:
+    """The default that an expression stands for."""
+    try:
+        return plain(ast.literal_eval(node))
+    except ValueError:
+        pass
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in classes():
+        return attribute(node.value.id, node.attr)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id == "get_field":
+            owner, name = map(ast.unparse, node.args)
+            return attribute(owner, ast.literal_eval(name))
+        if node.func.id in ("Field", "field"):
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            if "default" in given:
+                return value(given["default"])
+            return {"expression": f"{ast.unparse(given['default_factory'])}()"}
+    return {"expression": ast.unparse(node)}
+
+
+def plain(found: Any) -> Any:
+    return {"expression": repr(found)} if isinstance(found, set | tuple) or found is ... else found
+
+
+def attribute(owner: str, name: str) -> Any:
+    """The default of a field of a class of vllm/config, or of one above it. A member of an Enum has none."""
+    for node in classes()[owner].body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            return value(node.value) if node.value else REQUIRED
+    bases = [base.id for base in classes()[owner].bases if isinstance(base, ast.Name) and base.id in classes()]
+    return attribute(bases[0], name) if bases else {"expression": f"{owner}.{name}"}
+
+
+def signature(path: str, owner: str, name: str) -> list[list[Any]]:
+    body = find_class(path, owner).body
+    functions = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    spec = [node for node in functions if node.name == name][-1].args
+    defaults = [None] * (len(spec.args) - len(spec.defaults)) + spec.defaults
+    rows = [[arg.arg, "positional or keyword", default(each)] for arg, each in zip(spec.args, defaults, strict=True)]
+    keywords = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
+    rows += [[arg.arg, "keyword", default(each)] for arg, each in keywords]
+    if spec.kwarg:
+        rows.append([spec.kwarg.arg, "any other keyword", REQUIRED])
+    return rows[1:]  # without self
+
+
+def default(node: ast.expr | None) -> Any:
+    return REQUIRED if node is None else value(node)
+
+
+def fields(path: str, name: str) -> list[list[Any]]:
+    """Of a dataclass."""
+    body = [node for node in find_class(path, name).body if isinstance(node, ast.AnnAssign)]
+    return [[node.target.id, default(node.value)] for node in body if isinstance(node.target, ast.Name)]
+
+
+def metric_names(path: str) -> Iterator[str]:
+    """Names of metrics, vllm:..., in the order in which a file says them."""
+    for node in ast.walk(tree(SOURCE / path)):
+        if isinstance(node, ast.keyword) and node.arg == "name" and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+
+
+def version() -> str:
+    found = [path.name.split("-")[1] for path in SOURCE.parent.glob("vllm-*.dist-info")]
+    return ".".join(found[0].split(".")[:2]) if found else "0.32"
+
+
+def write(name: str, content: dict[str, Any]) -> None:
+    text = json.dumps({"vllm": version(), **content}, indent=1)
+    (HERE / name).write_text(text + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    llm, beams = "entrypoints/llm.py", "entrypoints/generate/beam_search"
+    methods = {name: signature(llm, "LLM", name) for name in ("__init__", "generate", "chat", "reset_prefix_cache")}
+    methods["beam_search"] = signature(f"{beams}/offline.py", "BeamSearchOfflineMixin", "beam_search")
+    write("llm.json", methods)
+    args = "engine/arg_utils.py"
+    write("engine_args.json", {name: fields(args, name) for name in ("EngineArgs", "AsyncEngineArgs")})
+    engine = "v1/engine/llm_engine.py"
+    write("llm_engine.json", {name: signature(engine, "LLMEngine", name) for name in ("add_request", "abort_request")})
+    names = ("generate", "abort", "shutdown", "from_engine_args", "check_health", "reset_prefix_cache")
+    write("async_llm.json", {name: signature("v1/engine/async_llm.py", "AsyncLLM", name) for name in names})
+    kinds = {name: fields(f"{beams}/utils.py", name) for name in ("BeamSearchSequence", "BeamSearchOutput")}
+    write("beam_search.json", kinds | {"BeamSearchParams": fields("sampling_params.py", "BeamSearchParams")})
+    kinds = {name: fields("v1/metrics/reader.py", name) for name in ("Counter", "Vector", "Gauge", "Histogram")}
+    write("metrics.json", kinds | {"names": list(metric_names("v1/metrics/loggers.py"))})
+
+
+if __name__ == "__main__":
+    SOURCE = Path(sys.argv[1])
+    main()

@@ -1,0 +1,458 @@
+"""AsyncLLM: many callers, and one engine that one thread alone touches; a caller that goes away leaves nothing."""
+
+import asyncio
+import gc
+import random
+import threading
+import time
+import weakref
+
+import pytest
+
+from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams
+from ..api.engine_thread import Stream
+from .helpers import OPTIONS
+
+PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
+
+
+def greedy(max_tokens: int = 8, **params) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **params)
+
+
+@pytest.fixture
+def make(checkpoint):
+    """make(...) is an engine with blocks of 4; it is shut down at the end."""
+    made = []
+
+    def start(**options) -> AsyncLLM:
+        args = AsyncEngineArgs(str(checkpoint), **({"block_size": 4} | OPTIONS | options))
+        made.append(AsyncLLM.from_engine_args(args))
+        return made[-1]
+
+    yield start
+    for engine in made:
+        engine.shutdown()
+
+
+async def all_of(engine: AsyncLLM, prompt, params: SamplingParams, request_id: str) -> list:
+    return [output async for output in engine.generate(prompt, params, request_id)]
+
+
+async def all_ended(engine: AsyncLLM, seconds: float = 10) -> None:
+    """Wait until no request is left; at most so long."""
+    deadline = time.monotonic() + seconds
+    while engine.get_num_unfinished_requests():
+        assert time.monotonic() < deadline, engine.stats()
+        await asyncio.sleep(0.001)
+
+
+def check_nothing_is_left(engine: AsyncLLM) -> None:
+    """Between two steps, in the engine's own thread."""
+
+    def check(inner) -> None:
+        inner.kv_cache_manager.check_integrity()
+        assert not inner.requests and not inner.scheduler.running and not inner.scheduler.waiting
+        assert inner.stats().blocks_running == 0 and not engine._thread._streams
+
+    engine._thread.call(check).result(timeout=10)
+
+
+def hold_steps(engine):
+    """Each step begins only once the event is set."""
+    may_step, step = threading.Event(), engine._thread.engine.step
+
+    def held():
+        assert may_step.wait(timeout=10)
+        return step()
+
+    engine._thread.engine.step = held
+    return may_step
+
+
+def slow_steps(engine):
+    """Each step takes a while: what a test does meanwhile is not too late, on a busy machine neither."""
+    step = engine._thread.engine.step
+
+    def slowed():
+        time.sleep(0.005)
+        return step()
+
+    engine._thread.engine.step = slowed
+    return engine
+
+
+# Outputs
+
+
+def test_callers_get_what_they_would_get_alone(make, checkpoint):
+    async def run(engine: AsyncLLM) -> list:
+        prompts = [PROMPT[:i] for i in range(1, 9)]
+        return await asyncio.gather(*(all_of(engine, each, greedy(i + 1), str(i)) for i, each in enumerate(prompts)))
+
+    engine = make()
+    streams = asyncio.run(run(engine))
+    llm = LLM(checkpoint, block_size=4, **OPTIONS)
+    for i, outputs in enumerate(streams):
+        [alone] = llm.generate([PROMPT[: i + 1]], greedy(i + 1))
+        assert outputs[-1].finished and outputs[-1].outputs[0].token_ids == alone.outputs[0].token_ids
+        assert [output.finished for output in outputs[:-1]] == [False] * (len(outputs) - 1)
+    check_nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_kinds_of_outputs(make, n):
+    async def run(engine: AsyncLLM, kind: RequestOutputKind) -> list:
+        params = SamplingParams(n=n, max_tokens=6, seed=5, ignore_eos=True, output_kind=kind)
+        return await all_of(engine, PROMPT, params, kind.name)
+
+    engine = make()
+    cumulative, deltas, final = (asyncio.run(run(engine, kind)) for kind in RequestOutputKind)
+    wanted = [completion.token_ids for completion in cumulative[-1].outputs]
+    assert len(final) == 1 and [completion.token_ids for completion in final[0].outputs] == wanted
+    joined: list[list[int]] = [[] for _ in range(n)]
+    texts = [""] * n
+    for output in deltas:
+        for completion in output.outputs:
+            joined[completion.index] += completion.token_ids
+            texts[completion.index] += completion.text
+    assert joined == wanted and texts == [completion.text for completion in final[0].outputs] and len(deltas) == 6
+    lengths = [len(output.outputs[0].token_ids) for output in cumulative]
+    assert lengths == sorted(lengths) and lengths[-1] == 6
+
+
+def test_a_caller_that_is_slow_gets_the_latest_and_no_delta_is_lost(make):
+    async def run(engine: AsyncLLM, kind: RequestOutputKind) -> list:
+        outputs = []
+        async for output in engine.generate(PROMPT, greedy(10, output_kind=kind), "0"):
+            outputs.append(output)
+            if len(outputs) == 1:
+                await all_ended(engine)
+                await asyncio.sleep(0.01)
+        return outputs
+
+    engine = make()
+    cumulative = asyncio.run(run(engine, RequestOutputKind.CUMULATIVE))
+    assert len(cumulative) <= 3 and len(cumulative[-1].outputs[0].token_ids) == 10
+    deltas = asyncio.run(run(engine, RequestOutputKind.DELTA))
+    joined = [token_id for output in deltas for token_id in output.outputs[0].token_ids]
+    assert joined == cumulative[-1].outputs[0].token_ids
+
+
+# Going away
+
+
+@pytest.mark.parametrize("how", ["break", "aclose", "cancel", "abort"])
+def test_who_goes_away_is_aborted_within_a_step(make, how):
+    async def run(engine: AsyncLLM) -> None:
+        outputs = engine.generate(PROMPT, greedy(40), "a")
+        first = await anext(outputs)
+        assert not first.finished
+        may_step = hold_steps(engine)  # the step that has begun may end, and one more may wait
+        if how == "break":
+            del outputs
+            gc.collect()
+        elif how == "aclose":
+            await outputs.aclose()
+        elif how == "cancel":
+            task = asyncio.create_task(anext(outputs))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            task = asyncio.create_task(engine.abort("a"))
+        await asyncio.sleep(0.02)
+        num_steps = engine._thread.engine.model_runner.num_steps
+        may_step.set()
+        await all_ended(engine)
+        assert engine._thread.engine.model_runner.num_steps <= num_steps + 1
+        if how == "abort":
+            last = [output async for output in outputs][-1]
+            assert last.finished and last.outputs[0].finish_reason == "abort"
+
+    engine = slow_steps(make())
+    asyncio.run(run(engine))
+    check_nothing_is_left(engine)
+
+
+def test_who_is_cancelled_before_the_request_is_added_adds_none(make):
+    async def run(engine: AsyncLLM) -> None:
+        may_step = hold_steps(engine)
+        first = asyncio.create_task(all_of(engine, PROMPT, greedy(2), "first"))
+        while not engine.get_num_unfinished_requests():
+            await asyncio.sleep(0.001)
+        second = asyncio.create_task(all_of(engine, PROMPT, greedy(2), "second"))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        may_step.set()
+        assert (await first)[-1].finished
+
+    engine = make()
+    asyncio.run(run(engine))
+    check_nothing_is_left(engine)
+    assert engine.stats().generation_tokens == 2
+
+
+def test_a_name_may_be_used_again_at_once_and_not_twice_at_a_time(make):
+    async def run(engine: AsyncLLM) -> None:
+        one = engine.generate(PROMPT, greedy(50), "name")
+        await anext(one)
+        with pytest.raises(ValueError, match="request name is being served already"):
+            await all_of(engine, PROMPT, greedy(2), "name")
+        assert [output async for output in one][-1].outputs[0].finish_reason == "length", "the first goes on"
+        other = engine.generate(PROMPT, greedy(50), "name")
+        await anext(other)
+        await other.aclose()
+        assert len((await all_of(engine, PROMPT, greedy(2), "name"))[-1].outputs[0].token_ids) == 2
+
+    engine = slow_steps(make())
+    asyncio.run(run(engine))
+    check_nothing_is_left(engine)
+
+
+def test_several_are_aborted_at_once_and_a_stranger_is_passed_over(make):
+    async def run(engine: AsyncLLM) -> list:
+        tasks = [asyncio.create_task(all_of(engine, PROMPT, greedy(50), name)) for name in "abc"]
+        while engine.get_num_unfinished_requests() < 3:
+            await asyncio.sleep(0.001)
+        await engine.abort(iter(["a", "nobody", "b"]))
+        await engine.abort("nobody")
+        return [stream[-1].outputs[0].finish_reason for stream in await asyncio.gather(*tasks)]
+
+    engine = slow_steps(make())
+    assert asyncio.run(run(engine)) == ["abort", "abort", "length"]
+    check_nothing_is_left(engine)
+
+
+def test_a_loop_that_ends_with_open_streams_leaves_nothing(make):
+    async def run(engine: AsyncLLM) -> None:
+        for name in "ab":
+            await anext(engine.generate(PROMPT, greedy(50), name))
+
+    engine = make()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(run(engine))
+    loop.close()  # unlike asyncio.run(), it closes no generator
+    deadline = time.monotonic() + 10
+    while engine.get_num_unfinished_requests() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    check_nothing_is_left(engine)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "told"),
+    [
+        ("", greedy(), "the prompt is empty"),
+        ([5] * 100, greedy(), "the prompt has 100 tokens; max_model_len 64"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, greedy(), "vLLM has multi_modal_data, nanovllm has not"),
+        (None, greedy(), "the prompt must be a text, token ids or a dictionary, not NoneType"),
+        ("a", None, "sampling_params must be SamplingParams, not NoneType"),
+    ],
+    ids=["empty", "too long", "image", "no prompt", "no parameters"],
+)
+def test_an_error_of_a_bad_request_is_its_callers_alone(make, prompt, params, told):
+    async def run(engine: AsyncLLM) -> None:
+        good = asyncio.create_task(all_of(engine, PROMPT, greedy(20), "good"))
+        with pytest.raises(ValueError, match=told):
+            await all_of(engine, prompt, params, "bad")
+        assert len((await good)[-1].outputs[0].token_ids) == 20
+        await engine.check_health()
+
+    engine = make()
+    asyncio.run(run(engine))
+    check_nothing_is_left(engine)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lora_request", "trace_headers", "priority", "data_parallel_rank", "session_id", "kv_hints", "reasoning_ended"],
+)
+def test_what_only_vllm_has_is_refused_in_words(make, name):
+    async def run(engine):
+        with pytest.raises(ValueError, match=f"vLLM has {name}, nanovllm has not"):
+            async for _ in engine.generate(PROMPT, greedy(), "0", **{name: 5}):
+                pass
+
+    asyncio.run(run(make()))
+
+
+def test_an_error_of_the_engine_reaches_all_callers_and_later_ones(make):
+    async def run(engine):
+        tasks = [asyncio.create_task(all_of(engine, PROMPT, greedy(50), str(i))) for i in range(3)]
+        while engine.get_num_unfinished_requests() < 3:
+            await asyncio.sleep(0.001)
+
+        def broken() -> None:
+            raise MemoryError("no room")
+
+        engine._thread.engine.step = broken
+        errors: list = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(error) for error in errors] == ["the engine has ended: MemoryError: no room"] * 3
+        assert len({*map(id, errors)}) == 3 and all(isinstance(error, EngineDeadError) for error in errors)
+        assert all(isinstance(error.__cause__, MemoryError) for error in errors)
+        assert engine.errored and engine.is_stopped and not engine.is_running
+        calls: list = [engine.check_health(), all_of(engine, PROMPT, greedy(), "late"), engine.reset_prefix_cache()]
+        for call in calls:
+            with pytest.raises(EngineDeadError, match="MemoryError: no room"):
+                await call
+        await engine.abort("0")
+        assert isinstance(engine.dead_error, EngineDeadError)
+
+    asyncio.run(run(slow_steps(make())))
+
+
+def test_what_a_call_raises_is_its_callers_and_an_exit_ends_the_engine(make):
+    def raises(error: BaseException):
+        def call(inner) -> None:
+            raise error
+
+        return call
+
+    engine = make()
+    with pytest.raises(KeyError, match="mine"):
+        engine._thread.call(raises(KeyError("mine"))).result(timeout=10)
+    assert engine.is_running
+    with pytest.raises(SystemExit):
+        engine._thread.call(raises(SystemExit())).result(timeout=10)
+    engine._thread._thread.join(timeout=10)
+    assert engine.errored
+
+
+def test_a_folder_that_is_no_checkpoint_is_an_error_of_the_caller(tmp_path):
+    with pytest.raises(ValueError):
+        AsyncLLM.from_engine_args(AsyncEngineArgs(str(tmp_path)))
+    assert "nanovllm engine" not in {thread.name for thread in threading.enumerate() if thread.is_alive()}
+    for options, told in (({"stat_loggers": [1]}, "stat_loggers"), ({"start_engine_loop": False}, "start_engine_loop")):
+        with pytest.raises(ValueError, match=f"vLLM has {told}"):
+            AsyncLLM.from_engine_args(AsyncEngineArgs(str(tmp_path)), **options)
+
+
+# The end
+
+
+def test_shutdown_ends_all_callers_and_the_thread(make):
+    async def run(engine: AsyncLLM) -> None:
+        tasks = [asyncio.create_task(all_of(engine, PROMPT, greedy(50), str(i))) for i in range(3)]
+        while engine.get_num_unfinished_requests() < 3:
+            await asyncio.sleep(0.001)
+        await engine.check_health()
+        assert engine.is_running and not engine.errored
+        engine.shutdown()
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(error, EngineDeadError) and str(error) == "the engine has ended: it was shut down"
+        with pytest.raises(EngineDeadError, match="it was shut down"):
+            await all_of(engine, PROMPT, greedy(), "late")
+
+    engine = slow_steps(make())
+    asyncio.run(run(engine))
+    engine.shutdown()
+    assert engine.errored and not engine._thread._thread.is_alive() and engine.stats().blocks_running == 0
+
+
+def test_an_engine_that_nobody_holds_any_more_ends(checkpoint):
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(checkpoint), **OPTIONS))
+    thread, ref = engine._thread._thread, weakref.ref(engine)
+    del engine
+    gc.collect()
+    thread.join(timeout=10)
+    assert ref() is None and not thread.is_alive()
+
+
+def test_what_else_it_says(make):
+    async def run(engine: AsyncLLM) -> None:
+        outputs = await all_of(engine, "the fox", greedy(2), "0")
+        assert outputs[-1].prompt == "the fox"
+        shown = await all_of(engine, PROMPT, greedy(2), "1")
+        assert shown[-1].prompt is None
+        async for output in engine.generate(PROMPT, greedy(2), "2", prompt_text="shown"):
+            assert output.prompt == "shown"
+        assert await engine.reset_prefix_cache() is True
+
+    engine = make()
+    asyncio.run(run(engine))
+    tokenizer = engine.get_tokenizer()
+    assert tokenizer is engine.tokenizer and tokenizer.decode(tokenizer.encode("the fox")[1:]) == "the fox"
+    assert engine.stats().generation_tokens == 6
+    assert "vllm:generation_tokens" in {metric.name for metric in engine.get_metrics()}
+
+
+def test_a_stream_holds_one_cumulative_output():
+    async def run() -> list:
+        stream = Stream(is_cumulative=True)
+        outputs: list = ["a", "b", ValueError("c")]
+        for output in outputs:
+            stream.put(output)
+        found = [await stream.get()]
+        with pytest.raises(ValueError):
+            await stream.get()
+        return found
+
+    assert asyncio.run(run()) == ["b"]
+
+
+# Many at once
+
+
+@pytest.mark.parametrize("num_callers", [16, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
+def test_soak(make, num_callers, seed):
+    """Callers come and go, and go away in all ways, in a pool that is too small for them; nothing is left."""
+    chance = random.Random(seed)
+
+    async def caller(engine: AsyncLLM, i: int) -> int:
+        """Returns how many of its requests came to their end."""
+        num_served = 0
+        for turn in range(4):
+            kind = chance.choice([*RequestOutputKind])
+            prompt = [chance.randrange(3, 60) for _ in range(chance.randint(1, 12))]
+            length, n = chance.randint(1, 20), chance.choice([1, 1, 2, 3])
+            params = SamplingParams(n=n, max_tokens=length, seed=i, ignore_eos=True, output_kind=kind)
+            name, patience = f"{i}-{turn}", chance.choice([None, None, 0.0, 0.005, 0.02])
+            gives_up_after = chance.choice([None, None, 1, 3])
+            try:
+                async with asyncio.timeout(patience):
+                    if chance.random() < 0.1:
+                        asyncio.get_running_loop().call_later(0.005, spawn_abort, engine, name)
+                    async for number, output in numbered(engine.generate(prompt, params, name)):
+                        if number == gives_up_after:
+                            break
+                        if output.finished and output.outputs[0].finish_reason == "length":
+                            num_served += 1
+                            for completion in output.outputs:
+                                assert kind is RequestOutputKind.DELTA or len(completion.token_ids) == length
+            except TimeoutError:
+                pass
+        return num_served
+
+    spawned: list = []
+
+    def spawn_abort(engine: AsyncLLM, name: str) -> None:
+        spawned.append(asyncio.create_task(engine.abort(name)))
+
+    async def run(engine: AsyncLLM) -> int:
+        served = await asyncio.gather(*(caller(engine, i) for i in range(num_callers)))
+        await asyncio.gather(*spawned)
+        gc.collect()
+        await asyncio.sleep(0)
+        await all_ended(engine, seconds=30)
+        return sum(served)
+
+    engine = make(kv_cache_tokens=96, max_num_seqs=8, max_num_batched_tokens=24)
+    assert asyncio.run(run(engine)) > num_callers / 2
+    check_nothing_is_left(engine)
+    stats = engine.stats()
+    assert sum(engine._thread.engine.tally.ended.values()) > num_callers
+    assert stats.preemptions > 0 or num_callers < 50
+
+
+async def numbered(outputs):
+    number = 0
+    async for output in outputs:
+        number += 1
+        yield number, output

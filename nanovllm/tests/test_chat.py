@@ -1,0 +1,306 @@
+"""nanovllm chat: messages in, answers out as they come; what is forgotten, refused or interrupted is told in a line."""
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from .. import LLMEngine
+from ..cli.conversation import Conversation
+from ..cli.messages import messages
+from .helpers import UNMEASURED, start, write_checkpoint
+
+TEMPLATE = "{% for message in messages %}{{ message.role[0] }}{{ message.content }}. {% endfor %}"
+CLOSING = r"\[(\d+) tokens, \d+ tokens/s, (\d+) of (\d+) prompt tokens cached(, [a-z ]+)?\]"
+
+
+@pytest.fixture
+def talk(run, monkeypatch, tmp_path):
+    """talk("hello", "/undo") is (exit status, stdout, the lines of stderr). Answers have 4 tokens."""
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+
+    def command(*lines: str, flags: tuple[str, ...] = ("--max-tokens", "4", "--temperature", "0", "--ignore-eos")):
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        status, out, err = run("chat", "--chat-template", str(tmp_path / "t.jinja"), "--block-size", "4", *flags)
+        return status, out, err.splitlines()
+
+    return command
+
+
+def prompts(lines: list[str]) -> list[tuple[int, int]]:
+    """Of each answer, prompt tokens that were cached, and all."""
+    found = [re.fullmatch(CLOSING, line) for line in lines]
+    return [(int(match[2]), int(match[3])) for match in found if match]
+
+
+def test_each_line_is_answered_and_the_conversation_grows(talk):
+    status, out, err = talk("the fox", "the wood")
+    (_, first), (cached, second) = prompts(err)
+    assert status == 0 and len(out.splitlines()) >= 2 and len(err) == 2
+    assert second > first + 4 and cached >= first // 4 * 4, "the first turn is found in the prefix cache"
+
+
+def test_answers_alone_go_to_standard_output(talk):
+    _, once, _ = talk("the fox")
+    _, twice, _ = talk("the fox", "/reset", "the fox")
+    assert twice == once * 2
+
+
+def test_undo_takes_back_a_turn_and_reset_all(talk):
+    _, _, err = talk("the fox", "the wood", "/undo", "the wood", "/reset", "the fox", "/undo", "/undo")
+    first, second, again, anew = prompts(err)
+    assert again[1] == second[1] and anew[1] == first[1] and again[0] > second[0]
+    assert err[-1] == "there is nothing to take back"
+
+
+def test_commands_are_listed_and_an_unknown_one_is_told(talk):
+    status, out, err = talk("/help", "/hlep", "/exit", "the fox")
+    assert (status, out) == (0, "") and err[-1] == "there is no command /hlep: /help lists them"
+    assert all(any(command in line for line in err) for command in ("/reset", "/undo", "/help", "/exit"))
+
+
+def test_a_message_may_begin_with_a_slash_and_an_empty_one_is_none(talk):
+    _, _, err = talk("//the", "", "  ")
+    assert len(prompts(err)) == 1 and len(err) == 1
+
+
+def test_a_system_message_comes_first_and_stays(talk):
+    flags = ("--max-tokens", "2", "--temperature", "0", "--system", "the wood")
+    [(_, without)] = prompts(talk("the", flags=flags[:4])[2])
+    [(_, with_it), (_, anew)] = prompts(talk("the", "/reset", "the", flags=flags)[2])
+    assert without < with_it == anew
+
+
+def test_the_oldest_turns_are_forgotten_when_there_is_no_room(talk):
+    """The model has 64 positions: an answer gets a quarter of them at least."""
+    _, _, err = talk(*["the little rabbit and the old fox"] * 6)
+    told = [line for line in err if "forgotten" in line]
+    assert told and told[0] == "the oldest turn is forgotten: the model has room for 64 tokens"
+    assert len(prompts(err)) == 6 and all(count <= 48 for _, count in prompts(err))
+
+
+def test_a_message_that_is_too_long_is_not_sent_and_the_conversation_goes_on(talk):
+    status, _, err = talk("the fox", "x" * 100, "the wood")
+    assert status == 1 and re.fullmatch(r"not sent: the prompt would have \d+ tokens, and there is room for 63", err[1])
+    assert len(prompts(err)) == 2 and prompts(err)[1][1] > prompts(err)[0][1]
+
+
+def test_an_answer_that_outgrows_the_pool_is_told(talk):
+    flags = ("--kv-cache-tokens", "16", "--ignore-eos", "--temperature", "0")
+    status, _, err = talk("the", "/reset", "the", flags=flags)
+    assert status == 1 and sum(line.startswith("error: ") for line in err) == 2
+
+
+def test_an_answer_that_the_model_ends_is_not_cut(talk):
+    flags = ("--max-tokens", "9", "--temperature", "0", "--ignore-eos")
+    _, out, _ = talk("the fox", flags=flags)
+    _, _, (closing,) = talk("the fox", flags=(*flags, "--stop", out[2:4]))
+    assert re.fullmatch(CLOSING, closing)[4] is None
+
+
+def test_a_template_that_raises_is_told(talk, tmp_path):
+    (tmp_path / "raises.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    _, out, err = talk("the fox", flags=("--chat-template", str(tmp_path / "raises.jinja")))
+    assert (out, err) == ("", ["not sent: roles must alternate"])
+
+
+def test_a_model_without_a_template_needs_one(run, checkpoint, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("the fox\n"))
+    says = f"{checkpoint} has no chat template: give one with --chat-template FILE, or --chat-template plain"
+    assert run("chat") == (2, "", f"error: {says}\n")
+    status, out, err = run("chat", "--chat-template", "plain", "--max-tokens", "4", "--ignore-eos")
+    assert status == 0 and out and re.fullmatch(CLOSING, err.strip())
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--chat-template", "no/such/file"], "[Errno 2] No such file or directory: 'no/such/file'"),
+        (["--chat-template", "."], "[Errno 21] Is a directory: '.'"),
+        (["--top-p", "2"], "top_p must be above 0 and at most 1, not 2.0"),
+        (["--model", "no/such/folder/here"], "there is no folder"),
+    ],
+)
+def test_a_mistake_is_one_line(run, monkeypatch, flags, says):
+    monkeypatch.setattr("sys.stdin", io.StringIO("the fox\n"))
+    status, out, err = run("chat", "--chat-template", "plain", *flags)
+    assert (status, out) == (2, "") and err.startswith(f"error: {says}") and err.count("\n") == 1
+
+
+def test_ctrl_c_stops_an_answer_and_the_next_message_is_answered(talk, monkeypatch):
+    step, calls = LLMEngine.step, iter(range(1, 100))
+
+    def interrupted(engine):
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step(engine)
+
+    monkeypatch.setattr(LLMEngine, "step", interrupted)
+    status, _, err = talk("the fox", "the wood", flags=("--max-tokens", "8", "--temperature", "0", "--ignore-eos"))
+    assert status == 0 and len(prompts(err)) == 2
+    assert err[0].startswith("[3 tokens, ") and err[0].endswith(", stopped]") and err[1].startswith("[8 tokens")
+
+
+def test_a_second_ctrl_c_ends_it(talk, monkeypatch):
+    def interrupted(engine):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it went on")
+
+    monkeypatch.setattr(LLMEngine, "step", interrupted)
+    assert talk("the fox", "the wood") == (130, "", ["interrupted"])
+
+
+def test_a_backslash_goes_on_in_the_next_line(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\\\nb\\\n\nc\nd\\"))
+    assert list(messages()) == ["a\nb\n", "c", "d"]
+
+
+def test_bytes_that_are_no_text_are_refused_and_the_others_are_answered(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\nb\n"), encoding="utf-8"))
+    status, _, err = run("chat", "--chat-template", "plain", "--max-tokens", "2")
+    assert status == 1 and len(prompts(err.splitlines())) == 2 and "\nnot sent: this is no utf-8 text\n" in err
+
+
+def test_a_template_that_is_none_is_told_before_the_conversation(run, tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages[0")
+    says = "error: line 1 of the chat template: unexpected end of template, expected ','.\n"
+    assert run("chat", "--chat-template", str(tmp_path / "t.jinja")) == (2, "", says)
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    chat_template = TEMPLATE
+    special_tokens_map: ClassVar[dict[str, str]] = {}
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens, "the template writes BOS"
+        return [ord(letter) for letter in text]
+
+
+def said(token_ids: list[int]) -> str:
+    return "".join(map(chr, token_ids))
+
+
+def test_turns_are_forgotten_whole_and_never_the_system_message():
+    conversation = Conversation(Letters(), None, room=40, system="S")
+    assert said(conversation.ask("one")[0]) == "sS. uone. "
+    conversation.answer("1")
+    assert said(conversation.ask("two")[0]) == "sS. uone. a1. utwo. "
+    conversation.answer("2")
+    token_ids, num_forgotten = conversation.ask("three")
+    assert (said(token_ids), num_forgotten) == ("sS. utwo. a2. uthree. ", 1)
+    with pytest.raises(ValueError, match="would have 46 tokens, and there is room for 39"):
+        conversation.ask("x" * 39)
+    assert len(conversation.turns) == 2, "what was refused was never said"
+
+
+# In a terminal
+
+
+class Terminal:
+    """The command with a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._fd, inner = pty.openpty()
+        package = Path(__file__).resolve().parents[1]
+        environment = os.environ | {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+        command = [sys.executable, "-m", package.name, "chat", *arguments]
+        self.process = subprocess.Popen(
+            command, env=environment, start_new_session=True, preexec_fn=lead, stdin=inner, stdout=inner, stderr=inner
+        )
+        os.close(inner)
+        self.shown, self._waited_for = "", 0  # and how much of it
+
+    def wait_for(self, text: str) -> str:
+        """What is shown until then, since the text that was waited for before."""
+        deadline, start = time.monotonic() + 60, self._waited_for
+        while text not in self.shown[start:]:
+            assert time.monotonic() < deadline, self.shown
+            if select.select([self._fd], [], [], 1)[0]:
+                self.shown += os.read(self._fd, 4096).decode(errors="replace")
+        self._waited_for = self.shown.index(text, start) + len(text)
+        return self.shown[start : self._waited_for]
+
+    def type(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def end(self) -> int:
+        status = self.process.wait(timeout=60)
+        os.close(self._fd)
+        return status
+
+
+def lead() -> None:
+    """Ctrl-C goes to the process that the terminal belongs to."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """Flags of a chat whose answers last for minutes."""
+    model = write_checkpoint(tmp_path, max_position_embeddings=10**6)
+    lasts = ["--ignore-eos", "--max-tokens", "100000", "--max-model-len", "200000", "--kv-cache-tokens", "300000"]
+    return ["--model", str(model), "--chat-template", "plain", *UNMEASURED, *lasts]
+
+
+@pytest.mark.full
+def test_in_a_terminal_ctrl_c_stops_the_answer_and_at_the_prompt_it_ends(endless):
+    terminal = Terminal(*endless)
+    terminal.wait_for("> ")
+    terminal.type("the fox\n")
+    time.sleep(1)
+    terminal.type("\x03")
+    assert ", stopped]" in terminal.wait_for("> ")
+    terminal.type("the wo\\\nod\n")
+    assert "… " in terminal.wait_for("… ")
+    time.sleep(1)
+    terminal.type("\x03")
+    shown = terminal.wait_for("stopped]\x1b[0m")
+    assert " prompt tokens cached" in shown and "0 of" not in shown
+    terminal.wait_for("> ")
+    terminal.type("\x03")
+    terminal.wait_for("interrupted")
+    assert terminal.end() == 130 and "Traceback" not in terminal.shown
+
+
+@pytest.mark.full
+def test_in_a_terminal_ctrl_d_ends_it_and_the_up_key_brings_a_message_back(checkpoint):
+    terminal = Terminal("--model", str(checkpoint), "--chat-template", "plain", *UNMEASURED, "--max-tokens", "4")
+    terminal.wait_for("> ")
+    terminal.type("the fox\n")
+    terminal.wait_for("cached")
+    terminal.wait_for("> ")
+    terminal.type("\x1b[A")
+    terminal.wait_for("the fox")
+    terminal.type("\n")
+    terminal.wait_for("cached")
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0 and "Traceback" not in terminal.shown
+
+
+@pytest.mark.full
+def test_a_pipe_that_is_interrupted_twice_ends(endless):
+    process = start("chat", *endless, stdin=subprocess.PIPE)
+    process.stdin.write("the fox\nthe wood\n")
+    process.stdin.flush()
+    assert process.stdout.read(3)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err and process.returncode in (0, 130)

@@ -1,0 +1,242 @@
+"""nanovllm inspect: its numbers are those of models that are built, of pools that are made, and of a pencil."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from .. import LLM, EngineConfig
+from ..__main__ import main
+from ..checkpoints import memory as of_memory
+from ..checkpoints.memory import gpu_bytes, host_bytes
+from ..checkpoints.shapes import SHAPES, Shape
+from ..checkpoints.sizes import DTYPE_BYTES, Fit, kv_bytes_per_token, parameters
+from ..checkpoints.units import parse_bytes
+from ..core.kv_cache import bytes_per_token
+from ..core.llama import LlamaForCausalLM, ModelConfig
+from ..core.llama.weights import NoInit
+from .helpers import OPTIONS
+
+PACKAGE = Path(__file__).resolve().parents[1]
+PUBLISHED = {  # parameters, as their publishers count them
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "tinyllama-1.1b": 1_100_048_384,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mistral-small-24b": 23_572_403_200,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+}
+
+
+def as_config(shape: Shape) -> ModelConfig:
+    return ModelConfig(**vars(shape))
+
+
+def built(config: ModelConfig) -> LlamaForCausalLM:
+    with torch.device("meta"), NoInit():
+        return LlamaForCausalLM(config, max_model_len=1)
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str]):
+    """report("llama-2-7b", "--memory", "24GiB"): the JSON."""
+
+    def run(*arguments: str) -> dict:
+        assert main(["inspect", *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+# Counted
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_model_of_that_shape_has_so_many_parameters(name):
+    parts = dict.fromkeys(("embedding", "attention", "MLP", "norms", "head"), 0)
+    for parameter, tensor in built(as_config(SHAPES[name])).named_parameters():  # a tied head is listed once
+        of = {"embed": "embedding", "attn": "attention", "mlp": "MLP", "lm_head": "head"}
+        part = "norms" if "norm" in parameter else next(part for key, part in of.items() if key in parameter)
+        parts[part] += tensor.numel()
+    assert parts == parameters(SHAPES[name])
+
+
+def test_all_biases_are_counted():
+    odd = replace(SHAPES["llama-2-7b"], num_hidden_layers=1, head_dim=20, num_key_value_heads=2)
+    for name in ("attention_bias", "attention_output_bias", "mlp_bias", "qk_norm"):
+        shape = replace(odd, **{name: True})
+        assert sum(parameters(shape).values()) == sum(p.numel() for p in built(as_config(shape)).parameters())
+        assert parameters(shape) != parameters(odd)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_so_do_their_publishers_count(name):
+    assert sum(parameters(SHAPES[name]).values()) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_token_takes_what_core_s_pool_gives_it(name):
+    for dtype, itemsize in DTYPE_BYTES.items():
+        assert kv_bytes_per_token(SHAPES[name], itemsize) == bytes_per_token(
+            as_config(SHAPES[name]), getattr(torch, dtype)
+        )
+
+
+def test_a_pool_of_that_size_has_so_many_blocks(checkpoint):
+    config = ModelConfig.from_folder(checkpoint)
+    fit = Fit(config, itemsize=4, room=10**6, block_size=16, max_model_len=64)
+    weights = fit.weight_bytes
+    llm = LLM(checkpoint, **OPTIONS, kv_cache_memory_bytes=10**6 - weights)
+    assert weights == sum(p.nbytes for p in llm.llm_engine.build_model().parameters())
+    assert llm.kv_cache.num_blocks == fit.num_blocks > 0 and llm.kv_cache.blocks[0].nbytes == fit.block_bytes
+
+
+# By hand
+
+
+def test_llama_2_7b_in_24_gib(report):
+    """Of 24 GiB 21.6 are for weights and pool, 12.55 of them weights: 1,158 blocks of 8 MiB."""
+    told = report("llama-2-7b", "--memory", "24GiB", "--bandwidth", "1TB/s", "--length", "100", "--length", "4096")
+    assert told["dtype"] == "bfloat16" and told["weight_bytes"]["bfloat16"] == 2 * 6_738_415_616
+    assert told["kv_bytes_per_token"] == 2 * 32 * 32 * 128 * 2 and told["kv_bytes_per_block"] == 8 * 2**20
+    assert told["memory"]["weights_and_pool"] == int(0.9 * 24 * 2**30) and told["fits"]
+    assert told["num_blocks"] == (int(0.9 * 24 * 2**30) - 2 * 6_738_415_616) // (8 * 2**20) == 1158
+    short, long = told["sequences"]
+    assert (short["contiguous"], short["paged"]) == (1158 * 16 // 4096, 1158 // 7) == (4, 165)
+    assert (long["contiguous"], long["paged"]) == (4, 1158 // 256)
+    read = 2 * (6_738_415_616 - 32000 * 4096)  # no embedding: it is no head
+    assert told["seconds_per_token_alone"] == pytest.approx(read / 1e12)
+    assert short["step_seconds"] == pytest.approx((read + 165 * 100 * 524288) / 1e12)
+    assert short["tokens_per_second"] == pytest.approx(165 / short["step_seconds"])
+
+
+def test_knobs_change_the_numbers(report):
+    plain, half = (
+        report("llama-3.2-1b", "--memory", "8GiB"),
+        report("llama-3.2-1b", "--memory", "8GiB", "--dtype", "float32"),
+    )
+    assert half["kv_bytes_per_token"] == 2 * plain["kv_bytes_per_token"] and half["num_slots"] < plain["num_slots"] / 2
+    large = report("llama-3.2-1b", "--memory", "8GiB", "--block-size", "256", "--gpu-memory-utilization", "1")
+    assert large["kv_bytes_per_block"] == 16 * plain["kv_bytes_per_block"] and large["num_slots"] > plain["num_slots"]
+    short = report("llama-3.2-1b", "--memory", "8GiB", "--max-model-len", "1000")
+    assert short["sequences"][-1]["length"] == 1000
+    assert short["sequences"][0]["contiguous"] == plain["num_slots"] // 1000 > plain["sequences"][0]["contiguous"]
+
+
+def test_what_does_not_fit_is_said_with_what_is_missing(capsys):
+    assert main(["inspect", "llama-3.1-405b", "--memory", "80GB"]) == 0
+    told = capsys.readouterr().out
+    assert "need 688.9 GiB more than that" in told and "sequences" not in told  # 756.0 + 0.01 - 67.1
+
+
+def test_a_window_bounds_what_is_served(report):
+    assert report("mistral-7b-v0.1")["max_model_len"] == 4096
+    assert report("mistral-7b-v0.3")["max_model_len"] == 32768
+
+
+# What it reads
+
+
+def test_a_folder_and_its_config_json_alone_tell_the_same(report, checkpoint, tmp_path):
+    whole = report(str(checkpoint))
+    assert whole["parameters"]["total"] == sum(parameters(ModelConfig.from_folder(checkpoint)).values())
+    (tmp_path / "other.json").write_text((checkpoint / "config.json").read_text())
+    alone = report(str(tmp_path / "other.json"))
+    assert {**alone, "model": ""} == {**whole, "model": ""}
+
+
+def test_the_memory_is_the_gpu_s_or_the_machine_s(report, monkeypatch, tmp_path):
+    monkeypatch.setattr(of_memory.shutil, "which", lambda _: None)
+    told = report("llama-3.2-1b")
+    assert told["memory"]["bytes"] == host_bytes() > 2**28 and told["dtype"] == "float32", "as the engine on a CPU"
+    assert EngineConfig().torch_dtype("bfloat16") == torch.float32
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 81559\necho 40000\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(of_memory.shutil, "which", lambda _: str(tmp_path / "nvidia-smi"))
+    told = report("llama-3.2-1b")
+    assert told["memory"]["of"] == "this GPU" and told["memory"]["bytes"] == 81559 * 2**20
+    assert told["dtype"] == "bfloat16"
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho No devices were found\n")
+    assert gpu_bytes() is None
+
+
+def test_the_known_models_are_listed(capsys):
+    assert main(["inspect", "--list"]) == 0
+    assert capsys.readouterr().out.split() == list(SHAPES)
+
+
+@pytest.mark.parametrize("memory", ["1GiB", "24GiB", "1000TiB"])
+def test_all_fit_80_columns(capsys, memory):
+    for name in SHAPES:
+        assert main(["inspect", name, "--memory", memory, "--bandwidth", "3.35TB/s"]) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_a_known_name_needs_no_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
+    code = f"from {PACKAGE.name}.__main__ import main\nmain(['inspect', 'llama-3.1-8b', '--memory', '24GiB'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}", "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == "" and "8,030,261,248" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["llama-3.1-8"], "and no model known as llama-3.1-8: did you mean llama-3.1-8b?"),
+        (["nothing-like-it"], "and no model known as nothing-like-it: --list has those that are known"),
+        (["/no/such/folder"], "there is no folder /no/such/folder, and '/no/such/folder' is no name of the hub"),
+        (["llama-2-7b", "--max-model-len", "5000"], "max_model_len is 5000, the model has 4096 positions"),
+        (["llama-2-7b", "--length", "5000"], "length is 5000, max_model_len 4096"),
+        (["llama-2-7b", "--length", "0"], "length must be a whole number, at least 1, not 0"),
+        (["llama-2-7b", "--block-size", "0"], "block_size must be a whole number, at least 1, not 0"),
+        (["llama-2-7b", "--memory", "much"], "'much' is no number of bytes, such as 24GiB or 80GB"),
+        (["llama-2-7b", "--memory", "1e9"], "'1e9' is no number of bytes"),
+        (["llama-2-7b", "--bandwidth", "-1"], "'-1' is no number of bytes"),
+        (["llama-2-7b", "--bandwidth", "0"], "bandwidth must be above 0"),
+        (
+            ["llama-2-7b", "--gpu-memory-utilization", "nan"],
+            "gpu_memory_utilization must be above 0 and at most 1, not",
+        ),
+        ([], "Missing argument 'MODEL'."),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, arguments, error):
+    assert main(["inspect", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and error in err and err.count("\n") == 1
+
+
+def test_another_architecture_is_refused_by_name(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"]}')
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "the folder has ['Gemma3ForCausalLM'] (model_type gemma3)" in capsys.readouterr().err
+
+
+def test_bytes_that_are_none():
+    for text in ("", "GiB", "1iB", "1.2.3", "1 2", "٣", "1" * 400):
+        with pytest.raises(ValueError, match="is no number of bytes"):
+            parse_bytes(text)

@@ -1,0 +1,398 @@
+"""LLM as vLLM's scripts call it: generate(), chat(), beam_search(), and what it says of itself."""
+
+import functools
+import io
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from tqdm import tqdm
+
+from .. import (
+    LLM,
+    BeamSearchOutput,
+    BeamSearchParams,
+    EngineArgs,
+    LLMEngine,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    core,
+)
+from ..checkpoints.load_tokenizer import load_tokenizer
+from .helpers import OPTIONS, write_checkpoint
+
+PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}fox:{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint) -> LLM:
+    return LLM(checkpoint, block_size=4, seed=3, **OPTIONS)
+
+
+def greedy(max_tokens: int = 4, **params) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **params)
+
+
+def token_ids(outputs) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+# generate()
+
+
+def test_all_forms_of_a_prompt_give_the_same(llm):
+    forms = [PROMPT, tuple(PROMPT), np.array(PROMPT), torch.tensor(PROMPT), {"prompt_token_ids": PROMPT}]
+    assert len({*map(tuple, token_ids(llm.generate(forms, greedy())))}) == 1
+    assert token_ids(llm.generate(np.array(PROMPT), greedy())) == token_ids(llm.generate(forms[:1], greedy()))
+    texts = llm.generate(["the fox", {"prompt": "the fox"}], greedy())
+    assert (
+        texts[0].prompt == texts[1].prompt == "the fox" and texts[0].outputs[0].text == texts[1].outputs[0].text != ""
+    )
+
+
+def test_a_text_beside_its_tokens_is_shown_as_the_prompt(llm):
+    [output] = llm.generate({"prompt": "what it says", "prompt_token_ids": PROMPT}, greedy())
+    assert (output.prompt, output.prompt_token_ids) == ("what it says", PROMPT)
+
+
+def test_a_wrong_prompt_is_an_error_before_anything_is_computed(llm):
+    num_steps = llm.model_runner.num_steps
+    with pytest.raises(ValueError, match="prompt 1: vLLM has multi_modal_data, nanovllm has not: it reads text only"):
+        llm.generate(["the fox", {"prompt": "the fox", "multi_modal_data": {"image": object()}}], greedy())
+    with pytest.raises(ValueError, match="2 prompts but 1 sampling_params"):
+        llm.generate(["the fox", "the rabbit"], [greedy()])
+    assert llm.model_runner.num_steps == num_steps and not llm.llm_engine.has_unfinished_requests()
+
+
+def test_an_empty_text_because_of_an_error_is_told(llm):
+    with pytest.warns(
+        UserWarning, match=r"2 of 3 requests were not served: request \d+: the prompt is empty"
+    ) as caught:
+        outputs = llm.generate(["the fox", "", [5] * 100], greedy())
+    assert caught[0].filename == __file__
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "error"]
+    assert outputs[1].error.startswith("the prompt is empty") and isinstance(outputs[1], RequestOutput)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [{"lora_request": "an adapter"}, {"priority": 1}, {"priority": [0, 2]}, {"mm_processor_kwargs": {"a": 1}}],
+    ids=str,
+)
+def test_what_only_vllm_has_is_refused_in_words(llm, argument):
+    [name] = argument
+    for call in (llm.generate, llm.chat):
+        with pytest.raises(ValueError, match=f"vLLM has {name}, nanovllm has not: leave it at its default"):
+            call([{"role": "user", "content": "a"}] if call == llm.chat else "a", greedy(), **argument)
+    llm.generate("a", greedy(1), lora_request=[None], priority=[0], mm_processor_kwargs={})
+
+
+def test_tokens_beside_the_text_may_be_left_out(llm):
+    with_bos, without = (
+        llm.generate("the fox", greedy(), tokenization_kwargs={"add_special_tokens": each})[0].prompt_token_ids
+        for each in (True, False)
+    )
+    assert with_bos == [1, *without]
+    with pytest.raises(ValueError, match=r"vLLM has tokenization_kwargs\['truncate_prompt_tokens'\], nanovllm has not"):
+        llm.generate("the fox", greedy(), tokenization_kwargs={"truncate_prompt_tokens": 3})
+
+
+def test_a_refused_prompt_is_in_its_output(llm):
+    both = {"prompt": "what it says", "prompt_token_ids": [9999]}
+    conversation = [{"role": "user", "content": "the fox " * 100}]
+    with pytest.warns(UserWarning, match="were not served"):
+        [served, refused] = llm.generate([[5], both], greedy())
+        [too_long] = llm.chat(conversation, greedy(), chat_template=TEMPLATE)
+    assert not served.error and (refused.prompt, refused.prompt_token_ids) == ("what it says", [9999])
+    assert too_long.prompt.startswith("user: the fox") and len(too_long.prompt_token_ids) > llm.max_model_len
+
+
+def test_only_the_last_output_is_given_whatever_kind_was_asked_for(llm):
+    params = greedy(5, output_kind=RequestOutputKind.DELTA)
+    [output] = llm.generate(PROMPT, params)
+    assert len(output.outputs[0].token_ids) == 5 and params.output_kind is RequestOutputKind.DELTA
+    assert [len(output.outputs[0].token_ids) for output in llm.stream(PROMPT, params)] == [1] * 5
+
+
+def test_prompt_token_ids_is_gone_as_in_vllm(llm):
+    with pytest.raises(TypeError, match="prompt_token_ids"):
+        llm.generate(prompt_token_ids=[PROMPT], sampling_params=greedy())
+
+
+def test_the_progress_bar_tells_requests_and_tokens(llm):
+    screen = io.StringIO()
+    params = [greedy(4), SamplingParams(n=2, max_tokens=3, ignore_eos=True)]
+    llm.generate([PROMPT, PROMPT], params, use_tqdm=functools.partial(tqdm, file=screen, mininterval=0))
+    last = screen.getvalue().strip().split("\r")[-1]
+    assert "Processed prompts: 100%" in last and "3/3" in last
+    assert "est. speed input:" in last and "output:" in last and "0.00 toks/s" not in last
+
+
+def test_no_bar_is_shown_where_there_is_no_terminal(llm, capsys):
+    llm.generate(PROMPT, greedy(1))
+    llm.generate(PROMPT, greedy(1), use_tqdm=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_interrupt_leaves_nothing_behind(llm):
+    class Bar(tqdm):
+        def update(self, count):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([PROMPT, PROMPT[:5]], [greedy(2), greedy(30)], use_tqdm=functools.partial(Bar, file=io.StringIO()))
+    assert not llm.llm_engine.has_unfinished_requests() and llm.stats().blocks_running == 0
+    assert len(token_ids(llm.generate(PROMPT, greedy()))[0]) == 4
+
+
+# chat()
+
+
+def test_a_conversation_becomes_a_prompt_by_the_template(llm):
+    messages = [{"role": "rabbit", "content": "who sat in the wood?"}]
+    [output] = llm.chat(messages, greedy(), chat_template=TEMPLATE)
+    assert output.prompt == "rabbit: who sat in the wood?\nfox:"
+    [plain] = llm.generate(output.prompt, greedy(), tokenization_kwargs={"add_special_tokens": False})
+    assert output.prompt_token_ids == plain.prompt_token_ids and token_ids([output]) == token_ids([plain])
+    assert 1 not in output.prompt_token_ids, "BOS is the template's to write"
+    [goes_on] = llm.chat(
+        messages, greedy(), chat_template=TEMPLATE, add_generation_prompt=False, continue_final_message=True
+    )
+    assert goes_on.prompt == "rabbit: who sat in the wood?"
+
+
+def test_half_a_character_is_an_error(llm):
+    with pytest.raises(ValueError, match=r"the prompt is no UTF-8 text: '\\ud83d' in place 6"):
+        llm.chat([{"role": "fox", "content": "a\ud83d"}], greedy(), chat_template=TEMPLATE)
+
+
+def test_several_conversations_in_one_call(llm):
+    one, two = [{"role": "a", "content": "b"}], [{"role": "c", "content": [{"type": "text", "text": "d"}]}]
+    outputs = llm.chat([one, two], [greedy(2), greedy(3)], use_tqdm=False, chat_template=TEMPLATE)
+    assert [output.prompt for output in outputs] == ["a: b\nfox:", "c: d\nfox:"]
+    assert [len(ids) for ids in token_ids(outputs)] == [2, 3]
+
+
+def test_a_template_is_the_calls_or_the_llms_or_there_is_none(checkpoint, tmp_path):
+    (tmp_path / "a.jinja").write_text("file: {{ messages[0].content }}")
+    messages = [{"role": "a", "content": "b"}]
+    llm = LLM(checkpoint, chat_template=tmp_path / "a.jinja", **OPTIONS)
+    assert llm.chat(messages, greedy(1))[0].prompt == "file: b"
+    assert (
+        llm.chat(messages, greedy(1), chat_template="call{{ x }}", chat_template_kwargs={"x": 1})[0].prompt == "call1"
+    )
+    with pytest.raises(ValueError, match="is no template, and cannot be read"):
+        LLM(checkpoint, chat_template="missing.jinja", **OPTIONS)
+    with pytest.raises(ValueError, match="no chat template"):
+        LLM(checkpoint, **OPTIONS).chat(messages, greedy(1))
+
+
+# beam_search()
+
+
+def test_beams_as_vllm_gives_them_and_as_core_does(llm, checkpoint):
+    params = BeamSearchParams(beam_width=3, max_tokens=4)
+    outputs = llm.beam_search(["the fox", {"prompt_token_ids": PROMPT}], params)
+    plain = core.LLM(checkpoint, block_size=4, **OPTIONS).beam_search(["the fox", PROMPT], core.BeamSearchParams(3, 4))
+    for output, core_output in zip(outputs, plain, strict=True):
+        assert isinstance(output, BeamSearchOutput) and isinstance(output, RequestOutput)
+        assert token_ids([output]) == token_ids([core_output]) and len(output.sequences) == 3
+        for sequence, beam in zip(output.sequences, core_output.outputs, strict=True):
+            assert sequence.tokens == [*core_output.prompt_token_ids, *beam.token_ids]
+            assert sequence.cum_logprob == pytest.approx(beam.cumulative_logprob, abs=1e-4)
+            chosen = [place[token_id] for place, token_id in zip(sequence.logprobs, beam.token_ids, strict=True)]
+            assert sum(each.logprob for each in chosen) == pytest.approx(sequence.cum_logprob, abs=1e-4)
+            assert all(len(place) == 6 for place in sequence.logprobs), "2 * beam_width"
+            assert sequence.text == llm.get_tokenizer().decode(sequence.tokens, skip_special_tokens=True)
+            assert sequence.finish_reason is sequence.stop_reason is sequence.lora_request is None
+    assert outputs[0].prompt == "the fox" and outputs[0].sequences[0].text.startswith("the fox")
+    assert llm.stats().blocks_running == 0
+
+
+def test_beams_that_end_early_have_the_logprobs_of_their_tokens(llm, tmp_path):
+    """20 tokens end a text: so many candidates of each beam are looked at. One is the last of the best beam."""
+    params = BeamSearchParams(beam_width=2, max_tokens=4)
+    likely = llm.beam_search([PROMPT], params)[0].sequences[0].tokens[-1]
+    other = LLM(write_checkpoint(tmp_path, eos_token_id=[likely, *range(3, 22)]), **OPTIONS)
+    [output] = other.beam_search([PROMPT], BeamSearchParams(beam_width=2, max_tokens=12, length_penalty=0.0))
+    lengths = [len(sequence.tokens) - len(PROMPT) for sequence in output.sequences]
+    assert min(lengths) < 12 and [len(sequence.logprobs) for sequence in output.sequences] == lengths
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"tools": 5}, "tools must be a list, not int"),
+        ({"chat_template": 5}, "chat_template must be a text, not int"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs must be a dictionary of names and values, not 5"),
+        ({"chat_template_kwargs": {5: 1}}, "chat_template_kwargs must be a dictionary of names and values, not {5: 1}"),
+        ({"chat_template_kwargs": {"messages": []}}, "messages is the template's name for the conversation"),
+        ({"tokenization_kwargs": 5}, "tokenization_kwargs must be a dictionary of names and values, not 5"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_a_conversation(llm, wrong, told):
+    with pytest.raises(ValueError) as caught:
+        llm.chat([{"role": "user", "content": "hello"}], greedy(), **{"chat_template": TEMPLATE} | wrong)
+    assert told in str(caught.value)
+
+
+def test_wrong_arguments_of_the_other_calls(checkpoint):
+    with pytest.raises(ValueError, match="chat_template must be a template or a file's name, not 5"):
+        LLM(checkpoint, chat_template=5, **OPTIONS)
+    engine = LLMEngine.from_engine_args(EngineArgs(checkpoint, **OPTIONS))
+    for params in (5, {}, [greedy()]):
+        with pytest.raises(ValueError, match=f"sampling_params must be SamplingParams, not {type(params).__name__}"):
+            engine.add_request("a", PROMPT, params)
+    for name, told in (("tokenization_kwargs", "a dictionary of names and values"), ("prompt_text", "a text")):
+        with pytest.raises(ValueError, match=f"{name} must be {told}, not 5"):
+            engine.add_request("a", "the fox", greedy(), **{name: 5})
+    for request_ids in (None, 5, [5], [["a"]]):
+        with pytest.raises(ValueError, match="a request_id must be a text, not "):
+            engine.abort_request(request_ids)
+    assert not engine.has_unfinished_requests()
+
+
+def test_beams_that_cannot_be_searched(llm):
+    with pytest.raises(ValueError, match="params must be BeamSearchParams, not SamplingParams"):
+        llm.beam_search([PROMPT], greedy())
+    with pytest.warns(UserWarning, match="1 of 2 requests were not served") as caught:
+        outputs = llm.beam_search([[9999], PROMPT], BeamSearchParams(beam_width=2, max_tokens=2))
+    assert caught[0].filename == __file__
+    assert outputs[0].error and outputs[0].sequences == [] and len(outputs[1].sequences) == 2
+    for name in ("temperature", "include_stop_str_in_output", "structured_outputs", "watermarking"):
+        with pytest.raises(ValueError, match=f"vLLM has {name}, nanovllm has not"):
+            BeamSearchParams(2, **{name: 1})
+    with pytest.raises(ValueError, match="vLLM has lora_request, nanovllm has not"):
+        llm.beam_search([PROMPT], BeamSearchParams(2), lora_request=object())
+
+
+# What it says of itself
+
+
+def test_the_tokenizer(llm, checkpoint):
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer.decode(tokenizer.encode("the fox", add_special_tokens=False)) == "the fox"
+    without = LLM(checkpoint, skip_tokenizer_init=True, **OPTIONS)
+    [output] = without.generate([PROMPT], greedy())
+    assert output.outputs[0].text == "" and len(output.outputs[0].token_ids) == 4
+    with pytest.raises(ValueError, match="there is no tokenizer: prompts must be token ids"):
+        without.get_tokenizer()
+
+
+def test_a_tokenizer_of_another_folder(llm, checkpoint, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "tokenizer.model").write_bytes((checkpoint / "tokenizer.model").read_bytes())
+    (other / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    [output] = LLM(checkpoint, tokenizer=other, **OPTIONS).generate("the fox", greedy())
+    assert output.prompt_token_ids == load_tokenizer(other).encode("the fox")
+    assert output.prompt_token_ids[0] != 1 == llm.generate("the fox", greedy())[0].prompt_token_ids[0]
+    with pytest.raises(ValueError, match=r"is no folder with a tokenizer\.json or tokenizer\.model"):
+        LLM(checkpoint, tokenizer=tmp_path, **OPTIONS)
+
+
+def test_the_cache_can_be_reset(llm):
+    prompt = [*range(40, 60)]
+    assert [llm.generate(prompt, greedy(1))[0].num_cached_tokens for _ in range(2)] == [0, 16]
+    assert llm.reset_prefix_cache() is True
+    assert llm.generate(prompt, greedy(1))[0].num_cached_tokens == 0
+    stream = llm.stream(prompt, greedy(8))
+    next(stream)
+    assert llm.reset_prefix_cache() is False
+    assert llm.reset_prefix_cache(reset_running_requests=True) is True
+    assert len([*stream][-1].outputs[0].token_ids) == 8
+
+
+def test_an_llm_of_engine_args(llm, checkpoint):
+    made = LLM.from_engine_args(EngineArgs(str(checkpoint), block_size=4, seed=3, **OPTIONS))
+    assert made.config == llm.config
+    assert token_ids(made.generate(PROMPT, greedy())) == token_ids(llm.generate(PROMPT, greedy()))
+
+
+@pytest.mark.parametrize("name", ["encode", "embed", "sleep", "collective_rpc"])
+def test_methods_that_only_vllm_has(llm, name):
+    with pytest.raises(AttributeError, match=rf"vLLM has LLM.{name}\(\), nanovllm has not"):
+        getattr(llm, name)
+    assert not hasattr(llm, name) and not hasattr(llm, "genrate")
+
+
+def test_it_belongs_to_the_thread_that_made_it(llm):
+    errors = []
+
+    def use() -> None:
+        engine = llm.llm_engine
+        for call in (
+            lambda: llm.generate("a", greedy()),
+            lambda: llm.stream("a", greedy()),
+            lambda: llm.chat([{"role": "a"}], greedy(), chat_template=TEMPLATE),
+            lambda: llm.beam_search("a", BeamSearchParams(2)),
+            lambda: llm.reset_prefix_cache(),
+            lambda: engine.add_request("0", "a", greedy()),
+            lambda: engine.abort_request("0"),
+        ):
+            with pytest.raises(RuntimeError) as caught:
+                call()
+            errors.append(str(caught.value))
+
+    thread = threading.Thread(target=use, name="another")
+    thread.start()
+    thread.join()
+    owner = threading.current_thread().name
+    told = f"the engine belongs to thread {owner!r} and was called from 'another': AsyncLLM serves several callers"
+    assert len(errors) == 7 and all(error.startswith(told) for error in errors)
+
+
+# LLMEngine, by itself
+
+
+def make_engine(checkpoint, **options):
+    return LLMEngine.from_engine_args(EngineArgs(str(checkpoint), block_size=4, **OPTIONS, **options))
+
+
+def test_an_engine_that_a_script_steps(llm, checkpoint):
+    engine, finished = make_engine(checkpoint), {}
+    assert engine.add_request("one", {"prompt_token_ids": PROMPT}, greedy()) == "one"
+    engine.add_request("two", "the fox", greedy(), prompt_text="shown")
+    engine.add_request("three", np.array(PROMPT), greedy(6))
+    assert engine.get_num_unfinished_requests() == 3
+    while engine.has_unfinished_requests():
+        finished |= {output.request_id: output for output in engine.step() if output.finished}
+    assert token_ids([finished["one"]]) == token_ids(llm.generate(PROMPT, greedy()))
+    assert finished["two"].prompt == "shown" and len(finished["three"].outputs[0].token_ids) == 6
+
+
+def test_requests_are_aborted_one_or_several(checkpoint):
+    engine = make_engine(checkpoint)
+    for name in "abcd":
+        engine.add_request(name, PROMPT, greedy(20))
+    engine.step()
+    assert engine.abort_request("a").outputs[0].finish_reason == "abort"
+    assert [output.request_id for output in engine.abort_request(["b", "nobody", "c"])] == ["b", "c"]
+    assert engine.abort_request("a") is None and engine.get_num_unfinished_requests() == 1
+    engine.abort_request(["d"])
+    engine.kv_cache_manager.check_integrity()
+    assert engine.stats().blocks_running == 0 and not engine.requests
+
+
+@pytest.mark.parametrize(
+    "name", ["arrival_time", "lora_request", "trace_headers", "priority", "session_id", "kv_hints"]
+)
+def test_an_engine_refuses_what_only_vllm_has(checkpoint, name):
+    engine = make_engine(checkpoint)
+    with pytest.raises(ValueError, match=f"vLLM has {name}, nanovllm has not"):
+        engine.add_request("0", PROMPT, greedy(), **{name: 5})
+    with pytest.raises(ValueError, match="request_id must be a text, not 0"):
+        engine.add_request(0, PROMPT, greedy())
+    assert not engine.has_unfinished_requests()
+
+
+def test_no_warning_without_a_cause(checkpoint):
+    with warnings.catch_warnings(action="error"):
+        LLM(checkpoint, **OPTIONS).generate(PROMPT, greedy(1))

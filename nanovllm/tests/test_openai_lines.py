@@ -1,0 +1,229 @@
+"""Lines of OpenAI's batches: what is asked for comes to the engine, what is not is told; results have their form."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from .. import LLM, SamplingParams
+from ..cli.request import Chat, Defaults, Request
+from ..cli.requests_file import RequestsFile
+from .helpers import OPTIONS, write_checkpoint
+from .test_batch import FOUR, parsed, write
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "the fox"}]
+TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
+
+
+def line(body: dict[str, Any], url: str = COMPLETIONS, **changes: Any) -> dict[str, Any]:
+    return {"custom_id": "a", "method": "POST", "url": url, "body": {"model": "m", **body}} | changes
+
+
+def read(value: Any, **defaults: Any) -> Request:
+    stream = io.BytesIO(json.dumps(value).encode())
+    (request,) = RequestsFile("f", stream, None, Defaults(defaults))
+    return request
+
+
+def params(value: Any, **defaults: Any) -> SamplingParams:
+    return read(value, **defaults).params
+
+
+# What is asked for
+
+
+def test_a_completion_is_a_prompt_and_its_parameters():
+    body = {"prompt": "the", "max_tokens": 3, "temperature": 0.5, "stop": "x", "logprobs": 2, "logit_bias": {"5": -1}}
+    request = read(line({**body, "user": "me"}, custom_id="id"))
+    assert (request.id, request.prompt, request.url) == ("id", "the", COMPLETIONS)
+    expected = SamplingParams(
+        max_tokens=3, temperature=0.5, stop=["x"], logprobs=2, logit_bias={5: -1}, seed=request.params.seed
+    )
+    assert request.params == expected
+
+
+@pytest.mark.parametrize("prompt", [["the"], [[1, 2]], [1, 2], "the"])
+def test_a_prompt_may_stand_in_a_list_of_one(prompt):
+    assert read(line({"prompt": prompt})).prompt in ("the", [1, 2])
+
+
+def test_a_chat_has_messages_and_no_limit_of_its_own():
+    request = read(line({"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}}, CHAT))
+    assert request.prompt == Chat(HELLO, {"enable_thinking": False}) and request.params.max_tokens is None
+    assert params(line({"messages": HELLO}, CHAT), max_tokens=7).max_tokens == 7, "the command line says so"
+    assert params(line({"messages": HELLO, "max_tokens": 5}, CHAT), max_tokens=7).max_tokens == 5
+    assert params(line({"messages": HELLO, "max_tokens": 5, "max_completion_tokens": 4}, CHAT)).max_tokens == 4
+
+
+def test_what_a_line_does_not_say_is_as_the_command_says_or_else_as_the_checkpoint_recommends():
+    def read_recommended(value: Any, **defaults: Any) -> SamplingParams:
+        file = RequestsFile("f", io.BytesIO(json.dumps(value).encode()), None, Defaults(defaults))
+        file.recommend({"temperature": 0.6, "top_k": 20})
+        return next(iter(file)).params
+
+    for body, url in (({"prompt": "the"}, COMPLETIONS), ({"messages": HELLO}, CHAT)):
+        found = [read_recommended(line(body | more, url), top_k=9) for more in ({}, {"temperature": 0.1, "top_k": 3})]
+        assert [(each.temperature, each.top_k) for each in found] == [(0.6, 9), (0.1, 3)]
+    assert read_recommended({"prompt": "the"}).temperature == 1.0, "this engine's form has the command's options"
+
+
+def test_a_checkpoints_sampling_is_that_of_openais_lines(run, tmp_path):
+    folder = write_checkpoint(tmp_path)
+    (folder / "generation_config.json").write_text('{"temperature": 0.0, "max_new_tokens": 1}')
+    asked = [line({"prompt": "the", "max_tokens": 8}), line({"prompt": "the", "max_tokens": 8}, custom_id="b")]
+    _, out, _ = run("batch", str(write(tmp_path / "a.jsonl", *asked)), model=folder)
+    first, second = [each["response"]["body"] for each in parsed(out)]
+    assert first["choices"] == second["choices"] and first["usage"]["completion_tokens"] > 1
+
+
+def test_the_log_probabilities_of_a_chat_are_true_or_false_and_how_many():
+    asked = [{}, {"logprobs": False}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 3}]
+    found = [params(line({"messages": HELLO, **each}, CHAT)).logprobs for each in asked]
+    assert found == [None, None, 0, 3]
+
+
+def test_null_and_what_asks_for_nothing_are_as_good_as_not_said():
+    nothing = {"stream": False, "echo": None, "suffix": "", "best_of": 2, "n": 2, "seed": None, "metadata": {"a": "b"}}
+    assert params(line({"prompt": "the", **nothing})) == params(line({"prompt": "the", "n": 2}))
+    nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "parallel_tool_calls": True}
+    assert params(line({"messages": HELLO, **nothing}, CHAT)) == params(line({"messages": HELLO}, CHAT))
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (line({"prompt": "a"}, url="/v1/embeddings"), 'url must be /v1/completions or /v1/chat/completions, not'),
+        (line({"prompt": "a"}, method="GET"), 'method must be POST, not "GET"'),
+        (line({"prompt": "a"}, custom_id=7), "custom_id must be a text, not 7"),
+        (line({}) | {"body": []}, "body must be an object, not []"),
+        ({"custom_id": "a", "url": COMPLETIONS}, "it has no body"),
+        ({"url": COMPLETIONS, "body": {"prompt": "a"}}, "it has no custom_id"),
+        (line({"prompt": "a"}, priority=1), "unknown field 'priority': a line of a batch has custom_id, method, url,"),
+        (line({}), "its body has no prompt"),
+        (line({"prompt": ["a", "b"]}), "prompt has 2 prompts: give each a line of its own"),
+        (line({"prompt": ["a", 1]}), "prompt has 2 prompts"),
+        (line({"prompt": 5}), "prompt must be a text or a list of integers, not 5"),
+        (line({"prompt": "a", "messages": HELLO}), "unknown field 'messages'"),
+        (line({"prompt": "a", "max_tokens": "9"}), 'max_tokens must be an integer or null, not "9"'),
+        (line({"prompt": "a", "top_p": 2}), "top_p must be above 0 and at most 1, not 2"),
+        (line({"prompt": "a", "stream": True}), "stream true is not served here: leave it out"),
+        (line({"prompt": "a", "echo": True}), "echo true is not served here"),
+        (line({"prompt": "a", "best_of": 3}), "best_of is not served here: ask for n samples, and choose among them"),
+        (line({"prompt": "a", "tempreature": 1}), "unknown field 'tempreature': did you mean temperature?"),
+        (line({}, CHAT), "messages must be a list of objects, not null"),
+        (line({"messages": []}, CHAT), "messages is empty"),
+        (line({"messages": ["a"]}, CHAT), 'messages must be a list of objects, not ["a"]'),
+        (line({"messages": [{"content": "a"}]}, CHAT), "messages[0].role must be a text, not null"),
+        (line({"messages": [*HELLO, {"role": "user"}]}, CHAT), "messages[1].content must be a text, not null"),
+        (
+            line({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, CHAT),
+            'messages[0].content has a part that is no text: {"type": "image_url"',
+        ),
+        (line({"messages": HELLO, "top_logprobs": 2}, CHAT), "top_logprobs needs logprobs to be true"),
+        (line({"messages": HELLO, "logprobs": 2}, CHAT), "logprobs must be true or false, not 2"),
+        (line({"messages": HELLO, "tools": [{"type": "function"}]}, CHAT), "tools [{"),
+        (line({"messages": HELLO, "response_format": {"type": "json_object"}}, CHAT), "response_format {"),
+    ],
+    ids=str,
+)
+def test_what_is_not_served_is_told_in_one_line(value, says):
+    with pytest.raises(ValueError) as caught:
+        read(value)
+    assert str(caught.value).startswith(f"f: request 0 (line 1): {says}") and "\n" not in str(caught.value)
+
+
+# What comes of it
+
+
+@pytest.fixture
+def serve(run, tmp_path):
+    def command(*lines: dict[str, Any], flags: tuple[str, ...] = ()) -> tuple[int, dict[str, Any], str]:
+        status, out, err = run("batch", str(write(tmp_path / "a.jsonl", *lines)), *flags)
+        return status, {result["custom_id"]: result for result in parsed(out)}, err
+
+    return command
+
+
+def test_a_completion_has_the_form_of_the_api(serve, checkpoint):
+    _, results, _ = serve(line({"prompt": "the fox", **FOUR, "n": 2, "logprobs": 1}))
+    result = results["a"]
+    assert [*result] == ["id", "custom_id", "response", "error"] and result["error"] is None
+    response = result["response"]
+    assert [*response] == ["status_code", "request_id", "body"] and response["status_code"] == 200
+    body = response["body"]
+    assert [*body] == ["id", "object", "created", "model", "choices", "usage"]
+    assert (body["object"], body["model"]) == ("text_completion", str(checkpoint))
+    (expected,) = LLM(checkpoint, **OPTIONS).generate(["the fox"], SamplingParams(**FOUR), use_tqdm=False)
+    for index, choice in enumerate(body["choices"]):
+        assert (choice["index"], choice["text"]) == (index, expected.outputs[0].text)
+        assert choice["finish_reason"] == "length"
+        told = choice["logprobs"]
+        assert [len(told[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [4] * 4
+        assert "".join(told["tokens"]) == choice["text"] and told["text_offset"][0] == 0
+        assert told["token_logprobs"][0] == told["top_logprobs"][0][told["tokens"][0]]
+    prompt = body["usage"]["prompt_tokens"]
+    usage = {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8}
+    assert body["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 0}}
+
+
+def test_a_chat_has_the_form_of_the_api(serve, tmp_path):
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    asked = line({"messages": HELLO, **FOUR, "logprobs": True, "top_logprobs": 2}, CHAT)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "the fox"}]}]
+    same = line({"messages": parts, **FOUR}, CHAT, custom_id="b")
+    status, results, _ = serve(asked, same, flags=("--chat-template", str(tmp_path / "t.jinja")))
+    body = results["a"]["response"]["body"]
+    (choice,) = body["choices"]
+    assert status == 0 and body["object"] == "chat.completion"
+    assert choice["message"] == {"role": "assistant", "content": choice["message"]["content"], "refusal": None}
+    assert choice["message"]["content"] == results["b"]["response"]["body"]["choices"][0]["message"]["content"]
+    content = choice["logprobs"]["content"]
+    assert len(content) == 4 and all(len(each["top_logprobs"]) == 2 for each in content)
+    first = content[0]
+    assert first["top_logprobs"][0] == {name: first[name] for name in ("token", "logprob", "bytes")}, "greedy"
+    assert bytes(first["bytes"]).decode() == first["token"]
+
+
+def test_a_template_writes_bos_by_itself(serve, tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}")
+    flags = ("--chat-template", str(tmp_path / "t.jinja"))
+    lines = line({"messages": HELLO, **FOUR}, CHAT), line({"prompt": "the fox"}, custom_id="b")
+    _, results, _ = serve(*lines, flags=flags)
+    chat, completion = (results[id]["response"]["body"]["usage"]["prompt_tokens"] for id in "ab")
+    assert chat == completion - 1
+
+
+def test_a_model_without_a_template_is_told_before_its_weights_are_read(serve, checkpoint, monkeypatch):
+    monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("weights are read"))
+    says = f"{checkpoint} has no chat template: give one with --chat-template FILE, or --chat-template plain"
+    assert serve(line({"messages": HELLO}, CHAT)) == (2, {}, f"error: {says}\n")
+
+
+def test_what_cannot_be_served_has_the_status_of_a_bad_request_and_the_others_go_on(serve, tmp_path):
+    template = tmp_path / "t.jinja"
+    template.write_text("{% if messages[0].content == 'no' %}{{ raise_exception('never no') }}{% endif %}the")
+    no = line({"messages": [{"role": "user", "content": "no"}]}, CHAT)
+    lines = [no, line({"messages": HELLO, **FOUR}, CHAT, custom_id="b"), line({"prompt": "a" * 100}, custom_id="c")]
+    status, results, err = serve(*lines, flags=("--chat-template", str(template)))
+    assert status == 1 and err.startswith("3 requests, 2 failed")
+    codes = {id: result["response"]["status_code"] for id, result in results.items()}
+    assert codes == {"a": 400, "b": 200, "c": 400}
+    error = {"message": "never no", "type": "invalid_request_error", "param": None, "code": None}
+    assert results["a"]["response"]["body"] == {"error": error}
+
+
+def test_one_that_breaks_off_has_the_status_of_a_fault_here(serve):
+    flags = ("--kv-cache-tokens", "16", "--block-size", "4")
+    status, results, _ = serve(line({"prompt": "the", "max_tokens": 40, "ignore_eos": True}), flags=flags)
+    response = results["a"]["response"]
+    assert (status, response["status_code"], response["body"]["error"]["type"]) == (1, 500, "server_error")
+
+
+def test_both_forms_may_stand_in_one_file_and_share_their_ids(run, tmp_path):
+    file = write(tmp_path / "a.jsonl", line({"prompt": "the", **FOUR}), {"id": "b", "prompt": "the", **FOUR})
+    results = parsed(run("batch", str(file))[1])
+    assert sorted("custom_id" in result for result in results) == [False, True]
+    file = write(file, line({"prompt": "the"}), {"id": "a", "prompt": "the"})
+    assert "request 1 (line 2): id 'a' is taken by request 0" in run("batch", str(file))[2]

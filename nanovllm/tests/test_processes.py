@@ -1,0 +1,146 @@
+"""The commands as processes: whatever becomes of their streams, and whenever Ctrl-C comes, they end in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ..cli.knobs import ENGINE, SAMPLING
+from .helpers import UNMEASURED, start
+
+SMALL = ("--input-len", "4", "--output-len", "3", "--rounds", "1", "--no-peer")
+NAMES = ["generate", "batch", "chat", "bench", "stages", "help"]
+NEEDS_OUTPUT = {"generate", "batch", "chat", "bench"}
+
+
+@pytest.fixture
+def command(checkpoint, tmp_path):
+    """The arguments of each command for a run that ends soon."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "the", "max_tokens": 2}) + "\n")
+    model = ["--model", str(checkpoint), *UNMEASURED]
+    return {
+        "generate": ["generate", "-", *model, "--max-tokens", "3"],
+        "batch": ["batch", str(tmp_path / "a.jsonl"), *model],
+        "chat": ["chat", *model, "--chat-template", "plain", "--max-tokens", "3"],
+        "bench": ["bench", "latency", *model, *SMALL],
+        "stages": ["stages"],
+        "help": ["--help"],
+    }
+
+
+def finish(process: subprocess.Popen[str], text: str = "the fox\n") -> tuple[int, str, str]:
+    """Its exit status and what it has written, where that is a pipe."""
+    out, err = process.communicate(text if process.stdin else None, timeout=60)
+    return process.returncode, out or "", err or ""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
+class TestStreams:
+    def test_a_full_disk_is_told_in_one_line(self, command, name):
+        with open("/dev/full", "w") as full:
+            ended = finish(start(*command[name], stdin=subprocess.PIPE, stdout=full))
+        assert ended == (1, "", "error: [Errno 28] No space left on device\n")
+
+    def test_messages_that_cannot_be_written_are_no_error(self, command, name):
+        with open("/dev/full", "w") as full:
+            status, out, _ = finish(start(*command[name], stdin=subprocess.PIPE, stderr=full))
+        assert status == 0 and out
+
+    def test_without_standard_error_the_output_is_there(self, command, name):
+        status, out, _ = finish(start(*command[name], stdin=subprocess.PIPE, closed="stderr"))
+        assert status == 0 and out and "error" not in out
+
+    def test_without_standard_output_nothing_is_computed_for_nobody(self, command, name):
+        status, _, err = finish(start(*command[name], stdin=subprocess.PIPE, closed="stdout"))
+        says = "error: standard output is closed: the results would be lost\n"
+        assert (status, err) == ((2, says) if name in NEEDS_OUTPUT else (0, ""))
+
+    def test_without_standard_input_only_who_reads_it_ends(self, command, name):
+        status, out, err = finish(start(*command[name], closed="stdin"))
+        if name in ("generate", "chat"):
+            assert (status, out, err) == (2, "", "error: standard input is closed\n")
+        else:
+            assert status == 0 and out and "Traceback" not in err
+
+    def test_a_reader_who_has_gone_ends_it_without_a_word(self, command, name):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with open(writer, "w") as gone:
+            status, _, err = finish(start(*command[name], stdin=subprocess.PIPE, stdout=gone))
+        assert status == 141 and "Traceback" not in err and "Errno" not in err
+
+    @pytest.mark.parametrize("encoding", ["ascii", "C"])
+    def test_terminals_of_any_encoding_and_of_few_columns(self, command, name, encoding):
+        env = {"LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "11", "PYTHONUTF8": "0"}
+        if encoding != "C":
+            env["PYTHONIOENCODING"] = f"{encoding}:strict"
+        ended = finish(start(*command[name], stdin=subprocess.PIPE, env=env, errors="replace"))
+        assert ended[0] == 0 and "Traceback" not in ended[2]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["generate", "batch", "chat", "bench"])
+def test_ctrl_c_at_any_moment_ends_it_in_one_line_and_leaves_whole_results(command, checkpoint, tmp_path, name):
+    """Python itself takes the first hundredths of a second, before any line of this package runs."""
+    requests, out = tmp_path / "many.jsonl", tmp_path / "out.jsonl"
+    requests.write_text((json.dumps({"prompt": "the", "max_tokens": 4}) + "\n") * 3000)
+    lasting = {
+        "generate": [*command["generate"], "--ignore-eos", "--max-tokens", "60"],
+        "batch": ["batch", str(requests), *command["batch"][2:], "--output", str(out), "--overwrite"],
+        "chat": command["chat"],
+        "bench": [*command["bench"], "--rounds", "10000"],
+    }[name]
+    for moment in range(12):
+        process = start(*lasting, stdin=subprocess.PIPE)
+        process.stdin.write("the fox\n")
+        process.stdin.flush()
+        time.sleep(0.12 + moment * 0.23)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)  # a chat goes on after the first
+        status, _, err = finish(process, "")
+        told = [line for line in err.splitlines() if "interrupted" in line]
+        assert "Traceback" not in err and (status, len(told)) in ((130, 1), (0, 0)), (moment, status, err)
+        if out.exists():
+            assert all(json.loads(line) for line in out.read_text().splitlines())
+            assert out.read_text()[-1:] in ("", "\n")
+
+
+@pytest.mark.full
+def test_first_token_within_three_seconds_of_a_cold_start():
+    """Of processor time, on the shipped checkpoint: other programs may run. Most of it is the import of torch."""
+    model = Path(__file__).resolve().parents[2] / "models" / "storyteller"
+    if not model.is_dir():
+        pytest.skip("the shipped checkpoint is not in a package that is installed")
+    before = os.times()
+    assert finish(start("generate", "Once upon a time", "--model", str(model), "--max-tokens", "1"))[0] == 0
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 3
+
+
+# Numbers that no machine has, in this process
+
+
+@pytest.mark.parametrize("name", [knob.name for knob in ENGINE + SAMPLING if knob.kind in (int, float)])
+@pytest.mark.parametrize("number", ["9" * 23, "-1", "nan"])
+def test_a_number_that_cannot_be_is_one_line(run, name, number):
+    """Some may be as large as you like: they bound what is never reached."""
+    status, out, err = run("generate", "the", "--max-tokens", "2", "--" + name.replace("_", "-"), number)
+    assert status in (0, 2) and "Traceback" not in err
+    if status:
+        assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="whoever may read everything is refused nothing")
+def test_a_file_without_the_right_to_read_it_is_one_line(run, tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("{}")
+    file.chmod(0)
+    for arguments in (["batch", str(file)], ["generate", "--file", str(file)], ["chat", "--chat-template", str(file)]):
+        status, out, err = run(*arguments)
+        assert (status, out) == (2, "") and err == f"error: [Errno 13] Permission denied: '{file}'\n"

@@ -1,0 +1,74 @@
+"""Scripts as vLLM's users write them run here: what is changed in them is the import, and the model's name."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..core.cost_model import CostModel
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
+pytestmark = pytest.mark.skipif(not STORYTELLER.exists(), reason="the shipped checkpoint is not beside the package")
+MODELS = ("facebook/opt-125m", "meta-llama/Llama-3.2-1B-Instruct")
+ARGUMENTS = {
+    "engine_loop": ["--enforce-eager", "--block-size", "8"],
+    "engine_args_cli": ["--max-tokens", "8", "--temperature", "0", "--max-model-len", "1k"],
+}
+SAYS = {  # what stands in the output of each, in this order
+    "basic": [
+        r"""Prompt: +'Hello, my name is'\nOutput: +['"].+['"]""",
+        r"""Prompt: +'The future of AI is'\nOutput: +['"].+['"]""",
+    ],
+    "chat": [
+        r"Prompt: 'System: You are a helpful assistant\\nUser: Hello\\n.*Assistant:'\n\nGenerated text: ['\"].+['\"]"
+    ]
+    * 4,
+    "engine_loop": [r"\n2 \[['\"].+['\"], ['\"].+['\"]\]"],
+    "async_streaming": [r"(.+ -> ?['\"].+['\"] in (\d|1\d|20) pieces\n){3}"],
+    "beam_search": [*[r"\d+ tokens, -\d\.\d\d a token: ['\"]Hello, my name is .+\n"] * 3, *[r"11 tokens, -"] * 3],
+    "samples_and_logprobs": [r"0 .+ length -\d+\.\d+\n", r"\(rank 1, -\d\.\d\d\), not \['.+\]", "\n2 ", r"\nNone\n\{'"],
+    "prefix_caching": [r"are the same: True\n", r"cached tokens: \[\d\d+, \d\d+, \d\d+\]\n", r"cache was reset: True"],
+    "stop_strings": [r"[^.]+ stop \.\n", r"\.['\"] stop \.\n", r" stop \d+\n", r" length None\n"],
+    "seeds": ["equal texts: True\n", "other texts: True\n"],
+    "token_ids": ["7 outputs, 1 text: .+\nTrue\n"],
+    "metrics": [r"vllm:num_requests_running \(gauge\) = 0", r"vllm:generation_tokens \(counter\) = \d+", r"\+Inf = 3"],
+    "engine_args_cli": [r"Prompt: 'Hello, my name is'\nGenerated text: .+\n", "Prompt: 'The future of AI is'\n"],
+}
+
+
+def test_every_script_is_run():
+    assert {path.stem for path in SCRIPTS.glob("*.py")} - {"conftest"} == {*SAYS} and len(SAYS) >= 12
+
+
+def changed(script: str) -> str:
+    """As a user changes it: the import, and the model's name."""
+    text = re.sub(r"^from vllm[\w.]* import", "from nanovllm import", script, flags=re.MULTILINE)
+    for model in MODELS:
+        text = text.replace(f'"{model}"', repr(str(STORYTELLER)))
+    return text
+
+
+@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.filterwarnings("ignore:swap_space is gone", "ignore:gpu_memory_utilization is for cuda")
+def test_a_script_runs(name, monkeypatch, tmp_path, capsys):
+    measured = CostModel(bytes_per_second=1e9, tokens_per_second=1000.0)
+    monkeypatch.setattr(f"{__package__.removesuffix('.tests')}.core.engine.measure", lambda engine: measured)
+    script = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    (tmp_path / f"{name}.py").write_text(changed(script), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])
+    runpy.run_path(str(tmp_path / f"{name}.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert re.search(".*".join(SAYS[name]), out, flags=re.DOTALL), out
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_only_the_import_and_the_models_name_are_changed(name):
+    script = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    lines = zip(script.splitlines(), changed(script).splitlines(), strict=True)
+    for before, after in lines:
+        if before != after:
+            assert before.startswith("from vllm") or any(model in before for model in MODELS)
+    assert "vllm" not in changed(script).replace("nanovllm", "").replace("vllm:", "")

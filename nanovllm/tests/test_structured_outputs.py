@@ -1,0 +1,342 @@
+"""Outputs in a form: JSON of a schema, a regular expression, a choice, a grammar; whatever else is asked for."""
+
+import json
+import random
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("llguidance")
+
+from .. import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from ..api.grammars import GrammarProcessor, Grammars
+from ..api.token_bytes import token_bytes
+from ..checkpoints.load_tokenizer import load_tokenizer
+from .helpers import OPTIONS
+from .made_tokenizers import FORMS, SENTENCEPIECE, write_form, write_sentencepiece
+
+STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Z][a-z]{1,6}$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "friends": {"type": "array", "items": {"enum": ["fox", "owl"]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["name", "age", "friends"],
+}
+COMPACT: dict[str, Any] = {"disable_any_whitespace": True, "disable_additional_properties": True}
+REGEX = r"The (old |little )?(fox|owl) (sat|ran)( in the [a-z]{3,6})?\."
+LIST = 'root ::= "(" item ("," item)? ")"\nitem ::= [a-z] [a-z]? | root'
+CHOICE = ["fox", "a rabbit", "fox and rabbit", 'the "fox"', "back\\slash", "new\nline", "émoji 🎉"]
+
+
+def fits(text: str) -> bool:
+    """Whether it is JSON of SCHEMA, with nothing between its parts."""
+    value = json.loads(text)
+    assert text == json.dumps(value, separators=(",", ":"))
+    return (
+        list(value) == ["name", "age", "friends"]
+        and re.fullmatch("[A-Z][a-z]{1,6}", value["name"]) is not None
+        and type(value["age"]) is int
+        and 0 <= value["age"] <= 99
+        and 1 <= len(value["friends"]) <= 2
+        and {*value["friends"]} <= {"fox", "owl"}
+    )
+
+
+def is_list(text: str) -> bool:
+    """Whether it is of LIST: inner lists first, each of them in place of an item."""
+    while (shorter := re.sub(r"\(([a-z]{1,2}|L)(,([a-z]{1,2}|L))?\)", "L", text)) != text:
+        text = shorter
+    return text == "L"
+
+
+FORM_OF: dict[str, tuple[dict[str, Any], Any]] = {
+    "json": ({"json": SCHEMA} | COMPACT, fits),
+    "json as a text": ({"json": json.dumps(SCHEMA)} | COMPACT, fits),
+    "regex": ({"regex": REGEX}, lambda text: re.fullmatch(REGEX, text)),
+    "choice": ({"choice": CHOICE}, lambda text: text in CHOICE),
+    "grammar": ({"grammar": LIST}, is_list),
+    "lark": ({"grammar": 'start: "a"~2..3 "."'}, lambda text: text in ("aa.", "aaa.")),
+}
+each_form = pytest.mark.parametrize("form", FORM_OF)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(str(STORYTELLER), dtype="float32", device="cpu", max_model_len=256, kv_cache_tokens=4096, **OPTIONS)
+
+
+def asked(form: str, **params: Any) -> SamplingParams:
+    options = {"max_tokens": 120, "structured_outputs": StructuredOutputsParams(**FORM_OF[form][0])}
+    return SamplingParams(**(options | params))
+
+
+def texts(llm: LLM, *params: SamplingParams) -> list[tuple[str, str]]:
+    outputs = llm.generate(["The fox said to the owl: "] * len(params), list(params))
+    assert not [output.error for output in outputs if output.error]
+    return [(sample.text, sample.finish_reason) for output in outputs for sample in output.outputs]
+
+
+# Each form
+
+
+@each_form
+def test_outputs_have_the_form_greedy_and_sampled(form, llm):
+    hot = [asked(form, temperature=1.5, seed=seed, n=3) for seed in range(5)]
+    found = texts(llm, asked(form, temperature=0.0), *hot)
+    assert len({text for text, _ in found}) > 1
+    for text, reason in found:
+        assert reason == "stop" and FORM_OF[form][1](text), text
+
+
+def test_each_sample_has_its_own_place_in_the_grammar(llm):
+    found = texts(llm, asked("regex", temperature=2.0, seed=1, n=8))
+    assert len({text for text, _ in found}) > 2 and all(re.fullmatch(REGEX, text) for text, _ in found)
+
+
+def test_any_json_object(llm):
+    form = StructuredOutputsParams(json_object=True, whitespace_pattern=" ?")
+    closing = {llm.get_tokenizer().backend.token_to_id(text): 6.0 for text in ('"', "<0x7D>")}  # else few end
+    options = {"max_tokens": 120, "temperature": 1.0, "logit_bias": closing, "structured_outputs": form}
+    params = [SamplingParams(seed=seed, **options) for seed in range(8)]
+    whole = [text for text, reason in texts(llm, *params) if reason == "stop"]
+    assert len(whole) > 2 and all(isinstance(json.loads(text), dict) for text in whole)
+
+
+def test_whitespace_is_what_was_asked_for(llm):
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    each = [{"whitespace_pattern": "_"}, {"disable_any_whitespace": True}]
+    params = [SamplingParams(seed=3, structured_outputs=StructuredOutputsParams(json=schema, **one)) for one in each]
+    found = [text for text, _ in texts(llm, *params)]
+    assert found[0].replace("_", "") == found[1] == '{"a":1}'
+
+
+def test_a_form_that_may_be_empty_may_end_at_once(llm):
+    found = texts(llm, SamplingParams(structured_outputs=StructuredOutputsParams(choice=[""])))
+    assert found == [("", "stop")]
+
+
+# With the other parameters
+
+
+def test_a_stream_of_deltas_is_the_text_in_parts(llm):
+    params = asked("json", seed=4, output_kind=RequestOutputKind.DELTA)
+    parts = [output.outputs[0].text for output in llm.stream(["The fox said: "], params)]
+    assert len(parts) > 5 and fits("".join(parts))
+
+
+def test_a_stop_string_ends_it_before_the_form_is_whole(llm):
+    assert texts(llm, asked("json", seed=4, stop='"age"')) == [
+        (texts(llm, asked("json", seed=4))[0][0].split('"age"')[0], "stop")
+    ]
+
+
+def test_max_tokens_cut_it(llm):
+    (whole, _), (cut, reason) = texts(llm, asked("json", seed=4), asked("json", seed=4, max_tokens=9))
+    assert reason == "length" and 0 < len(cut) < len(whole) and whole.startswith(cut)
+
+
+def test_min_tokens_hold_the_end_back_while_something_else_may_come(llm):
+    form = StructuredOutputsParams(regex="(ab?){1,40}")
+    eager = {"temperature": 0.0, "logit_bias": {2: 100.0}, "max_tokens": 60}  # it ends where it may
+    params = [SamplingParams(structured_outputs=form, min_tokens=least, **eager) for least in (0, 9)]
+    short, long = (output.outputs[0] for output in llm.generate(["a", "a"], params))
+    assert len(short.token_ids) == 2 and len(long.token_ids) == 10
+    assert short.finish_reason == long.finish_reason == "stop"
+    form = StructuredOutputsParams(choice=["fox"])
+    assert texts(llm, SamplingParams(min_tokens=9, structured_outputs=form)) == [("fox", "stop")]
+
+
+@pytest.mark.parametrize("regex", ["(ab){0,3}", "fox"])
+def test_a_whole_form_goes_on_with_eos_alone_if_that_is_ignored(regex, llm):
+    form = StructuredOutputsParams(regex=regex)
+    params = SamplingParams(seed=1, max_tokens=80, ignore_eos=True, structured_outputs=form)
+    [output] = llm.generate(["a"], params)
+    sample = output.outputs[0]
+    assert output.error is None and re.fullmatch(regex, sample.text) and sample.finish_reason == "length"
+    assert sample.token_ids[-1] == 2 and len(sample.token_ids) == 80
+
+
+def test_logprobs_are_of_what_the_model_said_without_the_form(llm):
+    [output] = llm.generate(["The fox"], asked("choice", temperature=0.0, logprobs=1))
+    assert output.outputs[0].logprobs[0][output.outputs[0].token_ids[0]].rank > 1
+
+
+def test_preempted_and_in_any_batch_the_text_is_the_same(llm):
+    params = [asked("json", temperature=1.2, seed=seed) for seed in range(6)]
+    scarce = LLM(str(STORYTELLER), dtype="float32", device="cpu", max_model_len=96, kv_cache_tokens=192, **OPTIONS)
+    together = texts(scarce, *params)
+    assert scarce.llm_engine.scheduler.num_preemptions > 0
+    assert together == [each for one in params for each in texts(llm, one)]
+
+
+def test_nothing_left_by_the_form_and_the_rest_ends_the_request_with_an_error(llm):
+    params = asked("regex", allowed_token_ids=[2])
+    [bad, good] = llm.generate(["a", "b"], [params, SamplingParams(max_tokens=2)])
+    assert "structured_outputs" in bad.error and good.error is None
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({}, "give one of json, regex, choice, grammar, json_object, not none"),
+        (
+            {"regex": "a", "choice": ["a"]},
+            "give one of json, regex, choice, grammar, json_object, not regex and choice",
+        ),
+        ({"structural_tag": "{}"}, "structural_tag is not served here: describe"),
+        ({"json_object": False}, "json_object must be True, not False"),
+        ({"choice": []}, "choice must be a list of texts, at least one, not []"),
+        ({"choice": "ab"}, "choice must be a list of texts, at least one, not 'ab'"),
+        ({"choice": ["a", 1]}, "choice must be a list of texts, at least one, not ['a', 1]"),
+        ({"regex": 5}, "regex must be a text without NUL characters, not 5"),
+        ({"regex": "a\0"}, "regex must be a text without NUL characters, not 'a\\x00'"),
+        ({"grammar": " "}, "grammar must be a text that is not empty, not ' '"),
+        ({"json": ""}, "json must be a JSON schema, as a dict or a text, not ''"),
+        ({"json": "{"}, "json must be a JSON schema: Expecting property name"),
+        ({"json": "[1]"}, "json must be a JSON schema, an object, not '[1]'"),
+        ({"json": {"type": {1, 2}}}, "json must be a JSON schema: Object of type set is not JSON serializable"),
+        ({"json": "[" * 99 + "]" * 99}, "json must be nested at most 64 levels deep"),
+        ({"json": "[" * 99_999 + "]" * 99_999}, "json must be nested at most 64 levels deep"),
+        ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace must be True or False, not 1"),
+        (
+            {"regex": "a", "whitespace_pattern": " "},
+            "whitespace_pattern is for json and json_object, and this is a regex",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_parameters_that_cannot_be_are_named(options, error):
+    with pytest.raises(ValueError, match=re.escape(error)):
+        StructuredOutputsParams(**options)
+
+
+def test_a_field_that_was_set_later_is_checked_with_the_request(llm):
+    params = asked("choice")
+    params.structured_outputs.choice = []
+    with pytest.raises(ValueError, match="choice must be a list of texts, at least one"):
+        llm.llm_engine.add_request("0", [1], params)
+
+
+def test_a_dict_is_read_as_parameters():
+    assert SamplingParams(structured_outputs={"regex": "a"}).structured_outputs == StructuredOutputsParams(regex="a")
+    with pytest.raises(ValueError, match="structured_outputs has no 'regx'; it has json, regex"):
+        SamplingParams(structured_outputs={"regx": "a"})
+    with pytest.raises(ValueError, match="structured_outputs must be a StructuredOutputsParams, not 'a'"):
+        SamplingParams(structured_outputs="a")
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"json": {"type": "objekt"}}, "json cannot be followed: Invalid type: objekt"),
+        ({"json": {"type": "string", "minLength": 3, "maxLength": 2}}, "json cannot be followed: Unsatisfiable schema"),
+        (
+            {"json": {"type": "array", "uniqueItems": True}},
+            'json cannot be followed: Unimplemented keys: ["uniqueItems"]',
+        ),
+        ({"json": {}, "whitespace_pattern": "("}, "json cannot be followed: regex parse error"),
+        ({"regex": "(a"}, 'regex cannot be followed: at 1(8): invalid regex "(a"'),
+        ({"regex": r"[^\s\S]"}, "no token of this checkpoint can come next"),
+        ({"grammar": "start: foo"}, 'grammar cannot be followed: at 1(8): unknown name: "foo"'),
+        ({"grammar": 'root ::= "a" ('}, "grammar cannot be followed: Failed to convert the grammar from GBNF"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_form_that_no_output_can_have_is_an_error_when_the_request_comes(options, error, llm):
+    with pytest.raises(ValueError, match=re.escape(f"structured_outputs: {error}")) as caught:
+        llm.llm_engine.add_request("0", [1], SamplingParams(structured_outputs=StructuredOutputsParams(**options)))
+    assert "\n" not in str(caught.value) and not llm.llm_engine.has_unfinished_requests()
+
+
+def test_a_dead_end_on_the_way_ends_the_request_alone(llm):
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(grammar=r'start: "fox" /[^\s\S]/'))
+    [bad, good] = llm.generate(["a", "b"], [params, SamplingParams(max_tokens=4, ignore_eos=True)])
+    assert "no token of this checkpoint can come next" in bad.error and bad.outputs[0].finish_reason == "error"
+    assert len(good.outputs[0].token_ids) == 4
+
+
+def test_without_the_library_one_error_says_what_to_install(llm, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    fresh = Grammars(load_tokenizer(STORYTELLER), 4096, {2})
+    with pytest.raises(ValueError, match=re.escape("need llguidance: pip install 'nanovllm[structured]'")):
+        fresh.processor(StructuredOutputsParams(regex="a"))
+
+
+def test_without_a_tokenizer_or_an_end_there_is_one_error():
+    with pytest.raises(ValueError, match="the checkpoint has no tokenizer"):
+        Grammars(None, 320, {2}).processor(StructuredOutputsParams(regex="a"))
+    with pytest.raises(ValueError, match="the checkpoint names none"):
+        Grammars(load_tokenizer(STORYTELLER), 4096, set()).processor(StructuredOutputsParams(regex="a"))
+
+
+# Grammars and tokenizers
+
+
+def test_a_grammar_is_compiled_once():
+    grammars = Grammars(load_tokenizer(STORYTELLER), 4096, {2})
+    grammars.processor(StructuredOutputsParams(**FORM_OF["json"][0]))
+    before = grammars._compiled.cache_info()
+    for _ in range(3):
+        grammars.processor(StructuredOutputsParams(**FORM_OF["json"][0]))
+    after = grammars._compiled.cache_info()
+    assert (after.misses, after.hits) == (before.misses, before.hits + 3)
+
+
+EVERY = [*FORMS, *(f"sentencepiece {form}" for form in SENTENCEPIECE)]
+QUICK = ("llama3", "mistral", "sentencepiece unigram")
+
+
+@pytest.fixture(params=[form if form in QUICK else pytest.param(form, marks=pytest.mark.full) for form in EVERY])
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    name = request.param.removeprefix("sentencepiece ")
+    (write_form if name == request.param else write_sentencepiece)(tmp_path, name)
+    return load_tokenizer(tmp_path)
+
+
+def test_the_bytes_of_a_token_are_what_it_adds_to_a_text(tokenizer):
+    shown = tokenizer.showing_special_tokens()
+    before = shown.decode(shown.anchor)
+    for token_id, found in enumerate(token_bytes(shown)):
+        added = shown.decode([*shown.anchor, token_id])[len(before) :]
+        assert added == found.decode(errors="replace") or "\ufffd" in added
+
+
+@pytest.mark.parametrize("form", ["json", "regex", "choice", "grammar"])
+def test_any_walk_through_a_grammar_gives_a_text_of_its_form(form, tokenizer):
+    """Each step takes any token that is allowed, as a model that knows nothing would."""
+    options, holds = FORM_OF[form]
+    if is_without_bytes := b"{" not in token_bytes(tokenizer):
+        options = {"choice": CHOICE[:3]} if form == "choice" else options
+    vocab_size, eos = len(tokenizer) + 7, tokenizer.eos_token_id
+    grammars, rng = Grammars(tokenizer, vocab_size, {eos}), random.Random(0)
+    if is_without_bytes and form == "json":
+        with pytest.raises(ValueError, match="no token of this checkpoint can come next"):
+            grammars.processor(StructuredOutputsParams(**options))
+        return
+    whole = [
+        walk(tokenizer, grammars.processor(StructuredOutputsParams(**options)), vocab_size, rng) for _ in range(10)
+    ]
+    whole = [text for text in whole if text is not None]
+    assert len(whole) > 5 and all(map(holds, whole)), whole
+
+
+def walk(tokenizer: Any, processor: GrammarProcessor, vocab_size: int, rng: random.Random) -> str | None:
+    """The text behind the tokenizer's anchor; None if it does not end."""
+    output: list[int] = []
+    while tokenizer.eos_token_id not in output:
+        if len(output) == 150:
+            return None
+        logits = torch.zeros(vocab_size)
+        processor.apply(logits, output)
+        output.append(rng.choice(logits.isfinite().nonzero().squeeze(1).tolist()))
+    return tokenizer.decode([*tokenizer.anchor, *output])[len(tokenizer.decode(tokenizer.anchor)) :]
