@@ -149,7 +149,8 @@ def test_a_moment_counts_as_the_trace_does(runs, slot):
     """The tokens of a step are all told, and the free blocks that the reader sees before it are all accounted for."""
     told = {moment["title"]: moment for run in slot["runs"] for moment in run["moments"]}
     chunks = runs["s4"].steps[told["A long prompt among decodes"]["step"] - 1].of("chunk")
-    numbers = [int(number) for number in re.findall(r"(?:computes |and )(\d+)", told["A long prompt among decodes"]["reveal"])]
+    reveal = told["A long prompt among decodes"]["reveal"]
+    numbers = [int(number) for number in re.findall(r"(?:computes |and )(\d+)", reveal)]
     assert sorted(numbers) == sorted(e["end"] - e["start"] for e in chunks if e["why"] == "prefill")
     assert "E takes the last free block, and F2 needs one" in told["Blocks run out"]["sentence"]
     preempting = runs["s4"].steps[told["Blocks run out"]["step"] - 1]
