@@ -145,6 +145,22 @@ def test_either_answer_may_be_the_right_one(slot):
             assert len(set(moment["answers"])) == 2 and moment["step"] > 0
 
 
+def test_a_moment_counts_as_the_trace_does(runs, slot):
+    """The tokens of a step are all told, and the free blocks that the reader sees before it are all accounted for."""
+    told = {moment["title"]: moment for run in slot["runs"] for moment in run["moments"]}
+    chunks = runs["s4"].steps[told["A long prompt among decodes"]["step"] - 1].of("chunk")
+    reveal = told["A long prompt among decodes"]["reveal"]
+    numbers = [int(number) for number in re.findall(r"(?:computes |and )(\d+)", reveal)]
+    assert sorted(numbers) == sorted(e["end"] - e["start"] for e in chunks if e["why"] == "prefill")
+    assert "E takes the last free block, and F2 needs one" in told["Blocks run out"]["sentence"]
+    preempting = runs["s4"].steps[told["Blocks run out"]["step"] - 1]
+    assert len(preempting.before.free) == 1 and preempting.of("taken")[0]["seq"] == "E"
+    evicting = runs["s6"].steps[told["Which text goes first"]["step"] - 1]
+    empty = [block for block in evicting.before.free if block not in evicting.before.cached]
+    assert [event["block"] for event in evicting.of("taken", seq="C")] == empty
+    assert told["Which text goes first"]["sentence"].startswith("C takes the last empty block, and G needs one")
+
+
 # Its parts
 
 

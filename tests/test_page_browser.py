@@ -9,6 +9,7 @@ import pytest
 from nanovllm.trace.replay import apply, begin
 from notebooks.page.build import PAGE, SOURCE
 from notebooks.page.compact import unpack
+from notebooks.page.record import Run
 from tests.browser import browser, skip_without_chromium
 from tests.helpers import full
 
@@ -190,6 +191,27 @@ def test_a_prediction_is_asked_before_its_step_and_answered_after_it(reader, slo
     assert moment["reveal"] in reader.text("#quiz")  # whoever has answered may read it again
 
 
+def test_a_question_does_not_show_the_block_that_answers_it(reader, slot):
+    moment = slot["runs"][3]["moments"][-1]
+    reader.go("#s4/0/b5")
+    reader.page.click(f".moment:has-text('{moment['title']}')")
+    assert reader.fragment == f"#s4/{moment['step'] - 1}" and reader.page.locator("path.arrow").count() == 0
+    reader.page.click("#quiz button >> nth=0")
+    assert reader.fragment == f"#s4/{moment['step']}/b{moment['block']}"
+
+
+def test_a_moment_right_after_another_asks_its_own_question(reader, slot):
+    first, second = slot["runs"][5]["moments"][:2]
+    assert second["step"] == first["step"] + 1
+    reader.go("#s6/0")
+    reader.page.click(f".moment:has-text('{first['title']}')")
+    reader.page.click("#quiz button >> nth=0")
+    assert first["reveal"] in reader.text("#quiz")
+    reader.page.click(f".moment:has-text('{second['title']}')")
+    assert second["question"] in reader.text("#quiz") and first["reveal"] not in reader.text("#quiz")
+    reader.page.reload()
+
+
 def test_stepping_to_a_moment_asks_and_playing_past_it_does_not(reader, slot):
     moment = slot["runs"][5]["moments"][0]
     reader.go(f"#s6/{moment['step'] - 2}")
@@ -245,6 +267,7 @@ def test_a_screen_reader_is_told(reader):
     assert re.search(r'gridcell "block \d+: held by F1, 8 of 8 slots filled; F2, 8 of 8 slots filled; F3', tree)
     assert 'gridcell "block 39: free"' in tree
     assert reader.page.get_attribute("#sentence", "aria-live") == "polite"
+    assert 'radio "5 Copy-on-write"' in tree and 'button "Three samples, one last block, step 7"' in tree
 
 
 # What it says
@@ -258,6 +281,27 @@ def test_a_sentence_has_at_most_fourteen_words(reader):
     long = [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS]
     assert long == []
     assert not [sentence for sentence in sentences if re.search("undefined|null|NaN|Nobody can run", sentence)]
+
+
+def test_a_text_is_forgotten_only_if_the_host_has_not_got_it(reader, slot):
+    sentences = reader.page.evaluate(
+        "Array.from({length: Runs.all[6].tape.length}, (_, step) => View.sentence(Runs.all[6], step + 1))"
+    )
+    run = Run([slot["runs"][6]["snapshot"], *unpack(slot["kinds"], slot["strings"], slot["runs"][6]["events"])])
+    already = [step.number for step in run.steps if "on the host already" in sentences[step.number - 1]]
+    assert already
+    for step in run.steps:
+        if step.number in already:
+            assert {event["hash"] for event in step.of("evicted")} <= set(step.before.host_cached.values())
+        if "forgotten" in sentences[step.number - 1]:
+            assert not {event["hash"] for event in step.of("evicted")} & set(step.after.host_cached.values())
+
+
+def test_a_block_tells_its_story_in_order(reader):
+    reader.go("#s5/7/b16")
+    said = reader.page.locator(".moves li").all_inner_texts()
+    words = [next(word for word in ("shares it", "let go", "was copied") if word in line) for line in said]
+    assert words == ["shares it"] * 2 + ["let go"] * 2 + ["was copied"] * 2  # a count of 3, 2, 1
 
 
 STATES = """stage => {
@@ -325,6 +369,25 @@ def test_on_a_narrow_screen_the_grid_stays_and_the_queues_fold(reader):
     assert not reader.page.is_visible("#running")
     reader.page.click("#queues summary >> nth=0")
     assert reader.page.is_visible("#running")
+
+
+def test_the_grid_stays_where_it_is_whatever_the_sentence_says(reader):
+    reader.page.set_viewport_size(NARROW)
+    heights = reader.page.evaluate("""() => {
+        const line = document.getElementById("sentence");
+        const sentences = Runs.all.flatMap(run =>
+            Array.from({length: run.tape.length + 2}, (_, step) => View.sentence(run, step)));
+        return [...new Set(sentences)].map(text => { line.textContent = text; return line.offsetHeight; });
+    }""")
+    assert len(heights) > 100 and len(set(heights)) == 1
+
+
+def test_what_is_idle_says_whose_text_it_has_and_the_host_what_moved(reader):
+    reader.go("#s6/19")
+    assert {reader.square(block).inner_text() for block in (0, 1, 2, 3)} == {"A"}
+    reader.go("#s7/25")
+    touched = "[...document.querySelectorAll('#host-grid .square')].map(square => square.matches('.touched'))"
+    assert reader.page.evaluate(touched).count(True) == 3
 
 
 def test_patterns_and_letters_say_what_colours_say(reader):

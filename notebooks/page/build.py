@@ -16,17 +16,17 @@ from stages.bench.engines import PACKAGES
 SOURCE = ROOT / "nanovllm" / "server" / "page"
 PAGE = ROOT / "notebooks" / "pool.html"
 LEAD = (
-    "A server keeps the keys and values of every token it has read. Here are 40 blocks of memory for 8 tokens each, "
-    "eight requests that share them, and seven ways to serve the eight."
+    "A server keeps the keys and values of every token it has read; a slot of memory holds one token's. Here are "
+    "320 slots, eight requests that share them, A to H, and seven ways to serve the eight. F asks for three texts."
 )
 STAGES = {
     "s1": ("One piece", "Each sequence reserves one piece of the pool for its whole life."),
     "s2": ("Blocks", "The pool is cut into blocks of 8 slots. A sequence takes one when its last is full."),
-    "s3": ("Paged attention", "The same blocks; attention now reads them where they lie, without a copy."),
-    "s4": ("Scheduler", "At every step the scheduler admits, computes in chunks, and preempts if blocks run out."),
+    "s3": ("Paged attention", "The pool does the same. Attention now reads the blocks where they lie, without a copy."),
+    "s4": ("Scheduler", "Each step admits who fits, cuts long prompts in chunks, and preempts if blocks run out."),
     "s5": ("Copy-on-write", "Samples of one prompt share its blocks, until one of them writes."),
-    "s6": ("Prefix cache", "A full block keeps its text when it is free, and whoever begins alike finds it."),
-    "s7": ("Offload", "A cached block that is evicted goes to the host, and comes back when it is found."),
+    "s6": ("Prefix cache", "A full block keeps its text when it is free. A text that begins alike finds it there."),
+    "s7": ("Offload", "A text that must leave its block goes to the host's memory, and is loaded back if found."),
 }
 
 

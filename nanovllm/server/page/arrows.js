@@ -19,7 +19,7 @@ class Arrows {
 
   _middle(block) {
     const { offsetLeft, offsetTop, offsetWidth, offsetHeight } = this.grid.squares[block];
-    return { x: offsetLeft + offsetWidth / 2, y: offsetTop + offsetHeight / 2, room: offsetWidth };
+    return { x: offsetLeft + offsetWidth / 2, y: offsetTop + offsetHeight * 0.68, room: offsetWidth };
   }
 }
 

@@ -57,8 +57,9 @@ const Cells = (() => {
     cell.bands.push(band);
   }
 
-  function ofHost({ state, memory }) {
+  function ofHost({ state, memory }, events) {
     const cells = empty(state.host.num_blocks);
+    for (const block of touchedOnHost(events)) cells[block].isTouched = true;
     for (const [block, hash] of Object.entries(state.host_cached)) {
       Object.assign(cells[block], { status: "idle", origin: memory.origins[hash] ?? null });
     }
@@ -77,6 +78,9 @@ const Cells = (() => {
     }
     return blocks;
   }
+
+  const touchedOnHost = (events) => events.flatMap(({ kind, block, from, to }) => (
+    { stored: to, renewed: to, loaded: from, host_evicted: block }[kind] ?? []));
 
   /** Slots promised, held and used, as the engine's own report counts them; a shared block counts once. */
   function totals({ state }) {

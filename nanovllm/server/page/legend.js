@@ -14,7 +14,7 @@ const Legend = (() => {
     Dom.fill("legend",
       item(held(5), isSlots ? "8 slots of A's piece: 5 filled, 3 only reserved" : "held by A: 5 of 8 slots filled"),
       item(EMPTY, isSlots ? "8 free slots" : "free"),
-      item(held(8, { isTouched: true }), "outlined: moved in this step"),
+      item(held(8, { isTouched: true }), "outlined: changed hands in this step"),
       canShare ? item(held(8, { count: 3 }), "the number: how many share it") : null,
       tape.has("cached") ? item(IDLE, `${idle}, its text can be found`) : null);
   }

@@ -10,8 +10,8 @@ const Meter = (() => {
         Dom.make("span", { class: "held", style: `width:${share(held)}` }),
         Dom.make("span", { class: "used", style: `width:${share(used)}` }),
         Dom.make("span", { class: "promised", style: `left:${share(promised)}` })),
-      Dom.make("p", { "aria-hidden": "true" }, key("used", used), key("held", held), key("promised", promised),
-        Dom.make("span", {}, `of ${all} slots`)));
+      Dom.make("p", { "aria-hidden": "true" }, key("used", used), key("held", held), Dom.make("span", {}, `of ${all} slots`)),
+      Dom.make("p", { "aria-hidden": "true" }, key("promised", `${promised}, all that the running may need`)));
   }
 
   const key = (what, slots) => Dom.make("span", { class: `key ${what}` }, `${what} ${slots}`);

@@ -1,9 +1,9 @@
 "use strict";
 
-/* The block that the reader chose: who holds it, its text, its last moves, and the function that moved it. */
+/* The block that the reader chose: who holds it, its text, its last moves in order, and the function that moved it. */
 const Panel = (() => {
   const NUM_MOVES = 3;
-  const QUIET = ["cached", "free", "idle"]; // told too, but no answer to "why did it move?"
+  const QUIET = ["cached", "free", "idle"]; // told too, but no answer to "who has it, and why?"
 
   /** `sources` maps the name of a function to {file, line, text}. */
   function show(tape, step, block, cell, sources) {
@@ -14,14 +14,14 @@ const Panel = (() => {
       Dom.make("h2", {}, title(block, frame.state.pool), ...holders.map((seq) => Dom.tag(memory, seq))),
       Dom.make("p", { class: "facts" }, facts(cell, block, frame)),
       ...texts(frame, cell),
-      Dom.make("h3", {}, "Why it moved"),
-      Dom.make("ol", { class: "moves" }, ...moves.map((move) => line(move, memory))),
-      moves.length ? null : Dom.make("p", { class: "facts" }, "It has not moved yet."),
+      Dom.make("h3", {}, "What happened to it"),
+      Dom.make("ol", { class: "moves" }, ...[...moves].reverse().map((move) => line(move, memory))),
+      moves.length ? null : Dom.make("p", { class: "facts" }, "Nothing yet."),
       sources[by] ? Source.make(by, sources[by]) : null);
   }
 
   function hint() {
-    const words = "Click a square: who holds it, its words, and the code that moved it.";
+    const words = "Click a square: who holds it, its words, what happened to it, and the code that did it.";
     Dom.fill("panel", Dom.make("p", { class: "hint" }, words));
   }
 

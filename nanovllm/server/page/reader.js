@@ -32,12 +32,17 @@ const Reader = (() => {
     const moment = (step) => run().moments.find((each) => each.step === step);
     const now = moment(at.step), next = moment(at.step + 1);
     if (now && Quiz.isAnswered(now)) Quiz.reveal(now);
-    else if (next && !Quiz.isAnswered(next)) Quiz.ask(next, () => goTo(next.step));
+    else if (next && !Quiz.isAnswered(next)) ask(next);
   }
 
+  const ask = (moment) => Quiz.ask(moment, () => goToMoment(moment));
+
+  /** The block to look at is chosen after the answer: it could tell it. */
   function goToMoment(moment) {
-    at.block = moment.block;
-    goTo(Quiz.isAnswered(moment) ? moment.step : moment.step - 1);
+    const isAnswered = Quiz.isAnswered(moment);
+    at.block = isAnswered ? moment.block : null;
+    goTo(isAnswered ? moment.step : moment.step - 1);
+    if (!isAnswered) ask(moment); // an answer to the moment before may stand there
   }
 
   function scrub(step) {

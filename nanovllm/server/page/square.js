@@ -28,6 +28,7 @@ const Square = (() => {
   function paintGhost(seq, memory) {
     const ghost = Dom.make("span", { class: "ghost" });
     Cast.dress(ghost, memory, seq);
+    ghost.append(letter(Cast.label(memory, seq)));
     return ghost;
   }
 

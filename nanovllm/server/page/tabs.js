@@ -4,7 +4,7 @@
 const Tabs = (() => {
   function make(runs, choose) {
     const tabs = runs.map(({ title }, i) => {
-      const tab = Dom.make("div", { role: "radio" }, Dom.make("b", {}, String(i + 1)), Dom.make("span", {}, title));
+      const tab = Dom.make("div", { role: "radio" }, Dom.make("b", {}, String(i + 1)), " ", Dom.make("span", {}, title));
       tab.addEventListener("click", () => choose(i));
       return tab;
     });
@@ -14,8 +14,8 @@ const Tabs = (() => {
   }
 
   function key(event, tabs, choose) {
-    const move = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
-    if (!move) return;
+    const move = { " ": 0, ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+    if (move === undefined) return;
     const next = (tabs.indexOf(event.target) + move + tabs.length) % tabs.length;
     choose(next);
     tabs[next].focus();

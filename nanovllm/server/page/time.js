@@ -13,12 +13,13 @@ const Time = (() => {
     Dom.byId("slider").max = length;
     const marks = moments.map(({ step }) => Dom.make("span", { style: `--at:${step / Math.max(length, 1)}` }));
     Dom.fill("marks", ...marks);
-    Dom.fill("moments", ...moments.map((moment) => chip(moment, choose)));
+    const label = moments.length ? Dom.make("span", { class: "hint" }, "What happens next?") : null;
+    Dom.fill("moments", label, ...moments.map((moment) => chip(moment, choose)));
   }
 
   function chip(moment, choose) {
-    const step = Dom.make("span", { "aria-label": `at step ${moment.step}` }, String(moment.step));
-    const button = Dom.make("button", { type: "button", class: "moment" }, moment.title, step);
+    const name = `${moment.title}, step ${moment.step}`, step = Dom.make("span", {}, String(moment.step));
+    const button = Dom.make("button", { type: "button", class: "moment", "aria-label": name }, moment.title, step);
     button.addEventListener("click", () => choose(moment));
     return button;
   }

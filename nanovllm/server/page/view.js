@@ -16,7 +16,7 @@ const View = (() => {
   function show(run, { step, block }) {
     const { tape, sources } = run, frame = tape.frameAt(step), events = tape.eventsOf(step), { state, memory } = frame;
     if (shaped?.run !== run || shaped.length !== Runs.length()) shape(run);
-    const cells = Cells.ofDevice(frame, events), hostCells = state.host ? Cells.ofHost(frame) : [];
+    const cells = Cells.ofDevice(frame, events), hostCells = state.host ? Cells.ofHost(frame, events) : [];
     const cell = (Moves.isHost(block) ? hostCells : cells)[Moves.numberOf(block)] ?? null;
     const selected = block === null ? null : cell?.bands[0]?.seq ?? null;
     const table = selected ? state.sequences[selected].block_table : [];

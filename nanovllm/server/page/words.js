@@ -25,9 +25,12 @@ const Words = (() => {
 
   const PHRASES = [
     ({ of }) => first(of("refused"), ({ request }) => `Request ${request} is refused: it can never fit.`),
-    ({ of, name }) => first(of("preempt"), (event) => (event.for && event.for !== event.seq
-      ? `${name(event.for)} needs a block. ${name(event.seq)} gives up all of its blocks and waits.`
-      : `${name(event.seq)} finds no free block: it gives up its own and waits.`)),
+    ({ of, name }) => first(of("preempt"), (event, all) => {
+      if (all.length > 1) return `No block is free. ${list(all, name)} give up all of theirs and wait.`;
+      return event.for && event.for !== event.seq
+        ? `${name(event.for)} needs a block. ${name(event.seq)} gives up all of its blocks and waits.`
+        : `${name(event.seq)} finds no free block: it gives up its own and waits.`;
+    }),
     ({ of, name, state }) => first(of("released"), ({ seq }) => scattered(name(seq), name, state)),
     ({ of, name }) => first(of("forked"), ({ from }, all) => (
       `${name(from)} is forked: ${all.length + 1} samples share its blocks.`)),
@@ -40,11 +43,15 @@ const Words = (() => {
     }),
     ({ of, name }) => first(of("hit"), ({ seq }, all) => {
       const same = all.filter((event) => event.seq === seq), idle = same.filter(({ was }) => was === "idle").length;
-      return `${name(seq)} finds ${blocks(same)} computed already: ${same.length - idle} held, ${idle} idle.`;
+      const were = { 0: "all held", [same.length]: "all idle" }[idle] ?? `${same.length - idle} held, ${idle} idle`;
+      return `${name(seq)} finds ${blocks(same)} computed already, ${same.length > 1 ? were : same[0].was}.`;
     }),
     ({ of }) => first(of("stored"), ({ from, to }, all) => (all.length === 1
       ? `Block ${from} is evicted: its text moves to the host's block ${to}.`
       : `${blocks(all)} are evicted: their texts move to the host.`)),
+    ({ of }) => first(of("evicted").filter((event) => isOnHost(event, of)), ({ block }, all) => (all.length === 1
+      ? `Block ${block} is evicted: its text is on the host already.`
+      : `${blocks(all)} are evicted: the host keeps their texts.`)),
     ({ of }) => first(of("evicted"), ({ block }, all) => (all.length === 1
       ? `Block ${block} is evicted: its text is forgotten.`
       : `${blocks(all)} are evicted: their texts are forgotten.`)),
@@ -117,8 +124,8 @@ const Words = (() => {
     idle: () => "nobody holds it, but its text stays: it went to the back of the queue",
     copied: (_, { from, to }) => `block ${from} was copied into block ${to}`,
     cached: () => "it was full, so its text can be found by its hash",
-    evicted: () => "its text was forgotten, to make room",
-    stored: (_, { to }) => `its text went to the host, into block ${to}`,
+    evicted: () => "it was evicted: its text left it, to make room",
+    stored: (_, { to }) => `its text was stored to the host, in block ${to} there`,
     renewed: () => "the host had its text already, and keeps it longer",
     loaded: (who) => `its text came back from the host for ${who}`,
     arrived: () => "the load arrived",
@@ -142,6 +149,9 @@ const Words = (() => {
     if (names.length > 3) return `${names.length} sequences`;
     return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
   }
+
+  /** Nothing has to be copied for it. */
+  const isOnHost = ({ hash }, of) => of("renewed").some((event) => event.hash === hash);
 
   /** The same was told of the step before. */
   function isOld({ seq, why }, earlier) {

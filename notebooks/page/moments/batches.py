@@ -31,8 +31,9 @@ def free_but_scattered(run: Run) -> Moment | None:
                 f"Is there room for {label(first)} then?",
                 (f"Yes: {sum(sizes)} are enough", f"No, though {sum(sizes)} are free"),
                 int(max(sizes) < needed),
-                f"The free slots lie in pieces of {' and '.join(map(str, sizes))}. Stage 1 needs {needed} side by "
-                "side. (It also lets nobody in before the whole batch has ended: stage 4 cures that.)",
+                f"Free, but not in one piece: the pieces have {' and '.join(map(str, sizes))} slots, and stage 1 needs "
+                f"{needed} side by side. (It also lets nobody in before the whole batch has ended: stage 4 cures "
+                "that.)",
                 step.of("released")[0]["start"] // BLOCK_SIZE,
             )
     return None
@@ -52,11 +53,13 @@ def scattered_table(run: Run) -> Moment | None:
                 return Moment(
                     step.number,
                     "Blocks that lie apart",
-                    f"{label(event['seq'])} is next. The blocks that come first in the queue do not lie side by side.",
+                    f"A new batch begins. {label(event['seq'])} needs {len(table)} blocks, and the next free ones do "
+                    "not lie side by side.",
                     "Can one sequence have them?",
                     ("Yes, any blocks do", "No, it would have to wait"),
                     int(event["seq"] not in step.after.running),
-                    f"Its block table says where its tokens are: blocks {places}. Follow the arrows.",
+                    f"A table takes the place of a piece. This table says that the tokens are in blocks {places}: "
+                    "follow the arrows.",
                     table[0],
                 )
     return None
@@ -71,7 +74,7 @@ def seventeenth_token(run: Run) -> Moment | None:
             return Moment(
                 step.number,
                 "The 17th token",
-                f"{who} has 16 tokens: two blocks of {BLOCK_SIZE} are full to the last slot.",
+                f"{who} has 16 tokens in the pool: two blocks of {BLOCK_SIZE} are full to the last slot.",
                 "What does its next token take?",
                 ("One slot", f"A block of {BLOCK_SIZE} slots"),
                 int(num_taken == 1),
@@ -88,15 +91,18 @@ def taken_again(run: Run) -> Moment | None:
     for step in run.steps:
         for event in step.of("taken", why="grow"):
             giver, taker, block = given_back.get(event["block"]), event["seq"], event["block"]
-            if giver and giver != taker and step.before.running:
+            held = {each for seq in step.before.sequences.values() for each in seq.block_table}
+            if giver and giver != taker and {block - 1, block + 1} <= held:
                 return Moment(
                     step.number,
                     "Which block comes next",
-                    f"{label(giver)} gave its blocks back while others run. Now {label(taker)}'s last block is full.",
+                    f"{label(giver)} gave its blocks back, and left holes between the others'. Now "
+                    f"{label(taker)}'s last block is full.",
                     f"Which block does {label(taker)} take?",
                     (f"One that {label(giver)} gave back", "One that nobody has used"),
                     int(block not in given_back),
-                    f"Block {block}, in the midst of the others: the block returned last is taken first.",
+                    f"Block {block} was freed in the middle, and is taken again: a block that comes back is the next "
+                    "to be taken. Any hole fits, since all blocks have one size.",
                     block,
                 )
         given_back |= {event["block"]: event["seq"] for event in step.of("given_back")}
@@ -119,7 +125,7 @@ def promised_against_held(run: Run) -> Moment | None:
                     f"Is {who} in the batch?",
                     ("No", f"Yes, {num_free} blocks are free"),
                     int(event["seq"] in step.after.running),
-                    f"{promised} blocks are promised to the others, should they grow to their end, though only "
+                    f"{promised} blocks are promised to the others, for their full lengths, though only "
                     f"{num_blocks - num_free} are held. {promised} + {event['needed']} is more than {num_blocks}.",
                 )
     return None

@@ -1,7 +1,7 @@
 """Stages 6 and 7: texts that stay, are found, are evicted, and come back."""
 
-from notebooks.page.moments.finding import Moment, blocks, moment
-from notebooks.page.record import Run, label
+from notebooks.page.moments.finding import Moment, blocks, moment, shortage
+from notebooks.page.record import Event, Run, Step, label
 from notebooks.page.workload import BLOCK_SIZE
 
 
@@ -27,12 +27,13 @@ def held_then_idle(run: Run) -> Moment | None:
             return Moment(
                 step.number,
                 "After the last token",
-                f"{who} gets its last token in the next step, and gives {blocks(len(step.of('given_back')))} back.",
-                "What becomes of the text in them?",
-                ("It stays, and can be found", "It is of no use any more"),
-                int(not all(block in step.after.cached for block in kept)),
-                f"{blocks(len(kept))} are idle: nobody holds them, but each can be found by the hash of its text. They "
-                "go to the end of the queue, and are taken last.",
+                f"{who} gets its last token in the next step, and gives {blocks(len(step.of('given_back')))} back. "
+                f"{len(kept)} of them are full, and keep their text.",
+                f"When are these {len(kept)} taken for another text?",
+                ("First: they are free again", "Last, after the empty ones"),
+                int(set(step.after.free[-len(kept) :]) == set(kept)),
+                "They are idle: nobody holds them, but each can be found by the hash of its text. They stand at the "
+                "end of the queue of free blocks.",
                 kept[-1],
             )
     return None
@@ -49,12 +50,13 @@ def hit_by_a_stranger(run: Run) -> Moment | None:
                 return Moment(
                     step.number,
                     "A prompt that begins alike",
-                    f"{label(who)} is next. Its {num_tokens} tokens begin as {label(author)}'s did, which has ended.",
+                    f"{label(who)} is next. Its {num_tokens} tokens begin with the same text as {label(author)}'s, and "
+                    f"{label(author)} has ended.",
                     f"How many of them does {label(who)} compute?",
                     (f"All {num_tokens}", f"The last {num_tokens - found}"),
                     int(step.of("admit", seq=who)[0]["num_computed_tokens"] == found),
-                    f"{blocks(len(hits))} of {label(author)} are found by their hashes and held again: {found} tokens "
-                    "that need not be computed.",
+                    f"Found by a stranger: {blocks(len(hits))} of {label(author)} are found by their hashes and held "
+                    f"again. Their {found} tokens need not be computed.",
                     event["block"],
                 )
     return None
@@ -72,16 +74,22 @@ def evicted_tail_first(run: Run) -> Moment | None:
                 return Moment(
                     step.number,
                     "Which text goes first",
-                    f"A block is needed, and the free ones are all cached. {blocks(len(siblings))} of {label(author)} "
-                    "are idle.",
+                    f"{shortage(step, event, taker(step, event), 'empty block')} {blocks(len(siblings))} with text of "
+                    f"{label(author)} are idle.",
                     "Which of them is given up first?",
                     ("The end of its text", "The beginning of its text"),
                     int(index == min(siblings)),
-                    f"Block {event['block']}, the last of {label(author)}'s: a text without its end can still be "
-                    "found, one without its beginning cannot.",
+                    f"Evicted, tail first: block {event['block']} is the last of {label(author)}'s. A text without its "
+                    "end can still be found, one without its beginning cannot.",
                     event["block"],
                 )
     return None
+
+
+def taker(step: Step, event: Event) -> str:
+    """Who takes the block that `event` makes room in."""
+    block = event["from"] if event["kind"] == "stored" else event["block"]
+    return label(step.of("taken", block=block)[0]["seq"])
 
 
 # ---- stage 7
@@ -94,12 +102,13 @@ def stored_to_the_host(run: Run) -> Moment | None:
             return Moment(
                 step.number,
                 "A text leaves the device",
-                f"A block is needed. Block {event['from']} is idle, first in the queue, and is to be evicted.",
+                f"{shortage(step, event, taker(step, event), 'empty block')} Block {event['from']} is idle, and is the "
+                "next to be evicted.",
                 "Is its text lost?",
                 ("No", "Yes, as in stage 6"),
                 int(event["hash"] not in step.after.host_cached.values()),
-                f"It is copied to block {event['to']} of the host first. The host's pool is searched too when somebody "
-                "begins with this text.",
+                f"It is stored to the host first, in block {event['to']} there. Whoever begins with this text finds it "
+                "there too.",
                 event["from"],
             )
     return None
@@ -122,8 +131,8 @@ def loaded_back(run: Run) -> Moment | None:
                 f"What does {label(who)} have to compute?",
                 (f"All its {num_tokens} tokens again", f"The last {num_tokens - found}"),
                 int(found > 0),
-                f"From the host it gets {blocks(len(loads))}, and {blocks(len(hits))} more from the device: {found} "
-                "tokens need not be computed.",
+                f"{blocks(len(loads))} {'is' if len(loads) == 1 else 'are'} loaded back from the host, and {len(hits)} "
+                f"more found on the device: {found} tokens need not be computed.",
                 loads[0]["to"],
             )
     return None

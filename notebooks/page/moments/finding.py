@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from notebooks.page.record import Run
+from notebooks.page.record import Event, Run, Step, label
 
 Finder = Callable[[Run], "Moment | None"]
 
@@ -37,6 +37,16 @@ def moment(stage: str) -> Callable[[Finder], Finder]:
         return find
 
     return register
+
+
+def shortage(step: Step, event: Event, who: str, free: str) -> str:
+    """Say for whom `event` had to make room: `who` needs a block, and others took the last free ones in this step."""
+    before = step.events[: step.events.index(event)]
+    takers = list(dict.fromkeys(label(each["seq"]) for each in before if each["kind"] == "taken"))
+    if not takers:
+        return f"{who} needs a block, and there is no {free}."
+    verb, last = ("takes", free) if len(takers) == 1 else ("take", f"{free}s")
+    return f"{' and '.join(takers)} {verb} the last {last}, and {who} needs one too."
 
 
 def blocks(count: int) -> str:
