@@ -28,20 +28,13 @@ def make_report(
     max_model_len = check_length(model, max_model_len)
     check(share, block_size, max_model_len, lengths)
     fit = Fit(model, DTYPE_BYTES[dtype], int(share * there.size), block_size, max_model_len)
-    parts = parameters(model)
     per_second = parse_bytes(bandwidth) if bandwidth else None
     if per_second == 0:
         raise ValueError("bandwidth must be above 0")
     lengths = lengths or (*(length for length in LENGTHS if length < max_model_len), max_model_len)
     timed = {"seconds_per_token_alone": fit.step_bytes(1, 0) / per_second} if per_second else {}
     return {
-        **{name: getattr(model, name) for name in (*ENTRIES, "max_position_embeddings")},
-        "parameters": {**parts, "total": sum(parts.values())},
-        "weight_bytes": {name: size * sum(parts.values()) for name, size in DTYPE_BYTES.items()},
-        "dtype": dtype,
-        "kv_bytes_per_token": kv_bytes_per_token(model, fit.itemsize),
-        "block_size": block_size,
-        "kv_bytes_per_block": fit.block_bytes,
+        **needs(model, fit, dtype),
         "memory": {"of": there.of, "bytes": there.size, "share": share, "weights_and_pool": fit.room},
         "fits": fit.room >= fit.weight_bytes + fit.block_bytes,
         "num_blocks": fit.num_blocks,
@@ -50,6 +43,20 @@ def make_report(
         "sliding_window": model.sliding_window,
         "sequences": [sequences(fit, length, per_second) for length in lengths],
         **timed,
+    }
+
+
+def needs(model: Dimensions, fit: Fit, dtype: str) -> dict[str, Any]:
+    """What the model takes on any machine."""
+    parts = parameters(model)
+    return {
+        **{name: getattr(model, name) for name in (*ENTRIES, "max_position_embeddings")},
+        "parameters": {**parts, "total": sum(parts.values())},
+        "weight_bytes": {name: size * sum(parts.values()) for name, size in DTYPE_BYTES.items()},
+        "dtype": dtype,
+        "kv_bytes_per_token": kv_bytes_per_token(model, fit.itemsize),
+        "block_size": fit.block_size,
+        "kv_bytes_per_block": fit.block_bytes,
     }
 
 

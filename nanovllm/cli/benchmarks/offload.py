@@ -39,12 +39,6 @@ def measure(
         measured[name]["blocks_loaded"] = found[0][name].num_blocks_loaded
     first = ratio(found, "computed", "on the host", lambda run: run.first_tokens[0])
     chosen = "load" if cost.prefers_load(llm.kv_cache.bytes_per_token) else "compute again"
-    says = [
-        "from the host, the first token is {median:.2f} times as soon ({least:.2f} to {largest:.2f})".format(**first),
-        f"measured when the engine starts: {cost}; the policy auto would {chosen}",
-    ]
-    if not measured["on the host"]["blocks_loaded"]:
-        says.insert(0, "nothing went to the host: the pool has room for all of it, give a smaller --kv-cache-tokens")
     settings = {"prefix_len": prefix_len, "input_len": input_len, "output_len": output_len, "rounds": rounds}
     return {
         "bench": "offload",
@@ -53,8 +47,18 @@ def measure(
         "measured": measured,
         "sooner": first,
         "auto": chosen,
-        "says": says,
+        "says": conclusions(measured, first, f"{cost}; the policy auto would {chosen}"),
     }
+
+
+def conclusions(measured: dict[str, Any], first: dict[str, Any], policy: str) -> list[str]:
+    says = [
+        "from the host, the first token is {median:.2f} times as soon ({least:.2f} to {largest:.2f})".format(**first),
+        f"measured when the engine starts: {policy}",
+    ]
+    if not measured["on the host"]["blocks_loaded"]:
+        says.insert(0, "nothing went to the host: the pool has room for all of it, give a smaller --kv-cache-tokens")
+    return says
 
 
 def options(engine: dict[str, Any], length: int) -> dict[str, Any]:
