@@ -74,7 +74,7 @@ scoreboard: $(call needs,test) ## what each stage bought and what it cost; ARGS=
 
 lint: $(call needs,lint) ## ruff, and mypy on signatures
 	@$(PY) -m ruff check .
-	@$(PY) -m mypy $(wildcard stages models nanovllm)
+	@$(PY) -m mypy $(wildcard stages models nanovllm notebooks/page)
 
 train: $(call needs,core) ## train the story teller on a folder of text files: TEXT=folder
 	@$(PY) -m models.training --text "$(if $(TEXT),$$TEXT,$(error which texts? make train TEXT=folder))" $(ARGS)

@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from .knobs import ENGINE, SAMPLING, Knob
+from .knob import Knob
+from .knobs import ENGINE, SAMPLING
 
 
 def flag(knob: Knob, default: Any) -> click.Option:

@@ -15,16 +15,7 @@ Made by `python -m nanovllm.cli.make_knobs` from the fields of EngineConfig and 
 """
 
 # ruff: noqa: E501
-from typing import Any, NamedTuple
-
-
-class Knob(NamedTuple):
-    name: str
-    kind: type  # of its value: int for a field `int | None`
-    default: Any
-    help: str
-    choices: tuple[str, ...] | None = None
-
+from .knob import Knob
 '''
 
 

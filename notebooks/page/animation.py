@@ -29,7 +29,9 @@ def animate(panels: Sequence[Panel], still: int, seconds: float, label: str) -> 
     widths = [panel_width(panel) for panel in panels]
     height = max(panel_height(panel) for panel in panels) + 2 * MARGIN
     width = sum(widths) + MARGIN * 3 * (len(panels) - 1) + 2 * MARGIN
-    styles, shapes, left = [], [], MARGIN
+    styles: list[str] = []
+    shapes: list[str] = []
+    left = MARGIN
     for panel, panel_wide in zip(panels, widths, strict=True):
         rules, drawn = draw(panel, still, left, len(styles))
         styles += rules
