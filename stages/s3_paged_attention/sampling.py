@@ -15,7 +15,7 @@ from .race import Terms, noise_key, race_all, race_likeliest
 
 Kind = Callable[[Tensor, Terms], Tensor]  # logits [num_rows, vocab_size], terms -> tokens [num_rows]
 
-MAX_LOGITS = 1 << 20  # sampled from together: what is made of them stays in the processor's cache
+MAX_LOGITS = 1 << 20  # sampled from together on a CPU: what is made of them stays in its cache
 
 RULES: dict[str, Rule] = {
     "temperature": ("0 or above", lambda temperature: temperature >= 0),
@@ -83,7 +83,7 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
     if logits.device.type == "mps":  # it has no float64, which the noise is made with
         logits = logits.cpu()
     sampled: list[SampledToken] = []
-    size = max(1, MAX_LOGITS // logits.shape[1])
+    size = max(1, MAX_LOGITS // logits.shape[1] if logits.device.type == "cpu" else len(rows))
     for start in range(0, len(rows), size):
         part = logits[start : start + size].float()
         logprobs = part.log_softmax(dim=-1)  # [size, vocab_size]
