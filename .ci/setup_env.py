@@ -5,6 +5,7 @@
 - torch: one >= 2.11 that this interpreter imports already is used as it is. Otherwise the build that constraints.txt
   pins; if $TORCH_INDEX is set, torch alone comes from there.
 - installer: uv if there is one, unless pip was told where packages come from: uv does not read pip's settings.
+- numba: it compiles the finished engine's kernels. Where it has no wheel for this Python the engine does without.
 - stamp: .venv/.with-EXTRA comes last, so an install that fails or is interrupted leaves none and the next one goes on.
 """
 
@@ -54,6 +55,11 @@ def do(*command: Path | str) -> None:
     """Run a command in sight of the user; end here if it fails."""
     if subprocess.run(command, cwd=ROOT).returncode:
         sys.exit(STOPPED)
+
+
+def attempt(*command: Path | str) -> bool:
+    """Run a command out of sight; returns whether it succeeded."""
+    return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
 
 
 def do_pip(*command: Path | str) -> None:
@@ -144,6 +150,15 @@ def describe(torch: Torch | None, pin: str) -> str:
     )
 
 
+def install_kernels(pip: list[Path | str], requirements: list[str]) -> None:
+    """Numba, unless it is there or has no wheel: it is never built, and nothing waits for it."""
+    if ask(PYTHON, "import numba") is not None:
+        return
+    print(f"Adding {', '.join(requirements)}, for compiled kernels (about 65 MB)", flush=True)
+    if not attempt(*pip, "--only-binary", ":all:", *requirements):
+        print(f"There is none for Python {platform.python_version()} here: the engine runs without, on plain operations")
+
+
 def install(extra: str) -> None:
     """What `extra` needs, and the core, into .venv; then the stamps."""
     uv = None if pip_settings() else shutil.which("uv")
@@ -171,6 +186,7 @@ def install(extra: str) -> None:
     run(*pip, *build, *(each for name in names for each in small[name]))
     if not find_torch(PYTHON):
         sys.exit("setup: all is installed, but .venv cannot import torch >= 2.11; `make clean`, then again")
+    install_kernels(pip, needs["kernels"])
     for name in names:
         (VENV / f".with-{name}").touch()
 

@@ -5,6 +5,7 @@ import os
 from types import ModuleType
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads and other work spoil each other
+os.environ.setdefault("NANOVLLM_ATTENTION_BACKEND", "torch")  # nothing is compiled unless a test says so
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 

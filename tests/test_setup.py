@@ -137,7 +137,7 @@ class Setup:
         self.commands: list[list[str]] = []
         self.module.VENV, self.module.PYTHON, self.module.TORCH_INDEX = folder, folder / "bin/python", ""
         self.module.pip_settings = lambda: ["find-links"]
-        self.module.ask = lambda python, code: ""
+        self.module.ask = lambda python, code: ""  # numba, too, is there
         self.module.do = self.module.do_pip = lambda *command: self.commands.append([str(part) for part in command])
         monkeypatch.setattr(self.module.shutil, "which", lambda name: f"/bin/{name}")
 
@@ -192,6 +192,26 @@ def test_uv_is_used_unless_pip_has_settings_that_uv_does_not_read(setup):
     setup.module.pip_settings = lambda: []
     setup.module.install("core")
     assert setup.commands[0][:3] == ["/bin/uv", "pip", "install"]
+
+
+@pytest.mark.parametrize("has_wheel", [True, False])
+def test_numba_is_added_where_it_has_a_wheel_and_missed_in_one_line_where_not(setup, tmp_path, capsys, has_wheel):
+    tried: list[list] = []
+    setup.finds_torch("2.13.0", tmp_path)
+    setup.module.ask = lambda python, code: None if code == "import numba" else ""
+    setup.module.attempt = lambda *command: tried.append(list(command)) or has_wheel
+    setup.module.install("core")
+    [command] = tried
+    assert command[-3:-1] == ["--only-binary", ":all:"] and command[-1].startswith("numba>=")
+    assert ("There is none for Python" in capsys.readouterr().out) == (not has_wheel)
+    assert (tmp_path / ".with-core").exists() and len(setup.commands) == 1
+
+
+def test_numba_that_cannot_be_installed_is_no_error(setup, tmp_path):
+    """With a real command that fails."""
+    setup.module.ask = lambda python, code: None
+    setup.module.install_kernels([sys.executable, "-c", "import sys; sys.exit(1)"], ["numba>=0.68"])
+    assert not setup.commands
 
 
 def test_a_failed_install_leaves_no_stamp(setup, tmp_path):

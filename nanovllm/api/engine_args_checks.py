@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.checks import TYPES, Rule, is_whole
+from ..kernels import options
 
 if TYPE_CHECKING:
     from .engine_args import EngineArgs
@@ -21,9 +22,11 @@ RULES: dict[str, Rule] = {
     "served_model_name": ("a text, or a list of texts, at least one", lambda value: is_name(value)),
     "num_gpu_blocks_override": ("a whole number, at least 1", lambda value: is_whole(value) and value >= 1),
     "generation_config": ("auto, vllm or a folder", lambda value: isinstance(value, str | Path)),
+    "attention_backend": options.RULE,
+    "enforce_eager": TYPES[bool],
     "override_generation_config": ("a dictionary", lambda value: isinstance(value, dict)),
 }
-NEVER_NONE = ("skip_tokenizer_init", "generation_config")  # elsewhere None is the engine's own default
+NEVER_NONE = ("skip_tokenizer_init", "generation_config", "enforce_eager")  # elsewhere None is the engine's own default
 
 
 class UnknownOption(TypeError, ValueError):
@@ -36,6 +39,7 @@ def check_options(args: "EngineArgs") -> None:
         value = getattr(args, name)
         if (value is not None or name in NEVER_NONE) and not holds(value):
             raise ValueError(f"{name} must be {words}, not {value!r}")
+    options.backend_of(args.attention_backend, args.enforce_eager)
 
 
 def check_names(options: Iterable[str], known: list[str]) -> None:

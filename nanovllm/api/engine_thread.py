@@ -167,6 +167,7 @@ class EngineThread:
         self._streams.clear()
         if self.error is None:  # else nobody knows what state it is in
             engine.abort_request(list(engine.requests))
+        engine.kernels.close()
 
 
 def answer(call: tuple[Call, Future], engine: LLMEngine) -> None:

@@ -10,8 +10,12 @@ from ..checkpoints.generation_config import eos_token_ids
 from ..checkpoints.hub import find_tokenizer
 from ..checkpoints.load_tokenizer import load_tokenizer
 from ..core.config import EngineConfig
+from ..core.llama import LlamaForCausalLM
+from ..core.model_runner import ModelRunner
 from ..core.sampling import SamplingParams as CoreSamplingParams
 from ..core.sequence import Sequence
+from ..kernels.choice import Choice
+from ..kernels.options import backend_of
 from .counting import BlockManager, CountedSequence, Scheduler
 from .engine import InputProcessor
 from .engine import LLMEngine as BaseLLMEngine
@@ -77,6 +81,8 @@ class LLMEngine(BaseLLMEngine):
         if isinstance(parsed, dict):
             prompt_text = parsed.get("prompt", prompt_text)
             parsed = parsed["prompt_token_ids"]
+        if not self._requests:
+            self.kernels.take_up()
         super().add_request(request_id, parsed, SamplingParams() if params is None else SamplingParams.of(params))
         for seq in self._requests[request_id]:
             seq.prompt = seq.prompt if prompt_text is None else prompt_text
@@ -155,6 +161,16 @@ class LLMEngine(BaseLLMEngine):
     def build_block_manager(self) -> BlockManager:
         caching = self.config.enable_prefix_caching
         return BlockManager(self.kv_cache.num_blocks, self.config.block_size, caching, self.host_kv_cache)
+
+    def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
+        """It computes with kernels, or will when they are compiled, or never: `kernels` says."""
+        from ..kernels.runner import KernelRunner, refusal  # which is built on this package
+
+        tile_size = self.config.slots_in_a_tile()
+        runner = KernelRunner(model, self.kv_cache, tile_size, self.max_model_len, self.device)
+        backend = backend_of(self.engine_args.attention_backend, self.engine_args.enforce_eager)
+        self.kernels = Choice(backend, runner, self.dtype, refusal(model, self.device, self.dtype))
+        return runner
 
     def build_scheduler(self) -> Scheduler:
         return Scheduler(self.config, self.kv_cache_manager)

@@ -102,10 +102,10 @@ TOPICS: dict[str, dict[str, Any]] = {
 
 # They say how something is done that nanovllm does in its own way: with any value the results are the same.
 WITHOUT_EFFECT: dict[str, Any] = {
-    "enforce_eager": False, "trust_remote_code": False, "code_revision": None, "disable_log_stats": False,
+    "trust_remote_code": False, "code_revision": None, "disable_log_stats": False,
     "aggregate_engine_logging": False, "compilation_config": None, "optimization_level": None,
     "performance_mode": "balanced", "attention_config": None,
-    "attention_backend": None, "kernel_config": None, "linear_backend": "auto", "ir_op_priority": None,
+    "kernel_config": None, "linear_backend": "auto", "ir_op_priority": None,
     "cudagraph_capture_sizes": None, "max_cudagraph_capture_size": None, "enable_flashinfer_autotune": None,
     "disable_cascade_attn": None, "disable_hybrid_kv_cache_manager": None, "enable_chunked_prefill": None,
     "long_prefill_token_threshold": 0, "long_prefill_token_threshold_adaptive": False, "async_scheduling": None,

@@ -16,6 +16,7 @@ flags.py           a knob becomes an option
 common.py          one line for a mistake, and where the checkpoint lies
 streams.py         standard input and output: closed, endless, or not in UTF-8
 interrupts.py      what Ctrl-C does
+compiling.py       kernels that are being compiled when a command ends, or must be before it begins
 ticker.py          the engine's state on standard error while it works
 
 batch:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from .knob import Knob
-from .knobs import ENGINE, SAMPLING
+from .knobs import ENGINE, KERNELS, SAMPLING
 
 
 def flag(knob: Knob, default: Any) -> click.Option:
@@ -42,7 +42,7 @@ def stats_flag() -> click.Option:
 
 def engine_flags() -> list[click.Parameter]:
     revision = click.Option(["--revision"], help="of a model of the hub: a branch, a tag or a commit")
-    return [revision, *(flag(knob, knob.default) for knob in map(as_here, ENGINE))]
+    return [revision, *(flag(knob, knob.default) for knob in map(as_here, ENGINE + KERNELS))]
 
 
 def as_here(knob: Knob) -> Knob:
@@ -56,5 +56,5 @@ def as_here(knob: Knob) -> Knob:
 
 def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of all flags into those of the engine and those of SamplingParams."""
-    engine = {name: values[name] for name in ("revision", *(knob.name for knob in ENGINE))}
+    engine = {name: values[name] for name in ("revision", *(knob.name for knob in ENGINE + KERNELS))}
     return engine, {name: value for name, value in values.items() if name not in engine}

@@ -33,6 +33,7 @@ def generate(
 
     from ..api import LLM, SamplingParams
     from ..core.stories import PROMPTS, show, summary, with_small_pool
+    from .compiling import finish_compiling
     from .ticker import ticking
 
     with one_line_errors():
@@ -43,6 +44,8 @@ def generate(
     with ctrl_c_raises(), tracing.of(llm):
         outputs = show(ticking(llm, llm.stream(texts or PROMPTS, params), stats))
     click.echo("\n" + summary(llm, outputs))
+    click.echo(llm.llm_engine.kernels.says)
     if llm.llm_engine.cost_model:
         click.echo(f"load or recompute: {llm.llm_engine.cost_model}")
+    finish_compiling(llm)
     return 1 if tracing.failed or any(output.error for output in outputs) else 0

@@ -1,6 +1,6 @@
 """Every knob of the engine and of sampling, with its flag's help: --help is shown without torch.
 
-Made by `python -m nanovllm.cli.make_knobs` from the fields of EngineConfig and SamplingParams. A test compares.
+Made by `python -m nanovllm.cli.make_knobs` from the fields of three dataclasses. A test compares.
 """
 
 # ruff: noqa: E501
@@ -23,6 +23,11 @@ ENGINE = [
     Knob("kv_cache_memory_bytes", int, None, "size of the KV pool in bytes"),
     Knob("gpu_memory_utilization", float, None, "share of the GPU's memory for weights and pool (0.9 on cuda)"),
     Knob("seed", int, 0, "what requests without a seed of their own draw theirs from"),
+]
+
+KERNELS = [
+    Knob("attention_backend", str, "auto", "numba: compiled kernels; torch: plain operations; auto: kernels if there are", ("auto", "numba", "torch")),
+    Knob("enforce_eager", bool, False, "compute with plain operations, as --attention-backend torch does"),
 ]
 
 SAMPLING = [

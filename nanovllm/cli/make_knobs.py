@@ -8,10 +8,11 @@ from typing import Any, get_args, get_type_hints
 from ..api.params import SamplingParams
 from ..core.config import EngineConfig
 from ..core.flags import knobs
+from ..kernels.options import KernelOptions
 
 HEAD = '''"""Every knob of the engine and of sampling, with its flag's help: --help is shown without torch.
 
-Made by `python -m nanovllm.cli.make_knobs` from the fields of EngineConfig and SamplingParams. A test compares.
+Made by `python -m nanovllm.cli.make_knobs` from the fields of three dataclasses. A test compares.
 """
 
 # ruff: noqa: E501
@@ -20,7 +21,7 @@ from .knob import Knob
 
 
 def source() -> str:
-    tables = {"ENGINE": EngineConfig, "SAMPLING": SamplingParams}
+    tables = {"ENGINE": EngineConfig, "KERNELS": KernelOptions, "SAMPLING": SamplingParams}
     return HEAD + "".join(f"\n{name} = [\n{rows(options)}]\n" for name, options in tables.items())
 
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from ..api import LLM, RequestOutput
 from ..core.stories import pool_line
 from .chats import add_request
+from .compiling import finish_compiling
 from .ids import Ids
 from .interrupts import ctrl_c_noted
 from .request import Chat, Request
@@ -70,7 +71,9 @@ def serve(llm: LLM, work: Work, stream: IO[bytes], model: str, stats: float | No
         tell(f"interrupted: {count.written} of {len(work)} requests have their results{there}")
         raise click.Abort
     speed = f"{count.tokens:,} tokens, {count.tokens / (time.perf_counter() - start):.0f} tokens/s"
-    tell(f"{count.written} requests, {count.failed} failed, {speed}, {pool_line(llm.peak)}{there}")
+    says = llm.llm_engine.kernels.says
+    tell(f"{count.written} requests, {count.failed} failed, {speed}, {pool_line(llm.peak)}{there}, {says}")
+    finish_compiling(llm)
     return 1 if count.failed else 0
 
 
@@ -79,9 +82,7 @@ def failed(request: Request, error: ValueError) -> RequestOutput:
     return RequestOutput.failed(request.id, prompt, str(error))
 
 
-def outputs_of(
-    llm: LLM, work: Work, interrupted: Event, ticker: Ticker
-) -> Iterator[tuple[Request, RequestOutput]]:
+def outputs_of(llm: LLM, work: Work, interrupted: Event, ticker: Ticker) -> Iterator[tuple[Request, RequestOutput]]:
     """A request's output so far whenever it got a token; of one that cannot be served, the error.
 
     Requests come to the engine in the order of the file, and a request only when there is room for it in front of the

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -6,7 +7,10 @@ import torch
 
 from ..__main__ import main
 from ..api import engine_args
+from ..kernels.options import VARIABLE
 from .helpers import UNMEASURED, write_checkpoint
+
+os.environ[VARIABLE] = "torch"  # nothing is compiled unless a test says so
 
 
 @pytest.fixture(scope="session", autouse=True)

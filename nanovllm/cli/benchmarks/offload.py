@@ -7,6 +7,7 @@ from typing import Any
 from ...api import LLM
 from ...core.config import POOL_SIZES
 from ...core.cost_model import measure as measure_cost
+from ..compiling import compiled_llm
 from .prefix import figures, serve_cached
 from .report import machine
 from .throughput import serve_anew
@@ -22,7 +23,7 @@ def measure(
 ) -> dict[str, Any]:
     """transformers has no second tier: `peer` is of no use here."""
     length = prefix_len + input_len + output_len
-    llm = LLM(**options(engine, length))
+    llm = compiled_llm(options(engine, length))
     check_length(llm, prefix_len + input_len, output_len)
     rng = random.Random(0)
     beginning, other = random_tokens(llm, prefix_len, rng), random_tokens(llm, length - output_len, rng)

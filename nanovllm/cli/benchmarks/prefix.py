@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from ...api import LLM
+from ..compiling import compiled_llm
 from .peer import Peer, load_peer
 from .report import machine
 from .throughput import numbers, serve_anew
@@ -16,7 +17,7 @@ from .workload import Task, check_length, random_tokens
 def measure(
     engine: dict[str, Any], rounds: int, peer: bool, prefix_len: int, input_len: int, output_len: int
 ) -> dict[str, Any]:
-    llm = LLM(**engine | {"enable_prefix_caching": True})
+    llm = compiled_llm(engine | {"enable_prefix_caching": True})
     check_length(llm, prefix_len + input_len, output_len)
     rng = random.Random(0)
     beginning = random_tokens(llm, prefix_len, rng)

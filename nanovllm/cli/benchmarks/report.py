@@ -23,6 +23,7 @@ def machine(llm: LLM) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "model": str(llm.config.model),
         "dtype": str(engine.dtype).removeprefix("torch."),
+        "with": engine.kernels.says,
     }
 
 

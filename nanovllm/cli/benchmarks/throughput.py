@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from ...api import LLM
+from ..compiling import compiled_llm
 from .floor import floor_seconds, read_bandwidth
 from .peer import Peer, load_peer
 from .report import machine
@@ -25,7 +26,7 @@ def measure(
     spread: float,
     prompts_file: str | None,
 ) -> dict[str, Any]:
-    llm = LLM(**engine)
+    llm = compiled_llm(engine)
     if prompts_file:
         tasks = tasks_of_file(llm, prompts_file, output_len)
         settings: dict[str, Any] = {"prompts": prompts_file, "num_prompts": len(tasks), "output_len": output_len}

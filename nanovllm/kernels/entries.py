@@ -1,0 +1,22 @@
+"""What is compiled: each function that Python calls, and for which types."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .attention import Pool
+from .decode_step import Room, Sizes, Step, Weights, decode_step
+
+LIKE = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}  # what kernels call them
+
+
+def entries(dtype: torch.dtype) -> list[tuple[Any, tuple]]:
+    """Each function with example arguments: only their types count."""
+    like, eps = np.empty(0, LIKE[dtype]), np.float32(0)
+    step = (0, 0, zeros(Step), like, zeros(Pool), zeros(Sizes), zeros(Weights), zeros(Room), eps)
+    return [(decode_step, step)]
+
+
+def zeros(kind: type[NamedTuple]) -> NamedTuple:
+    return kind(*[0] * len(kind._fields))

@@ -1,0 +1,67 @@
+"""Numba's threads: as many as torch has, and the same ones where both can share OpenMP's."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
+from typing import Any
+
+import torch
+
+
+@cache
+def start_team() -> str:
+    """Choose the threading layer, once in a process: OpenMP, which torch has loaded already, or else Numba's own.
+
+    A layer that the user has named, or that runs already, stays. Returns its name.
+    """
+    import numba
+    from numba.core import config
+
+    started_in()
+    with suppress(ValueError):
+        return numba.threading_layer()  # raises it if none runs
+    before = config.THREADING_LAYER
+    for layer in [before] if before != "default" else ["omp", "workqueue"]:
+        config.THREADING_LAYER = layer
+        try:
+            numba.get_num_threads()  # starts it
+        except ValueError:
+            continue
+        finally:
+            config.THREADING_LAYER = before
+        return numba.threading_layer()
+    raise ImportError(f"Numba has no threading layer {before!r}")
+
+
+@cache
+def started_in() -> int:
+    """The process whose threads they are."""
+    return os.getpid()
+
+
+def is_forked() -> bool:
+    """Whether the threads are of the process that this one was forked from: OpenMP's end a child that uses them."""
+    return bool(started_in.cache_info().currsize) and started_in() != os.getpid()
+
+
+@cache
+def turns() -> Any:
+    """What a parallel loop runs under. Numba's own layer ends the process if two threads use it at once."""
+    return threading.Lock() if start_team() == "workqueue" else nullcontext()
+
+
+@contextmanager
+def numba_threads() -> Iterator[int]:
+    """As many threads as torch has, for parallel loops that this thread runs now; then as many as before."""
+    import numba
+
+    count = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    with turns():
+        before = numba.get_num_threads()
+        numba.set_num_threads(count)
+        try:
+            yield count
+        finally:
+            numba.set_num_threads(before)
