@@ -168,7 +168,8 @@ class LLMEngine(BaseLLMEngine):
         from ..kernels.runner import KernelRunner, refusal  # which is built on this package
 
         attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
-        runner = KernelRunner(model, attention, self.config.block_size, self.device)
+        pool = {"kv_cache": self.kv_cache, "max_model_len": self.max_model_len}
+        runner = KernelRunner(model, attention, self.config.block_size, self.device, **pool)
         backend = backend_of(self.engine_args.attention_backend, self.engine_args.enforce_eager)
         self.kernels = Choice(backend, runner, self.dtype, refusal(model, self.device, self.dtype))
         return runner

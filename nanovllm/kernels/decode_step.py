@@ -10,25 +10,40 @@ costs more than its own work. Here the weights and the cached keys are read wher
     gate and up        rows of both                   norm
     down               rows of the weight             -
 
-What comes first is done by each worker that gets a piece: it is little, and cheaper than to wait for somebody.
+and once a step: the head, rows of its weight, after the last norm. What comes first is done by each worker that gets a
+piece: it is little, and cheaper than to wait for somebody.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from .attention import PART, attend, merge, slot
 from .exp import exp
 from .linear import linear
 from .norm import normalize
 from .rotary import rotate
-from .team import pieces
+from .team import open_phases, pieces, show, wait_for_step
 from .vectors import OPTIONS, at, floats, get, integers, put, read, stored, write
 
 PHASES = 5
 SPLIT = 512  # keys of a context that one worker attends to at a time
 QKV, OUT, GATE_UP, DOWN = range(4)
+
+
+class Step(NamedTuple):
+    """One step. All but the numbers are addresses."""
+
+    number: int  # 1, 2, ...
+    token_ids: int  # int64 [rows]
+    tables: int  # int64 [rows, max_blocks]
+    max_blocks: int
+    lens: int  # int64 [rows], of the contexts, the new token counted
+    rows: int
+    splits: int  # of the longest context
+    hidden: int  # [rows, hidden_size], as the model stores it: goes out
+    logits: int  # float32 [rows, vocab_size]: goes out
 
 
 class Sizes(NamedTuple):
@@ -38,7 +53,7 @@ class Sizes(NamedTuple):
     group: int  # query heads that share a KV head
     intermediate_size: int
     has_head_norms: int
-    splits: int  # of the longest context
+    vocab_size: int
 
 
 class Weights(NamedTuple):
@@ -50,13 +65,14 @@ class Weights(NamedTuple):
     head_norms: int  # [num_layers, 2, head_dim], of q and k
     last_norm: int  # [hidden_size]
     embedding: int  # [vocab_size, hidden_size], as it is stored
+    head: int  # [vocab_size, hidden_size], as it is stored
     cos: int  # [max_model_len, head_dim], as it is stored
     sin: int  # [max_model_len, head_dim], as it is stored
     pool: int  # KVCache.blocks
 
 
 class Room(NamedTuple):
-    """Addresses of what a step works in: float32, but for the last two."""
+    """Addresses of what a step works in: float32, but for the last two. `splits` is that of the longest context."""
 
     x: int  # [rows, hidden_size]
     qkv: int  # [rows, num_heads + 2 * num_kv_heads, head_dim]
@@ -69,47 +85,70 @@ class Room(NamedTuple):
     heads: int  # [workers, group + 1, head_dim]
     scores: int  # [workers, group, PART]
     places: int  # int64 [workers, PART]
-    counters: int  # int64 [num_layers * PHASES, 2 cache lines]
+    counters: int  # int64 [num_layers * PHASES + 1, a cache line]
+    mailbox: int  # int64 [9], the newest Step
 
 
-@njit(parallel=True, **OPTIONS)
-def decode_step(token_ids, tables, max_blocks, lens, rows, like, shape, sizes, weights, room, eps, hidden):
-    """token_ids, lens int64 [rows], the new token counted; tables int64 [rows, max_blocks]; hidden [rows, hidden_size]
+@njit(**OPTIONS)
+def decode_step(worker, seen, step, like, shape, sizes, weights, room, eps):
+    """Worker 0 runs `step`, with whatever helpers come. A helper takes part in all steps after `seen`, until none comes
+    for a while. Returns the number of the last step seen.
 
-    All of them addresses. like: an array of the type that weights, pool and hidden are stored in; shape: the Pool's
+    like: an array of the type that weights, pool and hidden are stored in; shape: the Pool's
     """
-    embed(integers(token_ids), rows, like, shape.num_layers, sizes, weights, room)
-    for worker in prange(sizes.workers):
-        run_layers(worker, integers(tables), max_blocks, integers(lens), rows, like, shape, sizes, weights, room, eps)
-    finish(rows, like, sizes, weights, room, eps, hidden)
+    mailbox = integers(room.mailbox)
+    if worker == 0:
+        open_phases(integers(room.counters), shape.num_layers * PHASES + 1, step.number)
+        embed(step, like, sizes, weights, room)
+        post(step, mailbox)
+    while True:
+        number = wait_for_step(mailbox, seen)
+        if number == seen:
+            return seen
+        seen = number
+        run_layers(worker, posted(number, mailbox), like, shape, sizes, weights, room, eps)
+        if worker == 0:
+            return seen
 
 
 @njit(**OPTIONS)
-def embed(token_ids, rows, like, num_layers, sizes, weights, room):
+def post(step, mailbox):
+    put(mailbox, 1, step.token_ids)
+    put(mailbox, 2, step.tables)
+    put(mailbox, 3, step.max_blocks)
+    put(mailbox, 4, step.lens)
+    put(mailbox, 5, step.rows)
+    put(mailbox, 6, step.splits)
+    put(mailbox, 7, step.hidden)
+    put(mailbox, 8, step.logits)
+    show(mailbox, 0, step.number)
+
+
+@njit(**OPTIONS)
+def posted(number, mailbox):
+    """May be torn where the step is over; then no phase has a piece left."""
+    return Step(number, get(mailbox, 1), get(mailbox, 2), get(mailbox, 3), get(mailbox, 4), get(mailbox, 5),
+        get(mailbox, 6), get(mailbox, 7), get(mailbox, 8))  # fmt: skip
+
+
+@njit(**OPTIONS)
+def embed(step, like, sizes, weights, room):
     size, embedding, x = sizes.hidden_size, stored(weights.embedding, like), floats(room.x)
-    for m in range(rows):
+    for m in range(step.rows):
         for i in range(size):
-            write(x, m * size + i, read(embedding, get(token_ids, m) * size + i))
-    for i in range(num_layers * PHASES * 16):
-        put(integers(room.counters), i, 0)
+            write(x, m * size + i, read(embedding, get(integers(step.token_ids), m) * size + i))
 
 
 @njit(**OPTIONS)
-def finish(rows, like, sizes, weights, room, eps, hidden):
-    size = sizes.hidden_size
-    for m in range(rows):
-        normalize(at(floats(room.x), m * size), floats(weights.last_norm), eps, size, at(stored(hidden, like), m * size))
-
-
-@njit(**OPTIONS)
-def run_layers(worker, tables, max_blocks, lens, rows, like, shape, sizes, weights, room, eps):
+def run_layers(worker, step, like, shape, sizes, weights, room, eps):
     for layer in range(shape.num_layers):
         phase = layer * PHASES
-        project_qkv(worker, phase, layer, rows, like, shape, sizes, weights, room, eps)
-        attend_all(worker, phase + 1, layer, tables, max_blocks, lens, rows, like, shape, sizes, weights, room, eps)
-        project_out(worker, phase + 2, layer, lens, rows, like, shape, sizes, weights, room)
-        gate_and_up(worker, phase + 3, layer, rows, like, sizes, weights, room, eps)
-        project_down(worker, phase + 4, layer, rows, like, sizes, weights, room)
+        project_qkv(worker, phase, layer, step, like, shape, sizes, weights, room, eps)
+        attend_all(worker, phase + 1, layer, step, like, shape, sizes, weights, room, eps)
+        project_out(worker, phase + 2, layer, step, like, shape, sizes, weights, room)
+        gate_and_up(worker, phase + 3, layer, step, like, shape, sizes, weights, room, eps)
+        project_down(worker, phase + 4, layer, step, like, sizes, weights, room)
+    head(worker, shape.num_layers * PHASES, step, like, shape, sizes, weights, room, eps)
 
 
 @njit(**OPTIONS)
@@ -158,11 +197,11 @@ def silu_and_mul(gate_up, act, rows, size, start, end):
 
 
 @njit(**OPTIONS)
-def project_qkv(worker, phase, layer, rows, like, shape, sizes, weights, room, eps):
-    size, outputs = sizes.hidden_size, (sizes.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+def project_qkv(worker, phase, layer, step, like, shape, sizes, weights, room, eps):
+    rows, size, outputs = step.rows, sizes.hidden_size, (sizes.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     own, is_ready, each = own_room(worker, rows, shape, sizes, room), False, rows_of_piece(outputs, sizes.workers)
     weight, bias = matrix_of(weights, layer, QKV, like), bias_of(weights, layer, QKV)
-    for piece in pieces(integers(room.counters), phase, -(-outputs // each)):
+    for piece in pieces(integers(room.counters), phase, step.number, -(-outputs // each)):
         if not is_ready:
             normalize_rows(floats(room.x), rows, size, at(floats(weights.norms), layer * 2 * size), eps, own)
             is_ready = True
@@ -171,13 +210,13 @@ def project_qkv(worker, phase, layer, rows, like, shape, sizes, weights, room, e
 
 
 @njit(**OPTIONS)
-def attend_all(worker, phase, layer, tables, max_blocks, lens, rows, like, shape, sizes, weights, room, eps):
-    group, size, splits = sizes.group, shape.head_dim, sizes.splits
+def attend_all(worker, phase, layer, step, like, shape, sizes, weights, room, eps):
+    rows, splits, group, size = step.rows, step.splits, sizes.group, shape.head_dim
     pool, heads = stored(weights.pool, like), at(floats(room.heads), worker * (group + 1) * size)
     scores, places = at(floats(room.scores), worker * group * PART), at(integers(room.places), worker * PART)
-    for piece in pieces(integers(room.counters), phase, rows * shape.num_kv_heads * splits):
+    for piece in pieces(integers(room.counters), phase, step.number, rows * shape.num_kv_heads * splits):
         m, kv, split = piece // splits // shape.num_kv_heads, piece // splits % shape.num_kv_heads, piece % splits
-        position, start, table = get(lens, m) - 1, split * SPLIT, at(tables, m * max_blocks)
+        position, start, table = get(integers(step.lens), m) - 1, split * SPLIT, at(integers(step.tables), m * step.max_blocks)
         if start <= position:
             end = min(position + 1, start + SPLIT)
             cos, sin = stored(weights.cos, like), stored(weights.sin, like)
@@ -219,25 +258,25 @@ def turn(x, norms, has_norms, which, cos, sin, eps, scale, size, out):
 
 
 @njit(**OPTIONS)
-def merge_all(lens, rows, shape, sizes, room, own):
+def merge_all(lens, rows, splits, shape, sizes, room, own):
     """own [rows, num_heads * head_dim] = what all heads attended to"""
     group, size = sizes.group, shape.head_dim
     for m in range(rows):
         parts = -(-get(lens, m) // SPLIT)
         for kv in range(shape.num_kv_heads):
-            i = (m * shape.num_kv_heads + kv) * sizes.splits * group
+            i = (m * shape.num_kv_heads + kv) * splits * group
             out, peaks, sums = at(floats(room.out), i * size), at(floats(room.peaks), i), at(floats(room.sums), i)
             merge(out, peaks, sums, parts, group, size, at(own, (m * sizes.num_heads + kv * group) * size))
 
 
 @njit(**OPTIONS)
-def project_out(worker, phase, layer, lens, rows, like, shape, sizes, weights, room):
-    size, outputs = sizes.num_heads * shape.head_dim, sizes.hidden_size
+def project_out(worker, phase, layer, step, like, shape, sizes, weights, room):
+    rows, size, outputs = step.rows, sizes.num_heads * shape.head_dim, sizes.hidden_size
     own, is_ready, each = own_room(worker, rows, shape, sizes, room), False, rows_of_piece(outputs, sizes.workers)
     weight, bias = matrix_of(weights, layer, OUT, like), bias_of(weights, layer, OUT)
-    for piece in pieces(integers(room.counters), phase, -(-outputs // each)):
+    for piece in pieces(integers(room.counters), phase, step.number, -(-outputs // each)):
         if not is_ready:
-            merge_all(lens, rows, shape, sizes, room, own)
+            merge_all(integers(step.lens), rows, step.splits, shape, sizes, room, own)
             is_ready = True
         start, end = piece * each, min((piece + 1) * each, outputs)
         linear(weight, stored(bias, like), bias != 0, start, end, own, size, rows, floats(room.y), outputs)
@@ -245,12 +284,11 @@ def project_out(worker, phase, layer, lens, rows, like, shape, sizes, weights, r
 
 
 @njit(**OPTIONS)
-def gate_and_up(worker, phase, layer, rows, like, sizes, weights, room, eps):
-    size, outputs = sizes.hidden_size, sizes.intermediate_size
-    is_ready, each = False, rows_of_piece(outputs, sizes.workers)
-    own = at(floats(room.own), worker * rows * size)
+def gate_and_up(worker, phase, layer, step, like, shape, sizes, weights, room, eps):
+    rows, size, outputs = step.rows, sizes.hidden_size, sizes.intermediate_size
+    own, is_ready, each = own_room(worker, rows, shape, sizes, room), False, rows_of_piece(outputs, sizes.workers)
     weight, bias = matrix_of(weights, layer, GATE_UP, like), bias_of(weights, layer, GATE_UP)
-    for piece in pieces(integers(room.counters), phase, -(-outputs // each)):
+    for piece in pieces(integers(room.counters), phase, step.number, -(-outputs // each)):
         if not is_ready:
             normalize_rows(floats(room.x), rows, size, at(floats(weights.norms), (layer * 2 + 1) * size), eps, own)
             is_ready = True
@@ -261,27 +299,28 @@ def gate_and_up(worker, phase, layer, rows, like, sizes, weights, room, eps):
 
 
 @njit(**OPTIONS)
-def project_down(worker, phase, layer, rows, like, sizes, weights, room):
-    size, outputs = sizes.intermediate_size, sizes.hidden_size
+def project_down(worker, phase, layer, step, like, sizes, weights, room):
+    rows, size, outputs = step.rows, sizes.intermediate_size, sizes.hidden_size
     each = rows_of_piece(outputs, sizes.workers)
     weight, bias = matrix_of(weights, layer, DOWN, like), bias_of(weights, layer, DOWN)
-    for piece in pieces(integers(room.counters), phase, -(-outputs // each)):
+    for piece in pieces(integers(room.counters), phase, step.number, -(-outputs // each)):
         start, end = piece * each, min((piece + 1) * each, outputs)
         linear(weight, stored(bias, like), bias != 0, start, end, floats(room.act), size, rows, floats(room.y), outputs)
         add_to(floats(room.x), floats(room.y), rows, outputs, start, end)
 
 
-@njit(parallel=True, **OPTIONS)
-def head(weight, vocab_size, like, hidden, size, rows, workers, counters, logits):
-    """logits float32 [rows, vocab_size] = hidden float32 [rows, size] times each row of the weight"""
-    put(integers(counters), 0, 0)
-    put(integers(counters), 8, 0)
-    for worker in prange(workers):
-        head_rows(stored(weight, like), floats(hidden), rows, size, vocab_size, workers, integers(counters), floats(logits))
-
-
 @njit(**OPTIONS)
-def head_rows(weight, hidden, rows, size, vocab_size, workers, counters, logits):
-    each = rows_of_piece(vocab_size, 4 * workers)
-    for piece in pieces(counters, 0, -(-vocab_size // each)):
-        linear(weight, weight, False, piece * each, min((piece + 1) * each, vocab_size), hidden, size, rows, logits, vocab_size)
+def head(worker, phase, step, like, shape, sizes, weights, room, eps):
+    """The last norm, and the logits of all rows."""
+    size, outputs, own = sizes.hidden_size, sizes.vocab_size, own_room(worker, step.rows, shape, sizes, room)
+    is_ready, each = False, rows_of_piece(outputs, 4 * sizes.workers)
+    weight, logits = stored(weights.head, like), floats(step.logits)
+    for piece in pieces(integers(room.counters), phase, step.number, -(-outputs // each)):
+        if not is_ready:
+            normalize_rows(floats(room.x), step.rows, size, floats(weights.last_norm), eps, own)
+            is_ready = True
+        if piece == 0:
+            for i in range(step.rows * size):
+                write(stored(step.hidden, like), i, read(own, i))
+        start, end = piece * each, min((piece + 1) * each, outputs)
+        linear(weight, weight, False, start, end, own, size, step.rows, logits, outputs)

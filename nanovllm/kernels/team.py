@@ -1,23 +1,53 @@
 """Workers that share a step: each phase is cut into pieces, and whoever is free takes the next one.
 
-A parallel loop of the library would end, and start again, at each phase: every worker waits for the slowest, 150 times a
-step. Here one parallel loop goes through the whole step. Nobody is told which pieces are his: a worker that the system
-has taken off its core leaves its pieces to the others. If all pieces are done by one worker, the others find none: it
-works with one thread, too, and cannot wait for ever.
+The thread that calls a step is its first worker. It goes through all phases, and would do all pieces if nobody else came.
+Helpers are threads that join a step when they see it. So nothing ever waits for a thread that the system has not given a
+core, but for one that has taken a piece and not yet finished it. A library's parallel loop begins and ends with all of
+its threads: beside one busy process, each of 150 loops a step waits for the slowest.
+
+A phase has a word that says which step it belongs to and how many of its pieces are taken. A helper that comes late, from
+a step that has ended, finds another step's number there and takes nothing.
 """
 
-from numba import njit, types
-from numba.core.extending import intrinsic
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from .vectors import OPTIONS
+from llvmlite import ir
+from numba import njit, types
+from numba.core.extending import intrinsic
 
-LINE = 8  # int64 in a cache line: two workers that write to one line take it from each other
-TAKEN, DONE = 0, LINE
-STRIDE = 2 * LINE  # of a phase's counters
-PATIENCE = 20_000  # looks at a counter before a worker offers its core to somebody else
+from .vectors import OPTIONS, get, put
+
+STRIDE = 8  # int64 of a phase, a cache line: the word, and how many pieces are done
+SHIFT = 20  # of a step's number in the word: below it stands the next piece
+PATIENCE = 20_000  # looks at a counter before a worker offers its core to somebody else: about 20 us
+NAPS = 50  # so often does a helper offer it; then it sleeps until it is called
 
 yield_core = types.ExternalFunction("sched_yield", types.int32())
+
+
+@intrinsic
+def look(typing: Any, memory: Any, i: Any) -> Any:
+    """memory[i], and then all that was written before it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(builder.gep(args[0], [args[1]]), "acquire", 8)
+
+    return types.int64(memory, types.intp), generate
+
+
+@intrinsic
+def show(typing: Any, memory: Any, i: Any, number: Any) -> Any:
+    """memory[i] = number, after all that was written before."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[2], builder.gep(args[0], [args[1]]), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(memory, types.intp, types.int64), generate
 
 
 @intrinsic
@@ -31,26 +61,109 @@ def add_atomically(typing: Any, memory: Any, i: Any, number: Any) -> Any:
 
 
 @intrinsic
-def look(typing: Any, memory: Any, i: Any) -> Any:
-    """memory[i], after all that its last writer wrote before."""
+def swap(typing: Any, memory: Any, i: Any, before: Any, after: Any) -> Any:
+    """memory[i] = after, if it is `before`; returns whether it was."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(builder.gep(args[0], [args[1]]), "acquire", 8)
+        at = builder.gep(args[0], [args[1]])
+        return builder.extract_value(builder.cmpxchg(at, args[2], args[3], "acq_rel", "acquire"), 1)
 
-    return types.int64(memory, types.intp), generate
+    return types.boolean(memory, types.intp, types.int64, types.int64), generate
 
 
 @njit(**OPTIONS)
-def pieces(counters, phase, count):
+def open_phases(counters, count, step):
+    """Close the step before and open this one: all pieces of `count` phases are there to be taken."""
+    for phase in range(count):
+        show(counters, phase * STRIDE, step << SHIFT)
+        put(counters, phase * STRIDE + 1, 0)
+
+
+@njit(**OPTIONS)
+def take(counters, phase, step, count):
+    """The next piece of a phase; -1: there is none, or the step is over."""
+    while True:
+        word = look(counters, phase * STRIDE)
+        piece = word & ((1 << SHIFT) - 1)
+        if word >> SHIFT != step or piece >= count:
+            return -1
+        if swap(counters, phase * STRIDE, word, word + 1):
+            return piece
+
+
+@njit(**OPTIONS)
+def pieces(counters, phase, step, count):
     """The pieces of a phase that this worker gets. It ends when all of them are done, whoever did them."""
-    at = phase * STRIDE
-    piece = add_atomically(counters, at + TAKEN, 1)
-    while piece < count:
+    piece = take(counters, phase, step, count)
+    while piece >= 0:
         yield piece
-        add_atomically(counters, at + DONE, 1)
-        piece = add_atomically(counters, at + TAKEN, 1)
+        add_atomically(counters, phase * STRIDE + 1, 1)
+        piece = take(counters, phase, step, count)
     looks = 0
-    while look(counters, at + DONE) < count:
+    while look(counters, phase * STRIDE + 1) < count and look(counters, phase * STRIDE) >> SHIFT == step:
         looks += 1
         if looks % PATIENCE == 0:
             yield_core()
+
+
+@njit(**OPTIONS)
+def wait_for_step(mailbox, seen):
+    """The number of a step newer than `seen`; `seen` if none comes for about a millisecond."""
+    for looks in range(1, NAPS * PATIENCE):
+        number = look(mailbox, 0)
+        if number != seen:
+            return number
+        if looks % PATIENCE == 0:
+            yield_core()
+    return seen
+
+
+class Helpers:
+    """Threads that take part in steps while there are some, and sleep when there are none. They end with their owner."""
+
+    def __init__(self, count: int, help: Callable[[int, int], int]) -> None:
+        """help(worker, seen): take part in the steps after `seen` until none comes for a while; return the last one.
+
+        It must not hold the owner of the helpers.
+        """
+        self._shared = shared = Shared(threading.Condition())
+        for worker in range(1, count + 1):
+            threading.Thread(target=stand_by, args=(worker, help, shared), daemon=True, name=f"helper {worker}").start()
+        weakref.finalize(self, shared.end)
+
+    def call(self) -> int:
+        """Call the helpers to a step. Returns its number: 1, 2, ..."""
+        shared = self._shared
+        shared.newest += 1
+        if shared.is_asleep:
+            shared.wake()
+        return shared.newest
+
+
+@dataclass
+class Shared:
+    """What helpers and their owner know of each other."""
+
+    condition: threading.Condition
+    newest: int = 0  # the number of the newest step
+    is_asleep: bool = False  # whether a helper is
+    is_over: bool = False
+
+    def wake(self) -> None:
+        with self.condition:
+            self.is_asleep = False
+            self.condition.notify_all()
+
+    def end(self) -> None:
+        self.is_over = True
+        self.wake()
+
+
+def stand_by(worker: int, help: Callable[[int, int], int], shared: Shared) -> None:
+    seen = 0
+    while not shared.is_over:
+        seen = help(worker, seen)
+        with shared.condition:
+            shared.is_asleep = True
+            if seen == shared.newest and not shared.is_over:
+                shared.condition.wait()

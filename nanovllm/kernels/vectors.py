@@ -24,7 +24,7 @@ from numba.core.extending import intrinsic, models, register_model
 
 WIDTH = 16
 # Sums may be taken in any order. NaN and infinity stay what they are.
-OPTIONS: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy"}
+OPTIONS: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
 FUSED = ("reassoc", "contract", "nsz")
 
 FLOAT, WORD, HALF, BITS = ir.FloatType(), ir.IntType(32), ir.HalfType(), ir.IntType(16)

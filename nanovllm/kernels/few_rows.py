@@ -1,0 +1,114 @@
+"""Steps of few rows: a model whose layers are one compiled function (decode_step.py)."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.kv_cache import KVCache
+from ..core.llama import LlamaForCausalLM
+from .attention import PART, Pool
+from .decode_step import PHASES, SPLIT, Room, Sizes, Step, Weights, decode_step
+from .team import STRIDE, Helpers
+
+NO_STEP = Step(0, 0, 0, 0, 0, 0, 0, 0, 0)
+MAX_ROWS = 4  # one read of the weights serves up to four rows
+LIKE = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}  # what kernels call them
+
+
+class FewRows:
+    """A model's decode step for one to MAX_ROWS sequences. It reads the model's weights and the pool where they lie."""
+
+    def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
+        self._model, self._blocks = model, kv_cache.blocks  # what addresses are taken of must live as long
+        self._like = np.empty(0, LIKE[kv_cache.blocks.dtype])
+        config, workers = model.config, torch.get_num_threads()
+        _, num_layers, _, block_size, num_kv_heads, head_dim = kv_cache.blocks.shape
+        self._shape = Pool(num_layers, block_size, num_kv_heads, head_dim)
+        heads = config.num_attention_heads
+        self._sizes = Sizes(
+            *(workers, config.hidden_size, heads, heads // num_kv_heads, config.intermediate_size),
+            *(int(config.qk_norm), config.vocab_size),
+        )
+        self._kept: list[Tensor] = []
+        weights = self._take_weights()
+        room = self._make_room(-(-max_model_len // SPLIT))
+        self._fixed = (self._like, self._shape, self._sizes, weights, room, np.float32(config.rms_norm_eps))
+        self._helpers = Helpers(workers - 1, partial(help_with, self._fixed, self._kept))
+
+    def run(self, token_ids: list[int], block_tables: list[list[int]], context_lens: list[int]) -> tuple[Tensor, Tensor]:
+        """A token of each sequence, counted in its context: hidden [rows, hidden_size], logits float32 [rows, vocab_size]"""
+        rows = len(token_ids)
+        assert 1 <= rows <= MAX_ROWS, f"{rows} rows, at most {MAX_ROWS}"
+        width = max(len(table) for table in block_tables)
+        numbers = token_ids + context_lens
+        for table in block_tables:
+            numbers += table + [0] * (width - len(table))
+        given = torch.tensor(numbers, dtype=torch.int64)  # [rows + rows + rows * width]
+        hidden = torch.empty(rows, self._sizes.hidden_size, dtype=self._blocks.dtype)
+        logits = torch.empty(rows, self._sizes.vocab_size)
+        at, splits = given.data_ptr(), -(-max(context_lens) // SPLIT)
+        step = Step(
+            *(self._helpers.call(), at, at + 16 * rows, width, at + 8 * rows, rows, splits),
+            *(hidden.data_ptr(), logits.data_ptr()),
+        )
+        decode_step(0, step.number - 1, step, *self._fixed)
+        return hidden, logits
+
+    def _take_weights(self) -> Weights:
+        model, addresses, biases = self._model.model, [], []
+        for layer in model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+            addresses.append([linear.weight.data_ptr() for linear in linears])
+            biases.append([0 if linear.bias is None else linear.bias.data_ptr() for linear in linears])
+        norms = [norm for layer in model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        of_heads = [norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)] if (
+            self._model.config.qk_norm
+        ) else []
+        return Weights(
+            matrices=self._keep(torch.tensor(addresses)),
+            biases=self._keep(torch.tensor(biases)),
+            norms=self._keep(torch.stack([norm.weight.detach().float() for norm in norms])),
+            head_norms=self._keep(torch.stack([norm.weight.detach().float() for norm in of_heads or norms])),
+            last_norm=self._keep(model.norm.weight.detach().float()),
+            embedding=model.embed_tokens.weight.data_ptr(),
+            head=self._model.lm_head.weight.data_ptr(),
+            cos=model.rotary_emb.cos.data_ptr(),
+            sin=model.rotary_emb.sin.data_ptr(),
+            pool=self._blocks.data_ptr(),
+        )
+
+    def _make_room(self, splits: int) -> Room:
+        workers, size, heads, group, inner, *_ = self._sizes
+        num_layers, _, num_kv_heads, head_dim = self._shape
+        parts = MAX_ROWS * splits * heads  # of attention
+
+        def numbers(count: int) -> int:
+            return self._keep(torch.empty(count))
+
+        return Room(
+            x=numbers(MAX_ROWS * size),
+            qkv=numbers(MAX_ROWS * (heads + 2 * num_kv_heads) * head_dim),
+            y=numbers(MAX_ROWS * max(size, 2 * inner)),
+            act=numbers(MAX_ROWS * inner),
+            out=numbers(parts * head_dim),
+            peaks=numbers(parts),
+            sums=numbers(parts),
+            own=numbers(workers * MAX_ROWS * max(size, heads * head_dim)),
+            heads=numbers(workers * (group + 1) * head_dim),
+            scores=numbers(workers * group * PART),
+            places=self._keep(torch.empty(workers * PART, dtype=torch.int64)),
+            counters=self._keep(torch.zeros((num_layers * PHASES + 1) * STRIDE, dtype=torch.int64)),
+            mailbox=self._keep(torch.zeros(9, dtype=torch.int64)),
+        )
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def help_with(fixed: tuple, kept: list[Tensor], worker: int, seen: int) -> int:
+    """`kept` lives as long as a helper that works with its addresses."""
+    return decode_step(worker, seen, NO_STEP, *fixed)
