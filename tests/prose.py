@@ -48,7 +48,7 @@ class Prose(NamedTuple):
         return SPAN.findall(self.sentences)
 
 
-def find_prose(root: Path, names: Iterable[str] = ("README.md", "DIFF.md")) -> list[Path]:
+def find_prose(root: Path, names: Iterable[str] = ("README.md", "DIFF.md", "NEXT.md", "VLLM.md")) -> list[Path]:
     return sorted(path for name in names for path in root.rglob(name) if is_ours(path.relative_to(root)))
 
 
