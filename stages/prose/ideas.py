@@ -117,19 +117,19 @@ def effect_s5(results: Results) -> str:
 
 def effect_s6(results: Results) -> str:
     """What a shared prefix saves, and what looking for one costs where there is none."""
-    shared, unshared = results["prefix_cache"]["shared"], results["prefix_cache"]["unshared"]
+    shared, speed = results["prefix_cache"]["shared"], results["overhead"]["s6_over_s5"]["ratio"]
     sooner = f"after a cached prefix of 512 tokens the first token comes {shared['times_shorter']:.0f} times sooner"
-    return f"{sooner}; where nobody shares {unshared['ratio']:.2f} times the tokens a second of no cache"
+    return f"{sooner}; where nobody shares {speed:.2f} times the tokens a second of stage 5"
 
 
 def effect_s7(results: Results) -> str:
     """What a second tier finds again in a third of the memory, and what that is worth."""
     if "offload" not in results:
         return "not measured yet"
-    pools, first = results["offload"]["pools"], results["offload"]["first_token"]
+    pools, first = results["offload"]["pools"], results["offload"]["first_token"]["512"]
     twice = [f"{pools[name]['computed_twice']:,.0f}" for name in ("load", "s6")]
     saved = f"in a third of the memory {twice[0]} tokens are computed twice in place of {twice[1]}"
-    return f"{saved}; a prefix of 512 on the host comes {first['times_ratio']:.0f} times sooner than computed"
+    return f"{saved}; a prefix of 512 on the host comes {first['ratio']:.0f} times sooner than computed"
 
 
 def empty_shares(results: Results, stage: str) -> list[float]:

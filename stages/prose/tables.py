@@ -116,7 +116,7 @@ def scarce_samples_block(results: Results) -> str:
 
 
 def overhead_block(results: Results) -> str:
-    """What serving.py measured where nobody forks, shares or is short of memory: each stage over the one before."""
+    """What the scoreboard's rounds say of those who need nothing new: each stage over the one before."""
     overhead = results.get("overhead", {})
     pairs = [("s4", "s5"), ("s5", "s6"), ("s6", "s7")]
     if not {f"{after}_over_{before}" for before, after in pairs} <= overhead.keys():
@@ -137,20 +137,31 @@ def offload_block(results: Results) -> str:
     return table_of("stage, policy", SCORES, {text: pools[name] for name, text in names.items()})
 
 
+def offload_talks_block(results: Results) -> str:
+    """Conversations that pause while others talk: what stages 6 and 7 compute of them, and what they find."""
+    talks = results.get("offload", {}).get("talks", {})
+    names = {"s6": "s6", "load": "s7, load"}
+    return table_of("stage", TALKS, {text: talks[name] for name, text in names.items()}) if talks else NOT_YET
+
+
+TALKS = (
+    Column("steps", "steps", whole),
+    Column("tokens computed", "tokens_computed", whole),
+    Column("tokens found", "tokens_hit", whole),
+)
+
+
 # ---- the prefix cache
 
 
 def prefix_cache_block(results: Results) -> str:
-    """What prefix_cache.py measured: requests with a common prefix and without, each with the cache off and on."""
-    shared, unshared = results["prefix_cache"]["shared"], results["prefix_cache"]["unshared"]
+    """What prefix_cache.py measured: requests with a common prefix, with the cache off and on."""
+    shared = results["prefix_cache"]["shared"]
     rows = []
     for name, text in (("off", "without"), ("on", "with")):
         waits = [f"{shared[f'{which}_{name}_seconds']:.2f} s" for which in ("median", "last")]
-        rows.append([f"31 requests, a common prefix of 512: {text}", whole(shared[f"tokens_{name}"]), *waits, "-"])
-    for name, text in (("off", "without"), ("on", "with")):
-        speed = whole(unshared[f"tokens_per_second_{name}"])
-        rows.append([f"32 requests, nothing in common: {text}", whole(unshared["tokens_computed"]), "-", "-", speed])
-    return table(["the cache", "tokens computed", "TTFT, median", "TTFT, the last", "tokens/s"], rows)
+        rows.append([f"31 requests, a common prefix of 512: {text}", whole(shared[f"tokens_{name}"]), *waits])
+    return table(["the cache", "tokens computed", "TTFT, median", "TTFT, the last"], rows)
 
 
 # ---- decode steps
@@ -212,6 +223,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "scarce_samples": scarce_samples_block,
     "prefix_cache": prefix_cache_block,
     "offload": offload_block,
+    "offload_talks": offload_talks_block,
     "decode": decode_block,
     "decode_gain": decode_gain_block,
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},

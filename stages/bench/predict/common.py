@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from stages.bench.engines import stage
-from stages.bench.harness import ratio, take_turns
+from stages.bench.harness import Spread, ratio, take_turns
 from stages.bench.racing import sampling_params
 from stages.bench.workloads import Request
 
@@ -43,9 +43,9 @@ def run(name: str, llm: Any, prompt_lengths: list[int]) -> StepSeconds:
     return StepSeconds(prefill=steps[0], decode=statistics.median(steps[1:]))
 
 
-def median_ratio(above: Callable[[], float], below: Callable[[], float], rounds: int) -> float:
-    """The median of above() / below(), in turns."""
-    return ratio(take_turns({"above": above, "below": below}, rounds), "above", "below").ratio
+def ratio_of(above: Callable[[], float], below: Callable[[], float], rounds: int) -> Spread:
+    """above() / below(), in turns."""
+    return ratio(take_turns({"above": above, "below": below}, rounds), "above", "below")
 
 
 def serve(name: str, engine: Any, request_id: str, request: Request) -> Any:

@@ -1,7 +1,6 @@
 """Stage 3: what scattered blocks cost, what memory attention needs besides the pool, who loses alone."""
 
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
 from stages.bench.harness import ratio, take_turns
 from stages.bench.models import storyteller_of
 from stages.bench.predict.common import Answer, with_answers
+from stages.bench.results import decode_case
 from stages.s1_contiguous_cache.llama import ModelConfig
 
 CONTEXTS = (1024, 4096, 16384, 65536)
@@ -24,8 +24,6 @@ def answers(model: Path) -> dict[str, Any]:
         "extra_bytes_of_32": {stage: extra_bytes(stage, batch=32, context=1024) for stage in ("s1", "s2", "s3")},
         "less_memory": extra["s2"]["65536"] / extra["s3"]["65536"],
         "operations": operations_of_a_step(model),
-        "alone": against_stage_1(model, batch=1),
-        "of_32": against_stage_1(model, batch=32),
     }
     return with_answers(numbers, [scattered_answer(numbers), memory_answer(numbers), *speed_answers(numbers)])
 
@@ -56,6 +54,7 @@ def memory_answer(numbers: dict[str, Any]) -> Answer:
 
 def speed_answers(numbers: dict[str, Any]) -> list[Answer]:
     operations = numbers["operations"]
+    alone, of_32 = (decode_case(batch, 128)["s3_over_s1"] for batch in (1, 32))
     return [
         Answer(
             "How many operations does torch carry out in a decode step of 1 sequence, and of 32? (128 tokens each.)",
@@ -65,7 +64,7 @@ def speed_answers(numbers: dict[str, Any]) -> list[Answer]:
         ),
         Answer(
             "Is stage 3 faster than stage 1 at batch 1? At 32? (128 tokens each.)",
-            f"At 1 {speed(numbers['alone'])}, at 32 {speed(numbers['of_32'])}. Alone it has nothing to gain: there is "
+            f"At 1 {speed(alone)}, at 32 {speed(of_32)}. Alone it has nothing to gain: there is "
             "nobody to share its operations with, and it copies a tile where stage 1 takes a slice.",
         ),
     ]
@@ -79,7 +78,7 @@ def speed(ratio: float) -> str:
     return f"the same speed ({ratio:.2f})" if abs(ratio - 1) < 0.015 else f"{ratio:.2f} times as fast"
 
 
-def scattered_blocks(model: Path) -> dict[str, float]:
+def scattered_blocks(model: Path) -> dict[str, Any]:
     """Seconds of a decode step with blocks in random order over seconds with blocks in a row, by block size."""
     case, steps = Case("storyteller", "float32", batch=8, context=960), {}
     for size in (16, 1):
@@ -88,8 +87,10 @@ def scattered_blocks(model: Path) -> dict[str, float]:
     rounds = take_turns(steps, NUM_ROUNDS)
     config = ModelConfig.from_folder(model)
     piece_bytes = 16 * config.num_key_value_heads * config.head_dim * 4
-    by_size = {str(size): ratio(rounds, f"{size}, scattered", f"{size}, in a row").ratio for size in (16, 1)}
-    return {**by_size, "piece_bytes": piece_bytes}
+    found: dict[str, Any] = {"piece_bytes": piece_bytes}
+    for size in (16, 1):
+        found |= ratio(rounds, f"{size}, scattered", f"{size}, in a row").named(str(size))
+    return found
 
 
 def extra_memory() -> dict[str, dict[str, int]]:
@@ -114,10 +115,3 @@ def operations_of_a_step(model: Path) -> dict[str, dict[str, int]]:
             step()
         counts[stage][str(batch)] = done.count
     return counts
-
-
-def against_stage_1(model: Path, batch: int) -> float:
-    """How many times as fast as in stage 1 a decode step is."""
-    case = Case("storyteller", "float32", batch, context=128)
-    steps: Mapping[str, DecodeStep] = {stage: DecodeStep(stage, model, case) for stage in ("s1", "s3")}
-    return ratio(take_turns(steps, NUM_ROUNDS), "s1", "s3").ratio

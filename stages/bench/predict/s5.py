@@ -140,7 +140,8 @@ def timed(model: Path) -> dict[str, Any]:
     copied = {"blocks_copied": counted(model, PROMPT)["samples"]["copied"]}
     found: dict[str, Any] = median_scores(rounds)
     found["samples"] |= copied
-    return {**found, "beams": search(model, prompt, WIDTH), "gain": ratio(speeds, "samples", "requests").ratio}
+    gain = ratio(speeds, "samples", "requests").named("gain")
+    return {**found, "beams": search(model, prompt, WIDTH), **gain}
 
 
 def one_run(llm: Any, prompts: list[list[int]], params: list[Any]) -> dict[str, float]:

@@ -1,14 +1,13 @@
-"""Stage 7: what a load takes, and what recompute; a pool cut to a third; eight samples that leave the device."""
+"""Stage 7: to load or to recompute (the offload table); a pool cut to a third; eight samples that leave the device."""
 
 from pathlib import Path
 from typing import Any
 
 from stages.bench import offload
-from stages.bench.engines import by_sample, engine_class, part
-from stages.bench.harness import milliseconds
-from stages.bench.models import storyteller_of
-from stages.bench.predict.common import Answer, llm_of, serve, with_answers
+from stages.bench.engines import by_sample, engine_class
+from stages.bench.predict.common import Answer, serve, with_answers
 from stages.bench.racing import sampling_params
+from stages.bench.results import value
 from stages.bench.workloads import Request, even_prompt
 
 SHORT, LONG, BLOCK_SIZE = 16, 1024, 16  # tokens; tokens; slots
@@ -17,22 +16,23 @@ POOL = 1024
 
 
 def answers(model: Path) -> dict[str, Any]:
-    costs, moved = load_against_recompute(), samples_that_leave(model)
+    moved = samples_that_leave(model)
     cut = {policy: offload.count_without_model(policy) for policy in ("s6", "load", "recompute")}
-    entries = [about_cost(costs), about_the_pool(cut), about_samples(moved)]
-    return with_answers({"costs": costs, "cut": cut, "samples": moved}, entries)
+    entries = [about_cost(value("offload.first_token")), about_the_pool(cut), about_samples(moved)]
+    return with_answers({"cut": cut, "samples": moved}, entries)
 
 
-def about_cost(costs: dict[str, float]) -> Answer:
-    times = [costs[f"{name}_{length}_ms"] for length in (SHORT, LONG) for name in ("load", "recompute")]
-    few, many = (costs[f"recompute_{n}_ms"] / costs[f"load_{n}_ms"] for n in (SHORT, LONG))
+def about_cost(first_token: dict[str, dict[str, float]]) -> Answer:
+    few, many = (first_token[str(length)] for length in (SHORT, LONG))
+    loaded, computed = ([1000 * each[f"{way}_seconds"] for each in (few, many)] for way in ("loaded", "computed"))
     return Answer(
-        f"A prompt's first {SHORT} tokens are on the host, or its first {LONG:,}, in float32 on a CPU. What takes "
-        "longer: to load their keys and values, or to compute them again? By how much, for each length?",
-        f"To compute them: {times[1]:.1f} ms against {times[0]:.2f} ms for {SHORT} tokens, {few:.0f} times as long; "
-        f"{times[3]:,.0f} ms against {times[2]:.1f} ms for {LONG:,}, {many:.0f} times. Both grow about linearly, so "
-        "the winner is mostly a ratio of two speeds. Length matters where one of them has a fixed cost: a step reads "
-        "all weights for however few tokens.",
+        f"A prompt comes whose first {SHORT} tokens are on the host, or its first {LONG:,}; its last {offload.TAIL} "
+        "are new. (A model of 135M parameters, on a CPU.) How much sooner does its first token come if their keys and "
+        "values are loaded than if they are computed again, for each length?",
+        f"{few['ratio']:.1f} times, and {many['ratio']:.0f} times: {loaded[0]:.0f} ms in place of {computed[0]:.0f} ms "
+        f"for {SHORT} tokens, {loaded[1]:.0f} ms in place of {computed[1]:,.0f} ms for {LONG:,}. Either way there is a "
+        "step for the new tokens, which reads all weights for however few there are. Beyond that both costs grow "
+        "about linearly, so the winner is mostly a ratio of two speeds.",
     )
 
 
@@ -57,33 +57,6 @@ def about_samples(moved: dict[str, int]) -> Answer:
         f"different texts and go to the host: {moved['shared']} of the prompt, which all eight held, and their own. "
         f"{moved['loaded']} come back, before the request is forked again.",
     )
-
-
-# ---- measured
-
-
-def load_against_recompute() -> dict[str, float]:
-    """Milliseconds for both ways and both lengths, medians: storyteller's shape, random weights, more positions."""
-    options: dict[str, Any] = {"offload_policy": "load", "kv_offloading_tokens": LONG, "block_size": BLOCK_SIZE}
-    sizes = {"kv_cache_tokens": 2 * LONG, "max_num_batched_tokens": LONG}
-    engine = llm_of("s7", storyteller_of(2 * LONG), **sizes, **options).llm_engine
-    calls = {}
-    for length in (SHORT, LONG):
-        calls[f"load_{length}_ms"] = lambda length=length: load(engine, length // BLOCK_SIZE)
-        calls[f"recompute_{length}_ms"] = lambda length=length: prefill(engine, length)
-    return milliseconds(calls)
-
-
-def load(engine: Any, num_blocks: int) -> None:
-    """From the host to the device, and wait."""
-    copies = [part("s7", "kv_cache").BlockCopy(block, block) for block in range(num_blocks)]
-    engine.host_kv_cache.load(copies).wait()
-
-
-def prefill(engine: Any, num_tokens: int) -> None:
-    """In one step, as if nothing of it had been computed."""
-    engine.kv_cache_manager.reset_prefix_cache()
-    serve("s7", engine, "0", Request(even_prompt(num_tokens), 1))
 
 
 # ---- counted
