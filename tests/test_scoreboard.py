@@ -65,12 +65,17 @@ def test_the_screen_is_what_make_run_shows(monkeypatch):
 
     monkeypatch.setattr("stages.__main__.main", run)
     told = []
-    screen = scoreboard.measure_run(None)["run"]["screen"].splitlines()
-    assert told == [[number, "--model", str(scoreboard.STORYTELLER), "Once upon a time"] for number in "1122"]
+    found = scoreboard.measure_run(None)["run"]
+    screen, model = found["screen"].splitlines(), ["--model", str(scoreboard.STORYTELLER)]
+    stories, others = told[-4:], told[:-4]
+    assert stories == [[number, *model, "Once upon a time"] for number in "1122"]
     assert screen[0] == '$ make run STAGE=1 PROMPT="Once upon a time"' and screen[4] == screen[0].replace("1", "2")
     assert screen[1].startswith("A story of a fox") and screen[1].endswith("hen.  [2 tokens, length]")
     assert len(screen[1]) <= scoreboard.STORY_WIDTH + len(" ... ")
     assert screen[2:4] == ["9 tokens/s, half the pool", ""]
+    assert others[-1] == ["4", *model, "--kv-cache-tokens", "256", "--max-model-len", "256"]
+    small = "$ python -m stages 4 --kv-cache-tokens 256 --max-model-len 256\n...\n9 tokens/s, half the pool"
+    assert found["lessons"]["s4"].endswith(small) and small in tables.BLOCKS["run_s4"]({"run": found})
 
 
 # results.json
@@ -117,12 +122,19 @@ def test_a_lesson_compares_with_the_stage_before():
     assert [row.split("|")[1].strip() for row in rows] == ["s1, a", "s1, b", "s2, c"]
 
 
+def test_the_tables_of_a_lesson_are_narrow():
+    found = {"scoreboard": {"s4, a": {column.key: 1 for column in tables.SCORES}}}
+    parts = tables.scoreboard_of(4)(found).split("\n\n")
+    assert [part.splitlines()[0].count("|") - 1 for part in parts] == [6, 5, 4]
+
+
 def test_a_mixed_batch_says_how_much_of_it_is_padding():
     case = {"model": "storyteller", "dtype": "float32", "batch": 4, "context": 512, "is_mixed": False, "s3_ms": 2.0}
     rest = {"s1_ms": 1, "s2_ms": 1, "s3_over_s2": 1, "s3_over_s1": 1, "bytes": 1, "moved_bytes": 1}
     rest |= {f"s{number}_of_bandwidth": 0.5 for number in (1, 2, 3)}
     mixed = case | {"is_mixed": True, "padding": 0.5625}
-    lines = tables.decode_block({"decode": {"cases": {"a": mixed | rest, "b": case | rest}}}).splitlines()
+    shown = tables.decode_block({"decode": {"cases": {"a": mixed | rest, "b": case | rest}}})
+    lines = shown.split("What a step reads</summary>\n\n")[1].splitlines()[:4]
     padding = lines[0].split(" | ").index("padding")
     assert [(line.split(" | ")[0], line.split(" | ")[padding]) for line in lines[2:]] == [
         ("| 4 x 512", "-"),
@@ -130,6 +142,6 @@ def test_a_mixed_batch_says_how_much_of_it_is_padding():
     ]
 
 
-@pytest.mark.parametrize("name", ["overhead", "scarce_samples", "offload"])
+@pytest.mark.parametrize("name", ["overhead", "scarce_samples", "offload", "run_s4"])
 def test_a_table_that_nobody_measured_says_so(name):
     assert tables.BLOCKS[name]({}) == "Not measured yet.\n"

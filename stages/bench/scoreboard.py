@@ -25,6 +25,9 @@ from stages.bench.workloads import mixed_workload
 
 POOL_TOKENS = 8192
 RUN_PROMPT = "Once upon a time"
+COMMANDS = {  # of the lessons, each ends in a line that shows its stage
+    "s4": ("4 --kv-cache-tokens 2048", "4 --kv-cache-tokens 256 --max-model-len 256"),
+}
 STORY_WIDTH, STORY_END = 100, 38  # characters of a story that README.md shows, and of its end
 NUM_ROUNDS = 5
 PEER_TOKENS, PEER_PAIRS = 128, 5
@@ -107,18 +110,29 @@ def blocks_moved(name: str, llm: Any) -> dict[str, int]:
 
 
 def measure_run(args: Namespace) -> dict[str, Any]:
-    """What two commands print: the same story, and what stages 1 and 2 take of the pool for it."""
-    return {"run": {"screen": "\n\n".join(screen(number) for number in ("1", "2"))}}
+    """What commands print: a story in stages 1 and 2, and the last line where a lesson shows it."""
+    lessons = {name: "\n\n".join(map(last_line, commands)) for name, commands in COMMANDS.items()}
+    return {"run": {"screen": "\n\n".join(screen(number) for number in ("1", "2")), "lessons": lessons}}
 
 
-def screen(number: str) -> str:
-    """What README.md shows of a stage's `make run`: the command, the story's two ends, the last line."""
+def last_line(command: str) -> str:
+    """What a lesson shows of `python -m stages ...`: the command, and the line that it ends in."""
+    return f"$ python -m stages {command}\n...\n{told(*command.split()).splitlines()[-1]}"
+
+
+def told(number: str, *argv: str) -> str:
+    """What a stage's command prints, without errors."""
     command = importlib.import_module("stages.__main__")
     for _ in range(2):  # the first run in a process also waits for what torch makes only once
         captured = io.StringIO()
         with contextlib.redirect_stdout(captured):
-            command.main([number, "--model", str(STORYTELLER), RUN_PROMPT])
-    story, *_, last = captured.getvalue().strip().split("\n\n")
+            command.main([number, "--model", str(STORYTELLER), *argv])
+    return captured.getvalue().strip()
+
+
+def screen(number: str) -> str:
+    """What README.md shows of a stage's `make run`: the command, the story's two ends, the last line."""
+    story, *_, last = told(number, RUN_PROMPT).split("\n\n")
     return "\n".join([f'$ make run STAGE={number} PROMPT="{RUN_PROMPT}"', ends(story), last.strip()])
 
 

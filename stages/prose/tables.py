@@ -1,6 +1,6 @@
 """The tables that READMEs take from results.json: one function for each, by name in BLOCKS."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stages.prose.markdown import Column, duration, mib, table, table_of, whole
@@ -12,6 +12,16 @@ NOT_YET = "Not measured yet.\n"
 def run_block(results: Results) -> str:
     """Three commands and what they print: the same story in one piece and in blocks, and the page."""
     return "```console\n" + results["run"]["screen"] + "\n\n$ make open-page\nnotebooks/pool.html\n```\n"
+
+
+def screen_of(stage: str) -> Callable[[Results], str]:
+    """What a lesson's commands print at their end, where a stage shows what it is about."""
+
+    def block(results: Results) -> str:
+        screens = results.get("run", {}).get("lessons", {})
+        return f"```console\n{screens[stage]}\n```\n" if stage in screens else NOT_YET
+
+    return block
 
 
 def machine_block(results: Results) -> str:
@@ -53,13 +63,22 @@ def scoreboard_block(results: Results) -> str:
     return table_of("stage", SCORES, results["scoreboard"])
 
 
+NARROW = (  # what a lesson shows of SCORES, in tables that fit on a screen
+    ("seats", "steps", "tokens_computed", "tokens_per_second", "first_token_seconds"),
+    ("promised_bytes", "held_bytes", "used_bytes", "wasted_bytes"),
+    ("blocks_copied", "blocks_stored", "blocks_loaded"),
+)
+
+
 def scoreboard_of(number: int) -> Callable[[Results], str]:
-    """For a lesson: the rows of its stage, and of the stage before."""
+    """For a lesson: the rows of its stage, and of the stage before, in narrow tables."""
 
     def block(results: Results) -> str:
         wanted = (f"s{number - 1},", f"s{number},")
         rows = {name: row for name, row in results["scoreboard"].items() if name.startswith(wanted)}
-        return table_of("stage", SCORES, rows)
+        has = {key for row in rows.values() for key in row}
+        parts = ([column for column in SCORES if column.key in keys] for keys in NARROW if has & {*keys})
+        return "\n".join(table_of("stage", part, rows) for part in parts)
 
     return block
 
@@ -147,25 +166,27 @@ def prefix_cache_block(results: Results) -> str:
 
 # ---- decode steps
 
-STEPS = (
+TIMES = (
     Column("s1", "s1_ms", "{:.1f} ms".format),
     Column("s2", "s2_ms", "{:.1f} ms".format),
     Column("s3", "s3_ms", "{:.1f} ms".format),
     Column("s3 against s2", "s3_over_s2", "{:.2f}".format),
     Column("s3 against s1", "s3_over_s1", "{:.2f}".format),
+)
+TRAFFIC = (
     Column("padding", "padding", "{:.0%}".format),
     Column("must read", "bytes", lambda size: f"{size / 1e6:.0f} MB"),
     Column("s3, of the bandwidth", "s3_of_bandwidth", "{:.0%}".format),
 )
 
 
-def decode_table(cases: list[dict[str, Any]]) -> str:
+def decode_table(cases: list[dict[str, Any]], columns: Sequence[Column]) -> str:
     """A line a case of decode.py: batch and context, then what a step took."""
     rows = {
         f"{case['batch']} x {case['context']:,}" + (", the others 128" if case["is_mixed"] else ""): case
         for case in cases
     }
-    return table_of("batch x context", STEPS, rows)
+    return table_of("batch x context", columns, rows)
 
 
 def in_order(case: dict[str, Any]) -> tuple[bool, int, int]:
@@ -174,13 +195,16 @@ def in_order(case: dict[str, Any]) -> tuple[bool, int, int]:
 
 
 def decode_block(results: Results) -> str:
-    """Every case of decode.py: the storyteller's shape in float32, the others folded."""
+    """Every case of decode.py: the times of the storyteller in float32; what such a step reads and the rest, folded."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for case in sorted(results["decode"]["cases"].values(), key=in_order):
         groups.setdefault((case["model"], case["dtype"]), []).append(case)
-    shown = decode_table(groups.pop(("storyteller", "float32")))
-    folded = "\n<details><summary>{}, {}</summary>\n\n{}\n</details>\n"
-    return shown + "".join(folded.format(*name, decode_table(cases)) for name, cases in sorted(groups.items()))
+    first = groups.pop(("storyteller", "float32"))
+    shown = decode_table(first, TIMES)
+    rest = {"What a step reads": decode_table(first, TRAFFIC)}
+    rest |= {", ".join(name): decode_table(cases, TIMES) for name, cases in sorted(groups.items())}
+    folded = "\n<details><summary>{}</summary>\n\n{}\n</details>\n"
+    return shown + "".join(folded.format(*each) for each in rest.items())
 
 
 def decode_gain_block(results: Results) -> str:
@@ -203,5 +227,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "decode": decode_block,
     "decode_gain": decode_gain_block,
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},
+    **{f"run_s{number}": screen_of(f"s{number}") for number in NUMBERS},
     **{f"answers_s{number}": answers_of(f"s{number}") for number in NUMBERS},
 }

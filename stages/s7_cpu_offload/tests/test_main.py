@@ -17,7 +17,8 @@ from .helpers import CONFIG, write_checkpoint
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
-    r"(?P<used>[\d,]+) used \((?P<share>\d+)%\) \|(?P<strip>[#\-.]+)\|"
+    r"(?P<used>[\d,]+) used \((?P<share>\d+)%\) \|(?P<strip>[#\-.]+)\|, "
+    r"preemptions: \d+"
 )
 
 
@@ -50,6 +51,14 @@ def test_the_summary_says_what_was_reserved_and_used(run):
     assert summary["share"] == "88" and summary["strip"] == "#" * 8 + "." * 24
 
 
+def test_the_summary_counts_the_preemptions(run):
+    """Both stories begin in two blocks of two, and each needs four: one gives way."""
+    sizes = ("--block-size", "4", "--kv-cache-tokens", "16", "--max-model-len", "16")
+    for argv, num_preemptions in ((("the fox",), 0), (("the fox", "the wood"), 1)):
+        _, out, _ = run(*argv, "--max-tokens", "10", "--temperature", "0", *sizes)
+        assert out.endswith(f"|, preemptions: {num_preemptions}\n")
+
+
 def test_where_there_is_a_host_pool_it_says_what_was_moved(run):
     """One seat: the second story takes all blocks, and the third begins with what the first one had computed."""
     beginning = "the fox the fox the fox the fox"
@@ -63,7 +72,7 @@ def test_where_there_is_a_host_pool_it_says_what_was_moved(run):
 
 def test_if_there_is_something_to_choose_the_two_speeds_are_told(run):
     _, out, _ = run("the", "--offload-policy", "auto")
-    assert re.search(r"\|\nload or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s\n", out)
+    assert re.search(r"preemptions: 0\nload or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s\n", out)
 
 
 def test_without_prompts_there_are_six_beginnings(run):
