@@ -7,6 +7,7 @@
     claims.py     5: claims 5, 13 and 16
     common.py     the device, a clock for it, and what a part writes
 
-Claims are numbered as in claims.ipynb. It needs torch, safetensors, sentencepiece and tqdm (transformers brings it); part
-1 also pytest and transformers. With `--device cpu --tiny` every part runs in a second, on a tiny model, to test itself.
+Claims are numbered as in claims.ipynb. It needs torch, safetensors, sentencepiece and tqdm (transformers brings it);
+part 1 also pytest and transformers. With `--device cpu --tiny` every part runs in a second, on a tiny model: a test of
+the parts themselves.
 """

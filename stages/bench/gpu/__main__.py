@@ -40,10 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         device = torch.device(args.device)
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        print(
-            f"device {args.device!r} is not to be had here: {reason}; --device cpu --tiny tries it out", file=sys.stderr
-        )
+        told = f"device {args.device!r} is not to be had here: {str(error).splitlines()[0]}"
+        print(f"{told}. --device cpu --tiny tries the parts out", file=sys.stderr)
         return 2
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events and streams are of the current one

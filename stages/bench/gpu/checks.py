@@ -10,9 +10,8 @@ from pathlib import Path
 from stages.bench.gpu.common import Report, Setup
 
 ROOT = Path(__file__).resolve().parents[3]
-MARKED = re.compile(
-    r"^gpu = pytest\.mark\.gpu|^@pytest\.mark\.gpu|pytest\.mark\.gpu\(|^def test_\w+\(.*\bdevice\b", re.M
-)
+MARKED = re.compile(r"pytest\.mark\.gpu\b|^def test_\w+\(.*\bdevice\b", re.MULTILINE)
+COUNTS = ("tests", "failures", "errors", "skipped")
 
 
 def measure(setup: Setup, report: Report) -> None:
@@ -29,10 +28,7 @@ def measure(setup: Setup, report: Report) -> None:
         report.note(f"Stopped after {seconds:.0f} seconds: the tests took too long.")
     if xml.exists():
         suites = ET.parse(xml).getroot().iter("testsuite")
-        counts = [
-            {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")} for suite in suites
-        ]
-        report.table("Tests marked gpu", counts)
+        report.table("Tests marked gpu", [{name: int(suite.get(name, 0)) for name in COUNTS} for suite in suites])
 
 
 def gpu_tests() -> list[Path]:

@@ -1,9 +1,10 @@
 """Part 5: what the texts say of allocating, of copying a block on the device, and of swapping.
 
-Claim 5: a free list in Python does 833,000 operations a second, 7 times as many as the framework's caching allocator and
-267 times as many as the device's own; the block freed last is kinder to caches than the one freed first.
-Claim 13: to copy a block takes 1.6 us on the device. Claim 16: to swap 4,096 tokens takes 46.8 ms, to compute them again
-1,024 ms; below about 256 tokens to compute them can be cheaper.
+Claim 5: a free list in Python does 833,000 operations a second, 7 times as many as the framework's caching allocator
+and 267 times as many as the device's own; the block freed last is kinder to caches than the one freed first.
+Claim 13: to copy a block takes 1.6 us on the device.
+Claim 16: to swap 4,096 tokens takes 46.8 ms, to compute them again 1,024 ms; below about 256 tokens to compute them can
+be cheaper.
 """
 
 from collections.abc import Callable
@@ -69,7 +70,7 @@ def wall(setup: Setup, call: Callable[[], object]) -> Callable[[], float]:
 
 
 def order_of_reuse(setup: Setup) -> list[Row]:
-    """Pieces of a large pool are written and read: the same one again, as LIFO gives it, or each in turn, as FIFO does."""
+    """Pieces of a pool are written and read: the same one again, as LIFO gives it, or each in turn, as FIFO does."""
     num_pieces, rows = setup.size(256, 4), []
     for size in setup.size((2**20, 2**23, 2**25), (2**10,)):
         pool = torch.zeros(num_pieces, size // 4, device=setup.device)

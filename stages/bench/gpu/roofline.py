@@ -1,7 +1,7 @@
 """Part 4: steps of stage 3 under the roofs of this device: its multiplications and its memory, both measured here.
 
-A step of the model has a number of operations and of bytes that it has to read. Their ratio says which roof is the lower
-one; the time says how near the step comes to it. Claim 19: prefill is compute-bound, decode memory-bound.
+A step of the model has a number of operations and of bytes that it has to read. Their ratio says which roof is the
+lower one; the time says how near the step comes to it. Claim 19: prefill is compute-bound, decode memory-bound.
 """
 
 import gc
@@ -21,11 +21,8 @@ def measure(setup: Setup, report: Report) -> None:
     ridge = flops.ratio / bandwidth.ratio
     roof = {**flops.named("operations/s"), **bandwidth.named("bytes/s"), "ridge, operations a byte": ridge}
     report.table("The two roofs", [roof])
-    batches, prompts = (
-        setup.size((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4)),
-        setup.size((16, 64, 256, 1024, 4096), (8,)),
-    )
-    context = setup.size(512, 24)
+    batches, context = setup.size((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4)), setup.size(512, 24)
+    prompts = setup.size((16, 64, 256, 1024, 4096), (8,))
     for model in setup.size(("135M", "1B"), ("tiny",)):
         decode = [(batch, context, 1) for batch in batches]
         prefill = [(1, length, length) for length in prompts if length < SHAPES[model].max_position_embeddings]
@@ -51,6 +48,7 @@ def roofs(setup: Setup) -> tuple[Spread, Spread]:
 
 def row_of(setup: Setup, model: str, case: tuple[int, int, int], flops: float, bandwidth: float) -> Row:
     """A step of `batch` sequences of `context` tokens, `count` of them computed in this step: 1, or all of a prompt."""
+    gc.collect()  # the engine of the case before: its parts hold each other
     batch, context, count = case
     asked = Case(model, setup.dtype, batch, context)
     step = DecodeStep("s3", setup.folder(model), asked, device=str(setup.device))
@@ -66,8 +64,6 @@ def row_of(setup: Setup, model: str, case: tuple[int, int, int], flops: float, b
     operations = operations_of(model, batch, context, count)
     num_bytes, floor = step.num_bytes, max(operations / flops, step.num_bytes / bandwidth)
     found = with_spreads(rounds)
-    del step, work, run
-    gc.collect()  # the engine's parts hold each other
     return {
         "step": "decode" if count == 1 else "prefill",
         "batch": batch,
@@ -80,7 +76,7 @@ def row_of(setup: Setup, model: str, case: tuple[int, int, int], flops: float, b
 
 
 def operations_of(model: str, batch: int, context: int, count: int) -> float:
-    """Two for each weight and token, the head's for the last token of each sequence alone; scores and sums of values."""
+    """Two for each weight and token (the head's: for the last token of a sequence); scores, and sums of values."""
     shape = SHAPES[model]
     head = shape.vocab_size * shape.hidden_size
     linear = num_parameters(shape) - head  # the tied embedding is the head

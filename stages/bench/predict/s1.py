@@ -7,7 +7,7 @@ from typing import Any
 from stages import s1_contiguous_cache as s1
 from stages.bench.harness import Spread
 from stages.bench.predict.common import Answer, ratio_of, run, with_answers
-from stages.bench.replay import admitted, arrivals, replay
+from stages.bench.replay import Moment, admitted, arrivals, replay
 from stages.bench.workloads import traffic
 from stages.s1_contiguous_cache.input_processor import InputProcessor
 from stages.s1_contiguous_cache.llama import ModelConfig
@@ -47,18 +47,36 @@ def holes(model: Path) -> dict[str, float]:
 
     `refused` is the share of steps at which that is so; the rest describes the step with the most to spare.
     """
+    moments = crowded_moments(model)
+    worst = most_free(moments)
+    return {
+        "needed": worst.waiting.max_num_tokens,
+        "free": num_free(worst),
+        "largest_free": worst.report.largest_free,
+        "refused": sum(is_refused(moment) for moment in moments) / len(moments),
+    }
+
+
+def crowded_moments(model: Path) -> list[Moment]:
+    """The traffic's steps, but for the start, while the pool fills up."""
     pool, longest = 8192, 1024
     manager = SlotManager(pool, "request", longest)
     asked = arrivals("s1", ModelConfig.from_folder(model), traffic(1500, seed=1), longest)
-    moments = replay(manager, asked, num_steps=1500)[300:]  # not the start, while the pool fills up
-    refused = [m for m in moments if pool - m.report.held >= m.waiting.max_num_tokens]
-    worst = max(refused, key=lambda m: pool - m.report.held - m.waiting.max_num_tokens)
-    return {
-        "needed": worst.waiting.max_num_tokens,
-        "free": pool - worst.report.held,
-        "largest_free": worst.report.largest_free,
-        "refused": len(refused) / len(moments),
-    }
+    return replay(manager, asked, num_steps=1500)[300:]
+
+
+def most_free(moments: list[Moment]) -> Moment:
+    """The moment at which a request is refused with the most to spare."""
+    return max(filter(is_refused, moments), key=lambda moment: num_free(moment) - moment.waiting.max_num_tokens)
+
+
+def is_refused(moment: Moment) -> bool:
+    """Return True if enough is free for the request that waits: it lies in pieces, then."""
+    return num_free(moment) >= moment.waiting.max_num_tokens
+
+
+def num_free(moment: Moment) -> int:
+    return moment.report.num_slots - moment.report.held
 
 
 def seats_in(num_slots: int, llm: s1.LLM) -> int:
