@@ -142,6 +142,6 @@ def test_a_mixed_batch_says_how_much_of_it_is_padding():
     ]
 
 
-@pytest.mark.parametrize("name", ["overhead", "scarce_samples", "offload", "run_s4"])
+@pytest.mark.parametrize("name", ["overhead", "scarce_samples_s6", "offload", "run_s4"])
 def test_a_table_that_nobody_measured_says_so(name):
     assert tables.BLOCKS[name]({}) == "Not measured yet.\n"
