@@ -105,7 +105,7 @@ def what_next(stage: Stage, first: int) -> str:
     minutes = sum(step.minutes for step in stage.required_steps[first - 1 :])
     lines = [
         f"exercises/{stage.key} is ready: {len(steps)} step{'s' * (len(steps) > 1)}, about {minutes} minutes.",
-        *(line for each in steps for line in (f"  step {each.number}, {each.minutes} min: {each.title}", _places(each))),
+        *(f"  step {each.number}, {each.minutes} min: {each.title}\n{_places(each)}" for each in steps),
         f"Begin with step {first}.",
         how_to(stage, first),
     ]

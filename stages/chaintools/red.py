@@ -24,13 +24,12 @@ def red_lines(told: dict[str, Any]) -> list[str]:
     parts += [("", line) for line in _paragraphs(told.get("docstring", ""))]
     parts += [("with", ", ".join(told["params"]))] if told.get("params") else []
     parts += [("because", told["message"])] if told.get("message") else []
-    if told.get("is_open") and "code" in told:
-        parts.append(("found", f"{told['code']['name']} is not written yet"))
+    places = {"asked in": told.get("test_line"), "your code": told.get("code")}
+    if told.get("is_open") and (code := places.pop("your code")):
+        parts.append(("found", f"{code['name']} is not written yet: {code['file']}, line {code['line']}"))
     else:
         parts += [("found" if n == 0 else "", line) for n, line in enumerate(told.get("found", []))]
-    parts += [
-        (what, _place(told[key])) for what, key in (("asked in", "test_line"), ("your code", "code")) if key in told
-    ]
+    parts += [(what, _place(place)) for what, place in places.items() if place]
     return [line for what, text in parts for line in _wrapped(what, text)]
 
 
