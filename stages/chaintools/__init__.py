@@ -4,6 +4,7 @@ model.py        stages, changes, steps
 load.py         chain.toml, read into them
 lines.py        lines of code, and how many of them a stage adds
 functions.py    a function's place in a source file, and its body swapped for another
+fits.py         does the body of the stage before still fit?
 git.py          git, run and checked
 copy.py         the last stage's code again, in the finished package
 diffs.py        a link to read: coloured in a terminal, or as DIFF.md

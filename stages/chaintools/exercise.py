@@ -8,6 +8,7 @@ import json
 import shutil
 from pathlib import Path
 
+from .fits import gone
 from .functions import Function, find
 from .model import ChainError, FunctionName, Stage, Step, files_under
 
@@ -72,9 +73,15 @@ def open_functions(stage: Stage, first: int) -> dict[str, str]:
 def _starting_body(stage: Stage, step: Step, name: FunctionName, function: Function) -> str:
     """What the learner finds in the place of the solution."""
     mark = f"{function.indent}# EXERCISE step {step.number}: {step.title}\n"
-    old = find(stage.before.text(name.file), name.name) if stage.before else None
+    before, now = (side.text(name.file) if side else "" for side in (stage.before, stage))
+    old = find(before, name.name) if before else None
     if old and old.body.strip():
-        return mark + old.body_at(function.indent)
+        names = gone(name.name, before, now)
+        if names:
+            mark += f"{function.indent}# Of what the stage before had here, this stage lacks: {', '.join(names)}\n"
+        if all(each.isidentifier() for each in names):  # an import is soon mended
+            return mark + old.body_at(function.indent)
+        mark += "".join(f"{function.indent}#     {line}\n" for line in old.body_at("").splitlines())
     message = json.dumps(f"step {step.number}, {step.title}: {step.tests[0]}", ensure_ascii=False)
     return f"{mark}{function.indent}raise NotImplementedError({message})\n"
 
@@ -115,10 +122,11 @@ def what_next(stage: Stage, first: int) -> str:
 def how_to(stage: Stage, number: int, function: str | None = None) -> str:
     """Where a step is to be solved, and the commands that help, as one can paste them.
 
-    function: the one whose solution is offered; the first of the step, if it is None.
+    function: the one whose solution is offered; any of the step, if it is None.
     """
     step, make = step_of(stage, number), f"make exercise STAGE={stage.number}"
     files = ", ".join(f"exercises/{stage.key}/{file}" for file in dict.fromkeys(each.file for each in step.functions))
+    others = [] if function else [name.name for name in step.functions[1:]]
     only = f" STEP={number}" if stage.is_optional(step) else ""
     lines = [
         f"Look for EXERCISE step {number} in {files}.",
@@ -126,6 +134,7 @@ def how_to(stage: Stage, number: int, function: str | None = None) -> str:
         f"  a hint:        {make} STEP={number} ARGS=--hint",
         f'  a bigger one:  {make} STEP={number} ARGS="--hint 2"',
         f'  the solution:  {make} ARGS="--reveal {function or step.functions[0].name}"',
+        *([f"                 or of {', '.join(others)}"] if others else []),
     ]
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ a few short lines, and where that came from in the learner's code.
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 SECONDS = 30  # for one test; a function that is half written may loop for ever
 MAX_LINES, MAX_WIDTH = 4, 110  # of what was found: it is there to be read
+OBJECT = re.compile(r"<(?:\w+\.)*(\w+) object at 0x\w+>")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,7 +82,7 @@ def _in_words(item: pytest.Item, error: pytest.ExceptionInfo) -> dict[str, Any]:
         "docstring": (getattr(getattr(item, "obj", None), "__doc__", None) or "").strip(),
         "params": [f"{name} = {_clip(repr(value), 60)}" for name, value in params.items()],
         "message": message,
-        "found": [_clip(line, MAX_WIDTH) for line in found[:MAX_LINES]],
+        "found": [_clip(OBJECT.sub(r"<\1>", line), MAX_WIDTH) for line in found[:MAX_LINES]],
         "is_open": error.errisinstance(NotImplementedError),
         **_places(item, error),
     }
@@ -91,7 +93,8 @@ def _message_and_found(error: pytest.ExceptionInfo) -> tuple[str, list[str]]:
     text = str(error.value).strip()
     if error.errisinstance(AssertionError):
         message, mark, comparison = ("\n" + text).partition("\nassert ")
-        return message.strip(), [line for line in f"{mark}{comparison}".strip().splitlines() if line.strip()]
+        lines = [line.strip() for line in f"{mark}{comparison}".splitlines() if line.strip()]
+        return (message.strip(), lines) if lines else ("", message.strip().splitlines())  # pytest.raises(match=) has no assert
     if "DID NOT RAISE" in text:
         return "", ["no error was raised: " + text.removeprefix("DID NOT RAISE").strip() + " is asked for"]
     return "", [f"{error.typename}: {line}" if n == 0 else line for n, line in enumerate((text or "-").splitlines())]
