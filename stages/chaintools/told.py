@@ -94,7 +94,7 @@ def _message_and_found(error: pytest.ExceptionInfo) -> tuple[str, list[str]]:
     if error.errisinstance(AssertionError):
         message, mark, comparison = ("\n" + text).partition("\nassert ")
         lines = [line.strip() for line in f"{mark}{comparison}".splitlines() if line.strip()]
-        return (message.strip(), lines) if lines else ("", message.strip().splitlines())  # pytest.raises(match=) has no assert
+        return (message.strip(), lines) if lines else ("", message.strip().splitlines())  # of pytest.raises()
     if "DID NOT RAISE" in text:
         return "", ["no error was raised: " + text.removeprefix("DID NOT RAISE").strip() + " is asked for"]
     return "", [f"{error.typename}: {line}" if n == 0 else line for n, line in enumerate((text or "-").splitlines())]
