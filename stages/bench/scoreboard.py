@@ -29,7 +29,7 @@ COMMANDS = {  # of the lessons, each ends in a line that shows its stage
     "s4": ("4 --kv-cache-tokens 2048", "4 --kv-cache-tokens 256 --max-model-len 256"),
 }
 STORY_WIDTH, STORY_END = 100, 38  # characters of a story that README.md shows, and of its end
-NUM_ROUNDS = 5
+NUM_ROUNDS = 3
 PEER_TOKENS, PEER_PAIRS = 128, 5
 
 
@@ -57,7 +57,7 @@ OVERHEAD = ("s4, no promises", "s5, shared blocks", "s6, prefix cache", "s7, hos
 
 
 def measure(args: Namespace) -> dict[str, Any]:
-    """The table, and what a later stage costs those who do not need it. About two minutes and a half."""
+    """The table, and what a later stage costs those who do not need it. About two minutes."""
     scores_of(VARIANTS, num_requests=2)  # warms up
     rounds = [scores_of(VARIANTS, title=f"stages, round {number + 1} of {NUM_ROUNDS}") for number in range(NUM_ROUNDS)]
     speeds = [{name: row["tokens_per_second"] for name, row in each.items()} for each in rounds]

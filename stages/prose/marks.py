@@ -13,6 +13,7 @@ results.json is written by `python -m stages.bench`.
 import json
 import math
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@cache
 def facts(root: Path) -> dict[str, float]:
     """What is counted, not measured: always current."""
     model = read(root / "models/storyteller/config.json")
