@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 from stages.chaintools import added_lines, load
 from stages.prose import ideas, model_card, tables
+from stages.prose.markdown import look_up
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path("stages/bench/results.json")
@@ -61,7 +62,7 @@ def render(path: Path, root: Path) -> str:
 
     def number(match: re.Match[str]) -> str:
         start, key, spec, end = match.groups()
-        return start + format(look_up(results, key, path), spec or "") + end
+        return start + format(number_of(results, key, path), spec or "") + end
 
     def block(match: re.Match[str]) -> str:
         start, name, end = match.groups()
@@ -76,8 +77,16 @@ def render(path: Path, root: Path) -> str:
 
 
 def known(root: Path) -> dict[str, Any]:
-    """All that a mark can name: what was measured, and "facts", what is counted here."""
-    return read(root / RESULTS) | {"facts": facts(root)}
+    """All that a mark can name: what was measured, "derived" from that, and "facts", what is counted here."""
+    results = read(root / RESULTS)
+    return results | {"derived": ideas.derived(results), "facts": facts(root)}
+
+
+def number_of(results: dict[str, Any], key: str, path: Path) -> Any:
+    try:
+        return look_up(results, key)
+    except KeyError:
+        raise ValueError(f"{path}: {RESULTS} has no {key}") from None
 
 
 def read(path: Path) -> Any:
@@ -98,12 +107,3 @@ def facts(root: Path) -> dict[str, float]:
         **{f"{stage.key}_lines": added_lines(stage) for stage in load(root).stages},
         "million_parameters": num_parameters / 1e6,
     }
-
-
-def look_up(results: dict[str, Any], key: str, path: Path) -> Any:
-    value: Any = results
-    for part in key.split("."):
-        if part not in value:
-            raise ValueError(f"{path}: {RESULTS} has no {key}")
-        value = value[part]
-    return value
