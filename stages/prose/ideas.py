@@ -92,7 +92,7 @@ EFFECTS = {  # {a key of results.json, or of derived():its format}
     "s5": "8 samples of 200 tokens and 64 more hold {predict.s5.of_200.samples.blocks:,} blocks in place of "
     "{predict.s5.of_200.requests.blocks:,} (one holds {predict.s5.of_200.alone.blocks:,}); where nobody forks "
     "{overhead.s5_over_s4.ratio:.2f} times the tokens a second of stage 4",
-    "s6": "after a cached prefix of 512 tokens the first token comes {prefix_cache.shared.times_shorter:.0f} times "
+    "s6": "after a cached prefix of 512 tokens the first token comes {prefix_cache.shared.times_shorter:.1f} times "
     "sooner; where nobody shares {overhead.s6_over_s5.ratio:.2f} times the tokens a second of stage 5",
     "s7": "in a third of the memory {predict.s7.cut.load.computed_twice:,} tokens are computed twice in place of "
     "{predict.s7.cut.s6.computed_twice:,}; a prefix of 512 on the host comes {offload.first_token.512.ratio:.0f} times "
