@@ -33,7 +33,7 @@ def test_a_lesson_shows_its_answers_and_its_scoreboard(stage):
 
 @pytest.mark.parametrize("variant", scoreboard.VARIANTS, ids=lambda variant: variant.label)
 def test_a_row_has_what_its_stage_counts(variant):
-    row = scoreboard.scores_of([variant], num_requests=1)[variant.label]
+    row = scoreboard.row_of(variant, scoreboard.serve([variant], num_requests=1)[variant.label])
     prompt, output = 232, 114  # the first request of the mixed workload
     assert (row["seats"], row["steps"], row["tokens_computed"]) == (1, output, prompt + output - 1)
     assert 0 < row["first_token_seconds"] < output / row["tokens_per_second"]
