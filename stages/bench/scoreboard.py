@@ -52,24 +52,22 @@ VARIANTS = [
     Variant("s6, prefix cache", "s6", {}),
     Variant("s7, host pool", "s7", {}),
 ]
-
-
 OVERHEAD = ("s4, no promises", "s5, shared blocks", "s6, prefix cache", "s7, host pool")
 
 
 def measure(args: Namespace) -> dict[str, Any]:
     """The table, and what a later stage costs those who do not need it. About two minutes."""
     serve(VARIANTS, num_requests=2)  # warms up
-    rows, ratios, pairs = [], [], list(itertools.pairwise(OVERHEAD))
+    pairs = list(itertools.pairwise(OVERHEAD))
+    rows: list[dict[str, Scores]] = []
+    ratios: list[dict[str, float]] = []
     for number in range(NUM_ROUNDS):
         racers = serve(VARIANTS, title=f"stages, round {number + 1} of {NUM_ROUNDS}")
         rows.append({variant.label: row_of(variant, racers[variant.label]) for variant in VARIANTS})
-        pairs.append(
-            {after: speed_over(racers[before], racers[after]) for before, after in itertools.pairwise(OVERHEAD)}
-        )
+        ratios.append({after: speed_over(racers[before], racers[after]) for before, after in pairs})
     overhead = {}
-    for before, after in itertools.pairwise(OVERHEAD):
-        found = Spread.of([each[after] for each in pairs])._asdict()
+    for before, after in pairs:
+        found = Spread.of([each[after] for each in ratios])._asdict()
         overhead[f"{after.split(',')[0]}_over_{before.split(',')[0]}"] = {"rounds": NUM_ROUNDS, **found}
     return {"scoreboard": median_scores(rows), "overhead": overhead}
 
