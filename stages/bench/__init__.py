@@ -12,6 +12,7 @@
     results.py     results.json, and the machine in words
 
     scoreboard.py, decode.py, serving.py, samples.py, prefix_cache.py, offload.py   a file a table
+    claims.py, locality.py   what only a clock can tell of the texts' claims
     predict/       a file a lesson
     gpu/           what a GPU shows: `make gpu`, a file a part
 

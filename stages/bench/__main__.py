@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from stages.bench import decode, offload, predict, prefix_cache, results, sampler, samples, scoreboard, serving
+from stages.bench import claims, decode, offload, predict, prefix_cache, results, sampler, samples, scoreboard, serving
 
 Table = Callable[[argparse.Namespace], dict[str, Any]]
 TABLES: dict[str, Table] = {  # decode first: questions of stages 2 and 3 are answered from it
@@ -28,6 +28,7 @@ TABLES: dict[str, Table] = {  # decode first: questions of stages 2 and 3 are an
     "sampler": sampler.measure,
     "prefix_cache": prefix_cache.measure,
     "offload": offload.measure,
+    "claims": claims.measure,
     **{name: partial(predict.measure, name) for name in predict.stages()},
 }
 USUAL_SECONDS = 60  # of a table that nobody has measured yet

@@ -11,6 +11,7 @@ import importlib
 import io
 import itertools
 import shlex
+import statistics
 from argparse import Namespace
 from collections.abc import Iterable
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stages.bench.engines import stage
-from stages.bench.harness import Scores, median_scores, ratio, seconds_of, take_turns, with_spreads
+from stages.bench.harness import Scores, Spread, median_scores, ratio, seconds_of, take_turns, with_spreads
 from stages.bench.models import STORYTELLER
 from stages.bench.racing import Racer, race, sampling_params
 from stages.bench.workloads import mixed_workload
@@ -35,7 +36,7 @@ COMMANDS = {  # of the lessons, each ends in a line that shows its stage
     "s7": (f"7 {SCARCE} --offload-policy recompute", f"7 {SCARCE} --offload-policy load"),
 }
 STORY_WIDTH, STORY_END = 100, 38  # characters of a story that README.md shows, and of its end
-NUM_ROUNDS = 5
+NUM_ROUNDS = 3
 PEER_TOKENS, PEER_PAIRS = 128, 5
 
 
@@ -57,27 +58,35 @@ VARIANTS = [
     Variant("s6, prefix cache", "s6", {}),
     Variant("s7, host pool", "s7", {}),
 ]
-
-
 OVERHEAD = ("s4, no promises", "s5, shared blocks", "s6, prefix cache", "s7, host pool")
 
 
 def measure(args: Namespace) -> dict[str, Any]:
-    """The table, and what a later stage costs those who do not need it. About two minutes and a half."""
-    scores_of(VARIANTS, num_requests=2)  # warms up
-    rounds = [scores_of(VARIANTS, title=f"stages, round {number + 1} of {NUM_ROUNDS}") for number in range(NUM_ROUNDS)]
-    speeds = [{name: row["tokens_per_second"] for name, row in each.items()} for each in rounds]
-    overhead: dict[str, Any] = {}
-    for before, after in itertools.pairwise(OVERHEAD):
-        found = ratio(speeds, after, before)._asdict()
+    """The table, and what a later stage costs those who do not need it. About two minutes."""
+    serve(VARIANTS, num_requests=2)  # warms up
+    pairs = list(itertools.pairwise(OVERHEAD))
+    rows: list[dict[str, Scores]] = []
+    ratios: list[dict[str, float]] = []
+    for number in range(NUM_ROUNDS):
+        racers = serve(VARIANTS, title=f"stages, round {number + 1} of {NUM_ROUNDS}")
+        rows.append({variant.label: row_of(variant, racers[variant.label]) for variant in VARIANTS})
+        ratios.append({after: speed_over(racers[before], racers[after]) for before, after in pairs})
+    overhead = {}
+    for before, after in pairs:
+        found = Spread.of([each[after] for each in ratios])._asdict()
         overhead[f"{after.split(',')[0]}_over_{before.split(',')[0]}"] = {"rounds": NUM_ROUNDS, **found}
-    return {"scoreboard": median_scores(rounds), "overhead": overhead}
+    return {"scoreboard": median_scores(rows), "overhead": overhead}
 
 
-def scores_of(variants: Iterable[Variant], num_requests: int = 32, title: str | None = None) -> dict[str, Scores]:
+def serve(variants: Iterable[Variant], num_requests: int = 32, title: str | None = None) -> dict[str, Racer]:
     """One round: every variant serves the mixed workload, all side by side."""
-    racers = race({variant.label: partial(racer_of, variant, num_requests) for variant in variants}, title)
-    return {variant.label: row_of(variant, racers[variant.label]) for variant in variants}
+    return race({variant.label: partial(racer_of, variant, num_requests) for variant in variants}, title)
+
+
+def speed_over(before: Racer, after: Racer) -> float:
+    """How many times as fast `after` is, the median of the slices: both do the same work in each of them."""
+    assert before.scores()["steps"] == after.scores()["steps"], "another number of steps"
+    return statistics.median(a / b for a, b in zip(before.slices, after.slices, strict=True))
 
 
 def racer_of(variant: Variant, num_requests: int) -> Racer:

@@ -8,12 +8,14 @@ be cheaper.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from stages.bench.engines import new_sequence, stage
-from stages.bench.gpu.common import SHAPE_135M, SHAPES, Report, Row, Setup, compare, synchronize, timed_on, wall_seconds
+from stages.bench.gpu.common import SHAPES, Report, Row, Setup, compare, synchronize, timed_on
+from stages.bench.gpu.copies import store, wall
 from stages.bench.harness import ratio, take_turns, with_spreads
 from stages.bench.racing import sampling_params
 from stages.bench.workloads import Request, even_prompt
@@ -21,6 +23,7 @@ from stages.s1_contiguous_cache.llama import ModelConfig
 from stages.s2_block_manager.block_pool import BlockPool
 from stages.s5_cow_sampling.kv_cache import BlockCopy, KVCache
 from stages.s7_cpu_offload.kv_cache import BlockCopy as HostCopy
+from stages.s7_cpu_offload.offload import HostKVCache
 
 BLOCK_SIZE = 16
 
@@ -65,13 +68,10 @@ def allocators(setup: Setup) -> Row:
     return found | (ratio(rates, "free list", "device").named("times the device") if setup.is_cuda else {})
 
 
-def wall(setup: Setup, call: Callable[[], object]) -> Callable[[], float]:
-    return lambda: wall_seconds(setup.device, call)
-
-
 def order_of_reuse(setup: Setup) -> list[Row]:
     """Pieces of a pool are written and read: the same one again, as LIFO gives it, or each in turn, as FIFO does."""
-    num_pieces, rows = setup.size(256, 4), []
+    rows: list[Row] = []
+    num_pieces = setup.size(256, 4)
     for size in setup.size((2**20, 2**23, 2**25), (2**10,)):
         pool = torch.zeros(num_pieces, size // 4, device=setup.device)
 
@@ -91,9 +91,9 @@ def order_of_reuse(setup: Setup) -> list[Row]:
 # ---- claim 13
 
 
-def shapes(setup: Setup) -> list[tuple[str, ModelConfig]]:
+def shapes(setup: Setup) -> list[tuple[str, Any]]:
     """Of the last one a block has the 5.24 MB that the text counts; no model of it is made."""
-    of_70b = SHAPE_135M.__class__(
+    of_70b = ModelConfig(
         vocab_size=16,
         hidden_size=8192,
         intermediate_size=16,
@@ -105,7 +105,7 @@ def shapes(setup: Setup) -> list[tuple[str, ModelConfig]]:
     return setup.size([*((name, SHAPES[name]) for name in ("135M", "1B")), ("70B", of_70b)], [("tiny", SHAPES["tiny"])])
 
 
-def block_copies(setup: Setup, name: str, shape: ModelConfig) -> Row:
+def block_copies(setup: Setup, name: str, shape: Any) -> Row:
     """As stage 5 copies them, 1, 7 or 64 in one batch; and one block with a plain copy, 100 in a row."""
     cache = KVCache(shape, setup.size(256, 8), BLOCK_SIZE, getattr(torch, setup.dtype), setup.device)
     cache.blocks.zero_()
@@ -113,7 +113,7 @@ def block_copies(setup: Setup, name: str, shape: ModelConfig) -> Row:
     calls: dict[str, Callable[[], object]] = {}
     for count in setup.size((1, 7, 64), (1, 2)):
         copies = [BlockCopy(i, half + i) for i in range(count)]
-        calls[f"batch of {count}"] = lambda copies=copies: cache.copy_blocks(copies)
+        calls[f"batch of {count}"] = partial(cache.copy_blocks, copies)
     found = compare(setup, calls, scale=1e6)
 
     def plain() -> None:
@@ -138,14 +138,15 @@ def swap(setup: Setup, report: Report) -> list[Row]:
     sizes = {"kv_cache_tokens": 2 * longest, "max_num_batched_tokens": longest, "kv_offloading_tokens": longest}
     llm = stage("s7").LLM(setup.folder(model), offload_policy="load", **sizes, **setup.options())
     engine = llm.llm_engine
-    host, rows = engine.host_kv_cache, []
+    host = engine.host_kv_cache
+    rows: list[Row] = []
     for length in lengths:
         if not report.has_time(length):
             break
         copies = [HostCopy(i, i) for i in range(length // BLOCK_SIZE)]
         calls: dict[str, Callable[[], object]] = {
-            "store": lambda copies=copies: [host.store(copy) for copy in copies],
-            "load": lambda copies=copies: host.load(copies).wait(),
+            "store": partial(store, host, copies),
+            "load": partial(load, host, copies),
             "compute": prefill(engine, length),
         }
         times = take_turns({name: wall(setup, call) for name, call in calls.items()}, setup.size(11, 1))
@@ -154,6 +155,10 @@ def swap(setup: Setup, report: Report) -> list[Row]:
         rows.append({"tokens": length, **found, **ratio(there_and_back, "compute", "both").named("compute over both")})
     synchronize(setup.device)
     return rows
+
+
+def load(host: HostKVCache, copies: list[HostCopy]) -> None:
+    host.load(copies).wait()
 
 
 def prefill(engine: Any, length: int) -> Callable[[], object]:

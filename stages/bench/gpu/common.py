@@ -39,7 +39,7 @@ SHAPE_TINY = ModelConfig(
     bos_token_id=1,
     eos_token_ids=(2,),
 )
-SHAPES = {"135M": SHAPE_135M, "1B": SHAPE_1B, "tiny": SHAPE_TINY}
+SHAPES: dict[str, Any] = {"135M": SHAPE_135M, "1B": SHAPE_1B, "tiny": SHAPE_TINY}  # each stage has its ModelConfig
 Row = Mapping[str, Any]
 
 

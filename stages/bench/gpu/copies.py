@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ def in_one_piece(setup: Setup, num_bytes: int) -> Row:
         hosts["pinned"] = torch.ones(num_bytes, dtype=torch.uint8).pin_memory()
     calls: dict[str, Callable[[], object]] = {}
     for kind, host in hosts.items():
-        calls[f"to the device, {kind}"] = lambda host=host: device.copy_(host, non_blocking=True)
-        calls[f"to the host, {kind}"] = lambda host=host: host.copy_(device, non_blocking=True)
+        calls[f"to the device, {kind}"] = partial(device.copy_, host, non_blocking=True)
+        calls[f"to the host, {kind}"] = partial(host.copy_, device, non_blocking=True)
     times = take_turns({name: wall(setup, call) for name, call in calls.items()}, setup.size(11, 1))
     rates = with_spreads([{name: num_bytes / 1e9 / seconds for name, seconds in each.items()} for each in times])
     row = {"bytes": num_bytes, **rates}
@@ -54,6 +55,11 @@ def in_one_piece(setup: Setup, num_bytes: int) -> Row:
         ways = ("to the device", "to the host")
         row |= {f"{way}, times": rates[f"{way}, pinned"] / rates[f"{way}, pageable"] for way in ways}
     return row
+
+
+def store(host: HostKVCache, copies: list[BlockCopy]) -> None:
+    for copy in copies:
+        host.store(copy)
 
 
 def wall(setup: Setup, call: Callable[[], object]) -> Callable[[], float]:
@@ -67,7 +73,7 @@ def in_blocks(setup: Setup, model: str) -> Row:
     host = HostKVCache(cache.blocks, num_blocks)
     every = [BlockCopy(i, i) for i in range(num_blocks)]
     calls: dict[str, Callable[[], object]] = {
-        "store": lambda: [host.store(copy) for copy in every],
+        "store": partial(store, host, every),
         "load": lambda: host.load(every).wait(),
         "load in one piece": lambda: cache.blocks.copy_(host.blocks, non_blocking=True),
     }
@@ -104,7 +110,11 @@ def overlap(setup: Setup) -> Row:
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
 
-    return {"bytes": bytes_moved, **side_by_side(setup, compute, copy, lambda: (copy(), compute()))}
+    def both() -> None:
+        copy()
+        compute()
+
+    return {"bytes": bytes_moved, **side_by_side(setup, compute, copy, both)}
 
 
 def loads_beside_steps(setup: Setup) -> Row:

@@ -59,8 +59,8 @@ def row_of(setup: Setup, model: str, case: tuple[int, int, int], flops: float, b
     def run() -> None:
         step.engine.model_runner.run(work)
 
-    most = {"least_rounds": MIN_ROUNDS, "seconds": SECONDS}
-    rounds = take_turns({"ms": lambda: 1000 * wall_seconds(setup.device, run)}, setup.size(MAX_ROUNDS, 2), **most)
+    calls = {"ms": lambda: 1000 * wall_seconds(setup.device, run)}
+    rounds = take_turns(calls, setup.size(MAX_ROUNDS, 2), least_rounds=MIN_ROUNDS, seconds=SECONDS)
     operations = operations_of(model, batch, context, count)
     num_bytes, floor = step.num_bytes, max(operations / flops, step.num_bytes / bandwidth)
     found = with_spreads(rounds)

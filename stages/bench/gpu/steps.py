@@ -31,8 +31,8 @@ def measure(setup: Setup, report: Report) -> None:
 def row_of(setup: Setup, case: Case) -> Row:
     folder = setup.folder(case.model)
     steps = {name: DecodeStep(name, folder, case, device=str(setup.device)) for name in STAGES}
-    most = {"least_rounds": MIN_ROUNDS, "seconds": SECONDS}
-    rounds = take_turns(steps, setup.size(MAX_ROUNDS, 2), warm_ups=setup.size(3, 1), **most)  # a step ends on the host
+    most, warm_ups = setup.size(MAX_ROUNDS, 2), setup.size(3, 1)  # a step ends on the host: no need to synchronize
+    rounds = take_turns(steps, most, warm_ups=warm_ups, least_rounds=MIN_ROUNDS, seconds=SECONDS)
     found = with_spreads([{f"{name} ms": 1000 * each[name] for name in STAGES} for each in rounds])
     found |= ratio(rounds, "s2", "s3").named("s3 over s2") | ratio(rounds, "s1", "s3").named("s3 over s1")
     found["s3 tokens/s"] = case.batch / (found["s3 ms"] / 1000)

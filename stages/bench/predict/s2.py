@@ -157,8 +157,8 @@ def gather_cost(model: Path) -> dict[str, Any]:
     """
     blocks = s2.LLM(model, dtype="float32", kv_cache_tokens=POOL, block_size=BLOCK_SIZE)
     found: dict[str, Any] = {"longest": LONG, "copied_bytes": copied_bytes(blocks, LONG)}
-    for name, case in {"at_128": (1, 128), "at_longest": (1, LONG), "of_8": (8, 512)}.items():
-        case = decode_case(*case)
+    for name, (batch, context) in {"at_128": (1, 128), "at_longest": (1, LONG), "of_8": (8, 512)}.items():
+        case = decode_case(batch, context)
         least, largest = case["s2_over_s1_spread"]
         found |= Spread(1 / case["s2_over_s1"], 1 / largest, 1 / least).named(name)
     return found
