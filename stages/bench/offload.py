@@ -10,7 +10,7 @@ prompt of the same length computed anew; the engine is otherwise idle.
 
 `talks`: conversations that pause while the others talk, in stages 6 and 7 without a model: tokens computed and found.
 
-About two minutes and a half on two cores.
+About two minutes on two cores.
 """
 
 import random
@@ -31,7 +31,7 @@ from stages.bench.workloads import Request, growing_workload, random_tokens
 BLOCK_SIZE, TIMES_ON_HOST, PARTS = 16, 4, 3
 NUM_REQUESTS, PROMPT, OUTPUT, SPREAD = 16, 64, 96, 32
 PREFIXES, TAIL, NUM_ROUNDS = (16, 64, 256, 512, 1024), 16, 7
-POOL_ROUNDS = 3
+POOL_ROUNDS = 2
 TALKS, TURNS, TURN = 8, 4, 48
 POLICIES = ("load", "recompute", "auto")
 

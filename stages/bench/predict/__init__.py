@@ -27,6 +27,6 @@ def measure(stage: str, args: Namespace) -> dict[str, Any]:
 
 
 def in_words(found: dict[str, Any]) -> str:
-    """The questions and answers of a measure()."""
+    """The questions and answers of a measure(), without marks."""
     entries = [entry for stage in found["predict"].values() for entry in stage["answers"]]
-    return "\n".join(f"{entry['question']}\n  {entry['answer']}" for entry in entries)
+    return re.sub("<!-- .*? -->", "", "\n".join(f"{entry['question']}\n  {entry['answer']}" for entry in entries))

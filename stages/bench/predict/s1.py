@@ -6,7 +6,7 @@ from typing import Any
 
 from stages import s1_contiguous_cache as s1
 from stages.bench.harness import Spread
-from stages.bench.predict.common import Answer, ratio_of, run, with_answers
+from stages.bench.predict.common import Answer, Shown, ratio_of, run, with_answers
 from stages.bench.replay import Moment, admitted, arrivals, replay
 from stages.bench.workloads import traffic
 from stages.s1_contiguous_cache.input_processor import InputProcessor
@@ -19,27 +19,28 @@ def answers(model: Path) -> dict[str, Any]:
     early, late = cache_gain(llm, 16), cache_gain(llm, 990)
     tokens = ratio_of(lambda: run("s1", llm, [8]).prefill, lambda: run("s1", llm, [1]).prefill, rounds=9)
     sequences = ratio_of(lambda: run("s1", llm, [64] * 8).decode, lambda: run("s1", llm, [64]).decode, rounds=5)
-    seats = seats_in(8192, llm)
+    gains = early.named("cache_at_16") | late.named("cache_at_990")
+    costs = tokens.named("cost_of_8_tokens") | sequences.named("cost_of_8_sequences")
+    numbers: dict[str, Any] = {**gains, **costs, "seats": seats_in(8192, llm)}
+    show = Shown("predict.s1", numbers)
     entries = [
         Answer(
             "How much faster does the cache make the 16th token of a text? The 990th?",
-            f"{early.ratio:.1f} times, and {late.ratio:.0f} times. Without a cache, token n costs a forward pass over "
-            "n tokens.",
+            f"{show('cache_at_16', '.1f')} times, and {show('cache_at_990', '.0f')} times. Without a cache, token n "
+            "costs a forward pass over n tokens.",
         ),
         Answer(
             "Feeding 8 tokens of one text costs how many times feeding 1? And a step for 8 sequences?",
-            f"{tokens.ratio:.1f} times, and {sequences.ratio:.1f} times; not 8. Weights are read once either way: that "
-            "is why engines batch. But each sequence has its own keys and values, and this stage attends to them in "
-            "turn.",
+            f"{show('cost_of_8_tokens', '.1f')} times, and {show('cost_of_8_sequences', '.1f')} times; not 8. Weights "
+            "are read once either way: that is why engines batch. But each sequence has its own keys and values, and "
+            "this stage attends to them in turn.",
         ),
         Answer(
             "How many sequences fit in 8,192 slots when each reserves 1,024?",
-            f"{seats}, whether they become texts of 1,000 tokens or of ten.",
+            f"{show('seats')}, whether they become texts of 1,000 tokens or of ten.",
         ),
     ]
-    gains = early.named("cache_at_16") | late.named("cache_at_990")
-    costs = tokens.named("cost_of_8_tokens") | sequences.named("cost_of_8_sequences")
-    return with_answers(gains | costs, entries)
+    return with_answers(numbers, entries)
 
 
 def holes(model: Path) -> dict[str, float]:
