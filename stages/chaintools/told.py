@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-SECONDS = 30  # for one test; a function that is half written may loop for ever
+SECONDS = int(os.environ.get("SECONDS_FOR_A_TEST", "30"))  # what is half written may loop for ever
 MAX_LINES, MAX_WIDTH = 4, 110  # of what was found: it is there to be read
 OBJECT = re.compile(r"<(?:\w+\.)*(\w+) object at 0x\w+>")
 
@@ -26,11 +27,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGALRM, _time_is_over)
-    try:
-        import torch
-    except ImportError:
-        return
-    torch.set_printoptions(threshold=12, edgeitems=2, precision=4, linewidth=MAX_WIDTH)  # not pages of numbers
 
 
 def _time_is_over(number: int, frame: FrameType | None) -> None:
@@ -67,6 +63,8 @@ _broken: list[dict[str, Any]] = []
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    if torch := sys.modules.get("torch"):
+        torch.set_printoptions(threshold=12, edgeitems=2, precision=4, linewidth=MAX_WIDTH)  # not pages of numbers
     for told in _broken:
         _tell(session.config, told)
 
