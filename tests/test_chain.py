@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -619,7 +620,7 @@ class TestTheLearnersWork:
             "  the test   tests/test_pool.py::test_take\n  expected   Take.\n             Three of two are none.\n",
             "  found      IndexError: pop from empty list\n",
             "  asked in   tests/test_pool.py, line 6, test_take: assert Pool(2).take(3)",
-            "  your code  pool.py, line 16, Pool.take",
+            "  your code  pool.py, line 15, Pool.take: return [self.free.pop() for _ in range(count)]",
             "make check STAGE=2\n",
             'make exercise STAGE=2 ARGS="--reveal Pool.take"\n',
         ):
@@ -643,8 +644,9 @@ class TestTheLearnersWork:
         solve(root, "take")
         solve(root, "twice")  # the third step, before the second
         printed = check("--step", "2")[1]
-        assert "  found      Pool.Report.line is not written yet: pool.py, line 39\n" in printed
+        assert "  found      Pool.Report.line is not written yet: pool.py, line 28\n" in printed
 
+    @pytest.mark.full
     def test_what_was_green_and_is_red_again_comes_first(self, check: Run, root: Path) -> None:
         solve(root, "line")
         assert check()[1].startswith("Step 1 of 3 is red")
@@ -654,11 +656,13 @@ class TestTheLearnersWork:
         status, printed = check()
         assert status == 1 and printed.startswith("exercises/s2/pool.py, line 14, is not Python yet: ")
 
+    @pytest.mark.full
     def test_an_import_that_is_broken_is_said(self, check: Run, root: Path) -> None:
         edit(root, "exercises/s2/pool.py", "def twice", "def thrice")
         printed = check()[1]
         assert "  found      ImportError: cannot import name 'twice'" in printed
 
+    @pytest.mark.full
     def test_a_loop_that_never_ends_is_ended(self, check: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SECONDS_FOR_A_TEST", "1")
         solve(root, "take", "        while True:\n            pass\n")
@@ -869,6 +873,18 @@ class TestTheRealChain:
         """With all steps solved it is the stage itself, whose own tests run beside this one."""
         (stage,) = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
         assert stage.steps and proof_faults(stage, finished=False) == []
+
+    @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
+    def test_the_gain_is_one_against_the_stage_before(self, link: int, tmp_path: Path) -> None:
+        before, stage = (import_module(name) for name in find_stages(ROOT)[link - 2 : link])
+        gain = import_module(f"{stage.__name__}.tests.gain")
+        old, new = gain.before(before, tmp_path), gain.now(stage, tmp_path)
+        assert old.keys() == new.keys()
+        assert all(new[what] <= old[what] for what in new) and any(2 * new[what] < old[what] for what in new)
+
+    def test_an_exercise_takes_45_to_75_minutes(self) -> None:
+        minutes = {stage.key: stage.minutes for stage in load(ROOT).stages if stage.steps}
+        assert {key: each for key, each in minutes.items() if not 45 <= each <= 75} == {}
 
     def test_exercises_are_ignored_by_git(self) -> None:
         assert "/exercises/" in (ROOT / ".gitignore").read_text().splitlines()

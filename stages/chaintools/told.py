@@ -107,7 +107,7 @@ def _places(item: pytest.Item, error: pytest.ExceptionInfo) -> dict[str, Any]:
             file = path.relative_to(root)
             kind = "test_line" if file.parts[0] == "tests" else "code"
             source = " ".join(str(entry.statement).split())
-            name = getattr(entry.frame.code.raw, "co_qualname", entry.name)
+            name = getattr(entry.frame.code.raw, "co_qualname", entry.name).partition(".<locals>")[0]
             places[kind] = {"file": file.as_posix(), "line": entry.lineno + 1, "name": name}
             places[kind]["source"] = _clip(source, MAX_WIDTH)
     return places
