@@ -619,7 +619,7 @@ class TestTheLearnersWork:
         for words in (
             "  the test   tests/test_pool.py::test_take\n  expected   Take.\n             Three of two are none.\n",
             "  found      IndexError: pop from empty list\n",
-            "  asked in   tests/test_pool.py, line 6, test_take: assert Pool(2).take(3)",
+            "  asked in   tests/test_pool.py, line 6: assert Pool(2).take(3)",
             "  your code  pool.py, line 15, Pool.take: return [self.free.pop() for _ in range(count)]",
             "make check STAGE=2\n",
             'make exercise STAGE=2 ARGS="--reveal Pool.take"\n',
@@ -635,7 +635,7 @@ class TestTheLearnersWork:
         status, printed = check()
         assert status == 0
         assert printed.startswith(
-            "Step 1 of 3 is green, 1 tests: Take all or nothing.\nWhat works now: Slots are taken, all or none.\n\n"
+            "Step 1 of 3 is green (tests: 1): Take all or nothing.\nWhat works now: Slots are taken, all or none.\n\n"
             "Next: step 2, about 5 minutes: Say it in a line.\nLook for EXERCISE step 2 in exercises/s2/pool.py.\n"
         )
         assert main(["exercise", "2", "--hint"], root) == 0, "the step is remembered"

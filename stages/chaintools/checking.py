@@ -51,7 +51,7 @@ def check_exercise(stage: Stage, number: int | None) -> bool:
         if result.red:
             say_red(stage, step, result.num_green, result.red)
             return False
-        print(f"Step {step.number} of {len(stage.steps)} is green, {result.num_green} tests: {step.title}.")
+        print(f"Step {step.number} of {len(stage.steps)} is green (tests: {result.num_green}): {step.title}.")
     print(textwrap.fill(f"What works now: {steps[-1].works}", 110))
     if gain.red:
         print("\nAnd yet nothing is won: a test of the gain is red.")
