@@ -18,7 +18,7 @@ def say_red(stage: Stage, step: Step, num_green: int, red: list[dict[str, Any]])
 
 def red_lines(told: dict[str, Any]) -> list[str]:
     """A red test for a terminal, one aspect a paragraph."""
-    parts = [("the test", told["test"])]
+    parts = [("the test", told["test"].partition("[")[0])]
     if told["outcome"] != "broken":
         parts.append(("expected", as_sentence(told["test"])))
     parts += [("", line) for line in _paragraphs(told.get("docstring", ""))]
@@ -44,7 +44,8 @@ def as_sentence(test: str) -> str:
 
 
 def _place(place: dict[str, Any]) -> str:
-    return f"{place['file']}, line {place['line']}, {place['name']}: {place['source']}"
+    name = "" if place["name"].startswith("test_") else f", {place['name']}"
+    return f"{place['file']}, line {place['line']}{name}: {place['source']}"
 
 
 def _paragraphs(docstring: str) -> list[str]:
@@ -53,7 +54,14 @@ def _paragraphs(docstring: str) -> list[str]:
 
 def _wrapped(what: str, text: str) -> list[str]:
     """The text behind its title, in lines that a terminal has room for."""
-    return textwrap.wrap(text, 110, initial_indent=f"  {what:10} ", subsequent_indent=" " * 13, break_on_hyphens=False)
+    return textwrap.wrap(
+        text,
+        110,
+        initial_indent=f"  {what:10} ",
+        subsequent_indent=" " * 13,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def _function_of(stage: Stage, step: Step, told: dict[str, Any]) -> str | None:
