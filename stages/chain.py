@@ -14,6 +14,7 @@ All else needs Python >= 3.11 and git. exercise --help and propagate --help tell
 import argparse
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def _exercise(chain: Chain, options: argparse.Namespace) -> int:
     if options.check:
         return 0 if check_exercise(stage, options.step) else 1
     if options.hint:
-        print(f"step {step.number}, {step.title}: {step.hints[options.hint - 1]}")
+        print(textwrap.fill(f"step {step.number}, {step.title}: {step.hints[options.hint - 1]}", 110))
     elif options.reveal:
         print(reveal(stage, options.reveal), end="")
     elif not options.force and changed_by_learner(exercise_folder(stage)):

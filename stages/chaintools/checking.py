@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,9 @@ from .red import say_red
 FLAGS = ("-q", "--tb=short", "--rootdir=.", "--confcutdir=.", "-c", os.devnull, "-p", "no:cacheprovider")
 SETTINGS = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
 SETTINGS |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a stage needs pytest alone
-STORY = ("--temperature", "0", "--max-tokens", "48", "Once upon a time")
+STORY = ("--temperature", "0", "--max-tokens", "40", "The fox looked at the table")
+
+TOOLS = Path(__file__).resolve().parents[2]
 
 
 class Result(NamedTuple):
@@ -49,7 +52,7 @@ def check_exercise(stage: Stage, number: int | None) -> bool:
             say_red(stage, step, result.num_green, result.red)
             return False
         print(f"Step {step.number} of {len(stage.steps)} is green, {result.num_green} tests: {step.title}.")
-    print(f"What works now: {steps[-1].works}")
+    print(textwrap.fill(f"What works now: {steps[-1].works}", 110))
     if gain.red:
         print("\nAnd yet nothing is won: a test of the gain is red.")
         say_red(stage, steps[-1], gain.num_green, gain.red)
@@ -93,12 +96,11 @@ def _run(stage: Stage, folder: Path, groups: list[tuple[str, ...]]) -> list[Resu
     """Run groups of tests in one process; what each came to. Raises ChainError if they did not run."""
     tests = dict.fromkeys(test for group in groups for test in group)
     command = [sys.executable, "-m", "pytest", *FLAGS, "-p", "stages.chaintools.told", *tests]
-    environment = os.environ | SETTINGS | {"PYTHONPATH": str(stage.root)}
     read_end, write_end = os.pipe()
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             [*command, "--tell-to", str(write_end)],
-            cwd=folder, env=environment, pass_fds=[write_end], stdout=said, stderr=subprocess.STDOUT,
+            cwd=folder, env=_environment(TOOLS), pass_fds=[write_end], stdout=said, stderr=subprocess.STDOUT,
         )  # fmt: skip
         os.close(write_end)
         told = list(_as_they_come(read_end))
@@ -107,6 +109,11 @@ def _run(stage: Stage, folder: Path, groups: list[tuple[str, ...]]) -> list[Resu
         if status not in (0, 1) and not told:
             raise ChainError(f"the tests could not be run: {_last_error(said.read())}")
     return [_result(group, told) for group in groups]
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """That of a program which imports what is below `root`."""
+    return os.environ | SETTINGS | {"PYTHONPATH": str(root)}
 
 
 def _as_they_come(read_end: int) -> Iterator[dict[str, Any]]:
@@ -146,15 +153,15 @@ def _tell_gain(stage: Stage) -> None:
     """A story, and the figures of the gain test."""
     assert stage.before, "the first stage has no exercise"
     mine = f"exercises.{stage.key}"
-    print("\nA story, told by your code:\n", flush=True)
+    print("\nA story, told by your code; every stage tells the same one:\n", flush=True)
     _show(stage, "-m", mine, *STORY)
     print("What you have won, counted on the same work:\n", flush=True)
     packages = [path.replace("/", ".") for path in (stage.path, stage.before.path)]
-    _show(stage, "-m", "stages.chaintools.gain", *packages, mine)
+    _show(stage, str(Path(__file__).with_name("gain.py")), *packages, mine)
 
 
 def _show(stage: Stage, *arguments: str) -> None:
-    if subprocess.run([sys.executable, *arguments], cwd=stage.root, env=os.environ | SETTINGS).returncode:
+    if subprocess.run([sys.executable, *arguments], cwd=stage.root, env=_environment(stage.root)).returncode:
         raise ChainError(f"python {' '.join(arguments)} ended with an error: see above")
 
 

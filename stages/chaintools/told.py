@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-SECONDS = 30  # for one test; a function that is half written may loop for ever
+SECONDS = int(os.environ.get("SECONDS_FOR_A_TEST", "30"))  # what is half written may loop for ever
 MAX_LINES, MAX_WIDTH = 4, 110  # of what was found: it is there to be read
 OBJECT = re.compile(r"<(?:\w+\.)*(\w+) object at 0x\w+>")
 
@@ -26,11 +27,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGALRM, _time_is_over)
-    try:
-        import torch
-    except ImportError:
-        return
-    torch.set_printoptions(threshold=12, edgeitems=2, precision=4, linewidth=MAX_WIDTH)  # not pages of numbers
 
 
 def _time_is_over(number: int, frame: FrameType | None) -> None:
@@ -67,6 +63,8 @@ _broken: list[dict[str, Any]] = []
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    if torch := sys.modules.get("torch"):
+        torch.set_printoptions(threshold=12, edgeitems=2, precision=4, linewidth=MAX_WIDTH)  # not pages of numbers
     for told in _broken:
         _tell(session.config, told)
 
@@ -109,7 +107,7 @@ def _places(item: pytest.Item, error: pytest.ExceptionInfo) -> dict[str, Any]:
             file = path.relative_to(root)
             kind = "test_line" if file.parts[0] == "tests" else "code"
             source = " ".join(str(entry.statement).split())
-            name = getattr(entry.frame.code.raw, "co_qualname", entry.name)
+            name = getattr(entry.frame.code.raw, "co_qualname", entry.name).partition(".<locals>")[0]
             places[kind] = {"file": file.as_posix(), "line": entry.lineno + 1, "name": name}
             places[kind]["source"] = _clip(source, MAX_WIDTH)
     return places
