@@ -8,7 +8,8 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all soak setup notebooks notebook page open-page exercise check diff scoreboard lint train clean FORCE
+.PHONY: help run test test-all soak setup notebooks notebook page open-page exercise check diff scoreboard measure gpu
+.PHONY: lint train clean FORCE
 
 # $(value) and the environment carry these past what make and the shell would expand.
 override PROMPT := $(value PROMPT)
@@ -76,8 +77,15 @@ diff: ## what a stage changes in the one before, in reading order: STAGE=3; ARGS
 	@$(PYTHON) stages/chain.py diff $(one_stage) $(ARGS)
 
 scoreboard: $(call needs,test) ## what each stage bought and what it cost; ARGS=--predict answers the lessons' questions
-	@$(PY) -m stages.bench $(ARGS)
+	@$(PY) -m stages.bench $(or $(ARGS),scoreboard run)
 	@$(PY) -m stages.prose
+
+measure: $(call needs,test) ## all figures of the course, in about 15 minutes alone on the machine; ARGS="decode offload", ARGS=--resume
+	@$(PY) -m stages.bench $(or $(ARGS),all)
+	@$(PY) -m stages.prose
+
+gpu: $(call needs,test) ## what a GPU shows, in parts of minutes: PART=1, ... 5, else all; OUT=folder, ARGS="--device cpu --tiny"
+	@$(PY) -m stages.bench.gpu $(PART) --out $(or $(OUT),gpu-results) $(ARGS)
 
 lint: $(call needs,lint) ## ruff, and mypy on signatures
 	@$(PY) -m ruff check .
