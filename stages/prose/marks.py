@@ -105,5 +105,6 @@ def facts(root: Path) -> dict[str, float]:
         "bytes_per_token": bytes_per_token,
         "weights_in_texts": 4 * num_parameters / (bytes_per_token * model["max_position_embeddings"]),
         **{f"{stage.key}_lines": added_lines(stage) for stage in load(root).stages},
+        **{f"{stage.key}_minutes": stage.minutes for stage in load(root).stages if stage.steps},  # of its exercise
         "million_parameters": num_parameters / 1e6,
     }
