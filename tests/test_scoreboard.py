@@ -70,7 +70,8 @@ def test_the_screen_is_what_make_run_shows(monkeypatch):
     assert screen[1].startswith("A story of a fox") and screen[1].endswith("hen.  [2 tokens, length]")
     assert len(screen[1]) <= scoreboard.STORY_WIDTH + len(" ... ")
     assert screen[2:4] == ["9 tokens/s, half the pool", ""]
-    assert others[-1] == ["4", *model, "--kv-cache-tokens", "256", "--max-model-len", "256"]
+    assert ["4", *model, "--kv-cache-tokens", "256", "--max-model-len", "256"] in others
+    assert ["5", *model, "--n", "4", f"{scoreboard.KING} youngest"] in others, "a prompt in quotes is one argument"
     small = "$ python -m stages 4 --kv-cache-tokens 256 --max-model-len 256\n...\n9 tokens/s, half the pool"
     assert found["lessons"]["s4"].endswith(small) and small in tables.BLOCKS["run_s4"]({"run": found})
 
@@ -114,6 +115,6 @@ def test_a_mixed_batch_says_how_much_of_it_is_padding():
     ]
 
 
-@pytest.mark.parametrize("name", ["overhead", "scarce_samples", "offload", "run_s4"])
+@pytest.mark.parametrize("name", ["overhead", "scarce_samples_s6", "offload", "run_s4"])
 def test_a_table_that_nobody_measured_says_so(name):
     assert tables.BLOCKS[name]({}) == "Not measured yet.\n"

@@ -1,6 +1,7 @@
 """Stories for the command: six beginnings, a pool to tell them from, and how they come to the screen."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,5 +87,12 @@ def pool_line(pool: PoolReport) -> str:
 
 
 def counts(llm: LLM) -> str:
-    """Return what this stage is about, in the engine's life."""
-    return f"preemptions: {llm.llm_engine.scheduler.num_preemptions}"
+    """Return what this stage is about, in the engine's life; shared are the blocks in several tables at the peak."""
+    holders = Counter(block for table, _ in llm.peak.tables for block in table)
+    shared = sum(count > 1 for count in holders.values())
+    preemptions = f"preemptions: {llm.llm_engine.scheduler.num_preemptions}"
+    sharing = f"blocks shared: {shared}, copied: {llm.kv_cache.num_blocks_copied}"
+    cache = llm.kv_cache_manager.prefix_cache_stats
+    hits = f"tokens hit: {cache.hits:,} of {cache.queries:,}"
+    host = llm.llm_engine.host_kv_cache
+    return f"{preemptions}, {sharing}, {hits}, stored: {host.num_blocks_stored}, loaded: {host.num_blocks_loaded}"

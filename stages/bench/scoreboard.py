@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import io
 import itertools
+import shlex
 import statistics
 from argparse import Namespace
 from collections.abc import Iterable
@@ -26,8 +27,13 @@ from stages.bench.workloads import mixed_workload
 
 POOL_TOKENS = 8192
 RUN_PROMPT = "Once upon a time"
+KING = "Once upon a time there was a king who had three sons, and the"  # with one word more: longer than a block
+SCARCE = "--kv-cache-tokens 512 --max-model-len 256"
 COMMANDS = {  # of the lessons, each ends in a line that shows its stage
     "s4": ("4 --kv-cache-tokens 2048", "4 --kv-cache-tokens 256 --max-model-len 256"),
+    "s5": (f'5 --n 4 "{KING} youngest was"', f'5 --n 4 "{KING} youngest"'),
+    "s6": (f'6 --max-num-seqs 1 "{KING} eldest" "{KING} youngest"',),
+    "s7": (f"7 {SCARCE} --offload-policy recompute", f"7 {SCARCE} --offload-policy load"),
 }
 STORY_WIDTH, STORY_END = 100, 38  # characters of a story that README.md shows, and of its end
 NUM_ROUNDS = 3
@@ -126,7 +132,7 @@ def measure_run(args: Namespace) -> dict[str, Any]:
 
 def last_line(command: str) -> str:
     """What a lesson shows of `python -m stages ...`: the command, and the line that it ends in."""
-    return f"$ python -m stages {command}\n...\n{told(*command.split()).splitlines()[-1]}"
+    return f"$ python -m stages {command}\n...\n{told(*shlex.split(command)).splitlines()[-1]}"
 
 
 def told(number: str, *argv: str) -> str:
