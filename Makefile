@@ -8,8 +8,8 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all soak setup notebooks notebook page open-page exercise check diff scoreboard measure gpu
-.PHONY: lint train clean FORCE
+.PHONY: help run test test-all soak setup notebooks notebook page open-page exercise check diff
+.PHONY: scoreboard measure gpu lint train clean FORCE
 
 # $(value) and the environment carry these past what make and the shell would expand.
 override PROMPT := $(value PROMPT)

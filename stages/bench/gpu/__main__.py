@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{told}. --device cpu --tiny tries the parts out", file=sys.stderr)
         return 2
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)  # events and streams are of the current one
     for number in args.parts or PARTS:
         title, measure = PARTS[number]
