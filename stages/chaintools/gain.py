@@ -28,11 +28,10 @@ def main(argv: list[str]) -> None:
     stage, before, now = argv
     gain = import_module(f"{stage}.tests.gain")
     with tempfile.TemporaryDirectory() as folder:
-        counts = [
-            count(import_module(engine), Path(folder)) for count, engine in ((gain.before, before), (gain.now, now))
-        ]
+        old = gain.before(import_module(before), Path(folder))
+        new = gain.now(import_module(now), Path(folder))
     number = before.rpartition(".")[2].partition("_")[0].removeprefix("s")
-    print(table(*counts, (f"stage {number}", "your code")))
+    print(table(old, new, (f"stage {number}", "your code")))
 
 
 if __name__ == "__main__":
