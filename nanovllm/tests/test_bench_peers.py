@@ -137,12 +137,13 @@ def test_transformers_is_taken_from_here_unless_another_is_named():
 # The table's arithmetic
 
 
-def test_a_share_of_the_floor_is_of_the_same_turn(checkpoint):
+def test_a_share_of_the_floor_is_of_the_same_round(checkpoint):
     llm = LLM(checkpoint, **OPTIONS)
     job = Job("1 sequence", [Task([1, 2, 3], 3)], is_decode=True)
     answer = Answer([[5, 6, 7]], [[9.0, 10.0, 11.0]])
     num_bytes = 2 * floor.weight_bytes(llm) + (4 + 5) * bytes_per_token(llm.model_config, torch.float32)
-    rounds = [{"nanovllm": Turn(answer, num_bytes / floor)} for floor in (1.0, 1.0, 0.5)]  # of the 2 seconds
+    other = Turn(answer, num_bytes)  # the floor is a second of the two
+    rounds = [{"nanovllm": Turn(answer, num_bytes * times), "vllm": other, "b": other} for times in (1, 9, 1)]
     assert figures(llm, job, "nanovllm", rounds) == {
         "1 sequence: tokens per second": {"median": 1.0, "least": 1.0, "largest": 1.0},
         "1 sequence: share of the floor": 0.5,

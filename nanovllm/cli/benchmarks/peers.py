@@ -18,7 +18,8 @@ from .workload import check_length, mixed_tasks, random_tasks
 
 HERE = "nanovllm"
 DECODE_LENGTH, WARM_UP_TOKENS = 128, 8
-MAX_IDLE_SHARE = 0.02  # of a core, while others compute
+LENGTHS = 512  # a peer's max_model_len is a multiple of it, or this engine's
+MAX_IDLE_SHARE = 0.05  # of a core, while others compute
 
 
 class Turn(NamedTuple):
@@ -91,9 +92,13 @@ def compare(llm: LLM, specs: list[PeerSpec], jobs: list[Job], rounds: int) -> di
 
 
 def settings_of_peer(llm: LLM, jobs: list[Job]) -> dict[str, Any]:
-    """What each of them needs to serve the jobs: all requests of a job at once, if this engine has seats for them."""
+    """What each of them needs to serve the jobs, with as many seats as here.
+
+    The length is rounded up: vLLM compiles anew for each other one, for about a minute.
+    """
     longest = max(len(task.prompt) + task.num_tokens for job in jobs for task in job.tasks)
-    seats = min(llm.config.max_num_seqs, max(len(job.tasks) for job in jobs))
+    longest = min(-(-longest // LENGTHS) * LENGTHS, llm.max_model_len)
+    seats = llm.config.max_num_seqs
     named = machine(llm)
     return {
         "model": named["model"],
@@ -120,7 +125,8 @@ def figures(llm: LLM, job: Job, name: str, found: list[dict[str, Turn]]) -> dict
     """Medians of the rounds, with the least and the largest where a speed is told."""
     turns = [each[name] for each in found]
     num_bytes = job.num_steps * weight_bytes(llm) + kv_bytes(llm, job.tasks)
-    shares = [num_bytes / turn.bandwidth / job.seconds(turn.answer) for turn in turns]
+    floors = [num_bytes / bandwidth_of(each) for each in found]  # seconds
+    shares = [floor / job.seconds(turn.answer) for floor, turn in zip(floors, turns, strict=True)]
     numbers: dict[str, Any] = {
         f"{job.name}: tokens per second": spread([job.speed(turn.answer) for turn in turns]),
         f"{job.name}: share of the floor": statistics.median(shares),
@@ -132,12 +138,17 @@ def figures(llm: LLM, job: Job, name: str, found: list[dict[str, Turn]]) -> dict
     return numbers
 
 
+def bandwidth_of(turns: Mapping[str, Turn]) -> float:
+    """A round's: one read alone may fall into a slow moment, and then one engine would look near to its floor."""
+    return statistics.median(turn.bandwidth for turn in turns.values())
+
+
 def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "largest": max(values)}
 
 
 def floor_in_words(llm: LLM, job: Job, found: list[dict[str, Turn]]) -> str:
-    bandwidth = statistics.median(turn.bandwidth for each in found for turn in each.values())
+    bandwidth = statistics.median(map(bandwidth_of, found))
     weights, kv = weight_bytes(llm) / 1e9, kv_bytes(llm, job.tasks) / 1e9
     read = f"weights of {weights:.3g} GB and {kv:.3g} GB of keys and values"
     return f"the floor is {job.num_steps} steps that read {read}, at {bandwidth / 1e9:.1f} GB/s"
