@@ -142,7 +142,8 @@ class ManyRows(nn.Module):
             attend.attend(number, layer.qkv(normed), layer.head_norms, 1, heads)
             y = layer.o(heads)  # [num_tokens, hidden_size]
             add_and_norm(at_x, y.data_ptr(), layer.mlp_norm, eps, rows, size, workers, like, at_normed)
-            silu_and_mul(layer.gate_up(normed).data_ptr(), rows, middle, workers, like, at_act)
+            gate_up = layer.gate_up(normed)  # [num_tokens, 2 * intermediate_size]
+            silu_and_mul(gate_up.data_ptr(), rows, middle, workers, like, at_act)
             y = layer.down(act)  # [num_tokens, hidden_size]
             at_y = y.data_ptr()
         add_and_norm(at_x, at_y, self._norm, eps, rows, size, workers, like, at_normed)

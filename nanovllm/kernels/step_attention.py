@@ -22,13 +22,14 @@ from ..core.kv_cache import KVCache
 from .attention import NEVER, PART, Pool, attend, merge
 from .blocks import negative
 from .norm import normalize
-from .team import STRIDE, pieces
-from .vectors import OPTIONS, WIDTH, at, floats, fma, get, integers, load, multiply, put, read, splat, store, stored, write
+from .team import STRIDE, open_phases, pieces
+from .vectors import OPTIONS, WIDTH, at, floats, fma, get, integers, load, multiply, read, splat, store, stored, write
 
 PHASES = 3
 SPLIT = 512  # keys of a decode that one job attends to
 TILE = 64  # rows of a chunk, queries x heads of a group, that one job attends for
 JOB = 6  # numbers: its first row, queries, sequence, first key, end of its keys, part (-1: it has all its keys)
+ONLY = 1  # the step's number: a call's threads end with it, none comes late
 MERGE = 3  # numbers: the row, its first part, how many
 
 
@@ -79,8 +80,7 @@ def attend_step(layer, qkv, norms, turns, out, like, shape, heads, plan, room):
     norms: address of float32 [2, head_dim], of q and k; 0: the model has none. turns: 0 if q and k are rotated already.
     like: an array of the type of qkv, out and the pool; shape: the Pool's.
     """
-    for i in range(PHASES * STRIDE):
-        put(integers(room.counters), i, 0)
+    open_phases(integers(room.counters), PHASES, ONLY)
     for worker in prange(heads.workers):
         work(worker, layer, stored(qkv, like), norms, turns, stored(out, like), like, shape, heads, plan, room)
 
@@ -89,13 +89,13 @@ def attend_step(layer, qkv, norms, turns, out, like, shape, heads, plan, room):
 def work(worker, layer, qkv, norms, turns, out, like, shape, heads, plan, room):
     counters, num_kv_heads = integers(room.counters), shape.num_kv_heads
     each = max(1, plan.num_rows // (4 * heads.workers))  # rows
-    for piece in pieces(counters, 0, -(-plan.num_rows // each)):
+    for piece in pieces(counters, 0, ONLY, -(-plan.num_rows // each)):
         for row in range(piece * each, min(piece * each + each, plan.num_rows)):
             place_row(row, worker, layer, qkv, norms, turns, like, shape, heads, plan, room)
-    for piece in pieces(counters, 1, plan.num_jobs * num_kv_heads):
+    for piece in pieces(counters, 1, ONLY, plan.num_jobs * num_kv_heads):
         attend_job(piece // num_kv_heads, piece % num_kv_heads, worker, layer, out, like, shape, heads, plan, room)
     if plan.num_merges:
-        for piece in pieces(counters, 2, plan.num_merges * num_kv_heads):
+        for piece in pieces(counters, 2, ONLY, plan.num_merges * num_kv_heads):
             merge_job(piece // num_kv_heads, piece % num_kv_heads, out, shape, heads, plan, room)
 
 
