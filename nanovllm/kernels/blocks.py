@@ -17,7 +17,7 @@ from numba.core.cgutils import get_or_insert_function
 from numba.core.extending import intrinsic
 
 from .exp import LN_2_HIGH, LN_2_LOW, LOG2_E, LOWEST
-from .vectors import FLOATS, FUSED, OPTIONS, WIDTH, WORD, constant, fma, maximum, multiply, reader, sixteen, splat, vector
+from .vectors import FLOATS, FUSED, OPTIONS, WIDTH, WORD, constant, fma, halved, maximum, multiply, reader, sixteen, splat, vector
 
 WORDS = sixteen(WORD)
 
@@ -342,3 +342,25 @@ def negative(typing: Any, numbers: Any) -> Any:
 @intrinsic
 def divide(typing: Any, a: Any, b: Any) -> Any:
     return vector(vector, vector), lambda context, builder, signature, args: builder.fdiv(*args)
+
+
+def larger_or_nan(builder: Any, a: Any, b: Any) -> Any:
+    is_a = builder.or_(builder.fcmp_ordered(">", a, b), builder.fcmp_unordered("uno", a, a))
+    return builder.select(is_a, a, b)
+
+
+@intrinsic
+def maximum_or_nan(typing: Any, a: Any, b: Any) -> Any:
+    """The larger of each two; NaN, if one of them is."""
+    return vector(vector, vector), lambda context, builder, signature, args: larger_or_nan(builder, *args)
+
+
+@intrinsic
+def largest_or_nan(typing: Any, numbers: Any) -> Any:
+    return types.float32(vector), halved(larger_or_nan)
+
+
+@intrinsic
+def lane_numbers(typing: Any) -> Any:
+    """0, 1, ... 15"""
+    return vector(), lambda context, builder, signature, args: ir.Constant(FLOATS, [float(i) for i in range(WIDTH)])

@@ -99,7 +99,7 @@ class FewRows:
             sums=numbers(parts),
             own=numbers(workers * MAX_ROWS * max(size, heads * head_dim)),
             heads=numbers(workers * (group + 1) * head_dim),
-            scores=numbers(workers * group * PART),
+            scores=numbers(workers * 4 * PART),
             places=self._keep(torch.empty(workers * PART, dtype=torch.int64)),
             counters=self._keep(torch.zeros((num_layers * PHASES + 1) * STRIDE, dtype=torch.int64)),
             mailbox=self._keep(torch.zeros(9, dtype=torch.int64)),
