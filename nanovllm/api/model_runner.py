@@ -1,5 +1,6 @@
 """A ModelRunner that samples as the parameters ask, and tells log-probabilities beside the tokens."""
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -8,19 +9,23 @@ from torch import Tensor
 from ..core.attention import AttentionMetadata
 from ..core.model_runner import ModelRunner as CoreModelRunner
 from ..core.model_runner import Scheduled
-from ..core.sampling import SampledToken, sample
+from ..core.sampling import SampledToken, SamplingRow, sample
 from .logprobs import MAX_LOGITS, Logprob, top_logprobs
 from .sequence import Sequence, ToldToken
 
+SampleRows = Callable[[Tensor, list[SamplingRow]], list[SampledToken]]  # logits [num_rows, vocab_size]
+
 
 class ModelRunner(CoreModelRunner):
+    sample_rows: SampleRows = staticmethod(sample)  # which a faster one may stand for
+
     def sample(self, batch: list[Scheduled], hidden: Tensor, step: AttentionMetadata) -> list[SampledToken | None]:
         """As core does: a token for each sequence that is complete. hidden [num_tokens, hidden_size]"""
         seqs = [cast(Sequence, seq) for seq, _ in batch]
         complete = [i for i, seq in enumerate(seqs) if step.context_lens[i] == seq.num_tokens]
         logits = self.compute_logits(hidden, step, complete)  # [len(complete), vocab_size]
         tokens: list[SampledToken | None] = [None] * len(batch)
-        for i, token in zip(complete, sample_and_tell(logits, [seqs[i] for i in complete]), strict=True):
+        for i, token in zip(complete, sample_and_tell(logits, [seqs[i] for i in complete], self.sample_rows), strict=True):
             tokens[i] = token
         for i, seq in enumerate(seqs):
             if seq.awaits_prompt_logprobs:
@@ -45,14 +50,14 @@ class ModelRunner(CoreModelRunner):
         seq.tell_prompt(told)
 
 
-def sample_and_tell(logits: Tensor, seqs: list[Sequence]) -> list[SampledToken]:
+def sample_and_tell(logits: Tensor, seqs: list[Sequence], sample_rows: SampleRows = sample) -> list[SampledToken]:
     """A token for each row, from what its processors leave; all logprobs are of the raw logits, [num_seqs, vocab_size].
 
     A row without processors, and without logprobs to tell, costs nothing beyond core's sample(). Raises
     FloatingPointError as it does, and ValueError if the processors leave no token.
     """
     try:
-        tokens = sample(process(logits, seqs), [seq.sampling_row() for seq in seqs])
+        tokens = sample_rows(process(logits, seqs), [seq.sampling_row() for seq in seqs])
     except FloatingPointError:
         if not logits.float().logsumexp(dim=-1).isfinite().all():
             raise

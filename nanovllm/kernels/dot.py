@@ -5,11 +5,11 @@ The stored row comes from memory and is the expensive part. It is read once for 
 
 from numba import njit
 
-from .vectors import OPTIONS, WIDTH, add, at, fma, load, read, sum_of, write, zeros
+from .vectors import OPTIONS, WIDTH, Memory, add, at, fma, load, read, sum_of, write, zeros
 
 
 @njit(**OPTIONS)
-def products(row, x, size, rows, out, stride):
+def products(row: Memory, x: Memory, size: int, rows: int, out: Memory, stride: int) -> None:
     """out[m * stride] = row * x[m] for m in range(rows). row [size]; x float32 [rows, size]; out float32"""
     m = 0
     while m + 4 <= rows:
@@ -29,7 +29,7 @@ def products(row, x, size, rows, out, stride):
 
 
 @njit(**OPTIONS)
-def dot(row, x, size):
+def dot(row: Memory, x: Memory, size: int) -> float:
     """row * x, both [size]. Two sums: an addition waits for the one before."""
     even, odd, i = zeros(), zeros(), 0
     while i + 2 * WIDTH <= size:
@@ -47,7 +47,7 @@ def dot(row, x, size):
 
 
 @njit(**OPTIONS)
-def dot2(row, x, size):
+def dot2(row: Memory, x: Memory, size: int) -> tuple[float, float]:
     """x [2, size]"""
     a, b, i = zeros(), zeros(), 0
     while i + WIDTH <= size:
@@ -64,7 +64,7 @@ def dot2(row, x, size):
 
 
 @njit(**OPTIONS)
-def dot4(row, x, size):
+def dot4(row: Memory, x: Memory, size: int) -> tuple[float, float, float, float]:
     """x [4, size]"""
     a, b, c, d, i = zeros(), zeros(), zeros(), zeros(), 0
     while i + WIDTH <= size:

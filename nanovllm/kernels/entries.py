@@ -5,22 +5,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from . import decode_step, step_attention
+from . import step_attention
 from .attention import Pool
+from .decode_step import decode_step
 from .layers import add_and_norm, silu_and_mul
+from .sampler import find_peaks
 from .step_attention import attend_step, like_of
+from .step_parts import Model, Room, Sizes, Step, Weights
 
 
 def entries(dtype: torch.dtype) -> list[tuple[Any, tuple]]:
     """Each function with example arguments: only their types count."""
     like, shape = like_of(dtype), zeros(Pool)
-    few = (zeros(decode_step.Sizes), zeros(decode_step.Weights), zeros(decode_step.Room), np.float32(0))
+    few = Model(like, shape, zeros(Sizes), zeros(Weights), zeros(Room), np.float32(0))
     many = (zeros(step_attention.Heads)._replace(eps=0.0), zeros(step_attention.Plan), zeros(step_attention.Room))
     return [
-        (decode_step.decode_step, (0, 0, zeros(decode_step.Step), like, shape, *few)),
+        (decode_step, (0, 0, zeros(Step), few)),
         (attend_step, (0, 0, 0, 0, 0, like, shape, *many)),
         (add_and_norm, (0, 0, 0, 0.0, 0, 0, 0, like, 0)),
         (silu_and_mul, (0, 0, 0, 0, like, 0)),
+        *((find_peaks, (0, 0, 0, like_of(stored), 0, 0, 0)) for stored in {dtype, torch.float32}),
     ]
 
 

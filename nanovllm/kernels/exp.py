@@ -11,7 +11,7 @@ LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # below and above them fl
 
 
 @njit(**OPTIONS)
-def exp(x):
+def exp(x: float) -> float:
     """exp of a float32, within 2 of its last digit; x below -87 counts as -87, above 88 as 88.
 
     exp(x) = 2**k * exp(r) with a whole k and r within half of ln 2; exp(r) by its Taylor series.

@@ -9,13 +9,14 @@ from torch import Tensor
 from ..core.kv_cache import KVCache
 from ..core.llama import LlamaForCausalLM
 from .attention import PART, Pool
-from .decode_step import PHASES, SPLIT, Room, Sizes, Step, Weights, decode_step
+from .decode_step import decode_step
+from .phases import PHASES, SPLIT
 from .step_attention import like_of
+from .step_parts import Model, Room, Sizes, Step, Weights
 from .team import STRIDE, Helpers
 
-NO_STEP = Step(0, 0, 0, 0, 0, 0, 0, 0, 0)
+NO_STEP = Step(*[0] * len(Step._fields))
 MAX_ROWS = 4  # one read of the weights serves up to four rows
-
 
 
 class FewRows:
@@ -23,23 +24,27 @@ class FewRows:
 
     def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
         self._model, self._blocks = model, kv_cache.blocks  # what addresses are taken of must live as long
-        self._like = like_of(kv_cache.blocks.dtype)
         config, workers = model.config, torch.get_num_threads()
         _, num_layers, _, block_size, num_kv_heads, head_dim = kv_cache.blocks.shape
         self._shape = Pool(num_layers, block_size, num_kv_heads, head_dim)
         heads = config.num_attention_heads
         self._sizes = Sizes(
-            *(workers, config.hidden_size, heads, heads // num_kv_heads, config.intermediate_size),
-            *(int(config.qk_norm), config.vocab_size),
+            workers, config.hidden_size, heads, heads // num_kv_heads, config.intermediate_size, config.vocab_size
         )
         self._kept: list[Tensor] = []
         weights = self._take_weights()
         room = self._make_room(-(-max_model_len // SPLIT))
-        self._fixed = (self._like, self._shape, self._sizes, weights, room, np.float32(config.rms_norm_eps))
+        eps = np.float32(config.rms_norm_eps)
+        self._fixed = Model(like_of(kv_cache.blocks.dtype), self._shape, self._sizes, weights, room, eps)
         self._helpers = Helpers(workers - 1, partial(help_with, self._fixed, self._kept))
 
-    def run(self, token_ids: list[int], block_tables: list[list[int]], context_lens: list[int]) -> tuple[Tensor, Tensor]:
-        """A token of each sequence, counted in its context: hidden [rows, hidden_size], logits float32 [rows, vocab_size]"""
+    def run(
+        self, token_ids: list[int], block_tables: list[list[int]], context_lens: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """A token of each sequence, counted in its context.
+
+        Returns hidden [rows, hidden_size] and logits float32 [rows, vocab_size].
+        """
         rows = len(token_ids)
         assert 1 <= rows <= MAX_ROWS, f"{rows} rows, at most {MAX_ROWS}"
         width = max(len(table) for table in block_tables)
@@ -54,7 +59,7 @@ class FewRows:
             *(self._helpers.call(), at, at + 16 * rows, width, at + 8 * rows, rows, splits),
             *(hidden.data_ptr(), logits.data_ptr()),
         )
-        decode_step(0, step.number - 1, step, *self._fixed)
+        decode_step(0, step.number - 1, step, self._fixed)
         return hidden, logits
 
     def _take_weights(self) -> Weights:
@@ -65,14 +70,15 @@ class FewRows:
             addresses.append([linear.weight.data_ptr() for linear in linears])
             biases.append([0 if linear.bias is None else linear.bias.data_ptr() for linear in linears])
         norms = [norm for layer in model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-        of_heads = [norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)] if (
-            self._model.config.qk_norm
-        ) else []
+        head_norms = 0
+        if self._model.config.qk_norm:
+            of_heads = [norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
+            head_norms = self._keep(torch.stack([norm.weight.detach().float() for norm in of_heads]))
         return Weights(
             matrices=self._keep(torch.tensor(addresses)),
             biases=self._keep(torch.tensor(biases)),
             norms=self._keep(torch.stack([norm.weight.detach().float() for norm in norms])),
-            head_norms=self._keep(torch.stack([norm.weight.detach().float() for norm in of_heads or norms])),
+            head_norms=head_norms,
             last_norm=self._keep(model.norm.weight.detach().float()),
             embedding=model.embed_tokens.weight.data_ptr(),
             head=self._model.lm_head.weight.data_ptr(),
@@ -82,7 +88,7 @@ class FewRows:
         )
 
     def _make_room(self, splits: int) -> Room:
-        workers, size, heads, group, inner, *_ = self._sizes
+        workers, size, heads, group, inner, _ = self._sizes
         num_layers, _, num_kv_heads, head_dim = self._shape
         parts = MAX_ROWS * splits * heads  # of attention
 
@@ -102,7 +108,7 @@ class FewRows:
             scores=numbers(workers * 4 * PART),
             places=self._keep(torch.empty(workers * PART, dtype=torch.int64)),
             counters=self._keep(torch.zeros((num_layers * PHASES + 1) * STRIDE, dtype=torch.int64)),
-            mailbox=self._keep(torch.zeros(9, dtype=torch.int64)),
+            mailbox=self._keep(torch.zeros(len(Step._fields), dtype=torch.int64)),
         )
 
     def _keep(self, tensor: Tensor) -> int:
@@ -110,6 +116,6 @@ class FewRows:
         return tensor.data_ptr()
 
 
-def help_with(fixed: tuple, kept: list[Tensor], worker: int, seen: int) -> int:
+def help_with(fixed: Model, kept: list[Tensor], worker: int, seen: int) -> int:
     """`kept` lives as long as a helper that works with its addresses."""
-    return decode_step(worker, seen, NO_STEP, *fixed)
+    return decode_step(worker, seen, NO_STEP, fixed)

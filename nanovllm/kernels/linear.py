@@ -3,11 +3,14 @@
 from numba import njit
 
 from .dot import products
-from .vectors import OPTIONS, at, read, write
+from .vectors import OPTIONS, Memory, at, read, write
 
 
 @njit(**OPTIONS)
-def linear(weight, bias, has_bias, start, end, x, size, rows, out, outputs):
+def linear(
+    weight: Memory, bias: Memory, has_bias: bool, start: int, end: int, x: Memory, size: int, rows: int, out: Memory,
+    outputs: int,
+) -> None:  # fmt: skip
     """out[m, r] = weight[r] * x[m] + bias[r] for r in start .. end - 1
 
     weight [outputs, size]; bias [outputs]; x float32 [rows, size]; out float32 [rows, outputs]

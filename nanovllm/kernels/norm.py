@@ -3,11 +3,11 @@
 import numpy as np
 from numba import njit
 
-from .vectors import OPTIONS, WIDTH, fma, load, read, sum_of, write, zeros
+from .vectors import OPTIONS, WIDTH, Memory, fma, load, read, sum_of, write, zeros
 
 
 @njit(**OPTIONS)
-def normalize(x, weight, eps, size, out):
+def normalize(x: Memory, weight: Memory, eps: float, size: int, out: Memory) -> None:
     """out = x / rms(x) * weight, [size] each. `out` may be x."""
     squares, i = zeros(), 0
     while i + WIDTH <= size:

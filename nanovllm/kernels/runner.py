@@ -31,8 +31,7 @@ class KernelRunner(ModelRunner):
         self, model: LlamaForCausalLM, kv_cache: KVCache, tile_size: int, max_model_len: int, device: torch.device
     ) -> None:
         super().__init__(model, PagedAttention(kv_cache, tile_size), kv_cache.block_size, device)
-        self._kv_cache, self._max_model_len = kv_cache, max_model_len
-        self._plain_attention = self._attention
+        self._kv_cache, self._max_model_len, self._plain_attention = kv_cache, max_model_len, self._attention
         self._few: FewRows | None = None
         self._logits: Tensor | None = None  # [rows, vocab_size], of a step of few rows
 
@@ -40,7 +39,9 @@ class KernelRunner(ModelRunner):
         """From the next step on. All of them are compiled, and no request is there."""
         from .few_rows import FewRows
         from .many_rows import swap_in
+        from .sampler import sample_rows
 
+        self.sample_rows = sample_rows
         self._few = FewRows(self._model, self._kv_cache, self._max_model_len)  # it takes the weights as they are
         with numba_threads() as workers:
             self._attention = swap_in(self._model, self._kv_cache, workers)
@@ -50,6 +51,7 @@ class KernelRunner(ModelRunner):
         from .many_rows import swap_out
 
         self._few, self._logits, self._attention = None, None, self._plain_attention
+        del self.sample_rows
         swap_out(self._model)
 
     def compute(self, batch: list[Scheduled]) -> tuple[Tensor, AttentionMetadata]:
@@ -75,7 +77,9 @@ class KernelRunner(ModelRunner):
         return self._logits if len(seqs) == len(self._logits) else self._logits[seqs]
 
     def sample(self, batch: list[Scheduled], hidden: Tensor, step: AttentionMetadata) -> list[SampledToken | None]:
-        with one_thread(self._logits is not None):
+        if self._few is None:
+            return super().sample(batch, hidden, step)
+        with one_thread(self._logits is not None), numba_threads():
             return super().sample(batch, hidden, step)
 
 

@@ -1,25 +1,24 @@
 """Workers that share a step: each phase is cut into pieces, and whoever is free takes the next one.
 
-The thread that calls a step is its first worker. It goes through all phases, and would do all pieces if nobody else came.
-Helpers are threads that join a step when they see it. So nothing ever waits for a thread that the system has not given a
+The thread that calls a step is its first worker. It goes through all phases, and would do all pieces if nobody else
+came. Helpers are threads that join a step when they see it. So nothing waits for a thread that the system has given no
 core, but for one that has taken a piece and not yet finished it. A library's parallel loop begins and ends with all of
 its threads: beside one busy process, each of 150 loops a step waits for the slowest.
 
-A phase has a word that says which step it belongs to and how many of its pieces are taken. A helper that comes late, from
-a step that has ended, finds another step's number there and takes nothing.
+A phase has a word that says which step it belongs to and how many of its pieces are taken. A helper that comes late,
+from a step that has ended, finds another step's number there and takes nothing.
 """
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llvmlite import ir
 from numba import njit, types
 from numba.core.extending import intrinsic
 
-from .vectors import OPTIONS, get, put
+from .vectors import OPTIONS, Memory, put
 
 STRIDE = 8  # int64 of a phase, a cache line: the word, and how many pieces are done
 SHIFT = 20  # of a step's number in the word: below it stands the next piece
@@ -72,7 +71,7 @@ def swap(typing: Any, memory: Any, i: Any, before: Any, after: Any) -> Any:
 
 
 @njit(**OPTIONS)
-def open_phases(counters, count, step):
+def open_phases(counters: Memory, count: int, step: int) -> None:
     """Close the step before and open this one: all pieces of `count` phases are there to be taken."""
     for phase in range(count):
         show(counters, phase * STRIDE, step << SHIFT)
@@ -80,7 +79,7 @@ def open_phases(counters, count, step):
 
 
 @njit(**OPTIONS)
-def take(counters, phase, step, count):
+def take(counters: Memory, phase: int, step: int, count: int) -> int:
     """The next piece of a phase; -1: there is none, or the step is over."""
     while True:
         word = look(counters, phase * STRIDE)
@@ -92,7 +91,7 @@ def take(counters, phase, step, count):
 
 
 @njit(**OPTIONS)
-def pieces(counters, phase, step, count):
+def pieces(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]:
     """The pieces of a phase that this worker gets. It ends when all of them are done, whoever did them."""
     piece = take(counters, phase, step, count)
     while piece >= 0:
@@ -107,7 +106,7 @@ def pieces(counters, phase, step, count):
 
 
 @njit(**OPTIONS)
-def wait_for_step(mailbox, seen):
+def wait_for_step(mailbox: Memory, seen: int) -> int:
     """The number of a step newer than `seen`; `seen` if none comes for about a millisecond."""
     for looks in range(1, NAPS * PATIENCE):
         number = look(mailbox, 0)
@@ -119,7 +118,7 @@ def wait_for_step(mailbox, seen):
 
 
 class Helpers:
-    """Threads that take part in steps while there are some, and sleep when there are none. They end with their owner."""
+    """Threads that take part in steps while there are some, and sleep when there are none. They end with the owner."""
 
     def __init__(self, count: int, help: Callable[[int, int], int]) -> None:
         """help(worker, seen): take part in the steps after `seen` until none comes for a while; return the last one.

@@ -17,12 +17,12 @@ Numba has neither bfloat16 nor float16: pointers to uint16 and to int16 stand fo
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic, models, register_model
 
 WIDTH = 16
+Memory = Any  # in a signature: a pointer to float32 or int64 numbers, or to what a model stores
 # Sums may be taken in any order. NaN and infinity stay what they are.
 OPTIONS: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
 FUSED = ("reassoc", "contract", "nsz")
@@ -45,9 +45,6 @@ vector = Vector()
 class VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, fe_type: types.Type) -> None:
         super().__init__(manager, fe_type, FLOATS)
-
-
-STORED = {torch.float32: types.float32, torch.bfloat16: types.uint16, torch.float16: types.int16}  # what Numba calls them
 
 
 def element(context: Any, builder: Any, pointer: Any, i: Any, of_type: ir.Type) -> Any:
@@ -240,7 +237,11 @@ def at(typing: Any, memory: Any, i: Any) -> Any:
 @intrinsic
 def get(typing: Any, memory: Any, i: Any) -> Any:
     """Element i of integers."""
-    return types.int64(memory, types.intp), lambda context, builder, signature, args: builder.load(builder.gep(args[0], [args[1]]))
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.gep(args[0], [args[1]]))
+
+    return types.int64(memory, types.intp), generate
 
 
 @intrinsic
