@@ -12,7 +12,6 @@ from ..checkpoints.load_tokenizer import load_tokenizer
 from ..core.attention import PagedAttention
 from ..core.config import EngineConfig
 from ..core.llama import LlamaForCausalLM
-from ..core.model_runner import ModelRunner
 from ..core.sampling import SamplingParams as CoreSamplingParams
 from ..core.sequence import Sequence
 from ..kernels.choice import Choice
@@ -22,6 +21,7 @@ from .engine import InputProcessor
 from .engine import LLMEngine as BaseLLMEngine
 from .engine_args import EngineArgs, check_is_args
 from .metrics import Metric, Tally, as_metrics
+from .model_runner import ModelRunner
 from .only_in_vllm import refuse
 from .params import SamplingParams
 from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, whole_text
@@ -168,8 +168,8 @@ class LLMEngine(BaseLLMEngine):
         from ..kernels.runner import KernelRunner, refusal  # which is built on this package
 
         attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
-        pool = {"kv_cache": self.kv_cache, "max_model_len": self.max_model_len}
-        runner = KernelRunner(model, attention, self.config.block_size, self.device, **pool)
+        parts = (model, attention, self.config.block_size, self.device)
+        runner = KernelRunner(*parts, kv_cache=self.kv_cache, max_model_len=self.max_model_len)
         backend = backend_of(self.engine_args.attention_backend, self.engine_args.enforce_eager)
         self.kernels = Choice(backend, runner, self.dtype, refusal(model, self.device, self.dtype))
         return runner

@@ -1,6 +1,6 @@
 """What is compiled: each function that Python calls, and for which types."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,5 +16,6 @@ def entries(dtype: torch.dtype) -> list[tuple[Any, tuple]]:
     return [(decode_step, (0, 0, zeros(Step), like, zeros(Pool), zeros(Sizes), zeros(Weights), zeros(Room), eps))]
 
 
-def zeros(kind: type[NamedTuple]) -> NamedTuple:
+def zeros(kind: Any) -> Any:
+    """A named tuple."""
     return kind(*[0] * len(kind._fields))
