@@ -20,7 +20,15 @@ STAGES = [*find_stages(ROOT), PACKAGE]
 ENDS = STAGES[0], STAGES[-2], PACKAGE  # the first stage and the last, and what is built of it
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
 OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "tokenizers", "tqdm"}  # asyncio: an event loop, no network
-IF_INSTALLED = {"cli/benchmarks/peer.py": {"transformers"}, "api/grammars.py": {"llguidance"}}
+WORKERS = "cli/benchmarks/workers"  # they run with interpreters of other engines, which have these
+IF_INSTALLED = {
+    "cli/benchmarks/peer.py": {"transformers"},
+    "api/grammars.py": {"llguidance"},
+    f"{WORKERS}/serve_vllm.py": {"vllm"},
+    f"{WORKERS}/serve_llama_cpp.py": {"llama_cpp"},
+    f"{WORKERS}/serve_transformers.py": {"transformers"},
+    f"{WORKERS}/to_gguf.py": {"gguf"},
+}
 NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib"}
 THROUGH_THE_HUB = {
     *("checkpoints/repository.py", "checkpoints/hub_errors.py", "tests/fake_hub.py", "tests/test_hub.py"),

@@ -9,7 +9,6 @@ from typing import Any, Self
 from ..checkpoints.generation_config import eos_token_ids
 from ..checkpoints.hub import find_tokenizer
 from ..checkpoints.load_tokenizer import load_tokenizer
-from ..core.attention import PagedAttention
 from ..core.config import EngineConfig
 from ..core.llama import LlamaForCausalLM
 from ..core.sampling import SamplingParams as CoreSamplingParams
@@ -167,9 +166,8 @@ class LLMEngine(BaseLLMEngine):
         """It computes with kernels, or will when they are compiled, or never: `kernels` says."""
         from ..kernels.runner import KernelRunner, refusal  # which is built on this package
 
-        attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
-        parts = (model, attention, self.config.block_size, self.device)
-        runner = KernelRunner(*parts, kv_cache=self.kv_cache, max_model_len=self.max_model_len)
+        tile_size = self.config.slots_in_a_tile()
+        runner = KernelRunner(model, self.kv_cache, tile_size, self.max_model_len, self.device)
         backend = backend_of(self.engine_args.attention_backend, self.engine_args.enforce_eager)
         self.kernels = Choice(backend, runner, self.dtype, refusal(model, self.device, self.dtype))
         return runner

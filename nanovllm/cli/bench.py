@@ -15,11 +15,14 @@ def size(name: str, default: int, help: str) -> click.Option:
     return click.Option([name], type=WHOLE, default=default, show_default=True, help=help)
 
 
-def shared(rounds: int) -> list[click.Parameter]:
+PEER = click.Option(["--peer/--no-peer"], default=True, show_default=True, help="measure transformers too")
+
+
+def shared(rounds: int, peer: click.Option = PEER) -> list[click.Parameter]:
     """The options of every benchmark."""
     return [
         size("--rounds", rounds, "rounds; what is compared takes turns, and medians are told"),
-        click.Option(["--peer/--no-peer"], default=True, show_default=True, help="measure transformers too"),
+        peer,
         click.Option(["--json", "json_file"], metavar="PATH", help="write all numbers as JSON; - is standard output"),
         *engine_flags(),
     ]
@@ -28,7 +31,7 @@ def shared(rounds: int) -> list[click.Parameter]:
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure this engine here: throughput, latency, the prefix cache, offload."""
+    """Measure this engine here: throughput, latency, the prefix cache, offload, peers."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -93,6 +96,39 @@ def offload(**values: Any) -> int:
     The time to the first token with the beginning on the device, on the host, or computed again.
     """
     return run("offload", values)
+
+
+PEERS: list[click.Parameter] = [
+    click.Option(
+        ["--transformers/--no-transformers"],
+        default=True,
+        show_default=True,
+        help="measure transformers too, where it is installed",
+    ),
+    click.Option(
+        ["--jobs"],
+        default="mixed,1,2,4",
+        show_default=True,
+        help="mixed: 32 requests of all lengths; a number: that many sequences decode",
+    ),
+    click.Option(["--contexts"], default="", metavar="N,N", help="lengths at which decode steps are measured too"),
+    size("--context-batch", 8, "sequences of such a length in a step"),
+]
+NAMED_PEER = click.Option(
+    ["--peer"],
+    multiple=True,
+    metavar="NAME=PYTHON[,FILE]",
+    help="vllm=PYTHON or llama.cpp=PYTHON,FILE.gguf: an interpreter that has it; may be given several times",
+)
+
+
+@bench.command(params=PEERS + shared(rounds=3, peer=NAMED_PEER))
+def peers(**values: Any) -> int:
+    """Race vLLM, llama.cpp and transformers.
+
+    All serve the same requests in turn, each in a process of its own; tokens are compared.
+    """
+    return run("peers", values)
 
 
 def run(name: str, values: dict[str, Any]) -> int:

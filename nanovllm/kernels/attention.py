@@ -3,6 +3,11 @@
 A job is one KV head of one sequence, for the query heads that share it, of one query (decode) or several (a chunk of a
 prompt), and some of the keys. Rows of q are queries x heads: row r is of query r // group. A part of the keys stays in
 the core's cache while it is used twice: scores first, then the values with their weights.
+
+    scores of four rows, one vector:   key 0: row 0 1 2 3 | key 1: row 0 1 2 3 | key 2: ... | key 3: ...
+
+Four rows meet four keys, sixteen products of vectors in registers; their sums are the lanes of one vector. So the
+softmax takes sixteen scores at a time, too. Two rows meet eight keys, one row meets sixteen.
 """
 
 from typing import NamedTuple
@@ -10,9 +15,29 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from .dot import products
+from .blocks import (
+    exp_of,
+    lanes_of_rows,
+    largest_of_rows,
+    limits,
+    load_block,
+    load_rows,
+    no_sums,
+    outer,
+    places_of,
+    products_at,
+    scaled,
+    splats,
+    spread,
+    starts_of,
+    store_rows,
+    sums_of_16,
+    sums_of_rows,
+    where_below,
+    write_rows,
+)
 from .exp import exp
-from .vectors import OPTIONS, WIDTH, add, at, fma, get, largest_of, load, maximum, put, read, splat, store, write, zeros
+from .vectors import OPTIONS, WIDTH, add, at, fma, get, largest_of, load, maximum, multiply, put, read, splat, store, write, zeros
 
 PART = 256  # keys; their scores, and what is read of the pool meanwhile, fit in the nearest caches
 NEVER = np.float32(-1e30)  # a score below all others
@@ -38,9 +63,10 @@ def slot(shape, layer, kv, block, offset):
 def attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, scores, places, out, peaks, sums):
     """Attention to the keys start .. end - 1, not yet divided by its sum.
 
-    q, out float32 [rows, head_dim], q scaled; the first query stands at position `first`. A query sees keys up to itself
+    q, out float32 [rows, head_dim], q scaled; the first query stands at position `first`. A query sees keys up to itself,
+    and the key `start` at least.
     pool, of that shape; table int64 [max_blocks]; peaks, sums float32 [rows]
-    scores float32 [rows, PART], places int64 [PART]: room to work in
+    scores float32 [4 * PART], places int64 [PART]: room to work in
     """
     size = shape.head_dim
     for i in range(rows * size):
@@ -48,137 +74,122 @@ def attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, sco
     for r in range(rows):
         write(peaks, r, NEVER)
         write(sums, r, np.float32(0))
+    values = at(pool, shape.block_size * shape.num_kv_heads * size)
     for part in range(start, end, PART):
-        count = min(PART, end - part)
+        count, before = min(PART, end - part), first + 1 - part
         find_places(shape, layer, kv, table, part, count, places)
-        for t in range(count):
-            products(at(pool, get(places, t)), q, size, rows, at(scores, t), PART)
-        for r in range(rows):
-            seen = min(count, first + r // group + 1 - part)
-            weigh(at(scores, r * PART), count, seen, at(out, r * size), size, at(peaks, r), at(sums, r))
-        add_values(at(pool, shape.block_size * shape.num_kv_heads * size), places, count, scores, rows, out, size)
+        r = 0
+        while rows - r >= 3:  # three are four with the last one twice
+            four = (r, r + 1, r + 2, min(r + 3, rows - 1))
+            attend_rows(q, four, group, before, pool, values, places, count, scores, out, size, peaks, sums)
+            r += 4
+        if rows - r == 2:
+            attend_rows(q, (r, r + 1), group, before, pool, values, places, count, scores, out, size, peaks, sums)
+        if rows - r == 1:
+            attend_rows(q, (r,), group, before, pool, values, places, count, scores, out, size, peaks, sums)
 
 
 @njit(**OPTIONS)
 def find_places(shape, layer, kv, table, start, count, places):
-    """places[t] = where in the pool the key of position start + t is"""
-    block, offset = start // shape.block_size, start % shape.block_size
+    """places[t] = where in the pool the key of position start + t is. Whole vectors of them: the last one again."""
+    block, offset, place = start // shape.block_size, start % shape.block_size, 0
     for t in range(count):
-        put(places, t, slot(shape, layer, kv, get(table, block), offset))
+        place = slot(shape, layer, kv, get(table, block), offset)
+        put(places, t, place)
         offset += 1
         if offset == shape.block_size:
             block, offset = block + 1, 0
+    for t in range(count, -(-count // WIDTH) * WIDTH):
+        put(places, t, place)
 
 
 @njit(**OPTIONS)
-def weigh(scores, count, seen, out, size, peaks, sums):
-    """Scores become weights, exp(score - peak), 0 for keys not seen. What was summed before follows to the new peak."""
-    before = read(peaks, 0)
-    peak = largest(scores, seen, before)
-    total = np.float32(0)
-    for t in range(seen):
-        weight = exp(read(scores, t) - peak)
-        write(scores, t, weight)
-        total += weight
-    for t in range(max(seen, 0), count):
-        write(scores, t, np.float32(0))
-    scale = exp(before - peak)
-    for d in range(size):
-        write(out, d, read(out, d) * scale)
-    write(peaks, 0, peak)
-    write(sums, 0, read(sums, 0) * scale + total)
+def attend_rows(q, rows, group, before, keys, values, places, count, scores, out, size, peaks, sums):
+    """One, two or four rows and a part of the keys. What was summed before follows to the new peak.
+
+    rows: their numbers, a tuple. The query of row r sees the first before + r // group keys.
+    """
+    count = min(count, before + rows[-1] // group)
+    starts, each = starts_of(rows, size), WIDTH // len(rows)
+    limit, never = limits(rows, group, before, count), splat(NEVER)
+    old = spread(peaks, rows)
+    peak = old
+    for t in range(0, count, each):
+        score = where_below(splat(t), limit, meet(q, starts, keys, places_of(places, t, rows), size), never)
+        store(scores, t * len(rows), score)
+        peak = maximum(peak, score)
+    peak = largest_of_rows(peak, rows)
+    minus, total = multiply(peak, splat(-1)), zeros()
+    for t in range(0, count, each):
+        weight = exp_of(add(load(scores, t * len(rows)), minus))
+        store(scores, t * len(rows), weight)
+        total = add(total, weight)
+    scale = exp_of(add(old, minus))
+    write_rows(peaks, rows, peak)
+    write_rows(sums, rows, fma(spread(sums, rows), scale, sums_of_rows(total, rows)))
+    add_values(values, places, count, scores, out, starts, lanes_of_rows(scale, rows), size)
 
 
 @njit(**OPTIONS)
-def largest(numbers, count, least):
-    """The largest of numbers[: count], and of `least`."""
-    peaks, t = splat(least), 0
-    while t + WIDTH <= count:
-        peaks = maximum(peaks, load(numbers, t))
-        t += WIDTH
-    peak = largest_of(peaks)
-    while t < count:
-        peak = max(peak, read(numbers, t))
-        t += 1
-    return peak
-
-
-@njit(**OPTIONS)
-def add_values(values, places, count, weights, rows, out, size):
-    """out[r] += sum over t of weights[r, t] * the value at places[t]. values: the pool, moved from keys to values"""
+def meet(q, starts, keys, near, size):
+    """A vector of scores: key k and row r meet in lane k * len(starts) + r."""
+    sums = no_sums(near, starts)
     for d in range(0, size - WIDTH + 1, WIDTH):
-        r = 0
-        while r + 4 <= rows:
-            add_to_4(at(values, d), places, count, at(weights, r * PART), at(out, r * size + d), size)
-            r += 4
-        if r + 2 <= rows:
-            add_to_2(at(values, d), places, count, at(weights, r * PART), at(out, r * size + d), size)
-            r += 2
-        if r < rows:
-            add_to_1(at(values, d), places, count, at(weights, r * PART), at(out, r * size + d))
+        sums = outer(sums, load_rows(keys, near, d), load_rows(q, starts, d))
+    scores = sums_of_16(sums)
     for d in range(size - size % WIDTH, size):
-        for r in range(rows):
-            total = np.float32(0)
-            for t in range(count):
-                total += read(weights, r * PART + t) * read(values, get(places, t) + d)
-            write(out, r * size + d, read(out, r * size + d) + total)
+        scores = add(scores, products_at(keys, near, q, starts, d))
+    return scores
 
 
 @njit(**OPTIONS)
-def add_to_4(values, places, count, weights, out, size):
-    """Sixteen numbers of four rows, in registers while all keys go by."""
-    a, b, c, d = load(out, 0), load(out, size), load(out, 2 * size), load(out, 3 * size)
+def add_values(values, places, count, weights, out, starts, scale, size):
+    """out[r] = scale[r] * out[r] + sum over t of weights[t, r] * the value at places[t]"""
+    d = 0
+    while d + 4 * WIDTH <= size:
+        add_columns(values, places, count, weights, out, starts, (d, d + WIDTH, d + 2 * WIDTH, d + 3 * WIDTH), scale)
+        d += 4 * WIDTH
+    while d + WIDTH <= size:
+        add_columns(values, places, count, weights, out, starts, (d,), scale)
+        d += WIDTH
+    for i in range(d, size):
+        for r in range(len(starts)):
+            if r == 0 or starts[r] != starts[r - 1]:  # the last row may stand there twice
+                total = read(out, starts[r] + i) * largest_of(scale[r])
+                for t in range(count):
+                    total += read(weights, t * len(starts) + r) * read(values, get(places, t) + i)
+                write(out, starts[r] + i, total)
+
+
+@njit(**OPTIONS)
+def add_columns(values, places, count, weights, out, starts, columns, scale):
+    """Some columns of all rows stay in registers while all keys go by."""
+    sums = scaled(load_block(out, starts, columns), scale)
     for t in range(count):
-        value = load(values, get(places, t))
-        a = fma(value, splat(read(weights, t)), a)
-        b = fma(value, splat(read(weights, PART + t)), b)
-        c = fma(value, splat(read(weights, 2 * PART + t)), c)
-        d = fma(value, splat(read(weights, 3 * PART + t)), d)
-    store(out, 0, a)
-    store(out, size, b)
-    store(out, 2 * size, c)
-    store(out, 3 * size, d)
-
-
-@njit(**OPTIONS)
-def add_to_2(values, places, count, weights, out, size):
-    a, b = load(out, 0), load(out, size)
-    for t in range(count):
-        value = load(values, get(places, t))
-        a = fma(value, splat(read(weights, t)), a)
-        b = fma(value, splat(read(weights, PART + t)), b)
-    store(out, 0, a)
-    store(out, size, b)
-
-
-@njit(**OPTIONS)
-def add_to_1(values, places, count, weights, out):
-    """Two sums: an addition waits for the one before."""
-    even, odd, t = load(out, 0), zeros(), 0
-    while t + 2 <= count:
-        even = fma(load(values, get(places, t)), splat(read(weights, t)), even)
-        odd = fma(load(values, get(places, t + 1)), splat(read(weights, t + 1)), odd)
-        t += 2
-    if t < count:
-        even = fma(load(values, get(places, t)), splat(read(weights, t)), even)
-    store(out, 0, add(even, odd))
+        sums = outer(sums, splats(weights, t * len(starts), starts), load_rows(values, columns, get(places, t)))
+    store_rows(out, starts, columns, sums)
 
 
 @njit(**OPTIONS)
 def merge(out, peaks, sums, parts, rows, size, merged):
-    """Attention from its parts. out [parts, rows, size]; peaks, sums [parts, rows]; merged [rows, size]"""
+    """Attention from its parts. out [parts, rows, size]; peaks, sums [parts, rows]; merged [rows, size], of any type"""
     for r in range(rows):
-        peak = NEVER
+        peak, total = NEVER, np.float32(0)
         for part in range(parts):
             peak = max(peak, read(peaks, part * rows + r))
-        total = np.float32(0)
-        for d in range(size):
-            write(merged, r * size + d, np.float32(0))
         for part in range(parts):
-            share = exp(read(peaks, part * rows + r) - peak)
-            total += share * read(sums, part * rows + r)
-            for d in range(size):
-                more = share * read(out, (part * rows + r) * size + d)
-                write(merged, r * size + d, read(merged, r * size + d) + more)
-        for d in range(size):
-            write(merged, r * size + d, read(merged, r * size + d) / total)
+            total += exp(read(peaks, part * rows + r) - peak) * read(sums, part * rows + r)
+        d = 0
+        while d + WIDTH <= size:
+            whole = zeros()
+            for part in range(parts):
+                share = splat(exp(read(peaks, part * rows + r) - peak) / total)
+                whole = fma(load(out, (part * rows + r) * size + d), share, whole)
+            store(merged, r * size + d, whole)
+            d += WIDTH
+        while d < size:
+            number = np.float32(0)
+            for part in range(parts):
+                number += exp(read(peaks, part * rows + r) - peak) / total * read(out, (part * rows + r) * size + d)
+            write(merged, r * size + d, number)
+            d += 1

@@ -83,7 +83,7 @@ class Room(NamedTuple):
     sums: int  # [rows, num_kv_heads, splits, group]
     own: int  # [workers, rows, max(hidden_size, num_heads * head_dim)]
     heads: int  # [workers, group + 1, head_dim]
-    scores: int  # [workers, group, PART]
+    scores: int  # [workers, 4 * PART]
     places: int  # int64 [workers, PART]
     counters: int  # int64 [num_layers * PHASES + 1, a cache line]
     mailbox: int  # int64 [9], the newest Step
@@ -213,7 +213,7 @@ def project_qkv(worker, phase, layer, step, like, shape, sizes, weights, room, e
 def attend_all(worker, phase, layer, step, like, shape, sizes, weights, room, eps):
     rows, splits, group, size = step.rows, step.splits, sizes.group, shape.head_dim
     pool, heads = stored(weights.pool, like), at(floats(room.heads), worker * (group + 1) * size)
-    scores, places = at(floats(room.scores), worker * group * PART), at(integers(room.places), worker * PART)
+    scores, places = at(floats(room.scores), worker * 4 * PART), at(integers(room.places), worker * PART)
     for piece in pieces(integers(room.counters), phase, step.number, rows * shape.num_kv_heads * splits):
         m, kv, split = piece // splits // shape.num_kv_heads, piece // splits % shape.num_kv_heads, piece % splits
         position, start, table = get(integers(step.lens), m) - 1, split * SPLIT, at(integers(step.tables), m * step.max_blocks)

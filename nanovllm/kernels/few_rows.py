@@ -10,11 +10,12 @@ from ..core.kv_cache import KVCache
 from ..core.llama import LlamaForCausalLM
 from .attention import PART, Pool
 from .decode_step import PHASES, SPLIT, Room, Sizes, Step, Weights, decode_step
+from .step_attention import like_of
 from .team import STRIDE, Helpers
 
 NO_STEP = Step(0, 0, 0, 0, 0, 0, 0, 0, 0)
 MAX_ROWS = 4  # one read of the weights serves up to four rows
-LIKE = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}  # what kernels call them
+
 
 
 class FewRows:
@@ -22,7 +23,7 @@ class FewRows:
 
     def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
         self._model, self._blocks = model, kv_cache.blocks  # what addresses are taken of must live as long
-        self._like = np.empty(0, LIKE[kv_cache.blocks.dtype])
+        self._like = like_of(kv_cache.blocks.dtype)
         config, workers = model.config, torch.get_num_threads()
         _, num_layers, _, block_size, num_kv_heads, head_dim = kv_cache.blocks.shape
         self._shape = Pool(num_layers, block_size, num_kv_heads, head_dim)
@@ -98,7 +99,7 @@ class FewRows:
             sums=numbers(parts),
             own=numbers(workers * MAX_ROWS * max(size, heads * head_dim)),
             heads=numbers(workers * (group + 1) * head_dim),
-            scores=numbers(workers * group * PART),
+            scores=numbers(workers * 4 * PART),
             places=self._keep(torch.empty(workers * PART, dtype=torch.int64)),
             counters=self._keep(torch.zeros((num_layers * PHASES + 1) * STRIDE, dtype=torch.int64)),
             mailbox=self._keep(torch.zeros(9, dtype=torch.int64)),

@@ -1,72 +1,94 @@
-"""A ModelRunner that takes the fast path for a step: of few rows, or of many."""
+"""A ModelRunner that computes with kernels: steps of few rows in one call, steps of many on swapped submodules.
 
+Numba is imported when kernels are taken up, not before: this is the engine's runner also where there is none.
+"""
+
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..api.model_runner import ModelRunner
-from ..core.attention import AttentionMetadata
+from ..core.attention import AttentionMetadata, PagedAttention
 from ..core.kv_cache import KVCache
 from ..core.llama import LlamaForCausalLM
 from ..core.model_runner import Scheduled
 from ..core.sampling import SampledToken
+from .threads import numba_threads
 
-if TYPE_CHECKING:  # the engine's runner also where there is no numba
+if TYPE_CHECKING:
     from .few_rows import FewRows
 
+MAX_FEW = 4  # rows: one read of the weights serves so many
 NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 class KernelRunner(ModelRunner):
-    """Without `few` it does what its parent does."""
+    """Until use_kernels() it does what its parent does."""
 
-    few: "FewRows | None" = None
-    _was_few = False  # in the step that is being computed
-
-    def __init__(self, *parts: Any, kv_cache: KVCache, max_model_len: int) -> None:
-        super().__init__(*parts)
+    def __init__(
+        self, model: LlamaForCausalLM, kv_cache: KVCache, tile_size: int, max_model_len: int, device: torch.device
+    ) -> None:
+        super().__init__(model, PagedAttention(kv_cache, tile_size), kv_cache.block_size, device)
         self._kv_cache, self._max_model_len = kv_cache, max_model_len
+        self._plain_attention = self._attention
+        self._few: FewRows | None = None
+        self._logits: Tensor | None = None  # [rows, vocab_size], of a step of few rows
 
     def use_kernels(self) -> None:
-        """From now on. All entries are compiled, and no request is there."""
-        from .few_rows import MAX_ROWS, FewRows
+        """From the next step on. All of them are compiled, and no request is there."""
+        from .few_rows import FewRows
+        from .many_rows import swap_in
 
-        self._max_rows = MAX_ROWS
-        self.few = FewRows(self._model, self._kv_cache, self._max_model_len)
+        self._few = FewRows(self._model, self._kv_cache, self._max_model_len)  # it takes the weights as they are
+        with numba_threads() as workers:
+            self._attention = swap_in(self._model, self._kv_cache, workers)
 
     def drop_kernels(self) -> None:
         """Back to plain operations."""
-        self.few = None
+        from .many_rows import swap_out
+
+        self._few, self._logits, self._attention = None, None, self._plain_attention
+        swap_out(self._model)
 
     def compute(self, batch: list[Scheduled]) -> tuple[Tensor, AttentionMetadata]:
-        self._was_few = (
-            self.few is not None and len(batch) <= self._max_rows and all(num_tokens == 1 for _, num_tokens in batch)
-        )
-        return self._compute_few(batch) if self._was_few else super().compute(batch)
+        self._logits = None
+        if self._few is None:
+            return super().compute(batch)
+        if len(batch) <= MAX_FEW and all(num_tokens == 1 for _, num_tokens in batch):
+            return self._compute_few(batch)
+        with numba_threads():
+            return super().compute(batch)
 
     def _compute_few(self, batch: list[Scheduled]) -> tuple[Tensor, AttentionMetadata]:
         token_ids = [seq.token_ids[seq.num_computed_tokens] for seq, _ in batch]
         context_lens = [seq.num_computed_tokens + 1 for seq, _ in batch]
-        hidden, self._logits = self.few.run(token_ids, [seq.block_table for seq, _ in batch], context_lens)
+        hidden, self._logits = self._few.run(token_ids, [seq.block_table for seq, _ in batch], context_lens)
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + len(batch)
-        step = AttentionMetadata(list(range(len(batch) + 1)), context_lens, NOTHING, NOTHING, NOTHING)
-        return hidden, step
+        return hidden, AttentionMetadata(list(range(len(batch) + 1)), context_lens, NOTHING, NOTHING, NOTHING)
 
     def compute_logits(self, hidden: Tensor, step: AttentionMetadata, seqs: list[int]) -> Tensor:
         """[len(seqs), vocab_size]"""
-        if not self._was_few:
+        if self._logits is None:
             return super().compute_logits(hidden, step, seqs)
-        return self._logits if len(seqs) == len(hidden) else self._logits[seqs]
+        return self._logits if len(seqs) == len(self._logits) else self._logits[seqs]
 
     def sample(self, batch: list[Scheduled], hidden: Tensor, step: AttentionMetadata) -> list[SampledToken | None]:
-        if not self._was_few:
+        with one_thread(self._logits is not None):
             return super().sample(batch, hidden, step)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # torch's other thread would go on spinning, on the core of a helper
-        try:
-            return super().sample(batch, hidden, step)
-        finally:
+
+
+@contextmanager
+def one_thread(is_wanted: bool) -> Any:
+    """For torch: its other threads would go on spinning for a while, on the core where a helper works."""
+    threads = torch.get_num_threads()
+    if is_wanted and threads > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if is_wanted and threads > 1:
             torch.set_num_threads(threads)
 
 

@@ -24,7 +24,7 @@ from .vectors import OPTIONS, get, put
 STRIDE = 8  # int64 of a phase, a cache line: the word, and how many pieces are done
 SHIFT = 20  # of a step's number in the word: below it stands the next piece
 PATIENCE = 20_000  # looks at a counter before a worker offers its core to somebody else: about 20 us
-NAPS = 50  # so often does a helper offer it; then it sleeps until it is called
+NAPS = 200  # so often does a helper offer it; then it sleeps until it is called
 
 yield_core = types.ExternalFunction("sched_yield", types.int32())
 

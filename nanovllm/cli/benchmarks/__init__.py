@@ -6,6 +6,9 @@ peer.py         transformers on the same weights
 floor.py        what the machine needs at least: to read the weights and the keys and values
 turns.py        rounds in which what is compared takes turns
 throughput.py latency.py prefix.py offload.py    one benchmark each
+peers.py        another benchmark: vLLM, llama.cpp and transformers beside this engine
+answers.py peer_process.py agreement.py contexts.py    its parts
+workers/        what runs in the peers' processes
 report.py       a table, and JSON
 """
 

@@ -11,13 +11,15 @@ from tqdm import tqdm
 Result = TypeVar("Result")
 
 
-def take_turns(calls: Mapping[str, Callable[[], Result]], rounds: int, title: str) -> list[dict[str, Result]]:
-    """What each call returned, a dict a round. A first round warms up and is left out; the order changes."""
+def take_turns(
+    calls: Mapping[str, Callable[[], Result]], rounds: int, title: str, warm_ups: int = 1
+) -> list[dict[str, Result]]:
+    """What each call returned, a dict a round. The first rounds warm up and are left out; the order changes."""
     order, rng, found = list(calls), random.Random(0), []
-    for _ in tqdm(range(1 + rounds), title, leave=False, disable=not sys.stderr.isatty()):
+    for _ in tqdm(range(warm_ups + rounds), title, leave=False, disable=not sys.stderr.isatty()):
         rng.shuffle(order)
         found.append({name: calls[name]() for name in order})
-    return found[1:]
+    return found[warm_ups:]
 
 
 def median(rounds: list[dict[str, Result]], name: str, of: Callable[[Result], float]) -> float:

@@ -29,6 +29,14 @@ def random_tasks(llm: LLM, count: int, input_len: int, output_len: int, spread: 
     return [Task(random_tokens(llm, prompt, rng), output) for prompt, output in lengths]
 
 
+def mixed_tasks(llm: LLM, count: int = 32, low: int = 16, high: int = 256) -> list[Task]:
+    """Prompts and outputs of `low` to `high` tokens, lengths drawn evenly: no batch has its requests end together."""
+    rng = random.Random(SEED)
+    lengths = [(rng.randint(low, high), rng.randint(low, high)) for _ in range(count)]
+    vocab_size = llm.model_config.vocab_size
+    return [Task([rng.randrange(3, vocab_size) for _ in range(prompt)], output) for prompt, output in lengths]
+
+
 def around(length: int, spread: float, rng: random.Random) -> int:
     """
     >>> around(10, 0.0, random.Random(0)), around(1, 0.9, random.Random(0))

@@ -1,0 +1,39 @@
+"""transformers: generate() on one static batch, padded on the left."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+Made = tuple[list[list[int]], list[list[float]]]  # of each request its tokens, and when each came
+Serve = Callable[[list[list[int]], list[int]], Made]
+
+
+def load(settings: Any) -> tuple[str, Serve]:
+    import torch
+    import transformers
+
+    torch.set_num_threads(settings.threads)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=getattr(torch, settings.dtype))
+    model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0)  # no end of a text
+    model.eval()
+
+    @torch.inference_mode()
+    def serve(prompts: list[list[int]], lengths: list[int]) -> Made:
+        """Each row gets as many tokens as the longest output has; only the tokens that were asked for count."""
+        width, times = max(map(len, prompts)), list[float]()
+        started = time.perf_counter()
+
+        def note_time(input_ids: Any, scores: Any, **_: Any) -> Any:
+            times.append(time.perf_counter() - started)
+            return torch.zeros(len(input_ids), dtype=torch.bool)  # no row ends here
+
+        padded = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])  # [num_prompts, width]
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        stops = transformers.StoppingCriteriaList([note_time])
+        made = model.generate(padded, attention_mask=mask, stopping_criteria=stops, max_new_tokens=max(lengths))
+        rows = made[:, width:].tolist()
+        return [row[:n] for row, n in zip(rows, lengths, strict=True)], [times[:n] for n in lengths]
+
+    return transformers.__version__, serve

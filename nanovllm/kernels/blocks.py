@@ -1,0 +1,366 @@
+"""Blocks of vectors: what a kernel keeps in registers while it goes through two things that meet each with each.
+
+    sums = no_sums(a, b)
+    for i in range(0, size, WIDTH):
+        sums = outer(sums, load_rows(a, rows_of_a, i), load_rows(b, rows_of_b, i))
+
+A number that was read takes part in as many products as the other side has rows: a product of two numbers from memory
+waits for both of them, one of a block waits for a share. How many rows a block has is the length of the tuple that says
+where they start: the compiler knows it, and writes each of them out.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core.cgutils import get_or_insert_function
+from numba.core.extending import intrinsic
+
+from .exp import LN_2_HIGH, LN_2_LOW, LOG2_E, LOWEST
+from .vectors import FLOATS, FUSED, OPTIONS, WIDTH, WORD, constant, fma, halved, maximum, multiply, reader, sixteen, splat, vector
+
+WORDS = sixteen(WORD)
+
+
+def tuple_of(values: list[Any], context: Any, builder: Any, signature: Any) -> Any:
+    return context.make_tuple(builder, signature.return_type, values)
+
+
+def parts_of(builder: Any, many: Any) -> list[Any]:
+    """The values of a tuple."""
+    return [builder.extract_value(many, i) for i in range(len(many.type))]
+
+
+def shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    """Lanes of a, counted from 0, and of b, counted from 16."""
+    return builder.shuffle_vector(a, b, ir.Constant(WORDS, lanes))
+
+
+def sum_2(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fadd(a, b, flags=FUSED)
+
+
+@intrinsic
+def load_rows(typing: Any, memory: Any, starts: Any, i: Any) -> Any:
+    """A vector of each row: memory[start + i ..] for each of `starts`."""
+    read = reader(sixteen)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = [builder.add(start, args[2]) for start in parts_of(builder, args[1])]
+        loaded = [read(context, builder, signature, (args[0], start)) for start in where]
+        return tuple_of(loaded, context, builder, signature)
+
+    return types.UniTuple(vector, len(starts))(memory, starts, types.intp), generate
+
+
+@intrinsic
+def store_rows(typing: Any, memory: Any, starts: Any, columns: Any, block: Any) -> Any:
+    """memory[start + column ..] = the block's vectors, row by row. memory: float32"""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = iter(parts_of(builder, args[3]))
+        for start in parts_of(builder, args[1]):
+            for column in parts_of(builder, args[2]):
+                pointer = builder.gep(args[0], [builder.add(start, column)])
+                builder.store(next(values), builder.bitcast(pointer, FLOATS.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(memory, starts, columns, block), generate
+
+
+@intrinsic
+def load_block(typing: Any, memory: Any, starts: Any, columns: Any) -> Any:
+    """What store_rows() stored."""
+    read = reader(sixteen)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        starts, columns = parts_of(builder, args[1]), parts_of(builder, args[2])
+        where = [builder.add(start, column) for start in starts for column in columns]
+        return tuple_of([read(context, builder, signature, (args[0], i)) for i in where], context, builder, signature)
+
+    return types.UniTuple(vector, len(starts) * len(columns))(memory, starts, columns), generate
+
+
+@intrinsic
+def no_sums(typing: Any, a: Any, b: Any) -> Any:
+    """A block of zeros, for outer(sums, a, b): len(a) * len(b) vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return tuple_of([constant(FLOATS, 0)] * len(signature.return_type), context, builder, signature)
+
+    return types.UniTuple(vector, len(a) * len(b))(a, b), generate
+
+
+@intrinsic
+def outer(typing: Any, sums: Any, a: Any, b: Any) -> Any:
+    """sums[i, j] + a[i] * b[j], for each i and j"""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        before = iter(parts_of(builder, args[0]))
+        pairs = [(x, y) for x in parts_of(builder, args[1]) for y in parts_of(builder, args[2])]
+        values = [sum_2(builder, builder.fmul(x, y, flags=FUSED), next(before)) for x, y in pairs]
+        return tuple_of(values, context, builder, signature)
+
+    return sums(sums, a, b), generate
+
+
+@intrinsic
+def scaled(typing: Any, block: Any, factors: Any) -> Any:
+    """block[i, j] * factors[i]"""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values, factors = parts_of(builder, args[0]), parts_of(builder, args[1])
+        columns = len(values) // len(factors)
+        products = [builder.fmul(x, factors[i // columns], flags=FUSED) for i, x in enumerate(values)]
+        return tuple_of(products, context, builder, signature)
+
+    return block(block, factors), generate
+
+
+@intrinsic
+def splats(typing: Any, memory: Any, i: Any, rows: Any) -> Any:
+    """A vector of each of the next len(rows) numbers: memory[i], 16 times, memory[i + 1], 16 times, ..."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = []
+        for row in range(len(signature.return_type)):
+            number = builder.load(builder.gep(args[0], [builder.add(args[1], ir.Constant(args[1].type, row))]))
+            first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), number, WORD(0))
+            values.append(shuffled(builder, first, first, [0] * WIDTH))
+        return tuple_of(values, context, builder, signature)
+
+    return types.UniTuple(vector, len(rows))(memory, types.intp, rows), generate
+
+
+@intrinsic
+def sums_of_16(typing: Any, sums: Any) -> Any:
+    """One vector: lane i is the sum of the vector sums[i]. Half as many vectors after each step, each of two."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def join(a: Any, b: Any, low: list[int], high: list[int]) -> Any:
+            return sum_2(builder, shuffled(builder, a, b, low), shuffled(builder, a, b, high))
+
+        def join_all(values: list[Any], low: list[int], high: list[int]) -> list[Any]:
+            return [join(a, b, low, high) for a, b in zip(values[::2], values[1::2], strict=True)]
+
+        quarters = range(0, WIDTH, 4)  # what moves inside a quarter of a register is cheap
+        values = parts_of(builder, args[0])
+        values = join_all(values, *[[q + i + j for q in quarters for i in k for j in (0, 16)] for k in ((0, 1), (2, 3))])
+        values = join_all(values, *[[q + i + j for q in quarters for j in (0, 16) for i in k] for k in ((0, 1), (2, 3))])
+        even_and_odd = [[q + i for q in (k, k + 8, k + 16, k + 24) for i in range(4)] for k in (0, 4)]
+        return join_all(join_all(values, *even_and_odd), *even_and_odd)[0]
+
+    return vector(types.UniTuple(vector, WIDTH)), generate
+
+
+@intrinsic
+def spread(typing: Any, memory: Any, places: Any) -> Any:
+    """A vector with memory[places[i]] in each lane of row i: the lanes i, i + len(places), ..."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers = [builder.load(builder.gep(args[0], [place])) for place in parts_of(builder, args[1])]
+        whole = ir.Constant(FLOATS, ir.Undefined)
+        for i, number in enumerate(numbers):
+            whole = builder.insert_element(whole, number, WORD(i))
+        return shuffled(builder, whole, whole, [i % len(numbers) for i in range(WIDTH)])
+
+    return vector(memory, places), generate
+
+
+def folding(combine: Any) -> Any:
+    """Code that combines the lanes of each row; all of them have it then."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers, distance = args[0], WIDTH
+        while (distance := distance // 2) >= len(signature.args[1]):
+            moved = shuffled(builder, numbers, numbers, [(i + distance) % WIDTH for i in range(WIDTH)])
+            numbers = combine(builder, numbers, moved)
+        return numbers
+
+    return generate
+
+
+@intrinsic
+def largest_of_rows(typing: Any, numbers: Any, rows: Any) -> Any:
+    def larger(builder: Any, a: Any, b: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+    return vector(vector, rows), folding(larger)
+
+
+@intrinsic
+def sums_of_rows(typing: Any, numbers: Any, rows: Any) -> Any:
+    return vector(vector, rows), folding(sum_2)
+
+
+@intrinsic
+def lanes_of_rows(typing: Any, numbers: Any, rows: Any) -> Any:
+    """A vector of each row: its lane, 16 times."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = [shuffled(builder, args[0], args[0], [row] * WIDTH) for row in range(len(signature.args[1]))]
+        return tuple_of(lanes, context, builder, signature)
+
+    return types.UniTuple(vector, len(rows))(vector, rows), generate
+
+
+@intrinsic
+def write_rows(typing: Any, memory: Any, places: Any, numbers: Any) -> Any:
+    """What spread() reads: memory[places[i]] = the lane of row i."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for i, place in enumerate(parts_of(builder, args[1])):
+            builder.store(builder.extract_element(args[2], WORD(i)), builder.gep(args[0], [place]))
+        return context.get_dummy_value()
+
+    return types.void(memory, places, vector), generate
+
+
+@intrinsic
+def where_below(typing: Any, a: Any, b: Any, numbers: Any, others: Any) -> Any:
+    """`numbers` where a < b, else `others`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
+
+    return vector(vector, vector, vector, vector), generate
+
+
+@intrinsic
+def floor(typing: Any, numbers: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(FLOATS, [FLOATS])
+        return builder.call(get_or_insert_function(builder.module, kind, "llvm.floor.v16f32"), args)
+
+    return vector(vector), generate
+
+
+@intrinsic
+def power_of_2(typing: Any, numbers: Any) -> Any:
+    """2 ** each of these whole numbers, -126 .. 127"""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        exponent = builder.add(builder.fptosi(args[0], WORDS), constant(WORDS, 127))
+        return builder.bitcast(builder.shl(exponent, constant(WORDS, 23)), FLOATS)
+
+    return vector(vector), generate
+
+
+@intrinsic
+def prefetch(typing: Any, memory: Any, i: Any) -> Any:
+    """Ask for the cache line of element i, before it is needed."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
+        builder.call(function, [pointer, WORD(0), WORD(3), WORD(1)])  # to read, into the nearest cache, data
+        return context.get_dummy_value()
+
+    return types.void(memory, types.intp), generate
+
+
+@njit(**OPTIONS)
+def exp_of(x):
+    """exp of each of 16 numbers up to 88; below -87 they count as -87. See exp.py."""
+    x = maximum(x, splat(LOWEST))
+    k = floor(fma(x, splat(LOG2_E), splat(0.5)))
+    r = fma(k, splat(-LN_2_LOW), fma(k, splat(-LN_2_HIGH), x))
+    p = splat(1 / 720)
+    p = fma(p, r, splat(1 / 120))
+    p = fma(p, r, splat(1 / 24))
+    p = fma(p, r, splat(1 / 6))
+    p = fma(p, r, splat(0.5))
+    p = fma(p, r, splat(1))
+    p = fma(p, r, splat(1))
+    return multiply(p, power_of_2(k))
+
+
+@intrinsic
+def starts_of(typing: Any, rows: Any, size: Any) -> Any:
+    """Where these rows start, of `size` numbers each."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        starts = [builder.mul(row, args[1]) for row in parts_of(builder, args[0])]
+        return tuple_of(starts, context, builder, signature)
+
+    return rows(rows, types.intp), generate
+
+
+@intrinsic
+def places_of(typing: Any, places: Any, t: Any, rows: Any) -> Any:
+    """The places t, t + 1, ... as many as make 16 pairs with the rows."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        steps = [builder.add(args[1], ir.Constant(args[1].type, i)) for i in range(len(signature.return_type))]
+        return tuple_of([builder.load(builder.gep(args[0], [i])) for i in steps], context, builder, signature)
+
+    return types.UniTuple(types.int64, WIDTH // len(rows))(places, types.intp, rows), generate
+
+
+@intrinsic
+def products_at(typing: Any, a: Any, starts_a: Any, b: Any, starts_b: Any, i: Any) -> Any:
+    """One number of each row of a, times that of each row of b. Lane k * len(starts_b) + r is of row k and row r."""
+    read = reader(lambda of_type: of_type)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def numbers(memory: int) -> list[Any]:
+            typed = signature.return_type(*signature.args[memory : memory + 1])
+            where = [builder.add(start, args[4]) for start in parts_of(builder, args[memory + 1])]
+            return [read(context, builder, typed, (args[memory], start)) for start in where]
+
+        whole, left, right = ir.Constant(FLOATS, ir.Undefined), numbers(0), numbers(2)
+        products = [builder.fmul(x, y, flags=FUSED) for x in left for y in right]
+        for lane, product in enumerate(products):
+            whole = builder.insert_element(whole, product, WORD(lane))
+        return whole
+
+    return vector(a, starts_a, b, starts_b, types.intp), generate
+
+
+@intrinsic
+def limits(typing: Any, rows: Any, group: Any, before: Any, count: Any) -> Any:
+    """Key t + k is seen by row r if t is below lane k * len(rows) + r: below count - k, and before + r // group - k."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        seen = [builder.add(args[2], builder.sdiv(row, args[1])) for row in parts_of(builder, args[0])]
+        seen = [builder.select(builder.icmp_signed("<", x, args[3]), x, args[3]) for x in seen]
+        whole = ir.Constant(FLOATS, ir.Undefined)
+        for lane in range(WIDTH):
+            number = builder.sub(seen[lane % len(seen)], ir.Constant(args[2].type, lane // len(seen)))
+            whole = builder.insert_element(whole, builder.sitofp(number, FLOATS.element), WORD(lane))
+        return whole
+
+    return vector(rows, types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def negative(typing: Any, numbers: Any) -> Any:
+    return vector(vector), lambda context, builder, signature, args: builder.fneg(args[0])
+
+
+@intrinsic
+def divide(typing: Any, a: Any, b: Any) -> Any:
+    return vector(vector, vector), lambda context, builder, signature, args: builder.fdiv(*args)
+
+
+def larger_or_nan(builder: Any, a: Any, b: Any) -> Any:
+    is_a = builder.or_(builder.fcmp_ordered(">", a, b), builder.fcmp_unordered("uno", a, a))
+    return builder.select(is_a, a, b)
+
+
+@intrinsic
+def maximum_or_nan(typing: Any, a: Any, b: Any) -> Any:
+    """The larger of each two; NaN, if one of them is."""
+    return vector(vector, vector), lambda context, builder, signature, args: larger_or_nan(builder, *args)
+
+
+@intrinsic
+def largest_or_nan(typing: Any, numbers: Any) -> Any:
+    return types.float32(vector), halved(larger_or_nan)
+
+
+@intrinsic
+def lane_numbers(typing: Any) -> Any:
+    """0, 1, ... 15"""
+    return vector(), lambda context, builder, signature, args: ir.Constant(FLOATS, [float(i) for i in range(WIDTH)])
