@@ -4,6 +4,7 @@ core/         the code of stage 7, byte for byte
 api/          what a user gets beyond it: vLLM's interface
 checkpoints/  models as people have them: folders, names of the hub, tokenizers, chat templates, sizes
 cli/          the commands: generate, chat, batch, inspect, bench, trace, stages
+kernels/      fast paths on a CPU, compiled by Numba; the engine runs without them
 trace/        what an engine does, as events: written, replayed, converted for a viewer
 server/       page/, which plays an engine's memory
 """

@@ -11,7 +11,6 @@ from ..checkpoints.hub import find_tokenizer
 from ..checkpoints.load_tokenizer import load_tokenizer
 from ..core.config import EngineConfig
 from ..core.llama import LlamaForCausalLM
-from ..core.model_runner import ModelRunner
 from ..core.sampling import SamplingParams as CoreSamplingParams
 from ..core.sequence import Sequence
 from ..kernels.choice import Choice
@@ -21,6 +20,7 @@ from .engine import InputProcessor
 from .engine import LLMEngine as BaseLLMEngine
 from .engine_args import EngineArgs, check_is_args
 from .metrics import Metric, Tally, as_metrics
+from .model_runner import ModelRunner
 from .only_in_vllm import refuse
 from .params import SamplingParams
 from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, whole_text

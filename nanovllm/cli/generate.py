@@ -43,8 +43,7 @@ def generate(
         llm = LLM(**options)
     with ctrl_c_raises(), tracing.of(llm):
         outputs = show(ticking(llm, llm.stream(texts or PROMPTS, params), stats))
-    click.echo("\n" + summary(llm, outputs))
-    click.echo(llm.llm_engine.kernels.says)
+    click.echo(f"\n{llm.llm_engine.kernels.says}\n{summary(llm, outputs)}")
     if llm.llm_engine.cost_model:
         click.echo(f"load or recompute: {llm.llm_engine.cost_model}")
     finish_compiling(llm)

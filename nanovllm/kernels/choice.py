@@ -39,7 +39,8 @@ class Choice:
 
         Raises ValueError if kernels are forced and cannot be had.
         """
-        self._runner, self._compiler = runner, None
+        self._runner = runner
+        self._compiler: Compiler | None = None
         self.uses_kernels = False
         self.why = "they were asked for" if backend == "torch" else refusal or lack()  # plain operations
         if self.why is None:

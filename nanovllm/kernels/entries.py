@@ -1,6 +1,6 @@
 """What is compiled: each function that Python calls, and for which types."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,5 +28,6 @@ def entries(dtype: torch.dtype) -> list[tuple[Any, tuple]]:
     ]
 
 
-def zeros(kind: type[NamedTuple]) -> NamedTuple:
+def zeros(kind: Any) -> Any:
+    """A named tuple."""
     return kind(*[0] * len(kind._fields))

@@ -26,7 +26,8 @@ def test_it_tells_each_story_and_ends_with_the_summary(run):
     assert status == 0 and err == ""
     for story, prompt in ((first, "the fox"), (second, "the wood")):
         assert story.startswith(prompt) and story.endswith("  [6 tokens, length]")
-    assert re.fullmatch(SUMMARY, last.strip())
+    told, summary = last.strip().split("\n")
+    assert told == "plain operations: they were asked for" and re.fullmatch(SUMMARY, summary)
 
 
 def test_the_summary_says_what_was_reserved_and_used(run):

@@ -19,6 +19,7 @@ from ..cli.batch import batch
 from ..cli.commands import COMMANDS, nanovllm
 from ..cli.generate import generate
 from ..core.flags import knobs
+from ..kernels.options import KernelOptions
 from .helpers import start
 
 TOO_LONG = "9" * 23
@@ -125,7 +126,7 @@ def test_every_knob_is_an_option(command):
     own = {"file", "output", "overwrite", "resume", "chat_template"} if command is batch else {"prompts", "files"}
     own |= {"revision", "stats", "trace"}
     asked = {"stop", "stop_token_ids", "ignore_eos"} | ({"logprobs", "prompt_logprobs"} if command is batch else set())
-    names = {field.name for kind in (EngineConfig, SamplingParams) for field in knobs(kind)}
+    names = {field.name for kind in (EngineConfig, KernelOptions, SamplingParams) for field in knobs(kind)}
     assert {option.name for option in command.params} - own == names | asked
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...api import LLM
 from ...core.config import POOL_SIZES
+from ..compiling import compiled_llm
 from .answers import Answer, serve_here
 from .floor import read_bandwidth
 from .turns import take_turns
@@ -22,7 +23,7 @@ SHORT, NUM_STEPS = 16, 8
 
 def measure_contexts(engine: dict[str, Any], rounds: int, contexts: list[int], batch_size: int) -> dict[str, Any]:
     """Numbers by their names. Raises ValueError if the model or the pool cannot take such a context."""
-    llm = LLM(**engine | needed(engine, max(contexts), batch_size))
+    llm = compiled_llm(engine | needed(engine, max(contexts), batch_size))
     for context in contexts:
         check_length(llm, context, 1 + NUM_STEPS)
         if batch_size * (context + 1 + NUM_STEPS) > llm.kv_cache.num_blocks * llm.kv_cache.block_size:

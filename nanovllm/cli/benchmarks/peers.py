@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...api import LLM
+from ..compiling import compiled_llm
 from .agreement import agreement, as_sentence
 from .answers import Answer, Job, Serve, serve_here
 from .contexts import SHORT, measure_contexts
@@ -37,7 +38,7 @@ def measure(
     context_batch: int,
 ) -> dict[str, Any]:
     specs, lengths = peer_specs(peer, transformers), whole_numbers("--contexts", contexts)
-    llm = LLM(**engine)
+    llm = compiled_llm(engine)
     found = compare(llm, specs, made_jobs(llm, jobs), rounds)
     found["settings"] = {"jobs": jobs, "rounds": rounds} | ({"contexts": contexts} if lengths else {})
     if lengths:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ... import LLM, EngineArgs, SamplingParams
+from ... import __main__ as command
 from ...kernels import choice as module
 from ...kernels import threads
 from ...kernels.choice import Choice
@@ -299,3 +300,15 @@ def test_the_threading_layer_is_openmp_unless_there_is_none_or_the_user_names_on
     monkeypatch.setitem(sys.modules, "numba.core", SimpleNamespace(config=config))
     assert threads.start_team.__wrapped__() == expected and named == config.THREADING_LAYER
     assert threads.start_team.__wrapped__() == expected, "what runs already stays"
+
+
+@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_the_command_says_how_threads_wait_unless_the_user_does(name, monkeypatch):
+    for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(each, "1")  # to be restored
+        monkeypatch.delenv(each)
+    command.spin_shortly()
+    assert os.environ.pop("GOMP_SPINCOUNT") == "1000"
+    monkeypatch.setenv(name, "7")
+    command.spin_shortly()
+    assert os.environ[name] == "7" and len({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*os.environ}) == 1

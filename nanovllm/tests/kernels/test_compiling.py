@@ -180,8 +180,9 @@ def process(monkeypatch, tmp_path):
 
     def make(code: str) -> compiler.Compiler:
         command = [sys.executable, "-S", "-c", code]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        monkeypatch.setattr(compiler, "start", lambda dtype, folder: subprocess.Popen(command, **pipes))
+        pipe, out = subprocess.PIPE, subprocess.STDOUT
+        started = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=out)
+        monkeypatch.setattr(compiler, "start", lambda dtype, folder: started)
         return compiler.Compiler(torch.float32, tmp_path)
 
     make.loaded = []
@@ -222,8 +223,8 @@ def test_it_ends_with_its_owner_and_leaves_no_zombie(process, way):
 def run_script(script: str, home: Path, **variables: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "NUMBA_CACHE_DIR")}
     environment |= {"XDG_CACHE_HOME": str(home), "PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "2"} | variables
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", script], env=environment, text=True, **pipes)
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -303,7 +304,8 @@ if __name__ == "__main__":
     before = tokens()
     if os.fork() == 0:
         torch.set_num_threads(1)
-        same = tokens() == before and llm.llm_engine.kernels.says.startswith("plain operations: this process was forked")
+        says = llm.llm_engine.kernels.says
+        same = tokens() == before and says.startswith("plain operations: this process was forked")
         os._exit(0 if same else 1)
     print("engine", os.waitstatus_to_exitcode(os.wait()[1]))
     if os.fork() == 0:
