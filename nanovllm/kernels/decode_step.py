@@ -10,10 +10,10 @@ from numba import njit
 from .phases import PHASES, attend_all, compute_logits, gate_and_up, project_down, project_out, project_qkv
 from .step_parts import Model, Step
 from .team import open_phases, show, wait_for_step
-from .vectors import OPTIONS, Memory, floats, get, integers, put, read, stored, write
+from .vectors import ENTRY, OPTIONS, Memory, floats, get, integers, put, read, stored, write
 
 
-@njit(**OPTIONS)
+@njit(**ENTRY)
 def decode_step(worker: int, seen: int, step: Step, model: Model) -> int:
     """Worker 0 runs `step`. A helper takes part in all steps after `seen`, until none comes for a while.
 

@@ -17,13 +17,13 @@ from ..core.llama import LlamaForCausalLM
 from .blocks import divide, exp_of, negative
 from .exp import exp
 from .step_attention import StepAttend, like_of
-from .vectors import OPTIONS, WIDTH, add, at, floats, fma, load, maximum, multiply, read, splat, store, stored, sum_of, write, zeros
+from .vectors import ENTRY, OPTIONS, WIDTH, add, at, floats, fma, load, maximum, multiply, read, splat, store, stored, sum_of, write, zeros
 
 ENOUGH = 1 << 15  # numbers: a kernel with less to do is done before another thread has woken up
 LOWEST = -88.0  # exp(88) is float32's last power; silu of less is 0
 
 
-@njit(parallel=True, **OPTIONS)
+@njit(parallel=True, **ENTRY)
 def add_and_norm(x, y, weight, eps, rows, size, workers, like, out):
     """x += y, then out = x / rms(x) * weight. Addresses: x float32 [rows, size]; y, out [rows, size]; weight float32 [size]
 
@@ -68,7 +68,7 @@ def add_and_norm_row(x, y, weight, eps, where, size, like, out):
         i += 1
 
 
-@njit(parallel=True, **OPTIONS)
+@njit(parallel=True, **ENTRY)
 def silu_and_mul(gate_up, rows, size, workers, like, act):
     """act = silu(gate) * up. Addresses: gate_up [rows, 2, size]; act [rows, size]; like: an array of their type"""
     if workers == 1 or rows * size < ENOUGH:

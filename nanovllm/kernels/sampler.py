@@ -13,12 +13,12 @@ from ..core.sampling import SampledToken, SamplingRow, sample
 from .blocks import exp_of, lane_numbers, largest_or_nan, maximum_or_nan, negative, where_below
 from .exp import exp
 from .step_attention import like_of
-from .vectors import OPTIONS, WIDTH, add, at, floats, integers, largest_of, load, maximum, put, read, splat, stored, sum_of, write, zeros
+from .vectors import ENTRY, OPTIONS, WIDTH, add, at, floats, integers, largest_of, load, maximum, put, read, splat, stored, sum_of, write, zeros
 
 PIECE = 8192  # logits: they stay in the nearest caches
 
 
-@njit(parallel=True, **OPTIONS)
+@njit(parallel=True, **ENTRY)
 def find_peaks(logits, rows, size, like, tokens, peaks, sums):
     """Of each piece of each row: where its peak is, the peak, and the sum of exp(logit - peak). NaN is a peak.
 

@@ -23,7 +23,7 @@ from .attention import NEVER, PART, Pool, attend, merge
 from .blocks import negative
 from .norm import normalize
 from .team import STRIDE, open_phases, pieces
-from .vectors import OPTIONS, WIDTH, at, floats, fma, get, integers, load, multiply, read, splat, store, stored, write
+from .vectors import ENTRY, OPTIONS, WIDTH, at, floats, fma, get, integers, load, multiply, read, splat, store, stored, write
 
 PHASES = 3
 SPLIT = 512  # keys of a decode that one job attends to
@@ -73,7 +73,7 @@ class Room(NamedTuple):
     counters: int  # int64 [PHASES, STRIDE]
 
 
-@njit(parallel=True, **OPTIONS)
+@njit(parallel=True, **ENTRY)
 def attend_step(layer, qkv, norms, turns, out, like, shape, heads, plan, room):
     """qkv [num_rows, num_heads + 2 * num_kv_heads, head_dim] -> out [num_rows, num_heads, head_dim], addresses
 
