@@ -97,7 +97,9 @@ def roofline(rounds: int = 7, size: int = 1024) -> dict[str, Any]:
         step.seqs[0].num_computed_tokens = 0
         calls[f"prefill_{tokens}"] = lambda step=step, n=tokens: step.engine.model_runner.run([(step.seqs[0], n)])
     for batch, context in ((1, 128), (8, 128), (32, 128), (32, 960)):
-        calls[f"decode_{batch}_{context}"] = DecodeStep("s3", STORYTELLER, Case("storyteller", "float32", batch, context))
+        calls[f"decode_{batch}_{context}"] = DecodeStep(
+            "s3", STORYTELLER, Case("storyteller", "float32", batch, context)
+        )
     turns = take_turns(
         {name: timed(call) for name, call in {**calls, "read": reading, "multiply": lambda: a @ b}.items()}, rounds
     )
@@ -132,7 +134,9 @@ def copies(rounds: int = 5) -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {}
     device = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-    memories = {name: torch.ones(2**28, dtype=torch.uint8, pin_memory=name == "pinned") for name in ("pinned", "pageable")}
+    memories = {
+        name: torch.ones(2**28, dtype=torch.uint8, pin_memory=name == "pinned") for name in ("pinned", "pageable")
+    }
 
     def copy(host: torch.Tensor) -> None:
         device.copy_(host, non_blocking=True)
