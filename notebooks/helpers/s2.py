@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from notebooks.helpers import pictures
-from notebooks.helpers.pictures import ACCENT, GREY, PAPER, USED
-from stages.bench.replay import arrivals
-from stages.bench.workloads import Traffic
+from notebooks.helpers.pictures import ACCENT, GREY, INK, PAPER, USED
 
 # Hues of about the same darkness: in grey a sequence cannot be told from its neighbour by its hue, so one is followed
 # in the accent, which is lighter.
@@ -122,10 +120,24 @@ def tint(color: str) -> tuple[float, ...]:
     return tuple(TINT * part + 1 - TINT for part in to_rgb(color))
 
 
-# ---- other ways to hand out memory
-
-
-def sequences(config: Any, *lengths: int) -> list[Any]:
-    """A sequence of stage 2 with a prompt of each length. `config` is a ModelConfig."""
-    requests = [Traffic(length, 1, 1) for length in lengths]
-    return [seq for seq, _ in arrivals("s2", config, requests, longest=2 + max(lengths))]
+def moved_bytes(ax: Axes, moved: Mapping[str, Mapping[str, float]]) -> None:
+    """What a step moves, in MB, a bar for each stage, its parts end to end, to scale."""
+    looks = {
+        "new token written": (INK, ""),
+        "read by attention": (USED, ""),
+        "read to be copied": (ACCENT, ""),
+        "written by the copy": (ACCENT, "////"),
+    }
+    most = max(sum(parts.values()) for parts in moved.values())
+    for row, parts in enumerate(moved.values()):
+        left = 0.0
+        for name, width in parts.items():
+            color, hatch = looks[name]
+            ax.barh(row, width, left=left, height=0.5, color=color, hatch=hatch, edgecolor=PAPER, linewidth=0.8)
+            if width > 0.05 * most:
+                pictures.label(ax, f"{name}: {width:.0f} MB", (left + width / 2, row + 0.27), (0, -11))
+            left += width
+    ax.set(yticks=range(len(moved)), yticklabels=list(moved), ylim=(len(moved) - 0.25, -0.5), xlim=(0, most))
+    ax.set(xlabel="MB of keys and values in a decode step; what is new is too thin to see")
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(axis="y", length=0)
