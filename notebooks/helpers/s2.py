@@ -125,7 +125,7 @@ def moved_bytes(ax: Axes, moved: Mapping[str, Mapping[str, float]]) -> None:
     looks = {
         "new token written": (INK, ""),
         "read by attention": (USED, ""),
-        "read to be copied": (ACCENT, ""),
+        "read to be copied": (GREY, ""),
         "written by the copy": (ACCENT, "////"),
     }
     most = max(sum(parts.values()) for parts in moved.values())
@@ -133,11 +133,13 @@ def moved_bytes(ax: Axes, moved: Mapping[str, Mapping[str, float]]) -> None:
         left = 0.0
         for name, width in parts.items():
             color, hatch = looks[name]
-            ax.barh(row, width, left=left, height=0.5, color=color, hatch=hatch, edgecolor=PAPER, linewidth=0.8)
+            ax.barh(row, width, left=left, height=0.62, color=color, hatch=hatch, edgecolor=PAPER, linewidth=0.8)
             if width > 0.05 * most:
-                pictures.label(ax, f"{name}: {width:.0f} MB", (left + width / 2, row + 0.27), (0, -11))
+                ink, paper = (INK, {"facecolor": PAPER, "edgecolor": "none", "pad": 2}) if hatch else (PAPER, None)
+                middle = left + width / 2
+                ax.text(middle, row, f"{name}: {width:.0f} MB", ha="center", va="center", color=ink, bbox=paper)
             left += width
-    ax.set(yticks=range(len(moved)), yticklabels=list(moved), ylim=(len(moved) - 0.25, -0.5), xlim=(0, most))
+    ax.set(yticks=range(len(moved)), yticklabels=list(moved), ylim=(len(moved) - 0.5, -0.5), xlim=(0, most))
     ax.set(xlabel="MB of keys and values in a decode step; what is new is too thin to see")
     ax.spines["left"].set_visible(False)
     ax.tick_params(axis="y", length=0)

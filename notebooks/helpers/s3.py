@@ -109,6 +109,15 @@ def growing(axes: Sequence[Axes], read: Sequence[int], panels: Mapping[str, Sequ
     axes[-1].plot(read[-1], panels[next(reversed(panels))][-1], "o", color=ACCENT, markersize=6, clip_on=False)
 
 
+def in_words(name: str) -> str:
+    """
+    >>> in_words("prefill_32"), in_words("decode_8_128")
+    ('prefill, 32 tokens', 'decode, 8 x 128')
+    """
+    kind, *numbers = name.split("_")
+    return f"{kind}, {' x '.join(numbers)}{' tokens' if len(numbers) == 1 else ''}"
+
+
 def numbered_roofline(ax: Axes, speed: float, bandwidth: float, steps: Mapping[str, tuple[Work, float]]) -> None:
     """What the machine allows, and what steps reach, in billions of operations a second. Each step, its work and the
     seconds that it takes, has a number at its mark; the names are in a list on the right.
@@ -124,9 +133,7 @@ def numbered_roofline(ax: Axes, speed: float, bandwidth: float, steps: Mapping[s
         ax.plot(x, y, mark, color=color, markersize=12)
         ax.text(x, y, str(number), ha="center", va="center", color="white", fontsize=8)
         at = (1.02, 0.98 - 0.11 * (number - 1))
-        ax.text(
-            *at, f"{number}  {name.replace('_', ' ')}", transform=ax.transAxes, va="top", color=pictures.darker(color)
-        )
+        ax.text(*at, f"{number}  {in_words(name)}", transform=ax.transAxes, va="top", color=pictures.darker(color))
     slowest = min(work.operations / seconds for work, seconds in steps.values()) / 1e9
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(slowest / 2, 2 * speed / 1e9))
     ax.set(xlabel="operations for each byte that must be read", ylabel="billion operations a second")

@@ -203,7 +203,8 @@ def held_over_time(ax: Axes, run: Run, title: str) -> None:
     moments = preempted_at(run)
     if moments:  # an empty line would count as one at the corner of the page
         ax.plot(moments, [1.1] * len(moments), "v", color=ACCENT, markersize=5, clip_on=False, markeredgewidth=0)
-    ax.set(xlim=(0, run.steps[-1].end), ylim=(0, 1.0), title=title, yticks=[0, 0.5, 1])
+    ax.set(xlim=(0, run.steps[-1].end), ylim=(0, 1.0), yticks=[0, 0.5, 1])
+    ax.set_title(title, pad=14 if moments else 6)
     pictures.percent(ax.yaxis)
     pictures.thousands(ax.xaxis)
 

@@ -180,7 +180,7 @@ def beam_steps(steps: Sequence[BeamStep], first: int, finding: str, tokenizer: A
         for row, parent in enumerate(parents):
             arrow(axes[number - 1], (ends[parent], -parent), ax, (-0.02, -row))
         for row in set(range(len(ends))) - set(parents):
-            axes[number - 1].text(ends[row], -row, "×", ha="center", va="center", color=INK, fontsize=11)
+            axes[number - 1].text(ends[row] + 0.4, -row, "×", ha="center", va="center", color=INK, fontsize=11)
         ends = [len(beam.table) + 1.9 for beam in step.beams]
     key(axes[0])
     return fig

@@ -7,6 +7,7 @@ What is compared takes turns. Locality, disk and roofline are in locality.py. Un
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -126,8 +127,8 @@ def order(rounds: int = 9, num_blocks: int = 2048) -> dict[str, Any]:
         llm = stage("s2").LLM(STORYTELLER, dtype="float32", kv_cache_tokens=num_blocks * BLOCK, max_num_seqs=8)
         llm.kv_cache_manager._pool = kind(num_blocks)
         pool = kind(num_blocks)
-        calls["written", name] = timed(lambda pool=pool: write_in_turn(pool, memory))
-        calls["served", name] = timed(lambda llm=llm: llm.generate([[5] * 40] * 8, params))
+        calls["written", name] = timed(partial(write_in_turn, pool, memory))
+        calls["served", name] = timed(partial(llm.generate, [[5] * 40] * 8, params))
     turns = take_turns(calls, rounds)
     return locality.ratios({name: ratio(turns, (name, "first"), (name, "last")) for name in ("written", "served")})
 

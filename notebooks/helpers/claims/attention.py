@@ -80,7 +80,7 @@ def finding_10() -> Finding:
         f"at batch 8 {in_words(at_8, 'it costs', 'nothing that the rounds can tell', 'it gains')}; "
         f"bandwidth {in_words(lost, 'is lost', 'is the same within the rounds', 'is gained')} where a tile is copied "
         "before "
-        f"it is read; the larger batch buys {buys:.1f} times. A kernel that reads in place is a GPU's: make gpu",
+        f"it is read; the larger batch buys {buys:.1f} times. On a GPU: make gpu PART=2",
     )
 
 
@@ -99,12 +99,13 @@ def draw_reads(now: dict[str, float] | None) -> Figure:
     ax.fill_between(
         pieces, [t.least for t in known.values()], [t.largest for t in known.values()], color=USED, alpha=0.15
     )
-    lines = [Line(pieces, [t.value for t in known.values()], "committed, and its spread", USED, (6, 8), "o-")]
+    lines = [Line(pieces, [t.value for t in known.values()], "", USED, style="o-")]
     if now:
-        lines.append(Line(pieces, [now[str(piece)] for piece in pieces], "your machine, now", ACCENT, (6, -8), "s--"))
+        lines.append(Line(pieces, [now[str(piece)] for piece in pieces], "", ACCENT, style="s--"))
     pictures.lines(ax, lines, "bytes of a piece, read in one go", "random / in a row", log="x")
+    pictures.legend(ax, {"committed, and its spread": USED, **({"your machine, now": ACCENT} if now else {})})
     ax.axhline(1, color=GREY, linewidth=0.8)
-    ax.set(ylim=(0, None), xticks=pieces, xticklabels=[s3.in_bytes(piece) for piece in pieces], xlim=(50, 3e6))
+    ax.set(ylim=(0, None), xticks=pieces, xticklabels=[s3.in_bytes(piece) for piece in pieces], xlim=(50, 4e5))
     ax.yaxis.set_major_formatter("{x:g}")
     return fig
 
@@ -166,7 +167,7 @@ def roofline() -> tuple[Figure, Finding]:
         f"The ridge is at {ridge:.1f} operations a byte; {len(left)} of {len(steps)} steps are left of it", height=3.4
     )
     s3.numbered_roofline(ax, arithmetic.value, bandwidth.value, {n: (w, t.value / 1000) for n, (w, t) in steps.items()})
-    found = "; ".join(f"{n.replace('_', ' ')} {steps[n][0].intensity:.1f} and {reached[n]:.0%}" for n in steps)
+    found = "; ".join(f"{s3.in_words(n)} {steps[n][0].intensity:.1f} and {reached[n]:.0%}" for n in steps)
     finding = Finding(
         19,
         "prefill is bound by arithmetic, decode by memory",
@@ -177,8 +178,8 @@ def roofline() -> tuple[Figure, Finding]:
         f"operations a byte, and the share of the roof: {found}; the ridge is at {ridge:.1f}",
         f"{'holds' if not [n for n in left if n.startswith('prefill')] else 'does not hold'} for prefill; for decode "
         "with "
-        f"few sequences ({', '.join(n.replace('_', ' ') for n in left)}); a large batch on a processor with so little "
-        "arithmetic is right of the ridge. A GPU's ridge is at some hundreds: make gpu",
+        f"few sequences ({'; '.join(s3.in_words(n) for n in left)}); a large batch on a processor with so little "
+        "arithmetic is right of the ridge. A GPU's ridge is at some hundreds: make gpu PART=4",
     )
     return fig, finding
 

@@ -96,7 +96,7 @@ def finding_5() -> Finding:
         "as "
         f"long where blocks are only written, {served.text()} times in the LLM",
         "the free list is as quick as claimed; "
-        + ("" if is_cuda else "the two ratios are a GPU's: make gpu; ")
+        + ("" if is_cuda else "the two ratios are a GPU's: make gpu PART=5; ")
         + "the order matters to writes: "
         + in_words(written, "no", "the same", "yes")
         + ", to the LLM: "

@@ -203,7 +203,7 @@ def by_hand() -> list[tuple[str, list[str]]]:
 def live(sizes: Iterable[int] = (6 * MB, 5 * MB)) -> str:
     """The same by torch, where there is a CUDA device: what it has reserved and allocated."""
     if not torch.cuda.is_available():
-        return "No CUDA device here, so what you see is the model; `make gpu` runs the real one."
+        return "No CUDA device here, so what you see is the model; `make gpu PART=5` times the real one."
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
     tensors = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]

@@ -80,9 +80,7 @@ def draw(states: list[State], watermark: int) -> Figure:
     below.step(x, [state.running for state in states], where="post", color=USED, linewidth=1.4)
     below.step(x, [state.waiting for state in states], where="post", color=INK, linewidth=1.1, linestyle="--")
     below.set(ylabel="requests", xlabel="step", ylim=(0, None))
-    at = len(states) // 3
-    pictures.label(below, "running", (at, states[at].running), (0, 3), USED)
-    pictures.label(below, "waiting", (at, states[at].waiting), (0, -12), INK)
+    pictures.legend(below, {"running": USED, "waiting, dashed": INK})
     return fig
 
 

@@ -39,7 +39,7 @@ def finding_16() -> Finding:
         f"block; an H200 with a link of 64 GB/s {GPU.ratio:.1f} times, with 4 GB/s {SLOW.ratio:.1f} times",
         "the host wins where the link is fast, by 11 and not 22 in their numbers; a set-up does not turn it around, "
         "a slow "
-        "link does: refuted that it always wins. On a GPU: make gpu",
+        "link does: refuted that it always wins. On a GPU: make gpu PART=5",
     )
 
 
@@ -56,5 +56,5 @@ def finding_17() -> Finding:
         f"{warm.text('{:.1f}')} ms; pinned: {on_gpu}",
         f"0.73 ms is {BLOCK_OF_70B / 0.73e-3 / 1e9:.1f} GB/s, a fast disk alone in its machine; this one reads "
         f"{BLOCK_OF_70B / (cold.value / 1000) / 1e9:.1f} GB/s, and still a block computed again costs more "
-        f"({16 / TOLD.tokens_per_second * 1000:.0f} ms by the text's prefill). Pinned: make gpu",
+        f"({16 / TOLD.tokens_per_second * 1000:.0f} ms by the text's prefill). Pinned: make gpu PART=3",
     )

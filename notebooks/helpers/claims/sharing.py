@@ -72,8 +72,8 @@ def finding_13() -> Finding:
         f"of 5.24 MB {large.text('{:.0f}')} us; {beams.get('blocks')} blocks in place of {beams.get('alone')}: "
         f"{times:.1f} "
         "times",
-        "the fork holds; 4x is a bound, far from what is used; 1.6 us is a GPU's: make gpu. (To read and write 5.24 MB "
-        f"in 1.6 us would be {2 * 5.24e6 / 1.6e-6 / 1e12:.1f} TB/s; an H200 copies at 4.3.)",
+        "the fork holds; 4x is a bound, far from what is used; 1.6 us is a GPU's: make gpu PART=5. (To read and "
+        f"write 5.24 MB in 1.6 us would be {2 * 5.24e6 / 1.6e-6 / 1e12:.1f} TB/s; an H200 copies at 4.3.)",
     )
 
 

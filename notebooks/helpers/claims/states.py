@@ -17,11 +17,11 @@ STATES = {  # name: (x, y, fill, ink)
 }
 ARROWS = [  # from, to, what is called, of which class, bend, where the label stands
     ("waiting", "running:\na chunk a step", "_admit", Scheduler, 0.0, (2.7, 1.14)),
-    ("running:\na chunk a step", "running:\na token a step", "_schedule_chunk", Scheduler, 0.0, (5.7, 1.14)),
+    ("running:\na chunk a step", "running:\na token a step", "_schedule_chunk", Scheduler, 0.0, (5.7, 1.4)),
     ("running:\na token a step", "finished", "remove", Scheduler, 0.0, (8.72, 1.14)),
-    ("running:\na token a step", "waiting", "_preempt", Scheduler, -0.32, (4.2, 1.98)),
+    ("running:\na token a step", "waiting", "_preempt", Scheduler, -0.32, (4.2, 2.34)),
     ("running:\na token a step", "error", "_fail", Scheduler, 0.0, (7.55, 0.1)),
-    ("waiting", "error", "_fail", Scheduler, 0.12, (3.6, -0.32)),
+    ("waiting", "error", "_fail", Scheduler, 0.12, (3.6, -0.72)),
 ]
 
 
@@ -54,7 +54,7 @@ def draw() -> Figure:
         ax.text(*at, name, ha="center", va="bottom", fontsize=8, color=pictures.darker(color))
     ax.text(10.0, 0.56, "stop, length,\nor abort", ha="center", va="top", fontsize=8)
     ax.text(7.2, -1.08, "it outgrew the pool", ha="center", va="top", fontsize=8)
-    ax.text(1.2, 0.56, "add_request", ha="center", va="top", fontsize=8)
-    ax.set(xlim=(0.1, 11.2), ylim=(-1.4, 2.4), xticks=[], yticks=[])
+    ax.text(1.2, 1.4, "add_request", ha="center", va="bottom", fontsize=8)
+    ax.set(xlim=(0.1, 11.2), ylim=(-1.4, 2.75), xticks=[], yticks=[])
     pictures.bare(ax)
     return fig
