@@ -4,6 +4,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -178,6 +179,5 @@ def disk(rounds: int = 5, num_blocks: int = 32, folder: Path | None = None) -> d
 
 def forget(path: Path) -> None:
     """Ask the system to drop a file from its cache, where it can be asked."""
-    if hasattr(os, "posix_fadvise"):
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with suppress(AttributeError), path.open("rb") as file:  # not every system has it
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

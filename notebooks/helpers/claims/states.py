@@ -54,7 +54,7 @@ def draw() -> Figure:
         ax.text(*at, name, ha="center", va="bottom", fontsize=8, color=pictures.darker(color))
     ax.text(10.0, 0.56, "stop, length,\nor abort", ha="center", va="top", fontsize=8)
     ax.text(7.2, -1.08, "it outgrew the pool", ha="center", va="top", fontsize=8)
-    ax.text(1.2, 1.4, "add_request", ha="center", va="bottom", fontsize=8)
+    ax.text(0.1, 1.4, "add_request", ha="left", va="bottom", fontsize=8)
     ax.set(xlim=(0.1, 11.2), ylim=(-1.4, 2.75), xticks=[], yticks=[])
     pictures.bare(ax)
     return fig
