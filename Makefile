@@ -8,7 +8,8 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all soak setup notebooks page open-page diff exercise scoreboard lint train clean FORCE
+.PHONY: help run test test-all soak setup notebooks notebook page open-page exercise check diff
+.PHONY: scoreboard measure gpu lint train clean FORCE
 
 # $(value) and the environment carry these past what make and the shell would expand.
 override PROMPT := $(value PROMPT)
@@ -52,8 +53,11 @@ soak: $(call needs,test) ## a million random steps of all stages, all checked; A
 
 setup: $(call needs,test lint) ## the environment with the test extras (and lint's), running nothing
 
-notebooks: $(call needs,notebooks) ## execute all notebooks in place; then .venv/bin/jupyter lab notebooks to read them
+notebooks: $(call needs,notebooks) ## execute all notebooks in place, so that their pictures are this machine's
 	@$(PY) -m notebooks $(ARGS)
+
+notebook: $(call needs,notebooks) ## open a copy of a stage's notebook in jupyter lab: STAGE=3, or STAGE=claims
+	@$(PY) -m notebooks.lab $(one_stage) $(ARGS)
 
 page: $(call needs,core) ## run one workload through all stages, and make the page that plays their pools
 	@OMP_NUM_THREADS=1 $(PY) -m notebooks.page
@@ -62,15 +66,26 @@ open-page: ## open notebooks/pool.html in a browser: it is in the repository, on
 	@echo notebooks/pool.html
 	@$(PYTHON) -m webbrowser -t "file://$(CURDIR)/notebooks/pool.html"
 
-diff: ## what a stage changes in the one before, in reading order: STAGE=3
-	@$(PYTHON) stages/chain.py diff $(one_stage) $(ARGS)
-
 exercise: ## write exercises/s3, a stage with steps for you to fill in: STAGE=3, or STAGE=3 STEP=2
 	@$(PYTHON) stages/chain.py exercise $(one_stage) $(addprefix --step ,$(STEP)) $(ARGS)
 
+# A red test is no failure of make: it is what the learner asked for. chain.py's exit status is 1, and 2 for misuse.
+check: $(call needs,test) ## is your exercise right? tests of the step that you are at, at the end a story: STAGE=3
+	@$(PY) stages/chain.py exercise $(one_stage) --check $(addprefix --step ,$(STEP)) $(ARGS) || test $$? -eq 1
+
+diff: ## what a stage changes in the one before, in reading order: STAGE=3; ARGS="--file scheduler.py" for one file
+	@$(PYTHON) stages/chain.py diff $(one_stage) $(ARGS)
+
 scoreboard: $(call needs,test) ## what each stage bought and what it cost; ARGS=--predict answers the lessons' questions
-	@$(PY) -m stages.bench $(ARGS)
+	@$(PY) -m stages.bench $(or $(ARGS),scoreboard run)
 	@$(PY) -m stages.prose
+
+measure: $(call needs,test) ## all figures of the course, in about 15 minutes alone on the machine; ARGS="decode offload", ARGS=--resume
+	@$(PY) -m stages.bench $(or $(ARGS),all)
+	@$(PY) -m stages.prose
+
+gpu: $(call needs,test) ## what a GPU shows, in parts of minutes: PART=1, ... 5, else all; OUT=folder, ARGS="--device cpu --tiny"
+	@$(PY) -m stages.bench.gpu $(PART) --out $(or $(OUT),gpu-results) $(ARGS)
 
 lint: $(call needs,lint) ## ruff, and mypy on signatures
 	@$(PY) -m ruff check .

@@ -5,26 +5,30 @@
     python stages/chain.py write                 write the DIFF.md of each stage, and the copy of the last one
     python stages/chain.py size                  the lines of code that each stage adds
     python stages/chain.py exercise 3            stage 3 with the functions of its exercise left to you
+    python stages/chain.py exercise 3 --check    is what you have written right, and what is won? Needs pytest and torch
     python stages/chain.py propagate s2          merge an edit of s2 forward to the last stage and its copy
 
-Needs Python >= 3.11 and git, nothing else. exercise --help and propagate --help tell the rest.
+All else needs Python >= 3.11 and git. exercise --help and propagate --help tell the rest.
 """
 
 import argparse
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's imports are looked for beside it
 
 from stages.chaintools.check import faults
+from stages.chaintools.checking import check_exercise
 from stages.chaintools.copy import renew_copy
 from stages.chaintools.diffs import diff_md, show
 from stages.chaintools.exercise import (
     changed_by_learner,
     exercise_folder,
     how_to,
+    remembered_step,
     reveal,
     step_of,
     what_next,
@@ -33,6 +37,7 @@ from stages.chaintools.exercise import (
 from stages.chaintools.lines import added_lines, optional_lines
 from stages.chaintools.load import load
 from stages.chaintools.model import Chain, ChainError
+from stages.chaintools.pager import show_in_pager
 from stages.chaintools.progress import abort, begin
 from stages.chaintools.proof import proof_faults
 from stages.chaintools.propagate import propagate
@@ -62,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     diff = commands.add_parser("diff", help="show what a stage changes, in reading order")
     diff.set_defaults(run=_diff)
     diff.add_argument("stage", help="2, s2 or s2_block_manager")
+    diff.add_argument("--file", metavar="NAME", help="show this file alone")
     diff.add_argument("--color", action="store_true", help="in colour even if this is no terminal")
     commands.add_parser("write", help="write each DIFF.md, and the last stage's copy").set_defaults(run=_write)
     commands.add_parser("size", help="the lines of code that each stage adds").set_defaults(run=_size)
@@ -74,7 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="start at this step; those before it are given solved. Where there is work of yours: how to go on with it",
     )
-    exercise.add_argument("--hint", action="store_true", help="print the hint of the step, and write nothing")
+    exercise.add_argument("--check", action="store_true", help="test the step that you are at, or --step K alone")
+    exercise.add_argument(
+        "--hint", type=int, nargs="?", const=1, choices=(1, 2), help="print a hint, and write nothing"
+    )
     exercise.add_argument("--reveal", metavar="NAME", help="print the solution of a function, and write nothing")
     exercise.add_argument("--force", action="store_true", help="throw away your work in exercises/sN")
     forward = commands.add_parser("propagate", help="merge an edit of a stage forward to the last")
@@ -101,12 +110,10 @@ def _check(chain: Chain, options: argparse.Namespace) -> int:
 
 
 def _diff(chain: Chain, options: argparse.Namespace) -> int:
-    stage = chain.stage(options.stage)
-    if not stage.before:
-        print(f"{stage.key} is the first stage: there is nothing to compare it with. Begin with {stage.path}/DIFF.md.")
-        return 0
-    for part in show(stage, color=options.color or sys.stdout.isatty()):
-        print(part)
+    is_terminal = sys.stdout.isatty()
+    text = "\n".join(show(chain.stage(options.stage), options.color or is_terminal, options.file))
+    if not (is_terminal and show_in_pager(text)):
+        print(text)
     return 0
 
 
@@ -136,17 +143,24 @@ def _size_line(what: str, lines: int, budget: int | None, num_files: int) -> str
 
 def _exercise(chain: Chain, options: argparse.Namespace) -> int:
     stage = chain.stage(options.stage)
-    step = step_of(stage, 1 if options.step is None else options.step)
+    if stage.tries:
+        print(f"Stage {stage.number} has no exercise: there is no stage before it. Try these on a copy:")
+        print("\n".join(f"  {number}. {what}" for number, what in enumerate(stage.tries, 1)))
+        return 0
+    step = step_of(stage, options.step or remembered_step(stage))
+    if options.check:
+        return 0 if check_exercise(stage, options.step) else 1
     if options.hint:
-        print(f"step {step.number}, {step.title}: {step.hint}")
+        print(textwrap.fill(f"step {step.number}, {step.title}: {step.hints[options.hint - 1]}", 110))
     elif options.reveal:
         print(reveal(stage, options.reveal), end="")
-    elif options.step and not options.force and changed_by_learner(exercise_folder(stage)):
-        print(f"Your work in exercises/{stage.key} stays as it is (--force throws it away).")
+    elif not options.force and changed_by_learner(exercise_folder(stage)):
+        print(f"Your work in exercises/{stage.key} stays as it is (ARGS=--force throws it away).")
         print(how_to(stage, step.number))
     else:
-        write_exercise(stage, step.number, options.force)
-        print(what_next(stage, step.number))
+        first = options.step or 1
+        write_exercise(stage, first, options.force)
+        print(what_next(stage, first))
     return 0
 
 

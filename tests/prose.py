@@ -1,9 +1,10 @@
-"""What a README says, taken apart, and checked against what there is: files, commands, names, numbers.
+"""What prose says, taken apart, and checked against what there is: files, commands, names, numbers.
 
 Each check returns faults as text, so that tests/test_prose.py can show on made-up prose that it finds them.
 """
 
 import ast
+import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 SKIPPED = {"exercises", "build", "dist", "node_modules"}  # and what begins with a dot
 GENERATED = re.compile(r"<!-- figures: (\w+) -->.*?<!-- /figures -->", re.DOTALL)
-INLINE = re.compile(r"<!-- n: \S+ -->.*?<!-- / -->", re.DOTALL)
+INLINE = re.compile(r"<!-- (?:n: \S+|said) -->.*?<!-- / -->", re.DOTALL)
+MARK = re.compile(r"<!-- n: ([\w.]+)(?::\S+)? -->(.*?)<!-- / -->", re.DOTALL)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    [^\n]*\n(?:\n(?=    ))?)+)")  # a code block, not the rest of a list
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -48,8 +50,8 @@ class Prose(NamedTuple):
         return SPAN.findall(self.sentences)
 
 
-def find_prose(root: Path, names: Iterable[str] = ("README.md", "DIFF.md")) -> list[Path]:
-    return sorted(path for name in names for path in root.rglob(name) if is_ours(path.relative_to(root)))
+def find_prose(root: Path, suffix: str = ".md") -> list[Path]:
+    return sorted(path for path in root.rglob(f"*{suffix}") if is_ours(path.relative_to(root)))
 
 
 def is_ours(path: Path) -> bool:
@@ -57,7 +59,27 @@ def is_ours(path: Path) -> bool:
 
 
 def read(path: Path) -> Prose:
-    return Prose(path, path.read_text(encoding="utf-8"))
+    """A page; of a notebook its cells of prose."""
+    text = path.read_text(encoding="utf-8")
+    return Prose(path, "\n\n".join(cells(text, "markdown")) + "\n" if path.suffix == ".ipynb" else text)
+
+
+def cells(notebook: str, kind: str) -> list[str]:
+    return ["".join(cell["source"]) for cell in json.loads(notebook)["cells"] if cell["cell_type"] == kind]
+
+
+def titles(notebook: str) -> list[str]:
+    """What the cells of code write over pictures, without what they put in: text named `finding`, or given to figure().
+
+    >>> cell = 'finding = f"{n} in 12 ms"\\npictures.figure("Slow")'
+    >>> titles(json.dumps({"cells": [{"cell_type": "code", "source": [cell]}]}))
+    [' in 12 ms', 'Slow']
+    """
+    nodes = [node for cell in cells(notebook, "code") for node in ast.walk(ast.parse(cell))]
+    named = [node.value for node in nodes if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "finding"]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("figure")]
+    texts = (part for node in named + [call.args[0] for call in calls if call.args] for part in ast.walk(node))
+    return [part.value for part in texts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
 class Repository:
@@ -211,7 +233,8 @@ def one_command(words: list[str], repository: Repository) -> Iterator[str]:
     elif arguments and arguments[0].endswith(".py") and not (repository.root / arguments[0]).exists():
         yield f"no file {arguments[0]}"
     if program != "pytest" and "pip" not in arguments:
-        for flag in (word.split("=")[0] for word in arguments if re.match(r"--\w", word)):
+        words = [word.strip("\"'") for word in " ".join(arguments).replace("ARGS=", "").split()]
+        for flag in (word.split("=")[0] for word in words if re.match(r"--\w", word)):
             name = flag[2:].replace("-", "_")
             if flag != "--help" and not {name, name.removeprefix("no_")} & repository.names:
                 yield f"nothing takes {flag}"
@@ -244,15 +267,17 @@ def one_name(name: str, repository: Repository, foreign: set[str]) -> str | None
 
 UNITS = (
     "tok/s|tokens?/s|tokens a second|requests?/s|ms|us|µs|ns|s|seconds?|hours?|%|percent|times|x|[KMGT]i?B(?:/s)?|bytes"
-    "|[GT]FLOP/s|million|billion|nats|lines|parameters|cores?"
+    "|[GT]FLOP/s|million|billion(?! parameters)|nats|lines|parameters|cores?"
 )
 MEASURED = re.compile(rf"(?<![\w.])\d[\d,.]*[\s-]?(?:{UNITS})(?![\w/])")
 
 
 def number_faults(prose: Prose, allowed: Iterable[str] = ()) -> Iterator[str]:
-    """Numbers with a unit that somebody typed: a measurement comes from results.json. `allowed` are definitions."""
+    """Numbers with a unit that somebody typed: a measurement comes from results.json. `allowed` are definitions, and
+    what somebody else says.
+    """
     sentences = re.sub(r"\s+", " ", SPAN.sub(" ", prose.sentences))
-    for text in allowed:
+    for text in (" ".join(each.split()) for each in allowed):
         if text not in sentences:
             yield f"{text!r} is allowed, but is not there any more: take it off the list"
         sentences = sentences.replace(text, " ")
@@ -265,8 +290,19 @@ def mark_faults(prose: Prose) -> Iterator[str]:
     """Marks of the figures that do not close, which nobody would ever fill in."""
     for name, opening, closing, whole in (
         ("figures", "<!-- figures:", "<!-- /figures -->", GENERATED),
-        ("n", "<!-- n:", "<!-- / -->", INLINE),
+        ("n", "<!-- (?:n:|said)", "<!-- / -->", INLINE),
     ):
-        matches = [match[0] for match in whole.finditer(prose.text)]
-        if not len(matches) == prose.text.count(opening) == prose.text.count(closing):
-            yield f"{prose.text.count(opening)} {name} marks open, {prose.text.count(closing)} close"
+        opened, matches = len(re.findall(opening, prose.text)), len(whole.findall(prose.text))
+        if not matches == opened == prose.text.count(closing):
+            yield f"{opened} {name} marks open, {prose.text.count(closing)} close"
+
+
+def form_faults(pages: Iterable[Prose]) -> Iterator[str]:
+    """Keys that two places show differently: 1.1 here, 1.13 there."""
+    shown: dict[str, dict[str, Path]] = {}
+    for prose in pages:
+        for key, text in MARK.findall(prose.text):
+            shown.setdefault(key, {}).setdefault(text, prose.path)
+    for key, forms in shown.items():
+        if len(forms) > 1:
+            yield f"{key} is shown as " + ", and as ".join(f"{text} in {path}" for text, path in forms.items())

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from functools import partial
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 pytest.importorskip("torch")
 
 from stages.bench import __main__ as command
-from stages.bench import offload, prefix_cache, racing, results, samples, serving
+from stages.bench import offload, prefix_cache, results, samples, serving
 from stages.bench.engines import PACKAGES, WITHOUT_SCHEDULER, by_sample, engine_class, engine_of, stage, without_model
-from stages.bench.harness import Stopwatch, microseconds, milliseconds, take_turns
+from stages.bench.harness import Stopwatch, median_scores, microseconds, milliseconds, take_turns
 from stages.bench.models import STORYTELLER
 from stages.bench.predict import s6 as questions_of_s6
 from stages.bench.predict import s7 as questions_of_s7
@@ -39,6 +40,11 @@ def test_rounds_end_with_the_time_but_not_before_the_least():
     assert len(take_turns({"a": lambda: 1.0}, 50, least_rounds=3, seconds=0.0)) == 3
     assert len(take_turns({"a": lambda: 1.0}, 5, least_rounds=3, seconds=1000.0)) == 5
     assert len(take_turns({"a": lambda: 1.0}, 5, seconds=0.0)) == 5, "without a least number all of them"
+
+
+def test_a_score_that_differs_has_its_spread():
+    rounds = [{"a": {"steps": 3, "seconds": seconds}} for seconds in (2.0, 1.0, 4.0)]
+    assert median_scores(rounds) == {"a": {"steps": 3, "seconds": 2.0, "seconds_spread": [1.0, 4.0]}}
 
 
 def test_times_are_of_the_calls():
@@ -135,7 +141,8 @@ def test_speeds_are_compared_with_the_stage_before(monkeypatch):
     monkeypatch.setattr(serving, "Racer", lambda *args, **options: Scored(next(speeds)))
     found = serving.serve_in_rounds(["a", "b", "c"], STORYTELLER, [], 2, {})
     assert found["b_over_a"] == {"rounds": 2, "ratio": 1.75, "least": 1.5, "largest": 2.0}
-    assert found["c_over_b"]["least"] == 2.0 and found["b"] == {"tokens_per_second": 2.5}
+    assert found["c_over_b"]["least"] == 2.0
+    assert found["b"] == {"tokens_per_second": 2.5, "tokens_per_second_spread": [2.0, 3.0]}
 
 
 class Scored:
@@ -149,16 +156,11 @@ class Scored:
 # Tables
 
 
-def test_the_prefix_cache_is_measured_on_the_same_requests(monkeypatch):
-    monkeypatch.setattr(prefix_cache, "SLICES", 10)
-    monkeypatch.setattr(racing, "SLICES", 10)
+def test_the_prefix_cache_is_measured_on_the_same_requests():
     prompts = prefix_cache.shared_prompts(4096, prefix=64, tail=8, count=6)
     shared = prefix_cache.measure_shared(STORYTELLER, prompts, "float32")
     assert (shared["tokens_on"], shared["tokens_off"]) == (5 * 8, 5 * 72)
     assert 0 < shared["median_on_seconds"] < shared["last_off_seconds"]
-    requests = mixed_workload(4096, 4, high=32)
-    unshared = prefix_cache.measure_unshared(STORYTELLER, requests, "float32")
-    assert unshared["tokens_computed"] == sum(request.num_tokens - 1 for request in requests) and unshared["ratio"] > 0
 
 
 def test_a_third_of_the_memory_is_short_for_stage_6():
@@ -174,11 +176,20 @@ def test_a_third_of_the_memory_is_short_for_stage_6():
 
 
 def test_a_prefix_on_the_host_is_loaded_in_each_round(monkeypatch):
-    monkeypatch.setattr(offload, "PREFIX", 64)
     monkeypatch.setattr(offload, "SHAPE_135M", offload.SHAPE_135M.__class__.from_folder(STORYTELLER))
-    found = offload.measure_first_token(STORYTELLER, "float32")
-    assert found["times_least"] <= found["times_ratio"] <= found["times_largest"]
+    found = offload.measure_first_token(STORYTELLER, "float32", length=64)
+    assert found["least"] <= found["ratio"] <= found["largest"]
     assert min(found["loaded_seconds"], found["computed_seconds"]) > 0
+
+
+def test_conversations_that_paused_are_found_on_the_host():
+    """Each turn's prompt has all that was said; the last token of an answer is computed with the next turn."""
+    counts = {policy: offload.count_talks(policy) for policy in ("s6", "load")}
+    asked = [turn * 2 * offload.TURN + offload.TURN for turn in range(offload.TURNS)]  # the lengths of a talk's prompts
+    for found in counts.values():
+        answers = offload.TURNS * (offload.TURN - 1)
+        assert found["tokens_computed"] + found["tokens_hit"] == offload.TALKS * (sum(asked) + answers)
+    assert counts["load"]["tokens_computed"] < counts["s6"]["tokens_computed"] / 2
 
 
 def test_the_first_tokens_of_samples_come_a_step_later_at_most():
@@ -214,6 +225,47 @@ def test_a_prompt_that_leaves_the_device_moves_once():
 
 # What results.json says is what the engines do
 
+TIMED = re.compile(
+    r"(.*_)?(ms|us|seconds|ratio|gain|bandwidth)|.*tokens_per_second|bytes_per_second|.*_over_\w+|cache_at.*"
+)
+COUNTED = {"predict.s2.at_once.copied_over_moved", "predict.s5.beams.ratio"}  # not timed: the same on any machine
+SETTLED = {"measured", "sampler"}  # how long a table took; its figures have "least" and "largest" of their own
+
+
+def figures(part, path=""):
+    """Each number of a part of results.json with its path, and what stands beside it."""
+    for name, found in part.items():
+        if isinstance(found, dict):
+            yield from figures(found, f"{path}{name}.")
+        elif isinstance(found, int | float) and not isinstance(found, bool):
+            yield f"{path}{name}", name, found, part
+
+
+def without_spread(told):
+    """The paths of figures that were timed, and have no spread beside them."""
+    for path, name, found, beside in figures(told):
+        if path.split(".")[0] in SETTLED or path in COUNTED or not TIMED.fullmatch(name):
+            continue
+        both = beside.get(f"{name}_spread") or [beside.get(key) for key in ("least", "largest")]
+        if None in both or not both[0] <= found <= both[1]:
+            yield path
+
+
+def test_a_figure_without_its_spread_is_found():
+    told = {"a": {"s1_ms": 2.0, "s1_ms_spread": [1.0, 3.0], "b_over_a": 2.0}, "c": {"ratio": 1.0, "least": 2.0}}
+    assert list(without_spread(told)) == ["a.b_over_a", "c.ratio"]
+
+
+def test_every_timed_figure_has_its_spread():
+    assert list(without_spread(results.read())) == [], "make measure"
+
+
+def test_all_was_measured_on_one_machine_in_one_run():
+    told = results.read()
+    assert {*told["measured"]["tables"]} == {*command.TABLES}, "python -m stages.bench all --resume measures the rest"
+    assert told["machine"].startswith(told["measured"]["machine"])
+    assert sum(table["seconds"] for table in told["measured"]["tables"].values()) < 20 * 60
+
 
 def test_counts_of_serving_are_current():
     """Of steps and tokens: no model is needed, and no clock. (A vocabulary only gives the prompts their tokens.)"""
@@ -246,25 +298,77 @@ def test_counts_of_offload_are_current(policy):
 
 def test_the_command_measures_the_scoreboard_unless_it_is_told_otherwise():
     assert command.parse([]).tables == ["scoreboard", "run"]
-    asked = command.parse(["decode", "offload", "--dtype", "float32"])
-    assert asked.tables == ["decode", "offload"] and asked.dtype == "float32" and asked.predict is None
-    assert command.parse(["--predict"]).predict == [] and not command.parse(["--predict"]).tables
-    assert command.parse(["--predict", "s1", "s3"]).predict == ["s1", "s3"]
+    asked = command.parse(["offload", "decode", "--dtype", "float32"])
+    assert asked.tables == ["decode", "offload"] and asked.dtype == "float32", "in an order in which each finds its own"
+    assert command.parse(["--predict"]).tables == ["s1", "s2", "s3", "s4", "s5", "s6", "s7"]
+    assert command.parse(["--predict", "s1", "s3"]).tables == ["s1", "s3"]
+    assert command.parse(["all"]).tables == command.parse(["--resume"]).tables == list(command.TABLES)
 
 
-def test_a_table_that_is_not_there_is_named(capsys):
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["scorebord"], "no table 'scorebord': there are all, decode, scoreboard, run, peers"),
+        (["--predict", "s9"], "no questions of s9: there are those of s1, s2"),
+        (["decode", "--resume"], "--resume goes on with all tables: name none"),
+    ],
+)
+def test_what_is_not_there_is_named(argv, told, capsys):
     with pytest.raises(SystemExit):
-        command.parse(["scorebord"])
-    assert "no table 'scorebord': there are scoreboard, run, peers, decode" in capsys.readouterr().err
+        command.parse(argv)
+    assert told in capsys.readouterr().err
 
 
-def test_what_is_measured_is_printed_and_saved(monkeypatch, capsys):
-    saved = []
-    monkeypatch.setitem(command.TABLES, "decode", lambda args: {"decode": {"gain": 1}})
-    monkeypatch.setitem(command.TABLES, "offload", lambda args: {"offload": {"machine": "its own"}})
-    monkeypatch.setattr(results, "save", lambda found: saved.append(found) or True)
-    assert command.main(["offload"]) == 0 and saved == [{"offload": {"machine": "its own"}}]
-    assert command.main(["decode", "--no-save"]) == 0 and len(saved) == 1
-    command.main(["offload", "decode"])
-    assert saved[2] == {"decode": {"gain": 1}, "machine": results.machine()}, "each is saved when it is there"
-    assert "python -m stages.prose" in capsys.readouterr().out
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Two tables that take no time, and a results.json of their own."""
+    path = tmp_path / "results.json"
+    monkeypatch.setattr(results, "RESULTS", path)
+    for function in (results.read, results.write, results.begin):
+        monkeypatch.setattr(function, "__defaults__", (path,))
+    monkeypatch.setattr(results.save, "__defaults__", (path,))
+    made = {"a": lambda args: {"a": {"gain": 1}}, "s1": lambda args: {"predict": {"s1": {"answers": [], "n": 2}}}}
+    monkeypatch.setattr(command, "TABLES", made)
+    return path
+
+
+def test_each_table_is_saved_as_soon_as_it_is_measured(small, monkeypatch, capsys):
+    def stopped(args):
+        raise KeyboardInterrupt
+
+    small.write_text(json.dumps({"predict": {"s2": {"n": 7}}}))
+    monkeypatch.setitem(command.TABLES, "s1", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["all"])
+    told = results.read()
+    assert told["a"] == {"gain": 1} and list(told["measured"]["tables"]) == ["a"]
+    monkeypatch.setitem(command.TABLES, "a", stopped)
+    monkeypatch.setitem(command.TABLES, "s1", lambda args: {"predict": {"s1": {"answers": [], "n": 2}}})
+    assert command.main(["--resume"]) == 0
+    told = results.read()
+    assert told["predict"] == {"s1": {"answers": [], "n": 2}, "s2": {"n": 7}}, "a table may write a part"
+    assert {*told["measured"]["tables"]} == {"a", "s1"} and told["machine"] == results.machine()
+    assert "table 2 of 2, s1" in capsys.readouterr().err, "a progress bar"
+
+
+def test_figures_of_two_machines_are_not_mixed(small, capsys):
+    old = {"a": {"gain": 3}, "measured": {"machine": "a large one", "tables": {"a": {"seconds": 1}}}}
+    small.write_text(json.dumps(old))
+    assert command.main(["a"]) == 1 and results.read() == old
+    assert "measured on a large one, and this is" in capsys.readouterr().err
+    assert command.main(["--resume"]) == 1 and results.read() == old
+    assert "nothing to go on with: that run was on a large one" in capsys.readouterr().err
+    assert command.main(["a", "--no-save"]) == 0 and results.read() == old
+    assert command.main(["all"]) == 0 and results.read()["measured"]["machine"] == results.host()
+
+
+def test_a_key_is_a_path(small):
+    small.write_text('{"a": {"b": {"16": 2.5}}}')
+    assert results.value("a.b.16", small) == 2.5
+    with pytest.raises(KeyError, match=r"results\.json has no a\.c: python -m stages\.bench measures it"):
+        results.value("a.c", small)
+
+
+def test_the_processor_is_named_where_the_system_names_it(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Chip 9\n")
+    assert results.processor(tmp_path / "cpuinfo") == "A Chip 9" and results.processor(tmp_path / "none")

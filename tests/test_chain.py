@@ -5,12 +5,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from stages.chain import ROOT, main
 from stages.chaintools import ChainError, added_lines, load
+from stages.chaintools.diffs import diff_md
 from stages.chaintools.functions import find
 from stages.chaintools.lines import code_lines, optional_lines
 from stages.chaintools.proof import proof_faults
@@ -71,7 +73,8 @@ TESTS_2 = """from ..pool import Pool, twice
 
 
 def test_take():
-    assert Pool(2).take(3) == []
+    '''Three of two are none.'''
+    assert Pool(2).take(3) == [], "none is taken"
 
 
 def test_line():
@@ -95,9 +98,11 @@ stages = ["s1_pool", "s2_all_or_nothing", "s3_server"]
 copy = "../final/core"
 
 [s1]
+lesson = ["pool.py"]
+tries = ["another pool", "another size"]
 files = [
-    { new = "__main__.py", why = "the command" },
     { new = "pool.py", why = "the pool" },
+    { new = "__main__.py", why = "the command" },
     { new = "old.py", why = "soon gone" },
 ]
 
@@ -112,21 +117,24 @@ files = [
 title = "Take all or nothing"
 functions = ["pool.py:Pool.take"]
 tests = ["tests/test_pool.py::test_take"]
-hint = "Count first."
+works = "Slots are taken, all or none."
+hints = ["Count first.", "Compare count with len(self.free)."]
 minutes = 10
 
 [[s2.steps]]
 title = "Say it in a line"
 functions = ["pool.py:Pool.Report.line"]
 tests = ["tests/test_pool.py::test_line"]
-hint = "An f-string."
+works = "It is said."
+hints = ["An f-string.", "Of both numbers."]
 minutes = 5
 
 [[s2.steps]]
 title = "Twice"
 functions = ["pool.py:twice"]
 tests = ["tests/test_pool.py::test_twice"]
-hint = "Two times."
+works = "All is twice."
+hints = ["Two times.", "2 * count"]
 minutes = 1
 
 [s3]
@@ -142,7 +150,8 @@ STEP_3 = """
 title = "Part {0}"
 functions = ["server.py:{0}"]
 tests = ["tests/test_gain.py::test_{0}"]
-hint = "One number."
+works = "It is there."
+hints = ["One number.", "The one of the test."]
 minutes = 1
 """
 TOML += "".join(STEP_3.format(name) for name in ("port", "host", "both"))
@@ -171,21 +180,41 @@ def test_host():
 def test_both():
     assert both() == "::18000"
 """
+FIGURES = '''"""The gain in figures."""
+
+
+def before(engine, folder):
+    return _count(engine)
+
+
+def now(engine, folder):
+    return _count(engine)
+
+
+def _count(engine):
+    pool = engine.Pool(2)
+    try:
+        pool.take(3)
+    except IndexError:
+        pass
+    return {"slots left": pool.size()}
+'''
 STAGE_1 = {
-    "__init__.py": '"""One."""\n',
+    "__init__.py": '"""One."""\n\nfrom .pool import Pool\n',
     "__main__.py": MAIN,
     "pool.py": POOL_1,
     "old.py": "x = 1\n",
     "README.md": "One.\n",
 }
 STAGE_2 = {
-    "__init__.py": '"""Two."""\n',
+    "__init__.py": '"""Two."""\n\nfrom .pool import Pool\n',
     "__main__.py": MAIN,
     "pool.py": POOL_2,
     "README.md": "Two.\n",
     "tests/__init__.py": "",
     "tests/test_pool.py": TESTS_2,
     "tests/test_gain.py": GAIN_2,
+    "tests/gain.py": FIGURES,
 }
 STAGE_3 = STAGE_2 | {
     "__init__.py": '"""Three."""\n',
@@ -278,6 +307,8 @@ class TestCheck:
             (f"{S3}/server.py", "8000", "(", f"{S3}/server.py: not a Python file"),
             (f"{S3}/extra.py", "1", "1\ny = 2", f"{S3} adds 2 optional lines of code (extra.py); their budget is 1"),
             ("stages/chain.toml", '["extra.py"]', '["server.py"]', f"{S3}: its optional files (server.py) are not the"),
+            ("stages/chain.toml", '["pool.py"]', '["old.py"]', f"{S1}: the files of its lesson (old.py) are not"),
+            (f"{S2}/tests/gain.py", FIGURES, "", f"{S2}/tests/gain.py is missing"),
             (f"{CORE}/pool.py", "size", "sizes", f"{CORE}/pool.py is not as in {S3}: run python stages/chain.py write"),
             (f"{CORE}/more.py", "", "", f"{CORE}/more.py is not in {S3}: run python stages/chain.py write"),
             (f"{CORE}/README.md", "", "", f"{CORE}/README.md is not in {S3}: run"),
@@ -328,8 +359,9 @@ class TestCheck:
             ("budget = 16", "budgets = 16", "chain.toml: [s2] lacks 'budget'"),
             ("budget = 16", "budget = '16'", "chain.toml: [s2]: 'budget' must be of type int"),
             (", budget = 1 }", " }", "chain.toml: [s3] optional lacks 'budget'"),
+            ('["Count first.", ', "[", "chain.toml: [s2] step 1 needs two hints, a push and then the way; it has 1"),
             ('"../final/core"', "1", "chain.toml: copy must be a folder, not 1"),
-            ('{ new = "pool.py"', '{ now = "pool.py"', "[s1] files, entry 2 needs one of new, changed, removed"),
+            ('{ new = "pool.py"', '{ now = "pool.py"', "[s1] files, entry 1 needs one of new, changed, removed"),
             ("pool.py:twice", "twice", "chain.toml: [s2] step 3: 'twice' is not of the form"),
             ("[s1]", "[s0]", "chain.toml: each of the stages needs one table; [s1] breaks that rule"),
             ("s1_pool", "s1_pond", "chain.toml: the folder of stage 's1_pond' is missing: stages/s1_pond"),
@@ -381,25 +413,54 @@ class TestDiff:
         status, printed = chain("diff", "2")
         marks = ["pool.py, changed", "take all", "+        # all", "old.py, removed", "not needed", "-x = 1"]
         assert status == 0
-        places = [printed.index(mark) for mark in marks]
+        places = [printed.index(mark, printed.index("===")) for mark in marks]
         assert places == sorted(places)
         assert "\033" not in printed
         assert "\033[32m+" in chain("diff", "s2", "--color")[1]
 
-    def test_the_first_stage_has_none(self, chain: Run) -> None:
-        message = f"s1 is the first stage: there is nothing to compare it with. Begin with {S1}/DIFF.md.\n"
-        assert chain("diff", "1") == (0, message)
+    def test_begins_with_its_contents_and_shows_one_file_if_asked(self, chain: Run) -> None:
+        printed = chain("diff", "2")[1]
+        assert "  1. pool.py  changed, +22 -3  take all or nothing\n  2. old.py   removed, 1 line" in printed
+        assert 'One file alone: make diff STAGE=2 ARGS="--file pool.py"' in printed
+        status, printed = chain("diff", "2", "--file", "old.py")
+        assert status == 0 and printed.startswith("=== 2 of 2: old.py, removed ====") and "pool.py" not in printed
+        assert chain("diff", "2", "--file", "x") == (2, "chain: s2 does not change 'x'; it changes pool.py, old.py\n")
+
+    def test_of_the_first_stage_the_lesson_is_shown_and_the_rest_may_be_skipped(self, chain: Run) -> None:
+        printed = chain("diff", "1")[1]
+        marks = ["1. pool.py ", "Skip on first reading:", "2. __main__.py", "=== 1 of 3: pool.py, new", "class Pool:"]
+        places = [printed.index(mark) for mark in marks]
+        assert places == sorted(places) and "=== 2 of 3" not in printed
+        assert "print(Pool(8).size())" in chain("diff", "1", "--file", "__main__.py")[1]
+
+    def test_on_a_terminal_the_readers_pager_shows_it(
+        self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("GIT_PAGER", f"cat > {tmp_path}/paged")
+        assert main(["diff", "2"], root) == 0
+        assert "\033[32m+" in (tmp_path / "paged").read_text() and capsys.readouterr().out == ""
+        for pager in ("cat", "no-such-pager"):
+            monkeypatch.setenv("GIT_PAGER", pager)
+            assert main(["diff", "2"], root) == 0
+            assert "=== 2 of 2: old.py" in capsys.readouterr().out
 
     def test_diff_md(self, chain: Run, root: Path) -> None:
-        assert "2. [pool.py](pool.py), 15 lines: the pool\n" in (root / S1 / "DIFF.md").read_text()
+        first = (root / S1 / "DIFF.md").read_text()
+        assert "\n## 1. [pool.py](pool.py): new, 15 lines\n\nthe pool\n\n<details><summary>pool.py in full" in first
+        assert "## Skip on first reading\n\n2. [__main__.py](__main__.py), 5 lines: the command\n" in first
         second = (root / S2 / "DIFF.md").read_text()
         assert "## 1. [pool.py](pool.py): changed, +22 -3\n\ntake all or nothing\n\n```diff\n@@" in second
         assert second.endswith("## 2. old.py: removed, 1 line\n\nnot needed\n")
         third = (root / S3 / "DIFF.md").read_text()
-        assert "## 1. [server.py](server.py): new, 10 lines\n\na server\n" in third
+        assert f"```python\n{SERVER}```\n\n</details>\n" in third, "a new file is there in full"
         assert "6 lines of code are added" in third and "aside), and 1 more in the optional half" in third
-        assert third.endswith("## 2. [extra.py](extra.py): new, optional, 1 line\n\nand more\n")
+        assert "## 2. [extra.py](extra.py): new, optional, 1 line\n\nand more\n" in third
         assert "2 of 2: extra.py, new, optional =" in chain("diff", "3")[1]
+
+    def test_a_fence_is_longer_than_those_of_the_text(self, root: Path) -> None:
+        edit(root, f"{S3}/extra.py", "x = 1", 'x = "```"')
+        assert '````python\nx = "```"\n````' in diff_md(load(root).stages[2])
 
     def test_diff_md_does_not_depend_on_the_readers_settings(self, chain: Run, root: Path) -> None:
         for setting in ("diff.noprefix true", "diff.context 9", "color.ui always", "diff.suppressBlankEmpty true"):
@@ -442,8 +503,9 @@ class TestExercise:
     def test_opens_the_functions_and_gives_the_rest(self, chain: Run, root: Path) -> None:
         status, printed = chain("exercise", "2")
         assert status == 0
-        assert "python -m pytest -x exercises/s2/tests/test_pool.py::test_take" in printed
         assert "3 steps, about 16 minutes" in printed
+        assert "step 1, 10 min: Take all or nothing\n      pool.py: Pool.take\n" in printed
+        assert "make check STAGE=2\n" in printed and 'make exercise STAGE=2 ARGS="--reveal Pool.take"\n' in printed
         pool = (root / "exercises/s2/pool.py").read_text()
         opened = '''    def take(self, count: int) -> list[int]:  # [count]
         """Take `count` slots, or none."""
@@ -482,13 +544,10 @@ def twice(count: int) -> int:
         assert chain("exercise", "2", "--step", "2")[0] == 0  # nothing was changed: it may be replaced
         edit(root, "exercises/s2/pool.py", "raise NotImplementedError", "return")
         mine = (root / "exercises/s2/pool.py").read_text()
-        status, printed = chain("exercise", "2")
-        assert (status, printed.count("\n")) == (2, 1)
-        assert "exercises/s2 holds work of yours (pool.py)" in printed
-        for step, then in (("1", "exercise s2 --step 2\n"), ("3", "python -m pytest exercises/s2\n")):
-            status, printed = chain("exercise", "2", "--step", step)  # asks how to go on
+        for step, at in (("", 2), ("1", 1), ("3", 3)):  # asks how to go on; without a number, where it was
+            status, printed = chain("exercise", "2", *(["--step", step] if step else []))
             assert status == 0 and "Your work in exercises/s2 stays as it is" in printed
-            assert f"Look for EXERCISE step {step} in pool.py of exercises/s2." in printed and printed.endswith(then)
+            assert f"Look for EXERCISE step {at} in exercises/s2/pool.py." in printed
         assert (root / "exercises/s2/pool.py").read_text() == mine
         assert chain("exercise", "2", "--force")[0] == 0
         assert (root / "exercises/s2/pool.py").read_text() != mine
@@ -496,10 +555,12 @@ def twice(count: int) -> int:
     def test_a_folder_of_unknown_origin_is_work(self, chain: Run, root: Path) -> None:
         (root / "exercises/s2").mkdir(parents=True)
         (root / "exercises/s2/pool.py").write_text("mine\n")
-        assert chain("exercise", "2")[0] == 2
+        assert "stays as it is" in chain("exercise", "2")[1]
+        assert (root / "exercises/s2/pool.py").read_text() == "mine\n"
 
     def test_hint_and_solution_write_nothing(self, chain: Run, root: Path) -> None:
         assert chain("exercise", "2", "--step", "2", "--hint") == (0, "step 2, Say it in a line: An f-string.\n")
+        assert chain("exercise", "2", "--step", "2", "--hint", "2")[1].endswith(": Of both numbers.\n")
         for name in ("twice", "pool.py:twice"):
             solution = f"# {S2}/pool.py\ndef twice(count: int) -> int: return 2 * count\n"
             assert chain("exercise", "2", "--reveal", name) == (0, solution)
@@ -509,7 +570,6 @@ def twice(count: int) -> int:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["1"], f"s1 has no exercise; what there is to think about is in {S1}/README.md"),
             (["7"], "there is no stage '7'; there are: s1, s2, s3"),
             (["2", "--step", "4"], "there is no step 4: s2 has steps 1 to 3"),
             (["2", "--reveal", "size"], "none of the exercise's functions is called 'size': pool.py:Pool.take"),
@@ -519,6 +579,129 @@ def twice(count: int) -> int:
         status, printed = chain("exercise", *arguments)
         assert (status, printed.count("\n")) == (2, 1)
         assert message in printed
+
+
+SOLUTIONS = {
+    "take": "        return [self.free.pop() for _ in range(count)] if count <= len(self.free) else []\n",
+    "line": '            return f"{used} of {of}"\n',
+    "twice": "    return count + count\n",
+}
+
+
+def solve(root: Path, name: str, body: str | None = None) -> None:
+    """Write a function of exercises/s2, as a learner would."""
+    file = root / "exercises/s2/pool.py"
+    function = find(file.read_text(), {"take": "Pool.take", "line": "Pool.Report.line"}.get(name, name))
+    assert function is not None
+    file.write_text(function.with_body(SOLUTIONS[name] if body is None else body))
+
+
+class TestTheLearnersWork:
+    """exercise --check: what `make check` runs."""
+
+    @pytest.fixture
+    def check(self, root: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+        """The check prints from processes of its own, too."""
+
+        def run(*arguments: str) -> tuple[int, str]:
+            capfd.readouterr()
+            status = main(["exercise", "2", "--check", *arguments], root)
+            printed = capfd.readouterr()
+            return status, printed.out + printed.err
+
+        main(["exercise", "2"], root)
+        return run
+
+    def test_red_says_what_is_expected_and_where_and_what_to_do(self, check: Run) -> None:
+        status, printed = check()
+        assert status == 1
+        assert printed.startswith("Step 1 of 3 is red: Take all or nothing.\n0 of 1 tests are green.")
+        for words in (
+            "  the test   tests/test_pool.py::test_take\n  expected   Take.\n             Three of two are none.\n",
+            "  found      IndexError: pop from empty list\n",
+            "  asked in   tests/test_pool.py, line 6: assert Pool(2).take(3)",
+            "  your code  pool.py, line 15, Pool.take: return [self.free.pop() for _ in range(count)]",
+            "make check STAGE=2\n",
+            'make exercise STAGE=2 ARGS="--reveal Pool.take"\n',
+        ):
+            assert words in printed
+
+    def test_the_message_of_an_assert_is_said(self, check: Run, root: Path) -> None:
+        solve(root, "take", "        return [1]\n")
+        assert "  because    none is taken\n  found      assert [1] == []\n" in check()[1]
+
+    def test_green_says_what_works_and_the_next_command(self, check: Run, root: Path) -> None:
+        solve(root, "take")
+        status, printed = check()
+        assert status == 0
+        assert printed.startswith(
+            "Step 1 of 3 is green (tests: 1): Take all or nothing.\nWhat works now: Slots are taken, all or none.\n\n"
+            "Next: step 2, about 5 minutes: Say it in a line.\nLook for EXERCISE step 2 in exercises/s2/pool.py.\n"
+        )
+        assert main(["exercise", "2", "--hint"], root) == 0, "the step is remembered"
+
+    def test_a_function_that_is_not_written_is_named(self, check: Run, root: Path) -> None:
+        solve(root, "take")
+        solve(root, "twice")  # the third step, before the second
+        printed = check("--step", "2")[1]
+        assert "  found      Pool.Report.line is not written yet: pool.py, line 28\n" in printed
+
+    @pytest.mark.full
+    def test_what_was_green_and_is_red_again_comes_first(self, check: Run, root: Path) -> None:
+        solve(root, "line")
+        assert check()[1].startswith("Step 1 of 3 is red")
+
+    def test_a_file_that_is_not_python_is_named(self, check: Run, root: Path) -> None:
+        solve(root, "take", "        if (\n")
+        status, printed = check()
+        assert status == 1 and printed.startswith("exercises/s2/pool.py, line 14, is not Python yet: ")
+
+    @pytest.mark.full
+    def test_an_import_that_is_broken_is_said(self, check: Run, root: Path) -> None:
+        edit(root, "exercises/s2/pool.py", "def twice", "def thrice")
+        printed = check()[1]
+        assert "  found      ImportError: cannot import name 'twice'" in printed
+
+    @pytest.mark.full
+    def test_a_loop_that_never_ends_is_ended(self, check: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SECONDS_FOR_A_TEST", "1")
+        solve(root, "take", "        while True:\n            pass\n")
+        assert "did not end in 1 seconds: is there a loop that never ends?" in check()[1]
+
+    def test_the_last_step_ends_in_a_story_and_the_gain(self, check: Run, root: Path) -> None:
+        for name in SOLUTIONS:
+            solve(root, name)
+        status, printed = check()
+        assert status == 0
+        assert "Step 3 of 3 is green" in printed and "What works now: All is twice." in printed
+        assert "A story, told by your code; every stage tells the same one:\n\n8\n" in printed
+        assert "              stage 1  your code\n  slots left        0          2\n" in printed
+        assert "Next:  make diff STAGE=2" in printed
+
+    def test_tests_that_are_green_are_not_enough(self, check: Run, root: Path) -> None:
+        for name in SOLUTIONS:
+            solve(root, name)
+        solve(root, "take", "        return [] if count > 2 and self.free.pop() else [1]\n")
+        status, printed = check()
+        assert status == 1
+        assert "And yet nothing is won: a test of the gain is red." in printed and "expected   Gain." in printed
+
+    def test_what_is_not_there_is_one_line(self, chain: Run) -> None:
+        message = "chain: there is no exercises/s2 yet: make exercise STAGE=2 writes it\n"
+        assert chain("exercise", "2", "--check") == (2, message)
+        tries = "Stage 1 has no exercise: there is no stage before it. Try these on a copy:\n"
+        for flags in ([], ["--check"]):
+            assert chain("exercise", "1", *flags) == (0, tries + "  1. another pool\n  2. another size\n")
+
+    def test_a_body_that_does_not_fit_any_more_is_shown_and_not_given(self, chain: Run, root: Path) -> None:
+        edit(root, f"{S1}/pool.py", "return [self.free", "self.peak = 1\n        return [self.free")
+        chain("exercise", "2")
+        body = (root / "exercises/s2/pool.py").read_text().split("step 1: Take all or nothing\n")[1]
+        assert body.startswith(
+            "        # Of what the stage before had here, this stage lacks: self.peak\n"
+            "        #     self.peak = 1\n        #     return [self.free.pop() for _ in range(count)]\n"
+            '        raise NotImplementedError("step 1, '
+        )
 
 
 class TestProof:
@@ -690,6 +873,18 @@ class TestTheRealChain:
         """With all steps solved it is the stage itself, whose own tests run beside this one."""
         (stage,) = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
         assert stage.steps and proof_faults(stage, finished=False) == []
+
+    @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
+    def test_the_gain_is_one_against_the_stage_before(self, link: int, tmp_path: Path) -> None:
+        before, stage = (import_module(name) for name in find_stages(ROOT)[link - 2 : link])
+        gain = import_module(f"{stage.__name__}.tests.gain")
+        old, new = gain.before(before, tmp_path), gain.now(stage, tmp_path)
+        assert old.keys() == new.keys()
+        assert all(new[what] <= old[what] for what in new) and any(2 * new[what] < old[what] for what in new)
+
+    def test_an_exercise_takes_45_to_75_minutes(self) -> None:
+        minutes = {stage.key: stage.minutes for stage in load(ROOT).stages if stage.steps}
+        assert {key: each for key, each in minutes.items() if not 45 <= each <= 75} == {}
 
     def test_exercises_are_ignored_by_git(self) -> None:
         assert "/exercises/" in (ROOT / ".gitignore").read_text().splitlines()

@@ -1,5 +1,7 @@
 """Prose is tested: what a README names exists, what it says to type works, and no number in it was typed by hand."""
 
+import ast
+import json
 import re
 import subprocess
 import sys
@@ -14,18 +16,23 @@ from tests.prose import (
     command_faults,
     file_faults,
     find_prose,
+    form_faults,
     link_faults,
     mark_faults,
     name_faults,
     names_in,
     number_faults,
     read,
+    titles,
 )
 
 REPOSITORY = Repository(ROOT)
 FILES = find_prose(ROOT)
 NAMES = [str(path.relative_to(ROOT)) for path in FILES]
+NOTEBOOKS = find_prose(ROOT, ".ipynb")
+PAGES = [ROOT / "nanovllm" / "server" / "page", ROOT / "notebooks" / "page"]  # what the page that plays a pool says
 every_file = pytest.mark.parametrize("prose", [read(path) for path in FILES], ids=NAMES)
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 
 # Names of others that our prose may say, and words of shell commands.
 FOREIGN = {"transformers", "uv", "HF_HOME", "HF_ENDPOINT", "yarn", "longrope"}
@@ -35,8 +42,20 @@ DEFINITIONS: dict[str, list[str]] = {
 }
 
 
+# What a title of a picture may say in figures: a setting, or a claim that it answers.
+IN_TITLES = ("1% left free", "not 4 times", "64 GB/s", "4 GB/s")
+
+
+def claimed() -> dict[str, tuple[str, ...]]:
+    """What cells of prose quote from elsewhere without a mark, by notebook: tests/test_notebooks.py may list it."""
+    tree = ast.parse((ROOT / "tests" / "test_notebooks.py").read_text(encoding="utf-8"))
+    named = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CLAIMED"]
+    return eval(compile(ast.Expression(named[0].value), "CLAIMED", "eval")) if named else {}
+
+
 def test_prose_is_found():
-    assert {"README.md", "stages/README.md", "models/storyteller/README.md"} <= {*NAMES}
+    assert {"README.md", "stages/README.md", "stages/GPU.md", "models/storyteller/README.md"} <= {*NAMES}
+    assert len(NOTEBOOKS) >= len(REPOSITORY.stages)
     for folder in REPOSITORY.stages:
         assert {folder / "README.md", folder / "DIFF.md"} <= {*FILES}
 
@@ -72,6 +91,30 @@ def test_no_measurement_was_typed(prose):
 @every_file
 def test_marks_of_figures_close(prose):
     assert list(mark_faults(prose)) == []
+
+
+@every_notebook
+def test_no_measurement_was_typed_in_a_notebook(path):
+    """Nor in the title of a picture: a figure is put in by the cell that has it."""
+    assert list(number_faults(read(path), claimed().get(path.stem, ()))) == []
+    assert list(mark_faults(read(path))) == []
+    over_pictures = " | ".join(titles(path.read_text(encoding="utf-8")))
+    for text in IN_TITLES:
+        over_pictures = over_pictures.replace(text, " ")
+    assert list(number_faults(Prose(path, over_pictures))) == []
+
+
+def test_no_measurement_was_typed_for_the_page():
+    """What it says comes from its events, and from the code."""
+    files = [path for folder in PAGES for path in folder.rglob("*") if path.suffix in (".js", ".py", ".html")]
+    with_spaces, put_in = re.compile(r"\"[^\"\n]* [^\"\n]*\"|`[^`]* [^`]*`"), re.compile(r"\{[^}]*\}")
+    strings = {path: with_spaces.findall(put_in.sub("", path.read_text(encoding="utf-8"))) for path in files}
+    assert sum(map(len, strings.values())) > 100
+    assert [fault for path, found in strings.items() for fault in number_faults(Prose(path, " | ".join(found)))] == []
+
+
+def test_a_key_is_shown_in_one_form():
+    assert list(form_faults(read(path) for path in [*FILES, *NOTEBOOKS])) == []
 
 
 def test_figures_are_current():
@@ -232,6 +275,7 @@ def test_a_name_that_is_not_there_is_found(made_up, text, faults):
     ("text", "faults"),
     [
         ("a block of 16 tokens, 1,024 slots, stage 3, section 2.5, 2019, four times, `8 GiB`, A100 systems", 0),
+        ("<!-- said -->833,000 operations/s<!-- / -->, says a text; <!-- said -->20-38%<!-- / -->", 0),
         ("<!-- n: a.b:.1f -->4.2<!-- / --> ms and\n<!-- figures: x -->\n12 ms\n<!-- /figures -->\n", 0),
         ("```\n12 ms\n```\n\nSo:\n\n    12 ms\n\n", 0),
         ("it takes 12 ms", 1),
@@ -253,9 +297,34 @@ def test_an_allowed_number_that_is_gone_is_found(made_up):
     [
         ("<!-- n: a -->1<!-- / --> and <!-- n: b:.1f -->2<!-- / -->", 0),
         ("<!-- n: a -->1 and <!-- n: b -->2<!-- / -->", 1),
+        ("<!-- said -->1<!-- / --> and <!-- said -->2", 1),
         ("<!-- figures: a -->\n1\n", 1),
         ("1<!-- /figures -->\n", 1),
     ],
 )
 def test_an_open_mark_is_found(made_up, text, faults):
     assert len(list(mark_faults(says(made_up, text)))) == faults
+
+
+@pytest.mark.parametrize(
+    ("texts", "faults"),
+    [
+        (["<!-- n: a.b:.1f -->4.2<!-- / -->", "<!-- n: a.b:.1f -->4.2<!-- / --> and <!-- n: a.c -->4<!-- / -->"], 0),
+        (["<!-- n: a.b:.1f -->4.2<!-- / -->", "<!-- n: a.b:.0f -->4<!-- / -->"], 1),
+    ],
+)
+def test_a_key_in_two_forms_is_found(made_up, texts, faults):
+    assert len(list(form_faults(says(made_up, text) for text in texts))) == faults
+
+
+def test_marks_in_a_notebook_are_filled_in_and_nothing_else_changes(tmp_path, monkeypatch):
+    from stages.prose import marks
+
+    monkeypatch.setattr(marks, "known", lambda root: {"a": {"gain": 4.25}})
+    mark = "<!-- n: a.gain:.1f -->{}<!-- / -->"
+    cell = {"cell_type": "markdown", "source": ["é\n", f"It is {mark.format('0')} times.\n"]}
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": [cell]}, indent=1, ensure_ascii=False), encoding="utf-8")
+    assert marks.render(path, tmp_path) == path.read_text("utf-8").replace(mark.format("0"), mark.format("4.2"))
+    assert read(path).text == f"é\nIt is {mark.format('0')} times.\n\n"
+    assert list(number_faults(read(path))) == []

@@ -1,6 +1,5 @@
 """Every stage is measured and asked, and its numbers get where its lesson takes them from."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from stages.bench import predict, results, scoreboard
+from stages.bench import predict, scoreboard
 from stages.bench.engines import PACKAGES
 from stages.chaintools import load
 from stages.prose import ideas, tables
@@ -34,7 +33,7 @@ def test_a_lesson_shows_its_answers_and_its_scoreboard(stage):
 
 @pytest.mark.parametrize("variant", scoreboard.VARIANTS, ids=lambda variant: variant.label)
 def test_a_row_has_what_its_stage_counts(variant):
-    row = scoreboard.score(variant, num_requests=1)
+    row = scoreboard.row_of(variant, scoreboard.serve([variant], num_requests=1)[variant.label])
     prompt, output = 232, 114  # the first request of the mixed workload
     assert (row["seats"], row["steps"], row["tokens_computed"]) == (1, output, prompt + output - 1)
     assert 0 < row["first_token_seconds"] < output / row["tokens_per_second"]
@@ -49,8 +48,6 @@ def test_stages_are_asked_in_order(monkeypatch, tmp_path):
         (tmp_path / name).touch()
     monkeypatch.setattr(predict, "__file__", str(Path(tmp_path, "__init__.py")))
     assert predict.stages() == ["s1", "s2", "s10"]
-    with pytest.raises(ValueError, match="no questions of s3: there are those of s1, s2, s10"):
-        predict.answers(tmp_path, ["s3", "s1"])
 
 
 def test_the_path_has_lessons_only():
@@ -65,37 +62,18 @@ def test_the_screen_is_what_make_run_shows(monkeypatch):
 
     monkeypatch.setattr("stages.__main__.main", run)
     told = []
-    screen = scoreboard.measure_run(None)["run"]["screen"].splitlines()
-    assert told == [[number, "--model", str(scoreboard.STORYTELLER), "Once upon a time"] for number in "1122"]
+    found = scoreboard.measure_run(None)["run"]
+    screen, model = found["screen"].splitlines(), ["--model", str(scoreboard.STORYTELLER)]
+    stories, others = told[-4:], told[:-4]
+    assert stories == [[number, *model, "Once upon a time"] for number in "1122"]
     assert screen[0] == '$ make run STAGE=1 PROMPT="Once upon a time"' and screen[4] == screen[0].replace("1", "2")
     assert screen[1].startswith("A story of a fox") and screen[1].endswith("hen.  [2 tokens, length]")
     assert len(screen[1]) <= scoreboard.STORY_WIDTH + len(" ... ")
     assert screen[2:4] == ["9 tokens/s, half the pool", ""]
-
-
-# results.json
-
-
-def test_figures_of_two_machines_are_not_mixed(tmp_path, capsys):
-    path = tmp_path / "results.json"
-    old = {"machine": "a large one", "peers": {"ratio": 1}, "run": {}}
-    path.write_text(json.dumps(old))
-    assert not results.save({"machine": "a small one", "peers": {"ratio": 3}}, path)
-    assert json.loads(path.read_text()) == old
-    assert "measured on a large one, and this is a small one" in capsys.readouterr().err
-    assert results.save({"machine": "a large one", "peers": {"ratio": 3}}, path)
-    assert json.loads(path.read_text()) == old | {"peers": {"ratio": 3}}
-
-
-def test_a_part_that_names_its_own_machine_may_be_from_any(tmp_path):
-    """And it does not stand in the way of the others, if all of those are measured together."""
-    path = tmp_path / "results.json"
-    path.write_text('{"machine": "a large one", "run": {}}')
-    serving = {"machine": "a small one", "ratio": 2}
-    assert results.save({"serving": serving}, path)
-    assert json.loads(path.read_text()) == {"machine": "a large one", "run": {}, "serving": serving}
-    assert results.save({"machine": "another", "run": {"screen": ""}}, path)
-    assert json.loads(path.read_text()) == {"machine": "another", "run": {"screen": ""}, "serving": serving}
+    assert ["4", *model, "--kv-cache-tokens", "256", "--max-model-len", "256"] in others
+    assert ["5", *model, "--n", "4", f"{scoreboard.KING} youngest"] in others, "a prompt in quotes is one argument"
+    small = "$ python -m stages 4 --kv-cache-tokens 256 --max-model-len 256\n...\n9 tokens/s, half the pool"
+    assert found["lessons"]["s4"].endswith(small) and small in tables.BLOCKS["run_s4"]({"run": found})
 
 
 # Tables in prose
@@ -117,12 +95,19 @@ def test_a_lesson_compares_with_the_stage_before():
     assert [row.split("|")[1].strip() for row in rows] == ["s1, a", "s1, b", "s2, c"]
 
 
+def test_the_tables_of_a_lesson_are_narrow():
+    found = {"scoreboard": {"s4, a": {column.key: 1 for column in tables.SCORES}}}
+    parts = tables.scoreboard_of(4)(found).split("\n\n")
+    assert [part.splitlines()[0].count("|") - 1 for part in parts] == [6, 5, 4]
+
+
 def test_a_mixed_batch_says_how_much_of_it_is_padding():
     case = {"model": "storyteller", "dtype": "float32", "batch": 4, "context": 512, "is_mixed": False, "s3_ms": 2.0}
     rest = {"s1_ms": 1, "s2_ms": 1, "s3_over_s2": 1, "s3_over_s1": 1, "bytes": 1, "moved_bytes": 1}
     rest |= {f"s{number}_of_bandwidth": 0.5 for number in (1, 2, 3)}
     mixed = case | {"is_mixed": True, "padding": 0.5625}
-    lines = tables.decode_block({"decode": {"cases": {"a": mixed | rest, "b": case | rest}}}).splitlines()
+    shown = tables.decode_block({"decode": {"cases": {"a": mixed | rest, "b": case | rest}}})
+    lines = shown.split("What a step reads</summary>\n\n")[1].splitlines()[:4]
     padding = lines[0].split(" | ").index("padding")
     assert [(line.split(" | ")[0], line.split(" | ")[padding]) for line in lines[2:]] == [
         ("| 4 x 512", "-"),
@@ -130,6 +115,6 @@ def test_a_mixed_batch_says_how_much_of_it_is_padding():
     ]
 
 
-@pytest.mark.parametrize("name", ["overhead", "scarce_samples", "offload"])
+@pytest.mark.parametrize("name", ["overhead", "scarce_samples_s6", "offload", "run_s4"])
 def test_a_table_that_nobody_measured_says_so(name):
     assert tables.BLOCKS[name]({}) == "Not measured yet.\n"

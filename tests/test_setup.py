@@ -82,12 +82,30 @@ def test_the_last_link_has_a_diff():
 
 
 @needs_make
+def test_check_passes_stage_and_step_and_is_no_failure_of_make_if_a_test_is_red(tmp_path):
+    expected = ["stages/chain.py", "exercise", "2", "--check", "--step", "3"]
+    assert arguments_of(tmp_path, "check", "STAGE=2", "STEP=3") == expected
+    for status, of_make in ((1, 0), (2, 2)):
+        (tmp_path / "end.py").write_text(f"raise SystemExit({status})")
+        assert make("check", "STAGE=2", f"PY={sys.executable} {tmp_path / 'end.py'}").returncode == of_make
+
+
+@needs_make
+def test_a_notebook_is_opened_by_its_stage(tmp_path):
+    expected = ["-m", "notebooks.lab", "3", "--no-browser"]
+    assert arguments_of(tmp_path, "notebook", "STAGE=3", "ARGS=--no-browser") == expected
+
+
+@needs_make
 def test_a_folder_of_texts_may_have_spaces(tmp_path):
     assert arguments_of(tmp_path, "train", "TEXT=../my texts")[-1] == "../my texts"
 
 
+LACKS = [(target, "STAGE=3") for target in ("diff", "exercise", "check", "notebook")] + [("train", "TEXT=folder")]
+
+
 @needs_make
-@pytest.mark.parametrize(("target", "say"), [("diff", "STAGE=3"), ("exercise", "STAGE=3"), ("train", "TEXT=folder")])
+@pytest.mark.parametrize(("target", "say"), LACKS)
 def test_a_target_says_what_it_lacks(target, say):
     done = make("-n", target, "PY=python3")
     assert done.returncode and f"make {target} {say}" in done.stderr and len(done.stderr.splitlines()) == 1

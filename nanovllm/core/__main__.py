@@ -25,11 +25,8 @@ def tell(args: argparse.Namespace) -> int:
         return 2
     outputs = show(llm.stream(args.prompts or PROMPTS, params))
     print("\n" + summary(llm, outputs))
-    host, cost_model = llm.llm_engine.host_kv_cache, llm.llm_engine.cost_model
-    if cost_model:
-        print(f"load or recompute: {cost_model}")
-    if host.num_blocks:
-        print(f"blocks to the host: {host.num_blocks_stored}, and back: {host.num_blocks_loaded}")
+    if llm.llm_engine.cost_model:
+        print(f"load or recompute: {llm.llm_engine.cost_model}")
     return 1 if any(output.error for output in outputs) else 0
 
 

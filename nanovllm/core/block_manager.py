@@ -141,7 +141,10 @@ class BlockManager:
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """`child` begins with what `parent` has computed: it holds those blocks too, and nothing is copied."""
+        """`child` begins with what `parent` has computed: it holds those blocks too, and nothing is copied.
+
+        It is a holder then, and was none before: asserted, "request 7 holds blocks already".
+        """
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
         child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
         child.num_computed_tokens = parent.num_computed_tokens
@@ -172,9 +175,10 @@ class BlockManager:
         return None
 
     def free(self, seq: Sequence) -> None:
-        """Give all blocks of `seq` back: its table is then empty, and a block that others hold stays theirs.
+        """Give all blocks of `seq` back: it is no holder then, and a block that others hold stays theirs.
 
-        Raises ValueError, and changes nothing, if it holds no blocks, or if its table names one that is not held.
+        Waits for those that are on their way. The peak is noted before. Raises ValueError, and changes nothing, if it
+        is no holder ("request 7 holds no blocks"), or if its table names a block that is not held.
         """
         if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")

@@ -36,7 +36,7 @@ class BlockPool:
     def get_new_blocks(self, count: int) -> list[int]:
         """Take `count` blocks from the front of the queue. Each has one holder, and its text is forgotten.
 
-        Raises NoFreeBlocks, with both numbers, and takes none, if fewer than `count` are free.
+        Raises NoFreeBlocks ("4 blocks are needed, 3 are free"), and takes none, if fewer than `count` are free.
         """
         if count > len(self._free):
             raise NoFreeBlocks(f"{count} blocks are needed, {len(self._free)} are free")
@@ -52,7 +52,7 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: list[int]) -> None:
-        """Each of `blocks`, which is held or cached, has one holder more."""
+        """Each of `blocks` has one holder more. Asserts, with its number, that it is held or cached."""
         for block in blocks:
             assert self.ref_counts[block] > 0 or block in self._hashes, f"block {block} is neither held nor cached"
             self._free.pop(block, None)
@@ -62,8 +62,8 @@ class BlockPool:
         """Each of `blocks` has one holder less. With no holder left it returns to the queue.
 
         Uncached blocks go to the front, the first of them is taken next. Cached blocks go to the back, the last of them
-        first: the end of a text is evicted before its beginning. Raises ValueError, which names the block, and changes
-        nothing, if one of them is free or is there more often than it is held.
+        first: the end of a text is evicted before its beginning. Raises ValueError ("block 3 is given back twice"), and
+        changes nothing, if one of them is free or is there more often than it is held.
         """
         for block, count in Counter(blocks).items():
             if count > self.ref_counts[block]:

@@ -162,7 +162,12 @@ class LLMEngine:
         )
 
     def build_host_kv_cache(self) -> HostKVCache:
-        """It has no block if nothing is to be stored: by the policy, or because computing is cheaper than loading."""
+        """As many blocks as kv_offloading_tokens fill; without it as the device has, up to MAX_DEFAULT_BYTES.
+
+        None if no hit is possible (no prefix cache, or max_model_len within a block: a hit is a full block, and then a
+        token), or if nothing is to be stored: by the policy, or because computing is cheaper than loading. The
+        cost_model is measured under "auto" only, and only where blocks could be stored.
+        """
         config = self.config
         num_blocks = min(self.kv_cache.num_blocks, MAX_DEFAULT_BYTES // self.kv_cache.blocks[0].nbytes)
         if config.kv_offloading_tokens is not None:

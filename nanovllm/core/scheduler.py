@@ -73,7 +73,7 @@ class Scheduler:
             self.running[behind:behind], seq.to_fork = seq.to_fork, []
 
     def _schedule_decodes(self, output: SchedulerOutput, budget: int) -> int:
-        """Returns what is left of the budget."""
+        """A sequence that is not ready is passed over, and nobody makes room for it. Returns what is left."""
         for seq in list(self.running):
             if budget == 0 or output.failed:
                 break
@@ -98,6 +98,11 @@ class Scheduler:
         return budget
 
     def _schedule_chunk(self, seq: Sequence, output: SchedulerOutput, budget: int) -> int:
+        """As many tokens of `seq` as it has to compute and the budget allows; none if it is not ready.
+
+        One that carries samples stops before its last token, which each of them computes by itself. Returns what is
+        left of the budget.
+        """
         if not self._kv_cache_manager.is_ready(seq):  # it takes no budget: others run meanwhile
             return budget
         # The last token of a prompt that is to be forked is left to each of its samples.
@@ -153,9 +158,10 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Take its blocks and put it in front of all that wait.
+        """Take its blocks and put it in front of all that wait; nothing of it is computed then.
 
-        When it is admitted again, its prompt and all that it generated are prefilled as one prompt would be.
+        num_preemptions counts it. When it is admitted again, its prompt and all that it generated are prefilled as one
+        prompt would be.
         """
         self._kv_cache_manager.free(seq)
         seq.num_computed_tokens = 0

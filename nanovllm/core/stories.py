@@ -1,6 +1,7 @@
 """Stories for the command: six beginnings, a pool to tell them from, and how they come to the screen."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,7 +66,7 @@ def print_ending(output: RequestOutput) -> None:
 
 
 def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
-    """Return one line: how fast the run was, and what it took of the pool at its peak."""
+    """Return one line: how fast the run was, what it took of the pool at its peak, and what this stage counts."""
     served = [output for output in outputs if output.metrics.first_token_time is not None]
     if not served:
         return "nothing was served"
@@ -73,7 +74,8 @@ def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
     start = served[0].metrics.arrival_time
     seconds = max(output.metrics.finished_time for output in served) - start
     first_token = served[0].metrics.first_token_time - start
-    return f"{num_tokens / seconds:.0f} tokens/s, first token {first_token * 1000:.0f} ms, {pool_line(llm.peak)}"
+    speed = f"{num_tokens / seconds:.0f} tokens/s, first token {first_token * 1000:.0f} ms"
+    return f"{speed}, {pool_line(llm.peak)}, {counts(llm)}"
 
 
 def pool_line(pool: PoolReport) -> str:
@@ -82,3 +84,15 @@ def pool_line(pool: PoolReport) -> str:
     return (
         f"KV slots: {pool.held:,} of {pool.num_slots:,} reserved, {pool.used:,} used ({share:.0%}) |{pool.strip(32)}|"
     )
+
+
+def counts(llm: LLM) -> str:
+    """Return what this stage is about, in the engine's life; shared are the blocks in several tables at the peak."""
+    holders = Counter(block for table, _ in llm.peak.tables for block in table)
+    shared = sum(count > 1 for count in holders.values())
+    preemptions = f"preemptions: {llm.llm_engine.scheduler.num_preemptions}"
+    sharing = f"blocks shared: {shared}, copied: {llm.kv_cache.num_blocks_copied}"
+    cache = llm.kv_cache_manager.prefix_cache_stats
+    hits = f"tokens hit: {cache.hits:,} of {cache.queries:,}"
+    host = llm.llm_engine.host_kv_cache
+    return f"{preemptions}, {sharing}, {hits}, stored: {host.num_blocks_stored}, loaded: {host.num_blocks_loaded}"

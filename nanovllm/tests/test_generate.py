@@ -14,7 +14,8 @@ from .helpers import UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
-    r"(?P<used>[\d,]+) used \((?P<share>\d+)%\) \|(?P<strip>[#\-.]+)\|"
+    r"(?P<used>[\d,]+) used \((?P<share>\d+)%\) \|(?P<strip>[#\-.]+)\|, "
+    r"preemptions: \d+.*"
 )
 SIX = ("--max-tokens", "6", "--ignore-eos")
 

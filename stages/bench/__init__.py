@@ -1,4 +1,4 @@
-"""Everything that measures the stages: `python -m stages.bench scoreboard`, and `--predict` for the lessons' questions.
+"""Everything that measures the stages: `python -m stages.bench all` measures every figure of the course.
 
     harness.py     one loop that interleaves what it compares; medians, ratios and their spread
     counting.py    what can be counted: operations, allocations, the most memory held
@@ -12,7 +12,9 @@
     results.py     results.json, and the machine in words
 
     scoreboard.py, decode.py, serving.py, samples.py, prefix_cache.py, offload.py   a file a table
+    claims.py, locality.py   what only a clock can tell of the texts' claims
     predict/       a file a lesson
+    gpu/           what a GPU shows: `make gpu`, a file a part
 
 Arrows go one way: stages <- models <- stages.bench <- notebooks. stages.prose reads results.json alone.
 """

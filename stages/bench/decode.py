@@ -6,7 +6,6 @@ long context and many short ones: stage 3 pads all of them to the longest, a til
 
 import gc
 import itertools
-import statistics
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from stages.bench.decode_step import SHORTEST, Case, DecodeStep, Reading
-from stages.bench.harness import medians, ratio, take_turns
+from stages.bench.harness import Spread, ratio, take_turns, with_spreads
 from stages.bench.models import model_135m, storyteller_of
 
 LONGEST = 4096
@@ -25,9 +24,9 @@ STAGES = ("s1", "s2", "s3")
 
 BATCHES, SHORT = (1, 2, 4, 8, 16, 32), SHORTEST
 CONTEXTS, MANY = (128, 512, 1000, 2000, 4000), 16
-BATCHES_AND_CONTEXTS = dict.fromkeys([*((b, SHORT) for b in BATCHES), (1, 1000), *((MANY, c) for c in CONTEXTS)])
+SHAPES = [*((batch, SHORT) for batch in BATCHES), (1, 1000), (8, 512), *((MANY, context) for context in CONTEXTS)]
 CASES = [
-    *(Case("storyteller", dtype, *shape) for dtype in ("float32", "bfloat16") for shape in BATCHES_AND_CONTEXTS),
+    *(Case("storyteller", dtype, *shape) for dtype in ("float32", "bfloat16") for shape in dict.fromkeys(SHAPES)),
     *(Case("storyteller", "float32", MANY, context, is_mixed=True) for context in (512, 1000, 2000, 4000)),
     *(Case("135M", "bfloat16", batch, context) for context in (128, 512) for batch in (1, 8, 32)),
 ]
@@ -64,15 +63,15 @@ def measure_case(case: Case, folder: Path, names: Sequence[str], reading: Readin
     first = steps[names[0]]
     sizes = {"bytes": first.num_bytes, "moved_bytes": first.num_bytes + 2 * first.num_kv_bytes}
     bandwidths = [reading.num_bytes / each["read"] for each in rounds]
-    result = {**case._asdict(), **sizes, "bandwidth": statistics.median(bandwidths)}
+    result = {**case._asdict(), **sizes, **Spread.of(bandwidths).named("bandwidth")}
     if case.is_mixed:
         result["padding"] = case.padding
-    for name, seconds in medians(rounds).items():
-        result[f"{name}_ms"] = 1000 * seconds
+    result |= with_spreads([{f"{name}_ms": 1000 * seconds for name, seconds in each.items()} for each in rounds])
+    for name in calls:
         shares = [first.num_bytes / each[name] / rate for each, rate in zip(rounds, bandwidths, strict=True)]
-        result[f"{name}_of_bandwidth"] = statistics.median(shares)
+        result |= Spread.of(shares).named(f"{name}_of_bandwidth")
     for a, b in itertools.combinations(names, 2):
-        result[f"{b}_over_{a}"] = ratio(rounds, a, b).ratio
+        result |= ratio(rounds, a, b).named(f"{b}_over_{a}")
     gc.collect()
     return result
 
@@ -103,7 +102,10 @@ def summary(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "storyteller_1000": Case("storyteller", "float32", 1, 1000),
         "135M": Case("135M", "bfloat16", 1, SHORT),
     }
-    return {"gain": gain, "alone": {name: results[case.key]["s3_over_s1"] for name, case in alone.items()}}
+    told: dict[str, Any] = {}
+    for name, case in alone.items():
+        told |= {name: results[case.key]["s3_over_s1"], f"{name}_spread": results[case.key]["s3_over_s1_spread"]}
+    return {"gain": gain, "alone": told}
 
 
 def by_batch(results: Mapping[str, Mapping[str, Any]], dtype: str) -> dict[int, float]:

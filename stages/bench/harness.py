@@ -7,14 +7,14 @@ ratio(rounds, "s3", "s4")                                                   how 
 import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from tqdm import tqdm
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
-Scores = dict[str, float]
+Scores = dict[str, Any]  # numbers by name, and the spread of those that were timed
 
 
 class Spread(NamedTuple):
@@ -23,6 +23,18 @@ class Spread(NamedTuple):
     ratio: float
     least: float
     largest: float
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> "Spread":
+        return cls(statistics.median(numbers), min(numbers), max(numbers))
+
+    def named(self, name: str) -> dict[str, Any]:
+        """The two entries that results.json has for it.
+
+        >>> Spread(2.0, 1.0, 3.0).named("gain")
+        {'gain': 2.0, 'gain_spread': [1.0, 3.0]}
+        """
+        return {name: self.ratio, f"{name}_spread": [self.least, self.largest]}
 
 
 def take_turns(
@@ -42,12 +54,13 @@ def take_turns(
     """
     rounds: list[dict[Key, Result]] = []
     order, rng, started = list(calls), random.Random(0), time.perf_counter()
-    for number in tqdm(range(warm_ups + num_rounds), title, disable=title is None):
+    for number in tqdm(range(warm_ups + num_rounds), title, disable=title is None, leave=False):
         has_enough = number >= warm_ups + (num_rounds if least_rounds is None else least_rounds)
         if seconds is not None and has_enough and time.perf_counter() - started >= seconds:
             break
         rng.shuffle(order)
-        rounds.append({key: calls[key]() for key in order})
+        results = {key: calls[key]() for key in order}
+        rounds.append({key: results[key] for key in calls})
     return rounds[warm_ups:]
 
 
@@ -72,8 +85,18 @@ def medians(rounds: list[dict[Key, float]]) -> dict[Key, float]:
 
 
 def median_scores(rounds: list[dict[Key, Scores]]) -> dict[Key, Scores]:
-    """The same for calls that return several numbers by name."""
-    return {key: medians([each[key] for each in rounds]) for key in rounds[0]}
+    """The same for calls that return several numbers by name. What differs between rounds, a time, has its spread."""
+    return {key: with_spreads([each[key] for each in rounds]) for key in rounds[0]}
+
+
+def with_spreads(rounds: list[Scores]) -> Scores:
+    """Medians; of each number that is not the same in all rounds its least and its largest too.
+
+    >>> with_spreads([{"ms": 1.0, "steps": 4}, {"ms": 5.0, "steps": 4}, {"ms": 2.0, "steps": 4}])
+    {'ms': 2.0, 'steps': 4, 'ms_spread': [1.0, 5.0]}
+    """
+    spreads = {key: [min(each[key] for each in rounds), max(each[key] for each in rounds)] for key in rounds[0]}
+    return medians(rounds) | {f"{key}_spread": both for key, both in spreads.items() if both[0] < both[1]}
 
 
 def ratio(rounds: list[dict[Key, float]], above: Key, below: Key) -> Spread:
@@ -81,8 +104,7 @@ def ratio(rounds: list[dict[Key, float]], above: Key, below: Key) -> Spread:
     >>> ratio([{"a": 2.0, "b": 1.0}, {"a": 9.0, "b": 3.0}, {"a": 4.0, "b": 4.0}], "a", "b")
     Spread(ratio=2.0, least=1.0, largest=3.0)
     """
-    each = [numbers[above] / numbers[below] for numbers in rounds]
-    return Spread(statistics.median(each), min(each), max(each))
+    return Spread.of([numbers[above] / numbers[below] for numbers in rounds])
 
 
 def milliseconds(calls: Mapping[Key, Callable[[], object]], rounds: int = 5) -> dict[Key, float]:

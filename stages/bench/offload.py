@@ -5,10 +5,12 @@ stage 7 with its policies "load", "recompute" and "auto" serve the same requests
 parameters. Many requests fit as they begin and few as they end, so many are preempted. How many tokens are computed
 twice is counted.
 
-`first_token`: the time to first token of a prompt whose first 512 tokens were evicted to the host, against the same
-prompt computed anew; the engine is otherwise idle.
+`first_token`: the time to first token of a prompt whose first 16 to 1,024 tokens were evicted to the host, against a
+prompt of the same length computed anew; the engine is otherwise idle.
 
-About three minutes on two cores.
+`talks`: conversations that pause while the others talk, in stages 6 and 7 without a model: tokens computed and found.
+
+About two minutes on two cores.
 """
 
 import random
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.bench.engines import engine_class, stage
-from stages.bench.harness import medians, ratio, take_turns
+from stages.bench.harness import Scores, median_scores, ratio, take_turns, with_spreads
 from stages.bench.models import SHAPE_135M, STORYTELLER, model_135m
 from stages.bench.racing import Racer, computed_twice, race, sampling_params
 from stages.bench.results import machine
@@ -28,14 +30,18 @@ from stages.bench.workloads import Request, growing_workload, random_tokens
 
 BLOCK_SIZE, TIMES_ON_HOST, PARTS = 16, 4, 3
 NUM_REQUESTS, PROMPT, OUTPUT, SPREAD = 16, 64, 96, 32
-PREFIX, TAIL, NUM_ROUNDS = 512, 16, 7
+PREFIXES, TAIL, NUM_ROUNDS = (16, 64, 256, 512, 1024), 16, 7
+POOL_ROUNDS = 2
+TALKS, TURNS, TURN = 8, 4, 48
 POLICIES = ("load", "recompute", "auto")
 
 
 def measure(args: Namespace) -> dict[str, Any]:
     folder = model_135m()
-    found = {"pools": measure_pools(folder, args.dtype), "first_token": measure_first_token(folder, args.dtype)}
-    return {"offload": {"machine": machine(args.dtype), **found}}
+    first = {str(length): measure_first_token(folder, args.dtype, length) for length in PREFIXES}
+    pools = measure_pools(folder, args.dtype)
+    talks = {policy: count_talks(policy) for policy in ("s6", "load")}
+    return {"offload": {"machine": machine(args.dtype), "pools": pools, "first_token": first, "talks": talks}}
 
 
 # ---- a pool of a third
@@ -59,28 +65,33 @@ def stage_of(policy: str) -> str:
 
 
 def measure_pools(folder: Path, dtype: str) -> dict[str, Any]:
-    """Scores of stage 6 and of each policy; how fast "auto" is over stage 6, and over the better of the other two."""
+    """Scores of stage 6 and of each policy; how fast "auto" is over stage 6, and over "load"."""
     requests, pool = workload(SHAPE_135M.vocab_size)
     racers = {
         policy: partial(Racer, stage_of(policy), folder, requests, dtype=dtype, **options_of(policy, pool))
         for policy in ("s6", *POLICIES)
     }
-    finished = race(racers, "a pool of a third")
-    found: dict[str, Any] = {
-        policy: {**racer.scores(), **counts(stage_of(policy), racer.llm.llm_engine, requests)}
-        for policy, racer in finished.items()
+    rounds = []
+    for number in range(POOL_ROUNDS):
+        finished = race(racers, f"a pool of a third, round {number + 1} of {POOL_ROUNDS}")
+        rounds.append({policy: row_of(policy, racer, requests) for policy, racer in finished.items()})
+    speeds = [{policy: row["tokens_per_second"] for policy, row in each.items()} for each in rounds]
+    share = pool / sum(request.num_tokens for request in requests)
+    return {
+        **median_scores(rounds),
+        **{"requests": len(requests), "pool_tokens": pool, "share": share},
+        **ratio(speeds, "auto", "s6").named("auto_over_s6"),
+        **ratio(speeds, "auto", "load").named("auto_over_load"),
     }
-    speeds = {policy: found[policy]["tokens_per_second"] for policy in found}
-    cost_model = finished["auto"].llm.llm_engine.cost_model
-    return found | {
-        "requests": len(requests),
-        "pool_tokens": pool,
-        "share": pool / sum(request.num_tokens for request in requests),
-        "auto_over_s6": speeds["auto"] / speeds["s6"],
-        "auto_over_best": speeds["auto"] / max(speeds["load"], speeds["recompute"]),
-        "bytes_per_second": cost_model.bytes_per_second,
-        "prefill_tokens_per_second": cost_model.tokens_per_second,
-    }
+
+
+def row_of(policy: str, racer: Racer, requests: list[Request]) -> Scores:
+    """What a run that is over has shown; of "auto" the two speeds that it has measured, too."""
+    row = {**racer.scores(), **counts(stage_of(policy), racer.llm.llm_engine, requests)}
+    if policy == "auto":
+        model = racer.llm.llm_engine.cost_model
+        row |= {"bytes_per_second": model.bytes_per_second, "prefill_tokens_per_second": model.tokens_per_second}
+    return row
 
 
 def counts(name: str, engine: Any, requests: list[Request]) -> dict[str, int]:
@@ -107,6 +118,29 @@ def count_without_model(policy: str) -> dict[str, int]:
     return {"steps": engine.model_runner.num_steps, **counts(name, engine, requests)}
 
 
+# ---- conversations that pause
+
+
+def count_talks(policy: str) -> dict[str, int]:
+    """TALKS conversations of TURNS turns, turn after turn, each alone in the engine. A turn's prompt is all of the talk
+    so far and TURN new tokens; the answer has as many. The pool has a third of what all talks hold in the end.
+    """
+    rng, name = random.Random(0), stage_of(policy)
+    pool = TALKS * TURNS * 2 * TURN // PARTS
+    engine = engine_class(name)(model=str(STORYTELLER), **options_of(policy, pool))
+    talks: list[list[int]] = [[] for _ in range(TALKS)]
+    for turn in range(TURNS):
+        for number, talk in enumerate(talks):
+            talk += random_tokens(rng, 4096, TURN)
+            request = Request(list(talk), TURN)
+            engine.add_request(f"{number}, {turn}", request.prompt_token_ids, sampling_params(name, request))
+            while engine.has_unfinished_requests():
+                outputs = engine.step()
+            talk += outputs[0].outputs[0].token_ids
+    runner, stats = engine.model_runner, engine.kv_cache_manager.prefix_cache_stats
+    return {"tokens_computed": runner.num_tokens, "tokens_hit": stats.hits, "steps": runner.num_steps}
+
+
 # ---- a prefix on the host
 
 
@@ -116,9 +150,9 @@ class Asker:
     A call serves the next prompt and returns the seconds until its first token.
     """
 
-    def __init__(self, folder: Path, dtype: str, prompts: Any) -> None:
+    def __init__(self, folder: Path, dtype: str, prompts: Any, pool: int) -> None:
         """`prompts` is an iterator that never ends."""
-        options = options_of("load", pool=PREFIX + TAIL)
+        options = options_of("load", pool)
         self._engine = stage("s7").LLM(folder, dtype=dtype, **options).llm_engine
         self._prompts, self._num_asked = prompts, 0
 
@@ -136,24 +170,20 @@ class Asker:
         return self._engine.host_kv_cache.num_blocks_loaded
 
 
-def measure_first_token(folder: Path, dtype: str) -> dict[str, float]:
-    """Seconds to the first token, loaded and computed, medians; and how many times shorter the first is."""
+def measure_first_token(folder: Path, dtype: str, length: int) -> dict[str, Any]:
+    """Seconds to the first token, `length` tokens loaded or computed; and how many times shorter the first is."""
     rng = random.Random(0)
-    prefixes = cycle([random_tokens(rng, SHAPE_135M.vocab_size, PREFIX) for _ in range(2)])
+    prefixes = cycle([random_tokens(rng, SHAPE_135M.vocab_size, length) for _ in range(2)])
     again = (prefix + random_tokens(rng, SHAPE_135M.vocab_size, TAIL) for prefix in prefixes)
-    never_seen = (random_tokens(rng, SHAPE_135M.vocab_size, PREFIX + TAIL) for _ in cycle([0]))
-    loaded, computed = Asker(folder, dtype, again), Asker(folder, dtype, never_seen)
+    never_seen = (random_tokens(rng, SHAPE_135M.vocab_size, length + TAIL) for _ in cycle([0]))
+    loaded, computed = (Asker(folder, dtype, prompts, length + TAIL) for prompts in (again, never_seen))
     for _ in range(2):
         loaded()  # each prefix once
     before = loaded.num_blocks_loaded
-    rounds = take_turns({"loaded": loaded, "computed": computed}, NUM_ROUNDS, title="a prefix on the host")
+    rounds = take_turns({"loaded": loaded, "computed": computed}, NUM_ROUNDS, title=f"{length} tokens on the host")
     num_asked = NUM_ROUNDS + 1
     blocks = loaded.num_blocks_loaded - before
-    assert blocks == num_asked * PREFIX // BLOCK_SIZE, f"{blocks} blocks loaded for {num_asked} prompts"
+    assert blocks == num_asked * length // BLOCK_SIZE, f"{blocks} blocks loaded for {num_asked} prompts"
     assert computed.num_blocks_loaded == 0, "a prompt that was never seen is loaded"
-    seconds = medians(rounds)
-    return {
-        "loaded_seconds": seconds["loaded"],
-        "computed_seconds": seconds["computed"],
-        **{f"times_{name}": value for name, value in ratio(rounds, "computed", "loaded")._asdict().items()},
-    }
+    seconds = with_spreads([{f"{name}_seconds": each[name] for name in each} for each in rounds])
+    return seconds | ratio(rounds, "computed", "loaded")._asdict()

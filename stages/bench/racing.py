@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ class Racer:
         self._stream = self.llm.stream([request.prompt_token_ids for request in requests], made)
         self._so_far: dict[str, int] = {}  # tokens of each request
         self._first_tokens: dict[str, float] = {}  # when each request got it, on this clock
-        self._num_tokens, self._seconds, self._num_slices = 0, 0.0, 0
+        self._num_tokens, self._num_slices = 0, 0
+        self.slices: list[float] = []  # the seconds of each
+        self._seats = Counter[int]()  # of each step
 
     def next_slice(self) -> float:
         """Serve one of SLICES parts of the tokens; returns its seconds."""
@@ -33,13 +36,19 @@ class Racer:
         started = time.perf_counter()
         while self._num_tokens < target:
             output = next(self._stream)
+            self._seats[self.llm.model_runner.num_steps] += 1  # an output for each request of a step
             num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
             self._num_tokens += num_tokens - self._so_far.get(output.request_id, 0)
             self._so_far[output.request_id] = num_tokens
-            self._first_tokens.setdefault(output.request_id, self._seconds + time.perf_counter() - started)
+            self._first_tokens.setdefault(output.request_id, sum(self.slices) + time.perf_counter() - started)
         seconds = time.perf_counter() - started
-        self._seconds += seconds
+        self.slices.append(seconds)
         return seconds
+
+    @property
+    def seats(self) -> int:
+        """The most requests that got a token in one step."""
+        return max(self._seats.values())
 
     def scores(self) -> Scores:
         """Raises if a request is not served to its end."""
@@ -47,8 +56,8 @@ class Racer:
         assert next(self._stream, None) is None, "there are more tokens than were asked for"
         runner = self.llm.model_runner
         return {
-            "tokens_per_second": self._num_tokens / self._seconds,
-            "seconds": self._seconds,
+            "tokens_per_second": self._num_tokens / sum(self.slices),
+            "seconds": sum(self.slices),
             "steps": runner.num_steps,
             "tokens_a_step": self._num_tokens / runner.num_steps,
             "tokens_computed": runner.num_tokens,

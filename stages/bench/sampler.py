@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.bench.harness import medians, ratio, take_turns, timed
+from stages.bench.harness import ratio, take_turns, timed, with_spreads
 from stages.s1_contiguous_cache.sampling import SamplingParams, SamplingRow, sample
 
 NUM_ROWS, VOCAB_SIZE, ROUNDS = 32, 128_256, 15
@@ -35,8 +35,6 @@ def measure(args: Namespace) -> dict[str, Any]:
         for threads, (name, logits) in itertools.product(THREADS, {"peaked": peaked(), "flat": flat()}.items()):
             torch.set_num_threads(threads)
             found[f"{name}_{threads}"] = measure_ways(logits)
-            for way, row in found[f"{name}_{threads}"].items():
-                print(f"{name}, threads: {threads}, {way}: {row['ms']:.1f} ms, {row['ratio']:.2f} of the two")
     finally:
         torch.set_num_threads(num_threads)
     return {"sampler": found}
@@ -54,8 +52,10 @@ def measure_ways(logits: Tensor, rounds: int = ROUNDS) -> dict[str, dict[str, fl
     calls: dict[str, Callable[[], object]] = {way: partial(sample_in, way) for way in WAYS}
     calls["two"] = lambda: (logits.argmax(dim=-1), logits.log_softmax(dim=-1))
     times = take_turns({name: timed(call) for name, call in calls.items()}, rounds, warm_ups=2)
-    seconds = medians(times)
-    return {name: {"ms": 1000 * seconds[name], **ratio(times, name, "two")._asdict()} for name in WAYS}
+    return {
+        name: {**with_spreads([{"ms": 1000 * each[name]} for each in times]), **ratio(times, name, "two")._asdict()}
+        for name in WAYS
+    }
 
 
 def flat(num_rows: int = NUM_ROWS) -> Tensor:

@@ -1,31 +1,42 @@
 """The scoreboard: what each stage buys and what it costs, on one workload and the shipped checkpoint.
 
-A row has the pool's bytes when most of it was used, the speed, the steps, the tokens through the model, and the blocks
-copied, stored and loaded. `run` is what `make run` shows, `peers` compares one sequence with transformers.
+All stages serve the 32 requests side by side, a slice at a time. A row has the pool's bytes when most of it was used,
+the speed, the steps, the tokens through the model, and the blocks copied, stored and loaded. `overhead` is of the same
+rounds: nobody forks, shares or is preempted there, so it is what stages 5 to 7 cost those who do not need them.
+`run` is what `make run` shows, `peers` compares one sequence with transformers.
 """
 
 import contextlib
 import importlib
 import io
+import itertools
+import shlex
 import statistics
-import time
 from argparse import Namespace
-from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from stages.bench.engines import stage
-from stages.bench.harness import median_scores, medians, ratio, seconds_of, take_turns
+from stages.bench.harness import Scores, Spread, median_scores, ratio, seconds_of, take_turns, with_spreads
 from stages.bench.models import STORYTELLER
-from stages.bench.racing import sampling_params
+from stages.bench.racing import Racer, race, sampling_params
 from stages.bench.workloads import mixed_workload
 
 POOL_TOKENS = 8192
 RUN_PROMPT = "Once upon a time"
+KING = "Once upon a time there was a king who had three sons, and the"  # with one word more: longer than a block
+SCARCE = "--kv-cache-tokens 512 --max-model-len 256"
+COMMANDS = {  # of the lessons, each ends in a line that shows its stage
+    "s4": ("4 --kv-cache-tokens 2048", "4 --kv-cache-tokens 256 --max-model-len 256"),
+    "s5": (f'5 --n 4 "{KING} youngest was"', f'5 --n 4 "{KING} youngest"'),
+    "s6": (f'6 --max-num-seqs 1 "{KING} eldest" "{KING} youngest"',),
+    "s7": (f"7 {SCARCE} --offload-policy recompute", f"7 {SCARCE} --offload-policy load"),
+}
 STORY_WIDTH, STORY_END = 100, 38  # characters of a story that README.md shows, and of its end
-NUM_ROUNDS, SECONDS = 3, 60  # no round begins after that time, but for the first
+NUM_ROUNDS = 3
 PEER_TOKENS, PEER_PAIRS = 128, 5
 
 
@@ -47,42 +58,48 @@ VARIANTS = [
     Variant("s6, prefix cache", "s6", {}),
     Variant("s7, host pool", "s7", {}),
 ]
+OVERHEAD = ("s4, no promises", "s5, shared blocks", "s6, prefix cache", "s7, host pool")
 
 
 def measure(args: Namespace) -> dict[str, Any]:
-    """The table. About a minute and a half."""
-    for variant in VARIANTS:
-        score(variant, num_requests=2)  # warms up
-    calls = {variant.label: partial(score, variant) for variant in VARIANTS}
-    rounds = take_turns(calls, NUM_ROUNDS, warm_ups=0, least_rounds=1, seconds=SECONDS, title="stages")
-    scores = median_scores(rounds)
-    return {"scoreboard": {variant.label: scores[variant.label] for variant in VARIANTS}}
+    """The table, and what a later stage costs those who do not need it. About two minutes."""
+    serve(VARIANTS, num_requests=2)  # warms up
+    pairs = list(itertools.pairwise(OVERHEAD))
+    rows: list[dict[str, Scores]] = []
+    ratios: list[dict[str, float]] = []
+    for number in range(NUM_ROUNDS):
+        racers = serve(VARIANTS, title=f"stages, round {number + 1} of {NUM_ROUNDS}")
+        rows.append({variant.label: row_of(variant, racers[variant.label]) for variant in VARIANTS})
+        ratios.append({after: speed_over(racers[before], racers[after]) for before, after in pairs})
+    overhead = {}
+    for before, after in pairs:
+        found = Spread.of([each[after] for each in ratios])._asdict()
+        overhead[f"{after.split(',')[0]}_over_{before.split(',')[0]}"] = {"rounds": NUM_ROUNDS, **found}
+    return {"scoreboard": median_scores(rows), "overhead": overhead}
 
 
-def score(variant: Variant, num_requests: int = 32) -> dict[str, float]:
-    """One run of the mixed workload."""
-    llm = stage(variant.name).LLM(STORYTELLER, dtype="float32", kv_cache_tokens=POOL_TOKENS, **variant.options)
-    requests = mixed_workload(llm.model_config.vocab_size, num_requests)
-    params = [sampling_params(variant.name, request) for request in requests]
-    started = time.perf_counter()
-    seats, finished = Counter[int](), []
-    for output in llm.stream([request.prompt_token_ids for request in requests], params):
-        seats[llm.model_runner.num_steps] += 1  # an output for each sequence of a step
-        if output.finished:
-            finished.append(output)
-    seconds = time.perf_counter() - started
-    num_tokens = sum(len(output.outputs[0].token_ids) for output in finished)
-    assert num_tokens == sum(request.num_output_tokens for request in requests), "a request ended early"
-    waits = [output.metrics.first_token_time - output.metrics.arrival_time for output in finished]
-    return {
-        "seats": max(seats.values()),
-        "steps": llm.model_runner.num_steps,
-        "tokens_computed": llm.model_runner.num_tokens,
-        "tokens_per_second": num_tokens / seconds,
-        "first_token_seconds": statistics.median(waits),
-        **peak_bytes(llm),
-        **blocks_moved(variant.name, llm),
-    }
+def serve(variants: Iterable[Variant], num_requests: int = 32, title: str | None = None) -> dict[str, Racer]:
+    """One round: every variant serves the mixed workload, all side by side."""
+    return race({variant.label: partial(racer_of, variant, num_requests) for variant in variants}, title)
+
+
+def speed_over(before: Racer, after: Racer) -> float:
+    """How many times as fast `after` is, the median of the slices: both do the same work in each of them."""
+    assert before.scores()["steps"] == after.scores()["steps"], "another number of steps"
+    return statistics.median(a / b for a, b in zip(before.slices, after.slices, strict=True))
+
+
+def racer_of(variant: Variant, num_requests: int) -> Racer:
+    requests = mixed_workload(4096, num_requests)
+    options = {"dtype": "float32", "kv_cache_tokens": POOL_TOKENS, **variant.options}
+    return Racer(variant.name, STORYTELLER, requests, **options)
+
+
+def row_of(variant: Variant, racer: Racer) -> Scores:
+    """What a run that is over has shown."""
+    shown = ("steps", "tokens_computed", "tokens_per_second", "first_token_seconds")
+    scores = {name: number for name, number in racer.scores().items() if name in shown}
+    return {"seats": racer.seats, **scores, **peak_bytes(racer.llm), **blocks_moved(variant.name, racer.llm)}
 
 
 def peak_bytes(llm: Any) -> dict[str, int]:
@@ -108,18 +125,29 @@ def blocks_moved(name: str, llm: Any) -> dict[str, int]:
 
 
 def measure_run(args: Namespace) -> dict[str, Any]:
-    """What two commands print: the same story, and what stages 1 and 2 take of the pool for it."""
-    return {"run": {"screen": "\n\n".join(screen(number) for number in ("1", "2"))}}
+    """What commands print: a story in stages 1 and 2, and the last line where a lesson shows it."""
+    lessons = {name: "\n\n".join(map(last_line, commands)) for name, commands in COMMANDS.items()}
+    return {"run": {"screen": "\n\n".join(screen(number) for number in ("1", "2")), "lessons": lessons}}
 
 
-def screen(number: str) -> str:
-    """What README.md shows of a stage's `make run`: the command, the story's two ends, the last line."""
+def last_line(command: str) -> str:
+    """What a lesson shows of `python -m stages ...`: the command, and the line that it ends in."""
+    return f"$ python -m stages {command}\n...\n{told(*shlex.split(command)).splitlines()[-1]}"
+
+
+def told(number: str, *argv: str) -> str:
+    """What a stage's command prints, without errors."""
     command = importlib.import_module("stages.__main__")
     for _ in range(2):  # the first run in a process also waits for what torch makes only once
         captured = io.StringIO()
         with contextlib.redirect_stdout(captured):
-            command.main([number, "--model", str(STORYTELLER), RUN_PROMPT])
-    story, *_, last = captured.getvalue().strip().split("\n\n")
+            command.main([number, "--model", str(STORYTELLER), *argv])
+    return captured.getvalue().strip()
+
+
+def screen(number: str) -> str:
+    """What README.md shows of a stage's `make run`: the command, the story's two ends, the last line."""
+    story, *_, last = told(number, RUN_PROMPT).split("\n\n")
     return "\n".join([f'$ make run STAGE={number} PROMPT="{RUN_PROMPT}"', ends(story), last.strip()])
 
 
@@ -150,4 +178,4 @@ def measure_peers(args: Namespace) -> dict[str, Any]:
     }
     pairs = take_turns(calls, PEER_PAIRS, title="transformers")
     lengths = {"prompt_tokens": len(prompt), "output_tokens": PEER_TOKENS}
-    return {"peers": {**lengths, **medians(pairs), "ratio": ratio(pairs, "ours", "transformers").ratio}}
+    return {"peers": {**lengths, **with_spreads(pairs), **ratio(pairs, "ours", "transformers")._asdict()}}

@@ -1,20 +1,15 @@
 """Serving: stages that serve the same requests side by side.
 
-`serving`: stage 4 against stage 3, 32 requests of 16 to 256 tokens each from a pool of 2,048, on the model of 135M
-parameters. A round takes about two minutes on two cores, without bfloat16 instructions five.
+Stage 4 against stage 3: 32 requests of 16 to 256 tokens each from a pool of 2,048, on the model of 135M parameters. A
+round takes a minute and a quarter on two cores.
 
-`overhead`: stages 4 to 7 on the shipped checkpoint from a pool with room for all, where nobody forks, shares or is
-short of memory: what the later stages cost those who do not need them. A step is short there, so what the engine does
-around the model weighs most. Seven rounds, the prefix cache on; about two minutes.
-
-`serving --peers` serves them with transformers too, in the same run: `generate` on one left-padded static batch of all
-32, and the continuous batching behind `generate_batch`. These are not held to the pool, so the last stage is measured
-once more with room for all. Only the tokens that a request asked for count. The floor is the time that reading all
-weights once a step takes, at the bandwidth that the machine has at that moment.
+`peers`: transformers serves them too, in the same run: `generate` on one left-padded static batch of all 32, and the
+continuous batching behind `generate_batch`. These are not held to the pool, so stage 4 is measured once more with room
+for all. Only the tokens that a request asked for count. The floor is the time that reading all weights once a step
+takes, at the bandwidth that the machine has at that moment.
 """
 
 import itertools
-import statistics
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -26,37 +21,25 @@ import torch
 from tqdm import tqdm
 
 from stages.bench.decode_step import Reading
-from stages.bench.harness import Scores, median_scores, ratio
-from stages.bench.models import SHAPE_135M, STORYTELLER, model_135m, num_parameters
+from stages.bench.harness import Scores, median_scores, ratio, with_spreads
+from stages.bench.models import SHAPE_135M, model_135m, num_parameters
 from stages.bench.racing import Racer, race
 from stages.bench.results import machine
 from stages.bench.workloads import Request, mixed_workload
 
 SMALL_POOL, ROOMY_POOL = 2048, 16384  # the second has room for all of them at once, and for what was cached before
-STAGES, OVERHEAD_STAGES = ("s3", "s4"), ("s4", "s5", "s6", "s7")
-OVERHEAD_ROUNDS = 7
+STAGES, NUM_ROUNDS = ("s3", "s4"), 2
 
 
 def measure(args: Namespace) -> dict[str, Any]:
     requests = mixed_workload(SHAPE_135M.vocab_size)
     folder, options = model_135m(), {"dtype": args.dtype, "kv_cache_tokens": SMALL_POOL}
     serve_in_rounds(STAGES, folder, mixed_workload(SHAPE_135M.vocab_size, 2, high=32), 1, options)  # warms up
-    found = serve_in_rounds(STAGES, folder, requests, args.rounds, options, "serving")
-    if args.peers:
-        found["peers"] = measure_peers(STAGES[-1], folder, requests, args.dtype)
+    found = serve_in_rounds(STAGES, folder, requests, NUM_ROUNDS, options, "serving")
+    found["peers"] = measure_peers(STAGES[-1], folder, requests, args.dtype)
     num_tokens = sum(request.num_output_tokens for request in requests)
     found["floor"] = floor(args.dtype, found[STAGES[-1]]["steps"], num_tokens)
     return {"serving": {"machine": machine(args.dtype), "output_tokens": num_tokens, **found}}
-
-
-def measure_overhead(args: Namespace) -> dict[str, Any]:
-    requests = mixed_workload(4096)
-    options = {"dtype": "float32", "kv_cache_tokens": ROOMY_POOL}
-    serve_in_rounds(OVERHEAD_STAGES, STORYTELLER, requests[:8], 1, options)  # warms up
-    found = serve_in_rounds(OVERHEAD_STAGES, STORYTELLER, requests, OVERHEAD_ROUNDS, options, "overhead")
-    tokens = {name: found[name]["tokens_computed"] for name in OVERHEAD_STAGES}
-    assert len({*tokens.values()}) == 1, f"nothing is shared and nobody preempted, but tokens computed are {tokens}"
-    return {"overhead": {"machine": machine("float32"), **found}}
 
 
 def serve_in_rounds(
@@ -69,7 +52,7 @@ def serve_in_rounds(
 ) -> dict[str, Any]:
     """Each stage's medians; of each the speed over that of the stage before, the median of the rounds' ratios."""
     rounds = []
-    for _ in tqdm(range(num_rounds), title, disable=title is None):
+    for _ in tqdm(range(num_rounds), title, disable=title is None, leave=False):
         racers = race({name: partial(Racer, name, folder, requests, **options) for name in names})
         rounds.append({name: racer.scores() for name, racer in racers.items()})
     found: dict[str, Any] = median_scores(rounds)
@@ -83,7 +66,7 @@ def serve_in_rounds(
 
 
 def measure_peers(name: str, folder: Path, requests: list[Request], dtype: str) -> dict[str, Any]:
-    """transformers' two ways and the stage `name` with room for all, one run each; an error stands in its place."""
+    """transformers' two ways and the stage `name` with room for all; an error stands in its place."""
     from transformers import LlamaForCausalLM as Peer
 
     model = Peer.from_pretrained(folder, dtype=getattr(torch, dtype))
@@ -94,9 +77,9 @@ def measure_peers(name: str, folder: Path, requests: list[Request], dtype: str) 
         "generate_batch": lambda: continuous_batching(model, requests),
     }
     results: dict[str, Any] = {}
-    for which, run in tqdm(runs.items(), desc="peers"):
+    for which, run in tqdm(runs.items(), desc="peers", leave=False):
         try:
-            results[which] = run()
+            results[which] = with_spreads([run() for _ in range(NUM_ROUNDS)])
         except Exception as error:  # whatever it is: it belongs to the result
             results[which] = {"error": f"{type(error).__name__}: {error}"}
     return results
@@ -146,7 +129,10 @@ def continuous_batching(model: Any, requests: list[Request]) -> Scores:
 
 def floor(dtype: str, steps: float, num_tokens: int) -> Scores:
     """What reading all weights once in each of `steps` steps takes at least."""
-    reading = Reading()
-    bandwidth = reading.num_bytes / statistics.median([reading() for _ in range(9)][2:])
-    seconds = steps * num_parameters(SHAPE_135M) * getattr(torch, dtype).itemsize / bandwidth
-    return {"bytes_per_second": bandwidth, "seconds": seconds, "tokens_per_second": num_tokens / seconds}
+    reading, weights = Reading(), num_parameters(SHAPE_135M) * getattr(torch, dtype).itemsize
+    found = []
+    for bandwidth in [reading.num_bytes / reading() for _ in range(9)][2:]:
+        seconds = steps * weights / bandwidth
+        rates = {"bytes_per_second": bandwidth, "tokens_per_second": num_tokens / seconds}
+        found.append({"seconds": seconds, **rates})
+    return with_spreads(found)

@@ -7,7 +7,7 @@ from .copy import copy_faults
 from .diffs import diff_md
 from .functions import find
 from .lines import added_lines, optional_lines
-from .model import GAIN_TEST, Chain, ChainError, Change, FunctionName, Stage, Step, is_free
+from .model import GAIN_FIGURES, GAIN_TEST, Chain, ChainError, Change, FunctionName, Stage, Step, is_free
 
 ALWAYS_GIVEN = ("__init__", "check_integrity")  # an exercise opens neither
 
@@ -98,8 +98,11 @@ def _exercise(stage: Stage) -> Iterator[str]:
     """Steps that name what is not there, or what cannot be opened."""
     if (stage.before or stage.steps) and not 3 <= len(stage.steps) <= 5:
         yield f"{stage.path}: its exercise has {len(stage.steps)} steps, and should have 3 to 5"
-    if stage.steps and not stage.text(GAIN_TEST):
-        yield f"{stage.path}/{GAIN_TEST} is missing"
+    for file in (GAIN_TEST, GAIN_FIGURES) if stage.steps else ():
+        if not stage.text(file):
+            yield f"{stage.path}/{file} is missing"
+    if [change.file for change in stage.changes[: len(stage.lesson)]] != [*stage.lesson]:
+        yield f"{stage.path}: the files of its lesson ({', '.join(stage.lesson)}) are not the first of its files"
     for step in stage.steps:
         for name in step.functions:
             if fault := _fault_of_function(stage, name):

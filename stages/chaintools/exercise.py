@@ -8,10 +8,12 @@ import json
 import shutil
 from pathlib import Path
 
+from .fits import gone
 from .functions import Function, find
 from .model import ChainError, FunctionName, Stage, Step, files_under
 
 RECORD = ".written.json"  # what was written into an exercise, so that a learner's work is told from it
+AT = ".step"  # the step that the learner is at
 
 
 def exercise_folder(stage: Stage) -> Path:
@@ -26,15 +28,13 @@ def write_exercise(stage: Stage, first: int, force: bool) -> Path:
     step_of(stage, first)
     folder = exercise_folder(stage)
     if (work := changed_by_learner(folder)) and not force:
-        raise ChainError(
-            f"exercises/{stage.key} holds work of yours ({', '.join(work)}): --step K says how to go on there, "
-            "--force throws it away"
-        )
+        raise ChainError(f"exercises/{stage.key} holds work of yours ({', '.join(work)}): --force throws it away")
     opened = open_functions(stage, first)  # first, so that a fault in chain.toml costs no one their folder
     if folder.exists():
         shutil.rmtree(folder)
     copy_stage(stage, folder, opened)
     (folder / RECORD).write_text(json.dumps(_digests(folder)), encoding="utf-8")
+    remember_step(stage, first)
     return folder
 
 
@@ -73,9 +73,15 @@ def open_functions(stage: Stage, first: int) -> dict[str, str]:
 def _starting_body(stage: Stage, step: Step, name: FunctionName, function: Function) -> str:
     """What the learner finds in the place of the solution."""
     mark = f"{function.indent}# EXERCISE step {step.number}: {step.title}\n"
-    old = find(stage.before.text(name.file), name.name) if stage.before else None
+    before, now = (side.text(name.file) if side else "" for side in (stage.before, stage))
+    old = find(before, name.name) if before else None
     if old and old.body.strip():
-        return mark + old.body_at(function.indent)
+        names = gone(name.name, before, now)
+        if names:
+            mark += f"{function.indent}# Of what the stage before had here, this stage lacks: {', '.join(names)}\n"
+        if all(each.isidentifier() for each in names):  # an import is soon mended
+            return mark + old.body_at(function.indent)
+        mark += "".join(f"{function.indent}#     {line}\n" for line in old.body_at("").splitlines())
     message = json.dumps(f"step {step.number}, {step.title}: {step.tests[0]}", ensure_ascii=False)
     return f"{mark}{function.indent}raise NotImplementedError({message})\n"
 
@@ -94,7 +100,7 @@ def reveal(stage: Stage, wanted: str) -> str:
 def step_of(stage: Stage, number: int) -> Step:
     """The step of that number. Raises ChainError if there is none."""
     if not stage.steps:
-        raise ChainError(f"{stage.key} has no exercise; what there is to think about is in {stage.path}/README.md")
+        raise ChainError(f"stage {stage.number} has no exercise; what there is to try is in {stage.path}/README.md")
     if not 1 <= number <= len(stage.steps):
         raise ChainError(f"there is no step {number}: {stage.key} has steps 1 to {len(stage.steps)}")
     return stage.steps[number - 1]
@@ -103,37 +109,54 @@ def step_of(stage: Stage, number: int) -> Step:
 def what_next(stage: Stage, first: int) -> str:
     """What a learner does after the exercise was written."""
     steps = stage.steps[first - 1 :]
+    minutes = sum(step.minutes for step in stage.required_steps[first - 1 :])
     lines = [
-        f"exercises/{stage.key} is ready: {len(steps)} steps, about {sum(each.minutes for each in steps)} minutes.",
-        *(f"  step {each.number}, {each.minutes} min: {each.title} ({_places(each)})" for each in steps),
+        f"exercises/{stage.key} is ready: {len(steps)} step{'s' * (len(steps) > 1)}, about {minutes} minutes.",
+        *(f"  step {each.number}, {each.minutes} min: {each.title}\n{_places(each)}" for each in steps),
         f"Begin with step {first}.",
         how_to(stage, first),
     ]
     return "\n".join(lines)
 
 
-def how_to(stage: Stage, number: int) -> str:
-    """Where a step is to be solved, when it is, and what helps."""
-    step, folder = step_of(stage, number), f"exercises/{stage.key}"
-    command = f"python stages/chain.py exercise {stage.key}"
-    tests = " \\\n      ".join(f"{folder}/{test}" for test in step.tests)  # a line each, to be read and to be pasted
-    files = ", ".join(dict.fromkeys(name.file for name in step.functions))
-    if number < len(stage.steps):
-        then = f"  then:             {command} --step {number + 1}"
-    else:
-        then = f"  then all of it:   python -m pytest {folder}"
+def how_to(stage: Stage, number: int, function: str | None = None) -> str:
+    """Where a step is to be solved, and the commands that help, as one can paste them.
+
+    function: the one whose solution is offered; any of the step, if it is None.
+    """
+    step, make = step_of(stage, number), f"make exercise STAGE={stage.number}"
+    files = ", ".join(f"exercises/{stage.key}/{file}" for file in dict.fromkeys(each.file for each in step.functions))
+    others = [] if function else [name.name for name in step.functions[1:]]
+    only = f" STEP={number}" if stage.is_optional(step) else ""
     lines = [
-        f"Look for EXERCISE step {number} in {files} of {folder}.",
-        f"  done when green:  python -m pytest -x {tests}",
-        f"  a hint:           {command} --step {number} --hint",
-        f"  the solution:     {command} --reveal {step.functions[0].name}",
-        then,
+        f"Look for EXERCISE step {number} in {files}.",
+        f"  is it right?   make check STAGE={stage.number}{only}",
+        f"  a hint:        {make} STEP={number} ARGS=--hint",
+        f'  a bigger one:  {make} STEP={number} ARGS="--hint 2"',
+        f'  the solution:  {make} ARGS="--reveal {function or step.functions[0].name}"',
+        *([f"                 or of {', '.join(others)}"] if others else []),
     ]
     return "\n".join(lines)
 
 
+def remember_step(stage: Stage, number: int) -> None:
+    """Note the step that the learner is at."""
+    (exercise_folder(stage) / AT).write_text(f"{number}\n", encoding="utf-8")
+
+
+def remembered_step(stage: Stage) -> int:
+    """The step that the learner was at when the work was last checked; the first, if it never was."""
+    file = exercise_folder(stage) / AT
+    text = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    return int(text) if text.isdigit() and 1 <= int(text) <= len(stage.steps) else 1
+
+
 def _places(step: Step) -> str:
-    return ", ".join(str(name) for name in step.functions)
+    """The functions of a step, file by file."""
+    files: dict[str, list[str]] = {}
+    for file, name in step.functions:
+        files.setdefault(file, []).append(name)
+    return "\n".join(f"      {file}: {', '.join(names)}" for file, names in files.items())
 
 
 def _find(stage: Stage, text: str, name: FunctionName) -> Function:

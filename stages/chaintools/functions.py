@@ -43,13 +43,19 @@ def find(source: str, name: str) -> Function | None:
 
     Raises ChainError if the file is not Python, or has two of that name.
     """
+    node = find_node(source, name)
+    return _cut(source, node) if node else None
+
+
+def find_node(source: str, name: str) -> ast.FunctionDef | None:
+    """The same as a node of the file's tree, with the same errors."""
     try:
         nodes = [node for qualified, node in _functions(ast.parse(source), "") if qualified == name]
     except SyntaxError as error:
         raise ChainError(f"line {error.lineno}: {error.msg}") from None
     if len(nodes) > 1:
         raise ChainError(f"{len(nodes)} functions are called {name}")
-    return _cut(source, nodes[0]) if nodes else None
+    return nodes[0] if nodes else None
 
 
 def _functions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:

@@ -45,14 +45,15 @@ def _path(name: str) -> str:
 
 def _stage(root: Path, path: str, before: Stage | None, table: dict[str, Any], where: str) -> Stage:
     if before is None:
-        _require(table, where, {"files": list})
+        _require({"lesson": [], "tries": [], **table}, where, {"files": list, "lesson": list, "tries": list})
     else:
         wanted = {"files": list, "budget": int, "optional": dict, "steps": list}
         _require({"steps": [], "optional": {}, **table}, where, wanted)
     changes = [_change(entry, f"{where} files, entry {n}") for n, entry in enumerate(table["files"], 1)]
     steps = [_step(entry, n, f"{where} step {n}") for n, entry in enumerate(table.get("steps", []), 1)]
     optional = _optional(table["optional"], f"{where} optional") if "optional" in table else OptionalPart()
-    return Stage(root, path, before, tuple(changes), table.get("budget"), optional, tuple(steps))
+    lesson, tries = (_strings(table[key], f"{where} {key}") if key in table else () for key in ("lesson", "tries"))
+    return Stage(root, path, before, tuple(changes), table.get("budget"), optional, tuple(steps), lesson, tries)
 
 
 def _optional(table: dict[str, Any], where: str) -> OptionalPart:
@@ -69,10 +70,14 @@ def _change(table: dict[str, Any], where: str) -> Change:
 
 
 def _step(table: dict[str, Any], number: int, where: str) -> Step:
-    _require(table, where, {"title": str, "functions": list, "tests": list, "hint": str, "minutes": int})
+    wanted = {"title": str, "functions": list, "tests": list, "works": str, "hints": list, "minutes": int}
+    _require(table, where, wanted)
     functions = tuple(_function(text, where) for text in _strings(table["functions"], f"{where} functions"))
     tests = _strings(table["tests"], f"{where} tests")
-    return Step(number, table["title"], functions, tests, table["hint"], table["minutes"])
+    hints = _strings(table["hints"], f"{where} hints")
+    if len(hints) != 2:
+        raise ChainError(f"chain.toml: {where} needs two hints, a push and then the way; it has {len(hints)}")
+    return Step(number, table["title"], functions, tests, table["works"], hints, table["minutes"])
 
 
 def _function(text: str, where: str) -> FunctionName:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 KINDS = ("new", "changed", "removed")
 GAIN_TEST = "tests/test_gain.py"
+GAIN_FIGURES = "tests/gain.py"  # the figures of the gain test, of this stage and of the one before
 
 
 class ChainError(ValueError):
@@ -40,7 +41,8 @@ class Step(NamedTuple):
     title: str
     functions: tuple[FunctionName, ...]
     tests: tuple[str, ...]  # pytest node ids relative to the stage
-    hint: str
+    works: str  # what a learner has when the tests are green
+    hints: tuple[str, str]  # a push, and then the way
     minutes: int
 
 
@@ -62,6 +64,21 @@ class Stage:
     budget: int | None  # of added lines of code, without the optional files
     optional: OptionalPart
     steps: tuple[Step, ...]
+    lesson: tuple[str, ...] = ()  # of the first stage: the files to read first
+    tries: tuple[str, ...] = ()  # of a stage without steps: what there is to try
+
+    @property
+    def required_steps(self) -> tuple[Step, ...]:
+        """The steps without those that write optional files only: these come last."""
+        return tuple(step for step in self.steps if not self.is_optional(step))
+
+    def is_optional(self, step: Step) -> bool:
+        return all(name.file in self.optional.files for name in step.functions)
+
+    @property
+    def minutes(self) -> int:
+        """How long the exercise takes, without its optional steps."""
+        return sum(step.minutes for step in self.required_steps)
 
     @property
     def name(self) -> str:
@@ -70,6 +87,11 @@ class Stage:
     @property
     def key(self) -> str:
         return key_of(self.name)
+
+    @property
+    def number(self) -> str:
+        """What a person types for it: STAGE=2."""
+        return self.key.removeprefix("s")
 
     @property
     def folder(self) -> Path:
@@ -95,7 +117,7 @@ class Chain(NamedTuple):
     def stage(self, name: str) -> Stage:
         """The stage called `name`: "2", "s2" or "s2_block_manager"."""
         for stage in self.stages:
-            if name in (stage.name, stage.key, stage.key.removeprefix("s"), stage.path):
+            if name in (stage.name, stage.key, stage.number, stage.path):
                 return stage
         known = ", ".join(stage.key for stage in self.stages)
         raise ChainError(f"there is no stage {name!r}; there are: {known}")

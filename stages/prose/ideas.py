@@ -1,11 +1,12 @@
 """The seven stages in a line each, and the two tables that are made of them."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.chaintools import Stage, added_lines, load
-from stages.prose.markdown import table
+from stages.prose.markdown import look_up, table
 
 ROOT = Path(__file__).resolve().parents[2]
 Results = dict[str, Any]  # what stages/bench/results.json holds
@@ -72,81 +73,60 @@ def path_block(results: Results) -> str:
 def stages_block(results: Results) -> str:
     """The table of the chain: idea, lines in the diff, measured effect."""
     rows = [
-        [linked(number, stage, idea, ROOT), idea.adds, f"{added_lines(stage):,}", EFFECTS[stage.key](results)]
+        [linked(number, stage, idea, ROOT), idea.adds, f"{added_lines(stage):,}", effect(stage.key, results)]
         for number, (stage, idea) in enumerate(zip(lessons(), IDEAS, strict=True), start=1)
     ]
     return table(["stage", "idea", "lines added", "measured effect"], rows)
 
 
-def effect_s1(results: Results) -> str:
-    """What the cache buys, and what it leaves empty, as shares of what is reserved."""
-    gain = results["predict"]["s1"]["cache_at_990"]
-    empty = empty_shares(results, "s1")
-    return f"token 990 comes {gain:.0f} times sooner; {min(empty):.0%} to {max(empty):.0%} of what is reserved is empty"
+EFFECTS = {  # {a key of results.json, or of derived():its format}
+    "s1": "token 990 comes {predict.s1.cache_at_990:.0f} times sooner; {derived.s1_least_empty:.0%} to "
+    "{derived.s1_most_empty:.0%} of what is reserved is empty",
+    "s2": "{derived.s2_empty:.0%} of what is held is empty, and there are no holes; a step at "
+    "{predict.s2.gather.longest:,} tokens takes {predict.s2.gather.at_longest:.2f} times as long",
+    "s3": "at 65,536 tokens attention needs {derived.s3_megabytes:.1f} MB beside the pool in place of "
+    "{derived.s2_megabytes:.1f}; 32 sequences decode "
+    "{decode.cases.storyteller_float32_32_128.s3_over_s2:.2f} times as fast",
+    "s4": "8 seats take {predict.s4.steps.continuous:,} steps in place of {predict.s4.steps.static:,}; from a small "
+    "pool {serving.s4_over_s3.ratio:.2f} times the tokens a second of stage 3",
+    "s5": "8 samples of 200 tokens and 64 more hold {predict.s5.of_200.samples.blocks:,} blocks in place of "
+    "{predict.s5.of_200.requests.blocks:,} (one holds {predict.s5.of_200.alone.blocks:,}); where nobody forks "
+    "{overhead.s5_over_s4.ratio:.2f} times the tokens a second of stage 4",
+    "s6": "after a cached prefix of 512 tokens the first token comes {prefix_cache.shared.times_shorter:.1f} times "
+    "sooner; where nobody shares {overhead.s6_over_s5.ratio:.2f} times the tokens a second of stage 5",
+    "s7": "in a third of the memory {predict.s7.cut.load.computed_twice:,} tokens are computed twice in place of "
+    "{predict.s7.cut.s6.computed_twice:,}; a prefix of 512 on the host comes {offload.first_token.512.ratio:.0f} times "
+    "sooner than computed",
+}
 
 
-def effect_s2(results: Results) -> str:
-    """What blocks leave empty, and what gathering them costs a step."""
-    (empty,), cost = empty_shares(results, "s2"), results["predict"]["s2"]["gather"]
-    slower = f"a step at {cost['longest']} tokens takes {cost['at_longest']:.1f} times as long"
-    return f"{empty:.0%} of what is held is empty, and there are no holes; {slower}"
+def effect(stage: str, results: Results) -> str:
+    """What a stage brought, each number in a mark that names its key."""
+    known = results | {"derived": derived(results)}
+
+    def mark(match: re.Match[str]) -> str:
+        key, form = match.groups()
+        return f"<!-- n: {key}:{form} -->{look_up(known, key):{form}}<!-- / -->"
+
+    return re.sub(r"\{([\w.]+):([^}]+)\}", mark, EFFECTS[stage])
 
 
-def effect_s3(results: Results) -> str:
-    """What a batch gains, and what attention needs besides the pool."""
-    gain = results["decode"]["cases"]["storyteller_float32_32_128"]["s3_over_s2"]
-    before, now = (results["predict"]["s3"]["extra_bytes"][stage]["65536"] / 1e6 for stage in ("s2", "s3"))
-    memory = f"at 65,536 tokens attention needs {now:.1f} MB beside the pool in place of {before:.1f}"
-    return f"{memory}; 32 sequences decode {gain:.1f} times as fast"
-
-
-def effect_s4(results: Results) -> str:
-    """What joining at once saves, and what it gives where memory is short."""
-    steps, serving = results["predict"]["s4"]["steps"], results["serving"]
-    fewer = f"8 seats take {steps['continuous']:,} steps in place of {steps['static']:,}"
-    return f"{fewer}; from a small pool {serving['s4_over_s3']['ratio']:.1f} times the tokens a second of stage 3"
-
-
-def effect_s5(results: Results) -> str:
-    """What sharing saves, and what it costs those who do not share."""
-    answers, speed = results["predict"]["s5"], results["overhead"]["s5_over_s4"]["ratio"]
-    shared, alone, requests = (answers["of_200"][name]["blocks"] for name in ("samples", "alone", "requests"))
-    fewer = f"8 samples of 200 tokens and 64 more hold {shared:,} blocks in place of {requests:,} (one holds {alone})"
-    return f"{fewer}; where nobody forks {speed:.2f} times the tokens a second of stage 4"
-
-
-def effect_s6(results: Results) -> str:
-    """What a shared prefix saves, and what looking for one costs where there is none."""
-    shared, unshared = results["prefix_cache"]["shared"], results["prefix_cache"]["unshared"]
-    sooner = f"after a cached prefix of 512 tokens the first token comes {shared['times_shorter']:.0f} times sooner"
-    return f"{sooner}; where nobody shares {unshared['ratio']:.2f} times the tokens a second of no cache"
-
-
-def effect_s7(results: Results) -> str:
-    """What a second tier finds again in a third of the memory, and what that is worth."""
-    if "offload" not in results:
-        return "not measured yet"
-    pools, first = results["offload"]["pools"], results["offload"]["first_token"]
-    twice = [f"{pools[name]['computed_twice']:,.0f}" for name in ("load", "s6")]
-    saved = f"in a third of the memory {twice[0]} tokens are computed twice in place of {twice[1]}"
-    return f"{saved}; a prefix of 512 on the host comes {first['times_ratio']:.0f} times sooner than computed"
+def derived(results: Results) -> dict[str, float]:
+    """What is worked out from several figures."""
+    one, two = (empty_shares(results, stage) for stage in ("s1", "s2"))
+    beside = results["predict"]["s3"]["extra_bytes"]
+    return {
+        "s1_least_empty": min(one),
+        "s1_most_empty": max(one),
+        "s2_empty": two[0],
+        **{f"{stage}_megabytes": beside[stage]["65536"] / 1e6 for stage in ("s2", "s3")},
+    }
 
 
 def empty_shares(results: Results, stage: str) -> list[float]:
     """Wasted over held, for each run of a stage on the scoreboard."""
     runs = [run for name, run in results["scoreboard"].items() if name.startswith(f"{stage},")]
     return [run["wasted_bytes"] / run["held_bytes"] for run in runs]
-
-
-EFFECTS: dict[str, Callable[[Results], str]] = {
-    "s1": effect_s1,
-    "s2": effect_s2,
-    "s3": effect_s3,
-    "s4": effect_s4,
-    "s5": effect_s5,
-    "s6": effect_s6,
-    "s7": effect_s7,
-}
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {"stages": stages_block, "path": path_block}

@@ -38,6 +38,20 @@ def table_of(first: str, columns: Sequence[Column], rows: Mapping[str, Mapping[s
     return table([first, *(column.name for column in shown)], lines)
 
 
+def look_up(results: Mapping[str, Any], key: str) -> Any:
+    """What stands under a key. Raises KeyError.
+
+    >>> look_up({"a": {"b": 4}}, "a.b")
+    4
+    """
+    found: Any = results
+    for part in key.split("."):
+        if not isinstance(found, Mapping):
+            raise KeyError(key)
+        found = found[part]
+    return found
+
+
 def mib(size: float) -> str:
     """
     >>> mib(3 * 2**20)

@@ -4,13 +4,16 @@ Nothing measured is typed by hand. Prose holds two kinds of marks, which a code 
 
     <!-- n: predict.s1.cache_at_16:.1f -->4.2<!-- / -->     one number: a path into results.json, and its format
     <!-- figures: stages --> ... <!-- /figures -->          a block: tables.py, ideas.py, model_card.py
+    <!-- said -->833,000 a second<!-- / -->                 a figure of somebody else's, as it stands there
 
+Cells of notebooks hold the first and the last kind. A key is shown in one form everywhere.
 results.json is written by `python -m stages.bench`.
 """
 
 import json
 import math
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,13 @@ from safetensors import safe_open
 
 from stages.chaintools import added_lines, load
 from stages.prose import ideas, model_card, tables
+from stages.prose.markdown import look_up
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path("stages/bench/results.json")
 BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS
 NUMBER = re.compile(r"(<!-- n: ([\w.]+)(?::([^ ]+))? -->).*?(<!-- / -->)", re.DOTALL)
+IN_A_CELL = re.compile(r"(<!-- n: ([\w.]+)(?::([^ ]+))? -->)[^\n\"]*?(<!-- / -->)")
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 
@@ -40,18 +45,24 @@ def write(root: Path = ROOT) -> list[str]:
 
 
 def prose_files(root: Path) -> list[Path]:
-    folders = [root, root / "stages", *sorted((root / "stages").glob("s[0-9]*")), root / "nanovllm"]
-    folders += [root / "models" / "storyteller"]
-    return [folder / "README.md" for folder in folders if (folder / "README.md").exists()]
+    """Every page of prose but DIFF.md, which stages/chain.py makes, and the notebooks."""
+    stages = sorted((root / "stages").glob("s[0-9]*"))
+    folders = [root, root / "stages", *stages, root / "nanovllm", root / "models" / "storyteller", root / "notebooks"]
+    pages = [path for folder in folders for path in sorted(folder.glob("*.md")) if path.name != "DIFF.md"]
+    return pages + sorted((root / "notebooks").glob("*.ipynb"))
 
 
 def render(path: Path, root: Path) -> str:
-    """The text of a prose file with its numbers filled in. Raises ValueError for a mark that names nothing."""
-    results = read(root / RESULTS) | {"facts": facts(root)}
+    """The text of a file with its numbers filled in. Raises ValueError for a mark that names nothing.
+
+    A notebook's text is JSON. A mark in a cell is on one line and has nothing that JSON would escape, so it is filled
+    in where it stands, and nothing else of the file changes.
+    """
+    results = known(root)
 
     def number(match: re.Match[str]) -> str:
         start, key, spec, end = match.groups()
-        return start + format(look_up(results, key, path), spec or "") + end
+        return start + format(number_of(results, key, path), spec or "") + end
 
     def block(match: re.Match[str]) -> str:
         start, name, end = match.groups()
@@ -59,13 +70,30 @@ def render(path: Path, root: Path) -> str:
             raise ValueError(f"{path}: no function makes the block {name!r}")
         return start + BLOCKS[name](results) + end
 
-    return BLOCK.sub(block, NUMBER.sub(number, path.read_text("utf-8")))
+    text = path.read_text("utf-8")
+    if path.suffix == ".ipynb":
+        return IN_A_CELL.sub(number, text)
+    return BLOCK.sub(block, NUMBER.sub(number, text))
+
+
+def known(root: Path) -> dict[str, Any]:
+    """All that a mark can name: what was measured, "derived" from that, and "facts", what is counted here."""
+    results = read(root / RESULTS)
+    return results | {"derived": ideas.derived(results), "facts": facts(root)}
+
+
+def number_of(results: dict[str, Any], key: str, path: Path) -> Any:
+    try:
+        return look_up(results, key)
+    except KeyError:
+        raise ValueError(f"{path}: {RESULTS} has no {key}") from None
 
 
 def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@cache
 def facts(root: Path) -> dict[str, float]:
     """What is counted, not measured: always current."""
     model = read(root / "models/storyteller/config.json")
@@ -77,14 +105,6 @@ def facts(root: Path) -> dict[str, float]:
         "bytes_per_token": bytes_per_token,
         "weights_in_texts": 4 * num_parameters / (bytes_per_token * model["max_position_embeddings"]),
         **{f"{stage.key}_lines": added_lines(stage) for stage in load(root).stages},
+        **{f"{stage.key}_minutes": stage.minutes for stage in load(root).stages if stage.steps},  # of its exercise
         "million_parameters": num_parameters / 1e6,
     }
-
-
-def look_up(results: dict[str, Any], key: str, path: Path) -> Any:
-    value: Any = results
-    for part in key.split("."):
-        if part not in value:
-            raise ValueError(f"{path}: {RESULTS} has no {key}")
-        value = value[part]
-    return value

@@ -1,6 +1,6 @@
 """The tables that READMEs take from results.json: one function for each, by name in BLOCKS."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stages.prose.markdown import Column, duration, mib, table, table_of, whole
@@ -12,6 +12,16 @@ NOT_YET = "Not measured yet.\n"
 def run_block(results: Results) -> str:
     """Three commands and what they print: the same story in one piece and in blocks, and the page."""
     return "```console\n" + results["run"]["screen"] + "\n\n$ make open-page\nnotebooks/pool.html\n```\n"
+
+
+def screen_of(stage: str) -> Callable[[Results], str]:
+    """What a lesson's commands print at their end, where a stage shows what it is about."""
+
+    def block(results: Results) -> str:
+        screens = results.get("run", {}).get("lessons", {})
+        return f"```console\n{screens[stage]}\n```\n" if stage in screens else NOT_YET
+
+    return block
 
 
 def machine_block(results: Results) -> str:
@@ -53,13 +63,22 @@ def scoreboard_block(results: Results) -> str:
     return table_of("stage", SCORES, results["scoreboard"])
 
 
+NARROW = (  # what a lesson shows of SCORES, in tables that fit on a screen
+    ("seats", "steps", "tokens_computed", "tokens_per_second", "first_token_seconds"),
+    ("promised_bytes", "held_bytes", "used_bytes", "wasted_bytes"),
+    ("blocks_copied", "blocks_stored", "blocks_loaded"),
+)
+
+
 def scoreboard_of(number: int) -> Callable[[Results], str]:
-    """For a lesson: the rows of its stage, and of the stage before."""
+    """For a lesson: the rows of its stage, and of the stage before, in narrow tables."""
 
     def block(results: Results) -> str:
         wanted = (f"s{number - 1},", f"s{number},")
         rows = {name: row for name, row in results["scoreboard"].items() if name.startswith(wanted)}
-        return table_of("stage", SCORES, rows)
+        has = {key for row in rows.values() for key in row}
+        parts = ([column for column in SCORES if column.key in keys] for keys in NARROW if has & {*keys})
+        return "\n".join(table_of("stage", part, rows) for part in parts)
 
     return block
 
@@ -86,18 +105,22 @@ def samples_of_one_prompt_block(results: Results) -> str:
     return table_of("stage", SCORES, {text: runs[name] for name, text in names.items()})
 
 
-def scarce_samples_block(results: Results) -> str:
-    """What samples.py counted: samples from pools that are too small for all of them, in stages 5 and 6."""
-    if "samples" not in results:
-        return NOT_YET
-    scarce = results["samples"]["scarce"]
-    parts = {"1": "room for all", "3": "a third", "6": "a sixth"}
-    rows = {f"{text}: {name}": scarce[name][part] for part, text in parts.items() for name in scarce}
-    return table_of("pool: stage", SCORES, rows)
+def scarce_samples_of(*stages: str) -> Callable[[Results], str]:
+    """What samples.py counted in these stages: samples from pools that are too small for all of them."""
+
+    def block(results: Results) -> str:
+        if "samples" not in results:
+            return NOT_YET
+        scarce = results["samples"]["scarce"]
+        parts = {"3": "a third", "6": "a sixth"}
+        rows = {f"{text}: {name}": scarce[name][part] for part, text in parts.items() for name in stages}
+        return table_of("pool: stage", SCORES, rows)
+
+    return block
 
 
 def overhead_block(results: Results) -> str:
-    """What serving.py measured where nobody forks, shares or is short of memory: each stage over the one before."""
+    """What the scoreboard's rounds say of those who need nothing new: each stage over the one before."""
     overhead = results.get("overhead", {})
     pairs = [("s4", "s5"), ("s5", "s6"), ("s6", "s7")]
     if not {f"{after}_over_{before}" for before, after in pairs} <= overhead.keys():
@@ -109,52 +132,72 @@ def overhead_block(results: Results) -> str:
     return table(["tokens/s", "median of the rounds", "the least", "the largest"], rows)
 
 
+MOVED = (  # what a lesson shows of SCORES about a second tier
+    ("steps", "tokens_computed", "computed_twice", "preemptions", "tokens_per_second"),
+    ("first_token_seconds", "blocks_stored", "blocks_loaded"),
+)
+
+
 def offload_block(results: Results) -> str:
-    """What offload.py measured: stage 6, and stage 7 with each policy, from a third of the memory."""
+    """What offload.py measured: stage 6, and stage 7 with each policy, from a third of the memory, in narrow tables."""
     if "offload" not in results:
         return NOT_YET
     names = {"s6": "s6", "recompute": "s7, recompute", "load": "s7, load", "auto": "s7, auto"}
-    pools = results["offload"]["pools"]
-    return table_of("stage, policy", SCORES, {text: pools[name] for name, text in names.items()})
+    rows = {text: results["offload"]["pools"][name] for name, text in names.items()}
+    parts = ([column for column in SCORES if column.key in keys] for keys in MOVED)
+    return "\n".join(table_of("stage, policy", part, rows) for part in parts)
+
+
+def offload_talks_block(results: Results) -> str:
+    """Conversations that pause while others talk: what stages 6 and 7 compute of them, and what they find."""
+    talks = results.get("offload", {}).get("talks", {})
+    names = {"s6": "s6", "load": "s7, load"}
+    return table_of("stage", TALKS, {text: talks[name] for name, text in names.items()}) if talks else NOT_YET
+
+
+TALKS = (
+    Column("steps", "steps", whole),
+    Column("tokens computed", "tokens_computed", whole),
+    Column("tokens found", "tokens_hit", whole),
+)
 
 
 # ---- the prefix cache
 
 
 def prefix_cache_block(results: Results) -> str:
-    """What prefix_cache.py measured: requests with a common prefix and without, each with the cache off and on."""
-    shared, unshared = results["prefix_cache"]["shared"], results["prefix_cache"]["unshared"]
+    """What prefix_cache.py measured: requests with a common prefix, with the cache off and on."""
+    shared = results["prefix_cache"]["shared"]
     rows = []
     for name, text in (("off", "without"), ("on", "with")):
         waits = [f"{shared[f'{which}_{name}_seconds']:.2f} s" for which in ("median", "last")]
-        rows.append([f"31 requests, a common prefix of 512: {text}", whole(shared[f"tokens_{name}"]), *waits, "-"])
-    for name, text in (("off", "without"), ("on", "with")):
-        speed = whole(unshared[f"tokens_per_second_{name}"])
-        rows.append([f"32 requests, nothing in common: {text}", whole(unshared["tokens_computed"]), "-", "-", speed])
-    return table(["the cache", "tokens computed", "TTFT, median", "TTFT, the last", "tokens/s"], rows)
+        rows.append([f"31 requests, a common prefix of 512: {text}", whole(shared[f"tokens_{name}"]), *waits])
+    return table(["the cache", "tokens computed", "TTFT, median", "TTFT, the last"], rows)
 
 
 # ---- decode steps
 
-STEPS = (
+TIMES = (
     Column("s1", "s1_ms", "{:.1f} ms".format),
     Column("s2", "s2_ms", "{:.1f} ms".format),
     Column("s3", "s3_ms", "{:.1f} ms".format),
     Column("s3 against s2", "s3_over_s2", "{:.2f}".format),
     Column("s3 against s1", "s3_over_s1", "{:.2f}".format),
+)
+TRAFFIC = (
     Column("padding", "padding", "{:.0%}".format),
     Column("must read", "bytes", lambda size: f"{size / 1e6:.0f} MB"),
     Column("s3, of the bandwidth", "s3_of_bandwidth", "{:.0%}".format),
 )
 
 
-def decode_table(cases: list[dict[str, Any]]) -> str:
+def decode_table(cases: list[dict[str, Any]], columns: Sequence[Column]) -> str:
     """A line a case of decode.py: batch and context, then what a step took."""
     rows = {
         f"{case['batch']} x {case['context']:,}" + (", the others 128" if case["is_mixed"] else ""): case
         for case in cases
     }
-    return table_of("batch x context", STEPS, rows)
+    return table_of("batch x context", columns, rows)
 
 
 def in_order(case: dict[str, Any]) -> tuple[bool, int, int]:
@@ -163,13 +206,16 @@ def in_order(case: dict[str, Any]) -> tuple[bool, int, int]:
 
 
 def decode_block(results: Results) -> str:
-    """Every case of decode.py: the storyteller's shape in float32, the others folded."""
+    """Every case of decode.py: the times of the storyteller in float32; what such a step reads and the rest, folded."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for case in sorted(results["decode"]["cases"].values(), key=in_order):
         groups.setdefault((case["model"], case["dtype"]), []).append(case)
-    shown = decode_table(groups.pop(("storyteller", "float32")))
-    folded = "\n<details><summary>{}, {}</summary>\n\n{}\n</details>\n"
-    return shown + "".join(folded.format(*name, decode_table(cases)) for name, cases in sorted(groups.items()))
+    first = groups.pop(("storyteller", "float32"))
+    shown = decode_table(first, TIMES)
+    rest = {"What a step reads": decode_table(first, TRAFFIC)}
+    rest |= {", ".join(name): decode_table(cases, TIMES) for name, cases in sorted(groups.items())}
+    folded = "\n<details><summary>{}</summary>\n\n{}\n</details>\n"
+    return shown + "".join(folded.format(*each) for each in rest.items())
 
 
 def decode_gain_block(results: Results) -> str:
@@ -185,11 +231,14 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "serving": serving_block,
     "overhead": overhead_block,
     "samples_of_one_prompt": samples_of_one_prompt_block,
-    "scarce_samples": scarce_samples_block,
+    "scarce_samples_s6": scarce_samples_of("s5", "s6"),
+    "scarce_samples_s7": scarce_samples_of("s6", "s7"),
     "prefix_cache": prefix_cache_block,
     "offload": offload_block,
+    "offload_talks": offload_talks_block,
     "decode": decode_block,
     "decode_gain": decode_gain_block,
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},
+    **{f"run_s{number}": screen_of(f"s{number}") for number in NUMBERS},
     **{f"answers_s{number}": answers_of(f"s{number}") for number in NUMBERS},
 }

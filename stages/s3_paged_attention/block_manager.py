@@ -32,7 +32,7 @@ class BlockManager:
         return cdiv(seq.num_tokens, self.block_size) <= self.num_free_blocks
 
     def allocate(self, seq: Sequence) -> None:
-        """Take blocks for all tokens that `seq` has now.
+        """Take blocks for all tokens that `seq` has now. It is a holder then, and was none before: that is asserted.
 
         Raises NoFreeBlocks, and changes nothing, if too few are free.
         """
@@ -54,9 +54,10 @@ class BlockManager:
             seq.block_table += self._pool.get_new_blocks(1)
 
     def free(self, seq: Sequence) -> None:
-        """Give all blocks of `seq` back: its table is then empty.
+        """Give all blocks of `seq` back: its table is then empty, and it is no holder. The peak is noted before.
 
-        Raises ValueError, and changes nothing, if it holds no blocks, or if its table names one that is not held.
+        Raises ValueError, and changes nothing, if it is none ("request 7 holds no blocks"), or if its table names a
+        block that is not held.
         """
         if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")

@@ -26,7 +26,7 @@ class BlockPool:
     def get_new_blocks(self, count: int) -> list[int]:
         """Take `count` blocks from the front of the queue.
 
-        Raises NoFreeBlocks, with both numbers, and takes none, if fewer than `count` are free.
+        Raises NoFreeBlocks ("4 blocks are needed, 3 are free"), and takes none, if fewer than `count` are free.
         """
         if count > len(self._free):
             raise NoFreeBlocks(f"{count} blocks are needed, {len(self._free)} are free")
@@ -35,7 +35,7 @@ class BlockPool:
     def free_blocks(self, blocks: list[int]) -> None:
         """Return `blocks` to the front of the queue, in their order: the first of them is taken next.
 
-        Raises ValueError, which names the block, and returns none, if one of them is free or is there twice.
+        Raises ValueError ("block 3 is given back twice"), and returns none, if one is free or is there twice.
         """
         for block, count in Counter(blocks).items():
             if count > 1 or block in self._free:

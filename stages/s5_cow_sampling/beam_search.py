@@ -136,7 +136,10 @@ class BeamSearch:
         return hypotheses.best
 
     def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
-        """The next beams, forked from these; none if the search is over. These give their blocks back."""
+        """The next beams, forked from these; none if the search is over. These give their blocks back.
+
+        A prompt longer than a step may be is computed in chunks: before the last one the beams stay as they are.
+        """
         if beams[0].num_uncomputed_tokens > self._max_num_batched_tokens:  # a chunk of the prompt
             self._compute(beams)
             return beams
@@ -146,9 +149,10 @@ class BeamSearch:
         return children
 
     def _likeliest(self, beams: list[Sequence]) -> list[Candidate]:
-        """The likeliest continuations of all beams by a token, in order.
+        """The likeliest continuations of all beams by a token, in order. Each beam has its slot then, copies made.
 
-        There are so many that beam_width of them go on even if all that can end with a stop token do.
+        They are beam_width times 1 + the number of stop tokens, twice the width at least: so many that beam_width go on
+        even if all that can end with a stop token do. The model gets at most max_num_batched_tokens beams at a time.
         """
         copies = [self._kv_cache_manager.append_slot(beam) for beam in beams]
         self._engine.kv_cache.copy_blocks([each for each in copies if each])

@@ -27,7 +27,7 @@ class BlockPool:
     def get_new_blocks(self, count: int) -> list[int]:
         """Take `count` blocks from the front of the queue. Each has one holder.
 
-        Raises NoFreeBlocks, with both numbers, and takes none, if fewer than `count` are free.
+        Raises NoFreeBlocks ("4 blocks are needed, 3 are free"), and takes none, if fewer than `count` are free.
         """
         if count > len(self._free):
             raise NoFreeBlocks(f"{count} blocks are needed, {len(self._free)} are free")
@@ -37,7 +37,7 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: list[int]) -> None:
-        """Each of `blocks`, which somebody holds, has one holder more."""
+        """Each of `blocks` has one holder more. Asserts, with its number, that somebody holds it."""
         for block in blocks:
             assert self.ref_counts[block] > 0, f"block {block} is shared, and nobody holds it"
             self.ref_counts[block] += 1
@@ -45,8 +45,8 @@ class BlockPool:
     def free_blocks(self, blocks: list[int]) -> None:
         """Each of `blocks` has one holder less. With no holder left it returns to the front of the queue.
 
-        The first of them is taken next. Raises ValueError, which names the block, and changes nothing, if one of them
-        is free or is there more often than it is held.
+        The first of them is taken next. Raises ValueError ("block 3 is given back twice"), and changes nothing, if one
+        of them is free or is there more often than it is held.
         """
         for block, count in Counter(blocks).items():
             if count > self.ref_counts[block]:

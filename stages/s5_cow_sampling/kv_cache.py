@@ -64,7 +64,7 @@ class KVCache:
         self.blocks.index_fill_(0, blocks, 0)
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
-        """All layers of each source go to its target. All are read before one is written."""
+        """All layers of each source go to its target, all read before one is written. num_blocks_copied counts them."""
         if copies:
             sources, targets = torch.tensor(copies, device=self.blocks.device).unbind(1)  # [num_copies] each
             self.blocks.index_copy_(0, targets, self.blocks.index_select(0, sources))

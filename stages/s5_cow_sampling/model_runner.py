@@ -77,7 +77,10 @@ class ModelRunner:
         )
 
     def _block_tables(self, tables: list[list[int]]) -> Tensor:
-        """int64 [num_seqs, max_blocks]. Padding is the row's own last block: no other's memory is ever read."""
+        """int64 [num_seqs, max_blocks]. Padding is the row's own last block: no other's memory is ever read.
+
+        No list of lists is made: torch would go through it number by number.
+        """
         width, flat = max(len(table) for table in tables), array("q")
         for table in tables:
             flat += array("q", table + table[-1:] * (width - len(table)))

@@ -110,7 +110,10 @@ class PagedAttend:
         return out
 
     def _decode(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:
-        """One query of each sequence, longest context first. q, out [num_decodes, num_heads, head_dim]"""
+        """One query of each sequence, longest context first. q, out [num_decodes, num_heads, head_dim], of one dtype.
+
+        The first of num_heads / num_kv_heads query heads share the first KV head, and so on: nothing is repeated.
+        """
         # One query sees every key, so the heads that share a KV head are the query axis: nothing is repeated for them.
         grouped = q.unflatten(1, (num_kv_heads, -1))  # [num_decodes, num_kv_heads, num_heads / num_kv_heads, head_dim]
         whole: Part | None = None
@@ -127,7 +130,8 @@ class PagedAttend:
 
         Their own keys and values are at hand; the pool is read only before them. block_table may be longer than the
         context. Heads that share a KV head read it through views: nothing is repeated for them here either.
-        q, out [query_len, num_heads, head_dim]; k, v [query_len, num_kv_heads, head_dim]; block_table [max_blocks]
+        q, out [query_len, num_heads, head_dim], of one dtype; k, v [query_len, num_kv_heads, head_dim];
+        block_table [max_blocks]
         """
         group = q.shape[1] // k.shape[1]
         grouped = q.unflatten(1, (-1, group)).permute(2, 1, 0, 3)  # [group, num_kv_heads, query_len, head_dim]

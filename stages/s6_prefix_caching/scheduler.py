@@ -95,6 +95,10 @@ class Scheduler:
         return budget
 
     def _schedule_chunk(self, seq: Sequence, output: SchedulerOutput, budget: int) -> int:
+        """As many tokens of `seq` as it has to compute and the budget allows. Returns what is left of the budget.
+
+        One that carries samples stops before its last token, which each of them computes by itself.
+        """
         # The last token of a prompt that is to be forked is left to each of its samples.
         num_tokens = min(seq.num_uncomputed_tokens - bool(seq.to_fork), budget)
         if num_tokens > 0:
@@ -148,9 +152,10 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Take its blocks and put it in front of all that wait.
+        """Take its blocks and put it in front of all that wait; nothing of it is computed then.
 
-        When it is admitted again, its prompt and all that it generated are prefilled as one prompt would be.
+        num_preemptions counts it. When it is admitted again, its prompt and all that it generated are prefilled as one
+        prompt would be.
         """
         self._kv_cache_manager.free(seq)
         seq.num_computed_tokens = 0

@@ -6,11 +6,11 @@ questions with their answers in words. A file that is here is asked; it takes ab
 
 import importlib
 import re
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+from stages.bench.models import STORYTELLER
 
 
 def stages() -> list[str]:
@@ -19,13 +19,14 @@ def stages() -> list[str]:
     return [match[0] for match in sorted(filter(None, found), key=lambda match: int(match[1]))]
 
 
-def answers(model: Path, only: Sequence[str] = ()) -> dict[str, Any]:
-    """For each stage, or each of `only`: its numbers by name, and the questions with their answers in words.
+def measure(stage: str, args: Namespace) -> dict[str, Any]:
+    """A stage's numbers by name, and its questions with their answers in words; what else its file measures."""
+    module = importlib.import_module(f"{__name__}.{stage}")
+    beside = {"holes": module.holes(STORYTELLER)} if stage == "s1" else {}
+    return {"predict": {stage: module.answers(STORYTELLER)}, **beside}
 
-    Raises ValueError if one of `only` has no file here.
-    """
-    strangers = sorted({*only} - {*stages()})
-    if strangers:
-        raise ValueError(f"no questions of {strangers[0]}: there are those of {', '.join(stages())}")
-    asked = tqdm([stage for stage in stages() if stage in only or not only], "questions")
-    return {stage: importlib.import_module(f"{__name__}.{stage}").answers(model) for stage in asked}
+
+def in_words(found: dict[str, Any]) -> str:
+    """The questions and answers of a measure(), without marks."""
+    entries = [entry for stage in found["predict"].values() for entry in stage["answers"]]
+    return re.sub("<!-- .*? -->", "", "\n".join(f"{entry['question']}\n  {entry['answer']}" for entry in entries))

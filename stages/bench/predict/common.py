@@ -3,11 +3,11 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from stages.bench.engines import stage
-from stages.bench.harness import ratio, take_turns
+from stages.bench.harness import Spread, ratio, take_turns
 from stages.bench.racing import sampling_params
 from stages.bench.workloads import Request
 
@@ -24,6 +24,25 @@ class StepSeconds(NamedTuple):
 
     prefill: float
     decode: float  # a step, the median
+
+
+class Shown:
+    """Writes numbers into answers: each in a mark that names its key, as in all prose (stages/prose/marks.py).
+
+    >>> Shown("predict.s9", {"cost": {"16": 1.25}})("cost.16", ".1f")
+    '<!-- n: predict.s9.cost.16:.1f -->1.2<!-- / -->'
+    """
+
+    def __init__(self, prefix: str, numbers: Mapping[str, Any]) -> None:
+        """`numbers` stand under the key `prefix` in results.json."""
+        self._prefix, self._numbers = prefix, numbers
+
+    def __call__(self, key: str, form: str = "") -> str:
+        found: Any = self._numbers
+        for part in key.split("."):
+            found = found[part]
+        name = f"{self._prefix}.{key}" + (f":{form}" if form else "")
+        return f"<!-- n: {name} -->{found:{form}}<!-- / -->"
 
 
 def with_answers(numbers: dict[str, Any], entries: list[Answer]) -> dict[str, Any]:
@@ -43,9 +62,9 @@ def run(name: str, llm: Any, prompt_lengths: list[int]) -> StepSeconds:
     return StepSeconds(prefill=steps[0], decode=statistics.median(steps[1:]))
 
 
-def median_ratio(above: Callable[[], float], below: Callable[[], float], rounds: int) -> float:
-    """The median of above() / below(), in turns."""
-    return ratio(take_turns({"above": above, "below": below}, rounds), "above", "below").ratio
+def ratio_of(above: Callable[[], float], below: Callable[[], float], rounds: int) -> Spread:
+    """above() / below(), in turns."""
+    return ratio(take_turns({"above": above, "below": below}, rounds), "above", "below")
 
 
 def serve(name: str, engine: Any, request_id: str, request: Request) -> Any:

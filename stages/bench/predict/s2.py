@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from stages import s1_contiguous_cache as s1
 from stages import s2_block_manager as s2
 from stages.bench.counting import storages
-from stages.bench.harness import microseconds
-from stages.bench.predict.common import Answer, median_ratio, run, with_answers
+from stages.bench.harness import Spread, take_turns, timed
+from stages.bench.predict.common import Answer, Shown, with_answers
 from stages.bench.replay import Compacting, admitted, arrivals, can_promise, in_blocks, replay
+from stages.bench.results import decode_case
 from stages.bench.workloads import Traffic, mixed_workload, traffic
 from stages.s1_contiguous_cache.slot_manager import SlotManager
 from stages.s2_block_manager.block_manager import BlockManager
@@ -21,6 +21,7 @@ from stages.s2_block_manager.kv_cache import KVCache
 from stages.s2_block_manager.llama import ModelConfig
 
 POOL, LONGEST, BLOCK_SIZE = 8192, 1024, 16
+LONG = 1000  # the longest context of one sequence in the decode table
 BLOCK_SIZES = (1, 16, 256)
 START = 300  # the first step of the traffic that counts: by then the pool has filled up
 
@@ -29,51 +30,58 @@ def answers(model: Path) -> dict[str, Any]:
     config = ModelConfig.from_folder(model)
     seats, traffic_numbers, held = seats_in_a_batch(config), at_once(config), blocks_held(model)
     empty, copy, cost = mean_empty(config), copy_milliseconds(config), gather_cost(model)
-    entries = [
-        Answer(PROMISES, promises(seats, traffic_numbers)),
-        Answer(
-            "Blocks of 16. A prompt has 16 tokens: how many blocks does its sequence hold after its first step, which "
-            "samples token 17? After the second?",
-            f"{held[0]} and {held[1]}. Token 17 is appended at the end of the first step, but its keys and values are "
-            "computed in the second, and only that one takes a block for them.",
-        ),
-        Answer(
-            "Does a block size of 1 waste nothing? And is it the fastest?",
-            f"Over lengths of 1 to 512 tokens a sequence leaves {empty[1]:g} slots empty on average with blocks of 1, "
-            f"{empty[16]:g} with blocks of 16, {empty[256]:g} with blocks of 256. To copy {cost['longest']} tokens out "
-            f"of them takes {copy[1]:.2f}, {copy[16]:.2f} and {copy[256]:.2f} ms; with blocks of 1 that is an entry of "
-            "the block table and a copy for each token.",
-        ),
-        Answer(
-            "Every step first copies the keys and values of each sequence into one piece. At "
-            f"{cost['longest']} tokens, how many bytes does a step copy, to write 8,192 new ones? How many times as "
-            "long as in stage 1 does it take?",
-            f"{cost['copied_bytes']:,} bytes, and {cost['at_longest']:.2f} times as long ({cost['at_64']:.2f} times at "
-            f"64 tokens). For 8 sequences of 500 tokens it is {cost['of_8']:.2f} times.",
-        ),
-    ]
-    numbers = {
+    numbers: dict[str, Any] = {
         "seats": seats,
         "at_once": traffic_numbers,
+        "held": {"first_step": held[0], "second_step": held[1]},
         "empty": {str(size): slots for size, slots in empty.items()},
-        "copy_ms": {str(size): ms for size, ms in copy.items()},
+        "copy_ms": {name: number for size, ms in copy.items() for name, number in ms.named(str(size)).items()},
         "gather": cost,
     }
-    return with_answers(numbers, entries)
+    show = Shown("predict.s2", numbers)
+    return with_answers(numbers, [about_promises(show), about_a_block(show), about_sizes(show), about_copies(show)])
 
 
-PROMISES = (
-    "Stage 1 can reserve prompt + `max_tokens` slots in one piece; stage 2 promises blocks for as many. Does the same "
-    "pool then take more sequences?"
-)
+def about_promises(show: Shown) -> Answer:
+    return Answer(
+        "Stage 1 can reserve prompt + `max_tokens` slots in one piece; stage 2 promises blocks for as many. Does the "
+        "same pool then take more sequences?",
+        f"Hardly. Of the 32 requests below, {show('seats.blocks')} start at once in place of {show('seats.slots')}: a "
+        f"promise is rounded up to whole blocks. Where others come and go it is {show('at_once.blocks', '.1f')} on "
+        f"average in place of {show('at_once.slots', '.1f')}, because there are no holes. But only "
+        f"{show('at_once.held', '.0%')} of the pool is held, while {show('at_once.promised', '.0%')} is promised: "
+        "until stage 4, promises cap the batch.",
+    )
 
 
-def promises(seats: dict[str, int], mean: dict[str, float]) -> str:
-    return (
-        f"Hardly. Of the 32 requests below, {seats['blocks']} start at once in place of {seats['slots']}: a promise is "
-        f"rounded up to whole blocks. Where others come and go it is {mean['blocks']:.1f} on average in place of "
-        f"{mean['slots']:.1f}, because there are no holes. But only {mean['held']:.0%} of the pool is held, while "
-        f"{mean['promised']:.0%} is promised: until stage 4, promises cap the batch."
+def about_a_block(show: Shown) -> Answer:
+    return Answer(
+        "Blocks of 16. A prompt has 16 tokens: how many blocks does its sequence hold after its first step, which "
+        "samples token 17? After the second?",
+        f"{show('held.first_step')} and {show('held.second_step')}. Token 17 is appended at the end of the first step, "
+        "but its keys and values are computed in the second, and only that one takes a block for them.",
+    )
+
+
+def about_sizes(show: Shown) -> Answer:
+    empty = [show(f"empty.{size}", ".1f") for size in BLOCK_SIZES]
+    copy = [show(f"copy_ms.{size}", ".2f") for size in BLOCK_SIZES]
+    return Answer(
+        "Does a block size of 1 waste nothing? And is it the fastest?",
+        f"Over lengths of 1 to 512 tokens a sequence leaves {empty[0]} slots empty on average with blocks of 1, "
+        f"{empty[1]} with blocks of 16, {empty[2]} with blocks of 256. To copy {LONG:,} tokens out of them takes "
+        f"{copy[0]}, {copy[1]} and {copy[2]} ms; with blocks of 1 that is an entry of the block table and a copy for "
+        "each token.",
+    )
+
+
+def about_copies(show: Shown) -> Answer:
+    return Answer(
+        f"Every step first copies the keys and values of each sequence into one piece. At {LONG:,} tokens, how many "
+        "bytes does a step copy, to write 8,192 new ones? How many times as long as in stage 1 does it take?",
+        f"{show('gather.copied_bytes', ',')} bytes, and {show('gather.at_longest', '.2f')} times as long "
+        f"({show('gather.at_128', '.2f')} times at 128 tokens). For 8 sequences of 512 tokens it is "
+        f"{show('gather.of_8', '.2f')} times.",
     )
 
 
@@ -131,7 +139,7 @@ def mean_empty(config: ModelConfig) -> dict[int, float]:
     return {size: in_blocks(config, lengths, size).wasted / len(lengths) for size in BLOCK_SIZES}
 
 
-def copy_milliseconds(config: ModelConfig, num_tokens: int = 990) -> dict[int, float]:
+def copy_milliseconds(config: ModelConfig, num_tokens: int = LONG) -> dict[int, Spread]:
     """What it takes to gather the keys and values of one sequence, all layers, from blocks in any order."""
     calls = {}
     for size in BLOCK_SIZES:
@@ -139,7 +147,8 @@ def copy_milliseconds(config: ModelConfig, num_tokens: int = 990) -> dict[int, f
         order = random.Random(0).sample(range(POOL // size), -(-num_tokens // size))
         layers = range(config.num_hidden_layers)
         calls[size] = partial(read_layers, cache, torch.tensor(order), num_tokens, layers)
-    return {size: microseconds(call, times=3, rounds=25) / 1000 for size, call in calls.items()}
+    rounds = take_turns({size: timed(call) for size, call in calls.items()}, num_rounds=75)
+    return {size: Spread.of([1000 * each[size] for each in rounds]) for size in BLOCK_SIZES}
 
 
 def read_layers(cache: KVCache, block_table: torch.Tensor, num_tokens: int, layers: range) -> None:
@@ -148,23 +157,18 @@ def read_layers(cache: KVCache, block_table: torch.Tensor, num_tokens: int, laye
         cache.read(layer, pieces, num_tokens)
 
 
-def gather_cost(model: Path, longest: int = 990) -> dict[str, float]:
-    """Seconds of a decode step in stage 2 over stage 1, and the bytes that one copies at the longest context."""
-    slices = s1.LLM(model, dtype="float32", kv_cache_tokens=POOL)
+def gather_cost(model: Path) -> dict[str, Any]:
+    """How many times as long as in stage 1 a decode step of stage 2 is, and the bytes that one copies at LONG tokens.
+
+    The steps are the decode table's: of one sequence, of one long one, and of eight.
+    """
     blocks = s2.LLM(model, dtype="float32", kv_cache_tokens=POOL, block_size=BLOCK_SIZE)
-
-    def ratio(lengths: list[int], rounds: int) -> float:
-        return median_ratio(
-            lambda: run("s2", blocks, lengths).decode, lambda: run("s1", slices, lengths).decode, rounds
-        )
-
-    return {
-        "longest": longest,
-        "at_64": ratio([64], rounds=7),
-        "at_longest": ratio([longest], rounds=5),
-        "of_8": ratio([500] * 8, rounds=3),
-        "copied_bytes": copied_bytes(blocks, longest),
-    }
+    found: dict[str, Any] = {"longest": LONG, "copied_bytes": copied_bytes(blocks, LONG)}
+    for name, (batch, context) in {"at_128": (1, 128), "at_longest": (1, LONG), "of_8": (8, 512)}.items():
+        case = decode_case(batch, context)
+        least, largest = case["s2_over_s1_spread"]
+        found |= Spread(1 / case["s2_over_s1"], 1 / largest, 1 / least).named(name)
+    return found
 
 
 def copied_bytes(llm: Any, num_tokens: int) -> int:

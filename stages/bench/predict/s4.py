@@ -8,7 +8,7 @@ from typing import Any
 from stages import s4_continuous_batching as s4
 from stages.bench.engines import without_model
 from stages.bench.harness import median_scores, take_turns
-from stages.bench.predict.common import Answer, with_answers
+from stages.bench.predict.common import Answer, Shown, with_answers
 from stages.bench.timeline import Arrival, continuous, static
 from stages.bench.workloads import mixed_workload
 from stages.s3_paged_attention.llama import ModelConfig
@@ -20,45 +20,48 @@ LONG_PROMPT, CHUNKS, ROUNDS = 900, (32, 128, 1024), 3
 def answers(model: Path) -> dict[str, Any]:
     steps, chunks = steps_for_all(model), cost_of_chunks(model)
     again = {str(pool): recomputed(model, pool) for pool in (POOL, POOL // 2, POOL // 4)}
-    entries = [about_seats(steps), about_chunks(chunks), about_the_pool(again)]
-    return with_answers({"steps": steps, "chunks": chunks, "again": again}, entries)
+    numbers = {"steps": steps, "chunks": chunks, "again": again}
+    show = Shown("predict.s4", numbers)
+    return with_answers(numbers, [about_seats(show), about_chunks(show, chunks), about_the_pool(show)])
 
 
-def about_seats(steps: dict[str, float]) -> Answer:
+def about_seats(show: Shown) -> Answer:
     return Answer(
         f"32 requests, all there at once, {SEATS} seats; outputs have 16 to 256 tokens. How many steps do static "
         "batches take? And if whoever ends makes room for the next at once?",
-        f"{steps['static']:,}, and {steps['continuous']:,}; {steps['least']:,} is the least that {SEATS} seats can "
-        f"do. In static batches {steps['filled_static']:.0%} of the seats get a token in a step, the others have "
-        f"ended and wait; now it is {steps['filled_continuous']:.0%}. Nearly all of the rest is the end, when nobody "
-        "waits any more.",
+        f"{show('steps.static', ',')}, and {show('steps.continuous', ',')}; {show('steps.least', ',')} is the least "
+        f"that {SEATS} seats can do. In static batches {show('steps.filled_static', '.0%')} of the seats get a token "
+        f"in a step, the others have ended and wait; now it is {show('steps.filled_continuous', '.0%')}. Nearly all "
+        "of the rest is the end, when nobody waits any more.",
     )
 
 
-def about_chunks(chunks: dict[str, dict[str, float]]) -> Answer:
+def about_chunks(show: Shown, chunks: dict[str, dict[str, float]]) -> Answer:
     small, large = (chunks[str(chunk)] for chunk in (CHUNKS[0], CHUNKS[-1]))
     is_trade = small["gap_ms"] < large["gap_ms"] and small["ttft_ms"] > large["ttft_ms"]
+    ms = {key: show(f"chunks.{key}_ms", ".0f") for key in ("1024.ttft", "1024.gap", "1024.decode", "32.ttft", "32.gap")}
     words = "Small chunks help those who are here, and the newcomer pays." if is_trade else "Here it was no trade."
     return Answer(
         f"{SEATS} sequences decode, and a prompt of {LONG_PROMPT} tokens comes. It can be computed in one step, or in "
         f"chunks, in steps of {CHUNKS[0]} tokens. Which is better for its time to first token, and which for the "
         "others' inter-token latency?",
-        f"In one step its first token comes after {large['ttft_ms']:.0f} ms, and the others wait "
-        f"{large['gap_ms']:.0f} ms for their next one. In steps of {CHUNKS[0]} tokens it takes {small['ttft_ms']:.0f} "
-        f"ms, and nobody waits longer than {small['gap_ms']:.0f} ms. (Without a newcomer: {large['decode_ms']:.0f} "
-        f"ms.) {words}",
+        f"In one step its first token comes after {ms['1024.ttft']} ms, and the others wait {ms['1024.gap']} ms for "
+        f"their next one. In steps of {CHUNKS[0]} tokens it takes {ms['32.ttft']} ms, and nobody waits longer than "
+        f"{ms['32.gap']} ms. (Without a newcomer: {ms['1024.decode']} ms.) {words}",
     )
 
 
-def about_the_pool(again: dict[str, dict[str, float]]) -> Answer:
-    whole, half, quarter = (again[str(POOL // part)] for part in (1, 2, 4))
+def about_the_pool(show: Shown) -> Answer:
+    whole, half, quarter = (f"again.{POOL // part}" for part in (1, 2, 4))
+    steps = [show(f"{pool}.steps", ",") for pool in (whole, half, quarter)]
+    times = [show(f"{pool}.preemptions") for pool in (half, quarter)]
     return Answer(
         f"All 32 run at once in a pool of {POOL:,} tokens. In half the pool, what share of the tokens that go through "
         "the model went through it before? In a quarter?",
-        f"{half['share']:.0%}, and {quarter['share']:.0%}. {half['preemptions']} and {quarter['preemptions']} times a "
+        f"{show(f'{half}.share', '.0%')}, and {show(f'{quarter}.share', '.0%')}. {times[0]} and {times[1]} times a "
         "sequence is preempted, and all that it had is computed again. It is the one that came last, so "
-        f"{half['of_prompts']:.0%} and {quarter['of_prompts']:.0%} of that are prompts. Steps grow faster than tokens, "
-        f"because fewer fit at a time: {whole['steps']:,}, then {half['steps']:,}, then {quarter['steps']:,}.",
+        f"{show(f'{half}.of_prompts', '.0%')} and {show(f'{quarter}.of_prompts', '.0%')} of that are prompts. Steps "
+        f"grow faster than tokens, because fewer fit at a time: {steps[0]}, then {steps[1]}, then {steps[2]}.",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from stages.bench.engines import by_sample, engine_class, stage
 from stages.bench.harness import median_scores, ratio, seconds_of, take_turns
-from stages.bench.predict.common import Answer, llm_of, with_answers
+from stages.bench.predict.common import Answer, Shown, llm_of, with_answers
 from stages.bench.racing import computed_twice, sampling_params
 from stages.bench.workloads import Request, even_prompt
 
@@ -20,12 +20,13 @@ def answers(model: Path) -> dict[str, Any]:
     counts = {f"of_{length}": counted(model, length) for length in (PROMPT, ALIGNED, ALIGNED + 1)}
     preempted, beams = one_is_preempted(model), beams_of(model)
     numbers = {**counts, "preempted": preempted, "beams": beams, "runs": timed(model)}
-    copies = [found["samples"]["copied"] for found in counts.values()]
-    entries = [about_copies(copies), about_blocks(counts["of_200"]), about_preemption(preempted), about_beams(beams)]
+    show = Shown("predict.s5", numbers)
+    entries = [about_copies(show), about_blocks(show, counts["of_200"]), about_preemption(show), about_beams(show)]
     return with_answers(numbers, entries)
 
 
-def about_copies(copies: list[int]) -> Answer:
+def about_copies(show: Shown) -> Answer:
+    copies = [show(f"of_{length}.samples.copied") for length in (PROMPT, ALIGNED, ALIGNED + 1)]
     return Answer(
         f"{N} samples of a prompt of {PROMPT} tokens, in blocks of {BLOCK}. How many blocks are copied? Of a prompt of "
         f"{ALIGNED} tokens? Of {ALIGNED + 1}?",
@@ -36,34 +37,35 @@ def about_copies(copies: list[int]) -> Answer:
     )
 
 
-def about_blocks(of_200: dict[str, Any]) -> Answer:
-    alone, samples, requests = (of_200[name]["blocks"] for name in ("alone", "samples", "requests"))
+def about_blocks(show: Shown, of_200: dict[str, Any]) -> Answer:
+    alone, samples, requests = (show(f"of_200.{name}.blocks", ",") for name in ("alone", "samples", "requests"))
+    times = of_200["samples"]["blocks"] / of_200["alone"]["blocks"]
     return Answer(
         f"One sample of that prompt of {PROMPT} tokens, with {OUTPUT} tokens of output, holds {alone} blocks in the "
         f"end. How many do {N} samples hold?",
-        f"{samples}, {samples / alone:.1f} times as many; {N} requests with the same prompt hold {requests}. The "
+        f"{samples}, {times:.1f} times as many; {N} requests with the same prompt hold {requests}. The "
         f"{PROMPT // BLOCK} full blocks of the prompt are there once; of all others each has its own.",
     )
 
 
-def about_preemption(preempted: dict[str, int]) -> Answer:
+def about_preemption(show: Shown) -> Answer:
     return Answer(
-        f"Those {N} samples have a pool of {preempted['pool_blocks']} blocks, one less than they need in the end. What "
-        "is computed again?",
-        f"{preempted['computed_twice']} tokens: the last sample is preempted, and when it comes back it computes all "
-        f"that it had by itself, the {PROMPT} tokens of the prompt among them, though the others hold them. After the "
-        "fork it is a sequence like any other, and nobody knows any more that they began alike.",
+        f"Those {N} samples have a pool of {show('preempted.pool_blocks')} blocks, one less than they need in the "
+        "end. What is computed again?",
+        f"{show('preempted.computed_twice')} tokens: the last sample is preempted, and when it comes back it computes "
+        f"all that it had by itself, the {PROMPT} tokens of the prompt among them, though the others hold them. After "
+        "the fork it is a sequence like any other, and nobody knows any more that they began alike.",
     )
 
 
-def about_beams(beams: dict[str, Any]) -> Answer:
+def about_beams(show: Shown) -> Answer:
     return Answer(
-        f'A beam search of width {WIDTH} goes on from "{STORY}" by {beams["output_tokens"]} tokens. Does it hold '
+        f'A beam search of width {WIDTH} goes on from "{STORY}" by {OUTPUT} tokens. Does it hold '
         f"{WIDTH} times the blocks of one sequence?",
-        f"{beams['blocks']} at most, where one sequence holds {beams['alone']}: {beams['ratio']:.1f} times as many. "
-        "Beams that survive come from one parent a few tokens back, and all before that they share. It copies "
-        f"{beams['blocks_copied']} blocks in {beams['steps']} steps: when two go on from one beam, both write to its "
-        "last block.",
+        f"{show('beams.blocks')} at most, where one sequence holds {show('beams.alone')}: "
+        f"{show('beams.ratio', '.1f')} times as many. Beams that survive come from one parent a few tokens back, and "
+        f"all before that they share. It copies {show('beams.blocks_copied')} blocks in {show('beams.steps')} steps: "
+        "when two go on from one beam, both write to its last block.",
     )
 
 
@@ -140,7 +142,8 @@ def timed(model: Path) -> dict[str, Any]:
     copied = {"blocks_copied": counted(model, PROMPT)["samples"]["copied"]}
     found: dict[str, Any] = median_scores(rounds)
     found["samples"] |= copied
-    return {**found, "beams": search(model, prompt, WIDTH), "gain": ratio(speeds, "samples", "requests").ratio}
+    gain = ratio(speeds, "samples", "requests").named("gain")
+    return {**found, "beams": search(model, prompt, WIDTH), **gain}
 
 
 def one_run(llm: Any, prompts: list[list[int]], params: list[Any]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from stages.bench.engines import by_sample, engine_class
 from stages.bench.predict import s5
-from stages.bench.predict.common import Answer, serve, with_answers
+from stages.bench.predict.common import Answer, Shown, serve, with_answers
 from stages.bench.racing import sampling_params
 from stages.bench.workloads import Request, even_prompt
 
@@ -17,15 +17,16 @@ def answers(model: Path) -> dict[str, Any]:
     changed = {name: share_found(model, position) for name, position in CHANGES.items()}
     twice = {"at_once": two_requests(model, 0), "a_step_later": two_requests(model, 1), "samples": two_samples(model)}
     preempted = {name: s5.one_is_preempted(model, name) for name in ("s5", "s6")}
-    entries = [about_again(repeated), about_a_word(changed), about_two(twice), about_preemption(preempted)]
-    return with_answers({"repeated": repeated, "changed": changed, "twice": twice, "preempted": preempted}, entries)
+    numbers = {"repeated": repeated, "changed": changed, "twice": twice, "preempted": preempted}
+    show = Shown("predict.s6", numbers)
+    return with_answers(numbers, [about_again(show), about_a_word(show), about_two(show), about_preemption(show)])
 
 
 CHANGES = {"first": 0, "middle": LENGTH // 2, "last": LENGTH - 1}  # which token of the prompt is another
 
 
-def about_again(repeated: dict[str, int]) -> Answer:
-    exact, more = repeated[str(LENGTH)], repeated[str(LENGTH + 1)]
+def about_again(show: Shown) -> Answer:
+    exact, more = (show(f"repeated.{length}") for length in (LENGTH, LENGTH + 1))
     return Answer(
         f"A prompt of {LENGTH} tokens is served, and then it comes again. How many tokens of it are computed the "
         f"second time, in blocks of 16? And of one of {LENGTH + 1}?",
@@ -35,32 +36,34 @@ def about_again(repeated: dict[str, int]) -> Answer:
     )
 
 
-def about_a_word(changed: dict[str, float]) -> Answer:
+def about_a_word(show: Shown) -> Answer:
+    first, middle, last = (show(f"changed.{which}", ".0%") for which in CHANGES)
     return Answer(
         f"One token of those {LENGTH} is another: the first, one in the middle, or the last. Which share of the prompt "
         "is found?",
-        f"{changed['first']:.0%}, {changed['middle']:.0%}, and {changed['last']:.0%}. Keys and values of a token "
+        f"{first}, {middle}, and {last}. Keys and values of a token "
         "depend on all before it. So what changes from request to request belongs at the end: a date at the top of a "
         "system prompt costs all of it, every day.",
     )
 
 
-def about_two(twice: dict[str, int]) -> Answer:
+def about_two(show: Shown) -> Answer:
+    at_once, later, samples = (show(f"twice.{how}") for how in ("at_once", "a_step_later", "samples"))
     return Answer(
         f"Two requests with the same prompt of {SHORT} tokens come at once. How many tokens of prompts are computed? "
         "If the second comes a step later? If they are two samples of one request?",
-        f"{twice['at_once']}, {twice['a_step_later']}, {twice['samples']}. A block is found once it is computed, and "
+        f"{at_once}, {later}, {samples}. A block is found once it is computed, and "
         "both are computed in the same step. Samples of one request need no cache: one is forked from the other, and "
         "only the last token of the prompt is computed for each.",
     )
 
 
-def about_preemption(preempted: dict[str, dict[str, int]]) -> Answer:
-    before, now = (preempted[name]["computed_twice"] for name in ("s5", "s6"))
+def about_preemption(show: Shown) -> Answer:
+    before, now = (show(f"preempted.{name}.computed_twice") for name in ("s5", "s6"))
     return Answer(
-        f"{s5.N} samples of a prompt of {s5.PROMPT} tokens have a pool of {preempted['s6']['pool_blocks']} blocks, one "
-        f"less than they need in the end. In stage 5 the last is preempted, and computes {before} tokens again. And in "
-        "stage 6?",
+        f"{s5.N} samples of a prompt of {s5.PROMPT} tokens have a pool of {show('preempted.s6.pool_blocks')} blocks, "
+        f"one less than they need in the end. In stage 5 the last is preempted, and computes {before} tokens again. "
+        "And in stage 6?",
         f"{now}. The prompt's full blocks are held by the others, and its own are idle until somebody takes them: it "
         "finds what is left of them when it comes back.",
     )

@@ -3,6 +3,8 @@
 Steps of a whole model, as the engine runs them. Memory and operations are counted, time is not.
 """
 
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from ..kv_cache import KVCache
 from ..llama import LlamaForCausalLM, ModelConfig, load_model
 from ..model_runner import ModelRunner
 from ..sampling import SamplingParams
+from . import gain
 from .helpers import CONFIG, make_sequence, write_checkpoint
 from .watch import Watch
 
@@ -64,3 +67,14 @@ def test_a_step_takes_no_more_operations_for_twenty_sequences_than_for_two(long_
     for contexts in ([5], [200, 31, 1, 90]):
         few, many = (run(long_model, [(n, 1) for n in contexts] * count, tile_size=64 * count) for count in (2, 20))
         assert few.num_operations == many.num_operations
+
+
+def test_the_gain_in_figures(tmp_path):
+    """They are told at the end of the exercise, beside those of the stage before."""
+    counts = gain.now(import_module("..", __package__), tmp_path)
+    two, twenty = (counts.pop(f"operations for {n} sequences") for n in (2, 20))
+    assert two == twenty
+    assert counts == {
+        "the largest tensor, context 256 (bytes)": TILE,
+        "the largest tensor, context 2,000 (bytes)": TILE,
+    }

@@ -3,11 +3,14 @@
 Counted in steps of the model. A static batch runs until its last member ends, and starts with as many as have a seat.
 """
 
+from importlib import import_module
+
 import pytest
 
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
+from . import gain
 
 LENGTHS = [30, 3, 4, 2, 5, 28, 3, 6, 2, 4, 3, 5, 2, 25, 4, 3]  # a few long answers among short ones
 PROMPTS = [[1 + i] * (1 + i % 5) for i in range(16)]
@@ -72,3 +75,11 @@ def watch_sizes(llm: LLM) -> list[int]:
 
     llm.model_runner.run = watched
     return sizes
+
+
+def test_the_gain_in_figures(tmp_path):
+    """They are told at the end of the exercise, beside those of the stage before."""
+    assert gain.now(import_module("..", __package__), tmp_path) == {
+        "steps for 16 requests on 4 seats": 43,
+        "seats that are empty, all steps added up": 43,
+    }

@@ -17,7 +17,8 @@ from .helpers import CONFIG, write_checkpoint
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
-    r"(?P<used>[\d,]+) used \((?P<share>\d+)%\) \|(?P<strip>[#\-.]+)\|"
+    r"(?P<used>[\d,]+) used \((?P<share>\d+)%\) \|(?P<strip>[#\-.]+)\|, "
+    r"preemptions: \d+"
 )
 
 
@@ -48,6 +49,14 @@ def test_the_summary_says_what_was_reserved_and_used(run):
     assert summary, out
     assert (summary["held"], summary["all"], summary["used"]) == ("16", "64", "14")
     assert summary["share"] == "88" and summary["strip"] == "#" * 8 + "." * 24
+
+
+def test_the_summary_counts_the_preemptions(run):
+    """Both stories begin in two blocks of two, and each needs four: one gives way."""
+    sizes = ("--block-size", "4", "--kv-cache-tokens", "16", "--max-model-len", "16")
+    for argv, num_preemptions in ((("the fox",), 0), (("the fox", "the wood"), 1)):
+        _, out, _ = run(*argv, "--max-tokens", "10", "--temperature", "0", *sizes)
+        assert out.endswith(f"|, preemptions: {num_preemptions}\n")
 
 
 def test_without_prompts_there_are_six_beginnings(run):

@@ -3,11 +3,14 @@
 Counted in blocks held, blocks copied and tokens computed. The code of the stage before holds and computes all n times.
 """
 
+from importlib import import_module
+
 import pytest
 
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..sampling import SamplingParams
+from . import gain
 from .helpers import CONFIG, write_checkpoint
 
 N, BLOCK_SIZE = 8, 16
@@ -71,3 +74,11 @@ def test_what_they_say_is_what_each_says_alone(llm):
     assert len(set(map(tuple, eight))) == N
     for n in (1, 3):
         assert [completion.token_ids for completion in samples(llm, prompt_of(200), n).outputs] == eight[:n]
+
+
+def test_the_gain_in_figures(tmp_path):
+    """They are told at the end of the exercise, beside those of the stage before."""
+    assert gain.now(import_module("..", __package__), tmp_path) == {
+        "blocks held at once": 12 + N,
+        "tokens through the model": 199 + N * 5,
+    }

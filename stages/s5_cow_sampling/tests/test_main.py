@@ -17,7 +17,8 @@ from .helpers import CONFIG, write_checkpoint
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
-    r"(?P<used>[\d,]+) used \((?P<share>\d+)%\) \|(?P<strip>[#\-.]+)\|"
+    r"(?P<used>[\d,]+) used \((?P<share>\d+)%\) \|(?P<strip>[#\-.]+)\|, "
+    r"preemptions: \d+, blocks shared: \d+, copied: \d+"
 )
 
 
@@ -48,6 +49,21 @@ def test_the_summary_says_what_was_reserved_and_used(run):
     assert summary, out
     assert (summary["held"], summary["all"], summary["used"]) == ("16", "64", "14")
     assert summary["share"] == "88" and summary["strip"] == "#" * 8 + "." * 24
+
+
+def test_the_summary_counts_the_preemptions(run):
+    """Both stories begin in two blocks of two, and each needs four: one gives way."""
+    sizes = ("--block-size", "4", "--kv-cache-tokens", "16", "--max-model-len", "16")
+    for argv, num_preemptions in ((("the fox",), 0), (("the fox", "the wood"), 1)):
+        _, out, _ = run(*argv, "--max-tokens", "10", "--temperature", "0", *sizes)
+        assert f"|, preemptions: {num_preemptions}, " in out
+
+
+def test_the_summary_counts_the_blocks_shared_and_copied(run):
+    """Of a prompt of 6 tokens all samples hold the first block, and all but the last copy the second."""
+    for num_samples, says in ((1, "blocks shared: 0, copied: 0"), (3, "blocks shared: 1, copied: 2")):
+        _, out, _ = run("the fox the fox the", "--n", str(num_samples), "--block-size", "4")
+        assert says in out.splitlines()[-1]
 
 
 def test_without_prompts_there_are_six_beginnings(run):

@@ -188,7 +188,7 @@ def test_a_block_given_back_twice_is_named_and_none_is_given_back(blocks, wrong)
     pool = BlockPool(5)
     assert pool.get_new_blocks(4) == [0, 1, 2, 3]
     pool.free_blocks([3])
-    with pytest.raises(ValueError, match=f"block {wrong} "):
+    with pytest.raises(ValueError, match=rf"block {wrong}\b"):
         pool.free_blocks(blocks)
     pool.check_integrity([0, 1, 2])
     assert pool.num_free_blocks == 2 and pool.get_new_blocks(2) == [3, 4]

@@ -1,7 +1,10 @@
 """What this stage buys: what was computed for one request is not computed for the next. Counted in tokens computed."""
 
+from importlib import import_module
+
 from ..llm import LLM
 from ..sampling import SamplingParams
+from . import gain
 
 BLOCK_SIZE = 4
 PROMPT = [3 + 7 * i % 300 for i in range(40)]
@@ -67,3 +70,11 @@ def test_preempted_samples_find_their_prompt(checkpoint):
     )
     needed = 23 + 4 * 16
     assert times == 2 and (off - needed, on - needed) == (60, 12)
+
+
+def test_the_gain_in_figures(tmp_path):
+    """They are told at the end of the exercise, beside those of the stage before."""
+    assert gain.now(import_module("..", __package__), tmp_path) == {
+        "tokens computed, a prompt of 40 twice": 40 + 4,
+        "tokens computed, 8 questions of 6 behind the same 32": 32 + 8 * 6,
+    }

@@ -1,5 +1,7 @@
 """What this stage buys: what has left the device is brought back and not computed again. Counted, never timed."""
 
+from importlib import import_module
+
 import torch
 
 from ..engine import LLMEngine
@@ -7,6 +9,7 @@ from ..llm import LLM
 from ..sampling import SamplingParams
 from ..scheduler import Scheduler
 from ..sequence import Sequence
+from . import gain
 
 BLOCK_SIZE = 4
 PROMPTS = [[3 + (7 * i + 11 * j) % 300 for i in range(12)] for j in range(6)]
@@ -77,3 +80,11 @@ def test_texts_that_a_small_device_pool_cannot_keep_are_found_on_the_host(checkp
     again = [llm.generate(prompt, one)[0] for prompt in prompts]
     assert llm.model_runner.num_tokens == 3 * 40 + 3 * 4, "the last block of each, which the last token is in"
     assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in first]
+
+
+def test_the_gain_in_figures(tmp_path):
+    """They are told at the end of the exercise, beside those of the stage before."""
+    assert gain.now(import_module("..", __package__), tmp_path) == {
+        "tokens computed twice, 6 requests in a third of the memory": 0,
+        "tokens computed twice, 3 texts that come again": 12,
+    }

@@ -1,0 +1,136 @@
+"""The lessons' pictures that hold data or arrows: `python -m stages.bench.pictures` writes stages/pictures/*.svg.
+
+What they show is counted, so they are the same on every machine; a test compares them with the files.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from stages.bench.models import STORYTELLER
+from stages.bench.predict.s1 import crowded_moments, most_free, num_free
+from stages.s1_contiguous_cache.kv_cache import PoolReport
+
+FOLDER = Path(__file__).resolve().parents[1] / "pictures"
+WIDTH, LEFT = 720, 12  # of a picture, and of what stands left of the pool
+STYLE = """<style>
+text{font:13px system-ui,sans-serif;fill:#57606a}.strong{font-weight:600;fill:#24292f}
+.used{fill:#4a7fb5}.held{fill:#cfdbe8}.free{fill:none;stroke:#c4622d;stroke-width:1.5}.needed{fill:#c4622d}
+.edge{fill:none;stroke:#8c959f}.arrow{fill:none;stroke:#c4622d;stroke-width:1.5}.hot{fill:#c4622d}
+@media (prefers-color-scheme:dark){text{fill:#9da7b3}.strong{fill:#e6edf3}.used{fill:#6ea3d8}.held{fill:#2d3f52}
+.free,.arrow{stroke:#f0985f}.needed,.hot{fill:#f0985f}}
+</style>"""
+
+ROW_SLOTS, ROW, GAP = 1024, 16, 5  # the pool is cut into rows, as a text into lines
+
+
+def pictures() -> dict[str, str]:
+    """Each picture's SVG by its file name."""
+    return {"s1_refused.svg": refused(), "s2_block_table.svg": block_table()}
+
+
+def svg(height: int, title: str, parts: list[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img">'
+    return "\n".join([head, f"<title>{title}</title>", STYLE, *parts, "</svg>"]) + "\n"
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" class="{kind}"/>'
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" class="{kind}">{words}</text>'
+
+
+# ---- stage 1: enough is free, and not in one piece
+
+
+def refused() -> str:
+    """The pool of the traffic's moment with the most to spare, and under it what the request needs, to scale."""
+    moment = most_free(crowded_moments(STORYTELLER))
+    pool, needed = moment.report, moment.waiting.max_num_tokens
+    parts = [text(LEFT, 18, f"the pool, {pool.num_slots:,} slots, row by row", "strong")]
+    for start, size, used in pool.pieces:
+        parts += bars(start, start + used, "used") + bars(start + used, start + size, "held")
+    for start, end in free_pieces(pool):
+        parts += bars(start, end, "free")
+    y = 30 + pool.num_slots // ROW_SLOTS * (ROW + GAP) + 22
+    legend = [(0, "used", "keys and values"), (170, "held", "reserved, empty"), (340, "free", "free")]
+    for x, kind, words in legend:
+        parts += [rect(LEFT + x, y - 11, 12, 12, kind), text(LEFT + x + 18, y, words)]
+    parts += [text(LEFT, y + 32, f"the request that waits: {needed:,} slots, in one piece", "strong")]
+    parts += [rect(LEFT, y + 42, width_of(needed), ROW, "needed")]
+    told = f"free: {num_free(moment):,} slots. The largest free piece has {pool.largest_free:,}."
+    return svg(y + 90, f"A request that needs {needed:,} slots waits. {told}", [*parts, text(LEFT, y + 78, told)])
+
+
+def free_pieces(pool: PoolReport) -> Iterator[tuple[int, int]]:
+    """(start, end) of each."""
+    end = 0
+    for start, size, _ in (*pool.pieces, (pool.num_slots, 0, 0)):
+        if start > end:
+            yield end, start
+        end = start + size
+
+
+def bars(start: int, end: int, kind: str) -> list[str]:
+    """Slots `start` to `end` of the pool: a bar in each row that they touch."""
+    found = []
+    while start < end:
+        row, column = divmod(start, ROW_SLOTS)
+        stop = min(end, (row + 1) * ROW_SLOTS)
+        found.append(rect(LEFT + width_of(column), 30 + row * (ROW + GAP), width_of(stop - start), ROW, kind))
+        start = stop
+    return found
+
+
+def width_of(num_slots: int) -> float:
+    return round(num_slots * (WIDTH - 2 * LEFT) / ROW_SLOTS, 1)
+
+
+# ---- stage 2: the blocks of a sequence lie anywhere; its table has them in order
+
+BLOCK_SIZE, NUM_BLOCKS = 16, 8
+TABLES = {"A": ([5, 1, 3], 37), "B": ([0, 4], 21)}  # the blocks in order, and how many tokens are in them
+CELL, HIGH = 80, 26  # a block, drawn
+
+
+def block_table() -> str:
+    """Sequence A's tokens, its table with arrows, and the pool with the blocks of A and B."""
+    table, num_tokens = TABLES["A"]
+    parts = [text(LEFT, 18, "tokens of A, in order", "strong"), text(LEFT, 102, "its block table", "strong")]
+    words = f"blocks of {BLOCK_SIZE} slots; orange: A, blue: B, pale: held and empty, blank: free"
+    parts += [text(LEFT, 284, "the pool", "strong"), text(LEFT + 64, 284, words)]
+    for place, block in enumerate(table):
+        x, filled = 190 + place * 150, min(num_tokens - place * BLOCK_SIZE, BLOCK_SIZE)
+        first = place * BLOCK_SIZE
+        parts += [rect(x, 4, 110 * filled / BLOCK_SIZE, 20, "hot"), rect(x, 4, 110, 20, "edge")]
+        parts += [text(x + 55, 42, f"{first} to {first + filled - 1}", anchor="middle")]
+        parts += [rect(x + 33, 84, 44, 26, "edge"), text(x + 55, 102, str(block), "strong", "middle")]
+        to = LEFT + block * 87 + CELL / 2
+        parts += [f'<path d="M{x + 55} 50V80M{x + 51} 74l4 6l4 -6" class="arrow"/>']
+        parts += [f'<path d="M{x + 55} 112C{x + 55} 165 {to:g} 150 {to:g} 208m-4 -6l4 6l4 -6" class="arrow"/>']
+    for block in range(NUM_BLOCKS):
+        parts += pool_block(block)
+    title = "The block table of A names blocks 5, 1 and 3, in order; they lie anywhere in the pool."
+    return svg(296, title, parts)
+
+
+def pool_block(block: int) -> list[str]:
+    x = LEFT + block * 87
+    parts = []
+    for name, (table, num_tokens) in TABLES.items():
+        if block in table:
+            filled = min(num_tokens - table.index(block) * BLOCK_SIZE, BLOCK_SIZE) / BLOCK_SIZE
+            kind = "hot" if name == "A" else "used"
+            parts += [rect(x, 212, CELL, HIGH, "held"), rect(x, 212, round(CELL * filled, 1), HIGH, kind)]
+    return [*parts, rect(x, 212, CELL, HIGH, "edge"), text(x + CELL / 2, 256, str(block), anchor="middle")]
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, picture in pictures().items():
+        (FOLDER / name).write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The gain of a stage, counted twice on the same work: `python stages/chaintools/gain.py STAGE BEFORE NOW`.
+
+STAGE is the package whose tests/gain.py counts: before(engine, folder) and now(engine, folder), each a dict of counts
+by name. BEFORE and NOW are the packages of the two engines: a learner's is exercises.s2. Prints a table.
+"""
+
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+
+def table(before: dict[str, int], now: dict[str, int], titles: tuple[str, str]) -> str:
+    """One line a count.
+
+    >>> print(table({"slots": 1024}, {"slots": 16}, ("stage 1", "yours")))
+             stage 1  yours
+      slots    1,024     16
+    """
+    assert before.keys() == now.keys(), "the two do not count the same"
+    rows = [("", *titles), *((name, f"{before[name]:,}", f"{now[name]:,}") for name in now)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(f"  {a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
+
+
+def main(argv: list[str]) -> None:
+    sys.path.pop(0)  # the folder of this file: it has a copy.py
+    stage, before, now = argv
+    gain = import_module(f"{stage}.tests.gain")
+    with tempfile.TemporaryDirectory() as folder:
+        old = gain.before(import_module(before), Path(folder))
+        new = gain.now(import_module(now), Path(folder))
+    number = before.rpartition(".")[2].partition("_")[0].removeprefix("s")
+    print(table(old, new, (f"stage {number}", "your code")))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

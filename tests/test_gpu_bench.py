@@ -1,0 +1,79 @@
+"""What a GPU shows, tried out without one: every part runs on a CPU, with a tiny model."""
+
+import json
+import subprocess
+
+import pytest
+import torch
+
+from stages.bench.gpu import __main__ as command
+from stages.bench.gpu import checks, common, roofline
+from stages.bench.gpu.common import Report, Setup
+from tests.helpers import ROOT
+
+
+@pytest.fixture
+def setup(tmp_path):
+    return Setup(torch.device("cpu"), True, tmp_path, deadline=float("inf"))
+
+
+@pytest.mark.parametrize("part", [2, 3, 4, 5])
+def test_a_part_runs_on_a_cpu_and_writes_what_it_found(part, tmp_path, capsys):
+    assert command.main([str(part), "--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / f"part{part}.json").read_text())
+    assert found["title"] == command.PARTS[part][0] and "a tiny model" in found["machine"]
+    assert found["tables"] and all(found["tables"].values()), "a table has no row"
+    assert (tmp_path / f"part{part}.md").read_text().startswith(f"# Part {part}: ")
+    assert f"part{part}.json and " in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_the_tests_marked_gpu_run_in_a_process_of_their_own(tmp_path):
+    assert command.main(["1", "--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 0
+    [counts] = json.loads((tmp_path / "part1.json").read_text())["tables"]["Tests marked gpu"]
+    assert counts["tests"] == counts["skipped"] > 0 == counts["errors"]
+
+
+def test_files_with_a_test_for_a_gpu_are_found_and_need_little():
+    files = checks.gpu_tests()
+    named = {path.name for path in files}
+    assert {"test_contract.py", "test_offload.py", "test_same_tokens.py"} <= named and len(files) > 20
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        assert not [name for name in ("hypothesis", "numba", "matplotlib", "nbformat") if f"import {name}" in text], (
+            path
+        )
+    marked = subprocess.run(
+        ["grep", "-rlE", "^@?(gpu|pytest.mark.gpu)", "stages"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert {ROOT / line for line in marked.stdout.splitlines() if line.endswith(".py")} <= {*files}
+
+
+def test_a_machine_without_the_device_is_told_so_in_a_line(capsys):
+    assert command.main(["2", "--device", "cuda:99"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("device 'cuda:99' is not to be had here: ") and told.count("\n") == 1
+
+
+def test_a_part_that_is_not_there_is_named(capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["6"])
+    assert "there is no part 6: there are 1, 2, 3, 4, 5" in capsys.readouterr().err
+
+
+def test_what_there_is_no_time_for_is_named(setup):
+    report = Report(setup._replace(deadline=0.0), 2, "steps")
+    assert not report.has_time("batch 8")
+    report.write()
+    assert "Left out, there was no more time: batch 8." in (setup.out / "part2.md").read_text()
+    assert Report(setup, 2, "steps").has_time("batch 8")
+
+
+def test_operations_of_a_step_are_counted():
+    shape = common.SHAPE_TINY  # hidden 16, 4 heads of 8, 2 kv heads, mlp 32, 2 layers, vocabulary 64
+    layer = 16 * (4 + 2 + 2) * 8 + 4 * 8 * 16 + 3 * 16 * 32
+    norms = 5 * shape.hidden_size
+    decode = roofline.operations_of("tiny", batch=3, context=10, count=1)
+    assert decode == 3 * (2 * (2 * layer + norms) + 2 * 16 * 64 + 4 * 2 * 4 * 8 * 10)
+    prefill = roofline.operations_of("tiny", batch=1, context=4, count=4)
+    assert prefill == 4 * 2 * (2 * layer + norms) + 2 * 16 * 64 + 4 * 2 * 4 * 8 * (1 + 2 + 3 + 4)
