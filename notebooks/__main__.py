@@ -1,6 +1,8 @@
 """python -m notebooks: execute all notebooks in place, so that their outputs are this code's.
 
 python -m notebooks s1           only those whose name begins so
+
+Their code is folded: jupyter lab shows prose and pictures, and opens a cell where it is clicked.
 """
 
 import argparse
@@ -16,6 +18,7 @@ from tqdm import tqdm
 
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+FOLDED = {"jupyter": {"source_hidden": True}}  # what jupyter lab honours; outputs stay in sight
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,10 +66,10 @@ def execute(notebook: nbformat.NotebookNode, cwd: Path, name: str = "") -> None:
 
 
 def strip_metadata(notebook: nbformat.NotebookNode) -> None:
-    """Leave nothing that says which machine or which run: the next run's diff is its results."""
+    """Leave nothing that says which machine or which run, and fold the code: the next run's diff is its results."""
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict({})
+        cell.metadata = nbformat.from_dict(FOLDED if cell.cell_type == "code" else {})
         for output in cell.get("outputs", []):
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})

@@ -10,6 +10,7 @@ pytest.importorskip("matplotlib")
 import torch
 
 from notebooks.helpers import pictures, s1, s2, s3, size
+from stages.bench.claims import FirstInFirstOut
 from stages.s2_block_manager.block_pool import BlockPool
 from stages.s2_block_manager.kv_cache import PoolReport
 from stages.s2_block_manager.llama import ModelConfig
@@ -58,15 +59,6 @@ def test_holes_are_what_no_piece_covers():
     assert s1.holes_of(Piece((0, 4, 4))) == []
 
 
-def test_claims_after_the_third_are_folded(monkeypatch):
-    shown = []
-    monkeypatch.setattr(pictures, "display", shown.append)
-    pictures.claims_table([pictures.Claim(f"claim {i}", "a text", "a|b", "holds") for i in range(5)])
-    head, folded = shown[0].data.split("<details>")
-    assert head.count("claim ") == 4  # the heading's "claim |", and three rows
-    assert "<summary>2 more</summary>" in folded and "claim 4" in folded and r"a\|b" in folded
-
-
 def test_churn_frees_what_it_allocated():
     manager = Counter(10)
     fits = list(s1.churn(manager, (Seq(1, 3) for _ in range(9)), [0, 0, 0, 1, 1, 0], seed=0))
@@ -75,7 +67,7 @@ def test_churn_frees_what_it_allocated():
 
 
 def test_first_in_first_out_is_the_other_order():
-    for pool, expected in ((BlockPool(3), [0]), (s2.FirstInFirstOut(3), [1])):
+    for pool, expected in ((BlockPool(3), [0]), (FirstInFirstOut(3), [1])):
         pool.free_blocks(pool.get_new_blocks(1))
         assert pool.get_new_blocks(1) == expected and pool.num_free_blocks == 2
 

@@ -177,5 +177,3 @@ def test_a_method_is_found_by_its_class():
 @pytest.mark.parametrize("name", ["record", "excerpts", "moments.finding"])
 def test_examples_in_docstrings(name):
     assert doctest.testmod(import_module(f"notebooks.page.{name}")).failed == 0
-
-

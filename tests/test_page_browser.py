@@ -45,11 +45,14 @@ class Reader:
 
     def go(self, fragment):
         """As if the reader had typed it into the address."""
-        self.page.evaluate("""fragment => new Promise(resolve => {
+        self.page.evaluate(
+            """fragment => new Promise(resolve => {
             if (location.hash === fragment) return resolve();
             addEventListener("hashchange", () => resolve(), { once: true });
             location.hash = fragment;
-        })""", fragment)
+        })""",
+            fragment,
+        )
 
     def press(self, *keys):
         for key in keys:

@@ -40,15 +40,6 @@ class Line(NamedTuple):
     width: float = 1.6
 
 
-class Claim(NamedTuple):
-    """A row of the table that a notebook ends with."""
-
-    claim: str
-    source: str
-    measured: str
-    verdict: str
-
-
 # ---- the page
 
 
@@ -125,15 +116,9 @@ def say(text: str) -> None:
     display(Markdown(text))
 
 
-def claims_table(claims: Sequence[Claim], shown: int = 3) -> None:
-    """The claims as a table; those after the first `shown` are folded."""
-    head = "| claim | from | what we measured | verdict |\n|---|---|---|---|\n"
-    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in claim) + " |" for claim in claims]
-    text = head + "\n".join(rows[:shown])
-    if len(rows) > shown:
-        more = f"\n\n<details><summary>{len(rows) - shown} more</summary>\n\n"
-        text += more + head + "\n".join(rows[shown:]) + "\n\n</details>"
-    display(Markdown(text))
+def now(text: str) -> None:
+    """say(), of times that this run has measured: nothing is judged by them."""
+    say(f"*Your machine, now.* {text}")
 
 
 def span(shares: Iterable[float]) -> str:

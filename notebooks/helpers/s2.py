@@ -1,26 +1,17 @@
-"""What stage 2's notebook needs: a pool as a square of slots; and other ways to hand out memory, to set beside blocks:
-slabs by size class, blocks reused first in, first out, two faults of a text.
-"""
+"""What stage 2's notebook needs: a pool as a square of slots, sequences of a given length."""
 
 import itertools
-import math
-from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from notebooks.helpers import pictures
-from notebooks.helpers.pictures import ACCENT, GREY, PAPER, USED
-from stages.bench.replay import arrivals
-from stages.bench.workloads import Traffic
-from stages.s2_block_manager.block_manager import cdiv
-from stages.s2_block_manager.block_pool import BlockPool, NoFreeBlocks
+from notebooks.helpers.pictures import ACCENT, GREY, INK, PAPER, USED
 
 # Hues of about the same darkness: in grey a sequence cannot be told from its neighbour by its hue, so one is followed
 # in the accent, which is lighter.
@@ -129,87 +120,26 @@ def tint(color: str) -> tuple[float, ...]:
     return tuple(TINT * part + 1 - TINT for part in to_rgb(color))
 
 
-# ---- other ways to hand out memory
-
-
-def sequences(config: Any, *lengths: int) -> list[Any]:
-    """A sequence of stage 2 with a prompt of each length. `config` is a ModelConfig."""
-    requests = [Traffic(length, 1, 1) for length in lengths]
-    return [seq for seq, _ in arrivals("s2", config, requests, longest=2 + max(lengths))]
-
-
-def size_class(size: int, ratio: float, largest: int) -> int:
-    """The least of the classes largest, largest / ratio, largest / ratio², ... (rounded up) that holds `size`.
-
-    >>> [size_class(size, 2, largest=64) for size in (1, 2, 3, 32, 33)]
-    [1, 2, 4, 32, 64]
-    """
-    power = math.floor(round(math.log(largest / size, ratio), 9))
-    return max(size, math.ceil(round(largest / ratio**power, 9)))
-
-
-def slab_waste(sizes: Iterable[int], ratio: float, largest: int) -> float:
-    """The empty share of what is handed out if each size gets a piece of its class.
-
-    >>> slab_waste([32], 2, largest=64), slab_waste([33], 2, largest=64)
-    (0.0, 0.484375)
-    """
-    sizes = list(sizes)
-    return 1 - sum(sizes) / sum(size_class(size, ratio, largest) for size in sizes)
-
-
-class FirstInFirstOut(BlockPool):
-    """A pool that hands out the block that has been free for longest."""
-
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
-        self._queue = deque(range(num_blocks))
-
-    @property
-    def num_free_blocks(self) -> int:
-        return len(self._queue)
-
-    def get_new_blocks(self, count: int) -> list[int]:
-        if count > len(self._queue):
-            raise NoFreeBlocks(f"{count} blocks are needed, {len(self._queue)} are free")
-        return [self._queue.popleft() for _ in range(count)]
-
-    def free_blocks(self, blocks: list[int]) -> None:
-        self._queue.extend(blocks)
-
-
-def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count: int = 8) -> None:
-    """Take some blocks, write all of each, and give them back; and so on. memory [num_blocks, numbers of a block]"""
-    for _ in range(times):
-        blocks = pool.get_new_blocks(count)
-        for block in blocks:
-            memory[block].fill_(1)
-        pool.free_blocks(blocks)
-
-
-class WithTwoFaults:
-    """Blocks with two faults of "Memory Pool Management: Slab Allocators for GPU Inference", retold, not copied.
-
-    >>> blocks = WithTwoFaults(num_blocks=4, block_size=16)
-    >>> blocks.allocate_sequence("a", 10); blocks.extend_sequence("a", 1); len(blocks.tables["a"])
-    2
-    """
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.block_size = block_size
-        self.free = list(range(num_blocks))
-        self.tables: dict[str, list[int]] = {}
-
-    def allocate_sequence(self, name: str, num_tokens: int) -> None:
-        table = []
-        for _ in range(cdiv(num_tokens, self.block_size)):
-            if not self.free:  # the fault: what is in `table` by now belongs to nobody, and is not given back
-                raise NoFreeBlocks("out of blocks")
-            table.append(self.free.pop())
-        self.tables[name] = table
-
-    def extend_sequence(self, name: str, num_tokens: int) -> None:
-        table = self.tables[name]
-        have = len(table) * self.block_size  # the fault: blocks are counted, not tokens, so the last one seems full
-        for _ in range(cdiv(have + num_tokens, self.block_size) - len(table)):
-            table.append(self.free.pop())
+def moved_bytes(ax: Axes, moved: Mapping[str, Mapping[str, float]]) -> None:
+    """What a step moves, in MB, a bar for each stage, its parts end to end, to scale."""
+    looks = {
+        "new token written": (INK, ""),
+        "read by attention": (USED, ""),
+        "read to be copied": (GREY, ""),
+        "written by the copy": (ACCENT, "////"),
+    }
+    most = max(sum(parts.values()) for parts in moved.values())
+    for row, parts in enumerate(moved.values()):
+        left = 0.0
+        for name, width in parts.items():
+            color, hatch = looks[name]
+            ax.barh(row, width, left=left, height=0.62, color=color, hatch=hatch, edgecolor=PAPER, linewidth=0.8)
+            if width > 0.05 * most:
+                ink, paper = (INK, {"facecolor": PAPER, "edgecolor": "none", "pad": 2}) if hatch else (PAPER, None)
+                middle = left + width / 2
+                ax.text(middle, row, f"{name}: {width:.0f} MB", ha="center", va="center", color=ink, bbox=paper)
+            left += width
+    ax.set(yticks=range(len(moved)), yticklabels=list(moved), ylim=(len(moved) - 0.5, -0.5), xlim=(0, most))
+    ax.set(xlabel="MB of keys and values in a decode step; what is new is too thin to see")
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(axis="y", length=0)

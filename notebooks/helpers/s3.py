@@ -109,27 +109,35 @@ def growing(axes: Sequence[Axes], read: Sequence[int], panels: Mapping[str, Sequ
     axes[-1].plot(read[-1], panels[next(reversed(panels))][-1], "o", color=ACCENT, markersize=6, clip_on=False)
 
 
-def roofline(ax: Axes, speed: float, bandwidth: float, steps: Mapping[str, Mapping[str, tuple[Work, float]]]) -> None:
-    """What the machine allows, and what steps reach, in billions of operations a second. `steps` maps "prefill" and
-    "decode" to steps: a label, their work, and the seconds that they take.
+def in_words(name: str) -> str:
     """
-    marks = {"prefill": ("s", ACCENT), "decode": ("o", USED)}
-    every = [work.intensity for kind in steps.values() for work, _ in kind.values()]
-    low, high, ridge = min(every) / 2, max(every) * 4, speed / bandwidth
+    >>> in_words("prefill_32"), in_words("decode_8_128")
+    ('prefill, 32 tokens', 'decode, 8 x 128')
+    """
+    kind, *numbers = name.split("_")
+    return f"{kind}, {' x '.join(numbers)}{' tokens' if len(numbers) == 1 else ''}"
+
+
+def numbered_roofline(ax: Axes, speed: float, bandwidth: float, steps: Mapping[str, tuple[Work, float]]) -> None:
+    """What the machine allows, and what steps reach, in billions of operations a second. Each step, its work and the
+    seconds that it takes, has a number at its mark; the names are in a list on the right.
+    """
+    every = [work.intensity for work, _ in steps.values()]
+    low, high, ridge = min(every) / 2, max(every) * 2, speed / bandwidth
     ax.plot([low, ridge, high], [roof(x, speed, bandwidth) / 1e9 for x in (low, ridge, high)], color=INK, linewidth=1.6)
     ax.axvline(ridge, color=PALE, linewidth=1, zorder=0)
-    for kind, (mark, color) in marks.items():
-        for text, (work, seconds) in steps[kind].items():
-            at = (work.intensity, work.operations / seconds / 1e9)
-            ax.plot([at[0]] * 2, [at[1], roof(at[0], speed, bandwidth) / 1e9], ":", color=GREY, linewidth=0.8)
-            ax.plot(*at, mark, color=color, markersize=6)
-            is_tight = any(1 < other.intensity / work.intensity < 2 for other, _ in steps[kind].values())
-            pictures.label(ax, f"{kind}, {text}", at, (-7, -6) if is_tight else (7, -6), color)
-    slowest = min(work.operations / seconds for kind in steps.values() for work, seconds in kind.values()) / 1e9
-    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(slowest / 2, 1.6 * speed / 1e9))
+    for number, (name, (work, seconds)) in enumerate(steps.items(), start=1):
+        mark, color = ("s", ACCENT) if name.startswith("prefill") else ("o", USED)
+        x, y = work.intensity, work.operations / seconds / 1e9
+        ax.plot([x, x], [y, roof(x, speed, bandwidth) / 1e9], ":", color=GREY, linewidth=0.8)
+        ax.plot(x, y, mark, color=color, markersize=12)
+        ax.text(x, y, str(number), ha="center", va="center", color="white", fontsize=8)
+        at = (1.02, 0.98 - 0.11 * (number - 1))
+        ax.text(*at, f"{number}  {in_words(name)}", transform=ax.transAxes, va="top", color=pictures.darker(color))
+    slowest = min(work.operations / seconds for work, seconds in steps.values()) / 1e9
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(slowest / 2, 2 * speed / 1e9))
     ax.set(xlabel="operations for each byte that must be read", ylabel="billion operations a second")
-    middle = (low * ridge) ** 0.5
-    pictures.label(ax, f"memory: {bandwidth / 1e9:.0f} GB/s", (middle, middle * bandwidth / 1e9), (-8, 6), INK)
+    pictures.label(ax, f"memory: {bandwidth / 1e9:.0f} GB/s", (low, low * bandwidth / 1e9), (4, 16), INK)
     pictures.label(ax, f"arithmetic: {speed / 1e9:,.0f} billion/s", (high, speed / 1e9), (-4, 4), INK)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

@@ -151,16 +151,17 @@ def joined(parts: Iterable[Span]) -> list[Span]:
     return made
 
 
-def gantt(ax: Axes, run: Run, title: str) -> None:
-    """A row for each request, the first to arrive at the top."""
+def gantt(ax: Axes, run: Run, title: str, only: Sequence[int] | None = None) -> None:
+    """A row for each request, or for each of `only`, the first to arrive at the top."""
     boxes: dict[str, list] = {state: [] for state in STATES}
-    for row in range(len(run.arrivals)):
-        for state, start, end in spans(run, row):
+    shown = range(len(run.arrivals)) if only is None else only
+    for row, number in enumerate(shown):
+        for state, start, end in spans(run, number):
             thin = 0.25 if state in ("waits", "preempted") else 0.0
             boxes[state].append(pictures.box(start, end - start, row + 0.08 + thin, 0.84 - 2 * thin))
     for state in ("waits", "preempted", "prefill", "decode"):
         pictures.polygons(ax, boxes[state], STATES[state], edge=INK if state == "preempted" else "none", width=0.7)
-    ax.set(ylim=(len(run.arrivals), 0), yticks=[], ylabel="requests, by arrival", title=title)
+    ax.set(ylim=(len(shown), 0), yticks=[], ylabel="requests, by arrival", title=title)
     pictures.thousands(ax.xaxis)
 
 
@@ -202,7 +203,8 @@ def held_over_time(ax: Axes, run: Run, title: str) -> None:
     moments = preempted_at(run)
     if moments:  # an empty line would count as one at the corner of the page
         ax.plot(moments, [1.1] * len(moments), "v", color=ACCENT, markersize=5, clip_on=False, markeredgewidth=0)
-    ax.set(xlim=(0, run.steps[-1].end), ylim=(0, 1.0), title=title, yticks=[0, 0.5, 1])
+    ax.set(xlim=(0, run.steps[-1].end), ylim=(0, 1.0), yticks=[0, 0.5, 1])
+    ax.set_title(title, pad=14 if moments else 6)
     pictures.percent(ax.yaxis)
     pictures.thousands(ax.xaxis)
 

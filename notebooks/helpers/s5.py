@@ -159,7 +159,7 @@ SHADES = {1: PAPER, 2: PALE, 3: "#8fa9bb"}  # of a block, by how many hold it; m
 def beam_steps(steps: Sequence[BeamStep], first: int, finding: str, tokenizer: Any) -> Figure:
     """A panel a step, a row a beam: its blocks in order, each with its number and how many hold it, the more the
     darker, and the beam's last token. A block that was copied for this step has an orange edge. An arrow leads from a
-    beam to each that goes on from it. `first` is the number of the first step.
+    beam to each that goes on from it, a cross stands where none does. `first` is the number of the first step.
     """
     rows = max(len(step.beams) for step in steps)
     longest = max(len(beam.table) for step in steps for beam in step.beams)
@@ -176,8 +176,11 @@ def beam_steps(steps: Sequence[BeamStep], first: int, finding: str, tokenizer: A
         )
         ax.set_xlabel("\n")  # room for the key
         pictures.bare(ax)
-        for row, parent in enumerate(step.parents(steps[number - 1]) if number else []):
+        parents = step.parents(steps[number - 1]) if number else []
+        for row, parent in enumerate(parents):
             arrow(axes[number - 1], (ends[parent], -parent), ax, (-0.02, -row))
+        for row in set(range(len(ends))) - set(parents):
+            axes[number - 1].text(ends[row] + 0.4, -row, "×", ha="center", va="center", color=INK, fontsize=11)
         ends = [len(beam.table) + 1.9 for beam in step.beams]
     key(axes[0])
     return fig
@@ -185,7 +188,9 @@ def beam_steps(steps: Sequence[BeamStep], first: int, finding: str, tokenizer: A
 
 def arrow(start: Axes, at: tuple[float, float], end: Axes, to: tuple[float, float]) -> None:
     """From one panel to the next."""
-    line = ConnectionPatch(at, to, start.transData, end.transData, arrowstyle="->", color=GREY, linewidth=0.8)
+    line = ConnectionPatch(
+        at, to, start.transData, end.transData, arrowstyle="-|>", mutation_scale=9, color=INK, linewidth=1.0
+    )
     line.set_in_layout(False)
     end.figure.add_artist(line)
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from notebooks.helpers import pictures
-from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PALE, PAPER, USED
+from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PALE, PAPER, USED, Line
 from stages import s7_cpu_offload as s7
 from stages.bench import offload
 from stages.bench.engines import engine_class
@@ -247,6 +247,18 @@ def two_streams(num_steps: int, overlaps: bool) -> Lanes:
 
 
 # ---- pictures
+
+
+def two_ways(ax: Axes, lengths: Sequence[int], loaded: Sequence[float], computed: Sequence[float]) -> None:
+    """Milliseconds for each length, both ways, and between them how many times as long the longer takes."""
+    ax.vlines(lengths, loaded, computed, color=GREY, linewidth=1, linestyle=":")
+    both = Line(lengths, computed, "compute", ACCENT, (8, 0), "s--"), Line(lengths, loaded, "load", USED, (8, 0), "o-")
+    pictures.lines(ax, both, "tokens", "ms to the first token", "xy")
+    for n, a, b in zip(lengths, loaded, computed, strict=True):
+        text = f"{b / a:.1f} times" if b < 10 * a else f"{b / a:.0f} times"
+        pictures.label(ax, text, (n, (a * b) ** 0.5), (5, 0), INK)
+    ax.set(xticks=lengths, yticks=[1, 10, 100, 1000], yticklabels=["1", "10", "100", "1,000"])
+    ax.set(ylim=(0.7 * min(loaded), 1.6 * max(computed)), xlim=(0.8 * lengths[0], 2.2 * lengths[-1]))
 
 
 def map_of_winners(ax: Axes, machines: Sequence[Machine], shifts: Mapping[str, tuple[float, float]]) -> None:

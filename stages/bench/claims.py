@@ -4,10 +4,10 @@ A figure is the median of some rounds; beside it stands its spread, the least an
 What is compared takes turns. Locality, disk and roofline are in locality.py. Under a minute on two cores.
 """
 
-import random
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -64,12 +64,10 @@ def microseconds(calls: Mapping[str, Callable[[], object]], times: int, rounds: 
 
 
 def books(rounds: int = 9, times: int = 1000) -> dict[str, Any]:
-    """Microseconds of what the bookkeeping does, and of what torch's allocator does for a tensor as large as a block."""
+    """Microseconds of what the bookkeeping does, and of of a tensor as large as a block, made by torch."""
     config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
     pool, manager = BlockPool(POOL), part("s2", "block_manager").BlockManager(POOL, BLOCK)
-    sequences = [
-        seq for seq, _ in replay.arrivals("s2", config, [request_of(40), request_of(200)], longest=LONGEST)
-    ]
+    sequences = [seq for seq, _ in replay.arrivals("s2", config, [request_of(40), request_of(200)], longest=LONGEST)]
     manager.allocate(sequences[0])
     numbers = BLOCK * part("s2", "kv_cache").bytes_per_token(config, torch.float32) // 4
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -128,12 +126,11 @@ def order(rounds: int = 9, num_blocks: int = 2048) -> dict[str, Any]:
     for name, kind in pools.items():
         llm = stage("s2").LLM(STORYTELLER, dtype="float32", kv_cache_tokens=num_blocks * BLOCK, max_num_seqs=8)
         llm.kv_cache_manager._pool = kind(num_blocks)
-        calls["written", name] = timed(lambda pool=kind(num_blocks): write_in_turn(pool, memory))
-        calls["served", name] = timed(lambda llm=llm: llm.generate([[5] * 40] * 8, params))
+        pool = kind(num_blocks)
+        calls["written", name] = timed(partial(write_in_turn, pool, memory))
+        calls["served", name] = timed(partial(llm.generate, [[5] * 40] * 8, params))
     turns = take_turns(calls, rounds)
-    return locality.ratios(
-        {name: ratio(turns, (name, "first"), (name, "last")) for name in ("written", "served")}
-    )
+    return locality.ratios({name: ratio(turns, (name, "first"), (name, "last")) for name in ("written", "served")})
 
 
 def fork(rounds: int = 9) -> dict[str, Any]:
@@ -197,5 +194,3 @@ def moving(rounds: int = 5, num_steps: int = 1500) -> dict[str, Any]:
     found = {key: value for figures in a_step.values() for key, value in figures.items()}
     times = {"moves": len(moved), "slots_a_move": median(moved), "steps": num_steps}
     return found | times | {"bytes_a_step": sum(moved) * kv[0].nbytes / num_steps}
-
-

@@ -4,6 +4,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,7 +57,7 @@ def reads(rounds: int = 7, num_bytes: int = 2**28, most: int = 2**16) -> dict[st
         start = torch.zeros(1, dtype=torch.int64)
         random_rows = torch.randperm(len(rows), generator=generator)[:count]  # [count]
         for name, at in (("random", random_rows), ("in_a_row", torch.arange(count))):
-            calls[piece, name] = timed(lambda at=at, rows=rows, start=start: read(rows, at, start))
+            calls[piece, name] = timed(partial(read, rows, at, start))
     turns = take_turns(calls, rounds)
     found: dict[str, Any] = ratios({f"{p}": ratio(turns, (p, "random"), (p, "in_a_row")) for p in PIECES})
     for piece in PIECES:
@@ -95,11 +97,15 @@ def roofline(rounds: int = 7, size: int = 1024) -> dict[str, Any]:
     for tokens in (32, 128, 512):
         step = DecodeStep("s3", STORYTELLER, Case("storyteller", "float32", 1, tokens))
         step.seqs[0].num_computed_tokens = 0
-        calls[f"prefill_{tokens}"] = lambda step=step, n=tokens: step.engine.model_runner.run([(step.seqs[0], n)])
+        calls[f"prefill_{tokens}"] = partial(step.engine.model_runner.run, [(step.seqs[0], tokens)])
     for batch, context in ((1, 128), (8, 128), (32, 128), (32, 960)):
-        calls[f"decode_{batch}_{context}"] = DecodeStep("s3", STORYTELLER, Case("storyteller", "float32", batch, context))
+        calls[f"decode_{batch}_{context}"] = DecodeStep(
+            "s3", STORYTELLER, Case("storyteller", "float32", batch, context)
+        )
     turns = take_turns(
-        {name: timed(call) for name, call in {**calls, "read": reading, "multiply": lambda: a @ b}.items()}, rounds
+        {name: timed(call) for name, call in calls.items()}
+        | {"read": timed(reading), "multiply": timed(lambda: a @ b)},
+        rounds,
     )
     found = {k: v for name in calls for k, v in figure(f"{name}_ms", [1000 * turn[name] for turn in turns]).items()}
     found |= figure("bytes_per_second", [reading.num_bytes / turn["read"] for turn in turns])
@@ -132,13 +138,15 @@ def copies(rounds: int = 5) -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {}
     device = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-    memories = {name: torch.ones(2**28, dtype=torch.uint8, pin_memory=name == "pinned") for name in ("pinned", "pageable")}
+    memories = {
+        name: torch.ones(2**28, dtype=torch.uint8, pin_memory=name == "pinned") for name in ("pinned", "pageable")
+    }
 
     def copy(host: torch.Tensor) -> None:
         device.copy_(host, non_blocking=True)
         torch.cuda.synchronize()
 
-    turns = take_turns({name: timed(lambda host=host: copy(host)) for name, host in memories.items()}, rounds)
+    turns = take_turns({name: timed(partial(copy, host)) for name, host in memories.items()}, rounds)
     return ratios({"pageable_over_pinned": ratio(turns, "pageable", "pinned")})
 
 
@@ -171,6 +179,5 @@ def disk(rounds: int = 5, num_blocks: int = 32, folder: Path | None = None) -> d
 
 def forget(path: Path) -> None:
     """Ask the system to drop a file from its cache, where it can be asked."""
-    if hasattr(os, "posix_fadvise"):
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with suppress(AttributeError), path.open("rb") as file:  # not every system has it
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
