@@ -9,10 +9,11 @@ A phase has a word that says which step it belongs to and how many of its pieces
 from a step that has ended, finds another step's number there and takes nothing.
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from numba import njit, types
@@ -147,6 +148,7 @@ class Shared:
     newest: int = 0  # the number of the newest step
     is_asleep: bool = False  # whether a helper is
     is_over: bool = False
+    process: int = field(default_factory=os.getpid)  # whose threads they are
 
     def wake(self) -> None:
         with self.condition:
@@ -154,8 +156,10 @@ class Shared:
             self.condition.notify_all()
 
     def end(self) -> None:
+        """In a forked child there are no helpers, and the lock may be held by one that the fork has left behind."""
         self.is_over = True
-        self.wake()
+        if self.process == os.getpid():
+            self.wake()
 
 
 def stand_by(worker: int, help: Callable[[int, int], int], shared: Shared) -> None:
