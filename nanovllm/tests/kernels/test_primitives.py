@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("numba")
 from numba import njit
 
-from ...kernels import activation, attention, dot, linear, norm, plain, rotary, team
+from ...kernels import activation, attention, blocks, dot, linear, norm, plain, rotary, team
 from ...kernels import exp as exp_module
 from ...kernels.attention import PART, Pool
 from ...kernels.step_attention import like_of
@@ -198,6 +198,19 @@ def test_silu_and_mul(dtype):
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(out[:size], expected, rtol=tolerance, atol=tolerance)
         assert out[size] == 7
+
+
+@njit
+def call_exp_of(x, out, size):
+    for i in range(0, size, WIDTH):
+        store(floats(out), i, blocks.exp_of(load(floats(x), i)))
+
+
+def test_exp_of_sixteen_numbers():
+    x = torch.linspace(-87, 88, 16_000)
+    out = torch.empty_like(x)
+    call_exp_of(x.data_ptr(), out.data_ptr(), len(x))
+    torch.testing.assert_close(out, plain.exp(x), rtol=1e-6, atol=0)
 
 
 # Attention
