@@ -300,6 +300,25 @@ def test_two_engines_in_one_process_do_not_meet(checkpoint, with_kernels):
     assert nothing_is_left(first) and nothing_is_left(second)
 
 
+def test_plain_operations_take_over_in_the_middle_of_a_request(checkpoint, with_kernels):
+    """As in a forked child. They read whole blocks under a mask: what was there before must not be NaN."""
+    llm = made(checkpoint, "numba", block_size=8)
+    engine = llm.llm_engine
+    expected = tokens(llm.generate([[5, 6, 7], [8, 9]], params()))
+    engine.reset_prefix_cache()
+    engine.kv_cache.blocks.fill_(torch.nan)
+    for request_id, prompt in (("0", [5, 6, 7]), ("1", [8, 9])):
+        engine.add_request(request_id, prompt, params())
+    found = {}
+    for step in range(20):
+        if step == 8:  # both have begun a second block
+            engine.kernels._forked()
+        found |= {output.request_id: output for output in engine.step() if output.finished}
+        if len(found) == 2:
+            break
+    assert tokens([found["0"], found["1"]]) == expected and nothing_is_left(llm)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
 def test_a_forked_child_goes_on_plainly(checkpoint, with_kernels):
     llm = made(checkpoint, "numba")
