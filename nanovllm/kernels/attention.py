@@ -24,7 +24,9 @@ from .blocks import (
     load_rows,
     no_sums,
     outer,
+    per_line,
     places_of,
+    prefetch,
     products_at,
     scaled,
     splats,
@@ -39,7 +41,9 @@ from .blocks import (
 from .exp import exp
 from .vectors import OPTIONS, WIDTH, add, at, fma, get, largest_of, load, maximum, multiply, put, read, splat, store, write, zeros
 
-PART = 256  # keys; their scores, and what is read of the pool meanwhile, fit in the nearest caches
+PART = 128  # keys; their scores, and what is read of the pool meanwhile, fit in the nearest caches
+AHEAD = 32  # keys that are asked for before they are needed: blocks lie anywhere, no processor guesses where
+PLACES = PART + AHEAD + WIDTH
 NEVER = np.float32(-1e30)  # a score below all others
 
 
@@ -66,7 +70,7 @@ def attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, sco
     q, out float32 [rows, head_dim], q scaled; the first query stands at position `first`. A query sees keys up to itself,
     and the key `start` at least.
     pool, of that shape; table int64 [max_blocks]; peaks, sums float32 [rows]
-    scores float32 [4 * PART], places int64 [PART]: room to work in
+    scores float32 [4 * PART], places int64 [PLACES]: room to work in
     """
     size = shape.head_dim
     for i in range(rows * size):
@@ -77,7 +81,9 @@ def attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, sco
     values = at(pool, shape.block_size * shape.num_kv_heads * size)
     for part in range(start, end, PART):
         count, before = min(PART, end - part), first + 1 - part
-        find_places(shape, layer, kv, table, part, count, places)
+        find_places(shape, layer, kv, table, part, min(PART + AHEAD, end - part), places)
+        if part == start:
+            ask(pool, places, 0, AHEAD, size)
         r = 0
         while rows - r >= 3:  # three are four with the last one twice
             four = (r, r + 1, r + 2, min(r + 3, rows - 1))
@@ -91,16 +97,27 @@ def attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, sco
 
 @njit(**OPTIONS)
 def find_places(shape, layer, kv, table, start, count, places):
-    """places[t] = where in the pool the key of position start + t is. Whole vectors of them: the last one again."""
+    """places[t] = where in the pool the key of position start + t is. Behind them, the last one again."""
     block, offset, place = start // shape.block_size, start % shape.block_size, 0
+    step = shape.num_kv_heads * shape.head_dim
     for t in range(count):
-        place = slot(shape, layer, kv, get(table, block), offset)
+        if t == 0 or offset == shape.block_size:
+            if t:
+                block, offset = block + 1, 0
+            place = slot(shape, layer, kv, get(table, block), offset)
         put(places, t, place)
+        place += step
         offset += 1
-        if offset == shape.block_size:
-            block, offset = block + 1, 0
-    for t in range(count, -(-count // WIDTH) * WIDTH):
-        put(places, t, place)
+    for t in range(count, PLACES):
+        put(places, t, place - step)
+
+
+@njit(**OPTIONS)
+def ask(memory, places, start, end, size):
+    """Ask for what stands at places[start : end], `size` numbers each."""
+    for t in range(start, end):
+        for d in range(0, size, per_line(memory)):
+            prefetch(memory, get(places, t) + d)
 
 
 @njit(**OPTIONS)
@@ -115,6 +132,9 @@ def attend_rows(q, rows, group, before, keys, values, places, count, scores, out
     old = spread(peaks, rows)
     peak = old
     for t in range(0, count, each):
+        if rows[0] == 0:  # the first rows of a part read it, the others find it in the cache
+            ask(keys, places, t + AHEAD, t + AHEAD + each, size)
+            ask(values, places, t, t + each, size)
         score = where_below(splat(t), limit, meet(q, starts, keys, places_of(places, t, rows), size), never)
         store(scores, t * len(rows), score)
         peak = maximum(peak, score)

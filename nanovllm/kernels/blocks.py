@@ -260,6 +260,13 @@ def prefetch(typing: Any, memory: Any, i: Any) -> Any:
     return types.void(memory, types.intp), generate
 
 
+@intrinsic
+def per_line(typing: Any, memory: Any) -> Any:
+    """How many numbers a cache line of 64 bytes has."""
+    count = 64 * 8 // memory.dtype.bitwidth
+    return types.intp(memory), lambda context, builder, signature, args: context.get_constant(types.intp, count)
+
+
 @njit(**OPTIONS)
 def exp_of(x):
     """exp of each of 16 numbers up to 88; below -87 they count as -87. See exp.py."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..core.attention import AttentionMetadata
 from ..core.kv_cache import KVCache
-from .attention import NEVER, PART, Pool, attend, merge
+from .attention import PART, PLACES, Pool, attend, merge
 from .blocks import negative
 from .norm import normalize
 from .team import STRIDE, open_phases, pieces
@@ -69,7 +69,7 @@ class Room(NamedTuple):
     sums: int  # [num_kv_heads, num_parts, group]
     own: int  # [workers, rows of a job + 1, head_dim + 2]
     scores: int  # [workers, 4 * PART]
-    places: int  # int64 [workers, PART]
+    places: int  # int64 [workers, PLACES]
     counters: int  # int64 [PHASES, STRIDE]
 
 
@@ -175,7 +175,7 @@ def attend_job(number, kv, worker, layer, out, like, shape, heads, plan, room):
     job, size, group = at(integers(plan.jobs), number * JOB), shape.head_dim, heads.group
     row, queries, seq, start, end, part = get(job, 0), get(job, 1), get(job, 2), get(job, 3), get(job, 4), get(job, 5)
     q, table = at(floats(room.q), (kv * plan.num_rows + row) * group * size), at(integers(plan.tables), seq * plan.max_blocks)
-    scores, places = at(floats(room.scores), worker * 4 * PART), at(integers(room.places), worker * PART)
+    scores, places = at(floats(room.scores), worker * 4 * PART), at(integers(room.places), worker * PLACES)
     rows, position = queries * group, get(integers(plan.positions), row)
     found = own_room(worker, shape, heads, room)
     peaks, sums = at(found, rows * size), at(found, rows * (size + 1))
@@ -213,7 +213,7 @@ class StepAttention:
         rows = max(TILE, self.heads.group) + 1
         self._own = torch.empty(workers, rows, head_dim + 2)
         self._scores = torch.empty(workers, 4 * PART)
-        self._places = torch.empty(workers, PART, dtype=torch.int64)
+        self._places = torch.empty(workers, PLACES, dtype=torch.int64)
         self._counters = torch.empty(PHASES, STRIDE, dtype=torch.int64)
         self._q, self._parts = torch.empty(0), torch.empty(0)
 
