@@ -10,7 +10,7 @@ Four rows meet four keys, sixteen products of vectors in registers; their sums a
 softmax takes sixteen scores at a time, too. Two rows meet eight keys, one row meets sixteen.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -39,7 +39,25 @@ from .blocks import (
     write_rows,
 )
 from .exp import exp
-from .vectors import OPTIONS, WIDTH, add, at, fma, get, largest_of, load, maximum, multiply, put, read, splat, store, write, zeros
+from .vectors import (
+    OPTIONS,
+    WIDTH,
+    Memory,
+    add,
+    at,
+    fma,
+    get,
+    largest_of,
+    load,
+    maximum,
+    multiply,
+    put,
+    read,
+    splat,
+    store,
+    write,
+    zeros,
+)
 
 PART = 128  # keys; their scores, and what is read of the pool meanwhile, fit in the nearest caches
 AHEAD = 32  # keys that are asked for before they are needed: blocks lie anywhere, no processor guesses where
@@ -57,14 +75,31 @@ class Pool(NamedTuple):
 
 
 @njit(**OPTIONS)
-def slot(shape, layer, kv, block, offset):
+def slot(shape: Pool, layer: int, kv: int, block: int, offset: int) -> int:
     """Where in the pool a key is. Its value stands block_size * num_kv_heads * head_dim elements behind it."""
     row = ((block * shape.num_layers + layer) * 2 * shape.block_size + offset) * shape.num_kv_heads + kv
     return row * shape.head_dim
 
 
 @njit(**OPTIONS)
-def attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, scores, places, out, peaks, sums):
+def attend(
+    q: Memory,
+    rows: int,
+    group: int,
+    first: int,
+    pool: Memory,
+    shape: Pool,
+    layer: int,
+    kv: int,
+    table: Memory,
+    start: int,
+    end: int,
+    scores: Memory,
+    places: Memory,
+    out: Memory,
+    peaks: Memory,
+    sums: Memory,
+) -> None:
     """Attention to the keys start .. end - 1, not yet divided by its sum.
 
     q, out float32 [rows, head_dim], q scaled; the first query stands at position `first`. A query sees keys up to itself,
@@ -96,7 +131,7 @@ def attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, sco
 
 
 @njit(**OPTIONS)
-def find_places(shape, layer, kv, table, start, count, places):
+def find_places(shape: Pool, layer: int, kv: int, table: Memory, start: int, count: int, places: Memory) -> None:
     """places[t] = where in the pool the key of position start + t is. Behind them, the last one again."""
     block, offset, place = start // shape.block_size, start % shape.block_size, 0
     step = shape.num_kv_heads * shape.head_dim
@@ -113,7 +148,7 @@ def find_places(shape, layer, kv, table, start, count, places):
 
 
 @njit(**OPTIONS)
-def ask(memory, places, start, end, size):
+def ask(memory: Memory, places: Memory, start: int, end: int, size: int) -> None:
     """Ask for what stands at places[start : end], `size` numbers each."""
     for t in range(start, end):
         for d in range(0, size, per_line(memory)):
@@ -121,7 +156,21 @@ def ask(memory, places, start, end, size):
 
 
 @njit(**OPTIONS)
-def attend_rows(q, rows, group, before, keys, values, places, count, scores, out, size, peaks, sums):
+def attend_rows(
+    q: Memory,
+    rows: tuple[int, ...],
+    group: int,
+    before: int,
+    keys: Memory,
+    values: Memory,
+    places: Memory,
+    count: int,
+    scores: Memory,
+    out: Memory,
+    size: int,
+    peaks: Memory,
+    sums: Memory,
+) -> None:
     """One, two or four rows and a part of the keys. What was summed before follows to the new peak.
 
     rows: their numbers, a tuple. The query of row r sees the first before + r // group keys.
@@ -151,7 +200,7 @@ def attend_rows(q, rows, group, before, keys, values, places, count, scores, out
 
 
 @njit(**OPTIONS)
-def meet(q, starts, keys, near, size):
+def meet(q: Memory, starts: tuple[int, ...], keys: Memory, near: tuple[int, ...], size: int) -> Any:
     """A vector of scores: key k and row r meet in lane k * len(starts) + r."""
     sums = no_sums(near, starts)
     for d in range(0, size - WIDTH + 1, WIDTH):
@@ -163,7 +212,16 @@ def meet(q, starts, keys, near, size):
 
 
 @njit(**OPTIONS)
-def add_values(values, places, count, weights, out, starts, scale, size):
+def add_values(
+    values: Memory,
+    places: Memory,
+    count: int,
+    weights: Memory,
+    out: Memory,
+    starts: tuple[int, ...],
+    scale: tuple[Any, ...],
+    size: int,
+) -> None:
     """out[r] = scale[r] * out[r] + sum over t of weights[t, r] * the value at places[t]"""
     d = 0
     while d + 4 * WIDTH <= size:
@@ -182,7 +240,16 @@ def add_values(values, places, count, weights, out, starts, scale, size):
 
 
 @njit(**OPTIONS)
-def add_columns(values, places, count, weights, out, starts, columns, scale):
+def add_columns(
+    values: Memory,
+    places: Memory,
+    count: int,
+    weights: Memory,
+    out: Memory,
+    starts: tuple[int, ...],
+    columns: tuple[int, ...],
+    scale: tuple[Any, ...],
+) -> None:
     """Some columns of all rows stay in registers while all keys go by."""
     sums = scaled(load_block(out, starts, columns), scale)
     for t in range(count):
@@ -191,7 +258,7 @@ def add_columns(values, places, count, weights, out, starts, columns, scale):
 
 
 @njit(**OPTIONS)
-def merge(out, peaks, sums, parts, rows, size, merged):
+def merge(out: Memory, peaks: Memory, sums: Memory, parts: int, rows: int, size: int, merged: Memory) -> None:
     """Attention from its parts. out [parts, rows, size]; peaks, sums [parts, rows]; merged [rows, size], of any type"""
     for r in range(rows):
         peak, total = NEVER, np.float32(0)

@@ -13,13 +13,32 @@ from ..core.sampling import SampledToken, SamplingRow, sample
 from .blocks import exp_of, lane_numbers, largest_or_nan, maximum_or_nan, negative, where_below
 from .exp import exp
 from .step_attention import like_of
-from .vectors import ENTRY, OPTIONS, WIDTH, add, at, floats, integers, largest_of, load, maximum, put, read, splat, stored, sum_of, write, zeros
+from .vectors import (
+    ENTRY,
+    OPTIONS,
+    WIDTH,
+    Memory,
+    add,
+    at,
+    floats,
+    integers,
+    largest_of,
+    load,
+    maximum,
+    put,
+    read,
+    splat,
+    stored,
+    sum_of,
+    write,
+    zeros,
+)
 
 PIECE = 8192  # logits: they stay in the nearest caches
 
 
 @njit(parallel=True, **ENTRY)
-def find_peaks(logits, rows, size, like, tokens, peaks, sums):
+def find_peaks(logits: int, rows: int, size: int, like: np.ndarray, tokens: int, peaks: int, sums: int) -> None:
     """Of each piece of each row: where its peak is, the peak, and the sum of exp(logit - peak). NaN is a peak.
 
     Addresses: logits [rows, size]; tokens int64, peaks, sums float32 [rows, pieces]; like: an array of the logits' type
@@ -35,7 +54,7 @@ def find_peaks(logits, rows, size, like, tokens, peaks, sums):
 
 
 @njit(**OPTIONS)
-def peak_of(logits, size):
+def peak_of(logits: Memory, size: int) -> tuple[int, float, float]:
     """Where the largest is (the first of equals), what it is, the sum of exp(logit - largest)."""
     peaks, i, whole = splat(read(logits, 0)), 0, size // WIDTH * WIDTH
     for i in range(0, whole, WIDTH):
@@ -77,7 +96,10 @@ def sample_rows(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
 
 
 def likeliest(logits: Tensor) -> tuple[list[int], list[float], list[bool]]:
-    """Of each row: its likeliest token, that one's log-probability, whether it has any. logits [num_rows, vocab_size]"""
+    """Of each row: its likeliest token, that one's log-probability, whether it has any.
+
+    logits [num_rows, vocab_size]
+    """
     logits, num_rows = logits.contiguous(), len(logits)
     pieces = -(-logits.shape[1] // PIECE)
     tokens = torch.empty(num_rows, pieces, dtype=torch.int64)
