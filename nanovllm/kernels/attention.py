@@ -102,8 +102,8 @@ def attend(
 ) -> None:
     """Attention to the keys start .. end - 1, not yet divided by its sum.
 
-    q, out float32 [rows, head_dim], q scaled; the first query stands at position `first`. A query sees keys up to itself,
-    and the key `start` at least.
+    q, out float32 [rows, head_dim], q scaled; the first query stands at position `first`. A query sees keys up to
+    itself, and the key `start` at least.
     pool, of that shape; table int64 [max_blocks]; peaks, sums float32 [rows]
     scores float32 [4 * PART], places int64 [PLACES]: room to work in
     """

@@ -45,7 +45,8 @@ def add_and_norm(
 ) -> None:
     """x += y, then out = x / rms(x) * weight.
 
-    Addresses: x float32 [rows, size]; y, out [rows, size]; weight float32 [size]. y 0: nothing is added. like: an array of the type of y and out
+    Addresses: x float32 [rows, size]; y, out [rows, size]; weight float32 [size]. y 0: nothing is added.
+    like: an array of the type of y and out
     """
     if workers == 1 or rows * size < ENOUGH:
         add_and_norm_rows(x, y, weight, eps, 0, rows, size, like, out)
