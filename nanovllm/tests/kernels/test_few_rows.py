@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -219,7 +220,7 @@ def nothing_is_left(llm: LLM) -> bool:
 
 
 def made(model, backend: str, **options) -> LLM:
-    given = {"kv_cache_tokens": 2048, "attention_backend": backend} | OPTIONS | options
+    given: dict[str, Any] = {"kv_cache_tokens": 2048, "attention_backend": backend} | OPTIONS | options
     return LLM(model, **given)
 
 
