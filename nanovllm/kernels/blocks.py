@@ -17,7 +17,23 @@ from numba.core.cgutils import get_or_insert_function
 from numba.core.extending import intrinsic
 
 from .exp import LN_2_HIGH, LN_2_LOW, LOG2_E, LOWEST
-from .vectors import FLOATS, FUSED, OPTIONS, WIDTH, WORD, constant, fma, halved, maximum, multiply, reader, sixteen, splat, vector
+from .vectors import (
+    FLOATS,
+    FUSED,
+    OPTIONS,
+    WIDTH,
+    WORD,
+    Memory,
+    constant,
+    fma,
+    halved,
+    maximum,
+    multiply,
+    reader,
+    sixteen,
+    splat,
+    vector,
+)
 
 WORDS = sixteen(WORD)
 
@@ -145,8 +161,12 @@ def sums_of_16(typing: Any, sums: Any) -> Any:
 
         quarters = range(0, WIDTH, 4)  # what moves inside a quarter of a register is cheap
         values = parts_of(builder, args[0])
-        values = join_all(values, *[[q + i + j for q in quarters for i in k for j in (0, 16)] for k in ((0, 1), (2, 3))])
-        values = join_all(values, *[[q + i + j for q in quarters for j in (0, 16) for i in k] for k in ((0, 1), (2, 3))])
+        values = join_all(
+            values, *[[q + i + j for q in quarters for i in k for j in (0, 16)] for k in ((0, 1), (2, 3))]
+        )
+        values = join_all(
+            values, *[[q + i + j for q in quarters for j in (0, 16) for i in k] for k in ((0, 1), (2, 3))]
+        )
         even_and_odd = [[q + i for q in (k, k + 8, k + 16, k + 24) for i in range(4)] for k in (0, 4)]
         return join_all(join_all(values, *even_and_odd), *even_and_odd)[0]
 
@@ -260,8 +280,15 @@ def prefetch(typing: Any, memory: Any, i: Any) -> Any:
     return types.void(memory, types.intp), generate
 
 
+@intrinsic
+def per_line(typing: Any, memory: Any) -> Any:
+    """How many numbers a cache line of 64 bytes has."""
+    count = 64 * 8 // memory.dtype.bitwidth
+    return types.intp(memory), lambda context, builder, signature, args: context.get_constant(types.intp, count)
+
+
 @njit(**OPTIONS)
-def exp_of(x):
+def exp_of(x: Memory) -> Any:
     """exp of each of 16 numbers up to 88; below -87 they count as -87. See exp.py."""
     x = maximum(x, splat(LOWEST))
     k = floor(fma(x, splat(LOG2_E), splat(0.5)))

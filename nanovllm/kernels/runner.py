@@ -44,7 +44,8 @@ class KernelRunner(ModelRunner):
         self.sample_rows = sample_rows
         self._few = FewRows(self._model, self._kv_cache, self._max_model_len)  # it takes the weights as they are
         with numba_threads() as workers:
-            self._attention = swap_in(self._model, self._kv_cache, workers)
+            # it plans a step as PagedAttention does
+            self._attention = swap_in(self._model, self._kv_cache, workers)  # type: ignore[assignment]
 
     def drop_kernels(self) -> None:
         """Back to plain operations."""

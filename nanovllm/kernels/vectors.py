@@ -23,8 +23,8 @@ from numba.core.extending import intrinsic, models, register_model
 
 WIDTH = 16
 Memory = Any  # in a signature: a pointer to float32 or int64 numbers, or to what a model stores
-# How functions are compiled. ENTRY: those that Python calls. Sums may be taken in any order; NaN and infinity stay what
-# they are. OPTIONS: those that kernels call; without what Python and C would need to call them they compile twice as fast.
+# How functions are compiled. ENTRY: those that Python calls. Sums may be taken in any order; NaN and infinity stay.
+# OPTIONS: those that kernels call; without what Python and C need to call them they compile in half of the time.
 ENTRY: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
 OPTIONS: dict[str, Any] = ENTRY | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 FUSED = ("reassoc", "contract", "nsz")
