@@ -2,13 +2,10 @@
 
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -409,28 +406,15 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
     assert not any(thread.is_alive() for thread in threads)
 
 
-ENDS_BESIDE_A_KERNEL = """
-from {package}.kernels import team, vectors
-from numba import njit
-import torch
-
-@njit(nogil=True)
-def wait(mailbox, seen):
-    return team.wait_for_step(vectors.integers(mailbox), seen)
-
-mailbox = torch.zeros(1, dtype=torch.int64)
-wait(mailbox.data_ptr(), 1)
-helpers = team.Helpers(3, lambda worker, seen: wait(mailbox.data_ptr(), seen))
-helpers.call()  # a step that they never see: they are looking for it when the process ends
-"""
-
-
-def test_a_process_may_end_while_helpers_are_in_a_kernel():
-    package = plain.__name__.partition(".")[0]
-    command = [sys.executable, "-c", ENDS_BESIDE_A_KERNEL.format(package=package)]
-    folder = Path(__file__).resolve().parents[3]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_no_helper_is_left_when_the_interpreter_ends(monkeypatch):
+    """Also those that look for a step just then."""
+    helpers = Helpers(3, lambda worker, seen: time.sleep(0.01) or seen)
+    helpers.call()  # a step that they never see: they go on looking
+    monkeypatch.setattr(team, "SHARED", {helpers._shared})
+    threads = list(helpers._shared.threads)
+    assert len(threads) == 3 and all(thread.is_alive() for thread in threads)
+    team.end_all()
+    assert not any(thread.is_alive() for thread in threads)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
