@@ -16,10 +16,6 @@ import numpy as np
 from numba import njit
 
 from .blocks import (
-    exp_of,
-    lanes_of_rows,
-    largest_of_rows,
-    limits,
     load_block,
     load_rows,
     no_sums,
@@ -30,15 +26,12 @@ from .blocks import (
     products_at,
     scaled,
     splats,
-    spread,
     starts_of,
     store_rows,
     sums_of_16,
-    sums_of_rows,
-    where_below,
-    write_rows,
 )
 from .exp import exp
+from .lanes import exp_of, lanes_of_rows, largest_of_rows, limits, spread, sums_of_rows, where_below, write_rows
 from .vectors import (
     OPTIONS,
     WIDTH,
@@ -83,23 +76,9 @@ def slot(shape: Pool, layer: int, kv: int, block: int, offset: int) -> int:
 
 @njit(**OPTIONS)
 def attend(
-    q: Memory,
-    rows: int,
-    group: int,
-    first: int,
-    pool: Memory,
-    shape: Pool,
-    layer: int,
-    kv: int,
-    table: Memory,
-    start: int,
-    end: int,
-    scores: Memory,
-    places: Memory,
-    out: Memory,
-    peaks: Memory,
-    sums: Memory,
-) -> None:
+    q: Memory, rows: int, group: int, first: int, pool: Memory, shape: Pool, layer: int, kv: int, table: Memory,
+    start: int, end: int, scores: Memory, places: Memory, out: Memory, peaks: Memory, sums: Memory,
+) -> None:  # fmt: skip
     """Attention to the keys start .. end - 1, not yet divided by its sum.
 
     q, out float32 [rows, head_dim], q scaled; the first query stands at position `first`. A query sees keys up to
@@ -157,20 +136,9 @@ def ask(memory: Memory, places: Memory, start: int, end: int, size: int) -> None
 
 @njit(**OPTIONS)
 def attend_rows(
-    q: Memory,
-    rows: tuple[int, ...],
-    group: int,
-    before: int,
-    keys: Memory,
-    values: Memory,
-    places: Memory,
-    count: int,
-    scores: Memory,
-    out: Memory,
-    size: int,
-    peaks: Memory,
-    sums: Memory,
-) -> None:
+    q: Memory, rows: tuple[int, ...], group: int, before: int, keys: Memory, values: Memory, places: Memory, count: int,
+    scores: Memory, out: Memory, size: int, peaks: Memory, sums: Memory,
+) -> None:  # fmt: skip
     """One, two or four rows and a part of the keys. What was summed before follows to the new peak.
 
     rows: their numbers, a tuple. The query of row r sees the first before + r // group keys.
@@ -213,15 +181,9 @@ def meet(q: Memory, starts: tuple[int, ...], keys: Memory, near: tuple[int, ...]
 
 @njit(**OPTIONS)
 def add_values(
-    values: Memory,
-    places: Memory,
-    count: int,
-    weights: Memory,
-    out: Memory,
-    starts: tuple[int, ...],
-    scale: tuple[Any, ...],
-    size: int,
-) -> None:
+    values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
+    scale: tuple[Any, ...], size: int,
+) -> None:  # fmt: skip
     """out[r] = scale[r] * out[r] + sum over t of weights[t, r] * the value at places[t]"""
     d = 0
     while d + 4 * WIDTH <= size:
@@ -241,15 +203,9 @@ def add_values(
 
 @njit(**OPTIONS)
 def add_columns(
-    values: Memory,
-    places: Memory,
-    count: int,
-    weights: Memory,
-    out: Memory,
-    starts: tuple[int, ...],
-    columns: tuple[int, ...],
-    scale: tuple[Any, ...],
-) -> None:
+    values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
+    columns: tuple[int, ...], scale: tuple[Any, ...],
+) -> None:  # fmt: skip
     """Some columns of all rows stay in registers while all keys go by."""
     sums = scaled(load_block(out, starts, columns), scale)
     for t in range(count):

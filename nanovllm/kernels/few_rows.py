@@ -9,9 +9,9 @@ from torch import Tensor
 from ..core.kv_cache import KVCache
 from ..core.llama import LlamaForCausalLM
 from .attention import PART, PLACES, Pool
+from .backend import like_of
 from .decode_step import decode_step
 from .phases import PHASES, SPLIT
-from .step_attention import like_of
 from .step_parts import Model, Room, Sizes, Step, Weights
 from .team import STRIDE, Helpers
 

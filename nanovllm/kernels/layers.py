@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..core.llama import LlamaForCausalLM
 from . import activation
-from .step_attention import StepAttend, like_of
+from .backend import StepAttend, like_of
 from .vectors import (
     ENTRY,
     OPTIONS,

@@ -6,9 +6,9 @@ from torch import nn
 
 from ..core.kv_cache import KVCache
 from ..core.llama import LlamaForCausalLM
+from .backend import StepAttention
 from .layers import ManyRows
 from .packed import PackedLinear, why_not_packed
-from .step_attention import StepAttention
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 

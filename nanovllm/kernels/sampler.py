@@ -12,9 +12,9 @@ from numba import njit, prange
 from torch import Tensor
 
 from ..core.sampling import SampledToken, SamplingRow, sample
-from .blocks import exp_of, lane_numbers, largest_or_nan, maximum_or_nan, negative, where_below
+from .backend import like_of
 from .exp import exp
-from .step_attention import like_of
+from .lanes import exp_of, lane_numbers, largest_or_nan, maximum_or_nan, negative, where_below
 from .vectors import (
     ENTRY,
     OPTIONS,

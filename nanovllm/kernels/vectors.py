@@ -199,12 +199,6 @@ def largest_of(typing: Any, numbers: Any) -> Any:
     return types.float32(vector), halved(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
 
 
-@intrinsic
-def float_of_bits(typing: Any, bits: Any) -> Any:
-    """The float32 of these 32 bits."""
-    return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], FLOAT)
-
-
 def pointer_to(dtype: types.Type) -> Callable[..., Any]:
     @intrinsic
     def pointer(typing: Any, address: Any) -> Any:
