@@ -16,11 +16,12 @@ from ...core.llama import LlamaForCausalLM, ModelConfig
 from ...core.model_runner import ModelRunner
 from ...core.sampling import SamplingParams, SamplingRow, sample
 from ...kernels import packed
+from ...kernels.backend import jobs_of, like_of
 from ...kernels.layers import add_and_norm
 from ...kernels.many_rows import swap_in, swap_out
 from ...kernels.packed import PackedLinear, why_not_packed
 from ...kernels.sampler import PIECE, sample_rows
-from ...kernels.step_attention import JOB, MERGE, SPLIT, jobs_of, like_of
+from ...kernels.step_attention import JOB, MERGE, SPLIT
 
 FULL = pytest.mark.full
 ROUNDINGS = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of numbers about as large as 1

@@ -18,7 +18,7 @@ from numba import njit
 from ...kernels import activation, attention, blocks, dot, linear, norm, plain, rotary, team
 from ...kernels import exp as exp_module
 from ...kernels.attention import PART, Pool
-from ...kernels.step_attention import like_of
+from ...kernels.backend import like_of
 from ...kernels.team import STRIDE, Helpers
 from ...kernels.vectors import WIDTH, at, floats, get, integers, load, put, read, store, stored, write
 
