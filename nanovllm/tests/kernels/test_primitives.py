@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("numba")
 from numba import njit
 
-from ...kernels import activation, attention, blocks, dot, linear, norm, plain, rotary, team
+from ...kernels import activation, attention, dot, lanes, linear, norm, plain, rotary, team
 from ...kernels import exp as exp_module
 from ...kernels.attention import PART, Pool
 from ...kernels.backend import like_of
@@ -203,7 +203,7 @@ def test_silu_and_mul(dtype):
 @njit
 def call_exp_of(x, out, size):
     for i in range(0, size, WIDTH):
-        store(floats(out), i, blocks.exp_of(load(floats(x), i)))
+        store(floats(out), i, lanes.exp_of(load(floats(x), i)))
 
 
 def test_exp_of_sixteen_numbers():
