@@ -21,7 +21,9 @@ from .vectors import (
     WIDTH,
     WORD,
     constant,
+    element,
     reader,
+    rounded,
     sixteen,
     vector,
 )
@@ -62,14 +64,14 @@ def load_rows(typing: Any, memory: Any, starts: Any, i: Any) -> Any:
 
 @intrinsic
 def store_rows(typing: Any, memory: Any, starts: Any, columns: Any, block: Any) -> Any:
-    """memory[start + column ..] = the block's vectors, row by row. memory: float32"""
+    """memory[start + column ..] = the block's vectors, row by row."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = iter(parts_of(builder, args[3]))
+        values, kind = iter(parts_of(builder, args[3])), signature.args[0].dtype
         for start in parts_of(builder, args[1]):
             for column in parts_of(builder, args[2]):
-                pointer = builder.gep(args[0], [builder.add(start, column)])
-                builder.store(next(values), builder.bitcast(pointer, FLOATS.as_pointer()), align=4)
+                value = rounded(builder, kind, next(values), sixteen)
+                builder.store(value, element(context, builder, args[0], builder.add(start, column), value.type), align=2)
         return context.get_dummy_value()
 
     return types.void(memory, starts, columns, block), generate
