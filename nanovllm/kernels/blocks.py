@@ -142,28 +142,32 @@ def splats(typing: Any, memory: Any, i: Any, rows: Any) -> Any:
 
 
 @intrinsic
-def sums_of_16(typing: Any, sums: Any) -> Any:
-    """One vector: lane i is the sum of the vector sums[i]. Half as many vectors after each step, each of two."""
+def sums_of(typing: Any, sums: Any) -> Any:
+    """One vector: lane i is the sum of the vector sums[i]; there are 1 to 16 of them."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def join(a: Any, b: Any, low: list[int], high: list[int]) -> Any:
-            return sum_2(builder, shuffled(builder, a, b, low), shuffled(builder, a, b, high))
-
-        def join_all(values: list[Any], low: list[int], high: list[int]) -> list[Any]:
-            return [join(a, b, low, high) for a, b in zip(values[::2], values[1::2], strict=True)]
-
-        quarters = range(0, WIDTH, 4)  # what moves inside a quarter of a register is cheap
         values = parts_of(builder, args[0])
-        values = join_all(
-            values, *[[q + i + j for q in quarters for i in k for j in (0, 16)] for k in ((0, 1), (2, 3))]
-        )
-        values = join_all(
-            values, *[[q + i + j for q in quarters for j in (0, 16) for i in k] for k in ((0, 1), (2, 3))]
-        )
-        even_and_odd = [[q + i for q in (k, k + 8, k + 16, k + 24) for i in range(4)] for k in (0, 4)]
-        return join_all(join_all(values, *even_and_odd), *even_and_odd)[0]
+        return sums_of_16(builder, values + [constant(FLOATS, 0)] * (WIDTH - len(values)))
 
-    return vector(types.UniTuple(vector, WIDTH)), generate
+    return vector(sums), generate
+
+
+def sums_of_16(builder: Any, values: list[Any]) -> Any:
+    """Half as many vectors after each step, each of two."""
+
+    def join(a: Any, b: Any, low: list[int], high: list[int]) -> Any:
+        return sum_2(builder, shuffled(builder, a, b, low), shuffled(builder, a, b, high))
+
+    def join_all(values: list[Any], low: list[int], high: list[int]) -> list[Any]:
+        return [join(a, b, low, high) for a, b in zip(values[::2], values[1::2], strict=True)]
+
+    quarters = range(0, WIDTH, 4)  # what moves inside a quarter of a register is cheap
+    pairs = [[[q + i + j for q in quarters for i in k for j in (0, 16)] for k in ((0, 1), (2, 3))]]
+    pairs += [[[q + i + j for q in quarters for j in (0, 16) for i in k] for k in ((0, 1), (2, 3))]]
+    pairs += [[[q + i for q in (k, k + 8, k + 16, k + 24) for i in range(4)] for k in (0, 4)]] * 2
+    for low, high in pairs:
+        values = join_all(values, low, high)
+    return values[0]
 
 
 @intrinsic
