@@ -31,8 +31,8 @@ def swap_in(model: LlamaForCausalLM, kv_cache: KVCache, workers: int, packs: boo
 
 
 def swap_out(model: LlamaForCausalLM) -> None:
-    """Undo swap_in()."""
-    model.model = model.model.plain
+    """Undo swap_in(), also one that raised half way."""
+    model.model = getattr(model.model, "plain", model.model)
     swap_linears(model, lambda linear: linear.plain if isinstance(linear, PackedLinear) else linear)
 
 
