@@ -3,7 +3,6 @@
 Made by `python -m nanovllm.cli.make_knobs` from the fields of three dataclasses. A test compares.
 """
 
-# ruff: noqa: E501
 from .knob import Knob
 
 ENGINE = [

@@ -70,8 +70,8 @@ def store_rows(typing: Any, memory: Any, starts: Any, columns: Any, block: Any) 
         values, kind = iter(parts_of(builder, args[3])), signature.args[0].dtype
         for start in parts_of(builder, args[1]):
             for column in parts_of(builder, args[2]):
-                value = rounded(builder, kind, next(values), sixteen)
-                builder.store(value, element(context, builder, args[0], builder.add(start, column), value.type), align=2)
+                value, place = rounded(builder, kind, next(values), sixteen), builder.add(start, column)
+                builder.store(value, element(context, builder, args[0], place, value.type), align=2)
         return context.get_dummy_value()
 
     return types.void(memory, starts, columns, block), generate
@@ -143,13 +143,30 @@ def splats(typing: Any, memory: Any, i: Any, rows: Any) -> Any:
 
 @intrinsic
 def sums_of(typing: Any, sums: Any) -> Any:
-    """One vector: lane i is the sum of the vector sums[i]; there are 1 to 16 of them."""
+    """One vector: lane i is the sum of the vector sums[i]; there are 1, 2, 4, 8 or 16 of them."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = parts_of(builder, args[0])
-        return sums_of_16(builder, values + [constant(FLOATS, 0)] * (WIDTH - len(values)))
+        return sums_of_16(builder, values) if len(values) == WIDTH else sums_of_few(builder, values)
 
     return vector(sums), generate
+
+
+def sums_of_few(builder: Any, values: list[Any]) -> Any:
+    """Two vectors become one, each in half of it, until there is one; what each has of it is folded then."""
+
+    def join(a: Any, b: Any) -> Any:
+        low = [start + i for start in range(0, 2 * WIDTH, each) for i in range(each // 2)]
+        return sum_2(builder, shuffled(builder, a, b, low), shuffled(builder, a, b, [i + each // 2 for i in low]))
+
+    count, each = len(values), WIDTH  # lanes that a value has
+    while len(values) > 1:
+        values, each = [join(a, b) for a, b in zip(values[::2], values[1::2], strict=True)], each // 2
+    (sums,), distance = values, each
+    while distance := distance // 2:
+        moved = [i // each * each + (i + distance) % each for i in range(WIDTH)]
+        sums = sum_2(builder, sums, shuffled(builder, sums, sums, moved))
+    return shuffled(builder, sums, sums, [i % count * each for i in range(WIDTH)])
 
 
 def sums_of_16(builder: Any, values: list[Any]) -> Any:

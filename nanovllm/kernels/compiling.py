@@ -17,7 +17,6 @@ import torch
 
 from .cache import is_complete, mark_complete, remove_left
 
-
 ONE_AT_A_TIME = Lock()  # a function has one folder at a time, and Numba one setting for all
 
 

@@ -1,6 +1,6 @@
 """Stored rows times rows of x: the inner loop of a linear layer of few rows, and of queries that meet keys.
 
-Some rows of the one meet some rows of the other, each with each, in registers. A stored row comes from memory and is the
+Some rows of the one meet some of the other, each with each, in registers. A stored row comes from memory and is the
 expensive part: it is read once for up to four rows of x.
 """
 

@@ -19,7 +19,7 @@ from .step_parts import Model, Room, Sizes, Step, Weights
 from .team import STRIDE, Helpers
 
 NO_STEP = Step(*[0] * len(Step._fields))
-MAX_ROWS = 32  # more of them compute for so long that a call for each operation costs little
+MAX_ROWS = 64  # more of them compute for so long that a call for each operation costs little
 
 
 class FewRows:
@@ -72,7 +72,7 @@ class FewRows:
     def _check(self, token_ids: list[int], block_tables: list[list[int]], context_lens: list[int]) -> None:
         """A kernel would read, and write, whatever lies behind."""
         size, longest = self._sizes.vocab_size, max(context_lens)
-        assert 0 <= min(token_ids) and max(token_ids) < size, f"token ids {token_ids}, of {size}"
+        assert min(token_ids) >= 0 and max(token_ids) < size, f"token ids {token_ids}, of {size}"
         assert longest <= self._max_model_len, f"a context of {longest} tokens, at most {self._max_model_len}"
         for table, length in zip(block_tables, context_lens, strict=True):
             slots = len(table) * self._shape.block_size

@@ -62,7 +62,9 @@ def matmul(
             )  # fmt: skip
             ahead = (r + COLUMNS) * size + m // ROWS * size * pace
             places = starts_of(eight, stride)
-            block(x, starts_of(eight, size), size, weight, columns, ahead, pace, at(bias, first), at(out, first), places)
+            block(
+                x, starts_of(eight, size), size, weight, columns, ahead, pace, at(bias, first), at(out, first), places
+            )
 
 
 @njit(**OPTIONS)

@@ -187,8 +187,8 @@ def multiply(
 ) -> None:  # fmt: skip
     """out[row, start .. end - 1] = those rows of a layer's matrix times x[row]. x [rows, size]; out [rows, outputs]"""
     weights, i = model.weights, layer * 4 + which
-    weight, packed, bias = get(integers(weights.matrices), i), get(integers(weights.packed), i), get(integers(weights.biases), i)
-    multiply_by(weight, packed, bias, start, end, x, size, out, outputs, step, model)
+    weight, packed = get(integers(weights.matrices), i), get(integers(weights.packed), i)
+    multiply_by(weight, packed, get(integers(weights.biases), i), start, end, x, size, out, outputs, step, model)
 
 
 @njit(**OPTIONS)
