@@ -203,20 +203,22 @@ def test_normalize_also_in_place(dtype, rng):
 
 
 @njit
-def call_turn(x, norm, has_norm, cos, sin, eps, scale, size, own, out, like):
+def call_turn(x, norm, turns, cos, sin, eps, scale, size, own, out, like):
     pointers = stored(cos, like), stored(sin, like)
-    rotary.turn(floats(x), floats(norm), has_norm, *pointers, eps, scale, size, floats(own), stored(out, like))
+    rotary.turn(floats(x), norm, turns, *pointers, eps, scale, size, floats(own), stored(out, like))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_norm_rotation_and_scale_of_a_head(has_norm, dtype):
+def test_norm_rotation_and_scale_of_a_head(has_norm, turns, dtype):
     for size in (2, 6, 20, 24, 32, 64, 66, 80):
         x, norm, angles, own = torch.randn(size), torch.randn(size), torch.randn(size // 2), torch.empty(size)
         cos, sin, out = angles.cos().to(dtype), angles.sin().to(dtype), guarded(size).to(dtype)
         addresses = cos.data_ptr(), sin.data_ptr(), np.float32(1e-5), np.float32(0.3), size, own.data_ptr()
-        call_turn(x.data_ptr(), norm.data_ptr(), has_norm, *addresses, out.data_ptr(), like_of(dtype))
-        expected = 0.3 * plain.rotate(plain.normalize(x, norm, 1e-5) if has_norm else x, cos, sin)
+        call_turn(x.data_ptr(), norm.data_ptr() if has_norm else 0, turns, *addresses, out.data_ptr(), like_of(dtype))
+        normed = plain.normalize(x, norm, 1e-5) if has_norm else x
+        expected = 0.3 * (plain.rotate(normed, cos, sin) if turns else normed)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(out[:size].float(), expected, rtol=tolerance, atol=tolerance)
         assert out[size] == 7
