@@ -19,7 +19,7 @@ from .step_parts import Model, Room, Sizes, Step, Weights
 from .team import STRIDE, Helpers
 
 NO_STEP = Step(*[0] * len(Step._fields))
-MAX_ROWS = 64  # more of them compute for so long that a call for each operation costs little
+MAX_ROWS = 64  # more of them are a step of many rows
 
 
 class FewRows:

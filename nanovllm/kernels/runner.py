@@ -1,4 +1,4 @@
-"""A ModelRunner that computes with kernels: steps of few rows in one call, steps of many on swapped submodules.
+"""A ModelRunner that computes with kernels: decodes of few rows in one call, all else on swapped submodules.
 
 Numba is imported when kernels are taken up, not before: this is the engine's runner also where there is none.
 """
