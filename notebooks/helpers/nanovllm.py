@@ -1,15 +1,15 @@
-"""What the product's notebook needs: a decode step in four ways on one engine, its floor, a step under the profiler, a
-compiled step that is watched from outside; a roofline, two timelines, a trace of reads, pieces and who took them.
+"""What the product's notebook needs: a decode step in four ways on one engine, and its floor; a roofline, a trace of
+reads, pieces and who took them.
 
-Numba is needed by nothing here but `ways_of` an engine with kernels.
+Where Numba is not installed there is one way, plain operations. timelines.py has a step over time, apart.py kernels
+that Python runs, taking.py compiled code that keeps a diary.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 from torch.nn.functional import linear
-from torch.profiler import ProfilerActivity, profile
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.cli.benchmarks.contexts import prompts_taken_as_computed
@@ -28,7 +27,6 @@ from nanovllm.kernels.packed import PackedLinear
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PALE, PAPER, USED, Line
 from stages.bench import harness
-from stages.bench.counting import silent_stderr
 from stages.bench.models import num_parameters
 
 PLAIN, PACKED, MANY, FEW = "plain operations", "packed linear layers", "kernels of many rows", "one call"
@@ -201,64 +199,6 @@ def layer_ms(step: DecodeStep, counts: Sequence[int], rounds: int) -> dict[tuple
         return harness.milliseconds(calls, rounds)
 
 
-# ---- a step over time
-
-
-class Span(NamedTuple):
-    name: str
-    start: float  # microseconds from the step's begin
-    end: float
-
-
-KINDS = {"linear": USED, "attention": ACCENT, "others": GREY}
-
-
-def kind_of(name: str) -> str:
-    if "linear" in name or "mm" in name:
-        return "linear"
-    return "attention" if "attention" in name else "others"
-
-
-def plain_timeline(step: DecodeStep) -> list[Span]:
-    """Torch's operations of one plain step, none inside another, on one core. The profiler adds to each."""
-    batch = [(step.seqs[0], 1)]
-    with one_thread(), step._ways[PLAIN]() as run:
-        run(batch)
-        with silent_stderr(), profile(activities=[ProfilerActivity.CPU]) as profiler:
-            run(batch)
-    events = [event for event in profiler.events() if event.cpu_parent is None and event.name.startswith("aten::")]
-    events.sort(key=lambda event: event.time_range.start)
-    first = events[0].time_range.start
-    return [Span(event.name, event.time_range.start - first, event.time_range.end - first) for event in events]
-
-
-PHASES = ("qkv", "attention", "output", "gate and up", "down")
-PHASE_KINDS = dict.fromkeys(PHASES, "linear") | {"attention": "attention", "logits": "linear"}
-
-
-def compiled_timeline(step: DecodeStep, num_steps: int = 9) -> list[Span]:
-    """The phases of a step in one call, by its counters: another thread looks at them all the time.
-
-    The step has one worker, so that a core is left for the thread that looks. Of some steps it is the median one.
-    """
-    from notebooks.helpers.taking import watched
-
-    with step._ways[PACKED]():  # its model has the plain layers, whose weights are taken
-        few = one_worker(step)
-    seq = step.seqs[0]
-    given = [seq.token_ids[seq.num_computed_tokens]], [seq.block_table], [seq.num_computed_tokens + 1]
-    few.run(*given)
-    found = [spans_of(watched(few, lambda: few.run(*given))) for _ in range(num_steps)]
-    return sorted(found, key=lambda spans: spans[-1].end)[num_steps // 2]
-
-
-def one_worker(step: DecodeStep) -> Any:
-    from nanovllm.kernels.few_rows import FewRows
-
-    with one_thread():
-        return FewRows(step._runner._model, step.llm.kv_cache, step.context + 32)
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
@@ -273,27 +213,6 @@ def seconds_on_one_core(step: DecodeStep) -> float:
     """A plain step's, without the profiler."""
     with one_thread():
         return step.seconds(PLAIN, 1)
-
-
-def spans_of(times: Sequence[float]) -> list[Span]:
-    """Microseconds: when each phase began, and when the last one ended. A phase lasts until the next one begins.
-
-    >>> [span.name for span in spans_of([10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 18.0])]
-    ['qkv', 'attention', 'output', 'gate and up', 'down', 'logits']
-    """
-    names = [PHASES[phase % len(PHASES)] for phase in range(len(times) - 2)] + ["logits"]
-    return [
-        Span(name, start - times[0], end - times[0]) for name, (start, end) in zip(names, pairwise(times), strict=True)
-    ]
-
-
-def share_of(spans: Sequence[Span], kinds: Mapping[str, str]) -> dict[str, float]:
-    """Of the time from the first to the last: what each kind takes; the rest is Python's, between operations."""
-    whole = spans[-1].end - spans[0].start
-    found = {kind: 0.0 for kind in KINDS}
-    for span in spans:
-        found[kinds[span.name]] += (span.end - span.start) / whole
-    return found | {"nothing": 1 - sum(found.values())}
 
 
 # ---- pictures
@@ -321,28 +240,6 @@ def draw_roofline(ax: Axes, step: DecodeStep, found: Measured, title: str, named
         ax.legend(frameon=False, loc="lower right")
 
 
-def draw_timeline(ax: Axes, spans: Sequence[Span], kinds: Mapping[str, str], title: str) -> None:
-    """Slivers, one for each operation or phase. White: none of them runs."""
-    for kind, color in KINDS.items():
-        boxes = [pictures.box(span.start, span.end - span.start, 0, 1) for span in spans if kinds[span.name] == kind]
-        pictures.polygons(ax, boxes, color, PAPER, 0.15)
-    ax.set(ylim=(-0.05, 1.05), yticks=[], title=title)
-    ax.spines["left"].set_visible(False)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: pictures.duration(value) if value else "0"))
-
-
-def draw_layer(ax: Axes, spans: Sequence[Span], layer: int) -> None:
-    """The phases of one layer, named."""
-    chosen = spans[layer * len(PHASES) : (layer + 1) * len(PHASES)]
-    start = chosen[0].start
-    moved = [Span(span.name, span.start - start, span.end - start) for span in chosen]
-    draw_timeline(ax, moved, PHASE_KINDS, f"one call, its layer {layer}")
-    for span in moved:
-        ax.text((span.start + span.end) / 2, -0.18, span.name, ha="center", va="top", fontsize=8)
-    ax.xaxis.tick_top()
-    ax.spines["bottom"].set_visible(False)
-
-
 def draw_trace(ax: Axes, trace: Sequence[str], title: str) -> None:
     """What a kernel does, in order: it reads the weight, it reads rows of x, it multiplies and adds."""
     colors = {"weight": ACCENT, "x": USED, "fma": PALE}
@@ -365,7 +262,7 @@ def draw_parts(top: Axes, bottom: Axes, parts: Sequence[Any], row: int) -> None:
 
 def draw_pieces(ax: Axes, pieces: Sequence[Any], title: str) -> None:
     """Two strips, one a worker; in each its pieces, with their numbers."""
-    start = min(piece.start for piece in pieces)
+    start, end = min(piece.start for piece in pieces), max(piece.end for piece in pieces)
     for worker, color in ((0, USED), (1, ACCENT)):
         mine = [piece for piece in pieces if piece.worker == worker]
         boxes = [pictures.box(p.start - start, p.end - p.start, 1.05 - worker, 0.9) for p in mine]
@@ -373,6 +270,7 @@ def draw_pieces(ax: Axes, pieces: Sequence[Any], title: str) -> None:
         for piece in mine:
             at = (piece.start + piece.end) / 2 - start, 1.5 - worker
             ax.text(*at, str(piece.number), ha="center", va="center", fontsize=6.5, color=PAPER)
+    ax.set(xlim=(0, max(ax.get_xlim()[1], end - start)))
     ax.set(ylim=(0, 2), yticks=[0.5, 1.5], yticklabels=["helper", "main"], title=title)
     ax.tick_params(axis="y", length=0, labelcolor=INK)
     ax.spines["left"].set_visible(False)
