@@ -156,7 +156,7 @@ def install_kernels(pip: list[Path | str], requirements: list[str]) -> None:
         return
     print(f"Adding {', '.join(requirements)}, for compiled kernels (about 65 MB)", flush=True)
     if not attempt(*pip, "--only-binary", ":all:", *requirements):
-        print(f"There is none for Python {platform.python_version()} here: the engine runs without, on plain operations")
+        print(f"There is none for Python {platform.python_version()} here: the engine runs on plain operations")
 
 
 def install(extra: str) -> None:

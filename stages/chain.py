@@ -17,6 +17,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's imports are looked for beside it
 
@@ -71,6 +72,16 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("--color", action="store_true", help="in colour even if this is no terminal")
     commands.add_parser("write", help="write each DIFF.md, and the last stage's copy").set_defaults(run=_write)
     commands.add_parser("size", help="the lines of code that each stage adds").set_defaults(run=_size)
+    _add_exercise(commands)
+    forward = commands.add_parser("propagate", help="merge an edit of a stage forward to the last")
+    forward.set_defaults(run=_propagate)
+    forward.add_argument("stage", nargs="?", help="the stage that was edited")
+    forward.add_argument("--since", metavar="REV", help="the revision before the edit (default: HEAD)")
+    forward.add_argument("--abort", action="store_true", help="put all files back as they were before propagate")
+    return parser
+
+
+def _add_exercise(commands: Any) -> None:
     exercise = commands.add_parser("exercise", help="write exercises/sN, with functions left to you")
     exercise.set_defaults(run=_exercise)
     exercise.add_argument("stage", help="2, s2 or s2_block_manager")
@@ -86,12 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     exercise.add_argument("--reveal", metavar="NAME", help="print the solution of a function, and write nothing")
     exercise.add_argument("--force", action="store_true", help="throw away your work in exercises/sN")
-    forward = commands.add_parser("propagate", help="merge an edit of a stage forward to the last")
-    forward.set_defaults(run=_propagate)
-    forward.add_argument("stage", nargs="?", help="the stage that was edited")
-    forward.add_argument("--since", metavar="REV", help="the revision before the edit (default: HEAD)")
-    forward.add_argument("--abort", action="store_true", help="put all files back as they were before propagate")
-    return parser
 
 
 def _check(chain: Chain, options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
     python -m tests.soak --steps 1000000 --seed 0               all stages in turn, on two processes
     python -m tests.soak --stage s7 --seed 0 --history 123      one history again
+    python -m tests.soak --kernels --requests 20000             the finished engine on kernels (tests/kernel_soak.py)
 
 The same seed gives the same histories and the same counts, on any number of processes. At a fault it prints the
 smallest part of the history that still shows it, and the command that plays it again.
@@ -117,10 +118,16 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--stage", help="one stage only: s7; without it all, in turn")
     made.add_argument("--history", type=int, help="play this one of a stage only")
     made.add_argument("--processes", type=int, default=2)
+    made.add_argument("--kernels", action="store_true", help="requests on kernels; --kernels --help says more")
     return made
 
 
 def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if "--kernels" in argv:
+        from tests import kernel_soak  # which needs Numba
+
+        return kernel_soak.main([word for word in argv if word != "--kernels"])
     args = parser().parse_args(argv)
     names = [name for name in find_stages(ROOT) if args.stage in (None, name.rpartition(".")[2].partition("_")[0])]
     if not names or (args.history is not None and len(names) > 1):

@@ -9,7 +9,18 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from notebooks import helpers
-from notebooks.helpers.claims import books, calculator, counters, slabs, states, table, told, victims
+from notebooks.helpers.claims import (
+    books,
+    calculator,
+    counters,
+    slabs,
+    states,
+    table,
+    told,
+    told_index,
+    told_offload,
+    victims,
+)
 from notebooks.helpers.claims.caching_allocator import MB, CachingAllocator, OutOfMemory
 from notebooks.helpers.claims.slabs import Full, SlabAllocator
 from stages.bench import claims, locality, results
@@ -150,34 +161,34 @@ def test_list_and_bitmap_hand_out_another_block_next():
 
 
 def test_the_first_offload_of_the_text_raises():
-    first, second = told.of_offload()
+    first, second = told_offload.of_offload()
     assert first.told.startswith("IndexError") and second.told.startswith("-1")
-    assert told.stored(row_by_id=True, holds_until_copied=True) == 7.0
+    assert told_offload.stored(row_by_id=True, holds_until_copied=True) == 7.0
     for num_gpu in range(1, 9):
         with pytest.raises(IndexError):
-            pools = told.Offload(num_gpu, 4)
+            pools = told_offload.Offload(num_gpu, 4)
             pools.offload(pools.gpu_free.pop())
 
 
 def test_an_eviction_loses_the_held_blocks_that_it_meets():
-    lru = told.EvictsOldest()
+    lru = told_index.EvictsOldest()
     lru.use(0, count=1)
     lru.use(1, count=0)
     assert lru.evict() == 1 and 0 not in lru.lru, "nobody lost what it holds, and block 0 left the order"
-    assert "block 0" in told.evictable_after()
+    assert "block 0" in told_index.evictable_after()
 
 
 def test_the_faults_of_the_index_show():
-    answers = [case.told.split(":")[0].split(",")[0] for case in told.of_index()]
+    answers = [case.told.split(":")[0].split(",")[0] for case in told_index.of_index()]
     assert answers == ["2", "32", "32", "none"]
-    assert [case.ours.split(":")[0] for case in told.of_index()] == ["3", "0", "0", "block 0"]
+    assert [case.ours.split(":")[0] for case in told_index.of_index()] == ["3", "0", "0", "block 0"]
 
 
 def test_the_other_faults_show():
     assert [case.told[0] for case in told.of_blocks()[:2]] == ["0", "3"]
     assert "pop from empty list" in told.of_append_slot().told and "nothing changed" in told.of_append_slot().ours
     assert told.of_fork().ours.startswith("the parent copies, the child writes in place")
-    assert [pieces for _, pieces, *_ in told.offsets(layers=3)] == [1, 6]
+    assert [pieces for _, pieces, *_ in told_offload.offsets(layers=3)] == [1, 6]
 
 
 # ---- the rest

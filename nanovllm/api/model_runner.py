@@ -25,7 +25,9 @@ class ModelRunner(CoreModelRunner):
         complete = [i for i, seq in enumerate(seqs) if step.context_lens[i] == seq.num_tokens]
         logits = self.compute_logits(hidden, step, complete)  # [len(complete), vocab_size]
         tokens: list[SampledToken | None] = [None] * len(batch)
-        for i, token in zip(complete, sample_and_tell(logits, [seqs[i] for i in complete], self.sample_rows), strict=True):
+        for i, token in zip(
+            complete, sample_and_tell(logits, [seqs[i] for i in complete], self.sample_rows), strict=True
+        ):
             tokens[i] = token
         for i, seq in enumerate(seqs):
             if seq.awaits_prompt_logprobs:

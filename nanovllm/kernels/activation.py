@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
-from .blocks import divide, exp_of, negative
 from .exp import exp
+from .lanes import divide, exp_of, negative
 from .vectors import OPTIONS, WIDTH, Memory, add, load, maximum, multiply, read, splat, store, write
 
 LOWEST = np.float32(-88.0)  # exp(88) is float32's last power; silu of less is 0

@@ -10,36 +10,51 @@ Four rows meet four keys, sixteen products of vectors in registers; their sums a
 softmax takes sixteen scores at a time, too. Two rows meet eight keys, one row meets sixteen.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from .blocks import (
-    exp_of,
-    lanes_of_rows,
-    largest_of_rows,
-    limits,
     load_block,
     load_rows,
     no_sums,
     outer,
+    per_line,
     places_of,
+    prefetch,
     products_at,
     scaled,
     splats,
-    spread,
     starts_of,
     store_rows,
     sums_of_16,
-    sums_of_rows,
-    where_below,
-    write_rows,
 )
 from .exp import exp
-from .vectors import OPTIONS, WIDTH, add, at, fma, get, largest_of, load, maximum, multiply, put, read, splat, store, write, zeros
+from .lanes import exp_of, lanes_of_rows, largest_of_rows, limits, spread, sums_of_rows, where_below, write_rows
+from .vectors import (
+    OPTIONS,
+    WIDTH,
+    Memory,
+    add,
+    at,
+    fma,
+    get,
+    largest_of,
+    load,
+    maximum,
+    multiply,
+    put,
+    read,
+    splat,
+    store,
+    write,
+    zeros,
+)
 
-PART = 256  # keys; their scores, and what is read of the pool meanwhile, fit in the nearest caches
+PART = 128  # keys; their scores, and what is read of the pool meanwhile, fit in the nearest caches
+AHEAD = 32  # keys that are asked for before they are needed: blocks lie anywhere, no processor guesses where
+PLACES = PART + AHEAD + WIDTH
 NEVER = np.float32(-1e30)  # a score below all others
 
 
@@ -53,20 +68,23 @@ class Pool(NamedTuple):
 
 
 @njit(**OPTIONS)
-def slot(shape, layer, kv, block, offset):
+def slot(shape: Pool, layer: int, kv: int, block: int, offset: int) -> int:
     """Where in the pool a key is. Its value stands block_size * num_kv_heads * head_dim elements behind it."""
     row = ((block * shape.num_layers + layer) * 2 * shape.block_size + offset) * shape.num_kv_heads + kv
     return row * shape.head_dim
 
 
 @njit(**OPTIONS)
-def attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, scores, places, out, peaks, sums):
+def attend(
+    q: Memory, rows: int, group: int, first: int, pool: Memory, shape: Pool, layer: int, kv: int, table: Memory,
+    start: int, end: int, scores: Memory, places: Memory, out: Memory, peaks: Memory, sums: Memory,
+) -> None:  # fmt: skip
     """Attention to the keys start .. end - 1, not yet divided by its sum.
 
-    q, out float32 [rows, head_dim], q scaled; the first query stands at position `first`. A query sees keys up to itself,
-    and the key `start` at least.
+    q, out float32 [rows, head_dim], q scaled; the first query stands at position `first`. A query sees keys up to
+    itself, and the key `start` at least.
     pool, of that shape; table int64 [max_blocks]; peaks, sums float32 [rows]
-    scores float32 [4 * PART], places int64 [PART]: room to work in
+    scores float32 [4 * PART], places int64 [PLACES]: room to work in
     """
     size = shape.head_dim
     for i in range(rows * size):
@@ -77,7 +95,9 @@ def attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, sco
     values = at(pool, shape.block_size * shape.num_kv_heads * size)
     for part in range(start, end, PART):
         count, before = min(PART, end - part), first + 1 - part
-        find_places(shape, layer, kv, table, part, count, places)
+        find_places(shape, layer, kv, table, part, min(PART + AHEAD, end - part), places)
+        if part == start:
+            ask(pool, places, 0, AHEAD, size)
         r = 0
         while rows - r >= 3:  # three are four with the last one twice
             four = (r, r + 1, r + 2, min(r + 3, rows - 1))
@@ -90,21 +110,35 @@ def attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, sco
 
 
 @njit(**OPTIONS)
-def find_places(shape, layer, kv, table, start, count, places):
-    """places[t] = where in the pool the key of position start + t is. Whole vectors of them: the last one again."""
+def find_places(shape: Pool, layer: int, kv: int, table: Memory, start: int, count: int, places: Memory) -> None:
+    """places[t] = where in the pool the key of position start + t is. Behind them, the last one again."""
     block, offset, place = start // shape.block_size, start % shape.block_size, 0
+    step = shape.num_kv_heads * shape.head_dim
     for t in range(count):
-        place = slot(shape, layer, kv, get(table, block), offset)
+        if t == 0 or offset == shape.block_size:
+            if t:
+                block, offset = block + 1, 0
+            place = slot(shape, layer, kv, get(table, block), offset)
         put(places, t, place)
+        place += step
         offset += 1
-        if offset == shape.block_size:
-            block, offset = block + 1, 0
-    for t in range(count, -(-count // WIDTH) * WIDTH):
-        put(places, t, place)
+    for t in range(count, PLACES):
+        put(places, t, place - step)
 
 
 @njit(**OPTIONS)
-def attend_rows(q, rows, group, before, keys, values, places, count, scores, out, size, peaks, sums):
+def ask(memory: Memory, places: Memory, start: int, end: int, size: int) -> None:
+    """Ask for what stands at places[start : end], `size` numbers each."""
+    for t in range(start, end):
+        for d in range(0, size, per_line(memory)):
+            prefetch(memory, get(places, t) + d)
+
+
+@njit(**OPTIONS)
+def attend_rows(
+    q: Memory, rows: tuple[int, ...], group: int, before: int, keys: Memory, values: Memory, places: Memory, count: int,
+    scores: Memory, out: Memory, size: int, peaks: Memory, sums: Memory,
+) -> None:  # fmt: skip
     """One, two or four rows and a part of the keys. What was summed before follows to the new peak.
 
     rows: their numbers, a tuple. The query of row r sees the first before + r // group keys.
@@ -115,6 +149,9 @@ def attend_rows(q, rows, group, before, keys, values, places, count, scores, out
     old = spread(peaks, rows)
     peak = old
     for t in range(0, count, each):
+        if rows[0] == 0:  # the first rows of a part read it, the others find it in the cache
+            ask(keys, places, t + AHEAD, t + AHEAD + each, size)
+            ask(values, places, t, t + each, size)
         score = where_below(splat(t), limit, meet(q, starts, keys, places_of(places, t, rows), size), never)
         store(scores, t * len(rows), score)
         peak = maximum(peak, score)
@@ -131,7 +168,7 @@ def attend_rows(q, rows, group, before, keys, values, places, count, scores, out
 
 
 @njit(**OPTIONS)
-def meet(q, starts, keys, near, size):
+def meet(q: Memory, starts: tuple[int, ...], keys: Memory, near: tuple[int, ...], size: int) -> Any:
     """A vector of scores: key k and row r meet in lane k * len(starts) + r."""
     sums = no_sums(near, starts)
     for d in range(0, size - WIDTH + 1, WIDTH):
@@ -143,7 +180,10 @@ def meet(q, starts, keys, near, size):
 
 
 @njit(**OPTIONS)
-def add_values(values, places, count, weights, out, starts, scale, size):
+def add_values(
+    values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
+    scale: tuple[Any, ...], size: int,
+) -> None:  # fmt: skip
     """out[r] = scale[r] * out[r] + sum over t of weights[t, r] * the value at places[t]"""
     d = 0
     while d + 4 * WIDTH <= size:
@@ -162,7 +202,10 @@ def add_values(values, places, count, weights, out, starts, scale, size):
 
 
 @njit(**OPTIONS)
-def add_columns(values, places, count, weights, out, starts, columns, scale):
+def add_columns(
+    values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
+    columns: tuple[int, ...], scale: tuple[Any, ...],
+) -> None:  # fmt: skip
     """Some columns of all rows stay in registers while all keys go by."""
     sums = scaled(load_block(out, starts, columns), scale)
     for t in range(count):
@@ -171,7 +214,7 @@ def add_columns(values, places, count, weights, out, starts, columns, scale):
 
 
 @njit(**OPTIONS)
-def merge(out, peaks, sums, parts, rows, size, merged):
+def merge(out: Memory, peaks: Memory, sums: Memory, parts: int, rows: int, size: int, merged: Memory) -> None:
     """Attention from its parts. out [parts, rows, size]; peaks, sums [parts, rows]; merged [rows, size], of any type"""
     for r in range(rows):
         peak, total = NEVER, np.float32(0)

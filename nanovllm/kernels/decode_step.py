@@ -9,8 +9,8 @@ from numba import njit
 
 from .phases import PHASES, attend_all, compute_logits, gate_and_up, project_down, project_out, project_qkv
 from .step_parts import Model, Step
-from .team import open_phases, show, wait_for_step
-from .vectors import ENTRY, OPTIONS, Memory, floats, get, integers, put, read, stored, write
+from .team import look, open_phases, show, wait_for_step
+from .vectors import ENTRY, OPTIONS, Memory, floats, get, integers, read, stored, write
 
 
 @njit(**ENTRY)
@@ -58,21 +58,21 @@ def embed(step: Step, model: Model) -> None:
 
 @njit(**OPTIONS)
 def post(step: Step, mailbox: Memory) -> None:
-    """The number comes last: whoever sees it sees the rest."""
-    put(mailbox, 1, step.token_ids)
-    put(mailbox, 2, step.tables)
-    put(mailbox, 3, step.max_blocks)
-    put(mailbox, 4, step.lens)
-    put(mailbox, 5, step.rows)
-    put(mailbox, 6, step.splits)
-    put(mailbox, 7, step.hidden)
-    put(mailbox, 8, step.logits)
+    """Whoever sees anything of a step sees its phases open; the number comes last: whoever sees it sees the rest."""
+    show(mailbox, 1, step.token_ids)
+    show(mailbox, 2, step.tables)
+    show(mailbox, 3, step.max_blocks)
+    show(mailbox, 4, step.lens)
+    show(mailbox, 5, step.rows)
+    show(mailbox, 6, step.splits)
+    show(mailbox, 7, step.hidden)
+    show(mailbox, 8, step.logits)
     show(mailbox, 0, step.number)
 
 
 @njit(**OPTIONS)
 def posted(number: int, mailbox: Memory) -> Step:
     """The step in the mailbox. A helper that reads it while the next one is written finds no piece left to take."""
-    token_ids, tables, max_blocks = get(mailbox, 1), get(mailbox, 2), get(mailbox, 3)
-    lens, rows, splits = get(mailbox, 4), get(mailbox, 5), get(mailbox, 6)
-    return Step(number, token_ids, tables, max_blocks, lens, rows, splits, get(mailbox, 7), get(mailbox, 8))
+    token_ids, tables, max_blocks = look(mailbox, 1), look(mailbox, 2), look(mailbox, 3)
+    lens, rows, splits = look(mailbox, 4), look(mailbox, 5), look(mailbox, 6)
+    return Step(number, token_ids, tables, max_blocks, lens, rows, splits, look(mailbox, 7), look(mailbox, 8))

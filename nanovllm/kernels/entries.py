@@ -7,10 +7,11 @@ import torch
 
 from . import step_attention
 from .attention import Pool
+from .backend import like_of
 from .decode_step import decode_step
 from .layers import add_and_norm, silu_and_mul
-from .sampler import find_peaks
-from .step_attention import attend_step, like_of
+from .sampler import find_peaks, join_pieces
+from .step_attention import attend_step
 from .step_parts import Model, Room, Sizes, Step, Weights
 
 
@@ -24,6 +25,7 @@ def entries(dtype: torch.dtype) -> list[tuple[Any, tuple]]:
         (attend_step, (0, 0, 0, 0, 0, like, shape, *many)),
         (add_and_norm, (0, 0, 0, 0.0, 0, 0, 0, like, 0)),
         (silu_and_mul, (0, 0, 0, 0, like, 0)),
+        (join_pieces, (0, 0, 0, 0, 0, 0, 0)),
         *((find_peaks, (0, 0, 0, like_of(stored), 0, 0, 0)) for stored in {dtype, torch.float32}),
     ]
 

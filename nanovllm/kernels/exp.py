@@ -1,16 +1,26 @@
 """exp(x) without a call: a polynomial, so that a loop over it becomes one over vectors."""
 
-import numpy as np
-from numba import njit
+from typing import Any
 
-from .vectors import OPTIONS, float_of_bits
+import numpy as np
+from numba import njit, types
+from numba.core.extending import intrinsic
+
+from .vectors import FLOAT, OPTIONS
 
 LOG2_E = np.float32(1.44269504)
 LN_2_HIGH, LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # their sum is ln 2, to twice the digits
 LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # below and above them float32 has no normal numbers
+IN_ORDER = OPTIONS | {"fastmath": {"contract", "nsz"}}  # else the two parts of ln 2 are added up first: r loses digits
 
 
-@njit(**OPTIONS)
+@intrinsic
+def float_of_bits(typing: Any, bits: Any) -> Any:
+    """The float32 of these 32 bits."""
+    return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], FLOAT)
+
+
+@njit(**IN_ORDER)
 def exp(x: float) -> float:
     """exp of a float32, within 2 of its last digit; x below -87 counts as -87, above 88 as 88.
 

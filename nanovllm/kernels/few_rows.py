@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ..core.kv_cache import KVCache
 from ..core.llama import LlamaForCausalLM
-from .attention import PART, Pool
+from .attention import PART, PLACES, Pool
+from .backend import like_of
 from .decode_step import decode_step
 from .phases import PHASES, SPLIT
-from .step_attention import like_of
 from .step_parts import Model, Room, Sizes, Step, Weights
 from .team import STRIDE, Helpers
 
@@ -106,7 +106,7 @@ class FewRows:
             own=numbers(workers * MAX_ROWS * max(size, heads * head_dim)),
             heads=numbers(workers * (group + 1) * head_dim),
             scores=numbers(workers * 4 * PART),
-            places=self._keep(torch.empty(workers * PART, dtype=torch.int64)),
+            places=self._keep(torch.empty(workers * PLACES, dtype=torch.int64)),
             counters=self._keep(torch.zeros((num_layers * PHASES + 1) * STRIDE, dtype=torch.int64)),
             mailbox=self._keep(torch.zeros(len(Step._fields), dtype=torch.int64)),
         )

@@ -14,20 +14,39 @@ from numba import njit, prange
 from torch import Tensor, nn
 
 from ..core.llama import LlamaForCausalLM
-from .blocks import divide, exp_of, negative
-from .exp import exp
-from .step_attention import StepAttend, like_of
-from .vectors import ENTRY, OPTIONS, WIDTH, add, at, floats, fma, load, maximum, multiply, read, splat, store, stored, sum_of, write, zeros
+from . import activation
+from .backend import StepAttend, like_of
+from .vectors import (
+    ENTRY,
+    OPTIONS,
+    WIDTH,
+    Memory,
+    add,
+    at,
+    floats,
+    fma,
+    load,
+    multiply,
+    read,
+    splat,
+    store,
+    stored,
+    sum_of,
+    write,
+    zeros,
+)
 
 ENOUGH = 1 << 15  # numbers: a kernel with less to do is done before another thread has woken up
-LOWEST = -88.0  # exp(88) is float32's last power; silu of less is 0
 
 
 @njit(parallel=True, **ENTRY)
-def add_and_norm(x, y, weight, eps, rows, size, workers, like, out):
-    """x += y, then out = x / rms(x) * weight. Addresses: x float32 [rows, size]; y, out [rows, size]; weight float32 [size]
+def add_and_norm(
+    x: int, y: int, weight: int, eps: float, rows: int, size: int, workers: int, like: np.ndarray, out: int
+) -> None:
+    """x += y, then out = x / rms(x) * weight.
 
-    y 0: nothing is added. like: an array of the type of y and out
+    Addresses: x float32 [rows, size]; y, out [rows, size]; weight float32 [size]. y 0: nothing is added.
+    like: an array of the type of y and out
     """
     if workers == 1 or rows * size < ENOUGH:
         add_and_norm_rows(x, y, weight, eps, 0, rows, size, like, out)
@@ -38,13 +57,19 @@ def add_and_norm(x, y, weight, eps, rows, size, workers, like, out):
 
 
 @njit(**OPTIONS)
-def add_and_norm_rows(x, y, weight, eps, start, end, size, like, out):
+def add_and_norm_rows(
+    x: int, y: int, weight: int, eps: float, start: int, end: int, size: int, like: np.ndarray, out: int
+) -> None:
     for row in range(start, end):
-        add_and_norm_row(at(floats(x), row * size), y, floats(weight), eps, row * size, size, like, at(stored(out, like), row * size))
+        add_and_norm_row(
+            at(floats(x), row * size), y, floats(weight), eps, row * size, size, like, at(stored(out, like), row * size)
+        )
 
 
 @njit(**OPTIONS)
-def add_and_norm_row(x, y, weight, eps, where, size, like, out):
+def add_and_norm_row(
+    x: Memory, y: int, weight: Memory, eps: float, where: int, size: int, like: np.ndarray, out: Memory
+) -> None:
     squares, total, i, more = zeros(), np.float32(0), 0, at(stored(y, like), where)
     while i + WIDTH <= size:
         numbers = load(x, i)
@@ -69,29 +94,23 @@ def add_and_norm_row(x, y, weight, eps, where, size, like, out):
 
 
 @njit(parallel=True, **ENTRY)
-def silu_and_mul(gate_up, rows, size, workers, like, act):
+def silu_and_mul(gate_up: int, rows: int, size: int, workers: int, like: np.ndarray, act: int) -> None:
     """act = silu(gate) * up. Addresses: gate_up [rows, 2, size]; act [rows, size]; like: an array of their type"""
     if workers == 1 or rows * size < ENOUGH:
         silu_and_mul_rows(stored(gate_up, like), 0, rows, size, stored(act, like))
     else:
         each = -(-rows // (4 * workers))
         for piece in prange(-(-rows // each)):
-            silu_and_mul_rows(stored(gate_up, like), piece * each, min(piece * each + each, rows), size, stored(act, like))
+            silu_and_mul_rows(
+                stored(gate_up, like), piece * each, min(piece * each + each, rows), size, stored(act, like)
+            )
 
 
 @njit(**OPTIONS)
-def silu_and_mul_rows(gate_up, start, end, size, act):
+def silu_and_mul_rows(gate_up: Memory, start: int, end: int, size: int, act: Memory) -> None:
     for row in range(start, end):
-        gates, ups, to, i = at(gate_up, row * 2 * size), at(gate_up, row * 2 * size + size), at(act, row * size), 0
-        while i + WIDTH <= size:
-            gate = load(gates, i)
-            below = add(exp_of(negative(maximum(gate, splat(LOWEST)))), splat(1))
-            store(to, i, multiply(divide(gate, below), load(ups, i)))
-            i += WIDTH
-        while i < size:
-            gate = read(gates, i)
-            write(to, i, gate / (np.float32(1) + exp(-gate)) * read(ups, i))
-            i += 1
+        gate = at(gate_up, row * 2 * size)
+        activation.silu_and_mul(gate, at(gate, size), size, at(act, row * size))
 
 
 class Layer(NamedTuple):

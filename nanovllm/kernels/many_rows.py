@@ -1,12 +1,14 @@
 """The path of steps of many rows: what is swapped into a model, and the attention backend that goes with it."""
 
+from collections.abc import Callable
+
 from torch import nn
 
 from ..core.kv_cache import KVCache
 from ..core.llama import LlamaForCausalLM
+from .backend import StepAttention
 from .layers import ManyRows
 from .packed import PackedLinear, why_not_packed
-from .step_attention import StepAttention
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
@@ -34,7 +36,7 @@ def swap_out(model: LlamaForCausalLM) -> None:
     swap_linears(model, lambda linear: linear.plain if isinstance(linear, PackedLinear) else linear)
 
 
-def swap_linears(model: LlamaForCausalLM, swap) -> None:
+def swap_linears(model: LlamaForCausalLM, swap: Callable[[nn.Module], nn.Module]) -> None:
     for layer in model.model.layers:
         for part in (layer.self_attn, layer.mlp):
             for name, linear in list(part.named_children()):

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from .activation import silu_and_mul
-from .attention import PART, attend, merge, slot
+from .attention import PART, PLACES, attend, merge, slot
 from .linear import linear
 from .norm import normalize
 from .rotary import copy, turn
@@ -64,7 +64,7 @@ def attend_split(
     """The query heads that share a KV head meet the keys start .. end - 1. heads float32 [group, head_dim]"""
     room, shape, group, to = model.room, model.shape, model.sizes.group, piece * model.sizes.group
     pool, table = stored(model.weights.pool, model.like), at(integers(step.tables), row * step.max_blocks)
-    scores, places = at(floats(room.scores), worker * 4 * PART), at(integers(room.places), worker * PART)
+    scores, places = at(floats(room.scores), worker * 4 * PART), at(integers(room.places), worker * PLACES)
     out, peaks, sums = at(floats(room.out), to * shape.head_dim), at(floats(room.peaks), to), at(floats(room.sums), to)
     attend(heads, group, group, position, pool, shape, layer, kv, table, start, end, scores, places, out, peaks, sums)
 

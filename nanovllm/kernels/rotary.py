@@ -3,7 +3,7 @@
 import numpy as np
 from numba import njit
 
-from .blocks import negative
+from .lanes import negative
 from .norm import normalize
 from .vectors import OPTIONS, WIDTH, Memory, fma, load, multiply, read, splat, store, write
 

@@ -44,7 +44,8 @@ class KernelRunner(ModelRunner):
         self.sample_rows = sample_rows
         self._few = FewRows(self._model, self._kv_cache, self._max_model_len)  # it takes the weights as they are
         with numba_threads() as workers:
-            self._attention = swap_in(self._model, self._kv_cache, workers)
+            # it plans a step as PagedAttention does
+            self._attention = swap_in(self._model, self._kv_cache, workers)  # type: ignore[assignment]
 
     def drop_kernels(self) -> None:
         """Back to plain operations."""
@@ -66,9 +67,18 @@ class KernelRunner(ModelRunner):
     def _compute_few(self, batch: list[Scheduled]) -> tuple[Tensor, AttentionMetadata]:
         token_ids = [seq.token_ids[seq.num_computed_tokens] for seq, _ in batch]
         context_lens = [seq.num_computed_tokens + 1 for seq, _ in batch]
+        self._clear_new_blocks(batch)
         hidden, self._logits = self._few.run(token_ids, [seq.block_table for seq, _ in batch], context_lens)
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + len(batch)
         return hidden, AttentionMetadata(list(range(len(batch) + 1)), context_lens, NOTHING, NOTHING, NOTHING)
+
+    def _clear_new_blocks(self, batch: list[Scheduled]) -> None:
+        """Kernels read what was written; plain operations, which may take over, read the rest of a block, too."""
+        size = self._kv_cache.block_size
+        firsts = [seq for seq, _ in batch if seq.num_computed_tokens % size == 0]
+        if firsts:
+            new = [seq.block_table[seq.num_computed_tokens // size] for seq in firsts]
+            self._kv_cache.clear(torch.tensor(new))
 
     def compute_logits(self, hidden: Tensor, step: AttentionMetadata, seqs: list[int]) -> Tensor:
         """[len(seqs), vocab_size]"""

@@ -4,22 +4,44 @@ core's sampler turns all logits into float32 and into log-probabilities first, s
 needs two numbers beside its token: the peak, and log(sum(exp(logit - peak))).
 """
 
+import math
+
 import numpy as np
 import torch
 from numba import njit, prange
 from torch import Tensor
 
 from ..core.sampling import SampledToken, SamplingRow, sample
-from .blocks import exp_of, lane_numbers, largest_or_nan, maximum_or_nan, negative, where_below
+from .backend import like_of
 from .exp import exp
-from .step_attention import like_of
-from .vectors import ENTRY, OPTIONS, WIDTH, add, at, floats, integers, largest_of, load, maximum, put, read, splat, stored, sum_of, write, zeros
+from .lanes import exp_of, lane_numbers, largest_or_nan, maximum_or_nan, negative, where_below
+from .vectors import (
+    ENTRY,
+    OPTIONS,
+    WIDTH,
+    Memory,
+    add,
+    at,
+    floats,
+    get,
+    integers,
+    largest_of,
+    load,
+    maximum,
+    put,
+    read,
+    splat,
+    stored,
+    sum_of,
+    write,
+    zeros,
+)
 
 PIECE = 8192  # logits: they stay in the nearest caches
 
 
 @njit(parallel=True, **ENTRY)
-def find_peaks(logits, rows, size, like, tokens, peaks, sums):
+def find_peaks(logits: int, rows: int, size: int, like: np.ndarray, tokens: int, peaks: int, sums: int) -> None:
     """Of each piece of each row: where its peak is, the peak, and the sum of exp(logit - peak). NaN is a peak.
 
     Addresses: logits [rows, size]; tokens int64, peaks, sums float32 [rows, pieces]; like: an array of the logits' type
@@ -35,7 +57,7 @@ def find_peaks(logits, rows, size, like, tokens, peaks, sums):
 
 
 @njit(**OPTIONS)
-def peak_of(logits, size):
+def peak_of(logits: Memory, size: int) -> tuple[int, float, float]:
     """Where the largest is (the first of equals), what it is, the sum of exp(logit - largest)."""
     peaks, i, whole = splat(read(logits, 0)), 0, size // WIDTH * WIDTH
     for i in range(0, whole, WIDTH):
@@ -77,13 +99,37 @@ def sample_rows(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
 
 
 def likeliest(logits: Tensor) -> tuple[list[int], list[float], list[bool]]:
-    """Of each row: its likeliest token, that one's log-probability, whether it has any. logits [num_rows, vocab_size]"""
-    logits, num_rows = logits.contiguous(), len(logits)
-    pieces = -(-logits.shape[1] // PIECE)
-    tokens = torch.empty(num_rows, pieces, dtype=torch.int64)
-    peaks, sums = torch.empty(2, num_rows, pieces)
-    found = tokens.data_ptr(), peaks.data_ptr(), sums.data_ptr()
-    find_peaks(logits.data_ptr(), num_rows, logits.shape[1], like_of(logits.dtype), *found)
-    peak, where = peaks.max(dim=1, keepdim=True)  # [num_rows, 1], the first of equals
-    total = (sums * (peaks - peak).exp()).sum(dim=1)  # [num_rows]
-    return tokens.gather(1, where).flatten().tolist(), (-total.log()).tolist(), peak.isfinite().flatten().tolist()
+    """Of each row: its likeliest token, that one's log-probability, whether it has any.
+
+    logits [num_rows, vocab_size]
+    """
+    logits, num_rows, size = logits.contiguous(), *logits.shape
+    pieces = -(-size // PIECE)
+    numbers = torch.empty(num_rows * (pieces + 1), dtype=torch.int64)  # tokens of pieces, then of rows
+    parts = torch.empty(num_rows * (2 * pieces + 1))  # peaks and sums of pieces, then logprobs of rows
+    tokens, peaks, sums = numbers.data_ptr(), parts.data_ptr(), parts.data_ptr() + 4 * num_rows * pieces
+    find_peaks(logits.data_ptr(), num_rows, size, like_of(logits.dtype), tokens, peaks, sums)
+    chosen, logprobs = tokens + 8 * num_rows * pieces, sums + 4 * num_rows * pieces
+    join_pieces(tokens, peaks, sums, num_rows, pieces, chosen, logprobs)
+    found = parts[-num_rows:].tolist()
+    return numbers[-num_rows:].tolist(), found, [math.isfinite(logprob) for logprob in found]
+
+
+@njit(**ENTRY)
+def join_pieces(tokens: int, peaks: int, sums: int, rows: int, pieces: int, chosen: int, logprobs: int) -> None:
+    """The first of the highest peaks, and its log-probability; NaN, if the peak is no number.
+
+    Addresses: tokens int64, peaks, sums float32 [rows, pieces]; chosen int64 [rows]; logprobs float32 [rows]
+    """
+    for row in range(rows):
+        best, total, has_nan = row * pieces, np.float32(0), False
+        for piece in range(row * pieces, (row + 1) * pieces):
+            has_nan = has_nan or np.isnan(read(floats(peaks), piece))
+            if read(floats(peaks), piece) > read(floats(peaks), best):
+                best = piece
+        peak = read(floats(peaks), best)
+        for piece in range(row * pieces, (row + 1) * pieces):
+            if read(floats(peaks), piece) > -np.inf:  # a piece of nothing but -inf has no sum
+                total += read(floats(sums), piece) * exp(read(floats(peaks), piece) - peak)
+        put(integers(chosen), row, get(integers(tokens), best))
+        write(floats(logprobs), row, -np.log(total) if np.isfinite(peak) and not has_nan else np.float32(np.nan))

@@ -58,7 +58,7 @@ class Room(NamedTuple):
     own: int  # [workers, rows, max(hidden_size, num_heads * head_dim)]
     heads: int  # [workers, group + 1, head_dim]
     scores: int  # [workers, 4 * PART]
-    places: int  # int64 [workers, PART]
+    places: int  # int64 [workers, PLACES]
     counters: int  # int64 [num_layers * PHASES + 1, STRIDE]
     mailbox: int  # int64 [len(Step._fields)], the newest Step
 

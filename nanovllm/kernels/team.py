@@ -9,10 +9,12 @@ A phase has a word that says which step it belongs to and how many of its pieces
 from a step that has ended, finds another step's number there and takes nothing.
 """
 
+import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from numba import njit, types
@@ -127,7 +129,11 @@ class Helpers:
         """
         self._shared = shared = Shared(threading.Condition())
         for worker in range(1, count + 1):
-            threading.Thread(target=stand_by, args=(worker, help, shared), daemon=True, name=f"helper {worker}").start()
+            arguments = worker, help, shared
+            thread = threading.Thread(target=stand_by, args=arguments, daemon=True, name=f"helper {worker}")
+            shared.threads.append(thread)
+            thread.start()
+        SHARED.add(shared)
         weakref.finalize(self, shared.end)
 
     def call(self) -> int:
@@ -139,7 +145,7 @@ class Helpers:
         return shared.newest
 
 
-@dataclass
+@dataclass(eq=False)
 class Shared:
     """What helpers and their owner know of each other."""
 
@@ -147,6 +153,8 @@ class Shared:
     newest: int = 0  # the number of the newest step
     is_asleep: bool = False  # whether a helper is
     is_over: bool = False
+    threads: list[threading.Thread] = field(default_factory=list)
+    process: int = field(default_factory=os.getpid)  # whose threads they are
 
     def wake(self) -> None:
         with self.condition:
@@ -154,8 +162,10 @@ class Shared:
             self.condition.notify_all()
 
     def end(self) -> None:
+        """In a forked child there are no helpers, and the lock may be held by one that the fork has left behind."""
         self.is_over = True
-        self.wake()
+        if self.process == os.getpid():
+            self.wake()
 
 
 def stand_by(worker: int, help: Callable[[int, int], int], shared: Shared) -> None:
@@ -166,3 +176,15 @@ def stand_by(worker: int, help: Callable[[int, int], int], shared: Shared) -> No
             shared.is_asleep = True
             if seen == shared.newest and not shared.is_over:
                 shared.condition.wait()
+
+
+SHARED: weakref.WeakSet[Shared] = weakref.WeakSet()
+
+
+@atexit.register
+def end_all() -> None:
+    """A helper that leaves a kernel when the interpreter is gone would take the process down with it."""
+    for shared in list(SHARED):
+        shared.end()
+        for thread in shared.threads:
+            thread.join(timeout=5)

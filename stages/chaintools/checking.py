@@ -46,12 +46,8 @@ def check_exercise(stage: Stage, number: int | None) -> bool:
     steps = [step_of(stage, number)] if number else _steps_to_check(stage, folder)
     is_all = number is None and len(steps) == len(stage.required_steps)
     *results, gain = _run(stage, folder, [*(step.tests for step in steps), (GAIN_TEST,) if is_all else ()])
-    for step, result in zip(steps, results, strict=True):
-        remember_step(stage, step.number)
-        if result.red:
-            say_red(stage, step, result.num_green, result.red)
-            return False
-        print(f"Step {step.number} of {len(stage.steps)} is green (tests: {result.num_green}): {step.title}.")
+    if not _are_green(stage, steps, results):
+        return False
     print(textwrap.fill(f"What works now: {steps[-1].works}", 110))
     if gain.red:
         print("\nAnd yet nothing is won: a test of the gain is red.")
@@ -60,6 +56,17 @@ def check_exercise(stage: Stage, number: int | None) -> bool:
     if is_all:
         _tell_gain(stage)
     _say_next(stage, steps[-1])
+    return True
+
+
+def _are_green(stage: Stage, steps: list[Step], results: list[Result]) -> bool:
+    """Say so of each step, up to the first red one."""
+    for step, result in zip(steps, results, strict=True):
+        remember_step(stage, step.number)
+        if result.red:
+            say_red(stage, step, result.num_green, result.red)
+            return False
+        print(f"Step {step.number} of {len(stage.steps)} is green (tests: {result.num_green}): {step.title}.")
     return True
 
 

@@ -73,8 +73,7 @@ def finding_10() -> Finding:
         "sequences in "
         "blocks against 8 in pieces",
         f"stage 3 is {at_8.text()} times as fast at batch 8; attention alone reads {speed.text('{:.1f}', 1e-9)} GB/s "
-        "from "
-        f"blocks, {slices.text('{:.1f}', 1e-9)} from slices: {lost.text()} times as fast; a batch of 32 gives "
+        f"from blocks, {slices.text('{:.1f}', 1e-9)} from slices: {lost.text()} times as fast; a batch of 32 gives "
         f"{buys:.1f} "
         "times the tokens a second of a batch of 8",
         f"at batch 8 {in_words(at_8, 'it costs', 'nothing that the rounds can tell', 'it gains')}; "
@@ -173,12 +172,10 @@ def roofline() -> tuple[Figure, Finding]:
         "prefill is bound by arithmetic, decode by memory",
         (SOLVES,),
         "operations and bytes of stage 3's steps counted, times committed, beside the speed of large matrices and of "
-        "one "
-        "large read, float32, one thread",
+        "one large read, float32, one thread",
         f"operations a byte, and the share of the roof: {found}; the ridge is at {ridge:.1f}",
         f"{'holds' if not [n for n in left if n.startswith('prefill')] else 'does not hold'} for prefill; for decode "
-        "with "
-        f"few sequences ({'; '.join(s3.in_words(n) for n in left)}); a large batch on a processor with so little "
+        f"with few sequences ({'; '.join(s3.in_words(n) for n in left)}); a large batch on a processor with so little "
         "arithmetic is right of the ridge. A GPU's ridge is at some hundreds: make gpu PART=4",
     )
     return fig, finding

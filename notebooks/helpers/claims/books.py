@@ -93,8 +93,7 @@ def finding_5() -> Finding:
         f"a take and a return {one.text('{:.2f}')} us, so {2 / one.value:.2f} million operations/s; a tensor of a "
         "block "
         f"from torch's {'caching' if is_cuda else 'CPU'} allocator {ratio}; freed first takes {written.text()} times "
-        "as "
-        f"long where blocks are only written, {served.text()} times in the LLM",
+        f"as long where blocks are only written, {served.text()} times in the LLM",
         "the free list is as quick as claimed; "
         + ("" if is_cuda else "the two ratios are a GPU's: make gpu PART=5; ")
         + "the order matters to writes: "
