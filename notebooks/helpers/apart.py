@@ -125,6 +125,7 @@ def write_rows(memory: Memory, places: tuple, numbers: np.ndarray) -> None:
 
 
 BLOCKS: dict[str, Any] = VECTORS | {
+    "ask": lambda *given: None,  # it only hurries what is read soon
     "meet": meet, "add_values": add_values, "limits": limits, "write_rows": write_rows,
     "starts_of": lambda rows, size: tuple(row * size for row in rows),
     "spread": lambda memory, places: np.array(
@@ -147,7 +148,7 @@ def attend_in_parts(q: Tensor, k: Tensor, v: Tensor) -> list[Part]:
     shape = attention.Pool(num_layers=1, block_size=WIDTH, num_kv_heads=1, head_dim=size)
     pool = torch.stack((k.view(-1, WIDTH, size), v.view(-1, WIDTH, size)), 1)  # [blocks, 2, block_size, size]
     out, peaks, sums = (np.zeros(count, np.float32) for count in (2 * size, 2, 2))
-    scores, places = np.zeros(4 * attention.PART, np.float32), np.zeros(attention.PART, np.int64)
+    scores, places = np.zeros(4 * attention.PART, np.float32), np.zeros(attention.PLACES, np.int64)
     parts: list[Part] = []
     rows = run_by_python(attention.attend_rows, BLOCKS)
 
