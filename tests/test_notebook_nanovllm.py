@@ -1,4 +1,4 @@
-"""What the product's notebook is made with: the four ways give the same tokens, the traces are the kernels' own."""
+"""What the product's notebook is made with: all ways give the same tokens, the traces are the kernels' own."""
 
 from itertools import pairwise
 
@@ -12,15 +12,15 @@ pytest.importorskip("numba")
 from nanovllm.core.online_softmax import attend_part, attend_part_reference
 from nanovllm.kernels.attention import PART
 from notebooks.helpers import apart, taking, timelines
-from notebooks.helpers import nanovllm as helpers
-from notebooks.helpers.nanovllm import FEW, PACKED, PLAIN
+from notebooks.helpers.roofline import LOOKS
 from notebooks.helpers.timelines import PHASES
+from notebooks.helpers.ways import WAYS, DecodeStep
 from tests.helpers import STORYTELLER
 
 
 @pytest.fixture(scope="module")
 def step():
-    return helpers.DecodeStep(STORYTELLER, "float32", max_rows=5, context=40)
+    return DecodeStep(STORYTELLER, "float32", max_rows=5, context=40)
 
 
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.full), 4, 5])
@@ -28,7 +28,7 @@ def test_all_ways_give_the_same_tokens_and_leave_the_engine_as_it_was(step, rows
     runner = step.engine.model_runner
     before = runner._model.model, runner._attention, runner._few, dict(runner._model.named_modules())
     found = {way: step.tokens(way, rows) for way in step.ways(rows)}
-    assert len(found) == 4 - (rows > 4) and len(set(map(tuple, found.values()))) == 1, found
+    assert len(found) == 5 - (rows > 4) and len(set(map(tuple, found.values()))) == 1, found
     assert (runner._model.model, runner._attention, runner._few) == before[:3]
     assert dict(runner._model.named_modules()) == before[3]
 
@@ -67,7 +67,7 @@ def test_a_weight_is_read_once_for_up_to_four_rows(rows, reads):
 
 def test_what_is_known_after_a_part_is_what_the_twin_knows_of_these_keys():
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(count, 64, generator=generator) for count in (2, 600 // 16 * 16, 600 // 16 * 16))
+    q, k, v = (torch.randn(count, 64, generator=generator) for count in (2, 2 * PART + 80, 2 * PART + 80))
     parts = apart.attend_in_parts(q / 8, k, v)
     assert [part.num_keys for part in parts] == [PART, 2 * PART, len(k)]
     for part in parts:
@@ -86,5 +86,5 @@ def test_each_piece_is_taken_once_and_by_main_where_nobody_helps(late):
     assert all(piece.worker == 0 for piece in pieces[:late])
 
 
-def test_ways_are_named_in_one_place():
-    assert [*helpers.LOOKS][:2] == [PLAIN, PACKED] and [*helpers.LOOKS][-1] == FEW
+def test_each_way_has_its_look():
+    assert (*LOOKS,) == WAYS

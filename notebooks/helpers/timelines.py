@@ -9,8 +9,8 @@ from matplotlib.ticker import FuncFormatter
 from torch.profiler import ProfilerActivity, profile
 
 from notebooks.helpers import pictures
-from notebooks.helpers.nanovllm import PACKED, PLAIN, DecodeStep, one_thread
 from notebooks.helpers.pictures import ACCENT, GREY, PAPER, USED
+from notebooks.helpers.ways import PACKED, PLAIN, DecodeStep, one_thread
 from stages.bench import harness
 from stages.bench.counting import silent_stderr
 
