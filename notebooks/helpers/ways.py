@@ -38,10 +38,10 @@ class DecodeStep:
         self.llm = LLM(model=str(folder), dtype=dtype, attention_backend=backend, **room)
         self.engine, self.context = self.llm.llm_engine, context
         params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-        self.llm.kv_cache.blocks.normal_(generator=torch.Generator().manual_seed(0))  # contexts that differ
         with prompts_taken_as_computed(self.llm):
+            self.llm.kv_cache.blocks.normal_(generator=torch.Generator().manual_seed(0))  # contexts that differ
             for number in range(max_rows):
-                self.engine.add_request(str(number), {"prompt_token_ids": [5 + number] * context}, params)
+                self.engine.add_request(str(number), {"prompt_token_ids": [300 + 37 * number] * context}, params)
             self.engine.step()
         self.seqs = list(self.engine.scheduler.running)
         assert len(self.seqs) == max_rows, f"{len(self.seqs)} sequences run, {max_rows} were asked for"
