@@ -1,5 +1,7 @@
 """What the product's notebook is made with: all ways give the same tokens, the traces are the kernels' own."""
 
+import doctest
+from importlib import import_module
 from itertools import pairwise
 
 import numpy as np
@@ -84,6 +86,12 @@ def test_each_piece_is_taken_once_and_by_main_where_nobody_helps(late):
     assert [piece.number for piece in pieces] == list(range(8))
     assert all(piece.start <= piece.end for piece in pieces)
     assert all(piece.worker == 0 for piece in pieces[:late])
+    assert min(piece.start for piece in pieces) == 0
+
+
+@pytest.mark.parametrize("name", ["ways", "roofline", "nanovllm", "timelines", "apart", "taking"])
+def test_examples_in_docstrings(name):
+    assert doctest.testmod(import_module(f"notebooks.helpers.{name}")).failed == 0
 
 
 def test_each_way_has_its_look():

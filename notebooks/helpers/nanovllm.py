@@ -56,15 +56,14 @@ def draw_parts(top: Axes, bottom: Axes, parts: Sequence[Any], row: int) -> None:
 
 def draw_pieces(ax: Axes, pieces: Sequence[Any], title: str) -> None:
     """Two strips, one a worker; in each its pieces, with their numbers."""
-    start, end = min(piece.start for piece in pieces), max(piece.end for piece in pieces)
     for worker, color in ((0, USED), (1, ACCENT)):
         mine = [piece for piece in pieces if piece.worker == worker]
-        boxes = [pictures.box(p.start - start, p.end - p.start, 1.05 - worker, 0.9) for p in mine]
+        boxes = [pictures.box(p.start, p.end - p.start, 1.05 - worker, 0.9) for p in mine]
         pictures.polygons(ax, boxes, color, PAPER, 0.8)
         for piece in mine:
-            at = (piece.start + piece.end) / 2 - start, 1.5 - worker
+            at = (piece.start + piece.end) / 2, 1.5 - worker
             ax.text(*at, str(piece.number), ha="center", va="center", fontsize=6.5, color=PAPER)
-    ax.set(xlim=(0, max(ax.get_xlim()[1], end - start)))
+    ax.set(xlim=(0, max(ax.get_xlim()[1], *(piece.end for piece in pieces))))
     ax.set(ylim=(0, 2), yticks=[0.5, 1.5], yticklabels=["helper", "main"], title=title)
     ax.tick_params(axis="y", length=0, labelcolor=INK)
     ax.spines["left"].set_visible(False)

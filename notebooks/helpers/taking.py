@@ -19,6 +19,7 @@ from nanovllm.kernels.team import SHIFT, STRIDE, look, open_phases, pieces
 from nanovllm.kernels.vectors import ENTRY, at, floats, integers, put
 
 MAX_LOOKS = 10**9  # a second or two: then whoever was to be seen will not come
+ROWS = 4  # of x
 FIELDS = 5  # of a piece in the diary: worker, begin (seconds, nanoseconds), end (the same)
 clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.CPointer(types.int64)))
 
@@ -46,13 +47,16 @@ def wait_for_pieces(counters: int, count: int) -> None:
 
 @njit(**ENTRY)
 def take_part(worker: int, counters: int, count: int, weight: int, x: int, size: int, each: int, out: int, diary: int):
-    """Addresses: weight float32 [count * each, size]; x [size]; out [count * each]; diary int64 [count, FIELDS]"""
+    """Addresses: weight float32 [count * each, size]; x [ROWS, size]; out [ROWS, count * each]
+
+    diary int64 [count, FIELDS]
+    """
     for piece in pieces(integers(counters), 0, 1, count):
         page = at(integers(diary), piece * FIELDS)
         put(page, 0, worker)
         clock_gettime(0, at(page, 1))
         start, matrix = piece * each, floats(weight)
-        linear(matrix, matrix, False, start, start + each, floats(x), size, 1, floats(out), count * each)
+        linear(matrix, matrix, False, start, start + each, floats(x), size, ROWS, floats(out), count * each)
         clock_gettime(0, at(page, 3))
 
 
@@ -62,11 +66,11 @@ def quickest(weight: torch.Tensor, count: int, late: int | None, times: int = 9)
 
 
 def take_turns(weight: torch.Tensor, count: int, late: int | None) -> list[Piece]:
-    """A matrix times a vector in `count` pieces. The helper comes when `late` of them are taken; None: not at all.
+    """A matrix times ROWS rows in `count` pieces. The helper comes when `late` of them are taken; None: not at all.
 
     weight float32 [count * each, size]
     """
-    x, out = torch.ones(weight.shape[1]), torch.zeros(len(weight))
+    x, out = torch.ones(ROWS, weight.shape[1]), torch.zeros(ROWS, len(weight))
     counters, diary = torch.zeros(STRIDE, dtype=torch.int64), torch.zeros(count, FIELDS, dtype=torch.int64)
     given = (counters.data_ptr(), count, weight.data_ptr(), x.data_ptr(), weight.shape[1], len(weight) // count)
     given = (*given, out.data_ptr(), diary.data_ptr())
@@ -85,15 +89,21 @@ def take_turns(weight: torch.Tensor, count: int, late: int | None) -> list[Piece
     take_part(0, *given)
     if helper:
         helper.join()
-    assert torch.allclose(out, weight.sum(1), rtol=1e-3, atol=1e-3), "a piece was left out, or done twice"
+    expected = weight.sum(1).expand(ROWS, -1)
+    assert torch.allclose(out, expected, rtol=1e-3, atol=1e-3), "a piece was left out, or done twice"
     return told(diary.numpy())
 
 
 def told(diary: np.ndarray) -> list[Piece]:
-    """diary int64 [count, FIELDS]"""
-    first = diary[:, 1].min()
-    starts, ends = (1e6 * (diary[:, i] - first) + diary[:, i + 1] / 1e3 for i in (1, 3))
-    return [Piece(i, int(diary[i, 0]), float(starts[i]), float(ends[i])) for i in range(len(diary))]
+    """Microseconds from when the first piece was begun. diary int64 [count, FIELDS]
+
+    >>> told(np.array([[0, 7, 999_999_000, 8, 1_000], [1, 8, 0, 8, 3_000]]))[1]
+    Piece(number=1, worker=1, start=1.0, end=4.0)
+    """
+    seconds = diary[:, 1].min()
+    starts, ends = (1e6 * (diary[:, i] - seconds) + diary[:, i + 1] / 1e3 for i in (1, 3))
+    first = starts.min()
+    return [Piece(i, int(diary[i, 0]), float(starts[i] - first), float(ends[i] - first)) for i in range(len(diary))]
 
 
 # ---- a step, watched
