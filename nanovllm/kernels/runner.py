@@ -1,4 +1,4 @@
-"""A ModelRunner that computes with kernels: steps of few rows in one call, steps of many on swapped submodules.
+"""A ModelRunner that computes with kernels: decodes of few rows in one call, all else on swapped submodules.
 
 Numba is imported when kernels are taken up, not before: this is the engine's runner also where there is none.
 """
@@ -20,7 +20,6 @@ from .threads import numba_threads
 if TYPE_CHECKING:
     from .few_rows import FewRows
 
-MAX_FEW = 4  # rows: one read of the weights serves so many
 NOTHING = torch.empty(0, dtype=torch.int64)
 
 
@@ -42,10 +41,10 @@ class KernelRunner(ModelRunner):
         from .sampler import sample_rows
 
         self.sample_rows = sample_rows
-        self._few = FewRows(self._model, self._kv_cache, self._max_model_len)  # it takes the weights as they are
         with numba_threads() as workers:
             # it plans a step as PagedAttention does
             self._attention = swap_in(self._model, self._kv_cache, workers)  # type: ignore[assignment]
+        self._few = FewRows(self._model, self._kv_cache, self._max_model_len)
 
     def drop_kernels(self) -> None:
         """Back to plain operations."""
@@ -59,7 +58,7 @@ class KernelRunner(ModelRunner):
         self._logits = None
         if self._few is None:
             return super().compute(batch)
-        if len(batch) <= MAX_FEW and all(num_tokens == 1 for _, num_tokens in batch):
+        if len(batch) <= self._few.max_rows and all(num_tokens == 1 for _, num_tokens in batch):
             return self._compute_few(batch)
         with numba_threads():
             return super().compute(batch)

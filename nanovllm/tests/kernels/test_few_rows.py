@@ -18,7 +18,9 @@ from ...core.kv_cache import KVCache
 from ...core.llama import LlamaForCausalLM, ModelConfig
 from ...kernels import plain
 from ...kernels.few_rows import MAX_ROWS, FewRows
-from ...kernels.phases import SPLIT
+from ...kernels.many_rows import swap_linears
+from ...kernels.packed import PackedLinear, why_not_packed
+from ...kernels.phases import FEW, SPLIT
 from ..helpers import OPTIONS
 
 FULL = pytest.mark.full
@@ -41,12 +43,12 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def random_config(rng: random.Random) -> ModelConfig:
-    """Sizes that sixteen does not divide, and all that a Llama, a Mistral or a Qwen may have."""
+    """Sizes that sixteen does not divide, and all that a Llama, a Mistral or a Qwen may have. Some can be packed."""
     kv_heads, group, head_dim = rng.choice((1, 2)), rng.choice((1, 3, 8)), rng.choice((6, 20, 24, 64))
     return ModelConfig(
         vocab_size=rng.choice((53, 64, 321)),
-        hidden_size=rng.choice((18, 32, 50)),
-        intermediate_size=rng.choice((7, 40, 65)),
+        hidden_size=rng.choice((18, 33, 34, 50)),
+        intermediate_size=rng.choice((7, 32, 96)),
         num_hidden_layers=rng.choice((1, 2)),
         num_attention_heads=kv_heads * group,
         num_key_value_heads=kv_heads,
@@ -125,20 +127,23 @@ def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     return bool((a.float() - b).abs().max() < SHARE[dtype] * spread)
 
 
-def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers: int) -> None:
-    """A random model, and steps of one to four sequences on it."""
+def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers: int) -> int:
+    """A random model, and steps of as many sequences as it takes at once, or of four and less; returns the most."""
     config = random_config(rng)
     model = random_model(config, dtype)
     reference = in_float32(model, dtype)
+    if why_not_packed(model) is None:
+        swap_linears(model, PackedLinear)
     pool = KVCache(config, 1300, rng.choice((3, 4, 16, 17)), dtype, torch.device("cpu"))
     with torch_threads(workers):
         few = FewRows(model, pool, MAX_MODEL_LEN)
     for _ in range(num_steps):
-        rows = rng.randint(1, MAX_ROWS)
+        rows = rng.randint(1, rng.choice((FEW, few.max_rows)))
         lens = [rng.choice(LENGTHS) for _ in range(rows)]
         while sum(-(-length // pool.block_size) for length in lens) > pool.num_blocks:
             lens[lens.index(max(lens))] = 1
         check_step(rng, few, reference, pool, lens, f"{config}, {dtype}, {lens}")
+    return few.max_rows
 
 
 def check_step(
@@ -172,8 +177,7 @@ def check_step(
 def test_a_step_of_any_model_has_the_plain_models_logits(dtype, models, workers, compiled):
     compiled(dtype)
     torch.manual_seed(0)
-    for seed in range(models):
-        check_model(random.Random(seed), dtype, 6, workers)
+    assert {check_model(random.Random(seed), dtype, 6, workers) for seed in range(models)} == {FEW, MAX_ROWS}
 
 
 def test_too_many_rows_are_refused(compiled):

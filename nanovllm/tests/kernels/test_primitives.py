@@ -15,9 +15,9 @@ from torch import Tensor
 pytest.importorskip("numba")
 from numba import njit
 
-from ...kernels import activation, attention, blocks, dot, linear, norm, plain, rotary, team
+from ...kernels import activation, attention, dot, lanes, linear, matmul, norm, plain, rotary, team
 from ...kernels import exp as exp_module
-from ...kernels.attention import PART, Pool
+from ...kernels.attention import PART, PLACES, Pool
 from ...kernels.backend import like_of
 from ...kernels.team import STRIDE, Helpers
 from ...kernels.vectors import WIDTH, at, floats, get, integers, load, put, read, store, stored, write
@@ -32,6 +32,11 @@ ROUNDS = 60
 def rng() -> random.Random:
     torch.manual_seed(0)
     return random.Random(0)
+
+
+def some_x(rows: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Of the type in which it meets a weight."""
+    return torch.randn(rows, size).to(matmul.type_of(dtype))
 
 
 def guarded(*shape: int) -> Tensor:
@@ -94,39 +99,72 @@ def test_what_is_written_is_rounded_as_torch_rounds_it_and_read_back_exactly(dty
 
 
 @njit
-def call_products(row, x, size, rows, out, stride, like):
-    dot.products(stored(row, like), floats(x), size, rows, floats(out), stride)
+def call_products(row, x, size, rows, out, stride, like, like_x):
+    dot.products(stored(row, like), stored(x, like_x), size, rows, floats(out), stride)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products(dtype, rng):
     for _ in range(ROUNDS):
-        size, rows, stride = rng.choice(SIZES), rng.randint(1, 9), rng.randint(1, 5)
-        row, x, out = torch.randn(size).to(dtype), torch.randn(rows, size), guarded(rows, stride)
-        call_products(row.data_ptr(), x.data_ptr(), size, rows, out.data_ptr(), stride, like_of(dtype))
-        torch.testing.assert_close(out[:rows, 0], plain.products(row, x), rtol=1e-5, atol=1e-4)
+        size, rows, stride = rng.choice(SIZES), rng.randint(1, 4), rng.randint(1, 5)
+        row, x, out = torch.randn(size).to(dtype), some_x(rows, size, dtype), guarded(rows, stride)
+        likes = like_of(dtype), like_of(x.dtype)
+        call_products(row.data_ptr(), x.data_ptr(), size, rows, out.data_ptr(), stride, *likes)
+        torch.testing.assert_close(out[:rows, 0], plain.products(row, x.float()), rtol=1e-5, atol=1e-4)
         assert (out[:, 1:] == 7).all() and (out[rows] == 7).all(), "what stands between is not written"
 
 
 @njit
-def call_linear(weight, bias, start, end, x, size, rows, out, outputs, like):
+def call_linear(weight, bias, start, end, x, size, rows, out, outputs, like, like_x):
     w, b = stored(weight, like), stored(bias, like)
-    linear.linear(w, b, bias != 0, start, end, floats(x), size, rows, floats(out), outputs)
+    linear.linear(w, b, bias != 0, start, end, stored(x, like_x), size, rows, floats(out), outputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_some_rows_of_a_linear_layer(dtype, rng):
     for _ in range(ROUNDS):
-        size, rows, outputs = rng.choice(SIZES), rng.randint(1, 5), rng.randint(1, 40)
+        size, rows, outputs = rng.choice(SIZES), rng.randint(1, 4), rng.randint(1, 40)
         start, end = sorted((rng.randint(0, outputs), rng.randint(0, outputs)))
-        weight, x, out = torch.randn(outputs, size).to(dtype), torch.randn(rows, size), guarded(rows, outputs)
+        weight, x = torch.randn(outputs, size).to(dtype), some_x(rows, size, dtype)
+        out = guarded(rows, outputs)
         bias = torch.randn(outputs).to(dtype) if rng.random() < 0.5 else None
         where = 0 if bias is None else bias.data_ptr()
         addresses = x.data_ptr(), size, rows, out.data_ptr(), outputs
-        call_linear(weight.data_ptr(), where, start, end, *addresses, like_of(dtype))
+        call_linear(weight.data_ptr(), where, start, end, *addresses, like_of(dtype), like_of(x.dtype))
         expected = torch.full_like(out, 7)
-        expected[:rows, start:end] = plain.linear(weight, bias, x)[:, start:end]
+        expected[:rows, start:end] = plain.linear(weight, bias, x.float())[:, start:end]
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_packed_weight_is_the_weight_in_another_order():
+    weight = torch.arange(70 * 6.0).view(70, 6)
+    packed = matmul.pack(weight).view(6, 6, 16)  # columns of 16 outputs, size, 16: the last two are of 38 .. 69
+    firsts = [0, 16, 32, 48, 38, 54]
+    assert all(torch.equal(column.T, weight[first : first + 16]) for column, first in zip(packed, firsts, strict=True))
+
+
+@njit
+def call_matmul(x, rows, size, weight, bias, start, end, outputs, out, stride, like_x, like):
+    w, b = stored(weight, like), stored(bias, like)
+    matmul.matmul(stored(x, like_x), rows, size, w, b, start, end, outputs, stored(out, like), stride)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_times_a_packed_weight(dtype, rng):
+    for _ in range(ROUNDS):
+        size, rows, outputs, more = 2 * rng.randint(1, 70), rng.randint(1, 40), rng.randint(32, 150), rng.randint(0, 9)
+        start = rng.randrange(0, outputs, 32)
+        end = rng.choice([outputs, *range(start + 32, outputs, 32)])
+        weight, bias = torch.randn(outputs, size).to(dtype), torch.randn(outputs).to(dtype)
+        x, out = some_x(rows, size, dtype), guarded(rows, outputs + more).to(dtype)
+        addresses = matmul.pack(weight), bias
+        at_weight, at_bias = (each.data_ptr() for each in addresses)
+        likes = like_of(x.dtype), like_of(dtype)
+        where = at_weight, at_bias, start, end, outputs, out.data_ptr(), outputs + more
+        call_matmul(x.data_ptr(), rows, size, *where, *likes)
+        found, expected = out[:rows, start:end], plain.linear(weight, bias, x.float())[:, start:end].to(dtype)
+        torch.testing.assert_close(found, expected, **({} if dtype != torch.float32 else {"rtol": 1e-5, "atol": 1e-4}))
+        assert (out[rows] == 7).all() and (out[:, outputs:] == 7).all() and (out[:, : max(0, start - 32)] == 7).all()
 
 
 @njit
@@ -203,7 +241,7 @@ def test_silu_and_mul(dtype):
 @njit
 def call_exp_of(x, out, size):
     for i in range(0, size, WIDTH):
-        store(floats(out), i, blocks.exp_of(load(floats(x), i)))
+        store(floats(out), i, lanes.exp_of(load(floats(x), i)))
 
 
 def test_exp_of_sixteen_numbers():
@@ -236,7 +274,7 @@ def attended(
     rows, size = q.shape
     shape = Pool(pool.shape[1], pool.shape[3], pool.shape[4], pool.shape[5])
     out, peaks, sums = guarded(rows, size), guarded(rows), guarded(rows)
-    room, places = torch.full((4 * PART,), torch.nan), torch.full((PART,), -(2**40))
+    room, places = torch.full((4 * PART,), torch.nan), torch.full((PLACES,), -(2**40))
     table_there = torch.tensor(table)
     call_attend(
         q.data_ptr(), rows, group, first, pool.data_ptr(), shape, layer, kv, table_there.data_ptr(), start, end,
