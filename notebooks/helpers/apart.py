@@ -4,6 +4,7 @@ A kernel is a Python function. What it calls with sixteen numbers at a time are 
 here each of them has a stand-in that does the same, and notes what was read.
 """
 
+import itertools
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -61,22 +62,44 @@ VECTORS: dict[str, Any] = {
 # ---- dot
 
 
+def numbers_of(lanes: list[Any]) -> np.ndarray:
+    """A vector: what comes first is in lane 0."""
+    return np.array(lanes + [0] * (WIDTH - len(lanes)), np.float32)
+
+
+def add_products(sums: list, a: Memory, rows_a: tuple, b: Memory, rows_b: tuple, i: int) -> list[np.ndarray]:
+    """The next sixteen numbers of each row: all of them are loaded, then each of a meets each of b."""
+    left, right = [a.load(row + i) for row in rows_a], [b.load(row + i) for row in rows_b]
+    if a.notes is not None:
+        a.notes += ["fma"] * len(sums)
+    return [total + x * y for total, (x, y) in zip(sums, itertools.product(left, right), strict=True)]
+
+
+DOTS: dict[str, Any] = {
+    "add": np.add,
+    "no_sums": lambda rows_a, rows_b: [np.zeros(WIDTH, np.float32)] * (len(rows_a) * len(rows_b)),
+    "step_of": lambda a, b: WIDTH,
+    "add_products": add_products,
+    "sums_of": lambda sums: numbers_of([numbers.sum() for numbers in sums]),
+    "products_at": lambda a, rows_a, b, rows_b, i: numbers_of(
+        [a.read(x + i) * b.read(y + i) for x, y in itertools.product(rows_a, rows_b)]
+    ),
+    "starts_of": lambda rows, size: tuple(row * size for row in rows),
+    "write_rows": lambda memory, places, numbers: [memory.write(place, numbers[i]) for i, place in enumerate(places)],
+}  # fmt: skip
+DOTS["meet"] = run_by_python(dot.meet, DOTS)
+DOTS["write_products"] = run_by_python(dot.write_products, DOTS)
+
+
 def trace_products(weight: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """products() of dot.py for a row of a weight, [size], and x, [rows, size]: what it gives, [rows], what it did.
 
     What it did: "weight" and "x" for the vectors that it read, "fma" for sixteen products and sums.
     """
     notes: list[str] = []
-
-    def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        notes.append("fma")
-        return a * b + c
-
-    inner = VECTORS | {"fma": fma}
-    dots = {kernel.__name__: run_by_python(kernel, inner) for kernel in (dot.dot, dot.dot2, dot.dot4)}
     out = np.zeros(len(x), np.float32)
     row, rows = Memory(weight, "weight", notes), Memory(x.reshape(-1), "x", notes)
-    run_by_python(dot.products, inner | dots)(row, rows, len(weight), len(x), Memory(out), 1)
+    run_by_python(dot.products, DOTS)(row, rows, len(weight), len(x), Memory(out), 1)
     return out, notes
 
 
@@ -97,13 +120,6 @@ def rows_of(numbers: np.ndarray, combine: Callable, rows: tuple) -> np.ndarray:
     return np.tile(combine(numbers.reshape(-1, len(rows)), axis=0), WIDTH // len(rows))
 
 
-def meet(q: Memory, starts: tuple, keys: Memory, near: tuple, size: int) -> np.ndarray:
-    """Scores: key k and row r meet in lane k * len(starts) + r."""
-    found = np.stack([keys.numbers[place : place + size] for place in near])  # [keys, size]
-    queries = np.stack([q.numbers[start : start + size] for start in starts])  # [rows, size]
-    return (found @ queries.T).reshape(-1).astype(np.float32)
-
-
 def add_values(
     values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple, scale: tuple, size: int
 ) -> None:
@@ -119,15 +135,9 @@ def limits(rows: tuple, group: int, before: int, count: int) -> np.ndarray:
     return np.array(lanes, np.float32)
 
 
-def write_rows(memory: Memory, places: tuple, numbers: np.ndarray) -> None:
-    for i, place in enumerate(places):
-        memory.write(place, numbers[i])
-
-
-BLOCKS: dict[str, Any] = VECTORS | {
+BLOCKS: dict[str, Any] = VECTORS | DOTS | {
     "ask": lambda *given: None,  # it only hurries what is read soon
-    "meet": meet, "add_values": add_values, "limits": limits, "write_rows": write_rows,
-    "starts_of": lambda rows, size: tuple(row * size for row in rows),
+    "add_values": add_values, "limits": limits,
     "spread": lambda memory, places: np.array(
         [memory.read(places[i % len(places)]) for i in range(WIDTH)], np.float32
     ),

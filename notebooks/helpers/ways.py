@@ -18,7 +18,6 @@ from nanovllm.cli.benchmarks.contexts import prompts_taken_as_computed
 from nanovllm.cli.benchmarks.floor import weight_bytes
 from nanovllm.kernels.choice import lack
 from nanovllm.kernels.packed import PackedLinear
-from nanovllm.kernels.runner import MAX_FEW
 from stages.bench import harness
 from stages.bench.models import num_parameters
 
@@ -50,7 +49,7 @@ class DecodeStep:
 
     def ways(self, rows: int) -> list[str]:
         """What a step of so many rows can be computed with here."""
-        return [way for way in self._ways if way != FEW or rows <= MAX_FEW]
+        return [way for way in self._ways if way != FEW or rows <= self._runner._few.max_rows]
 
     @torch.inference_mode()
     def tokens(self, way: str, rows: int) -> list[int]:
