@@ -21,7 +21,8 @@ class PackedLinear(nn.Module):
         weight = linear.weight.detach()
         self.packed = pack(weight)
         self._bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
-        self._likes = like_of(type_of(weight.dtype)), like_of(weight.dtype)
+        self._type = type_of(weight.dtype)  # asked once: to ask the processor takes as long as many a product
+        self._likes = like_of(self._type), like_of(weight.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -31,7 +32,7 @@ class PackedLinear(nn.Module):
         """x [num_rows, in_features] -> [num_rows, out_features]"""
         (rows, size), outputs = x.shape, len(self._bias)
         out = x.new_empty(rows, outputs)
-        x = x.to(type_of(x.dtype)).contiguous()
+        x = x.to(self._type).contiguous()
         addresses = self.packed.data_ptr(), self._bias.data_ptr(), outputs, out.data_ptr()
         packed_linear(x.data_ptr(), rows, size, *addresses, torch.get_num_threads(), *self._likes)
         return out
