@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("nbformat")
 pytest.importorskip("matplotlib")
 pytest.importorskip("numba")
+
+import nbformat
 
 from nanovllm.core.online_softmax import attend_part, attend_part_reference
 from nanovllm.kernels import choice
@@ -109,7 +111,9 @@ def test_without_numba_the_notebook_shows_plain_operations(monkeypatch):
         if cell.cell_type == "code":
             exec(compile(cell.source, "nanovllm.ipynb", "exec"), names)
     assert "numba is not installed" in shown[0].data
-    assert sum(type(what).__name__ == "SVG" for what in shown) == 3 and "one call" not in "".join(what.data for what in shown)
+    assert sum(type(what).__name__ == "SVG" for what in shown) == 3 and "one call" not in "".join(
+        what.data for what in shown
+    )
 
 
 def test_each_way_has_its_look():
