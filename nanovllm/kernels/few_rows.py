@@ -27,6 +27,7 @@ class FewRows:
 
     def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
         self._model, self._blocks = model, kv_cache.blocks  # what addresses are taken of must live as long
+        self._max_model_len = max_model_len
         self.max_rows = MAX_ROWS if isinstance(model.lm_head, PackedLinear) else FEW
         config, workers = model.config, torch.get_num_threads()
         _, num_layers, _, block_size, num_kv_heads, head_dim = kv_cache.blocks.shape
@@ -35,7 +36,8 @@ class FewRows:
         self._sizes = Sizes(
             workers, config.hidden_size, heads, heads // num_kv_heads, config.intermediate_size, config.vocab_size
         )
-        self._kept: list[Tensor] = []
+        self._kept: list[Tensor] = []  # a helper may look at some of it after the last step
+        self._owned = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]  # if it gets others
         weights = self._take_weights()
         room = self._make_room(-(-max_model_len // SPLIT))
         dtype, eps = kv_cache.blocks.dtype, np.float32(config.rms_norm_eps)
@@ -51,6 +53,7 @@ class FewRows:
         """
         rows = len(token_ids)
         assert 1 <= rows <= self.max_rows, f"{rows} rows, at most {self.max_rows}"
+        self._check(token_ids, block_tables, context_lens)
         width = max(len(table) for table in block_tables)
         numbers = token_ids + context_lens
         for table in block_tables:
@@ -65,6 +68,15 @@ class FewRows:
         )
         decode_step(0, step.number - 1, step, self._fixed)
         return hidden, logits
+
+    def _check(self, token_ids: list[int], block_tables: list[list[int]], context_lens: list[int]) -> None:
+        """A kernel would read, and write, whatever lies behind."""
+        size, longest = self._sizes.vocab_size, max(context_lens)
+        assert min(token_ids) >= 0 and max(token_ids) < size, f"token ids {token_ids}, of {size}"
+        assert longest <= self._max_model_len, f"a context of {longest} tokens, at most {self._max_model_len}"
+        for table, length in zip(block_tables, context_lens, strict=True):
+            slots = len(table) * self._shape.block_size
+            assert 1 <= length <= slots, f"a context of {length} tokens in {slots} slots"
 
     def _take_weights(self) -> Weights:
         model, addresses, packed, biases = plain_model(self._model), [], [], []

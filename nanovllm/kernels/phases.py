@@ -100,8 +100,8 @@ def turn_head(
     """which: 0 for a query, 1 for a key"""
     weights, size, like = model.weights, model.shape.head_dim, model.like
     cos, sin = at(stored(weights.cos, like), position * size), at(stored(weights.sin, like), position * size)
-    norm, has_norm = at(floats(weights.head_norms), (layer * 2 + which) * size), weights.head_norms != 0
-    turn(head_of(row, head, model), norm, has_norm, cos, sin, model.eps, scale, size, own, out)
+    norm = weights.head_norms + 4 * (layer * 2 + which) * size if weights.head_norms else 0
+    turn(head_of(row, head, model), norm, 1, cos, sin, model.eps, scale, size, own, out)
 
 
 @njit(**OPTIONS)

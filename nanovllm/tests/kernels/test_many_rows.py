@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -229,6 +230,42 @@ def test_why_weights_are_not_packed(monkeypatch):
     assert why_not_packed(model) == "an MLP of 70 is not packed: 32 outputs are a block"
     model.lm_head = nn.Linear(33, 64)
     assert why_not_packed(model) == "a weight of 64 x 33 is not packed: 32 x 2 is a block"
+
+
+@pytest.mark.full
+def test_plain_layers_meet_few_numbers_of_rows(compiled, monkeypatch):
+    """In two bytes: the library behind them keeps code for each."""
+    compiled(torch.bfloat16)
+    torch.manual_seed(0)
+    seen, real = set(), nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda x, *rest: seen.add(len(x)) or real(x, *rest))
+    model = random_model(random.Random(3), torch.bfloat16)
+    steps = [[count, 1, 1] for count in range(1, 40)]
+    wanted, found = (Driver(model, 16, torch.bfloat16, 3) for _ in range(2))
+    logits = wanted.run(model, PagedAttention(wanted.kv_cache, 64), steps)
+    assert len(seen) >= 39
+    seen.clear()
+    attention = swap_in(model, found.kv_cache, 1, packs=False)
+    monkeypatch.setattr(model, "compute_logits", lambda hidden: real(hidden, model.lm_head.weight))
+    assert_near(found.run(model, attention, steps), logits, ROUNDINGS[torch.bfloat16])
+    assert seen == {16, 32, 48}
+
+
+def resident_memory() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is used")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_does_not_grow_with_the_numbers_of_rows(dtype, compiled):
+    compiled(dtype)
+    layer = PackedLinear(nn.Linear(64, 128, dtype=dtype).requires_grad_(False))
+    for rows in (1, 400):
+        layer(torch.zeros(rows, 64, dtype=dtype))
+    before = resident_memory()
+    for rows in range(1, 400):
+        layer(torch.zeros(rows, 64, dtype=dtype))
+    assert resident_memory() - before < 16 * 2**20, "a third of a MiB for each would be 130"
 
 
 # The sampler

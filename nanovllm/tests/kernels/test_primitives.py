@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -202,20 +203,22 @@ def test_normalize_also_in_place(dtype, rng):
 
 
 @njit
-def call_turn(x, norm, has_norm, cos, sin, eps, scale, size, own, out, like):
+def call_turn(x, norm, turns, cos, sin, eps, scale, size, own, out, like):
     pointers = stored(cos, like), stored(sin, like)
-    rotary.turn(floats(x), floats(norm), has_norm, *pointers, eps, scale, size, floats(own), stored(out, like))
+    rotary.turn(floats(x), norm, turns, *pointers, eps, scale, size, floats(own), stored(out, like))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_norm_rotation_and_scale_of_a_head(has_norm, dtype):
+def test_norm_rotation_and_scale_of_a_head(has_norm, turns, dtype):
     for size in (2, 6, 20, 24, 32, 64, 66, 80):
         x, norm, angles, own = torch.randn(size), torch.randn(size), torch.randn(size // 2), torch.empty(size)
         cos, sin, out = angles.cos().to(dtype), angles.sin().to(dtype), guarded(size).to(dtype)
         addresses = cos.data_ptr(), sin.data_ptr(), np.float32(1e-5), np.float32(0.3), size, own.data_ptr()
-        call_turn(x.data_ptr(), norm.data_ptr(), has_norm, *addresses, out.data_ptr(), like_of(dtype))
-        expected = 0.3 * plain.rotate(plain.normalize(x, norm, 1e-5) if has_norm else x, cos, sin)
+        call_turn(x.data_ptr(), norm.data_ptr() if has_norm else 0, turns, *addresses, out.data_ptr(), like_of(dtype))
+        normed = plain.normalize(x, norm, 1e-5) if has_norm else x
+        expected = 0.3 * (plain.rotate(normed, cos, sin) if turns else normed)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(out[:size].float(), expected, rtol=tolerance, atol=tolerance)
         assert out[size] == 7
@@ -392,6 +395,13 @@ def test_each_piece_is_done_once_by_whoever_comes_and_a_late_helper_takes_nothin
     assert len(late) > 50 and all(each.result() == 0 and (old == 0).all() for each, old in late)
 
 
+def test_more_pieces_than_a_long_context_of_many_sequences_has():
+    counters, count = no_counters(1), 3 << 20
+    open_step(counters.data_ptr(), 1, 2**38)
+    counters[0] += count - 2  # all but two are taken
+    assert [take_one(counters.data_ptr(), 0, 2**38, count) for _ in range(3)] == [count - 2, count - 1, -1]
+
+
 def test_nothing_waits_for_a_helper_that_never_comes():
     counters, done = no_counters(3), torch.zeros(3, 9, dtype=torch.int64)
     open_step(counters.data_ptr(), 3, 1)
@@ -438,6 +448,12 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
         count, newest[0] = len(helped), step
         assert helpers.call() == step
         assert wait_until(lambda count=count: len(helped) >= count + 3), "all are called"
+    helpers.call()  # and then an exception: the step never comes
+    assert wait_until(lambda: shared.is_asleep)
+    time.sleep(0.02)
+    count = len(helped)
+    time.sleep(0.02)
+    assert len(helped) == count, "nobody goes on looking for it"
     del helpers
     for thread in threads:
         thread.join(20)
@@ -446,8 +462,7 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
 
 def test_no_helper_is_left_when_the_interpreter_ends(monkeypatch):
     """Also those that look for a step just then."""
-    helpers = Helpers(3, lambda worker, seen: time.sleep(0.01) or seen)
-    helpers.call()  # a step that they never see: they go on looking
+    helpers = Helpers(3, lambda worker, seen: time.sleep(0.3) or seen)
     monkeypatch.setattr(team, "SHARED", {helpers._shared})
     threads = list(helpers._shared.threads)
     assert len(threads) == 3 and all(thread.is_alive() for thread in threads)
@@ -455,29 +470,51 @@ def test_no_helper_is_left_when_the_interpreter_ends(monkeypatch):
     assert not any(thread.is_alive() for thread in threads)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-def test_a_forked_child_gives_up_helpers_though_one_of_them_held_the_lock():
-    helpers = Helpers(0, None)
-    held, go = threading.Event(), threading.Event()
+def test_a_helper_whose_owner_is_collected_while_it_lies_down_ends():
+    """A garbage collector runs in any thread between any two lines: here in the helper's, when it has looked last."""
 
-    def hold() -> None:
-        with shared.condition:
-            held.set()
-            go.wait(20)
+    class Bell(SimpleQueue):
+        def get(self):
+            shared.end()
+            return super().get()
 
-    shared = helpers._shared
-    thread = threading.Thread(target=hold)
+    shared = team.Shared([Bell()])
+    thread = threading.Thread(target=team.stand_by, args=(1, lambda worker, seen: seen, shared.bells[0], shared))
     thread.start()
-    held.wait(20)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_helpers_end_where_the_system_has_no_thread_left(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def starts(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    with pytest.raises(RuntimeError, match="can't start"):
+        Helpers(2, lambda worker, seen: seen)
+    started[0].join(20)
+    assert not started[0].is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_child_waits_for_no_helper():
+    """Some sleep, some look for a step; the child gives them up, and ends as a process does."""
+    asleep, looking = Helpers(2, lambda worker, seen: seen), Helpers(2, lambda worker, seen: time.sleep(0.2) or seen)
+    assert wait_until(lambda: asleep._shared.is_asleep)
     if (child := os.fork()) == 0:
-        del helpers
+        asleep.call()
+        del asleep, looking
+        team.end_all()
         os._exit(0)
     has_ended = wait_until(lambda: os.waitpid(child, os.WNOHANG)[0] == child)
     if not has_ended:
         os.kill(child, 9)
         os.waitpid(child, 0)
-    go.set()
-    thread.join(20)
     assert has_ended
 
 

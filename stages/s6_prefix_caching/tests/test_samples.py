@@ -406,6 +406,7 @@ def test_a_step_that_breaks_off_leaves_nobody_running_and_loses_no_copy(checkpoi
     assert answers(ended["a"]) == said_by([1] * 6, 4, n=3) and answers(ended["b"]) == said_by([2] * 5, 4, n=2)
 
 
+
 def test_a_step_that_only_tells_an_error_loses_no_copy(checkpoint):
     """The samples of a are to be copied in the step in which b is found to have outgrown the pool."""
     engine = scripted_engine(checkpoint, num_blocks=8)
