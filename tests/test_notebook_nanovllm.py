@@ -8,16 +8,21 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("nbformat")
 pytest.importorskip("matplotlib")
 pytest.importorskip("numba")
 
+import nbformat
+
 from nanovllm.core.online_softmax import attend_part, attend_part_reference
+from nanovllm.kernels import choice
 from nanovllm.kernels.attention import PART
-from notebooks.helpers import apart, taking, timelines
+from notebooks.helpers import apart, pictures, taking, timelines, ways
+from notebooks.helpers import nanovllm as helpers
 from notebooks.helpers.roofline import LOOKS
 from notebooks.helpers.timelines import PHASES
 from notebooks.helpers.ways import WAYS, DecodeStep
-from tests.helpers import STORYTELLER
+from tests.helpers import ROOT, STORYTELLER
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +97,23 @@ def test_each_piece_is_taken_once_and_by_main_where_nobody_helps(late):
 @pytest.mark.parametrize("name", ["ways", "roofline", "nanovllm", "timelines", "apart", "taking"])
 def test_examples_in_docstrings(name):
     assert doctest.testmod(import_module(f"notebooks.helpers.{name}")).failed == 0
+
+
+@pytest.mark.full
+def test_without_numba_the_notebook_shows_plain_operations(monkeypatch):
+    shown = []
+    monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
+    monkeypatch.setattr(pictures, "display", shown.append)
+    for module in (choice, ways, helpers):
+        monkeypatch.setattr(module, "lack", lambda: "numba is not installed")
+    names = {}
+    for cell in nbformat.read(ROOT / "notebooks/nanovllm.ipynb", as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(compile(cell.source, "nanovllm.ipynb", "exec"), names)
+    assert "numba is not installed" in shown[0].data
+    assert sum(type(what).__name__ == "SVG" for what in shown) == 3 and "one call" not in "".join(
+        what.data for what in shown
+    )
 
 
 def test_each_way_has_its_look():

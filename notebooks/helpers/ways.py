@@ -17,7 +17,6 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.cli.benchmarks.contexts import prompts_taken_as_computed
 from nanovllm.cli.benchmarks.floor import weight_bytes
 from nanovllm.kernels.choice import lack
-from nanovllm.kernels.packed import PackedLinear
 from stages.bench import harness
 from stages.bench.models import num_parameters
 
@@ -120,11 +119,12 @@ def swapped_out(runner: Any, *kept: str) -> Iterator[Callable]:
             model.model, runner._attention, runner.sample_rows = layers, attention, sample_rows
 
 
-def unpack(model: Any) -> dict[int, PackedLinear]:
+def unpack(model: Any) -> dict[int, Any]:
     """Put the plain linear layers in. Returns the packed ones, by the number of the plain one."""
     from nanovllm.kernels.many_rows import swap_linears
+    from nanovllm.kernels.packed import PackedLinear
 
-    packed: dict[int, PackedLinear] = {}
+    packed: dict[int, Any] = {}
 
     def plain_of(module: Any) -> Any:
         if not isinstance(module, PackedLinear):
@@ -136,7 +136,7 @@ def unpack(model: Any) -> dict[int, PackedLinear]:
     return packed
 
 
-def pack(model: Any, packed: Mapping[int, PackedLinear]) -> None:
+def pack(model: Any, packed: Mapping[int, Any]) -> None:
     """Undo unpack()."""
     from nanovllm.kernels.many_rows import swap_linears
 
