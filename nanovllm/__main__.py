@@ -19,8 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def spin_shortly() -> None:
     """Let OpenMP's threads sleep soon while they wait, unless the environment says how. Torch reads it when imported.
 
-    One sequence on two cores, plain operations, tokens a second: beside one busy process 80 by default and 190 so,
-    alone 200 both. Steps of many rows may be slower for it where the machine has nothing else to do.
+    A thread that spins holds a core that another one wants: another process, or a helper of the kernels.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*os.environ}:
         os.environ["GOMP_SPINCOUNT"] = "1000"  # about a microsecond

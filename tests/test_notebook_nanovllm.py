@@ -30,7 +30,8 @@ def step():
     return DecodeStep(STORYTELLER, "float32", max_rows=5, context=40)
 
 
-@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.full), 4, 5])
+@pytest.mark.full
+@pytest.mark.parametrize("rows", [1, 4, 5])
 def test_all_ways_give_the_same_tokens_and_leave_the_engine_as_it_was(step, rows):
     runner = step.engine.model_runner
     before = runner._model.model, runner._attention, runner._few, dict(runner._model.named_modules())
@@ -40,6 +41,7 @@ def test_all_ways_give_the_same_tokens_and_leave_the_engine_as_it_was(step, rows
     assert dict(runner._model.named_modules()) == before[3]
 
 
+@pytest.mark.full
 def test_the_floor_counts_the_weights_and_the_slots(step):
     of_weights = 4 * sum(parameter.numel() for parameter in step._runner._model.parameters())
     cache = step.llm.kv_cache
@@ -56,6 +58,7 @@ def test_plain_operations_are_told_in_order_and_are_one_core_s(step):
     assert {timelines.kind_of(span.name) for span in spans} == set(timelines.KINDS)
 
 
+@pytest.mark.full
 def test_phases_of_a_compiled_step_are_seen_in_order(step):
     spans = timelines.compiled_timeline(step, num_steps=1)
     assert [span.name for span in spans] == [*PHASES] * step.llm.model_config.num_hidden_layers + ["logits"]
