@@ -129,7 +129,8 @@ class Helpers:
         It must not hold the owner of the helpers.
         """
         self._shared = shared = Shared([SimpleQueue() for _ in range(count)])
-        SHARED.add(shared)
+        SHARED[:] = [each for each in SHARED if not each.threads or any(map(threading.Thread.is_alive, each.threads))]
+        SHARED.append(shared)
         weakref.finalize(self, shared.end)  # also if the system has no thread left for the second one
         for worker, bell in enumerate(shared.bells, 1):
             arguments = worker, help, bell, shared
@@ -180,12 +181,12 @@ def stand_by(worker: int, help: Callable[[int, int], int], bell: SimpleQueue[Non
             bell.get()
 
 
-SHARED: weakref.WeakSet[Shared] = weakref.WeakSet()
+SHARED: list[Shared] = []  # also of owners that are gone: their helpers may be at their last line
 
 
 @atexit.register
 def end_all() -> None:
-    """A helper that leaves a kernel when the interpreter is gone would take the process down with it."""
+    """A helper that leaves a kernel, or frees a tensor, when the interpreter is gone takes the process down with it."""
     for shared in list(SHARED):
         shared.end()
         for thread in shared.threads:

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
 
@@ -463,7 +464,7 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
 def test_no_helper_is_left_when_the_interpreter_ends(monkeypatch):
     """Also those that look for a step just then."""
     helpers = Helpers(3, lambda worker, seen: time.sleep(0.3) or seen)
-    monkeypatch.setattr(team, "SHARED", {helpers._shared})
+    monkeypatch.setattr(team, "SHARED", [helpers._shared])
     threads = list(helpers._shared.threads)
     assert len(threads) == 3 and all(thread.is_alive() for thread in threads)
     team.end_all()
@@ -526,3 +527,19 @@ def test_addresses(rng):
 
     numbers = torch.arange(8)
     assert walk(numbers.data_ptr(), 2, 50) == 50 and numbers.tolist() == [0, 1, 2, 50, 4, 5, 6, 7]
+
+
+def test_the_end_waits_for_helpers_whose_owner_is_gone():
+    """They free what they worked with: a tensor does that without the interpreter's lock."""
+    freed = []
+
+    class Kept:
+        def __del__(self):
+            time.sleep(0.3)
+            freed.append(True)
+
+    helpers = Helpers(1, partial(lambda kept, worker, seen: seen, Kept()))
+    del helpers
+    time.sleep(0.1)
+    team.end_all()
+    assert freed
