@@ -87,17 +87,13 @@ class FewRows:
             packed.append(list(map(packed_address, linears)))
             biases.append([0 if linear.bias is None else linear.bias.data_ptr() for linear in linears])
         norms = [norm for layer in model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-        head_norms = 0
-        if self._model.config.qk_norm:
-            of_heads = [norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
-            head_norms = self._keep(torch.stack([norm.weight.detach().float() for norm in of_heads]))
         return Weights(
             matrices=self._keep(torch.tensor(addresses)),
             packed=self._keep(torch.tensor(packed)),
             biases=self._keep(torch.tensor(biases)),
             no_bias=self._keep(self._blocks.new_zeros(self._most_outputs())),
             norms=self._keep(torch.stack([norm.weight.detach().float() for norm in norms])),
-            head_norms=head_norms,
+            head_norms=self._take_head_norms(model),
             last_norm=self._keep(model.norm.weight.detach().float()),
             embedding=model.embed_tokens.weight.data_ptr(),
             head=self._model.lm_head.weight.data_ptr(),
@@ -106,6 +102,13 @@ class FewRows:
             sin=model.rotary_emb.sin.data_ptr(),
             pool=self._blocks.data_ptr(),
         )
+
+    def _take_head_norms(self, model: Any) -> int:
+        """Their address; 0: the model has none."""
+        if not self._model.config.qk_norm:
+            return 0
+        norms = [norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
+        return self._keep(torch.stack([norm.weight.detach().float() for norm in norms]))
 
     def _make_room(self, splits: int) -> Room:
         workers, size, heads, group, inner, _ = self._sizes

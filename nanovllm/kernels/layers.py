@@ -38,7 +38,7 @@ from .vectors import (
 )
 
 ENOUGH = 1 << 15  # numbers: a kernel with less to do is done before another thread has woken up
-PADDED = 16  # rows: oneDNN makes, and keeps, code for each number of rows of a layer, a third of a MiB in 1 to 10 ms
+PADDED = 16  # rows: a plain layer's library makes, and keeps, code for each number of rows that it meets
 
 
 @njit(parallel=True, **ENTRY)

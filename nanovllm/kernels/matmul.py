@@ -1,4 +1,4 @@
-"""Many rows of x times a packed weight: a matrix product that computes as fast as it can be computed.
+"""Many rows of x times a packed weight: there is more to compute than to read, and registers are what is scarce.
 
 Eight rows of x meet two columns of sixteen outputs in sixteen registers. A number of x is read and splatted, a vector
 of the weight is read, and each takes part in as many products as the other side has. So the weight is packed: what is

@@ -37,11 +37,17 @@ def are_pairs(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype == types.uint16 and has_dot_of_pairs()
 
 
-@intrinsic
-def step_of(typing: Any, a: Any, b: Any) -> Any:
-    """How many numbers of a row add_products() takes: 32 or 16."""
-    count = 2 * WIDTH if are_pairs(a, b) else WIDTH
-    return types.intp(a, b), lambda context, builder, signature, args: context.get_constant(types.intp, count)
+def count_of(of_pairs: int, of_others: int) -> Any:
+    @intrinsic
+    def count(typing: Any, a: Any, b: Any) -> Any:
+        number = of_pairs if are_pairs(a, b) else of_others
+        return types.intp(a, b), lambda context, builder, signature, args: context.get_constant(types.intp, number)
+
+    return count
+
+
+step_of = count_of(2 * WIDTH, WIDTH)  # so many numbers of a row add_products() takes
+depth_of = count_of(2, 1)  # so many numbers of a row of x add_outer() takes
 
 
 @intrinsic
@@ -58,13 +64,6 @@ def add_products(typing: Any, sums: Any, a: Any, rows_a: Any, b: Any, rows_b: An
         return products(use, left, right, context, builder, signature, args[0])
 
     return sums(sums, a, rows_a, b, rows_b, types.intp), generate
-
-
-@intrinsic
-def depth_of(typing: Any, a: Any, b: Any) -> Any:
-    """How many numbers of a row of x add_outer() takes: 2 or 1."""
-    count = 2 if are_pairs(a, b) else 1
-    return types.intp(a, b), lambda context, builder, signature, args: context.get_constant(types.intp, count)
 
 
 @intrinsic
