@@ -71,15 +71,24 @@ def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Buil
 
     Raises ValueError or OSError, before anything is served, for what cannot be.
     """
-    signal.signal(signal.SIGTERM, end_at_once)
     template = read_template(options.chat_template)
-    with listening_socket(options.host, options.port) as listener:
+    args.engine_config()
+    with listening_socket(options.host, options.port) as listener, sigterm_ends_at_once():
         return asyncio.run(serve(model, args, options, template, listener, build))
 
 
-def end_at_once(*_: Any) -> NoReturn:
-    """A handler of SIGTERM while the model is loaded: nobody is served yet. The engine's process ends by itself."""
-    os._exit(0)
+@contextmanager
+def sigterm_ends_at_once() -> Iterator[None]:
+    """While the model is loaded nobody is served yet. The engine's process ends by itself."""
+
+    def end(*_: Any) -> NoReturn:
+        os._exit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
