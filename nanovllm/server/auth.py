@@ -1,0 +1,103 @@
+"""Who may ask: those with a key, and pages of this server's own."""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .errors import error_object
+from .small_answers import send_json
+
+WITHOUT_A_KEY = {"/", "/health", "/ping", "/version", "/metrics"}  # they tell no text
+PAGE = "/page/"
+
+
+class ApiKeys:
+    """Refuses a request without one of the keys: Authorization: Bearer KEY."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_open(scope["path"], scope["method"]) or self._is_known(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        told = error_object(401, "this server asks for an API key: Authorization: Bearer KEY")
+        await send_json(send, 401, told, {"WWW-Authenticate": "Bearer"})
+
+    def _is_known(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = digest(key.strip().encode("latin-1"))
+        # All are compared, each in constant time: how long it takes says nothing about any of them.
+        matches = [hmac.compare_digest(given, each) for each in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def digest(key: bytes) -> bytes:
+    """Of one length, whatever the key's."""
+    return hashlib.sha256(key).digest()
+
+
+def is_open(path: str, method: str) -> bool:
+    """
+    >>> is_open("/health", "GET"), is_open("/v1/completions", "POST"), is_open("/v1/completions", "OPTIONS")
+    (True, False, True)
+    """
+    return method == "OPTIONS" or path in WITHOUT_A_KEY or path.startswith(PAGE)
+
+
+class OwnOrigin:
+    """Refuses what a page of another server asks for.
+
+    A browser sends a simple request wherever a page wants, and keeps only the answer from it: by then the model has
+    run. It names the page's server in Origin.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self._app, self._allowed = app, {each.rstrip("/") for each in allowed}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_allowed(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        told = error_object(403, "requests of other servers' pages are not served: --allowed-origins names such")
+        await send_json(send, 403, told)
+
+    def _is_allowed(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        if origin is None or "*" in self._allowed or origin in self._allowed:
+            return True
+        return own_host(origin) == headers.get("host", "").lower()
+
+
+def own_host(origin: str) -> str | None:
+    """
+    >>> own_host("http://localhost:8000"), own_host("null"), own_host("http://[")
+    ('localhost:8000', None, None)
+    """
+    try:
+        return urlsplit(origin.lower()).netloc or None
+    except ValueError:
+        return None
+
+
+def read_origins(given: str | None) -> list[str]:
+    """A list in JSON, as vLLM takes it, or names with commas between them. Raises ValueError.
+
+    >>> read_origins("http://a, http://b"), read_origins('["*"]'), read_origins(None)
+    (['http://a', 'http://b'], ['*'], [])
+    """
+    if given is None or not given.startswith("["):
+        return [each.strip() for each in (given or "").split(",") if each.strip()]
+    try:
+        origins = json.loads(given)
+    except json.JSONDecodeError:
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(each, str) for each in origins):
+        raise ValueError(f"allowed_origins must be a list of texts, not {given}")
+    return origins
