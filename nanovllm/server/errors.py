@@ -25,11 +25,6 @@ class NotServed(Exception):
 class TooBusy(Exception):
     """As much waits as may. The same request may be taken later."""
 
-    def __init__(self, error: str, reason: str) -> None:
-        """`reason` is the limit that is reached, by its name."""
-        super().__init__(error)
-        self.reason = reason
-
 
 RETRY_SECONDS = 1  # after which a client that was refused may come again
 CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}

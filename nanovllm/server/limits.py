@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from .errors import TooBusy
 from .messages import Add
@@ -44,11 +44,11 @@ def check_room(requests: Sequence[Add], options: ServerOptions, load: Load, reje
     most, asked = options.max_num_queued_reqs, sum(request.params.n for request in requests)
     if most is not None and load.num_samples + asked > most:
         name = "max_num_queued_reqs"
-        error: Any = f"{load.num_samples} requests run or wait, and {asked} more would be over {name}, {most}"
+        error = f"{load.num_samples} requests run or wait, and {asked} more would be over {name}, {most}"
     elif (most := options.max_num_queued_tokens) is not None and load.num_waiting_tokens >= most:
         name = "max_num_queued_tokens"
         error = f"prompts of {load.num_waiting_tokens:,} tokens wait: {name} is {most:,}"
     else:
         return
     rejections[name] += 1
-    raise TooBusy(error, name)
+    raise TooBusy(error)
