@@ -1,5 +1,6 @@
 """ServerOptions: what the command line says of the server, beside the engine's knobs and the model."""
 
+import math
 from dataclasses import dataclass
 
 from ..core.flags import knob
@@ -24,17 +25,22 @@ class ServerOptions:
     api_keys: tuple[str, ...] = ()  # no knob: it may be given several times, or in the environment
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a limit that can be no limit."""
-        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "shutdown_timeout"):
-            check_least(name, getattr(self, name), 0)
-        for name in ("max_request_tokens", "max_body_bytes", "header_timeout", "body_timeout"):
-            check_least(name, getattr(self, name), 0, is_open=True)
+        """Raises ValueError for a value that cannot be."""
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be from 0 to 65535, not {self.port}")
+        for name in ("shutdown_timeout", "header_timeout", "body_timeout"):
+            check_between(name, getattr(self, name), 0.0)
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            check_between(name, getattr(self, name), 0)
+        for name in ("max_request_tokens", "max_body_bytes"):
+            check_between(name, getattr(self, name), 1)
         if any(not key for key in self.api_keys):
             raise ValueError("an API key is empty: anybody has that one")
         read_origins(self.allowed_origins)
 
 
-def check_least(name: str, value: float | None, least: float, is_open: bool = False) -> None:
-    """`is_open`: it must be more than `least`."""
-    if value is not None and not (value > least or (value == least and not is_open)):
-        raise ValueError(f"{name} must be {'more than' if is_open else 'at least'} {least}, not {value}")
+def check_between(name: str, value: float | None, least: float) -> None:
+    """`value` is None, or a number of at least `least` that is no infinity."""
+    if value is not None and not least <= value < math.inf:
+        unit = "a number of seconds, " if isinstance(value, float) else ""
+        raise ValueError(f"{name} must be {unit}{least:g} or above, not {value}")

@@ -43,6 +43,7 @@ class Front:
 
     async def run(self, listener: socket.socket) -> int:
         """Serve until stop() or die(); returns the exit status."""
+        listener.listen()  # whoever reads the line below may come at once
         tell(f"serving {self.state.model.name} at {address_of(listener)}, {self.state.kernels}")
         await self.server.serve([listener])
         return 1 if self.failed else 0
@@ -73,15 +74,24 @@ def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Buil
 
     Raises ValueError or OSError, before anything is served, for what cannot be.
     """
-    signal.signal(signal.SIGTERM, end_at_once)
     template = read_template(options.chat_template)
-    with listening_socket(options.host, options.port) as listener:
+    args.engine_config()
+    with listening_socket(options.host, options.port) as listener, sigterm_ends_at_once():
         return asyncio.run(serve(model, args, options, template, listener, build))
 
 
-def end_at_once(*_: Any) -> NoReturn:
-    """A handler of SIGTERM while the model is loaded: nobody is served yet. The engine's process ends by itself."""
-    os._exit(0)
+@contextmanager
+def sigterm_ends_at_once() -> Iterator[None]:
+    """While the model is loaded nobody is served yet. The engine's process ends by itself."""
+
+    def end(*_: Any) -> NoReturn:
+        os._exit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

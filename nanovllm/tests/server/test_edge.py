@@ -147,5 +147,5 @@ def test_more_choices_than_an_answer_has(checkpoint):
     [{"max_num_queued_reqs": -1}, {"max_body_bytes": 0}, {"header_timeout": float("nan")}, {"api_keys": ("",)}],
 )
 def test_options_that_cannot_be(options):
-    with pytest.raises(ValueError, match="must be|is empty"):
+    with pytest.raises(ValueError, match=r"must be|is empty"):
         ServerOptions(**options)

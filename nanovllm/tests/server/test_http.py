@@ -10,7 +10,7 @@ from .inside import inside
 from .raw import exchange, post
 
 GOOD = json.dumps({"prompt": [5, 6], "max_tokens": 2, "temperature": 0}).encode()
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = post(b"", content_length="", transfer_encoding="chunked")
 QUICK = {"header_timeout": 0.2, "body_timeout": 0.3, "max_body_bytes": 10_000}
 
 
