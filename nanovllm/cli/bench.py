@@ -31,7 +31,7 @@ def shared(rounds: int, peer: click.Option = PEER) -> list[click.Parameter]:
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure this engine here: throughput, latency, the prefix cache, offload, peers; and any server."""
+    """Measure this engine here: throughput, latency, the prefix cache, offload, peers."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
