@@ -56,7 +56,7 @@ setup: $(call needs,test lint) ## the environment with the test extras (and lint
 notebooks: $(call needs,notebooks) ## execute all notebooks in place, so that their pictures are this machine's
 	@$(PY) -m notebooks $(ARGS)
 
-notebook: $(call needs,notebooks) ## open a copy of a stage's notebook in jupyter lab: STAGE=3, or STAGE=claims
+notebook: $(call needs,notebooks) ## open a copy of a stage's notebook in jupyter lab: STAGE=3, claims or nanovllm
 	@$(PY) -m notebooks.lab $(one_stage) $(ARGS)
 
 page: $(call needs,core) ## run one workload through all stages, and make the page that plays their pools

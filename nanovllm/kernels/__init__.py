@@ -3,12 +3,13 @@
 How a kernel is written, in reading order:
 
 vectors.py         sixteen numbers at a time, whatever type they are stored in; pointers
-dot.py             one stored row times several rows of x
+dot.py             one stored row times several rows of x; blocks.py: what is kept in registers meanwhile
+matmul.py          many rows of x times a packed weight; pairs.py: what the processor multiplies at a time
 linear.py norm.py rotary.py activation.py exp.py
-attention.py       keys and values are read where they lie; blocks.py has the registers that it works in
+attention.py       keys and values are read where they lie
 team.py            workers that share a step, and never wait for one that the system has given no core
 
-A step of few rows, at most four sequences that decode:
+A step of few rows, at most 64 sequences that decode:
 
 few_rows.py        a model's weights and room, as addresses
 decode_step.py     all layers in one call; phases.py has the phases of a layer, step_parts.py the tuples
@@ -16,7 +17,7 @@ decode_step.py     all layers in one call; phases.py has the phases of a layer, 
 A step of many rows, and prompts:
 
 many_rows.py       what is swapped into the model
-packed.py          linear layers with packed weights
+packed.py          linear layers whose weights are packed
 layers.py          a layer: four packed linear layers, and four calls between them
 step_attention.py  the attention backend: rotation, the write to the pool and attention in one call
 sampler.py         the likeliest token of each row

@@ -18,18 +18,16 @@ from numba import njit
 from .blocks import (
     load_block,
     load_rows,
-    no_sums,
     outer,
     per_line,
     places_of,
     prefetch,
-    products_at,
     scaled,
     splats,
     starts_of,
     store_rows,
-    sums_of_16,
 )
+from .dot import meet
 from .exp import exp
 from .lanes import exp_of, lanes_of_rows, largest_of_rows, limits, spread, sums_of_rows, where_below, write_rows
 from .vectors import (
@@ -152,7 +150,7 @@ def attend_rows(
         if rows[0] == 0:  # the first rows of a part read it, the others find it in the cache
             ask(keys, places, t + AHEAD, t + AHEAD + each, size)
             ask(values, places, t, t + each, size)
-        score = where_below(splat(t), limit, meet(q, starts, keys, places_of(places, t, rows), size), never)
+        score = where_below(splat(t), limit, meet(keys, places_of(places, t, rows), q, starts, size), never)
         store(scores, t * len(rows), score)
         peak = maximum(peak, score)
     peak = largest_of_rows(peak, rows)
@@ -165,18 +163,6 @@ def attend_rows(
     write_rows(peaks, rows, peak)
     write_rows(sums, rows, fma(spread(sums, rows), scale, sums_of_rows(total, rows)))
     add_values(values, places, count, scores, out, starts, lanes_of_rows(scale, rows), size)
-
-
-@njit(**OPTIONS)
-def meet(q: Memory, starts: tuple[int, ...], keys: Memory, near: tuple[int, ...], size: int) -> Any:
-    """A vector of scores: key k and row r meet in lane k * len(starts) + r."""
-    sums = no_sums(near, starts)
-    for d in range(0, size - WIDTH + 1, WIDTH):
-        sums = outer(sums, load_rows(keys, near, d), load_rows(q, starts, d))
-    scores = sums_of_16(sums)
-    for d in range(size - size % WIDTH, size):
-        scores = add(scores, products_at(keys, near, q, starts, d))
-    return scores
 
 
 @njit(**OPTIONS)

@@ -21,7 +21,9 @@ from .vectors import (
     WIDTH,
     WORD,
     constant,
+    element,
     reader,
+    rounded,
     sixteen,
     vector,
 )
@@ -62,14 +64,14 @@ def load_rows(typing: Any, memory: Any, starts: Any, i: Any) -> Any:
 
 @intrinsic
 def store_rows(typing: Any, memory: Any, starts: Any, columns: Any, block: Any) -> Any:
-    """memory[start + column ..] = the block's vectors, row by row. memory: float32"""
+    """memory[start + column ..] = the block's vectors, row by row."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = iter(parts_of(builder, args[3]))
+        values, kind = iter(parts_of(builder, args[3])), signature.args[0].dtype
         for start in parts_of(builder, args[1]):
             for column in parts_of(builder, args[2]):
-                pointer = builder.gep(args[0], [builder.add(start, column)])
-                builder.store(next(values), builder.bitcast(pointer, FLOATS.as_pointer()), align=4)
+                value, place = rounded(builder, kind, next(values), sixteen), builder.add(start, column)
+                builder.store(value, element(context, builder, args[0], place, value.type), align=2)
         return context.get_dummy_value()
 
     return types.void(memory, starts, columns, block), generate
@@ -140,28 +142,49 @@ def splats(typing: Any, memory: Any, i: Any, rows: Any) -> Any:
 
 
 @intrinsic
-def sums_of_16(typing: Any, sums: Any) -> Any:
-    """One vector: lane i is the sum of the vector sums[i]. Half as many vectors after each step, each of two."""
+def sums_of(typing: Any, sums: Any) -> Any:
+    """One vector: lane i is the sum of the vector sums[i]; there are 1, 2, 4, 8 or 16 of them."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def join(a: Any, b: Any, low: list[int], high: list[int]) -> Any:
-            return sum_2(builder, shuffled(builder, a, b, low), shuffled(builder, a, b, high))
-
-        def join_all(values: list[Any], low: list[int], high: list[int]) -> list[Any]:
-            return [join(a, b, low, high) for a, b in zip(values[::2], values[1::2], strict=True)]
-
-        quarters = range(0, WIDTH, 4)  # what moves inside a quarter of a register is cheap
         values = parts_of(builder, args[0])
-        values = join_all(
-            values, *[[q + i + j for q in quarters for i in k for j in (0, 16)] for k in ((0, 1), (2, 3))]
-        )
-        values = join_all(
-            values, *[[q + i + j for q in quarters for j in (0, 16) for i in k] for k in ((0, 1), (2, 3))]
-        )
-        even_and_odd = [[q + i for q in (k, k + 8, k + 16, k + 24) for i in range(4)] for k in (0, 4)]
-        return join_all(join_all(values, *even_and_odd), *even_and_odd)[0]
+        return sums_of_16(builder, values) if len(values) == WIDTH else sums_of_few(builder, values)
 
-    return vector(types.UniTuple(vector, WIDTH)), generate
+    return vector(sums), generate
+
+
+def sums_of_few(builder: Any, values: list[Any]) -> Any:
+    """Two vectors become one, each in half of it, until there is one; what each has of it is folded then."""
+
+    def join(a: Any, b: Any) -> Any:
+        low = [start + i for start in range(0, 2 * WIDTH, each) for i in range(each // 2)]
+        return sum_2(builder, shuffled(builder, a, b, low), shuffled(builder, a, b, [i + each // 2 for i in low]))
+
+    count, each = len(values), WIDTH  # lanes that a value has
+    while len(values) > 1:
+        values, each = [join(a, b) for a, b in zip(values[::2], values[1::2], strict=True)], each // 2
+    (sums,), distance = values, each
+    while distance := distance // 2:
+        moved = [i // each * each + (i + distance) % each for i in range(WIDTH)]
+        sums = sum_2(builder, sums, shuffled(builder, sums, sums, moved))
+    return shuffled(builder, sums, sums, [i % count * each for i in range(WIDTH)])
+
+
+def sums_of_16(builder: Any, values: list[Any]) -> Any:
+    """Half as many vectors after each step, each of two."""
+
+    def join(a: Any, b: Any, low: list[int], high: list[int]) -> Any:
+        return sum_2(builder, shuffled(builder, a, b, low), shuffled(builder, a, b, high))
+
+    def join_all(values: list[Any], low: list[int], high: list[int]) -> list[Any]:
+        return [join(a, b, low, high) for a, b in zip(values[::2], values[1::2], strict=True)]
+
+    quarters = range(0, WIDTH, 4)  # what moves inside a quarter of a register is cheap
+    pairs = [[[q + i + j for q in quarters for i in k for j in (0, 16)] for k in ((0, 1), (2, 3))]]
+    pairs += [[[q + i + j for q in quarters for j in (0, 16) for i in k] for k in ((0, 1), (2, 3))]]
+    pairs += [[[q + i for q in (k, k + 8, k + 16, k + 24) for i in range(4)] for k in (0, 4)]] * 2
+    for low, high in pairs:
+        values = join_all(values, low, high)
+    return values[0]
 
 
 @intrinsic

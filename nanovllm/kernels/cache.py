@@ -40,6 +40,7 @@ def fingerprint(sources: Path = Path(__file__).parent) -> str:
 
     parts = [path.read_bytes() for path in sorted(sources.glob("*.py"))]
     names = [version("numba"), version("llvmlite"), sys.version, platform.machine(), binding.get_host_cpu_name()]
+    names.append(binding.get_host_cpu_features().flatten())  # a virtual machine may hide some
     names += [os.environ.get(name, "") for name in NUMBA_SETTINGS]
     return blake2b(b"\0".join(parts + [name.encode() for name in names]), digest_size=12).hexdigest()
 

@@ -85,9 +85,10 @@ class Choice:
     def _force(self, dtype: torch.dtype, folder: Path | None) -> None:
         try:
             compile_here(dtype, folder)
+            self._runner.use_kernels()
         except Exception as error:
             raise ValueError(f"attention_backend 'numba' cannot be had: {type(error).__name__}: {error}") from error
-        self._use()
+        self.uses_kernels, self.why = True, None
 
     def _begin(self, dtype: torch.dtype, folder: Path | None) -> None:
         if folder is None:
@@ -103,8 +104,12 @@ class Choice:
             self.why = f"kernels could not be compiled: {error}"
 
     def _use(self) -> None:
-        self._runner.use_kernels()
-        self.uses_kernels, self.why = True, None
+        try:
+            self._runner.use_kernels()
+        except Exception as error:  # too little memory, no thread: plain operations need less
+            self.why = f"kernels could not be taken up: {type(error).__name__}: {error}"
+        else:
+            self.uses_kernels, self.why = True, None
 
     def _forked(self) -> None:
         """In a forked child: no thread of the parent is there, and the compiler is not the child's."""
@@ -148,7 +153,10 @@ CHOICES: weakref.WeakSet[Choice] = weakref.WeakSet()
 
 
 def after_fork() -> None:
-    for choice in list(CHOICES):
+    """OpenMP waits in the child, too, for the threads that it had in the parent: one thread waits for nobody."""
+    if choices := list(CHOICES):
+        torch.set_num_threads(1)
+    for choice in choices:
         choice._forked()
 
 

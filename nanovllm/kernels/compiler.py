@@ -10,7 +10,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 
 import torch
 
@@ -90,6 +90,7 @@ def watch(process: subprocess.Popen[bytes], state: State, dtype: torch.dtype, fo
 def end(process: subprocess.Popen[bytes], state: State, thread: Thread) -> None:
     state.is_over = True
     process.kill()
-    thread.join(LOADING)
+    if thread is not current_thread():  # a garbage collector runs in any
+        thread.join(LOADING)
     with suppress(OSError):
         process.stdin.close()

@@ -10,16 +10,26 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import torch
 
 from .cache import is_complete, mark_complete, remove_left
 
+ONE_AT_A_TIME = Lock()  # a function has one folder at a time, and Numba one setting for all
+
 
 def compile_all(dtype: torch.dtype, folder: Path | None) -> None:
     """Compile each entry for `dtype`, or load it from `folder`; None: keep nothing. Raises OSError if it is full."""
+    from .threads import started_in
+
+    started_in()  # a child that is forked from now on leaves Numba alone, and the lock
+    with ONE_AT_A_TIME:
+        compile_or_load(dtype, folder)
+
+
+def compile_or_load(dtype: torch.dtype, folder: Path | None) -> None:
     from numba import typeof
 
     from .entries import entries

@@ -1,8 +1,9 @@
 """A decode step of a few sequences as one compiled function over all layers.
 
-A step of few rows is a walk over the weights: there is little to compute, and each operation of a framework in between
-costs more than its own work. Here the weights and the cached keys are read where they lie, once a step (phases.py). The
-thread that calls is worker 0; helpers run the same function, and see a step in the mailbox when it is there (team.py).
+A step of few rows is a walk over the weights: each operation of a framework in between costs more than its own work,
+and its threads wait for each other after each. Here the weights and the cached keys are read where they lie, once a
+step (phases.py). The thread that calls is worker 0; helpers run the same function, and see a step in the mailbox when
+it is there (team.py).
 """
 
 from numba import njit

@@ -1,84 +1,52 @@
-"""One stored row times several rows of x: the inner loop of a linear layer, and of queries that meet a key.
+"""Stored rows times rows of x: the inner loop of a linear layer of few rows, and of queries that meet keys.
 
-The stored row comes from memory and is the expensive part. It is read once for up to four rows of x.
+Some rows of the one meet some of the other, each with each, in registers. A stored row comes from memory and is the
+expensive part: it is read once for up to four rows of x.
 """
+
+from typing import Any
 
 from numba import njit
 
-from .vectors import OPTIONS, WIDTH, Memory, add, at, fma, load, read, sum_of, write, zeros
+from .blocks import no_sums, products_at, starts_of, sums_of
+from .lanes import write_rows
+from .pairs import add_products, step_of
+from .vectors import OPTIONS, Memory, add
+
+
+@njit(**OPTIONS)
+def meet(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...], size: int) -> Any:
+    """A vector: row k of a times row r of b is in lane k * len(rows_b) + r.
+
+    rows_a, rows_b: where they start, at most 16 pairs; `size` numbers each
+    """
+    sums, more, each, i = no_sums(rows_a, rows_b), no_sums(rows_a, rows_b), step_of(a, b), 0
+    if len(sums) <= 4:  # two sums of each: an addition waits for the one before
+        while i + 2 * each <= size:
+            sums = add_products(sums, a, rows_a, b, rows_b, i)
+            more = add_products(more, a, rows_a, b, rows_b, i + each)
+            i += 2 * each
+    while i + each <= size:
+        sums = add_products(sums, a, rows_a, b, rows_b, i)
+        i += each
+    products = add(sums_of(sums), sums_of(more)) if len(sums) <= 4 else sums_of(sums)
+    while i < size:
+        products = add(products, products_at(a, rows_a, b, rows_b, i))
+        i += 1
+    return products
 
 
 @njit(**OPTIONS)
 def products(row: Memory, x: Memory, size: int, rows: int, out: Memory, stride: int) -> None:
-    """out[m * stride] = row * x[m] for m in range(rows). row [size]; x float32 [rows, size]; out float32"""
-    m = 0
-    while m + 4 <= rows:
-        a, b, c, d = dot4(row, at(x, m * size), size)
-        write(out, m * stride, a)
-        write(out, (m + 1) * stride, b)
-        write(out, (m + 2) * stride, c)
-        write(out, (m + 3) * stride, d)
-        m += 4
-    if m + 2 <= rows:
-        a, b = dot2(row, at(x, m * size), size)
-        write(out, m * stride, a)
-        write(out, (m + 1) * stride, b)
-        m += 2
-    if m < rows:
-        write(out, m * stride, dot(row, at(x, m * size), size))
+    """out[m * stride] = row * x[m] for m in range(rows), at most 4. row [size]; x [rows, size]; out float32"""
+    if rows == 1:
+        write_products(row, x, (0,), size, out, stride)
+    elif rows == 2:
+        write_products(row, x, (0, 1), size, out, stride)
+    else:  # three are four, with the last one twice
+        write_products(row, x, (0, 1, 2, rows - 1), size, out, stride)
 
 
 @njit(**OPTIONS)
-def dot(row: Memory, x: Memory, size: int) -> float:
-    """row * x, both [size]. Two sums: an addition waits for the one before."""
-    even, odd, i = zeros(), zeros(), 0
-    while i + 2 * WIDTH <= size:
-        even = fma(load(row, i), load(x, i), even)
-        odd = fma(load(row, i + WIDTH), load(x, i + WIDTH), odd)
-        i += 2 * WIDTH
-    if i + WIDTH <= size:
-        even = fma(load(row, i), load(x, i), even)
-        i += WIDTH
-    total = sum_of(add(even, odd))
-    while i < size:
-        total += read(row, i) * read(x, i)
-        i += 1
-    return total
-
-
-@njit(**OPTIONS)
-def dot2(row: Memory, x: Memory, size: int) -> tuple[float, float]:
-    """x [2, size]"""
-    a, b, i = zeros(), zeros(), 0
-    while i + WIDTH <= size:
-        numbers = load(row, i)
-        a = fma(numbers, load(x, i), a)
-        b = fma(numbers, load(x, size + i), b)
-        i += WIDTH
-    sum_a, sum_b = sum_of(a), sum_of(b)
-    while i < size:
-        sum_a += read(row, i) * read(x, i)
-        sum_b += read(row, i) * read(x, size + i)
-        i += 1
-    return sum_a, sum_b
-
-
-@njit(**OPTIONS)
-def dot4(row: Memory, x: Memory, size: int) -> tuple[float, float, float, float]:
-    """x [4, size]"""
-    a, b, c, d, i = zeros(), zeros(), zeros(), zeros(), 0
-    while i + WIDTH <= size:
-        numbers = load(row, i)
-        a = fma(numbers, load(x, i), a)
-        b = fma(numbers, load(x, size + i), b)
-        c = fma(numbers, load(x, 2 * size + i), c)
-        d = fma(numbers, load(x, 3 * size + i), d)
-        i += WIDTH
-    sum_a, sum_b, sum_c, sum_d = sum_of(a), sum_of(b), sum_of(c), sum_of(d)
-    while i < size:
-        sum_a += read(row, i) * read(x, i)
-        sum_b += read(row, i) * read(x, size + i)
-        sum_c += read(row, i) * read(x, 2 * size + i)
-        sum_d += read(row, i) * read(x, 3 * size + i)
-        i += 1
-    return sum_a, sum_b, sum_c, sum_d
+def write_products(row: Memory, x: Memory, rows: tuple[int, ...], size: int, out: Memory, stride: int) -> None:
+    write_rows(out, starts_of(rows, stride), meet(row, (0,), x, starts_of(rows, size), size))

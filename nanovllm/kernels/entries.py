@@ -10,6 +10,7 @@ from .attention import Pool
 from .backend import like_of
 from .decode_step import decode_step
 from .layers import add_and_norm, silu_and_mul
+from .matmul import packed_linear, type_of
 from .sampler import find_peaks, join_pieces
 from .step_attention import attend_step
 from .step_parts import Model, Room, Sizes, Step, Weights
@@ -18,13 +19,14 @@ from .step_parts import Model, Room, Sizes, Step, Weights
 def entries(dtype: torch.dtype) -> list[tuple[Any, tuple]]:
     """Each function with example arguments: only their types count."""
     like, shape = like_of(dtype), zeros(Pool)
-    few = Model(like, shape, zeros(Sizes), zeros(Weights), zeros(Room), np.float32(0))
+    few = Model(like, like_of(type_of(dtype)), shape, zeros(Sizes), zeros(Weights), zeros(Room), np.float32(0))
     many = (zeros(step_attention.Heads)._replace(eps=0.0), zeros(step_attention.Plan), zeros(step_attention.Room))
     return [
         (decode_step, (0, 0, zeros(Step), few)),
         (attend_step, (0, 0, 0, 0, 0, like, shape, *many)),
         (add_and_norm, (0, 0, 0, 0.0, 0, 0, 0, like, 0)),
         (silu_and_mul, (0, 0, 0, 0, like, 0)),
+        (packed_linear, (0, 0, 0, 0, 0, 0, 0, 0, like_of(type_of(dtype)), like)),
         (join_pieces, (0, 0, 0, 0, 0, 0, 0)),
         *((find_peaks, (0, 0, 0, like_of(stored), 0, 0, 0)) for stored in {dtype, torch.float32}),
     ]

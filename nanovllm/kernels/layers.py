@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..core.llama import LlamaForCausalLM
 from . import activation
 from .backend import StepAttend, like_of
+from .packed import PackedLinear
 from .vectors import (
     ENTRY,
     OPTIONS,
@@ -37,6 +38,7 @@ from .vectors import (
 )
 
 ENOUGH = 1 << 15  # numbers: a kernel with less to do is done before another thread has woken up
+PADDED = 16  # rows: oneDNN makes, and keeps, code for each number of rows of a layer, a third of a MiB in 1 to 10 ms
 
 
 @njit(parallel=True, **ENTRY)
@@ -135,6 +137,8 @@ class ManyRows(nn.Module):
         self._norm = self._float(model.model.norm.weight)
         self._dtype = model.lm_head.weight.dtype
         self._like = like_of(self._dtype)
+        is_packed = isinstance(model.lm_head, PackedLinear)
+        self._padded = 1 if is_packed or self._dtype == torch.float32 else PADDED
 
     def _float(self, *weights: Tensor) -> int:
         self._kept.append(torch.cat([weight.detach().float() for weight in weights]))
@@ -152,18 +156,19 @@ class ManyRows(nn.Module):
         config, like, workers, rows = self.config, self._like, self._workers, len(input_ids)
         size, eps, middle = config.hidden_size, config.rms_norm_eps, config.intermediate_size
         x = self.embed_tokens(input_ids).float()  # [num_tokens, hidden_size]
-        normed = torch.empty(rows, size, dtype=self._dtype)
-        heads = torch.empty(rows, config.num_attention_heads * config.head_dim, dtype=self._dtype)
-        act = torch.empty(rows, middle, dtype=self._dtype)
+        room = -(-rows // self._padded) * self._padded  # nobody reads what layers make of the last ones
+        normed = torch.empty(room, size, dtype=self._dtype)
+        heads = torch.empty(room, config.num_attention_heads * config.head_dim, dtype=self._dtype)
+        act = torch.empty(room, middle, dtype=self._dtype)
         at_x, at_y, at_normed, at_act = x.data_ptr(), 0, normed.data_ptr(), act.data_ptr()
         for number, layer in enumerate(self._layers):
             add_and_norm(at_x, at_y, layer.norm, eps, rows, size, workers, like, at_normed)
             attend.attend(number, layer.qkv(normed), layer.head_norms, 1, heads)
-            y = layer.o(heads)  # [num_tokens, hidden_size]
+            y = layer.o(heads)  # [room, hidden_size]
             add_and_norm(at_x, y.data_ptr(), layer.mlp_norm, eps, rows, size, workers, like, at_normed)
-            gate_up = layer.gate_up(normed)  # [num_tokens, 2 * intermediate_size]
+            gate_up = layer.gate_up(normed)  # [room, 2 * intermediate_size]
             silu_and_mul(gate_up.data_ptr(), rows, middle, workers, like, at_act)
-            y = layer.down(act)  # [num_tokens, hidden_size]
+            y = layer.down(act)  # [room, hidden_size]
             at_y = y.data_ptr()
         add_and_norm(at_x, at_y, self._norm, eps, rows, size, workers, like, at_normed)
-        return normed
+        return normed[:rows]

@@ -13,7 +13,7 @@ def linear(
 ) -> None:  # fmt: skip
     """out[m, r] = weight[r] * x[m] + bias[r] for r in start .. end - 1
 
-    weight [outputs, size]; bias [outputs]; x float32 [rows, size]; out float32 [rows, outputs]
+    weight [outputs, size]; bias [outputs]; x [rows, size], at most 4 rows; out float32 [rows, outputs]
     """
     for r in range(start, end):
         products(at(weight, r * size), x, size, rows, at(out, r), outputs)

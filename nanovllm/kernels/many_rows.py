@@ -1,6 +1,7 @@
 """The path of steps of many rows: what is swapped into a model, and the attention backend that goes with it."""
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -31,8 +32,9 @@ def swap_in(model: LlamaForCausalLM, kv_cache: KVCache, workers: int, packs: boo
 
 
 def swap_out(model: LlamaForCausalLM) -> None:
-    """Undo swap_in()."""
-    model.model = model.model.plain
+    """Undo swap_in(), also one that raised half way."""
+    now: Any = model.model
+    model.model = getattr(now, "plain", now)
     swap_linears(model, lambda linear: linear.plain if isinstance(linear, PackedLinear) else linear)
 
 

@@ -1,11 +1,6 @@
-"""PackedLinear: a linear layer whose weight is a second time in memory, in the order that its matmul reads it in.
+"""PackedLinear: a linear layer whose weight is a second time in memory, in the order that matmul.py reads it in.
 
-A matmul library reorders the weight, block by block, each time it multiplies. oneDNN, which torch brings, can keep the
-reordered weight: steps of many rows take 0.4 to 0.7 of the time then. The plain weight stays where it is, a step of few
-rows reads it there.
-
-The two operations are torch's own, behind its compiler, and not public: where they are missing, or do not take a
-dtype, the layers stay as they are.
+The plain weight stays where it is: steps of few rows read it there, and plain operations when kernels are dropped.
 """
 
 from pathlib import Path
@@ -14,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.llama import LlamaForCausalLM
+from .backend import like_of
+from .matmul import COLUMNS, pack, packed_linear, type_of
 
 
 class PackedLinear(nn.Module):
@@ -21,7 +18,11 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.plain = linear
         self.bias = linear.bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        weight = linear.weight.detach()
+        self.packed = pack(weight)
+        self._bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
+        self._type = type_of(weight.dtype)  # asked once: to ask the processor takes as long as many a product
+        self._likes = like_of(self._type), like_of(weight.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -29,20 +30,24 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features]"""
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+        (rows, size), outputs = x.shape, len(self._bias)
+        out = x.new_empty(rows, outputs)
+        x = x.to(self._type).contiguous()
+        addresses = self.packed.data_ptr(), self._bias.data_ptr(), outputs, out.data_ptr()
+        packed_linear(x.data_ptr(), rows, size, *addresses, torch.get_num_threads(), *self._likes)
+        return out
 
 
 def why_not_packed(model: LlamaForCausalLM) -> str | None:
     """The reason, in a few words, if the weights of `model` cannot be packed; None if they can."""
-    weight = model.lm_head.weight
-    if weight.device.type != "cpu":
-        return f"weights on {weight.device.type} are not packed"
-    try:
-        with torch.no_grad():
-            PackedLinear(nn.Linear(32, 32, dtype=weight.dtype))(torch.zeros(2, 32, dtype=weight.dtype))
-    except (AttributeError, RuntimeError):
-        return f"torch {torch.__version__} does not pack {str(weight.dtype).removeprefix('torch.')} here"
-    needed, free = sum(linear.weight.nbytes for linear in linears_of(model)), free_memory()
+    linears = linears_of(model)
+    for linear in linears:
+        outputs, size = linear.weight.shape
+        if outputs < COLUMNS or size % 2:
+            return f"a weight of {outputs} x {size} is not packed: {COLUMNS} x 2 is a block"
+    if model.config.intermediate_size % COLUMNS:
+        return f"an MLP of {model.config.intermediate_size} is not packed: {COLUMNS} outputs are a block"
+    needed, free = sum(linear.weight.nbytes for linear in linears), free_memory()
     if free is not None and needed > free // 2:
         return f"packed weights need {needed:,} bytes, {free:,} are free"
     return None

@@ -17,6 +17,7 @@ from numba import njit
 from .activation import silu_and_mul
 from .attention import PART, PLACES, attend, merge, slot
 from .linear import linear
+from .matmul import columns_of_piece, matmul
 from .norm import normalize
 from .rotary import copy, turn
 from .step_parts import Model, Step
@@ -26,13 +27,14 @@ from .vectors import OPTIONS, Memory, at, floats, get, integers, read, stored, w
 PHASES = 5
 SPLIT = 512  # keys of a context that one worker attends to at a time
 QKV, OUT, GATE_UP, DOWN = range(4)
+FEW = 4  # rows: up to so many, the weights are read as they lie
 
 
 @njit(**OPTIONS)
 def project_qkv(worker: int, phase: int, layer: int, step: Step, model: Model) -> None:
     size = model.sizes.hidden_size
     outputs = (model.sizes.num_heads + 2 * model.shape.num_kv_heads) * model.shape.head_dim
-    own, is_ready, each = own_room(worker, step, model), False, rows_of_piece(outputs, model.sizes.workers)
+    own, is_ready, each = own_room(worker, step, model), False, columns_of_piece(outputs, model.sizes.workers)
     for piece in pieces(integers(model.room.counters), phase, step.number, -(-outputs // each)):
         if not is_ready:
             normalize_rows(floats(model.room.x), step.rows, size, layer * 2, model, own)
@@ -98,8 +100,8 @@ def turn_head(
     """which: 0 for a query, 1 for a key"""
     weights, size, like = model.weights, model.shape.head_dim, model.like
     cos, sin = at(stored(weights.cos, like), position * size), at(stored(weights.sin, like), position * size)
-    norm, has_norm = at(floats(weights.head_norms), (layer * 2 + which) * size), weights.head_norms != 0
-    turn(head_of(row, head, model), norm, has_norm, cos, sin, model.eps, scale, size, own, out)
+    norm = weights.head_norms + 4 * (layer * 2 + which) * size if weights.head_norms else 0
+    turn(head_of(row, head, model), norm, 1, cos, sin, model.eps, scale, size, own, out)
 
 
 @njit(**OPTIONS)
@@ -111,7 +113,7 @@ def head_of(row: int, head: int, model: Model) -> Memory:
 @njit(**OPTIONS)
 def project_out(worker: int, phase: int, layer: int, step: Step, model: Model) -> None:
     size, outputs = model.sizes.num_heads * model.shape.head_dim, model.sizes.hidden_size
-    own, is_ready, each = own_room(worker, step, model), False, rows_of_piece(outputs, model.sizes.workers)
+    own, is_ready, each = own_room(worker, step, model), False, columns_of_piece(outputs, model.sizes.workers)
     for piece in pieces(integers(model.room.counters), phase, step.number, -(-outputs // each)):
         if not is_ready:
             merge_splits(own, step, model)
@@ -136,8 +138,8 @@ def merge_splits(own: Memory, step: Step, model: Model) -> None:
 @njit(**OPTIONS)
 def gate_and_up(worker: int, phase: int, layer: int, step: Step, model: Model) -> None:
     size, outputs = model.sizes.hidden_size, model.sizes.intermediate_size
-    own, is_ready, each = own_room(worker, step, model), False, rows_of_piece(outputs, model.sizes.workers)
-    y, act = floats(model.room.y), floats(model.room.act)  # [rows, 2, outputs], [rows, outputs]
+    own, is_ready, each = own_room(worker, step, model), False, columns_of_piece(outputs, model.sizes.workers)
+    y, act = floats(model.room.y), stored(model.room.act, model.like_x)  # [rows, 2, outputs], [rows, outputs]
     for piece in pieces(integers(model.room.counters), phase, step.number, -(-outputs // each)):
         if not is_ready:
             normalize_rows(floats(model.room.x), step.rows, size, layer * 2 + 1, model, own)
@@ -153,10 +155,10 @@ def gate_and_up(worker: int, phase: int, layer: int, step: Step, model: Model) -
 @njit(**OPTIONS)
 def project_down(worker: int, phase: int, layer: int, step: Step, model: Model) -> None:
     size, outputs = model.sizes.intermediate_size, model.sizes.hidden_size
-    each = rows_of_piece(outputs, model.sizes.workers)
+    act, each = stored(model.room.act, model.like_x), columns_of_piece(outputs, model.sizes.workers)
     for piece in pieces(integers(model.room.counters), phase, step.number, -(-outputs // each)):
         start, end = piece * each, min((piece + 1) * each, outputs)
-        multiply(DOWN, layer, start, end, floats(model.room.act), size, floats(model.room.y), outputs, step, model)
+        multiply(DOWN, layer, start, end, act, size, floats(model.room.y), outputs, step, model)
         add_to(floats(model.room.x), floats(model.room.y), step.rows, outputs, start, end)
 
 
@@ -164,8 +166,8 @@ def project_down(worker: int, phase: int, layer: int, step: Step, model: Model) 
 def compute_logits(worker: int, phase: int, step: Step, model: Model) -> None:
     """The last norm, and the logits of all rows."""
     size, outputs, logits = model.sizes.hidden_size, model.sizes.vocab_size, floats(step.logits)
-    own, is_ready, each = own_room(worker, step, model), False, rows_of_piece(outputs, 4 * model.sizes.workers)
-    weight = stored(model.weights.head, model.like)
+    own, is_ready, each = own_room(worker, step, model), False, columns_of_piece(outputs, 4 * model.sizes.workers)
+    weight, packed, none = model.weights.head, model.weights.packed_head, 0
     for piece in pieces(integers(model.room.counters), phase, step.number, -(-outputs // each)):
         if not is_ready:
             for row in range(step.rows):
@@ -175,7 +177,7 @@ def compute_logits(worker: int, phase: int, step: Step, model: Model) -> None:
         if piece == 0:
             copy(own, step.rows * size, np.float32(1), stored(step.hidden, model.like))
         start, end = piece * each, min((piece + 1) * each, outputs)
-        linear(weight, weight, False, start, end, own, size, step.rows, logits, outputs)
+        multiply_by(weight, packed, none, start, end, own, size, logits, outputs, step, model)
 
 
 @njit(**OPTIONS)
@@ -184,22 +186,30 @@ def multiply(
     model: Model,
 ) -> None:  # fmt: skip
     """out[row, start .. end - 1] = those rows of a layer's matrix times x[row]. x [rows, size]; out [rows, outputs]"""
-    weight = stored(get(integers(model.weights.matrices), layer * 4 + which), model.like)
-    bias = get(integers(model.weights.biases), layer * 4 + which)
-    linear(weight, stored(bias, model.like), bias != 0, start, end, x, size, step.rows, out, outputs)
+    weights, i = model.weights, layer * 4 + which
+    weight, packed = get(integers(weights.matrices), i), get(integers(weights.packed), i)
+    multiply_by(weight, packed, get(integers(weights.biases), i), start, end, x, size, out, outputs, step, model)
+
+
+@njit(**OPTIONS)
+def multiply_by(
+    weight: int, packed: int, bias: int, start: int, end: int, x: Memory, size: int, out: Memory, outputs: int,
+    step: Step, model: Model,
+) -> None:  # fmt: skip
+    """By the weight as it lies, or by the packed one: for few rows there is nothing to compute while it is read."""
+    like = model.like
+    if step.rows <= FEW:
+        linear(stored(weight, like), stored(bias, like), bias != 0, start, end, x, size, step.rows, out, outputs)
+    else:
+        terms = stored(bias if bias else model.weights.no_bias, like)
+        matmul(x, step.rows, size, stored(packed, like), terms, start, end, outputs, out, outputs)
 
 
 @njit(**OPTIONS)
 def own_room(worker: int, step: Step, model: Model) -> Memory:
-    """float32 [rows, max(hidden_size, num_heads * head_dim)] for this worker alone"""
+    """[rows, max(hidden_size, num_heads * head_dim)] for this worker alone, as x meets the weights"""
     width = max(model.sizes.hidden_size, model.sizes.num_heads * model.shape.head_dim)
-    return at(floats(model.room.own), worker * step.rows * width)
-
-
-@njit(**OPTIONS)
-def rows_of_piece(outputs: int, workers: int) -> int:
-    """Weight rows of a piece: four pieces a worker, and whole cache lines of what comes out."""
-    return -(-outputs // (4 * workers * 16)) * 16
+    return at(stored(model.room.own, model.like_x), worker * step.rows * width)
 
 
 @njit(**OPTIONS)

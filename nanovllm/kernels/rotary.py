@@ -5,20 +5,31 @@ from numba import njit
 
 from .lanes import negative
 from .norm import normalize
-from .vectors import OPTIONS, WIDTH, Memory, fma, load, multiply, read, splat, store, write
+from .vectors import OPTIONS, WIDTH, Memory, floats, fma, load, multiply, read, splat, store, write
 
 
 @njit(**OPTIONS)
 def turn(
-    x: Memory, norm: Memory, has_norm: bool, cos: Memory, sin: Memory, eps: float, scale: float, size: int, own: Memory,
+    x: Memory, norm: int, turns: int, cos: Memory, sin: Memory, eps: float, scale: float, size: int, own: Memory,
     out: Memory,
 ) -> None:  # fmt: skip
-    """Norm, rotate and scale a head. x, norm, out [size]; own float32 [size]: room to work in"""
-    if has_norm:
-        normalize(x, norm, eps, size, own)
-        rotate(own, cos, sin, scale, size, out)
+    """Norm, rotate and scale a head. x, out [size]; own float32 [size]: room to work in
+
+    norm: address of float32 [size]; 0: the model has none. turns: 0 if x is rotated already
+    """
+    if norm:
+        normalize(x, floats(norm), eps, size, own)
+        turn_normed(own, turns, cos, sin, scale, size, out)
     else:
+        turn_normed(x, turns, cos, sin, scale, size, out)
+
+
+@njit(**OPTIONS)
+def turn_normed(x: Memory, turns: int, cos: Memory, sin: Memory, scale: float, size: int, out: Memory) -> None:
+    if turns:
         rotate(x, cos, sin, scale, size, out)
+    else:
+        copy(x, size, scale, out)
 
 
 @njit(**OPTIONS)

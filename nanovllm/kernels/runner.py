@@ -1,4 +1,4 @@
-"""A ModelRunner that computes with kernels: steps of few rows in one call, steps of many on swapped submodules.
+"""A ModelRunner that computes with kernels: decodes of few rows in one call, all else on swapped submodules.
 
 Numba is imported when kernels are taken up, not before: this is the engine's runner also where there is none.
 """
@@ -20,7 +20,6 @@ from .threads import numba_threads
 if TYPE_CHECKING:
     from .few_rows import FewRows
 
-MAX_FEW = 4  # rows: one read of the weights serves so many
 NOTHING = torch.empty(0, dtype=torch.int64)
 
 
@@ -36,16 +35,23 @@ class KernelRunner(ModelRunner):
         self._logits: Tensor | None = None  # [rows, vocab_size], of a step of few rows
 
     def use_kernels(self) -> None:
-        """From the next step on. All of them are compiled, and no request is there."""
+        """From the next step on. All of them are compiled, and no request is there.
+
+        Raises what packing the weights may raise, MemoryError for one; then all is as before.
+        """
         from .few_rows import FewRows
-        from .many_rows import swap_in
+        from .many_rows import swap_in, swap_out
         from .sampler import sample_rows
 
-        self.sample_rows = sample_rows
-        self._few = FewRows(self._model, self._kv_cache, self._max_model_len)  # it takes the weights as they are
         with numba_threads() as workers:
-            # it plans a step as PagedAttention does
-            self._attention = swap_in(self._model, self._kv_cache, workers)  # type: ignore[assignment]
+            try:
+                attention = swap_in(self._model, self._kv_cache, workers)
+                self._few = FewRows(self._model, self._kv_cache, self._max_model_len)
+            except BaseException:
+                swap_out(self._model)
+                raise
+        # it plans a step as PagedAttention does
+        self._attention, self.sample_rows = attention, sample_rows  # type: ignore[assignment]
 
     def drop_kernels(self) -> None:
         """Back to plain operations."""
@@ -59,7 +65,7 @@ class KernelRunner(ModelRunner):
         self._logits = None
         if self._few is None:
             return super().compute(batch)
-        if len(batch) <= MAX_FEW and all(num_tokens == 1 for _, num_tokens in batch):
+        if len(batch) <= self._few.max_rows and all(num_tokens == 1 for _, num_tokens in batch):
             return self._compute_few(batch)
         with numba_threads():
             return super().compute(batch)
@@ -82,8 +88,11 @@ class KernelRunner(ModelRunner):
 
     def compute_logits(self, hidden: Tensor, step: AttentionMetadata, seqs: list[int]) -> Tensor:
         """[len(seqs), vocab_size]"""
-        if self._logits is None:
+        if self._few is None:
             return super().compute_logits(hidden, step, seqs)
+        if self._logits is None:
+            with numba_threads():  # beams ask for them outside of sample()
+                return super().compute_logits(hidden, step, seqs)
         return self._logits if len(seqs) == len(self._logits) else self._logits[seqs]
 
     def sample(self, batch: list[Scheduled], hidden: Tensor, step: AttentionMetadata) -> list[SampledToken | None]:

@@ -14,8 +14,7 @@ import numpy as np
 from numba import njit, prange
 
 from .attention import PART, PLACES, Pool, attend, merge
-from .norm import normalize
-from .rotary import copy, rotate
+from .rotary import copy, turn
 from .team import open_phases, pieces
 from .vectors import (
     ENTRY,
@@ -139,27 +138,6 @@ def place_row(
         key = at(row_of, (heads.num_heads + kv) * size)
         turn(key, key_norm, turns, cos, sin, heads.eps, np.float32(1), size, own, at(keys, kv * size))
     copy(at(row_of, (heads.num_heads + kvs) * size), kvs * size, np.float32(1), at(keys, block_size * kvs * size))
-
-
-@njit(**OPTIONS)
-def turn(
-    x: Memory, norm: int, turns: int, cos: Memory, sin: Memory, eps: float, scale: float, size: int, own: Memory,
-    out: Memory,
-) -> None:  # fmt: skip
-    """A head, normed if the model does that, rotated and scaled. norm: address of float32 [size]"""
-    if norm:
-        normalize(x, floats(norm), eps, size, own)
-        turn_normed(own, turns, cos, sin, scale, size, out)
-    else:
-        turn_normed(x, turns, cos, sin, scale, size, out)
-
-
-@njit(**OPTIONS)
-def turn_normed(x: Memory, turns: int, cos: Memory, sin: Memory, scale: float, size: int, out: Memory) -> None:
-    if turns:
-        rotate(x, cos, sin, scale, size, out)
-    else:
-        copy(x, size, scale, out)
 
 
 @njit(**OPTIONS)

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 from numba import njit, types
@@ -23,11 +24,11 @@ from numba.core.extending import intrinsic
 from .vectors import OPTIONS, Memory, put
 
 STRIDE = 8  # int64 of a phase, a cache line: the word, and how many pieces are done
-SHIFT = 20  # of a step's number in the word: below it stands the next piece
+SHIFT = 24  # of a step's number in the word: below it stands the next piece. 2**39 steps take years
 PATIENCE = 20_000  # looks at a counter before a worker offers its core to somebody else: about 20 us
 NAPS = 200  # so often does a helper offer it; then it sleeps until it is called
 
-yield_core = types.ExternalFunction("sched_yield", types.int32())
+yield_core = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 
 
 @intrinsic
@@ -127,14 +128,14 @@ class Helpers:
 
         It must not hold the owner of the helpers.
         """
-        self._shared = shared = Shared(threading.Condition())
-        for worker in range(1, count + 1):
-            arguments = worker, help, shared
-            thread = threading.Thread(target=stand_by, args=arguments, daemon=True, name=f"helper {worker}")
-            shared.threads.append(thread)
-            thread.start()
+        self._shared = shared = Shared([SimpleQueue() for _ in range(count)])
         SHARED.add(shared)
-        weakref.finalize(self, shared.end)
+        weakref.finalize(self, shared.end)  # also if the system has no thread left for the second one
+        for worker, bell in enumerate(shared.bells, 1):
+            arguments = worker, help, bell, shared
+            thread = threading.Thread(target=stand_by, args=arguments, daemon=True, name=f"helper {worker}")
+            thread.start()
+            shared.threads.append(thread)
 
     def call(self) -> int:
         """Call the helpers to a step. Returns its number: 1, 2, ..."""
@@ -149,7 +150,7 @@ class Helpers:
 class Shared:
     """What helpers and their owner know of each other."""
 
-    condition: threading.Condition
+    bells: list[SimpleQueue[None]]  # of each helper: a garbage collector may ring it, in any thread, at any moment
     newest: int = 0  # the number of the newest step
     is_asleep: bool = False  # whether a helper is
     is_over: bool = False
@@ -157,25 +158,26 @@ class Shared:
     process: int = field(default_factory=os.getpid)  # whose threads they are
 
     def wake(self) -> None:
-        with self.condition:
-            self.is_asleep = False
-            self.condition.notify_all()
+        self.is_asleep = False
+        for bell in self.bells:
+            if bell.empty():
+                bell.put(None)
 
     def end(self) -> None:
-        """In a forked child there are no helpers, and the lock may be held by one that the fork has left behind."""
+        """In a forked child there are no helpers."""
         self.is_over = True
         if self.process == os.getpid():
             self.wake()
 
 
-def stand_by(worker: int, help: Callable[[int, int], int], shared: Shared) -> None:
+def stand_by(worker: int, help: Callable[[int, int], int], bell: SimpleQueue[None], shared: Shared) -> None:
     seen = 0
     while not shared.is_over:
+        newest = shared.newest
         seen = help(worker, seen)
-        with shared.condition:
-            shared.is_asleep = True
-            if seen == shared.newest and not shared.is_over:
-                shared.condition.wait()
+        shared.is_asleep = True
+        if shared.newest in (newest, seen) and not shared.is_over:  # it may have been called, and never come
+            bell.get()
 
 
 SHARED: weakref.WeakSet[Shared] = weakref.WeakSet()

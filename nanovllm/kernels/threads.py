@@ -14,7 +14,8 @@ import torch
 def start_team() -> str:
     """Choose the threading layer, once in a process: OpenMP, which torch has loaded already, or else Numba's own.
 
-    A layer that the user has named, or that runs already, stays. Returns its name.
+    A layer that the user has named, or that runs already, stays, and so does torch's number of threads. Returns its
+    name.
     """
     import numba
     from numba.core import config
@@ -22,7 +23,7 @@ def start_team() -> str:
     started_in()
     with suppress(ValueError):
         return numba.threading_layer()  # raises it if none runs
-    before = config.THREADING_LAYER
+    before, threads = config.THREADING_LAYER, torch.get_num_threads()
     for layer in [before] if before != "default" else ["omp", "workqueue"]:
         config.THREADING_LAYER = layer
         try:
@@ -31,6 +32,7 @@ def start_team() -> str:
             continue
         finally:
             config.THREADING_LAYER = before
+        torch.set_num_threads(threads)  # one OpenMP serves both: Numba has just told it to use all cores
         return numba.threading_layer()
     raise ImportError(f"Numba has no threading layer {before!r}")
 
@@ -49,7 +51,7 @@ def is_forked() -> bool:
 @cache
 def turns() -> Any:
     """What a parallel loop runs under. Numba's own layer ends the process if two threads use it at once."""
-    return threading.Lock() if start_team() == "workqueue" else nullcontext()
+    return threading.RLock() if start_team() == "workqueue" else nullcontext()
 
 
 @contextmanager

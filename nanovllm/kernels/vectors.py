@@ -71,28 +71,29 @@ def reader(many: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
 
 
 def writer(many: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
-    """Code that rounds `many` float32 numbers to what the array stores, to the nearest and ties to even."""
+    """Code that writes `many` float32 numbers as what the array stores."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind, (memory, i, numbers) = signature.args[0].dtype, args
-
-        def put(value: Any, of_type: ir.Type) -> None:
-            builder.store(value, element(context, builder, memory, i, of_type), align=2)
-
-        if kind == types.float32:
-            put(numbers, many(FLOAT))
-        elif kind == types.int16:
-            put(builder.fptrunc(numbers, many(HALF)), many(HALF))
-        else:
-            bits = builder.bitcast(numbers, many(WORD))
-            odd = builder.and_(builder.lshr(bits, constant(many(WORD), 16)), constant(many(WORD), 1))
-            rounded = builder.add(bits, builder.add(odd, constant(many(WORD), 0x7FFF)))
-            is_nan = builder.fcmp_unordered("uno", numbers, numbers)  # rounding could turn it into infinity
-            rounded = builder.select(is_nan, constant(many(WORD), 0x7FC00000), rounded)
-            put(builder.trunc(builder.lshr(rounded, constant(many(WORD), 16)), many(BITS)), many(BITS))
+        memory, i, numbers = args
+        value = rounded(builder, signature.args[0].dtype, numbers, many)
+        builder.store(value, element(context, builder, memory, i, value.type), align=2)
         return context.get_dummy_value()
 
     return generate
+
+
+def rounded(builder: Any, kind: types.Type, numbers: Any, many: Callable[[ir.Type], ir.Type]) -> Any:
+    """float32 numbers as they are stored: the nearest there is, and of two the even one."""
+    if kind == types.float32:
+        return numbers
+    if kind == types.int16:
+        return builder.fptrunc(numbers, many(HALF))
+    bits = builder.bitcast(numbers, many(WORD))
+    odd = builder.and_(builder.lshr(bits, constant(many(WORD), 16)), constant(many(WORD), 1))
+    result = builder.add(bits, builder.add(odd, constant(many(WORD), 0x7FFF)))
+    is_nan = builder.fcmp_unordered("uno", numbers, numbers)  # rounding could turn it into infinity
+    result = builder.select(is_nan, constant(many(WORD), 0x7FC00000), result)
+    return builder.trunc(builder.lshr(result, constant(many(WORD), 16)), many(BITS))
 
 
 def one(of_type: ir.Type) -> ir.Type:

@@ -214,12 +214,7 @@ def two_streams(num_steps: int, overlaps: bool) -> Lanes:
     """A and B write stories. After three steps C asks about a document, which only the host has; a load takes
     `num_steps`.
     """
-
-    class Slow(engine_class("s7")):  # type: ignore[misc]
-        def build_host_kv_cache(self) -> HostKVCache:
-            return SlowHost(self.kv_cache.blocks, 64, num_steps, overlaps)
-
-    engine = Slow(model=str(STORYTELLER), kv_cache_tokens=40 * BLOCK, block_size=BLOCK)
+    engine = engine_with_slow_host(num_steps, overlaps)
     document, another = even_prompt(20 * BLOCK + 1), even_prompt(39 * BLOCK)[::-1]
 
     def add(name: str, prompt: list[int], num_output_tokens: int) -> None:
@@ -229,6 +224,28 @@ def two_streams(num_steps: int, overlaps: bool) -> Lanes:
         add(name, prompt, 1)
         while engine.has_unfinished_requests():
             engine.step()
+    lanes = watched_lanes(engine)
+    for name in "AB":
+        add(name, [7 + ord(name)] * 4, 14)
+    while engine.has_unfinished_requests():
+        if len(lanes.steps) == 3:
+            add("C", document, 4)
+        engine.step()
+    return lanes
+
+
+def engine_with_slow_host(num_steps: int, overlaps: bool) -> Any:
+    """Stage 7's engine, whose host takes `num_steps` for a load."""
+
+    class Slow(engine_class("s7")):  # type: ignore[misc]
+        def build_host_kv_cache(self) -> HostKVCache:
+            return SlowHost(self.kv_cache.blocks, 64, num_steps, overlaps)
+
+    return Slow(model=str(STORYTELLER), kv_cache_tokens=40 * BLOCK, block_size=BLOCK)
+
+
+def watched_lanes(engine: Any) -> Lanes:
+    """What the engine's steps and loads will fill in, from step 0 on: the clock goes on by one a step."""
     clock, lanes, run = engine.host_kv_cache.clock, Lanes([], engine.host_kv_cache.spans), engine.model_runner.run
 
     def noted(batch: Any) -> Any:
@@ -237,12 +254,6 @@ def two_streams(num_steps: int, overlaps: bool) -> Lanes:
         return run(batch)
 
     engine.model_runner.run, clock.now = noted, 0
-    for name in "AB":
-        add(name, [7 + ord(name)] * 4, 14)
-    while engine.has_unfinished_requests():
-        if len(lanes.steps) == 3:
-            add("C", document, 4)
-        engine.step()
     return lanes
 
 

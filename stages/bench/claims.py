@@ -18,7 +18,7 @@ from stages.bench.engines import new_sequence, part, stage, without_model
 from stages.bench.harness import ratio, seconds_of, take_turns, timed
 from stages.bench.locality import figure
 from stages.bench.models import STORYTELLER
-from stages.bench.workloads import traffic
+from stages.bench.workloads import Traffic, traffic
 from stages.s2_block_manager.block_pool import BlockPool, NoFreeBlocks
 
 BLOCK, POOL, LONGEST = 16, 4096, 1024
@@ -166,31 +166,38 @@ def moving(rounds: int = 5, num_steps: int = 1500) -> dict[str, Any]:
     slots are enough and scattered. All of the Python of both; and the copies of what is moved, of real tensors.
     """
     config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
-    requests, moved = traffic(num_steps, seed=1), list[int]()
-
-    def in_blocks() -> None:
-        manager = part("s2", "block_manager").BlockManager(POOL // BLOCK, BLOCK)
-        replay.replay(manager, replay.arrivals("s2", config, requests, LONGEST), num_steps, replay.can_promise)
-
-    def in_pieces() -> None:
-        manager, compacting = part("s1", "slot_manager").SlotManager(POOL, "request", LONGEST), replay.Compacting()
-        replay.replay(manager, replay.arrivals("s1", config, requests, LONGEST), num_steps, compacting)
-        moved[:] = compacting.moved
-
-    def never_moved() -> None:
-        manager = part("s1", "slot_manager").SlotManager(POOL, "request", LONGEST)
-        replay.replay(manager, replay.arrivals("s1", config, requests, LONGEST), num_steps)
-
-    in_pieces()  # says how much is moved
+    replays = replays_of(config, traffic(num_steps, seed=1), num_steps)
+    moved = replays["pieces"]()
     kv = torch.zeros(POOL, part("s2", "kv_cache").bytes_per_token(config, torch.float32) // 4)
 
     def copies() -> None:
         for slots in moved:
             kv[:slots].copy_(kv[slots : 2 * slots])
 
-    calls = {"blocks": in_blocks, "pieces": in_pieces, "pieces_never_moved": never_moved, "copies": copies}
+    calls = {**replays, "copies": copies}
     turns = take_turns({name: timed(call) for name, call in calls.items()}, rounds)
     a_step = {name: figure(name, [1e6 * turn[name] / num_steps for turn in turns]) for name in calls}
     found = {key: value for figures in a_step.values() for key, value in figures.items()}
     times = {"moves": len(moved), "slots_a_move": median(moved), "steps": num_steps}
     return found | times | {"bytes_a_step": sum(moved) * kv[0].nbytes / num_steps}
+
+
+def replays_of(config: Any, requests: list[Traffic], num_steps: int) -> dict[str, Callable[[], list[int]]]:
+    """Replays of one traffic. Each returns the slots of its moves."""
+
+    def in_blocks() -> list[int]:
+        manager = part("s2", "block_manager").BlockManager(POOL // BLOCK, BLOCK)
+        replay.replay(manager, replay.arrivals("s2", config, requests, LONGEST), num_steps, replay.can_promise)
+        return []
+
+    def in_pieces() -> list[int]:
+        manager, compacting = part("s1", "slot_manager").SlotManager(POOL, "request", LONGEST), replay.Compacting()
+        replay.replay(manager, replay.arrivals("s1", config, requests, LONGEST), num_steps, compacting)
+        return compacting.moved
+
+    def never_moved() -> list[int]:
+        manager = part("s1", "slot_manager").SlotManager(POOL, "request", LONGEST)
+        replay.replay(manager, replay.arrivals("s1", config, requests, LONGEST), num_steps)
+        return []
+
+    return {"blocks": in_blocks, "pieces": in_pieces, "pieces_never_moved": never_moved}

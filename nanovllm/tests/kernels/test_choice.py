@@ -29,6 +29,11 @@ class Runner:
         self.calls.append("drop")
 
 
+class Poor(Runner):
+    def use_kernels(self):
+        raise MemoryError("you tried to allocate 30 bytes")
+
+
 class Compiler:
     """In place of a process: it ends when the test says so."""
 
@@ -148,6 +153,15 @@ def test_a_forced_choice_is_there_before_the_engine_or_raises(monkeypatch):
     monkeypatch.setattr(module, "compile_here", fails)
     with pytest.raises(ValueError, match="'numba' cannot be had: RuntimeError: no such instruction"):
         choose("numba")
+
+
+def test_kernels_that_the_machine_has_no_room_for(stand_ins):
+    (stand_ins / "complete").touch()
+    found = Choice("auto", Poor(), torch.float32)
+    assert not found.uses_kernels
+    assert found.says.endswith("kernels could not be taken up: MemoryError: you tried to allocate 30 bytes")
+    with pytest.raises(ValueError, match="'numba' cannot be had: MemoryError: you tried"):
+        Choice("numba", Poor(), torch.float32)
 
 
 def test_nowhere_to_keep_them(monkeypatch):
@@ -283,7 +297,7 @@ def test_threads_are_as_many_as_torch_has_and_then_as_before(monkeypatch):
     ("tbb", {"tbb", "omp"}, "tbb"),
 ])  # fmt: skip
 def test_the_threading_layer_is_openmp_unless_there_is_none_or_the_user_names_one(named, there, expected, monkeypatch):
-    config, started = SimpleNamespace(THREADING_LAYER=named), []
+    config, started, before = SimpleNamespace(THREADING_LAYER=named), [], torch.get_num_threads()
 
     def threading_layer():
         if not started:
@@ -294,11 +308,13 @@ def test_the_threading_layer_is_openmp_unless_there_is_none_or_the_user_names_on
         if config.THREADING_LAYER not in there:
             raise ValueError("No threading layer could be loaded.")
         started.append(config.THREADING_LAYER)
+        torch.set_num_threads(before + 1)  # so does Numba, of the OpenMP that it shares with torch
 
     fake = SimpleNamespace(threading_layer=threading_layer, get_num_threads=get_num_threads)
     monkeypatch.setitem(sys.modules, "numba", fake)
     monkeypatch.setitem(sys.modules, "numba.core", SimpleNamespace(config=config))
     assert threads.start_team.__wrapped__() == expected and named == config.THREADING_LAYER
+    assert torch.get_num_threads() == before
     assert threads.start_team.__wrapped__() == expected, "what runs already stays"
 
 

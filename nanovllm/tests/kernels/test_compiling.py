@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -171,6 +171,29 @@ def test_two_compilers_that_meet_compile_once(tmp_path, monkeypatch):
     assert len(compiled) == 1 and cache.is_complete(tmp_path)
 
 
+def test_two_engines_that_load_at_once_keep_to_their_folders(tmp_path, monkeypatch):
+    from numba import config, njit
+
+    from ...kernels import entries
+
+    before, function, real = config.CACHE_DIR, njit(tripled), compiling.keep_in
+
+    def slow(folder, function):
+        real(folder, function)
+        time.sleep(0.05)  # the other one may come
+
+    monkeypatch.setattr(compiling, "keep_in", slow)
+    kinds = {torch.float32: np.float32, torch.bfloat16: np.uint16}
+    monkeypatch.setattr(entries, "entries", lambda dtype: [(function, (kinds[dtype](1),))])
+    threads = [Thread(target=compiling.fill, args=(dtype, tmp_path / str(dtype))) for dtype in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert before == config.CACHE_DIR
+    assert all(len(list((tmp_path / str(dtype)).glob("*/*.nbc"))) == 1 for dtype in kinds)
+
+
 # The process, with a program that does as the test says
 
 
@@ -215,6 +238,24 @@ def test_it_ends_with_its_owner_and_leaves_no_zombie(process, way):
         gc.collect()
     assert child.returncode == -signal.SIGKILL, "it was waited for"
     assert not process.loaded
+
+
+def test_it_may_be_collected_in_its_own_thread(process, monkeypatch):
+    """As by a garbage collector while it loads."""
+    told, go = [], Event()
+
+    def load(dtype, folder):
+        go.wait(20)
+        try:
+            made.close()
+            told.append("closed")
+        except RuntimeError as error:
+            told.append(str(error))
+
+    monkeypatch.setattr(compiler, "compile_all", load)
+    made = process("pass")
+    go.set()
+    assert made.wait(20) and told == ["closed"]
 
 
 # The real ones
@@ -303,7 +344,6 @@ if __name__ == "__main__":
         return llm.generate([[1, 5, 9]], params, use_tqdm=False)[0].outputs[0].token_ids
     before = tokens()
     if os.fork() == 0:
-        torch.set_num_threads(1)
         says = llm.llm_engine.kernels.says
         same = tokens() == before and says.startswith("plain operations: this process was forked")
         os._exit(0 if same else 1)

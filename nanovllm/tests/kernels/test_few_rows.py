@@ -1,10 +1,16 @@
 """Steps of few rows beside the plain model: the logits of a step, and an engine's tokens from both."""
 
+import gc
 import os
 import random
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,7 +24,10 @@ from ...core.kv_cache import KVCache
 from ...core.llama import LlamaForCausalLM, ModelConfig
 from ...kernels import plain
 from ...kernels.few_rows import MAX_ROWS, FewRows
-from ...kernels.phases import SPLIT
+from ...kernels.many_rows import swap_linears
+from ...kernels.options import VARIABLE
+from ...kernels.packed import PackedLinear, why_not_packed
+from ...kernels.phases import FEW, SPLIT
 from ..helpers import OPTIONS
 
 FULL = pytest.mark.full
@@ -41,12 +50,12 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def random_config(rng: random.Random) -> ModelConfig:
-    """Sizes that sixteen does not divide, and all that a Llama, a Mistral or a Qwen may have."""
+    """Sizes that sixteen does not divide, and all that a Llama, a Mistral or a Qwen may have. Some can be packed."""
     kv_heads, group, head_dim = rng.choice((1, 2)), rng.choice((1, 3, 8)), rng.choice((6, 20, 24, 64))
     return ModelConfig(
         vocab_size=rng.choice((53, 64, 321)),
-        hidden_size=rng.choice((18, 32, 50)),
-        intermediate_size=rng.choice((7, 40, 65)),
+        hidden_size=rng.choice((18, 33, 34, 50)),
+        intermediate_size=rng.choice((7, 32, 96)),
         num_hidden_layers=rng.choice((1, 2)),
         num_attention_heads=kv_heads * group,
         num_key_value_heads=kv_heads,
@@ -125,20 +134,23 @@ def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     return bool((a.float() - b).abs().max() < SHARE[dtype] * spread)
 
 
-def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers: int) -> None:
-    """A random model, and steps of one to four sequences on it."""
+def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers: int) -> int:
+    """A random model, and steps of as many sequences as it takes at once, or of four and less; returns the most."""
     config = random_config(rng)
     model = random_model(config, dtype)
     reference = in_float32(model, dtype)
+    if why_not_packed(model) is None:
+        swap_linears(model, PackedLinear)
     pool = KVCache(config, 1300, rng.choice((3, 4, 16, 17)), dtype, torch.device("cpu"))
     with torch_threads(workers):
         few = FewRows(model, pool, MAX_MODEL_LEN)
     for _ in range(num_steps):
-        rows = rng.randint(1, MAX_ROWS)
+        rows = rng.randint(1, rng.choice((FEW, few.max_rows)))
         lens = [rng.choice(LENGTHS) for _ in range(rows)]
         while sum(-(-length // pool.block_size) for length in lens) > pool.num_blocks:
             lens[lens.index(max(lens))] = 1
         check_step(rng, few, reference, pool, lens, f"{config}, {dtype}, {lens}")
+    return few.max_rows
 
 
 def check_step(
@@ -172,8 +184,7 @@ def check_step(
 def test_a_step_of_any_model_has_the_plain_models_logits(dtype, models, workers, compiled):
     compiled(dtype)
     torch.manual_seed(0)
-    for seed in range(models):
-        check_model(random.Random(seed), dtype, 6, workers)
+    assert {check_model(random.Random(seed), dtype, 6, workers) for seed in range(models)} == {FEW, MAX_ROWS}
 
 
 def test_too_many_rows_are_refused(compiled):
@@ -183,6 +194,36 @@ def test_too_many_rows_are_refused(compiled):
     few = FewRows(random_model(config, torch.float32), pool, 16)
     with pytest.raises(AssertionError, match="5 rows, at most 4"):
         few.run([1] * 5, [[0], [1], [2], [3], [4]], [1] * 5)
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (([53], [[0]], [1]), r"token ids \[53\], of 53"),
+    (([-1], [[0]], [1]), r"token ids \[-1\], of 53"),
+    (([1], [[0, 1, 2, 3, 4]], [17]), "a context of 17 tokens, at most 16"),
+    (([1, 1], [[0], [1]], [4, 5]), "a context of 5 tokens in 4 slots"),
+    (([1], [[]], [0]), "a context of 0 tokens in 0 slots"),
+    (([], [], []), "0 rows, at most 4"),
+])  # fmt: skip
+def test_what_would_reach_behind_a_weight_or_a_table_is_refused(arguments, told, compiled):
+    compiled(torch.float32)
+    config = replace(random_config(random.Random(1)), vocab_size=53)
+    few = FewRows(random_model(config, torch.float32), KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16)
+    with pytest.raises(AssertionError, match=told):
+        few.run(*arguments)
+
+
+def test_a_model_that_gets_other_weights_leaves_the_old_ones_to_the_kernels(compiled):
+    compiled(torch.float32)
+    config = random_config(random.Random(1))
+    model = random_model(config, torch.float32)
+    few = FewRows(model, KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16)
+    _, before = few.run([1], [[0]], [1])
+    for weight in model.parameters():
+        size = weight.numel()
+        weight.data = torch.empty(0)
+        torch.full((size,), torch.nan)  # where freed memory is used again
+    _, after = few.run([1], [[0]], [1])
+    assert torch.equal(before, after)
 
 
 # Engines
@@ -301,6 +342,52 @@ def test_two_engines_in_one_process_do_not_meet(checkpoint, with_kernels):
     assert nothing_is_left(first) and nothing_is_left(second)
 
 
+def test_engines_in_two_threads_do_not_meet(checkpoint, with_kernels):
+    prompts, plainly, found = [[5, 6, 7], [8, 9], [10] * 20], made(checkpoint, "torch"), {}
+    expected = tokens(plainly.generate(prompts, params()))
+
+    def serve(name: int) -> None:
+        with torch_threads(2):
+            llm = made(checkpoint, "numba", block_size=4)
+            found[name] = [tokens(llm.generate(prompts[i:], params(), use_tqdm=False)) for i in (0, 2, 1, 0)]
+
+    threads = [Thread(target=serve, args=(name,)) for name in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found.get(name) for name in range(2)] == [[expected[i:] for i in (0, 2, 1, 0)]] * 2
+
+
+def test_an_engine_that_is_deleted_leaves_no_helper(checkpoint, with_kernels):
+    before = set(threading.enumerate())
+    with torch_threads(3):
+        llm = made(checkpoint, "numba")
+        llm.generate([[5, 6, 7]], params(), use_tqdm=False)
+    helpers = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("helper")}
+    assert len(helpers) == 2
+    del llm
+    gc.collect()
+    for thread in helpers:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in helpers)
+
+
+def test_an_engine_that_has_no_memory_for_kernels_goes_on_plainly(checkpoint, with_kernels, monkeypatch):
+    expected = tokens(made(checkpoint, "torch").generate([[5, 6, 7]], params()))
+
+    def no_room(self, splits):
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(FewRows, "_make_room", no_room)
+    llm = made(checkpoint, "auto")
+    assert tokens(llm.generate([[5, 6, 7]], params())) == expected
+    assert llm.llm_engine.kernels.says.endswith("taken up: RuntimeError: can't allocate memory")
+    names = {type(module).__name__ for module in llm.llm_engine.model_runner._model.modules()}
+    assert "Linear" in names and not {"PackedLinear", "ManyRows"} & names
+
+
 def test_plain_operations_take_over_in_the_middle_of_a_request(checkpoint, with_kernels):
     """As in a forked child. They read whole blocks under a mask: what was there before must not be NaN."""
     llm = made(checkpoint, "numba", block_size=8)
@@ -322,16 +409,32 @@ def test_plain_operations_take_over_in_the_middle_of_a_request(checkpoint, with_
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
 def test_a_forked_child_goes_on_plainly(checkpoint, with_kernels):
-    llm = made(checkpoint, "numba")
-    expected = tokens(llm.generate([[5, 6, 7]], params()))
-    if (child := os.fork()) == 0:
-        try:
-            found = tokens(llm.generate([[5, 6, 7]], params(), use_tqdm=False))
-            os._exit(0 if found == expected and not llm.llm_engine.kernels.uses_kernels else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert tokens(llm.generate([[5, 6, 7]], params())) == expected and llm.llm_engine.kernels.uses_kernels
+    with torch_threads(2):
+        llm = made(checkpoint, "numba")
+        expected = tokens(llm.generate([[5, 6, 7]], params()))
+        x = torch.randn(300, 300)
+        large = x @ x  # by two threads of OpenMP: the child would wait for the second one
+        if (child := os.fork()) == 0:
+            try:
+                found = tokens(llm.generate([[5, 6, 7]], params(), use_tqdm=False))
+                is_same = found == expected and torch.allclose(x @ x, large, atol=1e-3)
+                os._exit(0 if is_same and not llm.llm_engine.kernels.uses_kernels else 1)
+            finally:
+                os._exit(2)
+        assert exit_code(child) == 0
+        assert tokens(llm.generate([[5, 6, 7]], params())) == expected and llm.llm_engine.kernels.uses_kernels
+
+
+def exit_code(child: int) -> int:
+    """Of a process that ends within a while; else it is killed."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize("after", [False, True])

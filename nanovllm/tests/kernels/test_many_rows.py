@@ -1,7 +1,9 @@
 """Steps of many rows beside plain operations: random models, mixtures of prompts, chunks and decodes, odd sizes."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,8 +37,8 @@ def random_model(rng: random.Random, dtype: torch.dtype) -> LlamaForCausalLM:
     kvs, group, head_dim = rng.choice([1, 2, 3]), rng.choice([1, 2, 3, 5, 8]), rng.choice([4, 6, 16, 20, 64, 80])
     config = ModelConfig(
         vocab_size=50,
-        hidden_size=rng.choice([7, 32, 57]),
-        intermediate_size=rng.choice([5, 48, 67]),
+        hidden_size=rng.choice([7, 34, 64, 57]),
+        intermediate_size=rng.choice([5, 32, 96]),
         num_hidden_layers=2,
         num_attention_heads=kvs * group,
         num_key_value_heads=kvs,
@@ -52,6 +54,11 @@ def random_model(rng: random.Random, dtype: torch.dtype) -> LlamaForCausalLM:
         if "norm" in name or name.endswith("bias"):
             weight.copy_(torch.rand_like(weight) + 0.5)
     return model.to(dtype)
+
+
+def packable_model() -> LlamaForCausalLM:
+    seeds = map(random.Random, range(100))
+    return next(model for seed in seeds if why_not_packed(model := random_model(seed, torch.float32)) is None)
 
 
 class Driver:
@@ -137,7 +144,7 @@ def test_the_backend_attends_for_a_plain_model_too(compiled):
 
 
 def test_swapped_out_nothing_is_left():
-    model = random_model(random.Random(3), torch.float32)
+    model = packable_model()
     before = {name: id(module) for name, module in model.named_modules()}
     kv_cache = KVCache(model.config, 3, 4, torch.float32, CPU)
     swap_in(model, kv_cache, 1, packs=True)
@@ -197,29 +204,68 @@ def test_add_and_norm(dtype, compiled):
             assert_near(out.float(), normed, ROUNDINGS[dtype] / 4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_packed_layer_computes_what_the_plain_one_does(dtype):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_packed_layer_computes_what_the_plain_one_does(dtype, compiled):
+    compiled(dtype)
     torch.manual_seed(0)
-    for rows, size, outputs in [(1, 1, 1), (3, 33, 70), (40, 64, 16)]:
+    for rows, size, outputs in [(1, 2, 32), (3, 34, 70), (40, 64, 33), (600, 48, 320)]:
         for bias in (False, True):
             plain = nn.Linear(size, outputs, bias=bias, dtype=dtype).requires_grad_(False)
             x = torch.randn(rows, size, dtype=dtype)
             wanted = nn.functional.linear(x.double(), plain.weight.double(), plain.bias.double() if bias else None)
             layer = PackedLinear(plain)
-            assert layer.weight is plain.weight
-            assert_near(layer(x).double(), wanted, {torch.float32: 1e-6, torch.bfloat16: 4e-3}[dtype])
+            assert layer.weight is plain.weight and layer(x).dtype == dtype
+            assert_near(
+                layer(x).double(), wanted, {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+            )
 
 
 def test_why_weights_are_not_packed(monkeypatch):
-    model = random_model(random.Random(0), torch.float32)
-    assert why_not_packed(model) is None
+    model = packable_model()
     monkeypatch.setattr(packed, "free_memory", lambda: 1000)
     assert why_not_packed(model).endswith("1,000 are free")
     monkeypatch.setattr(packed, "free_memory", lambda: None)  # the system does not tell
     assert why_not_packed(model) is None
-    monkeypatch.setattr(packed, "PackedLinear", lambda linear: torch.ops.mkldnn.no_such_operation)
-    assert "does not pack float32" in why_not_packed(model)
-    assert why_not_packed(model.to("meta")) == "weights on meta are not packed"
+    model.config = replace(model.config, intermediate_size=70)
+    assert why_not_packed(model) == "an MLP of 70 is not packed: 32 outputs are a block"
+    model.lm_head = nn.Linear(33, 64)
+    assert why_not_packed(model) == "a weight of 64 x 33 is not packed: 32 x 2 is a block"
+
+
+@pytest.mark.full
+def test_plain_layers_meet_few_numbers_of_rows(compiled, monkeypatch):
+    """In two bytes: the library behind them keeps code for each."""
+    compiled(torch.bfloat16)
+    torch.manual_seed(0)
+    seen, real = set(), nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda x, *rest: seen.add(len(x)) or real(x, *rest))
+    model = random_model(random.Random(3), torch.bfloat16)
+    steps = [[count, 1, 1] for count in range(1, 40)]
+    wanted, found = (Driver(model, 16, torch.bfloat16, 3) for _ in range(2))
+    logits = wanted.run(model, PagedAttention(wanted.kv_cache, 64), steps)
+    assert len(seen) >= 39
+    seen.clear()
+    attention = swap_in(model, found.kv_cache, 1, packs=False)
+    monkeypatch.setattr(model, "compute_logits", lambda hidden: real(hidden, model.lm_head.weight))
+    assert_near(found.run(model, attention, steps), logits, ROUNDINGS[torch.bfloat16])
+    assert seen == {16, 32, 48}
+
+
+def resident_memory() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is used")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_does_not_grow_with_the_numbers_of_rows(dtype, compiled):
+    compiled(dtype)
+    layer = PackedLinear(nn.Linear(64, 128, dtype=dtype).requires_grad_(False))
+    for rows in (1, 400):
+        layer(torch.zeros(rows, 64, dtype=dtype))
+    before = resident_memory()
+    for rows in range(1, 400):
+        layer(torch.zeros(rows, 64, dtype=dtype))
+    assert resident_memory() - before < 16 * 2**20, "a third of a MiB for each would be 130"
 
 
 # The sampler

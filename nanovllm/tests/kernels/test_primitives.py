@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from torch import Tensor
 pytest.importorskip("numba")
 from numba import njit
 
-from ...kernels import activation, attention, blocks, dot, linear, norm, plain, rotary, team
+from ...kernels import activation, attention, dot, lanes, linear, matmul, norm, plain, rotary, team
 from ...kernels import exp as exp_module
-from ...kernels.attention import PART, Pool
+from ...kernels.attention import PART, PLACES, Pool
 from ...kernels.backend import like_of
 from ...kernels.team import STRIDE, Helpers
 from ...kernels.vectors import WIDTH, at, floats, get, integers, load, put, read, store, stored, write
@@ -32,6 +33,11 @@ ROUNDS = 60
 def rng() -> random.Random:
     torch.manual_seed(0)
     return random.Random(0)
+
+
+def some_x(rows: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Of the type in which it meets a weight."""
+    return torch.randn(rows, size).to(matmul.type_of(dtype))
 
 
 def guarded(*shape: int) -> Tensor:
@@ -94,39 +100,72 @@ def test_what_is_written_is_rounded_as_torch_rounds_it_and_read_back_exactly(dty
 
 
 @njit
-def call_products(row, x, size, rows, out, stride, like):
-    dot.products(stored(row, like), floats(x), size, rows, floats(out), stride)
+def call_products(row, x, size, rows, out, stride, like, like_x):
+    dot.products(stored(row, like), stored(x, like_x), size, rows, floats(out), stride)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products(dtype, rng):
     for _ in range(ROUNDS):
-        size, rows, stride = rng.choice(SIZES), rng.randint(1, 9), rng.randint(1, 5)
-        row, x, out = torch.randn(size).to(dtype), torch.randn(rows, size), guarded(rows, stride)
-        call_products(row.data_ptr(), x.data_ptr(), size, rows, out.data_ptr(), stride, like_of(dtype))
-        torch.testing.assert_close(out[:rows, 0], plain.products(row, x), rtol=1e-5, atol=1e-4)
+        size, rows, stride = rng.choice(SIZES), rng.randint(1, 4), rng.randint(1, 5)
+        row, x, out = torch.randn(size).to(dtype), some_x(rows, size, dtype), guarded(rows, stride)
+        likes = like_of(dtype), like_of(x.dtype)
+        call_products(row.data_ptr(), x.data_ptr(), size, rows, out.data_ptr(), stride, *likes)
+        torch.testing.assert_close(out[:rows, 0], plain.products(row, x.float()), rtol=1e-5, atol=1e-4)
         assert (out[:, 1:] == 7).all() and (out[rows] == 7).all(), "what stands between is not written"
 
 
 @njit
-def call_linear(weight, bias, start, end, x, size, rows, out, outputs, like):
+def call_linear(weight, bias, start, end, x, size, rows, out, outputs, like, like_x):
     w, b = stored(weight, like), stored(bias, like)
-    linear.linear(w, b, bias != 0, start, end, floats(x), size, rows, floats(out), outputs)
+    linear.linear(w, b, bias != 0, start, end, stored(x, like_x), size, rows, floats(out), outputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_some_rows_of_a_linear_layer(dtype, rng):
     for _ in range(ROUNDS):
-        size, rows, outputs = rng.choice(SIZES), rng.randint(1, 5), rng.randint(1, 40)
+        size, rows, outputs = rng.choice(SIZES), rng.randint(1, 4), rng.randint(1, 40)
         start, end = sorted((rng.randint(0, outputs), rng.randint(0, outputs)))
-        weight, x, out = torch.randn(outputs, size).to(dtype), torch.randn(rows, size), guarded(rows, outputs)
+        weight, x = torch.randn(outputs, size).to(dtype), some_x(rows, size, dtype)
+        out = guarded(rows, outputs)
         bias = torch.randn(outputs).to(dtype) if rng.random() < 0.5 else None
         where = 0 if bias is None else bias.data_ptr()
         addresses = x.data_ptr(), size, rows, out.data_ptr(), outputs
-        call_linear(weight.data_ptr(), where, start, end, *addresses, like_of(dtype))
+        call_linear(weight.data_ptr(), where, start, end, *addresses, like_of(dtype), like_of(x.dtype))
         expected = torch.full_like(out, 7)
-        expected[:rows, start:end] = plain.linear(weight, bias, x)[:, start:end]
+        expected[:rows, start:end] = plain.linear(weight, bias, x.float())[:, start:end]
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_packed_weight_is_the_weight_in_another_order():
+    weight = torch.arange(70 * 6.0).view(70, 6)
+    packed = matmul.pack(weight).view(6, 6, 16)  # columns of 16 outputs, size, 16: the last two are of 38 .. 69
+    firsts = [0, 16, 32, 48, 38, 54]
+    assert all(torch.equal(column.T, weight[first : first + 16]) for column, first in zip(packed, firsts, strict=True))
+
+
+@njit
+def call_matmul(x, rows, size, weight, bias, start, end, outputs, out, stride, like_x, like):
+    w, b = stored(weight, like), stored(bias, like)
+    matmul.matmul(stored(x, like_x), rows, size, w, b, start, end, outputs, stored(out, like), stride)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_times_a_packed_weight(dtype, rng):
+    for _ in range(ROUNDS):
+        size, rows, outputs, more = 2 * rng.randint(1, 70), rng.randint(1, 40), rng.randint(32, 150), rng.randint(0, 9)
+        start = rng.randrange(0, outputs, 32)
+        end = rng.choice([outputs, *range(start + 32, outputs, 32)])
+        weight, bias = torch.randn(outputs, size).to(dtype), torch.randn(outputs).to(dtype)
+        x, out = some_x(rows, size, dtype), guarded(rows, outputs + more).to(dtype)
+        addresses = matmul.pack(weight), bias
+        at_weight, at_bias = (each.data_ptr() for each in addresses)
+        likes = like_of(x.dtype), like_of(dtype)
+        where = at_weight, at_bias, start, end, outputs, out.data_ptr(), outputs + more
+        call_matmul(x.data_ptr(), rows, size, *where, *likes)
+        found, expected = out[:rows, start:end], plain.linear(weight, bias, x.float())[:, start:end].to(dtype)
+        torch.testing.assert_close(found, expected, **({} if dtype != torch.float32 else {"rtol": 1e-5, "atol": 1e-4}))
+        assert (out[rows] == 7).all() and (out[:, outputs:] == 7).all() and (out[:, : max(0, start - 32)] == 7).all()
 
 
 @njit
@@ -164,20 +203,22 @@ def test_normalize_also_in_place(dtype, rng):
 
 
 @njit
-def call_turn(x, norm, has_norm, cos, sin, eps, scale, size, own, out, like):
+def call_turn(x, norm, turns, cos, sin, eps, scale, size, own, out, like):
     pointers = stored(cos, like), stored(sin, like)
-    rotary.turn(floats(x), floats(norm), has_norm, *pointers, eps, scale, size, floats(own), stored(out, like))
+    rotary.turn(floats(x), norm, turns, *pointers, eps, scale, size, floats(own), stored(out, like))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_norm_rotation_and_scale_of_a_head(has_norm, dtype):
+def test_norm_rotation_and_scale_of_a_head(has_norm, turns, dtype):
     for size in (2, 6, 20, 24, 32, 64, 66, 80):
         x, norm, angles, own = torch.randn(size), torch.randn(size), torch.randn(size // 2), torch.empty(size)
         cos, sin, out = angles.cos().to(dtype), angles.sin().to(dtype), guarded(size).to(dtype)
         addresses = cos.data_ptr(), sin.data_ptr(), np.float32(1e-5), np.float32(0.3), size, own.data_ptr()
-        call_turn(x.data_ptr(), norm.data_ptr(), has_norm, *addresses, out.data_ptr(), like_of(dtype))
-        expected = 0.3 * plain.rotate(plain.normalize(x, norm, 1e-5) if has_norm else x, cos, sin)
+        call_turn(x.data_ptr(), norm.data_ptr() if has_norm else 0, turns, *addresses, out.data_ptr(), like_of(dtype))
+        normed = plain.normalize(x, norm, 1e-5) if has_norm else x
+        expected = 0.3 * (plain.rotate(normed, cos, sin) if turns else normed)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(out[:size].float(), expected, rtol=tolerance, atol=tolerance)
         assert out[size] == 7
@@ -203,7 +244,7 @@ def test_silu_and_mul(dtype):
 @njit
 def call_exp_of(x, out, size):
     for i in range(0, size, WIDTH):
-        store(floats(out), i, blocks.exp_of(load(floats(x), i)))
+        store(floats(out), i, lanes.exp_of(load(floats(x), i)))
 
 
 def test_exp_of_sixteen_numbers():
@@ -236,7 +277,7 @@ def attended(
     rows, size = q.shape
     shape = Pool(pool.shape[1], pool.shape[3], pool.shape[4], pool.shape[5])
     out, peaks, sums = guarded(rows, size), guarded(rows), guarded(rows)
-    room, places = torch.full((4 * PART,), torch.nan), torch.full((PART,), -(2**40))
+    room, places = torch.full((4 * PART,), torch.nan), torch.full((PLACES,), -(2**40))
     table_there = torch.tensor(table)
     call_attend(
         q.data_ptr(), rows, group, first, pool.data_ptr(), shape, layer, kv, table_there.data_ptr(), start, end,
@@ -354,6 +395,13 @@ def test_each_piece_is_done_once_by_whoever_comes_and_a_late_helper_takes_nothin
     assert len(late) > 50 and all(each.result() == 0 and (old == 0).all() for each, old in late)
 
 
+def test_more_pieces_than_a_long_context_of_many_sequences_has():
+    counters, count = no_counters(1), 3 << 20
+    open_step(counters.data_ptr(), 1, 2**38)
+    counters[0] += count - 2  # all but two are taken
+    assert [take_one(counters.data_ptr(), 0, 2**38, count) for _ in range(3)] == [count - 2, count - 1, -1]
+
+
 def test_nothing_waits_for_a_helper_that_never_comes():
     counters, done = no_counters(3), torch.zeros(3, 9, dtype=torch.int64)
     open_step(counters.data_ptr(), 3, 1)
@@ -400,6 +448,12 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
         count, newest[0] = len(helped), step
         assert helpers.call() == step
         assert wait_until(lambda count=count: len(helped) >= count + 3), "all are called"
+    helpers.call()  # and then an exception: the step never comes
+    assert wait_until(lambda: shared.is_asleep)
+    time.sleep(0.02)
+    count = len(helped)
+    time.sleep(0.02)
+    assert len(helped) == count, "nobody goes on looking for it"
     del helpers
     for thread in threads:
         thread.join(20)
@@ -408,8 +462,7 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
 
 def test_no_helper_is_left_when_the_interpreter_ends(monkeypatch):
     """Also those that look for a step just then."""
-    helpers = Helpers(3, lambda worker, seen: time.sleep(0.01) or seen)
-    helpers.call()  # a step that they never see: they go on looking
+    helpers = Helpers(3, lambda worker, seen: time.sleep(0.3) or seen)
     monkeypatch.setattr(team, "SHARED", {helpers._shared})
     threads = list(helpers._shared.threads)
     assert len(threads) == 3 and all(thread.is_alive() for thread in threads)
@@ -417,29 +470,51 @@ def test_no_helper_is_left_when_the_interpreter_ends(monkeypatch):
     assert not any(thread.is_alive() for thread in threads)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-def test_a_forked_child_gives_up_helpers_though_one_of_them_held_the_lock():
-    helpers = Helpers(0, None)
-    held, go = threading.Event(), threading.Event()
+def test_a_helper_whose_owner_is_collected_while_it_lies_down_ends():
+    """A garbage collector runs in any thread between any two lines: here in the helper's, when it has looked last."""
 
-    def hold() -> None:
-        with shared.condition:
-            held.set()
-            go.wait(20)
+    class Bell(SimpleQueue):
+        def get(self):
+            shared.end()
+            return super().get()
 
-    shared = helpers._shared
-    thread = threading.Thread(target=hold)
+    shared = team.Shared([Bell()])
+    thread = threading.Thread(target=team.stand_by, args=(1, lambda worker, seen: seen, shared.bells[0], shared))
     thread.start()
-    held.wait(20)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_helpers_end_where_the_system_has_no_thread_left(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def starts(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    with pytest.raises(RuntimeError, match="can't start"):
+        Helpers(2, lambda worker, seen: seen)
+    started[0].join(20)
+    assert not started[0].is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_child_waits_for_no_helper():
+    """Some sleep, some look for a step; the child gives them up, and ends as a process does."""
+    asleep, looking = Helpers(2, lambda worker, seen: seen), Helpers(2, lambda worker, seen: time.sleep(0.2) or seen)
+    assert wait_until(lambda: asleep._shared.is_asleep)
     if (child := os.fork()) == 0:
-        del helpers
+        asleep.call()
+        del asleep, looking
+        team.end_all()
         os._exit(0)
     has_ended = wait_until(lambda: os.waitpid(child, os.WNOHANG)[0] == child)
     if not has_ended:
         os.kill(child, 9)
         os.waitpid(child, 0)
-    go.set()
-    thread.join(20)
     assert has_ended
 
 

@@ -153,13 +153,7 @@ def finding_18() -> Finding:
 def roofline() -> tuple[Figure, Finding]:
     """From the committed times of steps of the storyteller."""
     arithmetic, bandwidth = (committed(f"claims.roofline.{name}_per_second") for name in ("operations", "bytes"))
-    rows = {f"prefill_{n}": [(n, n)] for n in (32, 128, 512)}
-    rows |= {f"decode_{b}_{n}": [(1, n)] * b for b, n in ((1, 128), (8, 128), (32, 128), (32, 960))}
-    steps = {
-        name: (s3.work(CONFIG, tokens, itemsize=4), committed(f"claims.roofline.{name}_ms"))
-        for name, tokens in rows.items()
-    }
-    ridge = arithmetic.value / bandwidth.value
+    steps, ridge = committed_steps(), arithmetic.value / bandwidth.value
     reached = {n: share_of_roof(work, ms, arithmetic.value, bandwidth.value) for n, (work, ms) in steps.items()}
     left = [name for name, (work, _) in steps.items() if work.intensity < ridge]
     fig, (ax,) = pictures.figure(
@@ -179,6 +173,16 @@ def roofline() -> tuple[Figure, Finding]:
         "arithmetic is right of the ridge. A GPU's ridge is at some hundreds: make gpu PART=4",
     )
     return fig, finding
+
+
+def committed_steps() -> dict[str, tuple[s3.Work, Timing]]:
+    """Steps of the storyteller: what they compute and read, and how long they took."""
+    rows = {f"prefill_{n}": [(n, n)] for n in (32, 128, 512)}
+    rows |= {f"decode_{b}_{n}": [(1, n)] * b for b, n in ((1, 128), (8, 128), (32, 128), (32, 960))}
+    return {
+        name: (s3.work(CONFIG, tokens, itemsize=4), committed(f"claims.roofline.{name}_ms"))
+        for name, tokens in rows.items()
+    }
 
 
 def share_of_roof(work: s3.Work, ms: Timing, arithmetic: float, bandwidth: float) -> float:

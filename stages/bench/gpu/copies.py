@@ -93,15 +93,26 @@ def overlap(setup: Setup) -> Row:
     """
     width, bytes_moved = setup.size(8192, 32), setup.size(2**31, 2**12)
     matrix = torch.ones(width, width, dtype=getattr(torch, setup.dtype), device=setup.device)
+    copy = copy_to_device(setup, bytes_moved)
+
+    def compute() -> None:
+        for _ in range(setup.size(32, 2)):
+            torch.mm(matrix, matrix)
+
+    def both() -> None:
+        copy()
+        compute()
+
+    return {"bytes": bytes_moved, **side_by_side(setup, compute, copy, both)}
+
+
+def copy_to_device(setup: Setup, bytes_moved: int) -> Callable[[], None]:
+    """On CUDA from pinned memory, on a stream of its own."""
     target = torch.empty(bytes_moved, dtype=torch.uint8, device=setup.device)
     source = torch.ones(bytes_moved, dtype=torch.uint8)
     if setup.is_cuda:
         source = source.pin_memory()
     stream = torch.cuda.Stream(setup.device) if setup.is_cuda else None
-
-    def compute() -> None:
-        for _ in range(setup.size(32, 2)):
-            torch.mm(matrix, matrix)
 
     def copy() -> None:
         if stream is None:
@@ -110,11 +121,7 @@ def overlap(setup: Setup) -> Row:
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
 
-    def both() -> None:
-        copy()
-        compute()
-
-    return {"bytes": bytes_moved, **side_by_side(setup, compute, copy, both)}
+    return copy
 
 
 def loads_beside_steps(setup: Setup) -> Row:

@@ -1,0 +1,162 @@
+"""A decode step of one engine in five ways, from plain operations to one call, and its floor.
+
+Each way has one more kernel than the way before. Where Numba is not installed there is one way, plain operations.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.cli.benchmarks.contexts import prompts_taken_as_computed
+from nanovllm.cli.benchmarks.floor import weight_bytes
+from nanovllm.kernels.choice import lack
+from stages.bench import harness
+from stages.bench.models import num_parameters
+
+PLAIN, PACKED, ATTENTION = "plain operations", "+ packed linear layers", "+ attention"
+MANY, FEW = "+ norms, rotation, silu", "one call"
+WAYS = PLAIN, PACKED, ATTENTION, MANY, FEW
+PAUSE = 0.006  # seconds: a helper that has nothing to do looks for steps for less than that
+
+
+class DecodeStep:
+    """An engine in the middle of decoding `max_rows` sequences, each with `context` tokens computed or to compute."""
+
+    def __init__(self, folder: Path, dtype: str, max_rows: int, context: int) -> None:
+        room = {"kv_cache_tokens": max_rows * (context + 32), "max_num_seqs": max_rows, "watermark": 0.0}
+        room |= {"max_num_batched_tokens": max(max_rows, 512), "enable_prefix_caching": False}
+        backend = "torch" if lack() else "numba"
+        self.llm = LLM(model=str(folder), dtype=dtype, attention_backend=backend, **room)
+        self.engine, self.context = self.llm.llm_engine, context
+        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        with prompts_taken_as_computed(self.llm):
+            self.llm.kv_cache.blocks.normal_(generator=torch.Generator().manual_seed(0))  # contexts that differ
+            for number in range(max_rows):
+                self.engine.add_request(str(number), {"prompt_token_ids": [300 + 37 * number] * context}, params)
+            self.engine.step()
+        self.seqs = list(self.engine.scheduler.running)
+        assert len(self.seqs) == max_rows, f"{len(self.seqs)} sequences run, {max_rows} were asked for"
+        self._runner = self.engine.model_runner
+        self._ways = ways_of(self._runner)
+
+    def ways(self, rows: int) -> list[str]:
+        """What a step of so many rows can be computed with here."""
+        return [way for way in self._ways if way != FEW or rows <= self._runner._few.max_rows]
+
+    @torch.inference_mode()
+    def tokens(self, way: str, rows: int) -> list[int]:
+        """The tokens that a step gives. It can be run again: nobody advances."""
+        with self._ways[way]() as run:
+            return [token.token_id for token in run([(seq, 1) for seq in self.seqs[:rows]])]
+
+    @torch.inference_mode()
+    def seconds(self, way: str, rows: int, times: int = 3) -> float:
+        """The median of some steps in a row. One comes before, and a pause: threads of another way go to sleep."""
+        batch = [(seq, 1) for seq in self.seqs[:rows]]
+        with self._ways[way]() as run:
+            time.sleep(PAUSE)
+            run(batch)
+            return statistics.median(harness.seconds_of(lambda: run(batch)) for _ in range(times))
+
+    def num_bytes(self, rows: int) -> int:
+        """What a step has to read: all weights, and the keys and values of each context."""
+        slots = rows * (self.context + 1)
+        return weight_bytes(self.llm) + slots * self.llm.kv_cache.bytes_per_token
+
+    def num_operations(self, rows: int) -> int:
+        """Of the linear layers: a product and a sum for each weight and row."""
+        return 2 * rows * num_parameters(self.llm.model_config)
+
+
+def ways_of(runner: Any) -> dict[str, Callable[[], Any]]:
+    """Each is a context: a function that runs a step so. With the engine's own swaps, some of them undone."""
+    if getattr(runner, "_few", None) is None:
+        return {PLAIN: partial(as_it_is, runner)}
+    added = {PLAIN: (), PACKED: (PACKED,), ATTENTION: (PACKED, ATTENTION)}
+    swapped = {way: partial(swapped_out, runner, *kept) for way, kept in added.items()}
+    return swapped | {MANY: partial(many_rows, runner), FEW: partial(as_it_is, runner)}
+
+
+@contextmanager
+def as_it_is(runner: Any) -> Iterator[Callable]:
+    yield runner.run
+
+
+@contextmanager
+def many_rows(runner: Any) -> Iterator[Callable]:
+    """The swapped submodules, however few rows there are."""
+    from nanovllm.kernels.threads import numba_threads
+
+    few, runner._logits, runner._few = runner._few, None, None
+    try:
+        with numba_threads():
+            yield runner.run
+    finally:
+        runner._few = few
+
+
+@contextmanager
+def swapped_out(runner: Any, *kept: str) -> Iterator[Callable]:
+    """Plain torch again, but for what is kept: PACKED linear layers, the kernel of ATTENTION."""
+    model, sample_rows = runner._model, runner.sample_rows
+    layers, attention = model.model, runner._attention
+    with many_rows(runner):
+        model.model = layers.plain
+        packed = {} if PACKED in kept else unpack(model)
+        runner._attention = attention if ATTENTION in kept else runner._plain_attention
+        del runner.sample_rows
+        try:
+            yield runner.run
+        finally:
+            pack(model, packed)
+            model.model, runner._attention, runner.sample_rows = layers, attention, sample_rows
+
+
+def unpack(model: Any) -> dict[int, Any]:
+    """Put the plain linear layers in. Returns the packed ones, by the number of the plain one."""
+    from nanovllm.kernels.many_rows import swap_linears
+    from nanovllm.kernels.packed import PackedLinear
+
+    packed: dict[int, Any] = {}
+
+    def plain_of(module: Any) -> Any:
+        if not isinstance(module, PackedLinear):
+            return module
+        packed[id(module.plain)] = module
+        return module.plain
+
+    swap_linears(model, plain_of)
+    return packed
+
+
+def pack(model: Any, packed: Mapping[int, Any]) -> None:
+    """Undo unpack()."""
+    from nanovllm.kernels.many_rows import swap_linears
+
+    swap_linears(model, lambda module: packed.get(id(module), module))
+
+
+# ---- one core
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def seconds_on_one_core(step: DecodeStep) -> float:
+    """A plain step's, without the profiler."""
+    with one_thread():
+        return step.seconds(PLAIN, 1)
