@@ -19,6 +19,11 @@ class CountedSequence(Sequence):
         super().__init__(**fields)
         self._tally = tally
 
+    def note_admission(self) -> None:
+        if self.num_cached_tokens is None:  # else it was preempted, and comes back
+            self._tally.note_admission(self)
+        super().note_admission()
+
     def finish(self, reason: str) -> None:
         super().finish(reason)
         self._tally.note_end(self)

@@ -19,7 +19,7 @@ from .counting import BlockManager, CountedSequence, Scheduler
 from .engine import InputProcessor
 from .engine import LLMEngine as BaseLLMEngine
 from .engine_args import EngineArgs, check_is_args
-from .metrics import Metric, Tally, as_metrics
+from .metrics import BlockSize, Metric, Tally, as_metrics
 from .model_runner import ModelRunner
 from .only_in_vllm import refuse
 from .params import SamplingParams
@@ -140,7 +140,8 @@ class LLMEngine(BaseLLMEngine):
 
     def get_metrics(self) -> list[Metric]:
         name = self.engine_args.served_model_name or str(self.engine_args.model)
-        return as_metrics(self.stats(), self.tally, name if isinstance(name, str) else name[0])
+        block = BlockSize(self.config.block_size, self.kv_cache.blocks[0].nbytes)
+        return as_metrics(self.stats(), self.tally, name if isinstance(name, str) else name[0], block)
 
     def check_thread(self) -> None:
         """Raises RuntimeError in another thread than the one that made the engine."""

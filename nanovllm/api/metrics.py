@@ -1,9 +1,10 @@
 """get_metrics(): the engine's counts under vLLM's names, as objects like those of vllm.v1.metrics.reader."""
 
+import time
 from bisect import bisect_left
 from collections import Counter as Count
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ..core.sequence import Sequence
@@ -46,8 +47,14 @@ class Histogram(Metric):
     buckets: dict[str, int]
 
 
-SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
-TO_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0)
+SECONDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TO_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
 A_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 SAMPLES = (1, 2, 5, 10, 20)
 TOKENS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
@@ -91,7 +98,14 @@ class Tally:
             "vllm:time_to_first_token_seconds": Observations(TO_FIRST_TOKEN),
             "vllm:request_time_per_output_token_seconds": Observations(A_TOKEN),
             "vllm:e2e_request_latency_seconds": Observations(SECONDS),
+            "vllm:request_queue_time_seconds": Observations(SECONDS),
         }
+
+    def note_admission(self, seq: "Sequence") -> None:
+        """It has its blocks, and shares them with the samples that it carries."""
+        seconds = time.perf_counter() - seq.metrics.arrival_time
+        for _ in [seq, *seq.to_fork]:
+            self._observe("request_queue_time_seconds", seconds)
 
     def note_end(self, seq: "Sequence") -> None:
         num_tokens = seq.num_tokens - seq.num_prompt_tokens
@@ -123,8 +137,15 @@ def prompt_tokens_of(seq: "Sequence") -> tuple[int, int]:
     return seq.num_prompt_tokens, getattr(seq, "num_cached_tokens", None) or 0
 
 
-def as_metrics(stats: "EngineStats", tally: Tally, model_name: str) -> list[Metric]:
-    """All of them, with the labels that vLLM gives them."""
+class BlockSize(NamedTuple):
+    tokens: int
+    bytes: int
+
+
+def as_metrics(stats: "EngineStats", tally: Tally, model_name: str, block: BlockSize) -> list[Metric]:
+    """All of them, with the labels that vLLM gives them. To vLLM a block on the host is outside, external."""
+    on_host = stats.blocks_loaded * block.tokens
+    on_device = stats.prefix_hits - on_host
     labels = {"model_name": model_name, "engine": "0"}
     gauges = {
         "num_requests_running": stats.running,
@@ -133,7 +154,11 @@ def as_metrics(stats: "EngineStats", tally: Tally, model_name: str) -> list[Metr
     }
     counters = {
         "prefix_cache_queries": stats.prefix_queries,
-        "prefix_cache_hits": stats.prefix_hits,
+        "prefix_cache_hits": on_device,
+        "external_prefix_cache_queries": stats.prefix_queries - on_device if stats.num_host_blocks else 0,
+        "external_prefix_cache_hits": on_host,
+        "kv_offload_load_bytes": stats.blocks_loaded * block.bytes,
+        "kv_offload_store_bytes": stats.blocks_stored * block.bytes,
         "num_preemptions": stats.preemptions,
         "prompt_tokens": stats.prompt_tokens,
         "prompt_tokens_cached": stats.cached_tokens,

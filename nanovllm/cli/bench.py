@@ -131,14 +131,71 @@ def peers(**values: Any) -> int:
     return run("peers", values)
 
 
+SERVE: list[click.Parameter] = [
+    click.Option(["--base-url"], default="http://127.0.0.1:8000", show_default=True, help="the server's address"),
+    click.Option(["--model"], help="what the server calls the model; default: the first of its /v1/models"),
+    click.Option(["--api-key"], envvar="OPENAI_API_KEY", help="its key; or in OPENAI_API_KEY"),
+    click.Option(
+        ["--endpoint"],
+        type=click.Choice(["completions", "chat"]),
+        default="completions",
+        show_default=True,
+        help="which interface",
+    ),
+    size("--num-prompts", 200, "requests"),
+    click.Option(
+        ["--request-rate"],
+        type=click.FloatRange(min=0, min_open=True),
+        default=float("inf"),
+        show_default=True,
+        help="requests a second, which come as of a Poisson process; inf: all at once",
+    ),
+    click.Option(["--max-concurrency"], type=WHOLE, help="most requests at a time"),
+    click.Option(["--input-len"], type=WHOLE, help="words of each prompt; default: lengths as of chats"),
+    click.Option(["--output-len"], type=WHOLE, help="tokens of each output; default: lengths as of chats"),
+    click.Option(
+        ["--ignore-eos/--no-ignore-eos"],
+        default=True,
+        show_default=True,
+        help="outputs have the length that was drawn; not all servers know that field",
+    ),
+    click.Option(["--seed"], type=int, default=0, show_default=True, help="of lengths, words and arrivals"),
+    click.Option(["--json", "json_file"], metavar="PATH", help="write all numbers as JSON; - is standard output"),
+]
+
+
+@bench.command(params=SERVE)
+def serve(json_file: str | None, **values: Any) -> int:
+    """Load a server that speaks OpenAI's interface: this one, or any other.
+
+    Requests a second, the time to the first token, between tokens, and to the end.
+    """
+    check_writable(json_file)
+
+    from .benchmarks import table, write_json
+    from .benchmarks.serve import measure_server
+
+    with one_line_errors():
+        found = measure_server(**values)
+    if json_file:
+        write_json(found, json_file)
+    click.echo(table(found), err=json_file == "-")
+    return 1 if found["measured"]["server"]["failed"] else 0
+
+
+def check_writable(json_file: str | None) -> None:
+    """That numbers cannot be written is told before they are measured."""
+    with one_line_errors():
+        standard_output()
+        if json_file not in (None, "-"):
+            open(json_file, "a").close()
+
+
 def run(name: str, values: dict[str, Any]) -> int:
     """Measure, print a table, and write JSON if that is asked for."""
     json_file = values.pop("json_file")
     engine, settings = split(values)
-    with one_line_errors():
-        standard_output()
-        if json_file not in (None, "-"):
-            open(json_file, "a").close()  # that it cannot be written is told now
+    check_writable(json_file)
 
     from .benchmarks import measure, table, write_json
 

@@ -50,4 +50,11 @@ SERVER = [
     Knob("port", int, 8000, "the port; 0: a free one, which the line that says where it listens names"),
     Knob("chat_template", str, None, "a file with the template of chats, or the word plain"),
     Knob("shutdown_timeout", float, 30.0, "seconds that running requests have to end after SIGTERM"),
+    Knob("allowed_origins", str, None, "servers whose pages may ask, with commas or as a JSON list; *: all"),
+    Knob("max_num_queued_reqs", int, None, "most samples that run or wait; more are answered 429"),
+    Knob("max_num_queued_tokens", int, None, "most tokens of prompts that wait for their first token, likewise"),
+    Knob("max_request_tokens", int, 1048576, "most tokens that a request may come to, all prompts and samples"),
+    Knob("max_body_bytes", int, 4194304, "most bytes of a request's body"),
+    Knob("header_timeout", float, 10.0, "seconds in which a request's head must come"),
+    Knob("body_timeout", float, 60.0, "seconds in which its body must come"),
 ]

@@ -11,6 +11,13 @@ from .flags import engine_flags, server_flags, split
 @click.command(params=server_flags() + engine_flags())
 @click.argument("name", required=False, metavar="[MODEL]")
 @click.option("--served-model-name", multiple=True, help="what clients call the model; may be given several times")
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    envvar="NANOVLLM_API_KEY",
+    help="a key that clients must show; may be given several times, or in NANOVLLM_API_KEY",
+)
 def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -> int:
     """Serve a model to clients of OpenAI's API.
 

@@ -11,6 +11,10 @@ request_stream.py  what the engine has said of one request, and nobody has read 
 app.py             State, the routes, the application
 requests.py        a request's body as JSON, and the client that hangs up
 errors.py          what is told to a client in place of an answer
+http_protocol.py   HTTP's own limits: slow clients, large bodies, what is no HTTP
+auth.py origins.py request_ids.py    what every request goes through; small_answers.py is theirs
+limits.py          how much may be asked for, and may wait
+metrics.py         /metrics; step_times.py counts for it in the engine's process
 openai/            the bodies of OpenAI's interface; nanovllm batch reads and writes them, too
 page/              plays an engine's memory, recorded or live
 """

@@ -1,23 +1,30 @@
 """The application: what all requests share, and which addresses there are."""
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .. import __version__
+from .auth import ApiKeys
 from .engine_client import EngineClient
 from .errors import handlers
+from .limits import Rejections
+from .metrics import show_metrics
 from .openai.completions import create_chat_completion, create_completion
 from .openai.models import list_models, retrieve_model
 from .openai.served import ServedModel
 from .openai.tokenize import detokenize, tokenize
 from .options import ServerOptions
+from .origins import OwnOrigin, read_origins
+from .request_ids import RequestIds
 
 
 @dataclass
@@ -30,6 +37,7 @@ class State:
     kernels: str  # what the engine computes with, in words
     start_time: float = field(default_factory=time.time)
     is_stopping: bool = False  # no new requests
+    rejections: Rejections = field(default_factory=Counter)  # since the start
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -47,18 +55,26 @@ def routes() -> list[Route]:
         Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/metrics", show_metrics, methods=["GET"]),
     ]
 
 
 def make_app(state: State) -> ASGIApp:
     app = Starlette(routes=routes(), exception_handlers=handlers())
     app.state.server = state
+    app.router.redirect_slashes = False  # what is not here is a 404
     return wrapped(app, state)
 
 
 def wrapped(app: ASGIApp, state: State) -> ASGIApp:
     """The application behind what every request goes through, the outermost last."""
-    return app
+    origins = read_origins(state.options.allowed_origins)
+    if state.options.api_keys:
+        app = ApiKeys(app, state.options.api_keys)
+    app = OwnOrigin(app, origins)
+    if origins:
+        app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    return RequestIds(app)
 
 
 async def health(request: Request) -> Response:

@@ -51,6 +51,7 @@ class EngineClient:
         self._outbox: SimpleQueue[Any] = SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._waiting: dict[str, int] = {}  # tokens of the prompts of which the engine has said nothing yet
+        self.num_samples = 0  # of requests that have not ended
         self.num_waiting_tokens = 0  # their sum
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -89,6 +90,8 @@ class EngineClient:
         cannot be served, RequestFailed for one that broke off, and EngineDeadError if there is no engine any more.
         """
         stream, unfinished = RequestStream(), {request.request_id for request in requests}
+        num_samples = sum(request.params.n for request in requests)
+        self.num_samples += num_samples
         try:
             for request in requests:
                 self.send(request)
@@ -102,6 +105,7 @@ class EngineClient:
                         raise ValueError(delta.error) if delta.is_refused else failure(delta)
                     yield delta
         finally:
+            self.num_samples -= num_samples
             for request in requests:
                 self._streams.pop(request.request_id, None)
                 self._note_begun(request.request_id)

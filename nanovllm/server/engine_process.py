@@ -15,6 +15,7 @@ from typing import Any
 
 from ..api import CompletionOutput, EngineArgs, LLMEngine, RequestOutput
 from .messages import Abort, Add, Answer, Ask, Delta, Failed, Piece, Ready, Step, Stop, receive, send
+from .step_times import StepTimes
 
 Build = Callable[[EngineArgs], LLMEngine]
 ANSWERS: dict[str, Callable[[LLMEngine], Any]] = {
@@ -65,6 +66,7 @@ class Worker:
 
     def __init__(self, pipe: Connection, engine: LLMEngine) -> None:
         self.engine = engine
+        StepTimes(engine)
         self._pipe = pipe
         self._news = select.poll()
         self._news.register(pipe.fileno(), select.POLLIN)

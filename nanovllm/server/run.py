@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import uvicorn
@@ -17,6 +18,7 @@ from ..cli.streams import tell
 from .app import State, make_app
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
+from .http_protocol import HttpLimits, HttpProtocol
 from .openai.served import served_model
 from .options import ServerOptions
 
@@ -41,6 +43,7 @@ class Front:
 
     async def run(self, listener: socket.socket) -> int:
         """Serve until stop() or die(); returns the exit status."""
+        listener.listen()  # whoever reads the line below may come at once
         tell(f"serving {self.state.model.name} at {address_of(listener)}, {self.state.kernels}")
         await self.server.serve([listener])
         return 1 if self.failed else 0
@@ -137,12 +140,17 @@ def served_names(given: Any) -> Sequence[str]:
 
 
 def config_of(app: Any, options: ServerOptions) -> uvicorn.Config:
+    limits = HttpLimits(
+        head_seconds=options.header_timeout,
+        body_seconds=options.body_timeout,
+        max_body_bytes=options.max_body_bytes,
+    )
     return uvicorn.Config(
         app,
-        http="h11",
+        http=partial(HttpProtocol, limits=limits),  # type: ignore[arg-type]  # what makes one for each connection
         ws="none",
         lifespan="off",
-        log_level="warning",
+        log_level="error",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=int(options.shutdown_timeout + STUCK) + 1,

@@ -9,6 +9,8 @@ throughput.py latency.py prefix.py offload.py    one benchmark each
 peers.py        another benchmark: vLLM, llama.cpp and transformers beside this engine
 answers.py peer_process.py agreement.py contexts.py    its parts
 workers/        what runs in the peers' processes
+serve.py        a server under load, ours or any other that speaks OpenAI's interface
+serve_load.py serve_requests.py http_stream.py    its parts
 report.py       a table, and JSON
 """
 

@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..engine_client import EngineClient
 from ..errors import RequestFailed
+from ..limits import check_room, check_size
 from ..messages import Piece
 from ..request_stream import joined
 from ..requests import HungUp, read_json, unless_hung_up
@@ -33,6 +34,8 @@ async def create(request: Request, url: str) -> Response:
     if state.is_stopping:
         raise RequestFailed("the server is shutting down", status=503)
     work = await work_of(state, body)
+    check_size(work.requests, state.options, state.model.max_model_len)
+    check_room(work.requests, state.options, state.engine, state.rejections)
     try:
         if body.stream:
             return await stream(state.engine, work, request.receive)

@@ -98,6 +98,14 @@ def metric_names(path: str) -> Iterator[str]:
             yield str(node.value.value)
 
 
+def offload_names() -> list[str]:
+    """The same of constants in a class."""
+    path = "distributed/kv_transfer/kv_connector/v1/offloading/metrics.py"
+    body = find_class(SOURCE / path, "_TransferMetricName").body
+    values = [node.value for node in body if isinstance(node, ast.Assign)]
+    return [str(value.value) for value in values if isinstance(value, ast.Constant)]
+
+
 def version() -> str:
     found = [path.name.split("-")[1] for path in SOURCE.parent.glob("vllm-*.dist-info")]
     return ".".join(found[0].split(".")[:2]) if found else "0.32"
@@ -122,7 +130,7 @@ def main() -> None:
     kinds = {name: fields(f"{beams}/utils.py", name) for name in ("BeamSearchSequence", "BeamSearchOutput")}
     write("beam_search.json", kinds | {"BeamSearchParams": fields("sampling_params.py", "BeamSearchParams")})
     kinds = {name: fields("v1/metrics/reader.py", name) for name in ("Counter", "Vector", "Gauge", "Histogram")}
-    write("metrics.json", kinds | {"names": list(metric_names("v1/metrics/loggers.py"))})
+    write("metrics.json", kinds | {"names": [*metric_names("v1/metrics/loggers.py"), *offload_names()]})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""Asks a server for streams, and notes when each piece came."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from .http_stream import DONE, Broken, Target, asked
+from .serve_load import Ask
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a request is put."""
+
+    path: str
+    model: str
+    extra: dict[str, Any]
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        chat = {"messages": [{"role": "user", "content": ask.prompt}]}
+        asked_for = chat if self.path == CHAT else {"prompt": ask.prompt}
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        return {"model": self.model, **asked_for, "max_tokens": ask.num_tokens, "temperature": 0} | usage | self.extra
+
+
+@dataclass
+class Outcome:
+    """Times are in seconds; those of pieces from when the request was sent."""
+
+    pieces: list[float] = field(default_factory=list)  # when each piece of text came
+    seconds: float = 0.0
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    error: str | None = None
+
+
+async def ask_for(target: Target, form: Form, ask: Ask) -> Outcome:
+    """An answer is whole with a finish_reason and [DONE], else it is an error."""
+    outcome, start = Outcome(), time.perf_counter()
+    try:
+        async with asked(target, "POST", form.path, form.body(ask)) as answer:
+            if answer.status != 200:
+                raise Broken(f"status {answer.status}: {short(await answer.body())}")
+            is_finished = is_done = False
+            async for event in answer.events():
+                now = time.perf_counter() - start
+                if event == DONE:
+                    is_done = True
+                    break
+                is_finished |= note(outcome, event, now)
+            if not (is_done and is_finished):
+                raise Broken("the stream ends before it is whole")
+    except (OSError, Broken, ValueError) as error:
+        outcome.error = f"{error}" if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
+    outcome.seconds = time.perf_counter() - start
+    return outcome
+
+
+def note(outcome: Outcome, event: dict[str, Any], now: float) -> bool:
+    """Returns whether the event says how the answer has ended. Raises Broken for one that says an error."""
+    if "error" in event:
+        raise Broken(f"an error event: {short(event)}")
+    if usage := event.get("usage"):
+        outcome.num_prompt_tokens, outcome.num_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+    ended = False
+    for choice in event.get("choices") or []:
+        if choice.get("text") or (choice.get("delta") or {}).get("content"):
+            outcome.pieces.append(now)
+        ended |= choice.get("finish_reason") is not None
+    return ended
+
+
+def short(told: Any) -> str:
+    text = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+async def serve_all(
+    target: Target, form: Form, asks: Sequence[Ask], times: Sequence[float], most: int | None
+) -> tuple[list[Outcome], float]:
+    """Send each at its time, at most `most` together. Returns what came of them, and the seconds of it all."""
+    gate = asyncio.Semaphore(most) if most else nullcontext()
+    start = time.perf_counter()
+
+    async def one(ask: Ask, when: float) -> Outcome:
+        await asyncio.sleep(start + when - time.perf_counter())
+        async with gate:
+            return await ask_for(target, form, ask)
+
+    outcomes = await asyncio.gather(*(one(ask, when) for ask, when in zip(asks, times, strict=True)))
+    return outcomes, time.perf_counter() - start

@@ -1,0 +1,54 @@
+"""How much may be asked for: by one request, and by all that wait."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from .errors import TooBusy
+from .messages import Add
+from .options import ServerOptions
+
+MAX_CHOICES = 2048  # of an answer: each is a sequence in the engine from the moment the request comes
+Rejections = Counter[str]  # by the name of the limit
+
+
+class Load(Protocol):
+    """What of an EngineClient is looked at."""
+
+    num_samples: int  # that have not ended
+    num_waiting_tokens: int  # of prompts of which no token has come yet
+
+
+def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: int) -> None:
+    """Raises ValueError for a request that may come to more than one is to have."""
+    num_choices = sum(request.params.n for request in requests)
+    if num_choices > MAX_CHOICES:
+        raise ValueError(f"the request asks for {num_choices:,} choices: an answer has at most {MAX_CHOICES:,}")
+    num_tokens = sum(request.params.n * most_tokens(request, max_model_len) for request in requests)
+    if options.max_request_tokens is not None and num_tokens > options.max_request_tokens:
+        limit = f"this server allows {options.max_request_tokens:,}"
+        raise ValueError(f"the request may come to {num_tokens:,} tokens, prompts and outputs together: {limit}")
+
+
+def most_tokens(request: Add, max_model_len: int) -> int:
+    """Of one sample, with its prompt."""
+    most = request.params.max_tokens
+    return max_model_len if most is None else min(len(request.token_ids) + most, max_model_len)
+
+
+def check_room(requests: Sequence[Add], options: ServerOptions, load: Load, rejections: Rejections) -> None:
+    """Raises TooBusy if as much runs and waits as may. Both limits are vLLM's, and count what vLLM counts.
+
+    A sample is a request here, too. A prompt counts in full until its first token has come.
+    """
+    most, asked = options.max_num_queued_reqs, sum(request.params.n for request in requests)
+    if most is not None and load.num_samples + asked > most:
+        name = "max_num_queued_reqs"
+        error = f"{load.num_samples} requests run or wait, and {asked} more would be over {name}, {most}"
+    elif (most := options.max_num_queued_tokens) is not None and load.num_waiting_tokens >= most:
+        name = "max_num_queued_tokens"
+        error = f"prompts of {load.num_waiting_tokens:,} tokens wait: {name} is {most:,}"
+    else:
+        return
+    rejections[name] += 1
+    raise TooBusy(error)
