@@ -2,7 +2,7 @@
 
 /* What a square can show in this stage, drawn as the grid itself is. */
 const Legend = (() => {
-  const NOBODY = { requests: ["A"] };
+  const NOBODY = { places: { A: 0 } };
   const PLAIN = { status: "held", count: 1, origin: null, isTouched: false };
   const held = (filled, more) => ({ ...PLAIN, bands: [{ seq: "A", index: 0, from: 0, to: 8, filled }], ...more });
   const EMPTY = { ...held(0), status: "free", bands: [] };
