@@ -4,8 +4,8 @@
  * what a Grid does, but has no letters and no patterns: whose a block is, its panel says.
  */
 class Field {
-  constructor(canvas, choose) {
-    Object.assign(this, { element: canvas, choose, num_squares: 0 });
+  constructor(canvas, noun, choose) {
+    Object.assign(this, { element: canvas, noun, choose, num_squares: 0 });
     this.context = canvas.getContext("2d");
     canvas.addEventListener("click", ({ offsetX, offsetY }) => this._click(offsetX, offsetY));
     canvas.addEventListener("keydown", (event) => this._key(event));
@@ -34,7 +34,7 @@ class Field {
   show(cells, memory, selected, table = []) {
     Object.assign(this, { cells, memory, selected, table });
     const held = cells.filter(({ status }) => status === "held").length;
-    const label = `${cells.length} blocks, ${held} held. Arrow keys choose one.`;
+    const label = `${cells.length} ${this.noun}s, ${held} held. Arrow keys choose one.`;
     this.element.setAttribute("aria-label", label);
     this._paint();
   }

@@ -49,7 +49,7 @@ const Prompt = (() => {
 
   function take({ error, choices, usage }, said, began) {
     if (error) throw new Error(error.message);
-    const text = choices[0]?.text ?? "";
+    const text = choices?.[0]?.text ?? "";
     if (text) said.first ??= performance.now() - began;
     said.num_tokens = usage?.completion_tokens ?? said.num_tokens;
     Dom.byId("answer").append(text);

@@ -2,17 +2,15 @@
 
 /* The view: everything that the page shows of a run at a step, with a block chosen or none. */
 const View = (() => {
-  const MOST_SQUARES = 512; // of a grid: more blocks are a field
-  let squares, field, host, arrows, onMoment;
+  let device, host, arrows, onMoment;
   let shaped = null; // the run that the grids are made for
   let timed = null; // and the steps and kinds of events that the line of time and the legend are made for
 
   /** What a click on a block, and on a moment, does. */
   function prepare({ choose, goToMoment }) {
-    squares = new Grid(Dom.byId("grid"), "block", choose);
-    field = new Field(Dom.byId("field"), choose);
-    host = new Grid(Dom.byId("host-grid"), "host block", (block) => choose(`h${block}`));
-    arrows = new Arrows(squares, field);
+    device = new Tier(Dom.byId("grid"), Dom.byId("field"), "block", choose);
+    host = new Tier(Dom.byId("host-grid"), Dom.byId("host-field"), "host block", (block) => choose(`h${block}`));
+    arrows = new Arrows(...device.parts);
     onMoment = goToMoment;
   }
 
@@ -20,13 +18,13 @@ const View = (() => {
   function show(run, { step, block, since = step - 1, told = since }) {
     const { tape } = run, frame = tape.frameAt(step), events = tape.eventsBetween(since, step), { state, memory } = frame;
     if (shaped !== run) shape(run);
-    const grid = isField(tape) ? field : squares, hasHost = isShown(state.host);
+    const hasHost = isThere(state.host);
     const cells = Cells.ofDevice(frame, events), hostCells = hasHost ? Cells.ofHost(frame, events) : [];
     const cell = (Moves.isHost(block) ? hostCells : cells)[Moves.numberOf(block)] ?? null;
     const selected = block === null ? null : cell?.bands[0]?.seq ?? null;
     const table = selected ? state.sequences[selected].block_table : [];
-    grid.show(cells, memory, block, table);
-    arrows.show(table, grid);
+    device.show(cells, memory, block, table);
+    arrows.show(table, device.grid);
     if (hasHost) host.show(hostCells, memory, Moves.isHost(block) ? Moves.numberOf(block) : null);
     Queues.show(frame, events, selected);
     Meter.show(Cells.totals(frame, cells));
@@ -43,23 +41,17 @@ const View = (() => {
     return Words.ofStep(events, tape.eventsOf(since), tape.frameAt(since), tape.frameAt(step));
   }
 
-  const isField = ({ snapshot: { pool } }) => pool.unit === "blocks" && pool.num_blocks > MOST_SQUARES;
-  const isShown = (host) => host !== null && host.num_blocks <= MOST_SQUARES;
+  const isThere = (host) => host !== null && host.num_blocks > 0;
 
   /** What changes with the run, and not with the step. */
   function shape(run) {
     const { tape, idea } = run, { pool, host: hostPool } = tape.snapshot, isSlots = pool.unit === "slots";
     const size = isSlots ? Cells.SLOTS_A_SQUARE : pool.block_size;
     const num_squares = isSlots ? Math.ceil(pool.num_blocks / size) : pool.num_blocks;
-    const num_columns = num_squares > 256 ? 32 : num_squares > 64 ? 16 : 8;
     Dom.byId("stage").style.setProperty("--slots", size);
-    Dom.byId("grid").hidden = isField(tape);
-    Dom.byId("field").hidden = !isField(tape);
-    if (isField(tape)) field.shape(num_squares);
-    else squares.shape(num_squares, num_columns, isSlots ? "slots, square" : "block");
-    Dom.byId("pool").classList.toggle("dense", num_columns > 16);
-    Dom.byId("host").hidden = !isShown(hostPool);
-    if (isShown(hostPool)) host.shape(hostPool.num_blocks, num_columns, "host block");
+    device.shape(num_squares, isSlots ? "slots, square" : "block");
+    Dom.byId("host").hidden = !isThere(hostPool);
+    if (isThere(hostPool)) host.shape(hostPool.num_blocks, "host block");
     Dom.byId("idea").textContent = idea;
     shaped = run;
     timed = null;
