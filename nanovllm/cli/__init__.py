@@ -4,6 +4,7 @@ commands.py        the commands as one program; each is imported when it is call
 generate.py        stories, the first as it comes
 chat.py            a conversation in the terminal
 batch.py           a file of requests in, results out as soon as they are there
+serve.py           an OpenAI server; server/ is what serves
 inspect_model.py   what a model needs, and what fits beside it; inspect_report.py has the numbers and the table
 bench.py           how fast the engine is here; benchmarks/ measures
 trace.py           what a trace holds, or the same for a viewer; tracing.py writes one
@@ -25,12 +26,11 @@ requests_file.py   a file of requests, judged as a whole, and read again while i
 request_lines.py   what it holds, a value at a time: JSON lines, or one document
 request.py         a request in this engine's form
 openai_lines.py    a line of OpenAI's batches
-json_values.py     a value of JSON for the field of a dataclass
 ids.py             which ids there are, in eight bytes each
 resume.py          what a file of results holds already
 serving.py         requests through the engine, results out
 results.py         what came of a request, as a line of JSON
-openai_results.py  the same in the form of OpenAI's batches
+openai_results.py  the same in the form of OpenAI's batches; server/openai/ has its bodies
 results_file.py    a file that holds whole lines only
 chats.py           conversations as prompts
 

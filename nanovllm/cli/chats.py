@@ -4,7 +4,8 @@ from ..api import LLM
 from ..checkpoints.chat_template import choose_template, render_chat
 from ..checkpoints.load_tokenizer import load_tokenizer
 from ..checkpoints.template_environment import parse
-from .request import Chat, Request
+from ..server.openai.chats import Chat
+from .request import Request
 
 NOT_TWICE = {"add_special_tokens": False}  # a template writes BOS by itself
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from .knob import Knob
-from .knobs import ENGINE, KERNELS, SAMPLING
+from .knobs import ENGINE, KERNELS, SAMPLING, SERVER
 
 
 def flag(knob: Knob, default: Any) -> click.Option:
@@ -45,6 +45,10 @@ def engine_flags() -> list[click.Parameter]:
     return [revision, *(flag(knob, knob.default) for knob in map(as_here, ENGINE + KERNELS))]
 
 
+def server_flags() -> list[click.Parameter]:
+    return [flag(knob, knob.default) for knob in SERVER]
+
+
 def as_here(knob: Knob) -> Knob:
     """What is more than in the stages: a model may be one of the hub, and a device not given is LLM's to choose."""
     if knob.name == "model":
@@ -55,6 +59,6 @@ def as_here(knob: Knob) -> Knob:
 
 
 def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of all flags into those of the engine and those of SamplingParams."""
+    """The values of all flags into those of the engine and the others, of SamplingParams say."""
     engine = {name: values[name] for name in ("revision", *(knob.name for knob in ENGINE + KERNELS))}
     return engine, {name: value for name, value in values.items() if name not in engine}

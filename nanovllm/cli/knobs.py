@@ -1,6 +1,6 @@
-"""Every knob of the engine and of sampling, with its flag's help: --help is shown without torch.
+"""Every knob of engine, sampling and server, with its flag's help: --help is shown without torch.
 
-Made by `python -m nanovllm.cli.make_knobs` from the fields of three dataclasses. A test compares.
+Made by `python -m nanovllm.cli.make_knobs` from the fields of four dataclasses. A test compares.
 """
 
 # ruff: noqa: E501
@@ -43,4 +43,11 @@ SAMPLING = [
     Knob("min_tokens", int, 0, "no stop token and no stop string ends an output before it has this many tokens"),
     Knob("skip_special_tokens", bool, True, "leave special tokens out of the text"),
     Knob("include_stop_str_in_output", bool, False, "keep the stop string, or the stop token's text, in the text"),
+]
+
+SERVER = [
+    Knob("host", str, "127.0.0.1", "the address to listen at; 0.0.0.0: all of this machine's"),
+    Knob("port", int, 8000, "the port; 0: a free one, which the line that says where it listens names"),
+    Knob("chat_template", str, None, "a file with the template of chats, or the word plain"),
+    Knob("shutdown_timeout", float, 30.0, "seconds that running requests have to end after SIGTERM"),
 ]

@@ -9,10 +9,11 @@ from ..api.params import SamplingParams
 from ..core.config import EngineConfig
 from ..core.flags import knobs
 from ..kernels.options import KernelOptions
+from ..server.options import ServerOptions
 
-HEAD = '''"""Every knob of the engine and of sampling, with its flag's help: --help is shown without torch.
+HEAD = '''"""Every knob of engine, sampling and server, with its flag's help: --help is shown without torch.
 
-Made by `python -m nanovllm.cli.make_knobs` from the fields of three dataclasses. A test compares.
+Made by `python -m nanovllm.cli.make_knobs` from the fields of four dataclasses. A test compares.
 """
 
 # ruff: noqa: E501
@@ -21,7 +22,7 @@ from .knob import Knob
 
 
 def source() -> str:
-    tables = {"ENGINE": EngineConfig, "KERNELS": KernelOptions, "SAMPLING": SamplingParams}
+    tables = {"ENGINE": EngineConfig, "KERNELS": KernelOptions, "SAMPLING": SamplingParams, "SERVER": ServerOptions}
     return HEAD + "".join(f"\n{name} = [\n{rows(options)}]\n" for name, options in tables.items())
 
 

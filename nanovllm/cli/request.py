@@ -1,28 +1,19 @@
 """Request: what a value of a file of requests asks for, in this engine's form or as a line of OpenAI's batches."""
 
-import difflib
 import hashlib
 from collections import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from ..api import SamplingParams
 from ..core.input_processor import Prompt
-from .json_values import read_field
+from ..server.openai.chats import Chat
+from ..server.openai.fields import PARAMS, check_names
+from ..server.openai.json_values import read_field
 
-NOT_OF_A_FILE = {"output_kind", "stream_interval", "skip_clone", "flat_logprobs"}  # a result is one whole output
-PARAMS = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_OF_A_FILE}
 FIELDS = {"prompt": str | abc.Sequence[int], "id": str, **PARAMS}
-
-
-@dataclass(frozen=True)
-class Chat:
-    """What a chat template makes a prompt of."""
-
-    messages: list[dict[str, Any]]
-    options: dict[str, Any]  # of the template
 
 
 @dataclass(frozen=True)
@@ -66,13 +57,3 @@ def seed_of(seed: int, index: int) -> int:
     True
     """
     return int.from_bytes(hashlib.blake2b(f"{seed},{index}".encode(), digest_size=8).digest()) >> 2  # 62 bits
-
-
-def check_names(names: Iterable[str], known: Iterable[str], says: str) -> None:
-    """Raises ValueError for the first name that is not known, with the nearest that is."""
-    known = list(known)
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"{says} {', '.join(known)}"
-            raise ValueError(f"unknown field {name!r}: {hint}")

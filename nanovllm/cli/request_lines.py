@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import IO, Any, Protocol
 
-from .json_values import shortened
+from ..server.openai.json_values import shortened
 
 MAX_BYTES = 1 << 30  # of a line, and of a document
 PIECE = 1 << 20

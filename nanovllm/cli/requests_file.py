@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
+from ..server.openai.chats import Chat
+from ..server.openai.json_values import shortened
 from .ids import Ids
-from .json_values import shortened
 from .openai_lines import is_openai_line, read_openai
-from .request import Chat, Defaults, Request, read_own
+from .request import Defaults, Request, read_own
 from .request_lines import Source, Spool, values
 from .streams import standard_input
 

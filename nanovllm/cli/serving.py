@@ -12,11 +12,12 @@ from tqdm import tqdm
 
 from ..api import LLM, RequestOutput
 from ..core.stories import pool_line
+from ..server.openai.chats import Chat
 from .chats import add_request
 from .compiling import finish_compiling
 from .ids import Ids
 from .interrupts import ctrl_c_noted
-from .request import Chat, Request
+from .request import Request
 from .requests_file import RequestsFile
 from .results import result_line
 from .results_file import write_whole

@@ -1,1 +1,16 @@
-"""What the server shows: page/ plays the memory of an engine, recorded or live."""
+"""nanovllm serve: an OpenAI server in two processes, and the page that shows an engine's memory.
+
+    client -- HTTP --> front: asyncio, JSON, chat templates, tokens -- a pipe --> engine: a process that only steps
+
+run.py             the front from the first moment to the exit status
+options.py         what the command line says of the server
+messages.py        what goes through the pipe
+engine_process.py  the engine's side of it
+engine_client.py   the front's side of it
+request_stream.py  what the engine has said of one request, and nobody has read yet
+app.py             State, the routes, the application
+requests.py        a request's body as JSON, and the client that hangs up
+errors.py          what is told to a client in place of an answer
+openai/            the bodies of OpenAI's interface; nanovllm batch reads and writes them, too
+page/              plays an engine's memory, recorded or live
+"""

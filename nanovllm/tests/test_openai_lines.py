@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from .. import LLM, SamplingParams
-from ..cli.request import Chat, Defaults, Request
+from ..cli.request import Defaults, Request
 from ..cli.requests_file import RequestsFile
+from ..server.openai.chats import Chat
 from .helpers import OPTIONS, write_checkpoint
 from .test_batch import FOUR, parsed, write
 
@@ -103,7 +104,7 @@ def test_null_and_what_asks_for_nothing_are_as_good_as_not_said():
         (line({"prompt": "a"}, priority=1), "unknown field 'priority': a line of a batch has custom_id, method, url,"),
         (line({}), "its body has no prompt"),
         (line({"prompt": ["a", "b"]}), "prompt has 2 prompts: give each a line of its own"),
-        (line({"prompt": ["a", 1]}), "prompt has 2 prompts"),
+        (line({"prompt": ["a", 1]}), "prompt[1] must be a text or a list of integers, not 1"),
         (line({"prompt": 5}), "prompt must be a text or a list of integers, not 5"),
         (line({"prompt": "a", "messages": HELLO}), "unknown field 'messages'"),
         (line({"prompt": "a", "max_tokens": "9"}), 'max_tokens must be an integer or null, not "9"'),
@@ -123,8 +124,9 @@ def test_null_and_what_asks_for_nothing_are_as_good_as_not_said():
         ),
         (line({"messages": HELLO, "top_logprobs": 2}, CHAT), "top_logprobs needs logprobs to be true"),
         (line({"messages": HELLO, "logprobs": 2}, CHAT), "logprobs must be true or false, not 2"),
-        (line({"messages": HELLO, "tools": [{"type": "function"}]}, CHAT), "tools [{"),
-        (line({"messages": HELLO, "response_format": {"type": "json_object"}}, CHAT), "response_format {"),
+        (line({"messages": HELLO, "tool_choice": "required"}, CHAT), 'tool_choice "required" is not served here'),
+        (line({"messages": HELLO, "response_format": {"type": "xml"}}, CHAT), 'response_format.type must be "text", '),
+        (line({"messages": HELLO, "chat_template_kwargs": {"tools": []}}, CHAT), "chat_template_kwargs may not have"),
     ],
     ids=str,
 )

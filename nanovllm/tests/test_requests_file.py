@@ -9,9 +9,10 @@ import pytest
 
 from .. import SamplingParams
 from ..api.params import RepetitionDetectionParams
-from ..cli.json_values import words
-from ..cli.request import FIELDS, PARAMS, Defaults, Request, seed_of
+from ..cli.request import FIELDS, Defaults, Request, seed_of
 from ..cli.requests_file import RequestsFile
+from ..server.openai.fields import PARAMS
+from ..server.openai.json_values import words
 
 
 def read(text: str, defaults: dict[str, Any] | None = None, seed: int = 0) -> list[Request]:

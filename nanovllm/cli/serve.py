@@ -1,0 +1,34 @@
+"""nanovllm serve: an OpenAI server."""
+
+from typing import Any
+
+import click
+
+from .common import located, one_line_errors
+from .flags import engine_flags, server_flags, split
+
+
+@click.command(params=server_flags() + engine_flags())
+@click.argument("name", required=False, metavar="[MODEL]")
+@click.option("--served-model-name", multiple=True, help="what clients call the model; may be given several times")
+def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -> int:
+    """Serve MODEL to clients of OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models and more.
+
+    MODEL is a checkpoint folder, or a name of the hub, as --model is. The engine runs in a process of its own. Ctrl-C
+    and SIGTERM let running requests end; a second Ctrl-C cuts them.
+
+    Exit status 0: it was told to stop. 1: its engine has ended. 2: nothing was served.
+    """
+    engine, server = split(values)
+    if name is not None:
+        engine["model"] = name
+    with one_line_errors():
+        try:
+            from ..server.run import run_server
+        except ImportError as error:
+            raise ValueError(f"{error.name} is not installed: pip install nanovllm[serve]") from None
+        from ..api import EngineArgs
+        from ..server.options import ServerOptions
+
+        args = EngineArgs(**located(engine), served_model_name=list(served_model_name) or None)
+        return run_server(engine["model"], args, ServerOptions(**server))

@@ -1,0 +1,69 @@
+"""The application: what all requests share, and which addresses there are."""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from .. import __version__
+from .engine_client import EngineClient
+from .errors import handlers
+from .openai.completions import create_chat_completion, create_completion
+from .openai.models import list_models, retrieve_model
+from .openai.served import ServedModel
+from .openai.tokenize import detokenize, tokenize
+from .options import ServerOptions
+
+
+@dataclass
+class State:
+    """What all requests share: `state_of(request)`."""
+
+    options: ServerOptions
+    engine: EngineClient
+    model: ServedModel
+    start_time: float = field(default_factory=time.time)
+    is_stopping: bool = False  # no new requests
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def routes() -> list[Route]:
+    """Each address of the server."""
+    return [
+        Route("/health", health, methods=["GET"]),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/v1/models", list_models, methods=["GET"]),
+        Route("/v1/models/{model:path}", retrieve_model, methods=["GET"]),
+        Route("/v1/completions", create_completion, methods=["POST"]),
+        Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]
+
+
+def make_app(state: State) -> ASGIApp:
+    app = Starlette(routes=routes(), exception_handlers=handlers())
+    app.state.server = state
+    return wrapped(app, state)
+
+
+def wrapped(app: ASGIApp, state: State) -> ASGIApp:
+    """The application behind what every request goes through, the outermost last."""
+    return app
+
+
+async def health(request: Request) -> Response:
+    """200 while there is an engine, else 503."""
+    return Response(status_code=503 if request.app.state.server.engine.error else 200)
+
+
+async def version(request: Request) -> Response:
+    return JSONResponse({"version": __version__})

@@ -1,0 +1,117 @@
+"""The engine's process: take what has come, make a step, say what came of it.
+
+No other thread of Python runs beside it: each operation of a step would wait for the interpreter's lock.
+"""
+
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from threading import Thread
+from typing import Any
+
+from ..api import CompletionOutput, EngineArgs, LLMEngine, RequestOutput
+from .messages import Abort, Add, Answer, Ask, Delta, Failed, Piece, Ready, Step, Stop, receive, send
+
+Build = Callable[[EngineArgs], LLMEngine]
+ANSWERS: dict[str, Callable[[LLMEngine], Any]] = {
+    "stats": LLMEngine.stats,
+    "metrics": LLMEngine.get_metrics,
+}
+
+
+def run(pipe: Connection, args: EngineArgs, build: Build) -> None:
+    """The process. The front alone ends it: what a terminal sends to both is not for the engine."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    Thread(target=end_with_the_front, args=(pipe.fileno(),), daemon=True).start()
+    try:
+        engine = build(args)
+    except (OSError, ValueError) as error:
+        send(pipe, Failed(str(error), is_mistake=True))
+        return
+    worker = Worker(pipe, engine)
+    try:
+        send(pipe, Ready(engine.max_model_len, engine.model_config.vocab_size, engine.kernels.says))
+        worker.work()
+    except Exception as error:  # the engine's state is not known: it ends, and says why
+        traceback.print_exc()
+        send(pipe, Failed(f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+    finally:
+        engine.kernels.close()
+
+
+def end_with_the_front(descriptor: int) -> None:
+    """Wait, without the interpreter's lock, until nobody is at the other end of the pipe; then end at once."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, 0)  # no reading, no writing: a hang-up is told all the same
+    hung_up.poll()
+    os._exit(1)
+
+
+class Worker:
+    """Moves an engine by what comes through a pipe."""
+
+    def __init__(self, pipe: Connection, engine: LLMEngine) -> None:
+        self.engine = engine
+        self._pipe = pipe
+        self._news = select.poll()
+        self._news.register(pipe.fileno(), select.POLLIN)
+        self._is_over = False
+        self._refused: list[Delta] = []  # requests that were not taken, until the next message says so
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Add: self.add,
+            Abort: self.abort,
+            Ask: self.answer,
+            Stop: self.stop,
+        }
+
+    def work(self) -> None:
+        """Until it is told to stop. It waits for messages only if there is nothing to compute."""
+        while not self._is_over:
+            while self._news.poll(0) or not (self.engine.has_unfinished_requests() or self._refused):
+                message = receive(self._pipe)
+                self._handlers[type(message)](message)
+                if self._is_over:
+                    return
+            self.step()
+
+    def step(self) -> None:
+        outputs = self.engine.step() if self.engine.has_unfinished_requests() else []
+        deltas = [*self._refused, *map(delta_of, map(RequestOutput.of, outputs))]
+        self._refused = []
+        if deltas:
+            send(self._pipe, Step(deltas))
+
+    def add(self, message: Add) -> None:
+        """A request that cannot be served is told with the next step."""
+        try:
+            self.engine.add_request(message.request_id, message.token_ids, message.params, prompt_text=message.prompt)
+        except ValueError as error:
+            self._refused.append(Delta(message.request_id, [], True, 0, error=str(error), is_refused=True))
+
+    def abort(self, message: Abort) -> None:
+        """Nobody waits for its outputs any more."""
+        self.engine.abort_request(message.request_id)
+
+    def answer(self, message: Ask) -> None:
+        send(self._pipe, Answer(message.number, ANSWERS[message.name](self.engine)))
+
+    def stop(self, message: Stop) -> None:
+        self._is_over = True
+
+
+def delta_of(output: RequestOutput) -> Delta:
+    """Of an output that holds what is new."""
+    pieces = [piece_of(each) for each in output.outputs]  # type: ignore[arg-type]
+    cached, told = output.num_cached_tokens, output.prompt_logprobs
+    return Delta(output.request_id, pieces, output.finished, cached, told, output.error)
+
+
+def piece_of(output: CompletionOutput) -> Piece:
+    new = output.text, output.token_ids, output.logprobs
+    return Piece(output.index, *new, output.finish_reason, output.stop_reason)

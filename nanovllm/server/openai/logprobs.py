@@ -1,0 +1,41 @@
+"""What is told of the tokens of an output."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from ...api import Logprob
+
+Place = dict[int, Logprob]  # the likeliest tokens there, and the one that was taken
+
+
+def completion_logprobs(token_ids: Sequence[int], places: Sequence[Place], start: int = 0) -> dict[str, Any]:
+    """Of each token its text, its log-probability, the likeliest in its place, and where in the text it begins.
+
+    `start` is where the first begins.
+    """
+    own = [place[token] for token, place in zip(token_ids, places, strict=True)]
+    tokens = [text_of(each) for each in own]
+    likeliest = [{text_of(each): each.logprob for each in place.values()} for place in places]
+    offsets = list(itertools.accumulate(map(len, tokens), initial=start))[:-1]
+    logprobs = [each.logprob for each in own]
+    return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": likeliest, "text_offset": offsets}
+
+
+def chat_logprobs(token_ids: Sequence[int], places: Sequence[Place], count: int) -> list[dict[str, Any]]:
+    """Of each token, and of the `count` likeliest in its place."""
+    told = []
+    for token, place in zip(token_ids, places, strict=True):
+        likeliest = [entry(each) for each in list(place.values())[:count]]
+        told.append(entry(place[token]) | {"top_logprobs": likeliest})
+    return told
+
+
+def entry(logprob: Logprob) -> dict[str, Any]:
+    text = text_of(logprob)
+    return {"token": text, "logprob": logprob.logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def text_of(logprob: Logprob) -> str:
+    """Empty without a tokenizer."""
+    return logprob.decoded_token or ""

@@ -1,0 +1,86 @@
+"""ServedModel: the model behind the server, and prompts in its tokens."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...api.prompts import whole_text
+from ...checkpoints.chat_template import render_chat
+from ...checkpoints.generation_config import default_sampling_params
+from ...checkpoints.hf_tokenizer import HFTokenizer
+from ...checkpoints.load_tokenizer import load_tokenizer
+from ...core.input_processor import Prompt
+from ..errors import NotServed
+from .bodies import Unsaid
+from .chats import Chat
+
+LONG = 20_000  # characters: to tokenize more takes milliseconds, which nobody else is to wait for
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A prompt in tokens."""
+
+    token_ids: list[int]
+    text: str | None = None  # where the prompt was one, or a conversation
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    names: Sequence[str]  # the first is the one that answers tell
+    other_names: Sequence[str]  # taken, and not told
+    tokenizer: HFTokenizer | None
+    chat_template: str | None  # in place of the checkpoint's own
+    unsaid: Unsaid
+    max_model_len: int
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def check_name(self, name: str | None) -> None:
+        """Raises NotServed. A body that names no model means this one."""
+        if name is not None and name not in self.names and name not in self.other_names:
+            raise NotServed(f"the model {name!r} does not exist: this server has {', '.join(map(repr, self.names))}")
+
+    async def tokens(self, prompt: Prompt | Chat, add_special_tokens: bool) -> Tokens:
+        """Raises ValueError for what cannot be a prompt."""
+        if isinstance(prompt, list):
+            return Tokens(prompt)
+        text = whole_text(await self.text_of(prompt) if isinstance(prompt, Chat) else prompt)
+        if self.tokenizer is None:
+            raise ValueError("the model has no tokenizer: a prompt must be a list of token ids")
+        if not text:
+            return Tokens([], text)
+        if len(text) < LONG:
+            return Tokens(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
+        ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return Tokens(ids, text)
+
+    async def text_of(self, chat: Chat) -> str:
+        """A conversation by the chat template."""
+        if self.tokenizer is None:
+            raise ValueError("the model has no tokenizer: it cannot chat")
+        return render_chat(self.tokenizer, chat.messages, chat_template=self.chat_template, **chat.options)
+
+
+def served_model(
+    model: str, folder: str, names: Sequence[str], chat_template: str | None, max_model_len: int
+) -> ServedModel:
+    """`model` is what the user called it: its last part is the name, unless there are others; a hub's name stays.
+
+    Raises ValueError for a checkpoint whose tokenizer or generation config cannot be read.
+    """
+    own = Path(model).resolve().name if Path(model).exists() else model
+    recommended: dict[str, Any] = default_sampling_params(folder)
+    recommended.pop("max_tokens", None)
+    return ServedModel(
+        names=names or [own],
+        other_names=[] if names else [model],
+        tokenizer=load_tokenizer(folder),
+        chat_template=chat_template,
+        unsaid=Unsaid(recommended=recommended),
+        max_model_len=max_model_len,
+    )

@@ -1,0 +1,75 @@
+"""Work: what a body asks of the engine, and what has come of it."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...api import RequestOutputKind, SamplingParams
+from ..messages import Add, Delta, Piece
+from .bodies import Body
+from .chats import Chat
+from .choices import usage
+from .served import Tokens
+
+if TYPE_CHECKING:
+    from ..app import State
+
+WHOLE = 1 << 30  # tokens between two outputs of an answer that nobody reads before it is whole
+
+
+@dataclass
+class Work:
+    body: Body
+    model: str  # the name that the answer tells
+    prompts: list[Tokens]
+    params: SamplingParams
+    id: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    num_made: int = 0  # tokens
+    num_cached: dict[str, int] = field(default_factory=dict)  # tokens of each request's prompt
+
+    @property
+    def requests(self) -> list[Add]:
+        """One for each prompt."""
+        names = [self.id] if len(self.prompts) == 1 else [f"{self.id}-{i}" for i in range(len(self.prompts))]
+        pairs = zip(names, self.prompts, strict=True)
+        return [Add(name, tokens.token_ids, self.params, tokens.text) for name, tokens in pairs]
+
+    async def pieces(self, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[tuple[int, Piece], None]:
+        """What is new, with the index of its choice: those of a prompt stand together."""
+        places = {request.request_id: place for place, request in enumerate(self.requests)}
+        async for delta in deltas:
+            self.num_cached[delta.request_id] = delta.num_cached_tokens
+            first = places[delta.request_id] * self.params.n
+            for piece in delta.pieces:
+                self.num_made += len(piece.token_ids)
+                yield first + piece.index, piece
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
+
+    def usage(self) -> dict[str, Any]:
+        """So far."""
+        return usage(sum(len(each.token_ids) for each in self.prompts), self.num_made, sum(self.num_cached.values()))
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """What each object of the answer begins with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+async def work_of(state: "State", body: Body) -> Work:
+    """Raises ValueError for parameters or a prompt that cannot be, and NotServed for another model."""
+    state.model.check_name(body.model)
+    params = SamplingParams(**body.params)
+    params.output_kind = RequestOutputKind.DELTA
+    params.stream_interval = None if body.stream else WHOLE
+    given = [body.prompts] if isinstance(body.prompts, Chat) else body.prompts
+    prompts = [await state.model.tokens(each, body.add_special_tokens) for each in given]
+    return Work(body, body.model or state.model.name, prompts, params, new_id("chatcmpl" if body.is_chat else "cmpl"))
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"

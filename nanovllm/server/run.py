@@ -1,0 +1,127 @@
+"""The front from the first moment to the exit status."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from ..api import EngineArgs, EngineDeadError, LLMEngine
+from ..cli.plain_template import read_template
+from ..cli.streams import tell
+from .app import State, make_app
+from .engine_client import EngineClient
+from .engine_process import Build
+from .openai.served import served_model
+from .options import ServerOptions
+
+RED = 1.0  # seconds in which /health says that the engine is dead, before the front ends, too
+STUCK = 2.0  # seconds after the last answer should have ended, until connections are closed by force
+
+
+class Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to Front: uvicorn would end the process by the signal, and not with status 0."""
+        yield
+
+
+@dataclass
+class Front:
+    """A server that runs, and the ways to end it."""
+
+    state: State
+    server: Server
+    failed: bool = False
+
+    def stop(self) -> None:
+        """No new requests. Those that run may end; after shutdown_timeout, or if this is called again, they are cut."""
+        if self.state.is_stopping:
+            self._cut()
+            return
+        self.state.is_stopping = self.server.should_exit = True
+        seconds = self.state.options.shutdown_timeout
+        if running := self.state.engine.num_requests:
+            tell(f"stopping: {running} requests have {seconds:g} seconds to end")
+        asyncio.get_running_loop().call_later(seconds, self._cut)
+
+    def die(self) -> None:
+        """The engine has ended: whoever asks hears it for a moment."""
+        self.failed = True
+        tell(f"error: {self.state.engine.error}")
+        asyncio.get_running_loop().call_later(RED, self.stop)
+
+    def _cut(self) -> None:
+        self.state.engine.cut("the server is shutting down")
+
+
+def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args) -> int:
+    """Serve until a signal or the engine's end; returns the exit status.
+
+    Raises ValueError or OSError, before anything is served, for what cannot be.
+    """
+    template = read_template(options.chat_template)
+    with listening_socket(options.host, options.port) as listener:
+        return asyncio.run(serve(model, args, options, template, listener, build))
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """It takes its address now, and listens later. Raises OSError if the address cannot be had."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise OSError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from None
+    return listener
+
+
+async def serve(
+    model: str, args: EngineArgs, options: ServerOptions, template: str | None, listener: socket.socket, build: Build
+) -> int:
+    engine = EngineClient(args, build)
+    try:
+        names = served_names(args.served_model_name)
+        about = await engine.ready()
+        served = served_model(model, str(args.model), names, template, about.max_model_len)
+        state = State(options, engine, served)
+        front = Front(state, Server(config_of(make_app(state), options)))
+        engine.on_death = front.die
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, front.stop)
+        tell(f"serving {served.name} at {address_of(listener)}, {about.kernels}")
+        await front.server.serve([listener])
+        return 1 if front.failed else 0
+    except EngineDeadError as error:
+        tell(f"error: {error}")
+        return 1
+    finally:
+        await engine.close()
+
+
+def served_names(given: Any) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given or []
+
+
+def config_of(app: Any, options: ServerOptions) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(options.shutdown_timeout + STUCK) + 1,
+    )
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
