@@ -13,11 +13,13 @@ from starlette.types import ASGIApp
 from .. import __version__
 from .engine_client import EngineClient
 from .errors import handlers
+from .events import Feed
 from .openai.completions import create_chat_completion, create_completion
 from .openai.models import list_models, retrieve_model
 from .openai.served import ServedModel
 from .openai.tokenize import detokenize, tokenize
 from .options import ServerOptions
+from .page_routes import page_routes
 
 
 @dataclass
@@ -29,6 +31,11 @@ class State:
     model: ServedModel
     start_time: float = field(default_factory=time.time)
     is_stopping: bool = False  # no new requests
+    feed: Feed = field(init=False)  # of the page
+
+    def __post_init__(self) -> None:
+        self.feed = Feed(lambda is_on: self.engine.watch(is_on, self.options.show_text))
+        self.engine.on_events = self.feed.take
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -46,6 +53,7 @@ def routes() -> list[Route]:
         Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
+        *page_routes(can_prompt=True),
     ]
 
 

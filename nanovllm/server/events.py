@@ -74,15 +74,15 @@ class Feed:
     def enter(self) -> Viewer:
         viewer = Viewer(self)
         self.viewers.add(viewer)
-        if len(self.viewers) == 1:
-            self._watch(True)
-        elif self._state:
+        if self.is_over or self._state:
             viewer.tell(b"")
+        elif len(self.viewers) == 1:
+            self._watch(True)
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
         self.viewers.discard(viewer)
-        if not self.viewers:
+        if not self.viewers and not self.is_over:
             self._state, self._new = None, []
             self._watch(False)
 

@@ -26,6 +26,10 @@ class Watch:
             self._observer.close()
         self._observer, self._events = None, []
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
     def take(self) -> list[Event] | None:
         """The events since the last time; None if there are none. Raises what went wrong in noting them."""
         if self._observer and self._observer.error:
