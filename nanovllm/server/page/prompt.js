@@ -2,7 +2,7 @@
 
 /* A prompt to try the server with: its text comes as it is generated, and its blocks are on the page meanwhile. */
 const Prompt = (() => {
-  let model = null, running = null;
+  let model = null, running = null, chosen = null; // the block that was chosen for the reader
 
   /** Nothing to offer: this address has the page only. */
   function offer(name) {
@@ -17,7 +17,7 @@ const Prompt = (() => {
   }
 
   async function send() {
-    const began = performance.now(), said = { first: null };
+    const began = performance.now(), said = { id: null, first: null };
     running = new AbortController();
     begin();
     try {
@@ -27,7 +27,7 @@ const Prompt = (() => {
       for await (const { data } of Sse.messages(response)) if (data !== "[DONE]") take(JSON.parse(data), said, began);
       told(said, began);
     } catch (error) {
-      tell(error.name === "AbortError" ? "Stopped: its blocks are free again." : `It failed: ${error.message}.`);
+      tell(null, error.name === "AbortError" ? "Stopped: its blocks are free again." : `It failed: ${error.message}.`);
     } finally {
       running = null;
       Dom.byId("send").textContent = "Send";
@@ -44,11 +44,13 @@ const Prompt = (() => {
   function begin() {
     Dom.byId("send").textContent = "Stop";
     Dom.fill("answer", Dom.make("span", { class: "prompt" }, Dom.byId("words").value));
-    tell("");
+    tell(null, "");
   }
 
-  function take({ error, choices, usage }, said, began) {
+  function take({ id, error, choices, usage }, said, began) {
     if (error) throw new Error(error.message);
+    said.id ??= id;
+    look(said);
     const text = choices?.[0]?.text ?? "";
     if (text) said.first ??= performance.now() - began;
     said.num_tokens = usage?.completion_tokens ?? said.num_tokens;
@@ -56,13 +58,22 @@ const Prompt = (() => {
     Dom.byId("answer").scrollTop = Dom.byId("answer").scrollHeight;
   }
 
-  function told({ num_tokens, first }, began) {
-    const seconds = (performance.now() - began) / 1000, count = num_tokens === undefined ? "Done" : `${num_tokens} tokens`;
-    const start = first === null ? "" : `, the first text after ${Math.round(first)} ms`;
-    tell(`${count} in ${seconds.toFixed(2)} s${start}.`);
+  /** As soon as its first block is on the page, it is chosen: so its table is drawn while it grows. */
+  function look(said) {
+    const { at } = Reader, frame = Follow.isFollowing() ? Runs.all[0].tape.frameAt(at.step) : null;
+    const block = frame?.state.sequences[said.id]?.block_table[0];
+    if (said.tag || block === undefined) return;
+    said.tag = Dom.tag(frame.memory, said.id);
+    if (at.block === null || at.block === chosen) chosen = at.block = block;
   }
 
-  const tell = (text) => { Dom.byId("answered").textContent = text; };
+  function told({ tag, num_tokens, first }, began) {
+    const seconds = (performance.now() - began) / 1000, count = num_tokens === undefined ? "Done" : `${num_tokens} tokens`;
+    const start = first === null ? "" : `, the first text after ${Math.round(first)} ms`;
+    tell(tag ?? null, `${count} in ${seconds.toFixed(2)} s${start}.`);
+  }
+
+  const tell = (tag, text) => Dom.fill("answered", tag, text || null);
 
   function start() {
     Dom.byId("ask").addEventListener("submit", submit);

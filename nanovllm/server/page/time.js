@@ -4,6 +4,7 @@
 const Time = (() => {
   const MILLISECONDS_A_STEP = 450;
   const MOST_POINTS = 800; // of the strip: more than its pixels are not seen
+  const LITTLE = 0.25; // of the pool: if never more is held, the strip is stretched
   let timer = null;
 
   /** `held` has the share of the pool that was held after each step from `first` on; `length` is the last step of the
@@ -12,7 +13,8 @@ const Time = (() => {
   function shape(held, first, length, moments, choose) {
     const every = Math.ceil(held.length / MOST_POINTS), shown = held.map((share, i) => [i, share]);
     const points = shown.filter(([i]) => i % every === 0 || i === held.length - 1);
-    const line = points.map(([i, share]) => `${i} ${(1 - share).toFixed(3)}`).join("L");
+    const most = Math.max(...points.map(([, share]) => share)), top = most < LITTLE ? most || 1 : 1;
+    const line = points.map(([i, share]) => `${i} ${(1 - share / top).toFixed(3)}`).join("L");
     Dom.byId("strip").setAttribute("viewBox", `0 0 ${Math.max(length - first, 1)} 1`);
     Dom.byId("strip").replaceChildren(Dom.svg("path", { d: `M0 1L${line}L${held.length - 1} 1z` }));
     Dom.byId("slider").min = first;
