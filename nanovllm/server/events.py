@@ -82,9 +82,10 @@ class Feed:
 
     def leave(self, viewer: Viewer) -> None:
         self.viewers.discard(viewer)
-        if not self.viewers and not self.is_over:
+        if not self.viewers:
             self._state, self._new = None, []
-            self._watch(False)
+            if not self.is_over:
+                self._watch(False)
 
     def take(self, events: list[Event]) -> None:
         """Events of the engine, in order. They are told with the next batch."""
