@@ -12,10 +12,10 @@ from .flags import engine_flags, server_flags, split
 @click.argument("name", required=False, metavar="[MODEL]")
 @click.option("--served-model-name", multiple=True, help="what clients call the model; may be given several times")
 def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -> int:
-    """Serve MODEL to clients of OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models and more.
+    """Serve a model to clients of OpenAI's API.
 
-    MODEL is a checkpoint folder, or a name of the hub, as --model is. The engine runs in a process of its own. Ctrl-C
-    and SIGTERM let running requests end; a second Ctrl-C cuts them.
+    MODEL is a checkpoint folder, or a name of the hub, as --model is. There are /v1/completions, /v1/chat/completions,
+    /v1/models and more. Ctrl-C and SIGTERM let running requests end; a second Ctrl-C cuts them.
 
     Exit status 0: it was told to stop. 1: its engine has ended. 2: nothing was served.
     """

@@ -29,6 +29,7 @@ class State:
     options: ServerOptions
     engine: EngineClient
     model: ServedModel
+    kernels: str  # what the engine computes with, in words
     start_time: float = field(default_factory=time.time)
     is_stopping: bool = False  # no new requests
     feed: Feed = field(init=False)  # of the page

@@ -6,10 +6,13 @@ import multiprocessing
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
-from ..api import EngineArgs, EngineDeadError, LLMEngine
+from ..api import EngineArgs, EngineDeadError
+from ..cli.streams import tell
 from . import engine_process
 from .errors import RequestFailed
 from .messages import Abort, Add, Answer, Ask, Delta, Failed, Ready, Step, Stop, Watch, receive, send
@@ -18,16 +21,33 @@ from .request_stream import RequestStream
 LAST_STEP = 5.0  # seconds that an engine has to end in order
 
 
+class Process(Protocol):
+    """As multiprocessing has it."""
+
+    @property
+    def exitcode(self) -> int | None: ...
+    def is_alive(self) -> bool: ...
+    def join(self, timeout: float | None = None) -> None: ...
+    def kill(self) -> None: ...
+
+
+def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connection, Process]:
+    """A process that makes an engine by `build`, and the pipe to it."""
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(
+        target=engine_process.run, args=(theirs, args, build), name="nanovllm engine", daemon=True
+    )
+    process.start()
+    Finalize(None, process.kill, exitpriority=0)  # if nobody closes it: at its end Python waits for a process
+    theirs.close()  # or a dead engine would not close the pipe
+    return pipe, process
+
+
 class EngineClient:
-    def __init__(self, args: EngineArgs, build: engine_process.Build = LLMEngine.from_engine_args) -> None:
-        """Start the process; ready() waits for its engine. A test may `build` an engine that fails."""
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=engine_process.run, args=(theirs, args, build), name="nanovllm engine", daemon=True
-        )
-        self._process.start()
-        theirs.close()  # or a dead engine would not close the pipe
+    def __init__(self, pipe: Connection, process: Process) -> None:
+        """ready() waits for the engine."""
+        self._pipe, self._process = pipe, process
         self._outbox: SimpleQueue[Any] = SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._waiting: dict[str, int] = {}  # tokens of the prompts of which the engine has said nothing yet
@@ -53,10 +73,6 @@ class EngineClient:
         return first
 
     @property
-    def process_id(self) -> int | None:
-        return self._process.pid
-
-    @property
     def num_requests(self) -> int:
         """Requests that have not ended."""
         return len(self._streams)
@@ -75,7 +91,7 @@ class EngineClient:
         stream, unfinished = RequestStream(), {request.request_id for request in requests}
         try:
             for request in requests:
-                self._send(request)
+                self.send(request)
                 self._streams[request.request_id] = stream
                 self._note_waiting(request)
             while unfinished:
@@ -83,7 +99,7 @@ class EngineClient:
                     if delta.finished:
                         unfinished.discard(delta.request_id)
                     if delta.error is not None:
-                        raise ValueError(delta.error) if delta.is_refused else RequestFailed(delta.error)
+                        raise ValueError(delta.error) if delta.is_refused else failure(delta)
                     yield delta
         finally:
             for request in requests:
@@ -97,7 +113,7 @@ class EngineClient:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(Ask(number, name))
+            self.send(Ask(number, name))
             return await self._answers[number]
         finally:
             del self._answers[number]
@@ -122,7 +138,7 @@ class EngineClient:
             await asyncio.to_thread(self._process.join)
         self._outbox.put(None)
 
-    def _send(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         if self.error is not None:
             raise EngineDeadError(*self.error.args)
         self._outbox.put(message)
@@ -180,3 +196,12 @@ class EngineClient:
         self._process.join(1.0)
         status = self._process.exitcode
         return f"its process was ended by signal {-status}" if status and status < 0 else f"exit status {status}"
+
+
+def failure(delta: Delta) -> RequestFailed:
+    """Whoever runs the server is told all, the client no exception's own text: it may name files."""
+    tell(f"error: request {delta.request_id}: {delta.error}")
+    kind, _, text = delta.error.partition(": ")
+    if kind == "ValueError":
+        return RequestFailed(text)
+    return RequestFailed(f"the request failed: {kind}" if kind.isidentifier() else delta.error)

@@ -29,21 +29,28 @@ def run(pipe: Connection, args: EngineArgs, build: Build) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     Thread(target=end_with_the_front, args=(pipe.fileno(),), daemon=True).start()
+    status = serve(pipe, args, build)
+    sys.stderr.flush()
+    os._exit(status)  # nothing is left to put in order, and libraries take a second for theirs
+
+
+def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
+    """Make the engine, and move it until it is told to stop. Returns an exit status."""
     try:
         engine = build(args)
     except (OSError, ValueError) as error:
         send(pipe, Failed(str(error), is_mistake=True))
-        return
-    worker = Worker(pipe, engine)
+        return 2
     try:
         send(pipe, Ready(engine.max_model_len, engine.model_config.vocab_size, engine.kernels.says))
-        worker.work()
+        Worker(pipe, engine).work()
     except Exception as error:  # the engine's state is not known: it ends, and says why
         traceback.print_exc()
         send(pipe, Failed(f"{type(error).__name__}: {error}"))
-        sys.exit(1)
+        return 1
     finally:
         engine.kernels.close()
+    return 0
 
 
 def end_with_the_front(descriptor: int) -> None:

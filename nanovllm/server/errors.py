@@ -11,7 +11,7 @@ from ..api import EngineDeadError
 
 
 class RequestFailed(Exception):
-    """A request that broke off. Its text is for whoever runs the server, not for the client, if it is a 500."""
+    """A request that broke off. Its text is for the client."""
 
     def __init__(self, error: str, status: int = 500) -> None:
         super().__init__(error)
@@ -33,7 +33,7 @@ def as_error(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, EngineDeadError):
         return 500, error_object(500, "the engine has ended")
     if isinstance(error, RequestFailed):
-        return error.status, error_object(error.status, str(error) if error.status != 500 else "the request failed")
+        return error.status, error_object(error.status, str(error))
     if isinstance(error, NotServed):
         return 404, error_object(404, str(error), code="not_found")
     if isinstance(error, HTTPException):  # of the routes: no such address, or not by this method

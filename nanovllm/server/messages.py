@@ -56,7 +56,7 @@ class Failed(NamedTuple):
 class Piece(NamedTuple):
     """What is new in one sample of a request."""
 
-    index: int
+    sample: int  # which of the request's
     text: str
     token_ids: list[int]
     logprobs: list | None

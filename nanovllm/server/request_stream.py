@@ -40,10 +40,10 @@ class RequestStream:
 
 def merged(first: Delta, second: Delta) -> Delta:
     """Both as one."""
-    pieces = {piece.index: piece for piece in first.pieces}
+    pieces = {piece.sample: piece for piece in first.pieces}
     for piece in second.pieces:
-        before = pieces.get(piece.index)
-        pieces[piece.index] = piece if before is None else joined(before, piece)
+        before = pieces.get(piece.sample)
+        pieces[piece.sample] = piece if before is None else joined(before, piece)
     told = first.prompt_logprobs or second.prompt_logprobs
     return second._replace(pieces=list(pieces.values()), prompt_logprobs=told)
 
@@ -51,7 +51,7 @@ def merged(first: Delta, second: Delta) -> Delta:
 def joined(first: Piece, second: Piece) -> Piece:
     """
     >>> joined(Piece(0, "a", [1], None, None, None), Piece(0, "b", [2], None, "stop", None))
-    Piece(index=0, text='ab', token_ids=[1, 2], logprobs=None, finish_reason='stop', stop_reason=None)
+    Piece(sample=0, text='ab', token_ids=[1, 2], logprobs=None, finish_reason='stop', stop_reason=None)
     """
     logprobs = None if second.logprobs is None else [*(first.logprobs or []), *second.logprobs]
     text, token_ids = first.text + second.text, [*first.token_ids, *second.token_ids]

@@ -1,12 +1,13 @@
 """The front from the first moment to the exit status."""
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 
@@ -14,7 +15,7 @@ from ..api import EngineArgs, EngineDeadError, LLMEngine
 from ..cli.plain_template import read_template
 from ..cli.streams import tell
 from .app import State, make_app
-from .engine_client import EngineClient
+from .engine_client import EngineClient, start_engine
 from .engine_process import Build
 from .openai.served import served_model
 from .options import ServerOptions
@@ -37,6 +38,12 @@ class Front:
     state: State
     server: Server
     failed: bool = False
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serve until stop() or die(); returns the exit status."""
+        tell(f"serving {self.state.model.name} at {address_of(listener)}, {self.state.kernels}")
+        await self.server.serve([listener])
+        return 1 if self.failed else 0
 
     def stop(self) -> None:
         """No new requests. Those that run may end; after shutdown_timeout, or if this is called again, they are cut."""
@@ -67,8 +74,23 @@ def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Buil
     Raises ValueError or OSError, before anything is served, for what cannot be.
     """
     template = read_template(options.chat_template)
-    with listening_socket(options.host, options.port) as listener:
+    args.engine_config()
+    with listening_socket(options.host, options.port) as listener, sigterm_ends_at_once():
         return asyncio.run(serve(model, args, options, template, listener, build))
+
+
+@contextmanager
+def sigterm_ends_at_once() -> Iterator[None]:
+    """While the model is loaded nobody is served yet. The engine's process ends by itself."""
+
+    def end(*_: Any) -> NoReturn:
+        os._exit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -86,25 +108,30 @@ def listening_socket(host: str, port: int) -> socket.socket:
 async def serve(
     model: str, args: EngineArgs, options: ServerOptions, template: str | None, listener: socket.socket, build: Build
 ) -> int:
-    engine = EngineClient(args, build)
+    engine = EngineClient(*start_engine(args, build))
     try:
-        names = served_names(args.served_model_name)
-        about = await engine.ready()
-        served = served_model(model, str(args.model), names, template, about.max_model_len)
-        state = State(options, engine, served)
-        front = Front(state, Server(config_of(make_app(state), options)))
-        engine.on_death = front.die
+        front = await make_front(model, args, options, template, engine)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, front.stop)
-        tell(f"serving {served.name} at {address_of(listener)}, {about.kernels}")
-        await front.server.serve([listener])
-        return 1 if front.failed else 0
+        return await front.run(listener)
     except EngineDeadError as error:
         tell(f"error: {error}")
         return 1
     finally:
         await engine.close()
+
+
+async def make_front(
+    model: str, args: EngineArgs, options: ServerOptions, template: str | None, engine: EngineClient
+) -> Front:
+    """Raises ValueError for a model that cannot be served, and EngineDeadError."""
+    about = await engine.ready()
+    served = served_model(model, str(args.model), served_names(args.served_model_name), template, about.max_model_len)
+    state = State(options, engine, served, about.kernels)
+    front = Front(state, Server(config_of(make_app(state), options)))
+    engine.on_death = front.die
+    return front
 
 
 def served_names(given: Any) -> Sequence[str]:

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..engine_client import EngineClient
+from ..errors import RequestFailed
 from ..messages import Piece
 from ..request_stream import joined
 from ..requests import HungUp, read_json, unless_hung_up
@@ -29,6 +30,8 @@ async def create(request: Request, url: str) -> Response:
     """The answer, whole or as a stream. Raises ValueError for a body that cannot be served."""
     state = request.app.state.server
     body = read_body(url, await read_json(request), state.model.unsaid)
+    if state.is_stopping:
+        raise RequestFailed("the server is shutting down", status=503)
     work = await work_of(state, body)
     try:
         if body.stream:

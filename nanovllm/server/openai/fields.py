@@ -10,8 +10,8 @@ from .json_values import shortened
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 NOT_OF_A_REQUEST = {"output_kind", "stream_interval", "skip_clone", "flat_logprobs"}  # of how a program wants it
 PARAMS = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_OF_A_REQUEST}
-OF_BOTH = {"model", "stream", "stream_options", "response_format", "echo", "add_special_tokens", *PARAMS}
-OF_COMPLETIONS = {"prompt", "suffix", "best_of"}
+OF_BOTH = {"model", "stream", "stream_options", "response_format", "add_special_tokens", *PARAMS}
+OF_COMPLETIONS = {"prompt", "suffix", "best_of", "echo"}
 OF_CHAT = {
     *("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "modalities"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "documents", "reasoning_effort"),

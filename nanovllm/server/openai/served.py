@@ -59,6 +59,14 @@ class ServedModel:
         ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         return Tokens(ids, text)
 
+    def with_text(self, prompt: Tokens) -> Tokens:
+        """Raises ValueError if there is no tokenizer."""
+        if prompt.text is not None:
+            return prompt
+        if self.tokenizer is None:
+            raise ValueError("the model has no tokenizer: the text of a prompt is not known")
+        return Tokens(prompt.token_ids, self.tokenizer.decode(prompt.token_ids))
+
     async def text_of(self, chat: Chat) -> str:
         """A conversation by the chat template."""
         if self.tokenizer is None:

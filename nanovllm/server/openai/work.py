@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...api import RequestOutputKind, SamplingParams
 from ..messages import Add, Delta, Piece
+from ..request_stream import joined
 from .bodies import Body
 from .chats import Chat
 from .choices import usage
@@ -28,6 +29,7 @@ class Work:
     id: str
     created: int = field(default_factory=lambda: int(time.time()))
     num_made: int = 0  # tokens
+    begun: set[int] = field(default_factory=set)  # choices
     num_cached: dict[str, int] = field(default_factory=dict)  # tokens of each request's prompt
 
     @property
@@ -40,16 +42,18 @@ class Work:
     async def pieces(self, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[tuple[int, Piece], None]:
         """What is new, with the index of its choice: those of a prompt stand together."""
         places = {request.request_id: place for place, request in enumerate(self.requests)}
+        echoes: dict[int, Piece] = {}  # by prompt
         async for delta in deltas:
             self.num_cached[delta.request_id] = delta.num_cached_tokens
-            first = places[delta.request_id] * self.params.n
+            place = places[delta.request_id]
+            if self.body.echo and place not in echoes:
+                echoes[place] = echo_of(self.prompts[place], delta)
             for piece in delta.pieces:
                 self.num_made += len(piece.token_ids)
-                yield first + piece.index, piece
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.params.n
+                index = place * self.params.n + piece.sample
+                is_first = index not in self.begun
+                self.begun.add(index)
+                yield index, joined(echoes[place], piece) if self.body.echo and is_first else piece
 
     def usage(self) -> dict[str, Any]:
         """So far."""
@@ -60,6 +64,11 @@ class Work:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
+def echo_of(prompt: Tokens, delta: Delta) -> Piece:
+    """The prompt as the beginning of an output. Its request's first delta has what is told of its tokens."""
+    return Piece(0, prompt.text, prompt.token_ids, delta.prompt_logprobs, None, None)
+
+
 async def work_of(state: "State", body: Body) -> Work:
     """Raises ValueError for parameters or a prompt that cannot be, and NotServed for another model."""
     state.model.check_name(body.model)
@@ -68,6 +77,9 @@ async def work_of(state: "State", body: Body) -> Work:
     params.stream_interval = None if body.stream else WHOLE
     given = [body.prompts] if isinstance(body.prompts, Chat) else body.prompts
     prompts = [await state.model.tokens(each, body.add_special_tokens) for each in given]
+    if body.echo:
+        params.prompt_logprobs = params.logprobs
+        prompts = [state.model.with_text(each) for each in prompts]
     return Work(body, body.model or state.model.name, prompts, params, new_id("chatcmpl" if body.is_chat else "cmpl"))
 
 

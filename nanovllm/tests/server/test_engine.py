@@ -1,0 +1,190 @@
+"""What becomes of the engine's requests: hang-ups, steps that raise, an engine that ends, a server that stops."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from ...api import LLMEngine
+from ...server.messages import Delta, Piece
+from ...server.request_stream import RequestStream
+from .inside import inside, until
+
+LONG = {"prompt": "the fox", "max_tokens": 50, "ignore_eos": True, "temperature": 0}
+BAD = 7  # a token that no step survives
+
+
+def slow(engine: LLMEngine) -> None:
+    """Each step takes a moment: what a test does happens between two of them."""
+    step = engine.step
+
+    def wait_then_step():
+        time.sleep(0.01)
+        return step()
+
+    engine.step = wait_then_step  # type: ignore[method-assign]
+
+
+def fails_at_bad_tokens(engine: LLMEngine) -> None:
+    run = engine.model_runner.run
+
+    def run_or_raise(batch):
+        if any(BAD in seq.token_ids for seq, _ in batch):
+            raise RuntimeError("no such file: /home/somebody/secret")
+        return run(batch)
+
+    engine.model_runner.run = run_or_raise
+
+
+def ends_at_bad_tokens(engine: LLMEngine) -> None:
+    schedule = engine.scheduler.schedule
+
+    def schedule_or_raise():
+        if any(BAD in seq.token_ids for seq in engine.scheduler.waiting):
+            raise RuntimeError("the pool is broken")
+        return schedule()
+
+    engine.scheduler.schedule = schedule_or_raise  # type: ignore[method-assign]
+
+
+async def chunks_of(response):
+    """What its events hold."""
+    lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+async def streamed(server, **body):
+    async with server.client.stream("POST", "/v1/completions", json={**LONG, "stream": True, **body}) as response:
+        assert response.status_code == 200
+        return await chunks_of(response)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_hangs_up_is_aborted_at_once_and_its_blocks_are_free(checkpoint, is_stream):
+    async def scenario():
+        async with inside(checkpoint, slow) as server:
+            request = asyncio.create_task(server.post(**LONG, n=3, stream=is_stream))
+            await until(lambda: server.engine.stats().blocks_running > 0)
+            generated = server.engine.stats().generation_tokens
+            request.cancel()
+            await until(lambda: server.is_empty)
+            assert server.engine.stats().generation_tokens - generated <= 3 * 5, "within a few steps, not after all 50"
+            assert server.engine.tally.ended == {"abort": 3}
+            assert server.front.state.engine.num_requests == server.front.state.engine.num_waiting_tokens == 0
+            assert (await server.post(**LONG)).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_an_exception_in_a_step_ends_only_the_requests_that_caused_it(checkpoint, capfd):
+    async def scenario():
+        async with inside(checkpoint, fails_at_bad_tokens) as server:
+            alone = (await server.post(**LONG)).json()["choices"]
+            good, stream, bad = await asyncio.gather(
+                server.post(**LONG), streamed(server), server.post(**LONG | {"prompt": [1, BAD]})
+            )
+            assert good.json()["choices"] == alone
+            assert "".join(chunk["choices"][0]["text"] for chunk in stream[:-1]) == alone[0]["text"]
+            assert bad.status_code == 500
+            error = bad.json()["error"]
+            assert (error["type"], error["message"]) == ("server_error", "the request failed: RuntimeError")
+            assert server.is_empty and (await server.client.get("/health")).status_code == 200
+
+    asyncio.run(scenario())
+    assert "RuntimeError: no such file: /home/somebody/secret" in capfd.readouterr().err
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error_and_is_not_done(checkpoint):
+    def fails_at_the_third_token(engine):
+        run = engine.model_runner.run
+
+        def run_or_raise(batch):
+            if any(seq.num_tokens - seq.num_prompt_tokens == 3 for seq, _ in batch):
+                raise RuntimeError("out of luck")
+            return run(batch)
+
+        engine.model_runner.run = run_or_raise
+
+    async def scenario():
+        async with inside(checkpoint, fails_at_the_third_token) as server:
+            *chunks, last = await streamed(server)
+            assert len(chunks) >= 1 and all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+            assert last["error"]["message"] == "the request failed: RuntimeError"
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_the_engine_is_told_to_all_and_ends_the_front(checkpoint, capfd):
+    async def scenario():
+        async with inside(checkpoint, lambda engine: (slow(engine), ends_at_bad_tokens(engine))) as server:
+            stream, whole = asyncio.create_task(streamed(server)), asyncio.create_task(server.post(**LONG))
+            await until(lambda: server.num_begun == 2)
+            bad = await server.post(**LONG | {"prompt": [1, BAD]})
+            told = (bad.json(), (await whole).json(), (await stream)[-1])
+            assert bad.status_code == (await whole).status_code == 500
+            assert all(each["error"]["message"] == "the engine has ended" for each in told)
+            assert (await server.client.get("/health")).status_code == 503
+            assert (await server.post(**LONG)).status_code == 500
+            assert await asyncio.wait_for(server.status, 10) == 1
+
+    asyncio.run(scenario())
+    assert "error: the engine has ended: RuntimeError: the pool is broken" in capfd.readouterr().err
+
+
+def test_a_server_that_stops_takes_no_more_and_lets_running_requests_end(checkpoint):
+    async def scenario():
+        async with inside(checkpoint, slow) as server:
+            stream = asyncio.create_task(streamed(server))
+            await until(lambda: server.num_begun == 1)
+            server.front.stop()
+            refused = await server.post(**LONG)
+            assert refused.status_code == 503 and "shutting down" in refused.json()["error"]["message"]
+            *_, last, done = await stream
+            assert (last["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
+            assert await asyncio.wait_for(server.status, 10) == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["timeout", "again"])
+def test_what_still_runs_is_cut_and_says_so(checkpoint, how):
+    async def scenario():
+        async with inside(checkpoint, slow, shutdown_timeout=0.05 if how == "timeout" else 30.0) as server:
+            stream, whole = asyncio.create_task(streamed(server)), asyncio.create_task(server.post(**LONG))
+            await until(lambda: server.num_begun == 2)
+            server.front.stop()
+            if how == "again":
+                server.front.stop()
+            assert (await stream)[-1]["error"]["message"] == "the server is shutting down"
+            assert (await whole).status_code == 503
+            assert await asyncio.wait_for(server.status, 10) == 0
+            await until(lambda: server.is_empty)
+
+    asyncio.run(scenario())
+
+
+def test_a_mistake_of_the_caller_is_told_before_anything_is_served(tmp_path):
+    async def scenario():
+        with pytest.raises(ValueError, match="is not a checkpoint folder"):
+            async with inside(tmp_path):
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_reader_gets_all_that_came_meanwhile_as_one_delta():
+    def delta(text, token, reason=None):
+        return Delta("a", [Piece(0, text, [token], None, reason, None)], reason is not None, 4)
+
+    async def scenario():
+        stream = RequestStream()
+        for each in (delta("on", 1), delta("ce", 2), delta(" upon", 3, "length")):
+            stream.put(each)
+        [merged] = await stream.get()
+        assert merged == Delta("a", [Piece(0, "once upon", [1, 2, 3], None, "length", None)], True, 4)
+        stream.fail(ValueError("no"))
+        with pytest.raises(ValueError, match="no"):
+            await stream.get()
+
+    asyncio.run(scenario())
