@@ -58,7 +58,8 @@ class EventStream:
     async def _send(self, send: Send, data: bytes) -> None:
         """Raises TimeoutError if the other side does not take it."""
         body = {"type": "http.response.body", "body": data, "more_body": True}
-        await asyncio.wait_for(send(body), SECONDS_TO_SEND)
+        async with asyncio.timeout(SECONDS_TO_SEND):
+            await send(body)
 
 
 async def hung_up(receive: Receive) -> None:

@@ -35,7 +35,8 @@ class Viewer:
         Raises EOFError when there is no engine any more.
         """
         try:
-            await asyncio.wait_for(self._news.wait(), seconds)
+            async with asyncio.timeout(seconds):  # wait_for() may lose a cancellation, and the viewer would never end
+                await self._news.wait()
         except TimeoutError:
             return b""
         if self._feed.is_over:

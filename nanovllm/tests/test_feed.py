@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("starlette")
 from ..server import event_stream, events
 from ..server.event_stream import About, EventStream
 from ..server.events import Feed, Viewer, snapshot_of
-from ..server.page_routes import FOLDER, page_routes
+from ..server.page_routes import FOLDER, index, page_routes
 from ..trace import apply
 from ..trace.replay import Event, State, begin
 
@@ -231,4 +232,6 @@ def test_a_connection_that_takes_nothing_is_let_go(monkeypatch):
 
 def test_the_page_has_an_address_for_each_file_and_no_other():
     paths = {route.path for route in page_routes(can_prompt=True)}
-    assert paths == {"/", "/events", *(f"/{path.name}" for path in FOLDER.iterdir() if path.name != "index.html")}
+    files = {f"page/{path.name}" for path in FOLDER.iterdir() if path.name != "index.html"}
+    assert paths == {"/", "/events", *(f"/{name}" for name in files)}
+    assert set(re.findall(r'(?:src|href)="([\w./]+)"', index())) == files
