@@ -1,4 +1,4 @@
-"""A server in the test's own process, with its engine in a thread: what the page shows is compared with the engine's."""
+"""A server in the test's own process, with its engine in a thread: the page is compared with the engine."""
 
 import asyncio
 import threading

@@ -1,7 +1,7 @@
 """The feed of the page: the engine's events, told to everybody who looks, at most ten times a second.
 
-The engine is observed only while somebody looks. It tells each event once: the front replays the events, so that whoever
-comes later, or was too slow, begins with a snapshot of the state that the others are in.
+The engine is observed only while somebody looks. It tells each event once. The front replays the events: whoever comes
+later, or was too slow, begins with a snapshot of the state that the others are in.
 """
 
 import asyncio

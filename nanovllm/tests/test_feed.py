@@ -19,7 +19,8 @@ from ..trace.replay import Event, State, begin
 NUM_BLOCKS = 8
 SNAPSHOT: Event = {
     "kind": "snapshot", "step": 0, "version": 1, "stage": "nanovllm", "host": None,
-    "pool": {"unit": "blocks", "num_blocks": NUM_BLOCKS, "block_size": 4}, "max_num_seqs": 4, "max_num_batched_tokens": 16,
+    "pool": {"unit": "blocks", "num_blocks": NUM_BLOCKS, "block_size": 4},
+    "max_num_seqs": 4, "max_num_batched_tokens": 16,
     "state": {
         "sequences": [], "waiting": [], "running": [], "ref_counts": [0] * NUM_BLOCKS, "free": [*range(NUM_BLOCKS)],
         "cached": {"3": "ab"}, "host_ref_counts": [], "host_free": [], "host_cached": {}, "loading": {},

@@ -43,7 +43,9 @@ def replayed(events: list[Event], state: State | None = None) -> State:
 def assert_same(state: State, engine: LLMEngine) -> None:
     pool, scheduler = engine.kv_cache_manager._pool, engine.scheduler
     tables = {tuple(seq.block_table): seq.num_computed_tokens for seq in scheduler.running}
-    assert {tuple(seq.block_table): seq.num_computed_tokens for seq in map(state.sequences.get, state.running)} == tables
+    assert {
+        tuple(seq.block_table): seq.num_computed_tokens for seq in map(state.sequences.get, state.running)
+    } == tables
     assert state.free == list(pool._free) and state.ref_counts == pool.ref_counts
     assert sorted(state.cached) == sorted(pool._cached.values())
     assert len(state.waiting) == len(scheduler.waiting)
@@ -106,7 +108,7 @@ def test_what_is_asked_and_answered_is_not_told_unless_it_is_to_be(engine):
         engine.step()
         watch.on(show_text)
         ask(engine, f"asked-{show_text}")
-        with pytest.raises(ValueError, match="kv_cache_tokens|blocks|positions|tokens"):
+        with pytest.raises(ValueError, match=r"1,?00\d"):
             engine.add_request("too long", [7] * 1000, SamplingParams())
         while engine.has_unfinished_requests():
             engine.step()

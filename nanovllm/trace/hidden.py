@@ -35,9 +35,9 @@ def hidden(write: Callable[[Event], object]) -> Callable[[Event], object]:
 
 def without_texts(state: Event, digest: Callable[[str], str]) -> Event:
     """A snapshot's."""
-    lists = {"sequences": [seq | {name: nothing(seq[name]) for name in ("tokens", "texts")} for seq in state["sequences"]]}
+    sequences = [seq | {name: nothing(seq[name]) for name in ("tokens", "texts")} for seq in state["sequences"]]
     hashes = {tier: {block: digest(text) for block, text in state[tier].items()} for tier in ("cached", "host_cached")}
-    return state | lists | hashes
+    return state | {"sequences": sequences} | hashes
 
 
 def nothing(items: list[Any]) -> list[None]:
@@ -53,7 +53,10 @@ def type_of(error: str | None) -> str | None:
     >>> type_of("ValueError: 'my secret' is no regular expression")
     'ValueError'
     """
-    return None if error is None else error.partition(":")[0] if error.partition(":")[0].isidentifier() else "error"
+    if error is None:
+        return None
+    name = error.partition(":")[0]
+    return name if name.isidentifier() else "error"
 
 
 HIDDEN: dict[str, Callable[[Any], Any]] = {

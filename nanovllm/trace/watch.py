@@ -1,4 +1,4 @@
-"""Watch: the events of an engine that serves, while somebody looks. While nobody does, nothing is left in the engine."""
+"""Watch: the events of an engine that serves, while somebody looks. Else nothing is left in the engine."""
 
 from typing import Any
 

@@ -86,7 +86,8 @@ const Cells = (() => {
   /** Cheaper than all totals: asked for every step. */
   function shareHeld({ pool, sequences, free }) {
     if (pool.unit === "blocks") return 1 - free.length / pool.num_blocks;
-    return sum(Object.values(sequences).filter(({ slots }) => slots), ({ slots: [start, end] }) => end - start) / pool.num_blocks;
+    const isHeld = Object.values(sequences).filter(({ slots }) => slots);
+    return sum(isHeld, ({ slots: [start, end] }) => end - start) / pool.num_blocks;
   }
 
   /** Slots promised, held and used, as the engine's own report counts them; a shared block counts once. */

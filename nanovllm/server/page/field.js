@@ -10,7 +10,10 @@ class Field {
     canvas.addEventListener("click", ({ offsetX, offsetY }) => this._click(offsetX, offsetY));
     canvas.addEventListener("keydown", (event) => this._key(event));
     new ResizeObserver(() => this._fit()).observe(canvas.parentElement);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.palette = null; this._paint(); });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      this.palette = null;
+      this._paint();
+    });
   }
 
   shape(num_squares) {
@@ -97,8 +100,8 @@ const Palette = (() => {
   /** As they are now: light and dark differ. */
   function read() {
     const root = getComputedStyle(document.documentElement);
-    const named = Object.fromEntries(["ink", "soft", "line", "accent"].map((name) => [name, root.getPropertyValue(`--${name}`)]));
-    return { ...named, of: ofSequences() };
+    const colour = (name) => [name, root.getPropertyValue(`--${name}`)];
+    return { ...Object.fromEntries(["ink", "soft", "line", "accent"].map(colour)), of: ofSequences() };
   }
 
   function ofSequences() {

@@ -43,7 +43,8 @@ const Follow = (() => {
       return;
     }
     const { running, waiting } = tape.frameAt(tape.length).state;
-    if (running.length + waiting.length === 0) rest = setTimeout(sayRest, MILLISECONDS_OF_REST - MILLISECONDS_A_SENTENCE);
+    if (running.length + waiting.length > 0) return;
+    rest = setTimeout(sayRest, MILLISECONDS_OF_REST - MILLISECONDS_A_SENTENCE);
   }
 
   function sayRest() {

@@ -46,7 +46,8 @@ class LiveTape extends Tape {
 
   _isLong() {
     if (this.steps.length < 2 * Tape.KEYFRAME_EVERY) return false;
-    return this.weight > LiveTape.MOST_WEIGHT || this.secondsAgo(this.first + Tape.KEYFRAME_EVERY) > LiveTape.MOST_SECONDS;
+    const age = this.secondsAgo(this.first + Tape.KEYFRAME_EVERY);
+    return this.weight > LiveTape.MOST_WEIGHT || age > LiveTape.MOST_SECONDS;
   }
 
   /** Its events, and its share of the next keyframe. */

@@ -61,7 +61,8 @@ const Memory = (() => {
   /** What can still be shown: a server's run has no end, and the page's memory has. */
   function prune({ places, count, prompts, ended, origins }, { sequences, cached, host_cached }) {
     const hashes = new Set([...Object.values(cached), ...Object.values(host_cached)]);
-    const kept = { origins: filter(origins, (hash) => hashes.has(hash)), prompts: filter(prompts, (seq) => seq in sequences) };
+    const kept = { origins: filter(origins, (hash) => hashes.has(hash)) };
+    kept.prompts = filter(prompts, (seq) => seq in sequences);
     kept.ended = Object.fromEntries(Object.entries(ended).slice(-MOST_ENDED));
     const authors = Object.values(kept.origins).flatMap((each) => each?.seq ?? []);
     const shown = new Set([...Object.keys(sequences), ...Object.keys(kept.ended), ...authors].map(family));

@@ -68,7 +68,8 @@ const Prompt = (() => {
   }
 
   function told({ tag, num_tokens, first }, began) {
-    const seconds = (performance.now() - began) / 1000, count = num_tokens === undefined ? "Done" : `${num_tokens} tokens`;
+    const seconds = (performance.now() - began) / 1000;
+    const count = num_tokens === undefined ? "Done" : `${num_tokens} tokens`;
     const start = first === null ? "" : `, the first text after ${Math.round(first)} ms`;
     tell(tag ?? null, `${count} in ${seconds.toFixed(2)} s${start}.`);
   }

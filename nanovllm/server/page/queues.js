@@ -8,7 +8,8 @@ const Queues = (() => {
   function show(frame, events, selected) {
     const { state, memory } = frame;
     fill("running", state.running, firstRows(state.running, selected), (seq) => row(frame, seq, null, selected));
-    fill("waiting", state.waiting, firstRows(state.waiting, selected), (seq) => row(frame, seq, reason(memory, seq, events), selected));
+    const waiter = (seq) => row(frame, seq, reason(memory, seq, events), selected);
+    fill("waiting", state.waiting, firstRows(state.waiting, selected), waiter);
     const ended = Object.keys(memory.ended);
     fill("done", ended, ended.slice(-MOST_DONE), (seq) => done(memory, seq));
   }

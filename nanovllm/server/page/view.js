@@ -16,7 +16,8 @@ const View = (() => {
 
   /** What happened `since` a step is told, if the reader has not seen each one: a server is faster than an eye. */
   function show(run, { step, block, since = step - 1, told = since }) {
-    const { tape } = run, frame = tape.frameAt(step), events = tape.eventsBetween(since, step), { state, memory } = frame;
+    const { tape } = run, frame = tape.frameAt(step), { state, memory } = frame;
+    const events = tape.eventsBetween(since, step);
     if (shaped !== run) shape(run);
     const hasHost = isThere(state.host);
     const cells = Cells.ofDevice(frame, events), hostCells = hasHost ? Cells.ofHost(frame, events) : [];

@@ -2,8 +2,8 @@
 
 /* Words for what happened: a sentence for a step, and one for a move of a block.
  *
- * A step may have fifty events, and a live page tells of several steps at once. The sentence tells the one event that the
- * reader should look at, and the next one too if both are at most MOST_WORDS long together.
+ * A step may have fifty events, and a live page tells of several steps at once. The sentence tells the one event that
+ * the reader should look at, and the next one too if both are at most MOST_WORDS long together.
  */
 const Words = (() => {
   const MOST_WORDS = 14;
