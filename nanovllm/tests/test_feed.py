@@ -231,6 +231,27 @@ def test_a_connection_that_takes_nothing_is_let_go(monkeypatch):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("turns", range(-4, 5))
+def test_a_connection_ends_also_if_something_is_told_while_it_hangs_up(turns):
+    """In any order, so many turns of the loop apart: a lost cancellation would keep the server from stopping."""
+
+    async def main() -> None:
+        engine, connection = Engine(), Connection()
+        task = await open_stream(engine.feed, connection)
+        [viewer] = engine.feed.viewers
+        first, second = (connection.hung_up.set, lambda: viewer.tell(b"")) if turns >= 0 else (
+            lambda: viewer.tell(b""), connection.hung_up.set,
+        )  # fmt: skip
+        first()
+        for _ in range(abs(turns)):
+            await asyncio.sleep(0)
+        second()
+        await asyncio.wait_for(task, 1)
+        assert not engine.feed.viewers
+
+    asyncio.run(main())
+
+
 def test_the_page_has_an_address_for_each_file_and_no_other():
     paths = {route.path for route in page_routes(can_prompt=True)}
     files = {f"page/{path.name}" for path in FOLDER.iterdir() if path.name != "index.html"}
