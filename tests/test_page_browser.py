@@ -422,9 +422,37 @@ def test_without_data_it_says_how_to_make_some_and_events_fill_it(chromium, slot
     events = [run["snapshot"], *unpack(slot["kinds"], slot["strings"], run["events"])]
     last = next(i for i, event in enumerate(events) if event["kind"] == "step" and event["step"] == 30)
     reader.page.evaluate("events => events.forEach(event => Page.feed(event))", events[: last + 1])
-    assert reader.step == 30 and not reader.page.is_visible("#no-data")  # it follows
+    reader.page.wait_for_function("Reader.at.step === 30")  # it follows
+    assert reader.step == 30 and not reader.page.is_visible("#no-data")
     reader.press("ArrowLeft")
     reader.page.evaluate("events => events.forEach(event => Page.feed(event))", events[last + 1 :])
     assert reader.step == 29  # but not whoever looks back
     assert reader.noticed == []
+    reader.context.close()
+
+
+FORGETFUL = """([events, most]) => {
+    LiveTape.MOST_WEIGHT = most;
+    const whole = new Tape(events[0]);
+    for (const event of events) Page.feed(event);
+    for (const event of events.slice(1)) whole.add(event);
+    const { tape } = Runs.all[0], same = [];
+    for (let step = tape.first; step <= tape.length; step += 1) {
+        same.push(JSON.stringify(tape.frameAt(step).state) === JSON.stringify(whole.frameAt(step).state));
+    }
+    Reader.goTo(0);
+    return { first: tape.first, length: tape.length, weight: tape.weight, same, shown: tape.held().length };
+}"""
+
+
+@pytest.mark.full
+def test_a_live_run_keeps_the_last_steps_only_and_those_as_they_were(chromium, slot):
+    reader, run, most = Reader(chromium, address=(SOURCE / "index.html").as_uri()), slot["runs"][6], 500
+    events = [run["snapshot"], *unpack(slot["kinds"], slot["strings"], run["events"])]
+    assert len(events) > 2 * most
+    kept = reader.page.evaluate(FORGETFUL, [events, most])
+    assert kept["first"] > 0 and kept["length"] - kept["first"] < kept["length"]
+    assert kept["weight"] <= most or kept["length"] - kept["first"] < 64
+    assert all(kept["same"]) and kept["shown"] == len(kept["same"])
+    assert reader.step == kept["first"] and reader.noticed == []
     reader.context.close()

@@ -49,6 +49,7 @@ SERVER = [
     Knob("host", str, "127.0.0.1", "the address to listen at; 0.0.0.0: all of this machine's"),
     Knob("port", int, 8000, "the port; 0: a free one, which the line that says where it listens names"),
     Knob("chat_template", str, None, "a file with the template of chats, or the word plain"),
+    Knob("show_text", bool, False, "show prompts and answers on the page to whoever opens it, not only their blocks"),
     Knob("shutdown_timeout", float, 30.0, "seconds that running requests have to end after SIGTERM"),
     Knob("allowed_origins", str, None, "servers whose pages may ask, with commas or as a JSON list; *: all"),
     Knob("max_num_queued_reqs", int, None, "most samples that run or wait; more are answered 429"),

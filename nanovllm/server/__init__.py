@@ -10,6 +10,9 @@ engine_client.py   the front's side of it
 request_stream.py  what the engine has said of one request, and nobody has read yet
 app.py             State, the routes, the application
 requests.py        a request's body as JSON, and the client that hangs up
+events.py          the feed of the page: what the engine tells of its memory, while somebody looks
+event_stream.py    /events, to one viewer
+page_routes.py     / and the files of the page
 errors.py          what is told to a client in place of an answer
 http_protocol.py   HTTP's own limits: slow clients, large bodies, what is no HTTP
 auth.py origins.py request_ids.py    what every request goes through; small_answers.py is theirs

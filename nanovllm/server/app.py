@@ -16,6 +16,7 @@ from .. import __version__
 from .auth import ApiKeys
 from .engine_client import EngineClient
 from .errors import handlers
+from .events import Feed
 from .limits import Rejections
 from .metrics import show_metrics
 from .openai.completions import create_chat_completion, create_completion
@@ -24,6 +25,7 @@ from .openai.served import ServedModel
 from .openai.tokenize import detokenize, tokenize
 from .options import ServerOptions
 from .origins import OwnOrigin, read_origins
+from .page_routes import page_routes
 from .request_ids import RequestIds
 
 
@@ -38,6 +40,11 @@ class State:
     start_time: float = field(default_factory=time.time)
     is_stopping: bool = False  # no new requests
     rejections: Rejections = field(default_factory=Counter)  # since the start
+    feed: Feed = field(init=False)  # of the page
+
+    def __post_init__(self) -> None:
+        self.feed = Feed(lambda is_on: self.engine.watch(is_on, self.options.show_text))
+        self.engine.on_events = self.feed.take
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -56,6 +63,7 @@ def routes() -> list[Route]:
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
         Route("/metrics", show_metrics, methods=["GET"]),
+        *page_routes(can_prompt=True),
     ]
 
 

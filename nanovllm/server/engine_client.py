@@ -15,7 +15,7 @@ from ..api import EngineArgs, EngineDeadError
 from ..cli.streams import tell
 from . import engine_process
 from .errors import RequestFailed
-from .messages import Abort, Add, Answer, Ask, Delta, Failed, Ready, Step, Stop, receive, send
+from .messages import Abort, Add, Answer, Ask, Delta, Failed, Ready, Step, Stop, Watch, receive, send
 from .request_stream import RequestStream
 
 LAST_STEP = 5.0  # seconds that an engine has to end in order
@@ -58,7 +58,7 @@ class EngineClient:
         self._is_closing = False
         self.error: EngineDeadError | None = None  # why there is no engine any more
         self.on_death: Callable[[], None] = lambda: None
-        self.on_events: Callable[[Any], None] = lambda events: None  # what a step had to show
+        self.on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None  # of a step, while it is watched
 
     async def ready(self) -> Ready:
         """Wait for the engine. Raises ValueError for a mistake of the caller, else EngineDeadError."""
@@ -121,6 +121,10 @@ class EngineClient:
             return await self._answers[number]
         finally:
             del self._answers[number]
+
+    def watch(self, is_on: bool, show_text: bool) -> None:
+        """Have on_events() called with what happens to the memory, or no more. A dead engine has nothing to tell."""
+        self._outbox.put(Watch(is_on, show_text))
 
     def cut(self, why: str) -> None:
         """End all requests: each caller gets a RequestFailed that says why."""

@@ -14,7 +14,8 @@ from threading import Thread
 from typing import Any
 
 from ..api import CompletionOutput, EngineArgs, LLMEngine, RequestOutput
-from .messages import Abort, Add, Answer, Ask, Delta, Failed, Piece, Ready, Step, Stop, receive, send
+from ..trace import watch
+from .messages import Abort, Add, Answer, Ask, Delta, Failed, Piece, Ready, Step, Stop, Watch, receive, send
 from .step_times import StepTimes
 
 Build = Callable[[EngineArgs], LLMEngine]
@@ -71,30 +72,37 @@ class Worker:
         self._news = select.poll()
         self._news.register(pipe.fileno(), select.POLLIN)
         self._is_over = False
+        self._watch = watch.Watch(engine)
         self._refused: list[Delta] = []  # requests that were not taken, until the next message says so
         self._handlers: dict[type, Callable[[Any], None]] = {
             Add: self.add,
             Abort: self.abort,
             Ask: self.answer,
+            Watch: self.watch,
             Stop: self.stop,
         }
 
     def work(self) -> None:
         """Until it is told to stop. It waits for messages only if there is nothing to compute."""
         while not self._is_over:
-            while self._news.poll(0) or not (self.engine.has_unfinished_requests() or self._refused):
+            while self._news.poll(0) or not self.has_work:
                 message = receive(self._pipe)
                 self._handlers[type(message)](message)
                 if self._is_over:
                     return
             self.step()
 
+    @property
+    def has_work(self) -> bool:
+        return self.engine.has_unfinished_requests() or bool(self._refused) or self._watch.has_events
+
     def step(self) -> None:
         outputs = self.engine.step() if self.engine.has_unfinished_requests() else []
         deltas = [*self._refused, *map(delta_of, map(RequestOutput.of, outputs))]
         self._refused = []
-        if deltas:
-            send(self._pipe, Step(deltas))
+        events = self._watch.take()
+        if deltas or events:
+            send(self._pipe, Step(deltas, events))
 
     def add(self, message: Add) -> None:
         """A request that cannot be served is told with the next step."""
@@ -109,6 +117,12 @@ class Worker:
 
     def answer(self, message: Ask) -> None:
         send(self._pipe, Answer(message.number, ANSWERS[message.name](self.engine)))
+
+    def watch(self, message: Watch) -> None:
+        if message.is_on:
+            self._watch.on(message.show_text)
+        else:
+            self._watch.off()
 
     def stop(self, message: Stop) -> None:
         self._is_over = True

@@ -1,6 +1,6 @@
 """What goes through the pipe between the front and the engine: tuples of values that pickle quickly.
 
-to the engine    Add, Abort, Ask, Stop
+to the engine    Add, Abort, Ask, Watch, Stop
 from it          Ready or Failed, once; then Step, at most one for each step; Answer for each Ask
 """
 
@@ -25,6 +25,13 @@ class Abort(NamedTuple):
 class Ask(NamedTuple):
     number: int  # its answer has the same
     name: str  # one of engine_process.ANSWERS
+
+
+class Watch(NamedTuple):
+    """Tell what happens to the memory, a snapshot first, from now on or no more."""
+
+    is_on: bool
+    show_text: bool
 
 
 class Stop(NamedTuple):
@@ -73,7 +80,7 @@ class Step(NamedTuple):
     """What came of a step."""
 
     deltas: list[Delta]
-    events: Any = None  # what a watcher of the engine's memory is to see
+    events: list[dict[str, Any]] | None = None  # while somebody watches the memory: trace/EVENTS.md
 
 
 class Answer(NamedTuple):

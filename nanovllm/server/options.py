@@ -14,6 +14,7 @@ class ServerOptions:
     host: str = knob("127.0.0.1", "the address to listen at; 0.0.0.0: all of this machine's")
     port: int = knob(8000, "the port; 0: a free one, which the line that says where it listens names")
     chat_template: str | None = knob(None, "a file with the template of chats, or the word plain")
+    show_text: bool = knob(False, "show prompts and answers on the page to whoever opens it, not only their blocks")
     shutdown_timeout: float = knob(30.0, "seconds that running requests have to end after SIGTERM")
     allowed_origins: str | None = knob(None, "servers whose pages may ask, with commas or as a JSON list; *: all")
     max_num_queued_reqs: int | None = knob(None, "most samples that run or wait; more are answered 429")

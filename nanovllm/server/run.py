@@ -54,6 +54,7 @@ class Front:
             self._cut()
             return
         self.state.is_stopping = self.server.should_exit = True
+        self.state.feed.close()
         seconds = self.state.options.shutdown_timeout
         if running := self.state.engine.num_requests:
             tell(f"stopping: {running} requests have {seconds:g} seconds to end")
@@ -62,6 +63,7 @@ class Front:
     def die(self) -> None:
         """The engine has ended: whoever asks hears it for a moment."""
         self.failed = True
+        self.state.feed.close()
         tell(f"error: {self.state.engine.error}")
         asyncio.get_running_loop().call_later(RED, self.stop)
 

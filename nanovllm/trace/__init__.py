@@ -13,6 +13,8 @@ engines.py   from stage 4 on, which have a scheduler
 managers.py  and their manager: tables, forks, the prefix cache, two tiers
 snapshot.py  the state that the first line holds
 replay.py    State and apply(): the events alone give each step's tables, counts and queues
+hidden.py    the same events without the texts
+watch.py     the events of a server's engine, while somebody looks
 chrome.py    for chrome://tracing and ui.perfetto.dev
 """
 

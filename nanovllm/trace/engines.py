@@ -1,6 +1,6 @@
 """From stage 4 on: an LLMEngine, and its scheduler."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,14 +64,15 @@ class EngineObserver(ManagerObserver):
                 self.emit("refused", name_of(self.engine, "add_request"), request=request_id, why=str(error))
                 raise
 
-    def _abort_request(self, abort_request: Callable, request_id: str) -> Any:
+    def _abort_request(self, abort_request: Callable, request_ids: str | Iterable[str], *rest: Any) -> Any:
         with interrupts_held_back():
             self.settle()
-            if any(seq.request_id == request_id for seq in self.seen):
+            ids = [request_ids] if isinstance(request_ids, str) else [*request_ids]
+            for request_id in {seq.request_id: None for seq in self.seen if seq.request_id in ids}:
                 self.emit("abort", name_of(self.engine, "abort_request"), request=request_id)
             self.aborting = True
             try:
-                return abort_request(request_id)
+                return abort_request(request_ids if isinstance(request_ids, str) else ids, *rest)
             finally:
                 self.aborting = False
                 self._tell_ends()

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.interrupts import interrupts_held_back
+from .hidden import hidden
 from .hooks import Hooks
 
 Seq = Any  # a stage's Sequence
@@ -24,8 +25,11 @@ class Seen:
     num_once_computed: int = 0  # before it was preempted: these are computed again
 
 
-def observe(llm: Any, write: Write) -> "Observer":
-    """Begin. Raises ValueError if `llm` is no engine, or cannot be observed now."""
+def observe(llm: Any, write: Write, show_text: bool = True) -> "Observer":
+    """Begin. Without `show_text` no token is decoded, and hidden.py leaves out what else tells of a text.
+
+    Raises ValueError if `llm` is no engine, or cannot be observed now.
+    """
     from .batches import BatchObserver
     from .engines import EngineObserver
 
@@ -33,7 +37,9 @@ def observe(llm: Any, write: Write) -> "Observer":
     if not hasattr(engine, "kv_cache_manager"):
         raise ValueError(f"an LLM or an LLMEngine can be traced, not {type(llm).__name__}")
     kind = EngineObserver if hasattr(engine, "scheduler") else BatchObserver
-    observer = kind(engine, write)
+    observer = kind(engine, write if show_text else hidden(write))
+    if not show_text:
+        observer.text = lambda token_id: None
     try:
         observer.begin()
     except BaseException:
@@ -56,7 +62,7 @@ class Observer:
         tokenizer = engine.tokenizer
         anchor = list(getattr(tokenizer, "anchor", []))  # tokens of a text to go on from: a word keeps its space
         skip = len(tokenizer.decode(anchor)) if anchor else 0
-        self.text: Callable[[int], str] = lru_cache(maxsize=None)(
+        self.text: Callable[[int], str | None] = lru_cache(maxsize=None)(
             lambda token_id: tokenizer.decode([*anchor, token_id])[skip:] if tokenizer else ""
         )
 

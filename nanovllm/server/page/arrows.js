@@ -1,25 +1,24 @@
 "use strict";
 
-/* The block table of the selected sequence, as arrows from block to block over the grid. */
+/* The block table of the selected sequence, as arrows from block to block over the pool. */
 class Arrows {
-  constructor(grid) {
-    this.grid = grid;
+  static LEAST_ROOM = 8; // pixels a block: between smaller ones an arrow is only a blot
+
+  constructor(...grids) {
     this.table = [];
     this.svg = Dom.svg("svg", { class: "arrows", "aria-hidden": "true" });
     this.svg.append(head());
-    grid.element.after(this.svg);
-    new ResizeObserver(() => this.show(this.table)).observe(grid.element);
+    grids.at(-1).element.after(this.svg);
+    const resized = new ResizeObserver(() => this.table.length && this.show(this.table, this.grid));
+    for (const { element } of grids) resized.observe(element);
   }
 
-  show(table) {
-    this.table = table;
-    const lines = table.slice(1).flatMap((block, i) => line(this._middle(table[i]), this._middle(block)));
+  /** `grid` is the one that shows the pool now. */
+  show(table, grid) {
+    Object.assign(this, { table, grid });
+    const middles = table.map((block) => grid.middle(block)), isFine = middles[0]?.room < Arrows.LEAST_ROOM;
+    const lines = isFine ? [] : middles.slice(1).flatMap((middle, i) => line(middles[i], middle));
     this.svg.replaceChildren(this.svg.firstChild, ...lines);
-  }
-
-  _middle(block) {
-    const { offsetLeft, offsetTop, offsetWidth, offsetHeight } = this.grid.squares[block];
-    return { x: offsetLeft + offsetWidth / 2, y: offsetTop + offsetHeight * 0.68, room: offsetWidth };
   }
 }
 

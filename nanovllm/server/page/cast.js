@@ -20,16 +20,17 @@ const Cast = (() => {
     element.dataset.shade = (sampleOf(seq) ?? 0) % NUM_SHADES;
   }
 
-  const placeOf = (memory, request) => Math.max(0, memory.requests.indexOf(request));
+  const placeOf = (memory, request) => memory.places[request] ?? 0;
 
   function sampleOf(seq) {
-    const sample = seq.split(".")[1];
-    return sample === undefined ? null : Number(sample);
+    const found = /\.(?:beam)?(\d+)$/.exec(seq);
+    return found ? Number(found[1]) : null;
   }
 
-  /** A to Z, then A1, B1, ...: the names of a server's requests are too long for a square. */
+  /** A to Z, AA to ZZ, and again from A: the names of a server's requests are too long for a square. */
   function letterOf(place) {
-    return String.fromCharCode(65 + (place % 26)) + (Math.floor(place / 26) || "");
+    const at = place % (26 + 26 * 26), letter = (i) => String.fromCharCode(65 + i);
+    return at < 26 ? letter(at) : letter(Math.floor(at / 26) - 1) + letter(at % 26);
   }
 
   return { label, dress };

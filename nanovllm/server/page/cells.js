@@ -6,7 +6,8 @@
  *     status     "held", "idle" (cached, and nobody holds it) or "free"
  *     count      how many hold it
  *     bands      one for each holder, from slot `from` to slot `to`, of which the first `filled` are written
- *     origin     {seq, index}: whose text it holds, if that is cached
+ *     hash       of the text that it holds, if that is cached
+ *     origin     {seq, index}: whose text that is, if the page has seen it
  *     isTouched  whether this step did something to it
  */
 const Cells = (() => {
@@ -20,7 +21,7 @@ const Cells = (() => {
   }
 
   const empty = (num_cells) => Array.from({ length: num_cells }, (_, block) => (
-    { block, status: "free", count: 0, bands: [], origin: null, isTouched: false }));
+    { block, status: "free", count: 0, bands: [], hash: null, origin: null, isTouched: false }));
 
   function ofBlocks({ state, memory }) {
     const { num_blocks, block_size } = state.pool, cells = empty(num_blocks);
@@ -32,7 +33,7 @@ const Cells = (() => {
       });
     }
     for (const [block, hash] of Object.entries(state.cached)) {
-      cells[block].origin = memory.origins[hash] ?? null;
+      Object.assign(cells[block], { hash, origin: memory.origins[hash] ?? null });
       if (cells[block].status === "free") cells[block].status = "idle";
     }
     return cells;
@@ -61,7 +62,7 @@ const Cells = (() => {
     const cells = empty(state.host.num_blocks);
     for (const block of touchedOnHost(events)) cells[block].isTouched = true;
     for (const [block, hash] of Object.entries(state.host_cached)) {
-      Object.assign(cells[block], { status: "idle", origin: memory.origins[hash] ?? null });
+      Object.assign(cells[block], { status: "idle", hash, origin: memory.origins[hash] ?? null });
     }
     return cells;
   }
@@ -82,8 +83,15 @@ const Cells = (() => {
   const touchedOnHost = (events) => events.flatMap(({ kind, block, from, to }) => (
     { stored: to, renewed: to, loaded: from, host_evicted: block }[kind] ?? []));
 
+  /** Cheaper than all totals: asked for every step. */
+  function shareHeld({ pool, sequences, free }) {
+    if (pool.unit === "blocks") return 1 - free.length / pool.num_blocks;
+    const isHeld = Object.values(sequences).filter(({ slots }) => slots);
+    return sum(isHeld, ({ slots: [start, end] }) => end - start) / pool.num_blocks;
+  }
+
   /** Slots promised, held and used, as the engine's own report counts them; a shared block counts once. */
-  function totals({ state }) {
+  function totals({ state }, all_cells) {
     const { pool, running, sequences } = state, seqs = running.map((seq) => sequences[seq]);
     const promised = sum(seqs, ({ max_num_tokens }) => Math.ceil(max_num_tokens / pool.block_size) * pool.block_size);
     const all = pool.num_blocks * pool.block_size, isHeld = seqs.filter(({ slots }) => slots);
@@ -91,7 +99,7 @@ const Cells = (() => {
       const held = sum(isHeld, ({ slots: [start, end] }) => end - start);
       return { all, promised, held, used: sum(isHeld, ({ num_computed_tokens }) => num_computed_tokens) };
     }
-    const cells = ofBlocks({ state, memory: { origins: {} } }).filter(({ status }) => status === "held");
+    const cells = all_cells.filter(({ status }) => status === "held");
     const used = sum(cells, ({ bands }) => Math.max(...bands.map(({ filled }) => filled)));
     return { all, promised, held: cells.length * pool.block_size, used };
   }
@@ -99,5 +107,5 @@ const Cells = (() => {
   const clamp = (value, max) => Math.max(0, Math.min(value, max));
   const sum = (items, value) => items.reduce((total, item) => total + value(item), 0);
 
-  return { ofDevice, ofHost, totals, SLOTS_A_SQUARE };
+  return { ofDevice, ofHost, totals, shareHeld, SLOTS_A_SQUARE };
 })();

@@ -7,9 +7,15 @@ const Dom = (() => {
   /** make("p", {class: "note"}, "text", child, ...): an element; attributes and children that are null are left out. */
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) if (value !== null) element.setAttribute(name, value);
+    for (const [name, value] of Object.entries(attributes)) if (value !== null) set(element, name, value);
     element.append(...children.filter((child) => child !== null));
     return element;
+  }
+
+  /** A style goes another way: a server's page may forbid the attribute. */
+  function set(element, name, value) {
+    if (name === "style") element.style.cssText = value;
+    else element.setAttribute(name, value);
   }
 
   function fill(id, ...children) {

@@ -33,7 +33,7 @@ class Grid {
     const places = new Map(table.map((block, place) => [block, place]));
     cells.forEach((cell, block) => {
       const square = this.squares[block], isSelected = block === selected, place = places.get(block) ?? "";
-      const looks = JSON.stringify([cell, isSelected, place, this.noun]);
+      const looks = JSON.stringify([{ ...cell, origin: cell.origin?.seq }, isSelected, place, this.noun]);
       if (square.looks === looks) return;
       square.looks = looks;
       Square.paint(square, cell, memory);
@@ -42,6 +42,12 @@ class Grid {
       square.classList.toggle("in-table", place !== "");
       square.dataset.place = place;
     });
+  }
+
+  /** Where an arrow begins or ends. */
+  middle(block) {
+    const { offsetLeft, offsetTop, offsetWidth, offsetHeight } = this.squares[block];
+    return { x: offsetLeft + offsetWidth / 2, y: offsetTop + offsetHeight * 0.68, room: offsetWidth };
   }
 
   _choose(square) {

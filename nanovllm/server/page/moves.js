@@ -5,7 +5,7 @@ const Moves = (() => {
   /** The last events of a block up to a step, the latest first: [{event, at}]; at least `count`, and a step's all. "h3" is block 3 of the host. */
   function last(tape, step, block, count) {
     const found = [];
-    for (let at = step; at > 0 && found.length < count; at -= 1) {
+    for (let at = step; at > tape.first && found.length < count; at -= 1) {
       const events = tape.eventsOf(at).filter((event) => isOf(event, block, tape.snapshot.pool));
       found.push(...events.reverse().map((event) => ({ event, at })));
     }

@@ -6,16 +6,22 @@ const Page = (() => {
 
   /** A snapshot, and then its events. Whoever looks at the last step follows; whoever looks back is left there. */
   function feed(event) {
-    const wasAtEnd = Runs.all.length > 0 && Reader.at.step === Runs.length();
+    const before = Runs.all.at(-1);
     if (!Runs.add(event)) return;
-    if (!isOpen || event.kind === "snapshot") return open();
-    if (wasAtEnd) Reader.at.step = Runs.length();
-    Reader.show();
+    if (Runs.all.at(-1) !== before) open();
+    Follow.due();
   }
 
-  /** The recorded runs that the page was made with, if any. */
+  /** No more events come for now: what happened since the last step is shown too. */
+  function settle() {
+    Runs.all.at(-1).tape.settle();
+    Follow.due();
+  }
+
+  /** The recorded runs that the page was made with, or those of the server that it comes from. */
   function load() {
-    const packed = Dom.byId("data").textContent.trim();
+    const packed = Dom.byId("data").textContent.trim(), isServed = location.protocol.startsWith("http");
+    if (!packed && isServed) Feed.start();
     if (!packed) return;
     const data = JSON.parse(packed);
     Dom.byId("lead").textContent = data.lead;
@@ -34,6 +40,7 @@ const Page = (() => {
   function key(event) {
     if (!isOpen || event.ctrlKey || event.metaKey || event.altKey) return;
     const isButton = event.target.closest("button, summary") !== null, isText = event.target.closest("pre") !== null;
+    if (event.target.closest("form")) return;
     if (event.key === "ArrowLeft" && !isText) Reader.goTo(Reader.at.step - 1);
     else if (event.key === "ArrowRight" && !isText) Reader.goTo(Reader.at.step + 1);
     else if (event.key === " " && !isButton) Reader.playOrPause();
@@ -53,15 +60,17 @@ const Page = (() => {
   function start() {
     View.prepare(Reader);
     Dom.byId("play").addEventListener("click", Reader.playOrPause);
+    Dom.byId("now").addEventListener("click", Follow.start);
     Dom.byId("slider").addEventListener("input", ({ target }) => Reader.scrub(Number(target.value)));
     Dom.byId("slider").addEventListener("change", Reader.offer); // where the reader lets go of it
     addEventListener("keydown", key);
     addEventListener("hashchange", Reader.restore);
+    Prompt.start();
     foldQueues();
     load();
   }
 
-  return { feed, start };
+  return { feed, settle, start };
 })();
 
 Page.start();

@@ -5,9 +5,10 @@ const Panel = (() => {
   const NUM_MOVES = 3;
   const QUIET = ["cached", "free", "idle"]; // told too, but no answer to "who has it, and why?"
 
-  /** `sources` maps the name of a function to {file, line, text}. */
-  function show(tape, step, block, cell, sources) {
-    const frame = tape.frameAt(step), { memory } = frame, moves = Moves.last(tape, step, block, NUM_MOVES);
+  /** A run's `sources` map the name of a function to {file, line, text}. */
+  function show({ tape, sources }, step, block, cell) {
+    const at = Math.min(step, tape.length), frame = tape.frameAt(at), { memory } = frame;
+    const moves = Moves.last(tape, at, block, NUM_MOVES);
     const by = (moves.find(({ event }) => !QUIET.includes(event.kind)) ?? moves[0])?.event.by;
     const holders = [...new Set(cell.bands.map(({ seq }) => seq))];
     Dom.fill("panel",
@@ -33,7 +34,8 @@ const Panel = (() => {
 
   function facts({ status, bands, count, origin }, block, { state, memory }) {
     const name = (seq) => Cast.label(memory, seq);
-    if (Moves.isHost(block)) return origin ? `A text of ${name(origin.seq)}, evicted from the device.` : "Free.";
+    if (Moves.isHost(block) && origin) return `A text of ${name(origin.seq)}, evicted from the device.`;
+    if (Moves.isHost(block)) return status === "idle" ? "A text that was evicted from the device." : "Free.";
     if (status === "free") return "Free: nobody holds it, and nothing in it is of use.";
     if (status === "idle") return "Idle: nobody holds it, but its text can be found again.";
     if (state.pool.unit === "slots") {
@@ -47,12 +49,12 @@ const Panel = (() => {
 
   /** Its tokens, a box a slot; a line for each holder that has another text in it. */
   function texts(frame, { bands, origin }) {
-    const { pool } = frame.state, isSlots = pool.unit === "slots";
+    const { pool, sequences } = frame.state, isSlots = pool.unit === "slots";
     const size = isSlots ? Cells.SLOTS_A_SQUARE : pool.block_size;
-    const places = bands.length || !origin ? bands : [{ ...origin, from: 0, to: size, filled: size }];
-    const rows = places.map(({ seq, index, from, to, filled }) => {
-      const start = isSlots ? firstToken(frame.state.sequences[seq], index, from) : index * size;
-      return row(Memory.textsOf(frame, seq, start, start + filled), to - from);
+    if (!bands.length) return origin ? [row(origin.texts, size)] : [];
+    const rows = bands.map(({ seq, index, from, to, filled }) => {
+      const start = isSlots ? firstToken(sequences[seq], index, from) : index * size;
+      return row(sequences[seq].texts.slice(start, start + filled), to - from);
     });
     return rows.filter((each, i) => rows.findIndex((other) => other.textContent === each.textContent) === i);
   }
@@ -69,8 +71,9 @@ const Panel = (() => {
     return Dom.make("p", { class: "tokens" }, ...boxes);
   }
 
-  /** A space is a dot, a line's end a hook; the token that a text begins with has no letters. */
+  /** A space is a dot, a line's end a hook; the token that a text begins with has no letters. A server may hide all. */
   function visible(piece) {
+    if (piece === null) return " ";
     return piece === "" ? "‹s›" : piece.replaceAll("\n", "⏎").replace(/^ /, "·");
   }
 

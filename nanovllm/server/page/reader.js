@@ -9,13 +9,15 @@ const Reader = (() => {
   const run = () => Runs.all[at.stage];
 
   function show() {
+    at.step = Math.max(at.step, run().tape.first); // a live run forgets its beginning
     View.show(run(), at);
     Tabs.show(at.stage);
-    Address.write(at);
+    if (!run().isLive) Address.write(at);
   }
 
   /** Asks nothing: for playing and scrubbing. */
   function move(step) {
+    if (run().isLive) Follow.stop();
     at.step = Math.max(0, Math.min(step, Runs.length()));
     Quiz.clear();
     show();
@@ -45,13 +47,16 @@ const Reader = (() => {
     if (!isAnswered) ask(moment); // an answer to the moment before may stand there
   }
 
+  /** At the end of a live run the reader follows it again. */
   function scrub(step) {
     Time.stop();
-    move(step);
+    if (run().isLive && step >= Runs.length()) Follow.start();
+    else move(step);
   }
 
   function playOrPause() {
-    if (Time.isPlaying()) return goTo(at.step);
+    if (Time.isPlaying() || Follow.isFollowing()) return goTo(at.step);
+    if (at.step >= Runs.length() && run().isLive) return Follow.start();
     if (at.step >= Runs.length()) move(0);
     Quiz.clear();
     Time.play(() => {
@@ -73,6 +78,7 @@ const Reader = (() => {
   }
 
   function restore() {
+    if (run().isLive) return Follow.begin();
     Object.assign(at, Address.read(Runs.all.length, Runs.length()) ?? {});
     goTo(at.step);
   }

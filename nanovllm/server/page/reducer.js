@@ -120,7 +120,11 @@ const Reducer = (() => {
 
   // ---- copies in which one thing differs
 
-  const without = (list, item) => list.filter((each) => each !== item);
+  function without(list, item) {
+    const at = list.indexOf(item);
+    return at < 0 ? list : list.toSpliced(at, 1);
+  }
+
   const withItem = (list, place, item) => Object.assign([...list], { [place]: item });
 
   function withoutKey(record, key) {

@@ -6,7 +6,7 @@ const Square = (() => {
   function paint(square, { status, bands, count, origin, isTouched }, memory) {
     const isShared = count > 1 && bands.every(({ from }) => from === 0); // in stage 1 two pieces lie side by side
     const shown = bands.map((band, i) => paintBand(band, isShared ? [i, bands.length] : [0, 1], memory));
-    if (status === "idle" && origin) shown.push(paintGhost(origin.seq, memory));
+    if (status === "idle") shown.push(paintGhost(origin, memory));
     if (isShared) shown.push(letter(together(bands, memory)), Dom.make("span", { class: "count" }, String(count)));
     else bands.forEach(({ seq, from, to }, i) => {
       if (to - from > 2) shown[i].append(letter(Cast.label(memory, seq)));
@@ -24,11 +24,12 @@ const Square = (() => {
     return band;
   }
 
-  /** Nobody holds it, and a text is still in it. */
-  function paintGhost(seq, memory) {
+  /** Nobody holds it, and a text is still in it: of an author that the page may not have seen. */
+  function paintGhost(origin, memory) {
     const ghost = Dom.make("span", { class: "ghost" });
-    Cast.dress(ghost, memory, seq);
-    ghost.append(letter(Cast.label(memory, seq)));
+    if (!origin) return ghost;
+    Cast.dress(ghost, memory, origin.seq);
+    ghost.append(letter(Cast.label(memory, origin.seq)));
     return ghost;
   }
 

@@ -2,8 +2,8 @@
 
 /* Words for what happened: a sentence for a step, and one for a move of a block.
  *
- * A step may have fifty events. The sentence tells the one that the reader should look at, and the next one too if both
- * are at most MOST_WORDS long together.
+ * A step may have fifty events, and a live page tells of several steps at once. The sentence tells the one event that
+ * the reader should look at, and the next one too if both are at most MOST_WORDS long together.
  */
 const Words = (() => {
   const MOST_WORDS = 14;
@@ -24,6 +24,7 @@ const Words = (() => {
   // ---- from what is seldom and strange to what happens all the time
 
   const PHRASES = [
+    ({ of }) => first(of("snapshot"), () => "The connection was lost: this is how it is now."),
     ({ of }) => first(of("refused"), ({ request }) => `Request ${request} is refused: it can never fit.`),
     ({ of, name }) => first(of("preempt"), (event, all) => {
       if (all.length > 1) return `No block is free. ${list(all, name)} give up all of theirs and wait.`;
@@ -33,7 +34,7 @@ const Words = (() => {
     }),
     ({ of, name, state }) => first(of("released"), ({ seq }) => scattered(name(seq), name, state)),
     ({ of, name }) => first(of("forked"), ({ from }, all) => (
-      `${name(from)} is forked: ${all.length + 1} samples share its blocks.`)),
+      `${name(from)} is forked: ${all.filter((event) => event.from === from).length + 1} samples share its blocks.`)),
     ({ of, name }) => first(of("copied"), ({ from, to, seq }, all) => (all.length === 1
       ? `${name(seq)} copies block ${from} into block ${to} before it writes.`
       : `${all.length} of them copy a block.`)),
@@ -55,25 +56,27 @@ const Words = (() => {
     ({ of }) => first(of("evicted"), ({ block }, all) => (all.length === 1
       ? `Block ${block} is evicted: its text is forgotten.`
       : `${blocks(all)} are evicted: their texts are forgotten.`)),
-    ({ of }) => first(of("abort"), ({ request }) => `${request} is aborted by its reader.`),
+    ({ of, name }) => first(of("abort"), ({ request }) => `${name(request)} is aborted by its reader.`),
     ({ of, name }) => first(of("end").filter(({ why }) => why !== "abort"), (_, all) => (all.length === 1
       ? `${name(all[0].seq)} ends and gives its memory back.`
       : `${list(all, name)} end and give their memory back.`)),
     ({ of, name }) => first(of("arrive"), (_, all) => `${list(all, name)} ${all.length > 1 ? "arrive" : "arrives"}.`),
-    ({ of, name }) => first(of("admit"), (_, all) => `${list(all, name)} ${all.length > 1 ? "are" : "is"} admitted.`),
+    ({ of, name }) => first(of("admit"), (_, all) => `${list(all, name)} ${isSeveral(all) ? "are" : "is"} admitted.`),
     ({ of, name, earlier }) => first(of("held_up").filter((event) => !isOld(event, earlier)), (event) => (
       ofWaiting(event, name(event.seq)))),
     ({ of, name }) => first(of("chunk").filter(({ start, end }) => end - start > 1), (_, all) => {
       const num_tokens = all.reduce((sum, { start, end }) => sum + end - start, 0);
       const again = all.every(({ why }) => why === "recompute") ? " again" : "";
-      return `${list(all, name)} ${all.length > 1 ? "compute" : "computes"} ${num_tokens} tokens${again}.`;
+      return `${list(all, name)} ${isSeveral(all) ? "compute" : "computes"} ${num_tokens} tokens${again}.`;
     }),
     ({ of, name }) => first(of("taken").filter(({ why }) => why === "grow"), ({ block, seq }, all) => (all.length === 1
       ? `${name(seq)}'s last block is full: it takes block ${block}.`
-      : `${blocks(all)} are taken: ${list(all, name)} grow.`)),
-    ({ of }) => first(of("token"), (_, all) => (all.length === 1
-      ? "1 sequence gets a token."
-      : `${all.length} sequences get a token each.`)),
+      : `${blocks(all)} are taken: ${list(all, name)} ${isSeveral(all) ? "grow" : "grows"}.`)),
+    ({ of }) => first(of("token"), (_, all) => {
+      const sequences = isSeveral(all) ? `${seqs(all).size} sequences get` : "1 sequence gets";
+      if (all.length > seqs(all).size) return `${sequences} ${all.length} tokens.`;
+      return `${sequences} a token${isSeveral(all) ? " each" : ""}.`;
+    }),
   ];
 
   /** Of stage 1: there is room, but not in one piece. */
@@ -143,9 +146,12 @@ const Words = (() => {
   const blocks = ({ length }) => (length === 1 ? "1 block" : `${length} blocks`);
   const count = (text) => text.split(/\s+/).length;
 
+  const seqs = (events) => new Set(events.map(({ seq }) => seq));
+  const isSeveral = (events) => seqs(events).size > 1;
+
   /** "A", "A and B", "5 sequences": of whom these events are. */
   function list(events, name) {
-    const names = events.map(({ seq }) => name(seq));
+    const names = [...seqs(events)].map(name);
     if (names.length > 3) return `${names.length} sequences`;
     return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
   }

@@ -1,0 +1,142 @@
+"""Watch: what a server's engine tells while somebody looks, and what it does not tell."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from ..api import EngineArgs, LLMEngine, SamplingParams
+from ..trace import apply
+from ..trace.hidden import type_of
+from ..trace.replay import State, begin
+from ..trace.watch import Event, Watch
+from .helpers import OPTIONS
+
+PROMPTS = ["Once upon a time there was a little rabbit.", "The little rabbit and the old fox", "And that is the end"]
+WITH_TEXT = {"text", "tokens", "texts", "token"}
+
+
+@pytest.fixture
+def engine(checkpoint) -> LLMEngine:
+    args = EngineArgs(model=checkpoint, block_size=4, kv_cache_tokens=96, max_num_seqs=4, **OPTIONS)
+    return LLMEngine.from_engine_args(args)
+
+
+def ask(engine: LLMEngine, name: str, max_tokens: int = 12, n: int = 1) -> None:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=3, n=n, ignore_eos=True)
+    engine.add_request(name, PROMPTS[len(name) % 3], params)
+
+
+def steps(engine: LLMEngine, num_steps: int) -> None:
+    for _ in range(num_steps):
+        engine.step()
+
+
+def replayed(events: list[Event], state: State | None = None) -> State:
+    """As it comes through a feed: in JSON."""
+    for event in json.loads(json.dumps(events)):
+        state = begin(event) if event["kind"] == "snapshot" else apply(state, event)
+    return state
+
+
+def assert_same(state: State, engine: LLMEngine) -> None:
+    pool, scheduler = engine.kv_cache_manager._pool, engine.scheduler
+    tables = {tuple(seq.block_table): seq.num_computed_tokens for seq in scheduler.running}
+    assert {
+        tuple(seq.block_table): seq.num_computed_tokens for seq in map(state.sequences.get, state.running)
+    } == tables
+    assert state.free == list(pool._free) and state.ref_counts == pool.ref_counts
+    assert sorted(state.cached) == sorted(pool._cached.values())
+    assert len(state.waiting) == len(scheduler.waiting)
+
+
+@pytest.mark.parametrize("show_text", [True, False])
+def test_whoever_comes_while_requests_run_sees_what_the_engine_has(engine, show_text):
+    watch, state = Watch(engine), None
+    ask(engine, "a", n=2)
+    ask(engine, "bb", max_tokens=20)
+    steps(engine, 5)
+    watch.on(show_text)
+    for step in range(30):
+        if step % 6 == 0:
+            ask(engine, f"{'c' * (step % 3)}{step}", n=1 + step % 4 // 2)
+        if step == 14:
+            engine.abort_request(["bb", "12"])
+        engine.step()
+        state = replayed(watch.take() or [], state)
+        assert_same(state, engine)
+    assert state.step == 30
+
+
+def test_a_second_look_begins_with_a_new_snapshot(engine):
+    watch = Watch(engine)
+    watch.on(True)
+    ask(engine, "a")
+    steps(engine, 3)
+    watch.on(True)
+    steps(engine, 2)
+    events = watch.take()
+    assert [event["kind"] for event in events].count("snapshot") == 1 and events[0]["kind"] == "snapshot"
+    assert_same(replayed(events), engine)
+
+
+def parts(engine: LLMEngine) -> Iterator[object]:
+    manager = engine.kv_cache_manager
+    yield from (engine, engine.scheduler, manager, manager._pool, manager._host_pool)
+    yield from (engine.model_runner, engine.kv_cache, engine.host_kv_cache)
+
+
+def test_nothing_runs_in_the_engine_while_nobody_looks(engine):
+    before = [set(vars(part)) for part in parts(engine)]
+    watch = Watch(engine)
+    ask(engine, "a")
+    watch.on(False)
+    hooked = [set(vars(part)) for part in parts(engine)]
+    steps(engine, 2)
+    watch.off()
+    assert [set(vars(part)) for part in parts(engine)] == before != hooked
+    steps(engine, 2)
+    assert watch.take() is None and not watch.has_events
+
+
+def test_what_is_asked_and_answered_is_not_told_unless_it_is_to_be(engine):
+    told = {}
+    for show_text in (True, False):
+        watch = Watch(engine)
+        ask(engine, "there from the beginning")
+        engine.step()
+        watch.on(show_text)
+        ask(engine, f"asked-{show_text}")
+        with pytest.raises(ValueError, match=r"1,?00\d"):
+            engine.add_request("too long", [7] * 1000, SamplingParams())
+        while engine.has_unfinished_requests():
+            engine.step()
+        told[show_text] = watch.take()
+        watch.off()
+    assert "rabbit" in "".join(each for event in told[True] for each in event.get("texts", []))
+    for event in told[False]:
+        for key in WITH_TEXT & event.keys():
+            assert event[key] is None or set(event[key]) == {None}, event
+    hashes = {show: set(re.findall(r"[0-9a-f]{16,}", json.dumps(told[show]))) for show in told}
+    assert hashes[True] and hashes[False] and not hashes[True] & hashes[False]
+    assert not any(digest.startswith(tuple(hashes[False])) for digest in hashes[True])
+    assert [event["why"] for event in told[False] if event["kind"] == "refused"] == ["it can never be served"]
+
+
+def test_of_an_error_only_the_type_is_told_where_texts_are_not():
+    assert type_of("ValueError: no words like 'secret'") == "ValueError"
+    assert type_of("the secret: it is this") == "error" and type_of(None) is None
+
+
+def test_an_error_in_noting_an_event_is_not_kept_quiet(engine, monkeypatch):
+    watch = Watch(engine)
+    watch.on(True)
+
+    def fail(event: Event) -> None:
+        raise RuntimeError("no room for it")
+
+    monkeypatch.setattr(watch._observer, "_write", fail)
+    ask(engine, "a")
+    with pytest.raises(RuntimeError, match="no room for it"):
+        watch.take()

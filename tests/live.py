@@ -1,0 +1,93 @@
+"""A server in the test's own process, with its engine in a thread: the page is compared with the engine."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from typing import Any
+
+import httpx
+
+from nanovllm.api import EngineArgs, LLMEngine
+from nanovllm.server import engine_process
+from nanovllm.server.engine_client import EngineClient
+from nanovllm.server.events import Feed
+from nanovllm.server.options import ServerOptions
+from nanovllm.server.run import Front, address_of, listening_socket, make_front
+from nanovllm.tests.server.inside import ThreadAsProcess
+
+SECONDS = 60.0
+
+
+def memory(engine: LLMEngine) -> dict[str, Any]:
+    """Between two steps: who holds which blocks, and what is free."""
+    pool, scheduler = engine.kv_cache_manager._pool, engine.scheduler
+    running = [[list(seq.block_table), seq.num_computed_tokens] for seq in scheduler.running]
+    return {
+        "running": running,
+        "waiting": len(scheduler.waiting),
+        "free": list(pool._free),
+        "ref_counts": list(pool.ref_counts),
+        "cached": {str(block): True for block in sorted(pool._cached.values())},
+        "is_watched": hasattr(engine.step, "is_hook"),
+    }
+
+
+@dataclass
+class Live:
+    """A server that runs in another thread than the test."""
+
+    front: Front
+    loop: asyncio.AbstractEventLoop
+    url: str
+
+    @property
+    def feed(self) -> Feed:
+        return self.front.state.feed
+
+    def memory(self) -> dict[str, Any]:
+        return asyncio.run_coroutine_threadsafe(self.front.state.engine.ask("memory"), self.loop).result(SECONDS)
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        asked = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 8} | body
+        response = httpx.post(f"{self.url}/v1/completions", json=asked, timeout=SECONDS)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def call(self, function: Any, *args: Any) -> None:
+        """In the server's thread."""
+        self.loop.call_soon_threadsafe(function, *args)
+
+
+@contextmanager
+def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
+    engine_process.ANSWERS["memory"] = memory
+    found: list[Live] = []
+    is_there = threading.Event()
+
+    async def main() -> None:
+        pipe, theirs = Pipe()
+        engine_thread = ThreadAsProcess(
+            target=engine_process.serve, args=(theirs, args, LLMEngine.from_engine_args), daemon=True
+        )
+        engine_thread.start()
+        engine = EngineClient(pipe, engine_thread)
+        front = await make_front(str(args.model), args, ServerOptions(**options), None, engine)
+        with listening_socket("127.0.0.1", 0) as listener:
+            found.append(Live(front, asyncio.get_running_loop(), address_of(listener)))
+            asyncio.get_running_loop().call_later(0.1, is_there.set)
+            await front.run(listener)
+        await engine.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    try:
+        assert is_there.wait(SECONDS), "the server has not started"
+        yield found[0]
+        found[0].call(found[0].front.stop)
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "a page that looks must not keep the server from ending"
+    finally:
+        del engine_process.ANSWERS["memory"]

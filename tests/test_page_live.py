@@ -1,0 +1,238 @@
+"""The page of a server in a real browser, while requests run: it shows what the engine has."""
+
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from nanovllm.api import EngineArgs
+from tests.browser import browser, skip_without_chromium
+from tests.helpers import ROOT, full
+from tests.live import living
+from tests.test_page_browser import NARROW, PAPER, WIDE, Reader
+
+skip_without_chromium()
+CHECKS = Path(__file__).with_name("page_checks.js")
+OPTIONS = {"block_size": 8, "kv_cache_tokens": 512, "max_num_seqs": 6, "enforce_eager": True, "kv_offloading_tokens": 0}
+STATE = "Runs.all[0].tape.frameAt(Runs.length()).state"
+SHOWN = """expected => {
+    const { tape } = Runs.all[0], first = Math.max(tape.first, tape.length - 400);
+    for (let step = tape.length; step >= first; step -= 1) {
+        const { state } = tape.frameAt(step), seqs = state.running.map(seq => state.sequences[seq]);
+        const running = seqs.map(({ block_table, num_computed_tokens }) => [block_table, num_computed_tokens]);
+        const cached = Object.fromEntries(Object.keys(state.cached).map(key => [key, true]));
+        const shown = { ...state, running, cached, waiting: state.waiting.length };
+        const isSame = key => JSON.stringify(shown[key]) === JSON.stringify(expected[key]);
+        if (Object.keys(expected).every(isSame)) return step;
+    }
+    return null;
+}"""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="module")
+def front():
+    args = EngineArgs(model=ROOT / "models" / "storyteller", device="cpu", **OPTIONS)
+    with living(args, show_text=True) as front:
+        yield front
+
+
+@pytest.fixture(scope="module")
+def at_page(chromium, front):
+    """One page for all tests that leave it as they like."""
+    reader = Reader(chromium, address=f"{front.url}/")
+    reader.page.wait_for_selector("#stage", state="visible")
+    yield reader
+    assert reader.noticed == [] and all(url.startswith(front.url) or url == "data:," for url in reader.requests)
+    reader.context.close()
+
+
+@pytest.fixture
+def reader(at_page):
+    at_page.page.set_viewport_size(WIDE)
+    at_page.page.emulate_media(color_scheme="light")
+    at_page.page.evaluate("() => { document.activeElement.blur(); Reader.at.block = null; Follow.start(); }")
+    return at_page
+
+
+@pytest.fixture
+def busy(front):
+    """Requests that come and go, some of which hang up."""
+    is_over = threading.Event()
+
+    def run(number):
+        while not is_over.is_set():
+            texts = ["Once upon a time there was a King who had three daughters", "Reddy Fox was very hungry"]
+            options = {"prompt": texts[number % 2], "temperature": 0.8, "n": 1 + number % 2, "ignore_eos": True}
+            front.complete(**options, max_tokens=20 + 5 * number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    yield
+    is_over.set()
+    for thread in threads:
+        thread.join()
+
+
+def until(holds, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < end, f"not within {seconds} seconds"
+        time.sleep(0.02)
+    return found
+
+
+def steps_shown(reader):
+    return reader.page.evaluate("Runs.length()")
+
+
+def test_blocks_on_the_page_are_the_engines_while_requests_run(front, reader, busy):
+    for _ in range(3):
+        told = until(lambda: (memory := front.memory())["running"] and memory)
+        assert told.pop("is_watched")
+        del told["waiting"]  # who has come since the last step is on the page with the next one
+        until(lambda told=told: reader.page.evaluate(SHOWN, told) is not None)
+    held = "document.querySelectorAll('#grid .square.held').length"
+    reader.press(" ")  # so that grid and state are of one step
+    counts = reader.page.evaluate("Runs.all[0].tape.frameAt(Reader.at.step).state.ref_counts")
+    assert reader.page.evaluate(held) == sum(count > 0 for count in counts) > 0
+
+
+@pytest.mark.full
+def test_at_rest_the_page_shows_what_is_left(front, reader):
+    front.complete(max_tokens=30)
+    told = until(lambda: (memory := front.memory()) and not memory["running"] and memory)
+    assert told.pop("is_watched")
+    assert until(lambda: reader.page.evaluate(SHOWN, told) is not None) and told["cached"]
+    assert reader.page.locator("#grid .square.held").count() == 0
+    until(lambda: reader.text("#sentence").startswith("Nobody is here"))
+
+
+def test_the_prompt_box_streams_a_text_and_shows_its_blocks(front, reader):
+    reader.page.fill("#words", "Once upon a time there was a fox")
+    reader.page.fill("#most", "40")
+    reader.page.click("#send")
+    reader.page.wait_for_selector("#answered .tag")
+    assert re.match(r"\w+\s+40 tokens in [\d.]+ s, the first text after \d+ ms\.", reader.text("#answered"))
+    alone = front.complete(prompt="Once upon a time there was a fox", max_tokens=4, temperature=0)
+    said = reader.page.text_content("#answer")
+    assert said.startswith("Once upon a time there was a fox") and len(said) > len(alone["choices"][0]["text"]) + 32
+    assert reader.text("#panel").startswith("Block ") and reader.text("#send") == "Send"
+
+
+@pytest.mark.full
+def test_a_prompt_that_is_stopped_gives_its_blocks_back(front, reader):
+    reader.page.fill("#most", "400")
+    reader.page.click("#send")
+    until(lambda: front.memory()["running"])
+    reader.page.click("#send")
+    until(lambda: not front.memory()["running"])
+    assert reader.text("#answered") == "Stopped: its blocks are free again."
+    until(lambda: not reader.page.evaluate(f"{STATE}.running.length"))
+
+
+@pytest.mark.full
+def test_an_error_is_told_in_the_servers_words(reader):
+    reader.page.fill("#words", "fox " * 3000)
+    reader.page.click("#send")
+    until(lambda: reader.text("#answered"))
+    assert re.match(r"It failed: the prompt .*\d+ tokens", reader.text("#answered"))
+    assert all("status of 400" in line for line in reader.noticed)
+    reader.noticed.clear()
+
+
+def test_whoever_looks_back_is_left_there_and_comes_back(front, reader, busy):
+    until(lambda: steps_shown(reader) > 40)
+    reader.page.focus("#play")
+    reader.press("ArrowLeft")
+    step, length = reader.step, steps_shown(reader)
+    until(lambda: steps_shown(reader) > length + 5)
+    assert reader.step == step and re.fullmatch(r"\d+ s ago: go live", reader.text("#now"))
+    reader.page.locator("#slider").fill(str(step - 30))
+    assert reader.step == step - 30
+    reader.press("ArrowRight")
+    assert reader.step == step - 29 and reader.text("#sentence")
+    reader.page.click("#now")
+    assert not reader.page.is_visible("#now")
+    until(lambda: reader.step > length + 5)
+
+
+@pytest.mark.full
+def test_two_look_and_nothing_runs_when_the_last_has_left(chromium, front):
+    at_first = len(front.feed.viewers)  # the page of the other tests
+    readers = [Reader(chromium, address=f"{front.url}/") for _ in range(2)]
+    for reader in readers:
+        reader.page.wait_for_selector("#stage", state="visible")
+    assert len(front.feed.viewers) == at_first + 2 and front.memory()["is_watched"]
+    front.complete(max_tokens=20)
+    told = front.memory()
+    assert told.pop("is_watched")
+    for reader in readers:
+        until(lambda reader=reader: reader.page.evaluate(SHOWN, told) is not None)
+        reader.context.close()
+    until(lambda: len(front.feed.viewers) == at_first)
+
+
+@pytest.mark.full
+def test_after_a_break_it_goes_on_with_a_new_snapshot(front, reader):
+    front.complete(max_tokens=20)
+    until(lambda: steps_shown(reader) > 10)
+    before = steps_shown(reader)
+    feed = front.feed
+    front.call(feed.close)
+    until(lambda: "trying again" in reader.text("#status") and not feed.viewers)
+    front.complete(max_tokens=20, prompt="Meanwhile")
+    front.call(setattr, feed, "is_over", False)
+    until(lambda: reader.text("#status") == "Live")
+    told = front.memory()
+    del told["is_watched"]
+    until(lambda: reader.page.evaluate(SHOWN, told) is not None)
+    assert steps_shown(reader) > before and reader.page.evaluate("Runs.all.length") == 1
+
+
+@pytest.mark.full
+def test_the_page_may_run_and_fetch_nothing_but_its_own(front, reader):
+    policy = reader.page.evaluate("fetch('/').then(response => response.headers.get('content-security-policy'))")
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    reader.page.evaluate("""() => {
+        const script = document.createElement("script");
+        script.textContent = "window.hasRun = true";
+        document.body.append(script);
+    }""")
+    assert reader.page.evaluate("window.hasRun") is None and "Content Security Policy" in reader.noticed[-1]
+    reader.noticed.clear()
+
+
+@pytest.mark.parametrize(
+    "viewport, scheme", [full(WIDE, "light"), (NARROW, "dark"), full(NARROW, "light"), full(WIDE, "dark")]
+)
+def test_it_can_be_read_everywhere(viewport, scheme, front, reader, busy):
+    reader.page.set_viewport_size(viewport)
+    reader.page.emulate_media(color_scheme=scheme)
+    until(lambda: reader.page.locator("#running .tag").count() > 2)
+    reader.press(" ")
+    reader.page.evaluate(CHECKS.read_text(encoding="utf-8"))
+    assert reader.page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == PAPER[scheme]
+    assert reader.page.evaluate("Checks.overflow()") == 0
+    assert reader.page.evaluate("Checks.overlaps()") == []
+    assert reader.page.evaluate("Checks.paleTexts()") == []
+
+
+@pytest.mark.full
+def test_when_the_last_page_is_closed_the_engine_is_not_watched(chromium, front, at_page):
+    at_page.page.goto("about:blank")
+    until(lambda: not front.memory()["is_watched"])
+    assert not front.feed.viewers
+    at_page.page.goto(f"{front.url}/")
+    until(lambda: front.memory()["is_watched"])
