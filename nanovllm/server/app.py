@@ -21,6 +21,7 @@ from .limits import Rejections
 from .metrics import show_metrics
 from .openai.completions import create_chat_completion, create_completion
 from .openai.models import list_models, retrieve_model
+from .openai.responses import create_response
 from .openai.served import ServedModel
 from .openai.tokenize import detokenize, tokenize
 from .options import ServerOptions
@@ -60,6 +61,7 @@ def routes() -> list[Route]:
         Route("/v1/models/{model:path}", retrieve_model, methods=["GET"]),
         Route("/v1/completions", create_completion, methods=["POST"]),
         Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
+        Route("/v1/responses", create_response, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
         Route("/metrics", show_metrics, methods=["GET"]),

@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from ..api import EngineDeadError
+from .requests import HungUp
 
 
 class RequestFailed(Exception):
@@ -66,11 +67,11 @@ async def handle(request: Request, error: Exception) -> Response:
 
 
 async def note_hang_up(request: Request, error: Exception) -> Response:
-    """Nobody reads it: the client has gone before its request was whole."""
+    """Nobody reads it: the client has gone before its request or its answer was whole."""
     return Response(status_code=499)
 
 
 def handlers() -> dict[Any, Any]:
     """By exception. The last is for what nobody has foreseen."""
     told = (ValueError, NotServed, TooBusy, RequestFailed, EngineDeadError, HTTPException, Exception)
-    return {**dict.fromkeys(told, handle), ClientDisconnect: note_hang_up}
+    return {**dict.fromkeys(told, handle), ClientDisconnect: note_hang_up, HungUp: note_hang_up}

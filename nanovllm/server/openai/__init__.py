@@ -10,9 +10,12 @@ choices.py      the choices of an answer; logprobs.py has what is told of their 
 Of the server alone:
 
 served.py       the model that is served: its names, its tokenizer, its prompts
-requests.py     what a body asks of the engine
+work.py         what a body asks of the engine, and what has come of it
 completions.py  /v1/completions and /v1/chat/completions
-streaming.py    the same as server-sent events
+chunks.py       the same in a stream; streaming.py sends events
+responses.py    /v1/responses
+response_bodies.py   its body as that of a chat
+response_objects.py  its answer, and the events of its stream
 models.py       /v1/models
 tokenize.py     /tokenize and /detokenize
 """

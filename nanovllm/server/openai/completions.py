@@ -11,9 +11,10 @@ from ..errors import RequestFailed
 from ..limits import check_room, check_size
 from ..messages import Piece
 from ..request_stream import joined
-from ..requests import HungUp, read_json, unless_hung_up
+from ..requests import read_json, unless_hung_up
 from .bodies import read_body
 from .choices import chat_choice, completion_choice
+from .chunks import as_chunk, events_of
 from .fields import CHAT, COMPLETIONS
 from .streaming import stream
 from .work import Work, work_of
@@ -29,28 +30,38 @@ async def create_chat_completion(request: Request) -> Response:
 
 async def create(request: Request, url: str) -> Response:
     """The answer, whole or as a stream. Raises ValueError for a body that cannot be served."""
+    engine = request.app.state.server.engine
+    work = await begin(request, url, await read_json(request))
+    if work.body.stream:
+        return await stream(events_of(engine, work), as_chunk, request.receive)
+    samples = await unless_hung_up(request.receive, samples_of(engine, work))
+    return JSONResponse(whole_answer(work, samples))
+
+
+async def begin(request: Request, url: str, body: dict[str, Any]) -> Work:
+    """What the body asks for. Raises ValueError, and what else an answer may be in its place."""
     state = request.app.state.server
-    body = read_body(url, await read_json(request), state.model.unsaid)
+    asked = read_body(url, body, state.model.unsaid)
     if state.is_stopping:
         raise RequestFailed("the server is shutting down", status=503)
-    work = await work_of(state, body)
+    work = await work_of(state, asked)
     check_size(work.requests, state.options, state.model.max_model_len)
     check_room(work.requests, state.options, state.engine, state.rejections)
-    try:
-        if body.stream:
-            return await stream(state.engine, work, request.receive)
-        return JSONResponse(await unless_hung_up(request.receive, whole_answer(state.engine, work)))
-    except HungUp:
-        return Response(status_code=499)  # for the log: nobody reads it
+    return work
 
 
-async def whole_answer(engine: EngineClient, work: Work) -> dict[str, Any]:
+async def samples_of(engine: EngineClient, work: Work) -> dict[int, Piece]:
+    """The whole output of each choice."""
     samples: dict[int, Piece] = {}
     async with aclosing(engine.generate(work.requests)) as deltas, aclosing(work.pieces(deltas)) as pieces:
         async for index, piece in pieces:
             samples[index] = joined(samples[index], piece) if index in samples else piece
-    choices = [choice(work, index, samples[index]) for index in sorted(samples)]
+    return dict(sorted(samples.items()))
+
+
+def whole_answer(work: Work, samples: dict[int, Piece]) -> dict[str, Any]:
     kind = "chat.completion" if work.body.is_chat else "text_completion"
+    choices = [choice(work, index, sample) for index, sample in samples.items()]
     return {**work.head(kind), "choices": choices, "usage": work.usage()}
 
 

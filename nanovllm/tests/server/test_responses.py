@@ -1,0 +1,88 @@
+"""/v1/responses, with the official client: stateless texts, whole and as a stream."""
+
+import json
+
+import openai
+import pytest
+
+from .served import stream
+
+PROMPT = "Tell me of a fox."
+
+
+@pytest.fixture(scope="module")
+def responses(served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client.responses
+
+
+def test_a_response_is_the_chats_answer(responses, served):
+    asked = {"model": "storyteller", "temperature": 0, "max_output_tokens": 6}
+    response = responses.create(input=PROMPT, instructions="Be kind.", **asked)
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": PROMPT}]
+    chat = served.chat(messages=messages, max_tokens=6)
+    assert response.output_text == chat["choices"][0]["message"]["content"]
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (chat["usage"]["prompt_tokens"], 6)
+    assert response.instructions == "Be kind." and response.id.startswith("resp-")
+    parts = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "input_text", "text": PROMPT}]},
+    ]
+    assert responses.create(input=parts, **asked).output_text == response.output_text
+
+
+def test_a_stream_of_events(responses):
+    asked = {"model": "storyteller", "input": PROMPT, "temperature": 0, "max_output_tokens": 5}
+    whole = responses.create(**asked).output_text
+    events = list(responses.create(**asked, stream=True))
+    names = [event.type.removeprefix("response.") for event in events]
+    assert names[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert names[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole
+    assert events[-1].response.output_text == events[-4].text == whole
+
+
+def test_a_form_and_log_probabilities(responses):
+    schema = {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"]}
+    form = {"type": "json_schema", "name": "animal", "schema": schema | {"additionalProperties": False}}
+    extra = {"frequency_penalty": 2}  # the story teller would write spaces for ever
+    asked = {"model": "storyteller", "input": PROMPT, "temperature": 0, "max_output_tokens": 90}
+    response = responses.create(**asked, text={"format": form}, top_logprobs=2, extra_body=extra)
+    assert json.loads(response.output_text)["legs"] in (2, 4) and response.status == "completed"
+    [part] = response.output[0].content
+    assert len(part.logprobs) == response.usage.output_tokens and len(part.logprobs[0].top_logprobs) == 2
+
+
+def test_a_conversation_with_a_call_and_what_came_of_it(responses):
+    items = [
+        {"role": "user", "content": "Look!"},
+        {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "a fox"},
+    ]
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
+    assert responses.create(model="storyteller", input=items, tools=tools, max_output_tokens=3).output_text
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "its body has no input"),
+        ({"input": [{"type": "reasoning"}]}, 'input[0]: an item of type "reasoning" is not served here'),
+        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id is not served here, where no answer"),
+        ({"input": "a", "background": True}, "background true is not served here"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, 'a tool of type "web_search" is not served here'),
+        ({"input": "a", "tool_choice": "required"}, 'tool_choice "required" is not served here'),
+        ({"input": "a", "max_tokens": 3}, "unknown field 'max_tokens': "),
+    ],
+    ids=str,
+)
+def test_what_a_response_cannot_have_is_told(served, body, says):
+    response = served.post("/v1/responses", **body)
+    assert response.status_code == 400 and response.json()["error"]["message"].startswith(says)
+
+
+def test_events_have_names_of_their_own(served):
+    with pytest.raises(AssertionError, match=r"event: response\.created"):
+        stream(served, "/v1/responses", input="a", max_output_tokens=1)
