@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..api import SamplingParams
 from .errors import TooBusy
 from .messages import Add
 from .options import ServerOptions
 
+MAX_ENTRIES = {"stop": 32, "bad_words": 128, "logprob_token_ids": 128}  # each costs something with each token
 MAX_CHOICES = 2048  # of an answer: each is a sequence in the engine from the moment the request comes
 Rejections = Counter[str]  # by the name of the limit
 
@@ -21,6 +23,7 @@ class Load(Protocol):
 
 def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: int) -> None:
     """Raises ValueError for a request that may come to more than one is to have."""
+    check_lists(requests[0].params, options)
     num_choices = sum(request.params.n for request in requests)
     if num_choices > MAX_CHOICES:
         raise ValueError(f"the request asks for {num_choices:,} choices: an answer has at most {MAX_CHOICES:,}")
@@ -28,6 +31,18 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
     if options.max_request_tokens is not None and num_tokens > options.max_request_tokens:
         limit = f"this server allows {options.max_request_tokens:,}"
         raise ValueError(f"the request may come to {num_tokens:,} tokens, prompts and outputs together: {limit}")
+
+
+def check_lists(params: SamplingParams, options: ServerOptions) -> None:
+    """Raises ValueError for work of each step that everybody else would wait for."""
+    for name, where in (("logprobs", " (of a chat: top_logprobs)"), ("prompt_logprobs", "")):
+        count, most = getattr(params, name), options.max_logprobs
+        if count is not None and most >= 0 and not 0 <= count <= most:
+            raise ValueError(f"{name}{where} must be at most {most}, which is this server's max_logprobs, not {count}")
+    for name, most in MAX_ENTRIES.items():
+        given = len(getattr(params, name) or [])
+        if given > most:
+            raise ValueError(f"{name} has {given:,} entries: a request has at most {most}")
 
 
 def most_tokens(request: Add, max_model_len: int) -> int:
