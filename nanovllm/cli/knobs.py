@@ -9,22 +9,14 @@ from .knob import Knob
 ENGINE = [
     Knob("model", str, "models/storyteller", "checkpoint folder: config.json, *.safetensors, tokenizer.model"),
     Knob("device", str, "cpu", "where the model and the pool are: cpu, cuda, mps"),
-    Knob(
-        "dtype",
-        str,
-        "auto",
-        "auto is float32 on the CPU, elsewhere the checkpoint's",
-        ("auto", "float32", "bfloat16", "float16"),
-    ),
+    Knob("dtype", str, "auto", "auto is float32 on the CPU, elsewhere the checkpoint's", ("auto", "float32", "bfloat16", "float16")),
     Knob("max_model_len", int, None, "longest prompt + output, in tokens; default: as the model was trained for"),
     Knob("max_num_seqs", int, 32, "most sequences that run at a time"),
     Knob("max_num_batched_tokens", int, 512, "most tokens in a step: a longer prompt is computed in chunks"),
     Knob("watermark", float, 0.05, "share of the blocks that admitting a sequence beside others leaves free"),
     Knob("block_size", int, 16, "slots in a block of the KV pool"),
     Knob("enable_prefix_caching", bool, True, "keep computed blocks for prompts that begin alike"),
-    Knob(
-        "offload_policy", str, "auto", "whether evicted blocks come back from the host", ("auto", "load", "recompute")
-    ),
+    Knob("offload_policy", str, "auto", "whether evicted blocks come back from the host", ("auto", "load", "recompute")),
     Knob("kv_offloading_tokens", int, None, "the host's pool in tokens; 0: none; default: KV pool's, to 4 GiB"),
     Knob("tile_size", int, None, "slots that attention reads at a time; default: 4096 on a CPU, else 16384"),
     Knob("kv_cache_tokens", int, None, "size of the KV pool in tokens (slots)"),
@@ -34,13 +26,7 @@ ENGINE = [
 ]
 
 KERNELS = [
-    Knob(
-        "attention_backend",
-        str,
-        "auto",
-        "numba: compiled kernels; torch: plain operations; auto: kernels if there are",
-        ("auto", "numba", "torch"),
-    ),
+    Knob("attention_backend", str, "auto", "numba: compiled kernels; torch: plain operations; auto: kernels if there are", ("auto", "numba", "torch")),
     Knob("enforce_eager", bool, False, "compute with plain operations, as --attention-backend torch does"),
 ]
 
