@@ -13,7 +13,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def instructions() -> list[tuple[str, str]]:
     """(name, the rest) of each; a line that ends in a backslash goes on."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    return [tuple(line.split(" ", 1)) for line in text.splitlines() if line and not line.startswith("#")]
+    lines = [line.partition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return [(name, rest) for name, _, rest in lines]
 
 
 def all_of(name: str) -> list[str]:

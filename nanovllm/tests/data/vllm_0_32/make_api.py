@@ -101,7 +101,7 @@ def metric_names(path: str) -> Iterator[str]:
 def offload_names() -> list[str]:
     """The same of constants in a class."""
     path = "distributed/kv_transfer/kv_connector/v1/offloading/metrics.py"
-    body = find_class(SOURCE / path, "_TransferMetricName").body
+    body = find_class(path, "_TransferMetricName").body
     values = [node.value for node in body if isinstance(node, ast.Assign)]
     return [str(value.value) for value in values if isinstance(value, ast.Constant)]
 
