@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -15,7 +15,7 @@ import uvicorn
 from ..api import EngineArgs, EngineDeadError, LLMEngine
 from ..cli.plain_template import read_template
 from ..cli.streams import tell
-from .app import State, make_app
+from .app import State, make_apps
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
 from .http_protocol import HttpLimits, HttpProtocol
@@ -35,25 +35,36 @@ class Server(uvicorn.Server):
 
 @dataclass
 class Front:
-    """A server that runs, and the ways to end it."""
+    """A server that runs, at one address or two, and the ways to end it."""
 
     state: State
-    server: Server
+    servers: Sequence[Server]  # the second, if there is one, has the page
     failed: bool = False
 
-    async def run(self, listener: socket.socket) -> int:
-        """Serve until stop() or die(); returns the exit status."""
-        listener.listen()  # whoever reads the line below may come at once
-        tell(f"serving {self.state.model.name} at {address_of(listener)}, {self.state.kernels}")
-        await self.server.serve([listener])
+    async def run(self, *listeners: socket.socket) -> int:
+        """Serve until stop() or die(), a server at each of `listeners`; returns the exit status."""
+        for listener in listeners:
+            listener.listen()  # whoever reads the lines below may come at once
+        first, *others = map(address_of, listeners)
+        tell(f"serving {self.state.model.name} at {first}, {self.state.kernels}")
+        for address in others:
+            tell(f"the page and its numbers are at {address}")
+        pairs = zip(self.servers, listeners, strict=True)
+        await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
         return 1 if self.failed else 0
+
+    @property
+    def is_started(self) -> bool:
+        return all(server.started for server in self.servers)
 
     def stop(self) -> None:
         """No new requests. Those that run may end; after shutdown_timeout, or if this is called again, they are cut."""
         if self.state.is_stopping:
             self._cut()
             return
-        self.state.is_stopping = self.server.should_exit = True
+        self.state.is_stopping = True
+        for server in self.servers:
+            server.should_exit = True
         self.state.feed.close()
         seconds = self.state.options.shutdown_timeout
         if running := self.state.engine.num_requests:
@@ -78,8 +89,8 @@ def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Buil
     """
     template = read_template(options.chat_template)
     args.engine_config()
-    with listening_socket(options.host, options.port) as listener, sigterm_ends_at_once():
-        return asyncio.run(serve(model, args, options, template, listener, build))
+    with listening_sockets(options) as listeners, sigterm_ends_at_once():
+        return asyncio.run(serve(model, args, options, template, listeners, build))
 
 
 @contextmanager
@@ -96,6 +107,14 @@ def sigterm_ends_at_once() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def listening_sockets(options: ServerOptions) -> Iterator[list[socket.socket]]:
+    """For clients, and for the page if it has an address of its own."""
+    addresses = [(options.host, options.port), options.page_address]
+    with ExitStack() as stack:
+        yield [stack.enter_context(listening_socket(*address)) for address in addresses if address]
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """It takes its address now, and listens later. Raises OSError if the address cannot be had."""
     try:
@@ -109,7 +128,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    model: str, args: EngineArgs, options: ServerOptions, template: str | None, listener: socket.socket, build: Build
+    model: str,
+    args: EngineArgs,
+    options: ServerOptions,
+    template: str | None,
+    listeners: Sequence[socket.socket],
+    build: Build,
 ) -> int:
     engine = EngineClient(*start_engine(args, build))
     try:
@@ -117,7 +141,7 @@ async def serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, front.stop)
-        return await front.run(listener)
+        return await front.run(*listeners)
     except EngineDeadError as error:
         tell(f"error: {error}")
         return 1
@@ -132,7 +156,7 @@ async def make_front(
     about = await engine.ready()
     served = served_model(model, str(args.model), served_names(args.served_model_name), template, about.max_model_len)
     state = State(options, engine, served, about.kernels)
-    front = Front(state, Server(config_of(make_app(state), options)))
+    front = Front(state, [Server(config_of(app, options)) for app in make_apps(state)])
     engine.on_death = front.die
     return front
 

@@ -54,10 +54,10 @@ def test_it_is_slim_and_nobody_is_root():
 
 
 def test_health_is_asked_at_an_address_of_the_server():
-    from ...server.app import routes
+    from ...server.app import api_routes
 
     [check] = all_of("HEALTHCHECK")
     command = json.loads(check.partition("CMD ")[2])
     assert command[:2] == ["python", "-c"] and ast.parse(command[2])
     port, path = re.search(r"127\.0\.0\.1:(\d+)(/\w+)", command[2]).groups()
-    assert port == all_of("EXPOSE")[0] and path in {route.path for route in routes()}
+    assert port == all_of("EXPOSE")[0] and path in {route.path for route in api_routes()}
