@@ -16,7 +16,6 @@ from typing import Any
 from ..api import CompletionOutput, EngineArgs, LLMEngine, RequestOutput
 from ..trace import watch
 from .messages import Abort, Add, Answer, Ask, Delta, Failed, Piece, Ready, Step, Stop, Watch, receive, send
-from .step_times import StepTimes
 
 Build = Callable[[EngineArgs], LLMEngine]
 ANSWERS: dict[str, Callable[[LLMEngine], Any]] = {
@@ -67,7 +66,6 @@ class Worker:
 
     def __init__(self, pipe: Connection, engine: LLMEngine) -> None:
         self.engine = engine
-        StepTimes(engine)
         self._pipe = pipe
         self._news = select.poll()
         self._news.register(pipe.fileno(), select.POLLIN)

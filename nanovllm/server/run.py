@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import uvicorn
 
-from ..api import EngineArgs, EngineDeadError, LLMEngine
+from ..api import EngineArgs, EngineDeadError
 from ..cli.plain_template import read_template
 from ..cli.streams import tell
 from .app import State, make_apps
@@ -21,6 +21,7 @@ from .engine_process import Build
 from .http_protocol import HttpLimits, HttpProtocol
 from .openai.served import served_model
 from .options import ServerOptions
+from .step_times import TimedEngine
 
 RED = 1.0  # seconds in which /health says that the engine is dead, before the front ends, too
 STUCK = 2.0  # seconds after the last answer should have ended, until connections are closed by force
@@ -82,7 +83,9 @@ class Front:
         self.state.engine.cut("the server is shutting down")
 
 
-def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args) -> int:
+def run_server(
+    model: str, args: EngineArgs, options: ServerOptions, build: Build = TimedEngine.from_engine_args
+) -> int:
     """Serve until a signal or the engine's end; returns the exit status.
 
     Raises ValueError or OSError, before anything is served, for what cannot be.

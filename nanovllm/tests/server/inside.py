@@ -15,6 +15,7 @@ from ...server import engine_process
 from ...server.engine_client import EngineClient
 from ...server.options import ServerOptions
 from ...server.run import Front, address_of, listening_sockets, make_front
+from ...server.step_times import TimedEngine
 
 SECONDS = 30.0
 
@@ -58,7 +59,7 @@ async def inside(
     engines: list[LLMEngine] = []
 
     def build(args: EngineArgs) -> LLMEngine:
-        engines.append(LLMEngine.from_engine_args(args))
+        engines.append(TimedEngine.from_engine_args(args))
         if prepare:
             prepare(engines[0])
         return engines[0]
