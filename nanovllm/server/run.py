@@ -1,14 +1,13 @@
 """The front from the first moment to the exit status."""
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import uvicorn
 
@@ -92,22 +91,8 @@ def run_server(
     """
     template = read_template(options.chat_template)
     args.engine_config()
-    with listening_sockets(options) as listeners, sigterm_ends_at_once():
+    with listening_sockets(options) as listeners:
         return asyncio.run(serve(model, args, options, template, listeners, build))
-
-
-@contextmanager
-def sigterm_ends_at_once() -> Iterator[None]:
-    """While the model is loaded nobody is served yet. The engine's process ends by itself."""
-
-    def end(*_: Any) -> NoReturn:
-        os._exit(0)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
