@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import re
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -51,10 +53,16 @@ def value(families, name, **labels):
     return found
 
 
+def named_in_the_readme():
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    table = text.partition("\n| metrics | of |\n")[2].partition("\n\n")[0]
+    return {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
 def test_names_types_labels_and_bounds_are_vllms(checkpoint):
     families = scraped(checkpoint, {"prompt": PROMPT, "max_tokens": 3})
     own = {name.removeprefix("vllm:"): family for name, family in families.items() if name.startswith("vllm:")}
-    assert own.keys() >= NAMES
+    assert own.keys() >= NAMES and own.keys() == named_in_the_readme()
     for name, family in own.items():
         vllms = VLLMS[f"vllm:{name}"]
         assert family.type == vllms["type"] and family.documentation and family.samples, name
