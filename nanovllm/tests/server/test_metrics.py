@@ -67,6 +67,7 @@ def test_names_types_labels_and_bounds_are_vllms(checkpoint):
         vllms = VLLMS[f"vllm:{name}"]
         assert family.type == vllms["type"] and family.documentation and family.samples, name
         assert all({*sample.labels} - {"le"} == {*vllms["labels"]} for sample in family.samples), name
+        assert all(sample.labels["model_name"] == checkpoint.name for sample in family.samples), "no path of it"
         assert all(sample.labels.get("engine", "0") == "0" for sample in family.samples), name
         bounds = [float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels]
         up_to_64_positions = [1, 2, 5, 10, 20, 50]
