@@ -16,6 +16,9 @@ from .bad_bodies import Bad
 from .processes import wait_until_idle
 from .wire import Ask, ask_for
 
+MAX_GAP = 1.0  # seconds in which nothing comes to a healthy client
+TIME_OUT = 2.0  # seconds that the server gives a request
+FLAGS = ("--header-timeout", f"{TIME_OUT}", "--body-timeout", f"{TIME_OUT}")
 AT_ONCE = 8  # bad requests that are on their way
 SECONDS = 1.0  # until an answer; of a slow one: behind the server's time-out
 HEALTHY = Ask("/v1/completions", '{"prompt": "Once", "max_tokens": 200, "stream": true, "ignore_eos": true}')
@@ -65,18 +68,17 @@ class Found:
     gap: float = 0.0  # the longest that a healthy client has waited, in seconds
     num_healthy: int = 0  # answers of that client
 
-    def add(self, bad: Bad, raw: Raw, time_out: float) -> None:
+    def add(self, bad: Bad, raw: Raw) -> None:
         self.statuses[str(raw.status or "closed")] += 1
         if not bad.is_slow:
             self.slowest[bad.kind] = max(self.slowest.get(bad.kind, 0.0), raw.seconds)
-        if fault := fault_of(bad, raw, time_out):
+        if fault := fault_of(bad, raw):
             sent = b"".join(part for part in bad.parts if isinstance(part, bytes))
             self.faults.append(f"{bad.kind}: {fault}: {sent[:300]!r}, {raw.received[:300]!r}")
 
 
-def fault_of(bad: Bad, raw: Raw, time_out: float) -> str | None:
-    """`time_out`: of the server, for a request that is slow."""
-    if raw.seconds > SECONDS + (time_out if bad.is_slow else 0.0):
+def fault_of(bad: Bad, raw: Raw) -> str | None:
+    if raw.seconds > SECONDS + (TIME_OUT if bad.is_slow else 0.0):
         return f"{raw.seconds:.2f} seconds"
     if raw.status is None:
         return None if bad.is_slow and raw.is_closed and not raw.received else "no answer"
@@ -90,16 +92,16 @@ def fault_of(bad: Bad, raw: Raw, time_out: float) -> str | None:
     return None
 
 
-async def storm(served: Served, requests: Iterator[Bad], count: int, time_out: float) -> Found:
+async def storm(served: Served, requests: Iterator[Bad], count: int) -> Found:
     """All of them, beside a client whose streams go on. Slow ones wait beside the others."""
     found, seats, slow = Found(), asyncio.Semaphore(AT_ONCE), []
+    requests = iter(list(requests))
     healthy = asyncio.create_task(stay_healthy(served.url, found))
     with tqdm(total=count, unit=" requests", disable=None) as bar:
 
         async def send(bad: Bad) -> None:
-            is_ended = bad.is_ended
-            raw = await exchange(served.url, *bad.parts, is_ended=is_ended, seconds=time_out + 3 * SECONDS)
-            found.add(bad, raw, time_out)
+            raw = await exchange(served.url, *bad.parts, is_ended=bad.is_ended, seconds=TIME_OUT + 3 * SECONDS)
+            found.add(bad, raw)
             bar.update()
             if not bad.is_slow:
                 seats.release()
@@ -112,6 +114,8 @@ async def storm(served: Served, requests: Iterator[Bad], count: int, time_out: f
     healthy.cancel()
     await asyncio.gather(healthy, return_exceptions=True)
     await asyncio.to_thread(wait_until_idle, served)
+    if found.gap > MAX_GAP:
+        found.faults.append(f"nothing has come to a healthy client for {found.gap:.2f} seconds")
     return found
 
 
