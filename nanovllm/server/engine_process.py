@@ -44,6 +44,8 @@ def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
     try:
         send(pipe, Ready(engine.max_model_len, engine.model_config.vocab_size, engine.kernels.says))
         Worker(pipe, engine).work()
+    except (EOFError, ConnectionError):  # the front has gone: nobody is left to tell
+        return 1
     except Exception as error:  # the engine's state is not known: it ends, and says why
         traceback.print_exc()
         send(pipe, Failed(f"{type(error).__name__}: {error}"))

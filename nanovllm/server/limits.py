@@ -1,14 +1,25 @@
 """How much may be asked for: by one request, and by all that wait."""
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any, Protocol
 
 from .errors import TooBusy
 from .messages import Add
 from .options import ServerOptions
 
 MAX_CHOICES = 2048  # of an answer: each is a sequence in the engine from the moment the request comes
+MAX_FORM = 1 << 16  # characters of structured_outputs: to make a grammar of more takes the engine half a second
+MAX_ENTRIES = {  # of a list or an object: the engine looks at all of them when the request comes, or at each token
+    "stop": 1024,
+    "bad_words": 1024,
+    "stop_token_ids": 1 << 16,
+    "logprob_token_ids": 1 << 16,
+    "allowed_token_ids": 1 << 16,
+    "logit_bias": 1 << 16,
+}
 Rejections = Counter[str]  # by the name of the limit
 
 
@@ -19,11 +30,31 @@ class Load(Protocol):
     num_waiting_tokens: int  # of prompts of which no token has come yet
 
 
+def check_counts(num_prompts: int, params: Mapping[str, Any]) -> None:
+    """Before anything is made of them. Raises ValueError for more than anybody needs."""
+    check_choices(num_prompts * max(params.get("n", 1), 1))
+    for name, most in MAX_ENTRIES.items():
+        given = params.get(name) or ()
+        if not isinstance(given, str) and len(given) > most:
+            raise ValueError(f"{name} has {len(given):,} entries: at most {most:,} are taken")
+    form = params.get("structured_outputs")
+    size = len(json.dumps(asdict(form) if is_dataclass(form) else form))  # type: ignore[arg-type]
+    if size > MAX_FORM:
+        raise ValueError(f"structured_outputs has {size:,} characters: at most {MAX_FORM:,} are taken")
+
+
+def check_choices(count: int) -> None:
+    if count > MAX_CHOICES:
+        raise ValueError(f"the request asks for {count:,} choices: an answer has at most {MAX_CHOICES:,}")
+
+
 def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: int) -> None:
     """Raises ValueError for a request that may come to more than one is to have."""
-    num_choices = sum(request.params.n for request in requests)
-    if num_choices > MAX_CHOICES:
-        raise ValueError(f"the request asks for {num_choices:,} choices: an answer has at most {MAX_CHOICES:,}")
+    check_choices(sum(request.params.n for request in requests))
+    for request in requests:
+        if len(request.token_ids) >= max_model_len:  # the engine says the same, once it has read all of them
+            told = f"max_model_len {max_model_len} leaves room for {max_model_len - 1} and one new token"
+            raise ValueError(f"the prompt has {len(request.token_ids)} tokens; {told}")
     num_tokens = sum(request.params.n * most_tokens(request, max_model_len) for request in requests)
     if options.max_request_tokens is not None and num_tokens > options.max_request_tokens:
         limit = f"this server allows {options.max_request_tokens:,}"

@@ -43,7 +43,7 @@ def check_names(names: Iterable[str], known: Iterable[str], says: str) -> None:
     known = list(known)
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name[:60], known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"{says} {', '.join(known)}"
             raise ValueError(f"unknown field {shortened_name(name)}: {hint}")
 
