@@ -2,7 +2,7 @@
 
     client -- HTTP --> front: asyncio, JSON, chat templates, tokens -- a pipe --> engine: a process that only steps
 
-run.py             the front from the first moment to the exit status
+run.py             the front from the first moment to the exit status; addresses.py has its sockets
 options.py         what the command line says of the server
 messages.py        what goes through the pipe
 engine_process.py  the engine's side of it

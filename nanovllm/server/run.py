@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ import uvicorn
 from ..api import EngineArgs, EngineDeadError
 from ..cli.plain_template import read_template
 from ..cli.streams import tell
+from .addresses import address_of, listening_sockets
 from .app import State, make_apps
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
@@ -99,14 +100,6 @@ def run_server(
         return asyncio.run(serve(model, args, options, template, listeners, build))
 
 
-@contextmanager
-def listening_sockets(options: ServerOptions) -> Iterator[list[socket.socket]]:
-    """For clients, and for the page if it has an address of its own."""
-    addresses = [(options.host, options.port), options.page_address]
-    with ExitStack() as stack:
-        yield [stack.enter_context(listening_socket(*address)) for address in addresses if address]
-
-
 def make_quick() -> None:
     """Let this process serve many, and nobody wait long for what it does for another."""
     gc.freeze()  # what is here now stays: a collection that looks at all of it takes a tenth of a second
@@ -114,18 +107,6 @@ def make_quick() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # each client is an open file; some systems name a limit and grant less
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """It takes its address now, and listens later. Raises OSError if the address cannot be had."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise OSError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from None
-    return listener
 
 
 async def serve(
@@ -183,8 +164,3 @@ def config_of(app: Any, options: ServerOptions) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=int(options.shutdown_timeout + STUCK) + 1,
     )
-
-
-def address_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

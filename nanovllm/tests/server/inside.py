@@ -12,9 +12,10 @@ import httpx
 
 from ...api import EngineArgs, LLMEngine
 from ...server import engine_process
+from ...server.addresses import address_of, listening_sockets
 from ...server.engine_client import EngineClient
 from ...server.options import ServerOptions
-from ...server.run import Front, address_of, listening_sockets, make_front
+from ...server.run import Front, make_front
 from ...server.step_times import TimedEngine
 
 SECONDS = 30.0

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from ...__main__ import main
 from ...cli.benchmarks import serve_load
 from ...cli.benchmarks.http_stream import Target
-from ...server.run import listening_socket
+from ...server.addresses import listening_socket
 
 FOUND = ("--num-prompts", "6", "--input-len", "4", "--output-len", "3")
 
