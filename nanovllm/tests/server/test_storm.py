@@ -55,11 +55,12 @@ def test_what_a_storm_calls_a_fault():
 
 def test_the_engine_is_killed_under_a_client_that_asks_again(served, tmp_path):
     """The server that it comes to then is another: the restarted one of the long form."""
-    ask = Ask("/v1/completions", '{"prompt": "Once", "max_tokens": 300, "stream": true, "n": 4, "ignore_eos": true}')
+    ask = Ask("/v1/completions", '{"prompt": "Once", "max_tokens": 100, "stream": true, "ignore_eos": true}')
 
     async def scenario(dying):
-        answer = asyncio.create_task(ask_for(dying.url, ask))
-        await asyncio.sleep(0.3)
+        has_begun = asyncio.Event()
+        answer = asyncio.create_task(ask_for(dying.url, ask, lambda piece: has_begun.set()))
+        await has_begun.wait()
         await kills.kill(dying, "engine")
         return await answer
 
