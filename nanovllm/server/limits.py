@@ -3,7 +3,6 @@
 from collections import Counter
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from typing import Any, Protocol
 
 from .errors import TooBusy
@@ -11,10 +10,12 @@ from .messages import Add
 from .options import ServerOptions
 
 MAX_CHOICES = 2048  # of an answer: each is a sequence in the engine from the moment the request comes
-MAX_FORM = 1 << 16  # characters of structured_outputs: to make a grammar of more takes the engine half a second
-MAX_ENTRIES = {  # of a list or an object: the engine looks at all of them when the request comes, or at each token
-    "stop": 1024,
-    "bad_words": 1024,
+MAX_FORM = 1 << 16  # characters: to make a grammar of more takes the engine half a second
+FORMS = ("structured_outputs", "response_format")
+MAX_ENTRIES = {  # of a list or an object: all of them are looked at when the request comes, or at each token
+    "messages": 1 << 13,
+    "stop": 1 << 10,
+    "bad_words": 1 << 10,
     "stop_token_ids": 1 << 16,
     "logprob_token_ids": 1 << 16,
     "allowed_token_ids": 1 << 16,
@@ -30,17 +31,18 @@ class Load(Protocol):
     num_waiting_tokens: int  # of prompts of which no token has come yet
 
 
-def check_counts(num_prompts: int, params: Mapping[str, Any]) -> None:
-    """Before anything is made of them. Raises ValueError for more than anybody needs."""
-    check_choices(num_prompts * max(params.get("n", 1), 1))
+def check_counts(body: Mapping[str, Any]) -> None:
+    """Of a body as it came, before anything is made of it. Raises ValueError for more than anybody needs."""
     for name, most in MAX_ENTRIES.items():
-        given = params.get(name) or ()
-        if not isinstance(given, str) and len(given) > most:
+        given = body.get(name)
+        if isinstance(given, list | dict) and len(given) > most:
             raise ValueError(f"{name} has {len(given):,} entries: at most {most:,} are taken")
-    form = params.get("structured_outputs")
-    size = len(json.dumps(asdict(form) if is_dataclass(form) else form))  # type: ignore[arg-type]
-    if size > MAX_FORM:
-        raise ValueError(f"structured_outputs has {size:,} characters: at most {MAX_FORM:,} are taken")
+    for name in FORMS:
+        if (size := len(json.dumps(body.get(name)))) > MAX_FORM:
+            raise ValueError(f"{name} has {size:,} characters: at most {MAX_FORM:,} are taken")
+    prompts = body.get("prompt")
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        check_choices(len(prompts))
 
 
 def check_choices(count: int) -> None:

@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...core.input_processor import Prompt
-from ..limits import check_choices
 from .chats import Chat, chat_of
 from .fields import CHAT, COMPLETIONS, check_body, check_names
 from .json_values import read_field
@@ -68,7 +67,6 @@ def prompts_of(body: dict[str, Any]) -> list[Prompt]:
     is_several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
     if not is_several:
         return [read_field("prompt", prompt, str | list[int])]
-    check_choices(len(prompt))
     return [read_field(f"prompt[{i}]", each, str | list[int]) for i, each in enumerate(prompt)]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 from ...checkpoints.message_contents import TEXT_PARTS
 from .json_values import read_field, shortened
 
-MAX_MESSAGES = 1 << 14  # of a conversation: the template goes through all of them
 NOT_THE_TEMPLATES = {  # names that render_chat has for other things
     *("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
 }
@@ -25,8 +24,6 @@ def chat_of(body: dict[str, Any]) -> Chat:
     messages = read_field("messages", body.get("messages"), list[dict])
     if not messages:
         raise ValueError("messages is empty: an answer needs a question")
-    if len(messages) > MAX_MESSAGES:
-        raise ValueError(f"there are {len(messages):,} messages: at most {MAX_MESSAGES:,} are read")
     for number, message in enumerate(messages):
         check_message(f"messages[{number}]", message)
     return Chat(messages, template_options(body))

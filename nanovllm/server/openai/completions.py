@@ -13,7 +13,6 @@ from ..messages import Piece
 from ..request_stream import joined
 from ..requests import aside, read_json, unless_hung_up
 from .bodies import read_body
-from .chats import Chat
 from .choices import chat_choice, completion_choice
 from .chunks import as_chunk, events_of
 from .fields import CHAT, COMPLETIONS
@@ -42,8 +41,8 @@ async def create(request: Request, url: str) -> Response:
 async def begin(request: Request, url: str, body: dict[str, Any]) -> Work:
     """What the body asks for. Raises ValueError, and what else an answer may be in its place."""
     state = request.app.state.server
+    check_counts(body)
     asked = await aside(request, read_body, url, body, state.model.unsaid)
-    check_counts(1 if isinstance(asked.prompts, Chat) else len(asked.prompts), asked.params)
     if state.is_stopping:
         raise RequestFailed("the server is shutting down", status=503)
     work = await work_of(state, asked)
