@@ -56,6 +56,7 @@ SERVER = [
     Knob("allowed_origins", str, None, "servers whose pages may ask, with commas or as a JSON list; *: all"),
     Knob("max_num_queued_reqs", int, None, "most samples that run or wait; more are answered 429"),
     Knob("max_num_queued_tokens", int, None, "most tokens of prompts that wait for their first token, likewise"),
+    Knob("max_logprobs", int, 20, "most log-probabilities that are told of a token; -1: as many as there are tokens"),
     Knob("max_request_tokens", int, 1048576, "most tokens that a request may come to, all prompts and samples"),
     Knob("max_body_bytes", int, 4194304, "most bytes of a request's body"),
     Knob("header_timeout", float, 10.0, "seconds in which a request's head must come"),

@@ -6,6 +6,7 @@ body has a size, and whatever is wrong is told as OpenAI's servers tell it. Then
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -175,7 +176,7 @@ class HttpProtocol(H11Protocol):
         """Close the connection once the client has read the answer: to close it at once may take the answer away."""
         self._num_discarded = 0
         self.flow.resume_reading()
-        if self.transport.can_write_eof():
+        with suppress(OSError):  # it may have gone meanwhile
             self.transport.write_eof()
         self._clock = self.loop.call_later(LINGER, self.transport.abort)
 

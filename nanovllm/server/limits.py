@@ -1,22 +1,24 @@
 """How much may be asked for: by one request, and by all that wait."""
 
-from collections import Counter
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from typing import Any, Protocol
 
+from ..api import SamplingParams
 from .errors import TooBusy
 from .messages import Add
 from .options import ServerOptions
 
 MAX_CHOICES = 2048  # of an answer: each is a sequence in the engine from the moment the request comes
-MAX_FORM = 1 << 16  # characters of structured_outputs: to make a grammar of more takes the engine half a second
-MAX_ENTRIES = {  # of a list or an object: the engine looks at all of them when the request comes, or at each token
-    "stop": 1024,
-    "bad_words": 1024,
+MAX_FORM = 1 << 16  # characters: to make a grammar of more takes the engine half a second
+FORMS = ("structured_outputs", "response_format")
+MAX_ENTRIES = {  # of a list or an object: all of them are looked at when the request comes, or at each token
+    "messages": 1 << 13,
+    "stop": 32,
+    "bad_words": 128,
+    "logprob_token_ids": 128,
     "stop_token_ids": 1 << 16,
-    "logprob_token_ids": 1 << 16,
     "allowed_token_ids": 1 << 16,
     "logit_bias": 1 << 16,
 }
@@ -30,17 +32,18 @@ class Load(Protocol):
     num_waiting_tokens: int  # of prompts of which no token has come yet
 
 
-def check_counts(num_prompts: int, params: Mapping[str, Any]) -> None:
-    """Before anything is made of them. Raises ValueError for more than anybody needs."""
-    check_choices(num_prompts * max(params.get("n", 1), 1))
+def check_counts(body: Mapping[str, Any]) -> None:
+    """Of a body as it came, before anything is made of it. Raises ValueError for more than anybody needs."""
     for name, most in MAX_ENTRIES.items():
-        given = params.get(name) or ()
-        if not isinstance(given, str) and len(given) > most:
+        given = body.get(name)
+        if isinstance(given, list | dict) and len(given) > most:
             raise ValueError(f"{name} has {len(given):,} entries: at most {most:,} are taken")
-    form = params.get("structured_outputs")
-    size = len(json.dumps(asdict(form) if is_dataclass(form) else form))  # type: ignore[arg-type]
-    if size > MAX_FORM:
-        raise ValueError(f"structured_outputs has {size:,} characters: at most {MAX_FORM:,} are taken")
+    for name in FORMS:
+        if (size := len(json.dumps(body.get(name)))) > MAX_FORM:
+            raise ValueError(f"{name} has {size:,} characters: at most {MAX_FORM:,} are taken")
+    prompts = body.get("prompt")
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        check_choices(len(prompts))
 
 
 def check_choices(count: int) -> None:
@@ -55,10 +58,19 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
         if len(request.token_ids) >= max_model_len:  # the engine says the same, once it has read all of them
             told = f"max_model_len {max_model_len} leaves room for {max_model_len - 1} and one new token"
             raise ValueError(f"the prompt has {len(request.token_ids)} tokens; {told}")
+    check_logprobs(requests[0].params, options)
     num_tokens = sum(request.params.n * most_tokens(request, max_model_len) for request in requests)
     if options.max_request_tokens is not None and num_tokens > options.max_request_tokens:
         limit = f"this server allows {options.max_request_tokens:,}"
         raise ValueError(f"the request may come to {num_tokens:,} tokens, prompts and outputs together: {limit}")
+
+
+def check_logprobs(params: SamplingParams, options: ServerOptions) -> None:
+    """Raises ValueError for work of each step that everybody else would wait for."""
+    for name, where in (("logprobs", " (of a chat: top_logprobs)"), ("prompt_logprobs", "")):
+        count, most = getattr(params, name), options.max_logprobs
+        if count is not None and most >= 0 and not 0 <= count <= most:
+            raise ValueError(f"{name}{where} must be at most {most}, which is this server's max_logprobs, not {count}")
 
 
 def most_tokens(request: Add, max_model_len: int) -> int:

@@ -25,6 +25,7 @@ class ServerOptions:
     allowed_origins: str | None = knob(None, "servers whose pages may ask, with commas or as a JSON list; *: all")
     max_num_queued_reqs: int | None = knob(None, "most samples that run or wait; more are answered 429")
     max_num_queued_tokens: int | None = knob(None, "most tokens of prompts that wait for their first token, likewise")
+    max_logprobs: int = knob(20, "most log-probabilities that are told of a token; -1: as many as there are tokens")
     max_request_tokens: int | None = knob(1 << 20, "most tokens that a request may come to, all prompts and samples")
     max_body_bytes: int = knob(1 << 22, "most bytes of a request's body")
     header_timeout: float = knob(10.0, "seconds in which a request's head must come")
@@ -43,6 +44,7 @@ class ServerOptions:
             check_between(name, getattr(self, name), 0)
         for name in ("max_request_tokens", "max_body_bytes"):
             check_between(name, getattr(self, name), 1)
+        check_between("max_logprobs", self.max_logprobs, -1)
         if any(not key for key in self.api_keys):
             raise ValueError("an API key is empty: anybody has that one")
         read_origins(self.allowed_origins)

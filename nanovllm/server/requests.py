@@ -15,9 +15,10 @@ from starlette.types import Receive
 
 T = TypeVar("T")
 MAX_NESTING = 128  # of objects and lists in a body
-TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')  # in JSON
+TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # in JSON
 AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+MAX_CONTAINERS = 1 << 17  # objects and lists
 LARGE = 1 << 16  # bytes of a body: to read more takes a while, in which nobody else is to wait
 
 
@@ -49,9 +50,8 @@ async def aside(request: Request, function: Callable[..., T], *values: Any) -> T
 def parse(body: bytes) -> Any:
     """The value of JSON in UTF-8. Raises ValueError for anything else, and for what no part of the server may meet."""
     try:
+        check_brackets(body)
         value = json.loads(body.decode(), parse_constant=refuse_constant, object_pairs_hook=object_of)
-        if is_nested_too_deeply(body):
-            raise RecursionError
         if rb"\ud" in body or rb"\uD" in body:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError:
@@ -65,18 +65,20 @@ def parse(body: bytes) -> Any:
     return value
 
 
-def is_nested_too_deeply(body: bytes) -> bool:
-    """Of JSON. Pairs of brackets with nothing between them are taken out as often as may be.
+def check_brackets(body: bytes) -> None:
+    """Of what may be JSON. Raises ValueError for more objects and lists than are read, and RecursionError for a depth.
 
-    >>> is_nested_too_deeply(b'[{"a": "]"}, []]'), is_nested_too_deeply(b"[" * 129 + b"]" * 129)
-    (False, True)
+    >>> check_brackets(b'[{"a": "]"}, []]')
     """
     if body.count(b"[") + body.count(b"{") <= MAX_NESTING:
-        return False
+        return
     brackets = TEXT.sub(b"", body).translate(AS_SQUARE, NO_BRACKETS)
-    for _ in range(MAX_NESTING):
+    if (count := brackets.count(b"[")) > MAX_CONTAINERS:
+        raise ValueError(f"the body has {count:,} objects and lists: at most {MAX_CONTAINERS:,} are read")
+    for _ in range(MAX_NESTING):  # a pair with nothing inside is taken out, a level each time
         brackets = brackets.replace(b"[]", b"")
-    return brackets != b""
+    if b"[]" in brackets or brackets.count(b"[") > MAX_NESTING:
+        raise RecursionError
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def test_a_schema_that_the_answer_follows(served):
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice {"),
         ({"messages": []}, "messages is empty"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs may not have chat_template"),
-        ({"chat_template": "{{ 1 }}"}, "unknown field 'chat_template'"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template "),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must be an object, not null"),
         ({"modalities": ["audio"]}, "modalities"),
     ],

@@ -24,7 +24,7 @@ def test_a_response_is_the_chats_answer(responses, served):
     assert response.output_text == chat["choices"][0]["message"]["content"]
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (response.usage.input_tokens, response.usage.output_tokens) == (chat["usage"]["prompt_tokens"], 6)
-    assert response.instructions == "Be kind." and response.id.startswith("resp-")
+    assert response.instructions == "Be kind." and response.id.startswith("resp_")
     parts = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": [{"type": "input_text", "text": PROMPT}]},

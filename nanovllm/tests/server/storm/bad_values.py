@@ -67,7 +67,7 @@ OF_CHAT: dict[str, tuple[Any, ...]] = {
 BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "/v1/completions": OF_ANY
     | {
-        "prompt": (5, {}, True, 0.5, [[]], [{}], ["a", 5], [["x"]], *NO_TOKENS[4:6], *NOT_IN_THE_VOCABULARY),
+        "prompt": (5, {}, True, 0.5, [[]], [{}], ["a", 5], [["x"]], [0.5], [True], *NOT_IN_THE_VOCABULARY),
         "n": (*NO_WHOLE_NUMBERS, 0, -1, 10**30),
         "max_tokens": (*NO_WHOLE_NUMBERS, -1),
         "logprobs": (*NO_WHOLE_NUMBERS, -2),
