@@ -50,9 +50,9 @@ def test_keys_origins_and_timeouts_hold_there(checkpoint):
         error_of(await server.page.get("/", headers={"Origin": "http://elsewhere"}), 403)
         own = {"Origin": str(server.page.base_url).rstrip("/")}
         assert (await server.page.get("/", headers=own)).status_code == 200
-        assert (await exchange(str(server.page.base_url), b"GET / HTTP/1.1\r\n", 0.5)).status == 408
+        assert (await exchange(str(server.page.base_url), b"GET / HTTP/1.1\r\n")).status == 408
 
-    with_server(checkpoint, scenario, page_port=0, api_keys=("key",), header_timeout=0.1)
+    with_server(checkpoint, scenario, page_port=0, api_keys=("key",), header_timeout=0.5)
 
 
 def test_both_end_together(checkpoint):
@@ -60,7 +60,8 @@ def test_both_end_together(checkpoint):
         async with inside(checkpoint, slow, page_port=0) as server:
             watching = asyncio.create_task(all_events(server.page))
             running = asyncio.create_task(server.post(**LONG | {"max_tokens": 8}))
-            await until(lambda: server.front.state.feed.viewers and server.num_begun == 1)
+            viewers = server.front.state.feed.viewers
+            await until(lambda: sum(each.num_snapshots for each in viewers) == 1 == server.num_begun)
             server.front.stop()
             assert (await running).status_code == 200 and '"snapshot"' in await watching
             assert await asyncio.wait_for(server.status, 10) == 0
