@@ -48,6 +48,8 @@ SAMPLING = [
 SERVER = [
     Knob("host", str, "127.0.0.1", "the address to listen at; 0.0.0.0: all of this machine's"),
     Knob("port", int, 8000, "the port; 0: a free one, which the line that says where it listens names"),
+    Knob("page_port", int, None, "a port of its own for the page and /metrics; without it they are at the first"),
+    Knob("page_host", str, None, "the address of that port; without it 127.0.0.1"),
     Knob("chat_template", str, None, "a file with the template of chats, or the word plain"),
     Knob("show_text", bool, False, "show prompts and answers on the page to whoever opens it, not only their blocks"),
     Knob("shutdown_timeout", float, 30.0, "seconds that running requests have to end after SIGTERM"),

@@ -8,10 +8,10 @@ from starlette.responses import JSONResponse, Response
 
 from ..engine_client import EngineClient
 from ..errors import RequestFailed
-from ..limits import check_room, check_size
+from ..limits import check_counts, check_room, check_size
 from ..messages import Piece
 from ..request_stream import joined
-from ..requests import read_json, unless_hung_up
+from ..requests import aside, read_json, unless_hung_up
 from .bodies import read_body
 from .choices import chat_choice, completion_choice, told_of_prompt
 from .chunks import as_chunk, events_of
@@ -41,7 +41,8 @@ async def create(request: Request, url: str) -> Response:
 async def begin(request: Request, url: str, body: dict[str, Any]) -> Work:
     """What the body asks for. Raises ValueError, and what else an answer may be in its place."""
     state = request.app.state.server
-    asked = read_body(url, body, state.model.unsaid)
+    check_counts(body)
+    asked = await aside(request, read_body, url, body, state.model.unsaid)
     if state.is_stopping:
         raise RequestFailed("the server is shutting down", status=503)
     work = await work_of(state, asked)

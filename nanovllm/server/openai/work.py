@@ -92,7 +92,8 @@ async def work_of(state: "State", body: Body) -> Work:
     params.output_kind = RequestOutputKind.DELTA
     params.stream_interval = None if body.stream else WHOLE
     given = [body.prompts] if isinstance(body.prompts, Chat) else body.prompts
-    prompts = [await state.model.tokens(each, body.add_special_tokens) for each in given]
+    most = state.model.most_characters
+    prompts = [await state.model.tokens(each, body.add_special_tokens, most) for each in given]
     if body.echo:
         params.prompt_logprobs = params.logprobs if params.prompt_logprobs is None else params.prompt_logprobs
         prompts = [state.model.with_text(each) for each in prompts]
