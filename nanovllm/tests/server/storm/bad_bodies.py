@@ -12,7 +12,17 @@ from .bad_values import GOOD, INFINITE, wrong_body
 
 HUGE = (
     *("messages", "one text", "one word", "tokens", "tokens, the last one wrong", "prompts", "prompts of tokens"),
-    *("stops", "fields", "one name", "biases", "objects", "spaces", "a schema", "too large", "a size that is too large"),
+    *(
+        "stops",
+        "fields",
+        "one name",
+        "biases",
+        "objects",
+        "spaces",
+        "a schema",
+        "too large",
+        "a size that is too large",
+    ),
 )
 
 

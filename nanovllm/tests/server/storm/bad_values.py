@@ -47,7 +47,10 @@ OF_ANY: dict[str, tuple[Any, ...]] = {  # of what makes text
 OF_CHAT: dict[str, tuple[Any, ...]] = {
     "messages": (
         *(5, "x", {}, [], [5], [{}], [[]], [{"role": 5, "content": "x"}], [{"role": "user"}], [{"content": "x"}]),
-        *([{"role": "user", "content": bad}] for bad in (5, {}, [5], [{}], [{"type": "image_url"}], [{"type": "text"}])),
+        *(
+            [{"role": "user", "content": bad}]
+            for bad in (5, {}, [5], [{}], [{"type": "image_url"}], [{"type": "text"}])
+        ),
     ),
     "tool_choice": ("required", 5, {"type": "function", "function": {"name": "f"}}),
     "tools": (5, "x", [5], ["x"]),
@@ -60,7 +63,16 @@ OF_CHAT: dict[str, tuple[Any, ...]] = {
     "stream_options": (5, "x", [], {"include_usage": True}),
     "add_generation_prompt": NO_FLAGS,
     "response_format": (
-        *(5, "x", [], {}, {"type": "x"}, {"type": 5}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": 5}),
+        *(
+            5,
+            "x",
+            [],
+            {},
+            {"type": "x"},
+            {"type": 5},
+            {"type": "json_schema"},
+            {"type": "json_schema", "json_schema": 5},
+        ),
         *({"type": "json_schema", "json_schema": {"name": "a", "schema": bad}} for bad in (5, "x", {"type": 5})),
     ),
 }
