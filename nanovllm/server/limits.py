@@ -1,7 +1,7 @@
 """How much may be asked for: by one request, and by all that wait."""
 
-from collections import Counter
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
