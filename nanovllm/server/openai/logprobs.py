@@ -29,10 +29,11 @@ def completion_logprobs(token_ids: Sequence[int], places: Sequence[Place], start
 
 def prompt_logprobs(places: Sequence[Place | None]) -> list[dict[str, Any] | None]:
     """As vLLM tells them: by token id, in each place of a prompt but the first."""
-    return [
-        place and {str(token): each._asdict() | {"logprob": number(each)} for token, each in place.items()}
+    told = [
+        {str(token): each._asdict() | {"logprob": number(each)} for token, each in (place or {}).items()}
         for place in places
     ]
+    return [place or None for place in told]
 
 
 def untold(token: int, text: str) -> Place:

@@ -75,10 +75,11 @@ class ServedModel:
 
     def with_text(self, prompt: Tokens) -> Tokens:
         """Raises ValueError if there is no tokenizer."""
-        if self.tokenizer is None:
+        tokenizer: Any = self.tokenizer
+        if tokenizer is None:
             raise ValueError("the model has no tokenizer: the text of a prompt is not known")
-        text = self.tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
-        first_text = decoded_token(prompt.token_ids[0], [], self.tokenizer) if prompt.token_ids else ""
+        text = tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
+        first_text = decoded_token(prompt.token_ids[0], [], tokenizer) if prompt.token_ids else ""
         return Tokens(prompt.token_ids, text, first_text)
 
     async def text_of(self, chat: Chat) -> str:
