@@ -122,6 +122,9 @@ class Worker:
             self.engine.add_request(message.request_id, message.token_ids, message.params, prompt_text=message.prompt)
         except ValueError as error:
             self._refused.append(Delta(message.request_id, [], True, 0, error=str(error), is_refused=True))
+        except BaseException as error:  # not foreseen, or a panic in Rust: it is this request's, and nobody else's
+            self.engine.abort_request(message.request_id)
+            self._refused.append(Delta(message.request_id, [], True, 0, error=f"{type(error).__name__}: {error}"))
         if awaits_idle:
             send(self._pipe, Note(self.engine.kernels.says))
 

@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive
 
-
 T = TypeVar("T")
 MAX_NESTING = 128  # of objects and lists in a body
 TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # in JSON
@@ -75,6 +74,8 @@ def check_brackets(body: bytes) -> None:
     brackets = TEXT.sub(b"", body).translate(AS_SQUARE, NO_BRACKETS)
     if (count := brackets.count(b"[")) > MAX_CONTAINERS:
         raise ValueError(f"the body has {count:,} objects and lists: at most {MAX_CONTAINERS:,} are read")
+    if b"[" * (MAX_NESTING + 1) in brackets:
+        raise RecursionError
     for _ in range(MAX_NESTING):  # a pair with nothing inside is taken out, a level each time
         brackets = brackets.replace(b"[]", b"")
     if b"[]" in brackets or brackets.count(b"[") > MAX_NESTING:

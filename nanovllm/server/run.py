@@ -1,13 +1,10 @@
 """The front from the first moment to the exit status."""
 
 import asyncio
-import gc
-import resource
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,8 +22,8 @@ from .http_protocol import HttpLimits, HttpProtocol
 from .openai.served import served_model
 from .options import ServerOptions
 from .step_times import TimedEngine
+from .system import prepare
 
-SWITCH = 0.001  # seconds that the event loop waits for the lock of a thread that reads a large body
 RED = 1.0  # seconds in which /health says that the engine is dead, before the front ends, too
 STUCK = 2.0  # seconds after the last answer should have ended, until connections are closed by force
 
@@ -100,15 +97,6 @@ def run_server(
         return asyncio.run(serve(model, args, options, template, listeners, build))
 
 
-def make_quick() -> None:
-    """Let this process serve many, and nobody wait long for what it does for another."""
-    gc.freeze()  # what is here now stays: a collection that looks at all of it takes a tenth of a second
-    sys.setswitchinterval(SWITCH)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # each client is an open file; some systems name a limit and grant less
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 async def serve(
     model: str,
     args: EngineArgs,
@@ -123,7 +111,7 @@ async def serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, front.stop)
-        make_quick()
+        prepare(loop)
         return await front.run(*listeners)
     except EngineDeadError as error:
         tell(f"error: {error}")

@@ -86,9 +86,7 @@ class ServedModel:
         """A conversation by the chat template."""
         if self.tokenizer is None:
             raise ValueError("the model has no tokenizer: it cannot chat")
-        render = partial(
-            render_chat, self.tokenizer, chat.messages, chat_template=self.chat_template, **chat.options
-        )
+        render = partial(render_chat, self.tokenizer, chat.messages, chat_template=self.chat_template, **chat.options)
         return await asyncio.to_thread(render) if len(chat.messages) > MANY else render()
 
 

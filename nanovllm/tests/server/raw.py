@@ -6,7 +6,6 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # not yet an answer
 
 

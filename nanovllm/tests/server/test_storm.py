@@ -3,6 +3,9 @@
 import asyncio
 import json
 import random
+import resource
+import socket
+import time
 
 import pytest
 
@@ -11,7 +14,7 @@ from .storm import clients, kills, malformed
 from .storm.asks import Judge
 from .storm.bad_bodies import whole
 from .storm.processes import check_log, storm_server
-from .storm.wire import Answer, Ask, ask_for, read_answer
+from .storm.wire import Answer, Ask, address_of, ask_for, read_answer
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 FIRST = b'data: {"choices": [{"index": 0, "text": "Once", "finish_reason": null}]}\n\n'
@@ -69,6 +72,22 @@ def test_the_engine_is_killed_under_a_client_that_asks_again(served, tmp_path):
         assert not half.is_whole and half.error == "the engine has ended"
     check_log(tmp_path / "log")
     assert asyncio.run(ask_for(served.url, ask)).is_whole
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux has it")
+def test_more_clients_than_the_process_may_have_files(tmp_path):
+    """They wait until others go. The server says so once, and serves as before."""
+    with storm_server(tmp_path / "log") as server:
+        most = 64
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, most))
+        many = [socket.create_connection(address_of(server.url)) for _ in range(2 * most)]
+        time.sleep(1.5)
+        for each in many:
+            each.close()
+        assert server.completion(max_tokens=1) and server.stop() == 0
+    told = (tmp_path / "log").read_text().splitlines()
+    assert len(told) == 2 and told[1].startswith(f"error: clients wait: this process may have {most} open files")
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ import httpx
 import torch
 
 from ....api import LLM, EngineArgs, SamplingParams
+from ....api.prompts import TokensPrompt
 from ..served import STORYTELLER
 from .wire import Answer, Ask, ask_for
 
@@ -71,7 +72,7 @@ class Judge:
         given = {name: ask.value[name] for name in ("prompt", "messages") if name in ask.value}
         prompt = httpx.post(self.url + "/tokenize", json=given).json()["tokens"]
         params = SamplingParams(temperature=0, max_tokens=ask.value["max_tokens"], logprobs=-1)
-        [plain] = self._plain.generate([{"prompt_token_ids": prompt}], params)[0].outputs
+        [plain] = self._plain.generate(TokensPrompt(prompt_token_ids=prompt), params)[0].outputs
         for index, (text, _) in found.said.items():
             for other in (text, alone.said[index][0]):
                 if other != plain.text:

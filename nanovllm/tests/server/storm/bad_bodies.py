@@ -12,17 +12,7 @@ from .bad_values import GOOD, INFINITE, wrong_body
 
 HUGE = (
     *("messages", "one text", "one word", "tokens", "tokens, the last one wrong", "prompts", "prompts of tokens"),
-    *(
-        "stops",
-        "fields",
-        "one name",
-        "biases",
-        "objects",
-        "spaces",
-        "a schema",
-        "too large",
-        "a size that is too large",
-    ),
+    *("stops", "fields", "one name", "biases", "objects", "spaces", "a schema", "too large", "a size too large"),
 )
 
 
@@ -124,7 +114,7 @@ def huge(rng: random.Random) -> Bad:
     """Up to the largest body that is read, or above it."""
     kind, size = rng.choice(HUGE), rng.choice((200_000, 1_000_000, 3_900_000))
     path = "/v1/chat/completions" if kind == "messages" else "/v1/completions"
-    length = {"content_length": str(10 ** rng.randint(7, 19))} if kind == "a size that is too large" else {}
+    length = {"content_length": str(10 ** rng.randint(7, 19))} if kind == "a size too large" else {}
     return whole(f"huge: {kind}", huge_body(kind, size), path, **length)
 
 
@@ -146,6 +136,6 @@ def huge_body(kind: str, size: int) -> bytes:
         "spaces": lambda: b" " * size,
         "a schema": lambda: encoded({"prompt": "a", "structured_outputs": {"json": {"enum": ["x" * size], "type": 5}}}),
         "too large": lambda: b" " * (5 << 20),
-        "a size that is too large": lambda: b"{}",
+        "a size too large": lambda: b"{}",
     }
     return bodies[kind]()

@@ -28,56 +28,25 @@ def method(rng: random.Random) -> Bad:
 
 
 def target(rng: random.Random) -> Bad:
-    names = (
-        f"/x{letters(rng, rng.choice((1, 10, 1000, 20_000)))}",
-        "*",
-        "http://other/x",
-        "/%00",
-        "/%ff%fe",
-        "//",
-        "/x?a=/",
-    )
-    odd = (*SECRETS, "/v1/completions/", "/V1/completions", "/v1//completions", f"/v1/models/{letters(rng, 9)}", "/%")
-    path = rng.choice((*names, *odd))
+    unknown = f"/x{letters(rng, rng.choice((1, 10, 1000, 20_000)))}", f"/v1/models/{letters(rng, 9)}", "/x?a=/"
+    odd = ("*", "http://other/x", "/%00", "/%ff%fe", "/%", "/v1/completions/", "/V1/completions", "/v1//completions")
+    path = rng.choice((*unknown, *odd, *SECRETS))
     return Bad("target", (head(f"{rng.choice(('GET', 'POST'))} {path} HTTP/1.1".encode()),))
 
 
 def first_line(rng: random.Random) -> Bad:
     lines = (
         *(b"", b"GET", b"GET /health", b"GET  /health HTTP/1.1", b"GET /health HTTP/1.1 x", b"GET\t/health\tHTTP/1.1"),
-        *(
-            b"/health GET HTTP/1.1",
-            b"GET /health http/1.1",
-            b"GET /health HTTP/11",
-            b"GET /health HTTP/1",
-            b"PRI * HTTP/2.0",
-        ),
-        *(
-            b"GET /a b HTTP/1.1",
-            b"G\x00T /health HTTP/1.1",
-            b"GET /\xff HTTP/1.1",
-            b"GET /\x7f HTTP/1.1",
-            b"G(T / HTTP/1.1",
-        ),
-        *(b"HTTP/1.1 200 OK", rng.randbytes(rng.randint(1, 100)).replace(b"\n", b"")),
+        *(b"/health GET HTTP/1.1", b"GET /health http/1.1", b"GET /health HTTP/11", b"GET /health HTTP/1"),
+        *(b"GET /a b HTTP/1.1", b"G\x00T /health HTTP/1.1", b"GET /\xff HTTP/1.1", b"GET /\x7f HTTP/1.1"),
+        *(b"G(T / HTTP/1.1", b"HTTP/1.1 200 OK", b"PRI * HTTP/2.0", rng.randbytes(50).replace(b"\n", b"")),
     )
     return Bad("first line", (head(rng.choice(lines)),))
 
 
 def header(rng: random.Random) -> Bad:
     lines = (
-        *(
-            b"x",
-            b": y",
-            b"x y: z",
-            b"x : y",
-            b"x\x00: y",
-            b"x: \x00",
-            b"x: a\x01\x00b",
-            b"\xff: y",
-            b"x(: y",
-            b"=: \x00",
-        ),
+        *(b"x", b": y", b"x y: z", b"x : y", b"x\x00: y", b"x: \x00", b"x: a\x01\x00b", b"\xff: y", b"x(: y"),
         *(b"x: " + b"y" * 40_000, b"y" * 40_000 + b": x", b"@" * rng.randint(1, 50)),
     )
     place = [b"host: storm", rng.choice(lines)]
@@ -109,22 +78,13 @@ def wrong_length(rng: random.Random) -> Bad:
 
 
 def both_lengths(rng: random.Random) -> Bad:
-    told = post(
-        b"", content_length=str(rng.randrange(99)), transfer_encoding=rng.choice(("chunked", "Chunked", "gzip"))
-    )
+    coding = rng.choice(("chunked", "Chunked", "gzip"))
+    told = post(b"", content_length=str(rng.randrange(99)), transfer_encoding=coding)
     return Bad("both lengths", (told + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),))
 
 
 def coding(rng: random.Random) -> Bad:
-    names = (
-        "gzip",
-        "identity",
-        "gzip, chunked",
-        "chunked, chunked",
-        "chunked;q=1",
-        "x",
-        "chunked\r\ntransfer-encoding: x",
-    )
+    names = ("gzip", "identity", "gzip, chunked", "chunked, chunked", "chunked;q=1", "x", "x\r\ntransfer-encoding: x")
     return Bad("Transfer-Encoding", (post(b"", content_length="", transfer_encoding=rng.choice(names)) + b"0\r\n\r\n",))
 
 

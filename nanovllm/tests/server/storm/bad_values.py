@@ -5,10 +5,11 @@ import string
 from typing import Any
 
 INFINITE = "(1e999)"  # json.dumps has no such number: bad_bodies.py writes it
-NO_NUMBERS = ("x", "", "1", [], [1], {}, {"a": 1}, True)
+NO_CONTENTS: tuple[Any, ...] = (5, {}, [5], [{}], [{"type": "image_url"}], [{"type": "text"}])
+NO_NUMBERS: tuple[Any, ...] = ("x", "", "1", [], [1], {}, {"a": 1}, True)
 NO_WHOLE_NUMBERS = (*NO_NUMBERS, 0.5, INFINITE)
-NO_FLAGS = ("x", "true", 1, 0, [], {})
-NO_TOKENS = (5, "x", {}, True, ["x"], [0.5], [True], [[5]], [INFINITE])
+NO_FLAGS: tuple[Any, ...] = ("x", "true", 1, 0, [], {})
+NO_TOKENS: tuple[Any, ...] = (5, "x", {}, True, ["x"], [0.5], [True], [[5]], [INFINITE])
 NOT_IN_THE_VOCABULARY = ([-1], [4096], [10**30], [5, -(10**30)])
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -47,10 +48,7 @@ OF_ANY: dict[str, tuple[Any, ...]] = {  # of what makes text
 OF_CHAT: dict[str, tuple[Any, ...]] = {
     "messages": (
         *(5, "x", {}, [], [5], [{}], [[]], [{"role": 5, "content": "x"}], [{"role": "user"}], [{"content": "x"}]),
-        *(
-            [{"role": "user", "content": bad}]
-            for bad in (5, {}, [5], [{}], [{"type": "image_url"}], [{"type": "text"}])
-        ),
+        *([{"role": "user", "content": content}] for content in NO_CONTENTS),
     ),
     "tool_choice": ("required", 5, {"type": "function", "function": {"name": "f"}}),
     "tools": (5, "x", [5], ["x"]),
@@ -63,17 +61,8 @@ OF_CHAT: dict[str, tuple[Any, ...]] = {
     "stream_options": (5, "x", [], {"include_usage": True}),
     "add_generation_prompt": NO_FLAGS,
     "response_format": (
-        *(
-            5,
-            "x",
-            [],
-            {},
-            {"type": "x"},
-            {"type": 5},
-            {"type": "json_schema"},
-            {"type": "json_schema", "json_schema": 5},
-        ),
-        *({"type": "json_schema", "json_schema": {"name": "a", "schema": bad}} for bad in (5, "x", {"type": 5})),
+        *(5, "x", [], {}, {"type": "x"}, {"type": 5}, {"type": "json_schema"}),
+        *({"type": "json_schema", "json_schema": schema} for schema in (5, {"name": "a", "schema": 5})),
     ),
 }
 BAD: dict[str, dict[str, tuple[Any, ...]]] = {

@@ -15,7 +15,7 @@ from .wire import EVENT, Answer, Ask, address_of, ask_for
 
 ARRIVAL = 1000  # clients a second come
 LONGEST = 300.0  # seconds that a stream may take
-EACH = 2048  # bytes: a client of which anything is left leaves more (its connection, its task, its request)
+EACH = 1024  # bytes: a client of which anything is left leaves more (its connection, its task, its request)
 SLACK = 4 << 20  # bytes that an allocator may gain in any process: its pages are never quite full
 MOMENTS = ("connected", "in the head", "in the body", "before the first token", "in the stream")
 WAYS = ("close", "abort", "end of what is sent")

@@ -35,7 +35,7 @@ class Size(NamedTuple):
 
 @contextmanager
 def storm_server(log: Path, *flags: str, port: int = 0) -> Iterator[Served]:
-    """A server whose words go to a file: there may be many. It computes as a user's does, unless the environment says."""
+    """A server whose words go to a file: there may be many of them."""
     command = [sys.executable, "-m", "nanovllm", "serve", str(STORYTELLER), "--port", str(port), *UNMEASURED]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with log.open("w") as file:

@@ -110,7 +110,8 @@ def joined_chunks(coded: bytes) -> tuple[bytes, bool]:
     >>> joined_chunks(bytes("2|ab|1|c|0||", "ascii").replace(b"|", bytes([13, 10])))
     (b'abc', True)
     """
-    pieces, start = [], 0
+    pieces: list[bytes] = []
+    start = 0
     while (end := coded.find(b"\r\n", start)) >= 0:
         size = int(coded[start:end], 16)
         if size == 0:
