@@ -54,7 +54,8 @@ def told_of(body: dict[str, Any]) -> dict[str, Any]:
     unsaid |= {"tool_choice": "auto", "parallel_tool_calls": True, "top_logprobs": 0, "reasoning": None, "user": None}
     told = {name: body.get(name, each) for name, each in unsaid.items()}
     read_field("metadata", told["metadata"], dict[str, str])
-    return told | {"text": {"format": {"type": "text"}} | told["text"]}
+    said = {name: each for name, each in told["text"].items() if each is not None}
+    return told | {"text": {"format": {"type": "text"}} | said}
 
 
 def check_fields(body: dict[str, Any]) -> None:
