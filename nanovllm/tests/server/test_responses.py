@@ -54,11 +54,12 @@ def test_a_stream_of_events(responses):
 
 
 def test_the_clients_own_reader_of_streams(responses):
-    extra = {"structured_outputs": {"choice": ["a fox"]}}
+    extra = {"structured_outputs": {"choice": ["a 🦊 fox"]}}
     with responses.stream(model="storyteller", input=PROMPT, temperature=0, extra_body=extra) as stream:
         texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
         final = stream.get_final_response()
-    assert "".join(texts) == "a fox" == final.output_text and final.status == "completed" and not unset(final)
+    assert "" not in texts and "".join(texts) == "a 🦊 fox" == final.output_text
+    assert final.status == "completed" and not unset(final)
 
 
 def test_an_answer_goes_back_as_a_part_of_the_next_question(responses, served):
