@@ -36,8 +36,9 @@ def measure_server(
         raise ValueError("give both input_len and output_len, or neither: then lengths are as of chats")
     target = Target.of(base_url, api_key)
     lengths = None if input_len is None else (input_len, output_len)
-    settings = {"num_prompts": num_prompts, "request_rate": request_rate, "max_concurrency": max_concurrency}
-    settings |= {"lengths": "as of chats" if lengths is None else f"{input_len} + {output_len}", "endpoint": endpoint}
+    settings: dict[str, Any] = {"num_prompts": num_prompts, "request_rate": request_rate}
+    settings |= {"max_concurrency": max_concurrency, "endpoint": endpoint}
+    settings |= {"lengths": "as of chats" if lengths is None else f"{input_len} + {output_len}"}
     run = Run(target, model, CHAT if endpoint == "chat" else COMPLETIONS, {"ignore_eos": True} if ignore_eos else {})
     return asyncio.run(run.measure(lengths, settings, seed))
 
@@ -57,8 +58,8 @@ class Run:
         own, later = time.process_time() - own, await self.front_seconds()
         found = numbers(outcomes, seconds)
         found["client_share_of_a_core"] = own / seconds
-        if front is not None and later is not None and found["output_tokens"]:
-            found["front_ms_a_token"] = 1000 * (later - front) / found["output_tokens"]
+        if front is not None and later is not None and found["total_output_tokens"]:
+            found["front_ms_a_token"] = 1000 * (later - front) / found["total_output_tokens"]
         return {
             "bench": "serve",
             "settings": {name: shown(value) for name, value in settings.items()},
@@ -95,24 +96,26 @@ class Run:
 
 
 def numbers(outcomes: list[Outcome], seconds: float) -> dict[str, Any]:
-    """As vLLM's benchmark has them: a gap is between two pieces, and a piece may have several tokens."""
+    """Names are those of vLLM's benchmark. A gap is between two pieces, and a piece may have several tokens."""
     whole = [each for each in outcomes if each.error is None]
     if not whole:
         raise ValueError(f"no request was answered: {outcomes[0].error}")
     tokens = sum(each.num_tokens or len(each.pieces) for each in whole)
     begun = [each for each in whole if each.pieces]
+    prompts = sum(each.num_prompt_tokens for each in whole)
     return {
-        "requests": len(whole),
+        "completed": len(whole),
         "failed": len(outcomes) - len(whole),
-        "seconds": seconds,
-        "requests_per_second": len(whole) / seconds,
-        "prompt_tokens": sum(each.num_prompt_tokens for each in whole),
-        "output_tokens": tokens,
-        "output_tokens_per_second": tokens / seconds,
+        "duration": seconds,
+        "total_input_tokens": prompts,
+        "total_output_tokens": tokens,
+        "request_throughput": len(whole) / seconds,
+        "output_throughput": tokens / seconds,
+        "total_token_throughput": (prompts + tokens) / seconds,
         "ttft_ms": percentiles([each.pieces[0] for each in begun]),
         "itl_ms": percentiles([gap for each in begun for gap in gaps(each.pieces)]),
         "tpot_ms": percentiles([time_a_token(each) for each in begun if each.num_tokens > 1]),
-        "e2e_ms": percentiles([each.seconds for each in whole]),
+        "e2el_ms": percentiles([each.seconds for each in whole]),
     }
 
 
@@ -129,7 +132,7 @@ def time_a_token(outcome: Outcome) -> float:
 
 
 def says(outcomes: list[Outcome]) -> list[str]:
-    told = ["times in ms: p50 / p90 / p99 (ttft: first text; itl: between two pieces; tpot: mean of a request)"]
+    told = ["times in ms: p50 / p90 / p99 (ttft: first piece; itl: between two; tpot: a request's mean; e2el: its end)"]
     errors = [each.error for each in outcomes if each.error]
     return told + ([f"{len(errors)} requests failed, the first: {errors[0]}"] if errors else [])
 

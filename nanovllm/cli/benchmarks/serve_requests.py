@@ -69,10 +69,20 @@ def note(outcome: Outcome, event: dict[str, Any], now: float) -> bool:
         outcome.num_prompt_tokens, outcome.num_tokens = usage["prompt_tokens"], usage["completion_tokens"]
     ended = False
     for choice in event.get("choices") or []:
-        if choice.get("text") or (choice.get("delta") or {}).get("content"):
+        is_last = choice.get("finish_reason") is not None
+        if has_text(choice) or not (is_last or "role" in (choice.get("delta") or {})):
             outcome.pieces.append(now)
-        ended |= choice.get("finish_reason") is not None
+        ended |= is_last
     return ended
+
+
+def has_text(choice: dict[str, Any]) -> bool:
+    """A token may have none: its character is not whole yet, or there is no tokenizer.
+
+    >>> has_text({"delta": {"content": "a"}}), has_text({"text": ""})
+    (True, False)
+    """
+    return bool(choice.get("text") or (choice.get("delta") or {}).get("content"))
 
 
 def short(told: Any) -> str:
