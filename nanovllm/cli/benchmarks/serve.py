@@ -1,21 +1,15 @@
 """A server under load: any that speaks OpenAI's interface."""
 
 import asyncio
-import json
 import math
-import re
 import time
-from itertools import pairwise
 from typing import Any
 
 from ... import __version__
-from .http_stream import Broken, Target, asked
+from .http_stream import Target
 from .serve_load import arrivals, asks
-from .serve_requests import CHAT, COMPLETIONS, Form, Outcome, serve_all
+from .serve_requests import CHAT, COMPLETIONS, LONGEST, Form, Outcome, front_seconds, model_of, serve_all
 from .timing import percentiles
-
-LONGEST = 2048  # tokens of a prompt and its output, where a server does not say
-FRONT_SECONDS = re.compile(rb"^process_cpu_seconds_total (\S+)", re.MULTILINE)
 
 
 def measure_server(
@@ -48,14 +42,14 @@ class Run:
         self.target, self.model, self.path, self.extra = target, model, path, extra
 
     async def measure(self, lengths: tuple[int, int] | None, settings: dict[str, Any], seed: int) -> dict[str, Any]:
-        name, longest = await self.model_of()
+        name, longest = await model_of(self.target)
         form, count = Form(self.path, self.model or name, self.extra), settings["num_prompts"]
         longest = min(longest, LONGEST) * 4 // 5  # a word may be two tokens
         load = asks(count, lengths, longest, seed)
         times = list(arrivals(count, settings["request_rate"], seed))
-        front, own = await self.front_seconds(), time.process_time()
+        front, own = await front_seconds(self.target), time.process_time()
         outcomes, seconds = await serve_all(self.target, form, load, times, settings["max_concurrency"])
-        own, later = time.process_time() - own, await self.front_seconds()
+        own, later = time.process_time() - own, await front_seconds(self.target)
         found = numbers(outcomes, seconds)
         found["client_share_of_a_core"] = own / seconds
         if front is not None and later is not None and found["total_output_tokens"]:
@@ -71,28 +65,6 @@ class Run:
             "measured": {"server": found},
             "says": says(outcomes),
         }
-
-    async def model_of(self) -> tuple[str, int]:
-        """The server's first model, and the most tokens of a sequence."""
-        try:
-            async with asked(self.target, "GET", "/v1/models") as answer:
-                body = await answer.body()
-                if answer.status != 200:
-                    raise Broken(f"status {answer.status}: {body[:200].decode(errors='replace')}")
-                [first, *_] = json.loads(body)["data"]
-                return first["id"], first.get("max_model_len") or LONGEST
-        except (OSError, Broken, ValueError, KeyError, TypeError) as error:
-            where = f"{self.target.host}:{self.target.port}"
-            raise ValueError(f"the server at {where} does not say which models it has: {error}") from None
-
-    async def front_seconds(self) -> float | None:
-        """The processor time of the server's front so far, where it tells that."""
-        try:
-            async with asked(self.target, "GET", "/metrics") as answer:
-                found = FRONT_SECONDS.search(await answer.body()) if answer.status == 200 else None
-                return float(found[1]) if found else None
-        except (OSError, Broken, ValueError):
-            return None
 
 
 def numbers(outcomes: list[Outcome], seconds: float) -> dict[str, Any]:
@@ -113,18 +85,10 @@ def numbers(outcomes: list[Outcome], seconds: float) -> dict[str, Any]:
         "output_throughput": tokens / seconds,
         "total_token_throughput": (prompts + tokens) / seconds,
         "ttft_ms": percentiles([each.pieces[0] for each in begun]),
-        "itl_ms": percentiles([gap for each in begun for gap in gaps(each.pieces)]),
+        "itl_ms": percentiles([gap for each in begun for gap in each.gaps]),
         "tpot_ms": percentiles([time_a_token(each) for each in begun if each.num_tokens > 1]),
         "e2el_ms": percentiles([each.seconds for each in whole]),
     }
-
-
-def gaps(times: list[float]) -> list[float]:
-    """
-    >>> gaps([1.0, 3.0, 6.0])
-    [2.0, 3.0]
-    """
-    return [later - earlier for earlier, later in pairwise(times)]
 
 
 def time_a_token(outcome: Outcome) -> float:
