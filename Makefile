@@ -8,7 +8,7 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all soak storm setup notebooks notebook page open-page exercise check diff
+.PHONY: help run serve test test-all soak storm setup notebooks notebook page open-page exercise check diff
 .PHONY: scoreboard measure gpu lint train clean FORCE
 
 # $(value) and the environment carry these past what make and the shell would expand.
@@ -39,6 +39,9 @@ help: ## this list
 
 run: $(call needs,core) ## tell stories with the finished engine; STAGE=3 PROMPT="Once upon a time" ARGS="--device cuda"
 	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
+
+serve: $(call needs,serve) ## serve the finished engine to clients of OpenAI's API, and show its memory in a browser; ARGS="--port 8001"
+	@$(PY) -m nanovllm serve models/storyteller --chat-template plain $(ARGS)
 
 PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ..api import SamplingParams
 from .errors import TooBusy
 from .messages import Add
 from .options import ServerOptions
@@ -14,10 +15,10 @@ MAX_FORM = 1 << 16  # characters: to make a grammar of more takes the engine hal
 FORMS = ("structured_outputs", "response_format")
 MAX_ENTRIES = {  # of a list or an object: all of them are looked at when the request comes, or at each token
     "messages": 1 << 13,
-    "stop": 1 << 10,
-    "bad_words": 1 << 10,
+    "stop": 32,
+    "bad_words": 128,
+    "logprob_token_ids": 128,
     "stop_token_ids": 1 << 16,
-    "logprob_token_ids": 1 << 16,
     "allowed_token_ids": 1 << 16,
     "logit_bias": 1 << 16,
 }
@@ -57,10 +58,19 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
         if len(request.token_ids) >= max_model_len:  # the engine says the same, once it has read all of them
             told = f"max_model_len {max_model_len} leaves room for {max_model_len - 1} and one new token"
             raise ValueError(f"the prompt has {len(request.token_ids)} tokens; {told}")
+    check_logprobs(requests[0].params, options)
     num_tokens = sum(request.params.n * most_tokens(request, max_model_len) for request in requests)
     if options.max_request_tokens is not None and num_tokens > options.max_request_tokens:
         limit = f"this server allows {options.max_request_tokens:,}"
         raise ValueError(f"the request may come to {num_tokens:,} tokens, prompts and outputs together: {limit}")
+
+
+def check_logprobs(params: SamplingParams, options: ServerOptions) -> None:
+    """Raises ValueError for work of each step that everybody else would wait for."""
+    for name, where in (("logprobs", " (of a chat: top_logprobs)"), ("prompt_logprobs", "")):
+        count, most = getattr(params, name), options.max_logprobs
+        if count is not None and most >= 0 and not 0 <= count <= most:
+            raise ValueError(f"{name}{where} must be at most {most}, which is this server's max_logprobs, not {count}")
 
 
 def most_tokens(request: Add, max_model_len: int) -> int:

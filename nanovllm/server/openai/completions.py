@@ -13,7 +13,7 @@ from ..messages import Piece
 from ..request_stream import joined
 from ..requests import aside, read_json, unless_hung_up
 from .bodies import read_body
-from .choices import chat_choice, completion_choice
+from .choices import chat_choice, completion_choice, told_of_prompt
 from .chunks import as_chunk, events_of
 from .fields import CHAT, COMPLETIONS
 from .streaming import stream
@@ -63,10 +63,11 @@ async def samples_of(engine: EngineClient, work: Work) -> dict[int, Piece]:
 def whole_answer(work: Work, samples: dict[int, Piece]) -> dict[str, Any]:
     kind = "chat.completion" if work.body.is_chat else "text_completion"
     choices = [choice(work, index, sample) for index, sample in samples.items()]
-    return {**work.head(kind), "choices": choices, "usage": work.usage()}
+    told = told_of_prompt(work.prompt_logprobs.get(0)) if work.body.is_chat else {}
+    return {**work.head(kind), "choices": choices, "usage": work.usage(), **told}
 
 
 def choice(work: Work, index: int, sample: Piece) -> dict[str, Any]:
     if work.body.is_chat:
-        return chat_choice(sample, index, work.params.logprobs)
-    return completion_choice(sample, index)
+        return chat_choice(sample, index, work.params.num_logprobs)
+    return completion_choice(sample, index) | told_of_prompt(work.prompt_logprobs.get(index // work.params.n))

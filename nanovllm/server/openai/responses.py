@@ -23,7 +23,7 @@ async def create_response(request: Request) -> Response:
     engine = request.app.state.server.engine
     body = read_response_body(await read_json(request))
     work = await begin(request, CHAT, body.chat)
-    work.id = new_id("resp")
+    work.id = new_id("resp", "_")
     objects = ResponseObjects(work, body)
     if work.body.stream:
         return await stream(events_of(engine, work, objects), objects.as_event, request.receive)

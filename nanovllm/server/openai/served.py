@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...api.decoded_tokens import decoded_token
 from ...api.prompts import whole_text
 from ...checkpoints.chat_template import render_chat
 from ...checkpoints.generation_config import default_sampling_params
@@ -28,6 +29,7 @@ class Tokens:
 
     token_ids: list[int]
     text: str | None = None  # where the prompt was one, or a conversation
+    first_text: str = ""  # of the first token, if the answer begins with the prompt
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,12 @@ class ServedModel:
 
     def with_text(self, prompt: Tokens) -> Tokens:
         """Raises ValueError if there is no tokenizer."""
-        if prompt.text is not None:
-            return prompt
-        if self.tokenizer is None:
+        tokenizer: Any = self.tokenizer
+        if tokenizer is None:
             raise ValueError("the model has no tokenizer: the text of a prompt is not known")
-        return Tokens(prompt.token_ids, self.tokenizer.decode(prompt.token_ids))
+        text = tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
+        first_text = decoded_token(prompt.token_ids[0], [], tokenizer) if prompt.token_ids else ""
+        return Tokens(prompt.token_ids, text, first_text)
 
     async def text_of(self, chat: Chat) -> str:
         """A conversation by the chat template."""

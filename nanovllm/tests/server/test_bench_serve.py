@@ -16,7 +16,7 @@ from starlette.routing import Route
 from ...__main__ import main
 from ...cli.benchmarks import serve_load
 from ...cli.benchmarks.http_stream import Target
-from ...server.run import listening_socket
+from ...server.addresses import listening_socket
 
 FOUND = ("--num-prompts", "6", "--input-len", "4", "--output-len", "3")
 
@@ -72,6 +72,7 @@ def other_server(other: Other):
         Route("/some/path/v1/chat/completions", other.create, methods=["POST"]),
     ]
     with listening_socket("127.0.0.1", 0) as listener:
+        listener.listen()  # the thread below may come late to it
         server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

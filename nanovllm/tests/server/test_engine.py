@@ -213,3 +213,40 @@ def test_a_slow_reader_gets_all_that_came_meanwhile_as_one_delta():
             await stream.get()
 
     asyncio.run(scenario())
+
+
+class Compiled:
+    """In place of a Choice: kernels have been compiled, and wait for a moment without a request."""
+
+    says, awaits_idle = "plain operations", True
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self.engine = engine
+        self.num_met: int | None = None  # requests that were there when they were taken up
+
+    def take_up(self) -> None:
+        if self.awaits_idle:
+            self.says, self.awaits_idle, self.num_met = "kernels", False, len(self.engine.requests)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_busy_server_takes_up_its_kernels_too(checkpoint, capfd):
+    """Whoever comes meanwhile waits until those that run have ended; whoever hangs up waits no more."""
+
+    async def scenario():
+        async with inside(checkpoint, slow) as server:
+            running = asyncio.create_task(server.post(**LONG))
+            await until(lambda: server.num_begun == 1)
+            server.engine.kernels = kernels = Compiled(server.engine)
+            held = [asyncio.create_task(server.post(**LONG)) for _ in range(3)]
+            await until(lambda: server.front.state.engine.num_requests == 4)
+            held[0].cancel()
+            assert server.num_begun == 1 and not running.done()
+            texts = [(await each).json()["choices"][0]["text"] for each in (running, *held[1:])]
+            assert kernels.num_met == 0 and len(set(texts)) == 1
+            await until(lambda: server.is_empty)
+
+    asyncio.run(scenario())
+    assert "kernels\n" in capfd.readouterr().err
