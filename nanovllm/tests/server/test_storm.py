@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from ...api import EngineArgs, LLMEngine
-from ...server import run as server_run
+from ...server import addresses
 from ...server.engine_client import EngineClient, start_engine
 from ...server.options import ServerOptions
-from ...server.run import listening_socket, make_front
+from ...server.run import make_front
 from .inside import until
 from .raw import Raw
 from .served import STORYTELLER
@@ -73,11 +73,11 @@ def test_the_engine_is_killed_under_a_client_that_asks_again(served):
         pipe, process = start_engine(args, LLMEngine.from_engine_args)
         engine = EngineClient(pipe, process)
         front = await make_front(str(STORYTELLER), args, ServerOptions(), None, engine)
-        with listening_socket("127.0.0.1", 0) as listener:
+        with addresses.listening_socket("127.0.0.1", 0) as listener:
             status = asyncio.create_task(front.run(listener))
-            await until(lambda: front.server.started)
-            half = await ask_for(server_run.address_of(listener), ask, lambda piece: process.kill())
-            async with httpx.AsyncClient(base_url=server_run.address_of(listener)) as client:
+            await until(lambda: front.is_started)
+            half = await ask_for(addresses.address_of(listener), ask, lambda piece: process.kill())
+            async with httpx.AsyncClient(base_url=addresses.address_of(listener)) as client:
                 assert (await client.get("/health")).status_code == 503
             assert await status == 1
         await engine.close()
