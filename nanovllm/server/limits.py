@@ -14,7 +14,7 @@ MAX_CHOICES = 2048  # of an answer: each is a sequence in the engine from the mo
 MAX_FORM = 1 << 16  # characters: to make a grammar of more takes the engine half a second
 FORMS = ("structured_outputs", "response_format")
 MAX_ENTRIES = {  # of a list or an object: all of them are looked at when the request comes, or at each token
-    "messages": 1 << 13,
+    "messages": 1 << 12,
     "stop": 32,
     "bad_words": 128,
     "logprob_token_ids": 128,
