@@ -38,6 +38,7 @@ async def events_of(engine: EngineClient, work: Work, objects: ResponseObjects) 
         async for _, piece in pieces:
             before = objects.beginning() if sample is None else b""
             sample = piece if sample is None else joined(sample, piece)
-            yield before + objects.delta(piece)
+            if event := before + objects.delta(piece):
+                yield event
     assert sample is not None, "a request ends with an output"
     yield objects.ending(sample)
