@@ -31,7 +31,7 @@ def shared(rounds: int, peer: click.Option | None = PEER) -> list[click.Paramete
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure this engine here: throughput, latency, the prefix cache, offload, HTTP, peers; and any server."""
+    """Measure this engine here: throughput, latency, the prefix cache, offload, HTTP, peers."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

@@ -1,10 +1,10 @@
-"""nanovllm bench serve, against a tiny server of another make and against this one."""
+"""nanovllm bench serve, against a tiny server of another make and against this one; and bench http."""
 
 import asyncio
 import json
 import math
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 
 import pytest
@@ -14,9 +14,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.routing import Route
 
 from ...__main__ import main
-from ...cli.benchmarks import serve_load
+from ...cli.benchmarks import serve_load, through_http
 from ...cli.benchmarks.http_stream import Target
+from ...cli.benchmarks.own_server import own_server
 from ...server.addresses import listening_socket
+from ..helpers import UNMEASURED
+from .served import STORYTELLER
 
 FOUND = ("--num-prompts", "6", "--input-len", "4", "--output-len", "3")
 
@@ -88,9 +91,9 @@ def other_server(other: Other):
 def bench(capsys, tmp_path):
     """bench("--flags") is (exit status, numbers or None, what was printed, errors)."""
 
-    def command(*flags):
+    def command(*flags, name="serve"):
         file = tmp_path / "found.json"
-        status = main(["bench", "serve", "--json", str(file), *flags])
+        status = main(["bench", name, "--json", str(file), *flags])
         text = file.read_text()
         return status, json.loads(text) if text else None, *capsys.readouterr()
 
@@ -138,6 +141,44 @@ def test_this_server(bench, served):
     load = serve_load.asks(3, None, 1024 * 4 // 5, 0)
     assert numbers["total_output_tokens"] == sum(ask.num_tokens for ask in load)
     assert numbers["front_ms_a_token"] > 0 and "front ms a token" in table
+
+
+@pytest.mark.parametrize("is_own", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_http_beside_the_engine_itself(bench, served, monkeypatch, is_own):
+    if not is_own:
+        monkeypatch.setattr(through_http, "own_server", lambda engine: nullcontext(Target.of(served.url)))
+    monkeypatch.setattr(through_http, "ALONE", 2)
+    flags = ("--num-prompts", "2", "--input-len", "5", "--output-len", "4", "--rounds", "2", "--model", STORYTELLER)
+    status, found, table, err = bench(*map(str, flags), *UNMEASURED, name="http")
+    assert (status, err) == (0, "")
+    offline, http = found["measured"]["offline"], found["measured"]["http"]
+    share, later = found["throughput_share"], found["first_token_later_ms"]
+    assert offline["tokens_per_second"] > 0 and http["tokens_per_second"] > 0
+    assert 0 < share["least"] <= share["median"] <= share["largest"]
+    assert later["least"] <= later["median"] <= later["largest"]
+    assert http["front_ms_a_token"] > 0 and http["client_ms_a_token"] > 0 and "front_ms_a_token" not in offline
+    assert all(each["first_token_alone_ms"]["p50"] > 0 for each in (offline, http))
+    assert "of the engine's own throughput" in table and "front ms a token" in table
+
+
+def test_both_sides_serve_the_same_and_no_prompt_twice():
+    class Model:
+        max_model_len, model_config = 100, type("Config", (), {"vocab_size": 50})
+
+    loads = through_http.make_loads(Model(), 3, 4, 10, 6, 0.5)
+    prompts = [tuple(task.prompt) for together, alone in loads for task in together + alone]
+    assert len(set(prompts)) == len(prompts) == 3 * (4 + through_http.ALONE)
+    seen = {"offline": [], "http": []}
+    turns = {name: through_http.each_time(loads, seen[name].append) for name in seen}
+    for name in ("http", "offline", "offline", "http", "offline", "http"):
+        turns[name]()
+    assert seen["offline"] == seen["http"] == loads
+
+
+@pytest.mark.full
+def test_a_server_that_does_not_start_is_told(tmp_path):
+    with pytest.raises(ValueError, match="the server did not start: error: "), own_server({"model": str(tmp_path)}):
+        pass
 
 
 def test_lengths_are_those_of_chats():
