@@ -178,9 +178,9 @@ SERVE: list[click.Parameter] = [
 
 @bench.command(params=SERVE)
 def serve(json_file: str | None, **values: Any) -> int:
-    """Load a server that speaks OpenAI's interface: this one, or any other.
+    """Load a server that speaks OpenAI's interface.
 
-    Requests a second, the time to the first token, between tokens, and to the end.
+    This one, or any other. Requests a second, the time to the first token, between tokens, and to the end.
     """
     check_writable(json_file)
 

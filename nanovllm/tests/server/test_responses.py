@@ -104,6 +104,8 @@ def test_a_conversation_with_a_call_and_what_came_of_it(responses):
         ({"input": "a", "text": {"verbosity": "low"}}, 'text.verbosity "low" is not served here'),
         ({"input": "a", "reasoning": {"depth": 1}}, "unknown field 'depth': reasoning may have"),
         ({"input": "a", "truncation": "auto"}, 'truncation "auto" is not served here'),
+        ({"input": [{"role": "user", "content": "a"}] * 8193}, "input has 8,193 entries: at most 8,192 are taken"),
+        ({"input": "a", "metadata": dict.fromkeys(map(str, range(17)), "")}, "metadata has 17 entries: at most 16"),
         ({"input": "a", "metadata": 5}, "metadata must be an object of texts, not 5"),
         ({"input": "a " * 1500}, "the prompt has 1511 tokens; max_model_len 1024"),
         ({"input": [{"type": "reasoning"}]}, 'input[0]: an item of type "reasoning" is not served here'),
@@ -113,7 +115,7 @@ def test_a_conversation_with_a_call_and_what_came_of_it(responses):
         ({"input": "a", "tool_choice": "required"}, 'tool_choice "required" is not served here'),
         ({"input": "a", "max_tokens": 3}, "unknown field 'max_tokens': "),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_what_a_response_cannot_have_is_told(served, body, says):
     response = served.post("/v1/responses", **body)
