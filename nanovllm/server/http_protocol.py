@@ -131,10 +131,13 @@ class HttpProtocol(H11Protocol):
         self._refuse(status, f"the request cannot be taken: {error}")
 
     def shutdown(self) -> None:
-        if self._num_discarded is None:
-            super().shutdown()
-        else:
+        """The server ends. It does not wait for the rest of a body."""
+        if self._num_discarded is not None:
             self.transport.close()
+        elif self.conn.their_state is h11.SEND_BODY:
+            self._refuse(503, "the server is shutting down")
+        else:
+            super().shutdown()
 
     def _is_within_a_request(self) -> bool:
         return self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])

@@ -17,7 +17,7 @@ MAX_NESTING = 128  # of objects and lists in a body
 TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # in JSON
 AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-MAX_CONTAINERS = 1 << 17  # objects and lists
+MAX_CONTAINERS = 1 << 15  # objects and lists of a body
 LARGE = 1 << 16  # bytes of a body: to read more takes a while, in which nobody else is to wait
 
 

@@ -95,6 +95,31 @@ def test_an_exception_in_a_step_ends_only_the_requests_that_caused_it(checkpoint
     assert "RuntimeError: no such file: /home/somebody/secret" in capfd.readouterr().err
 
 
+def test_an_exception_in_taking_a_request_is_that_requests_alone(checkpoint, capfd):
+    def refuses_bad_tokens(engine):
+        process = engine.input_processor.process
+
+        def process_or_panic(request_id, prompt, params):
+            if BAD in prompt:
+                raise Panic("no such file: /home/somebody/secret")
+            return process(request_id, prompt, params)
+
+        engine.input_processor.process = process_or_panic
+
+    class Panic(BaseException):
+        """As a library in Rust raises it."""
+
+    async def scenario():
+        async with inside(checkpoint, refuses_bad_tokens) as server:
+            good, bad = await asyncio.gather(server.post(**LONG), server.post(**LONG | {"prompt": [1, BAD]}))
+            assert (good.status_code, bad.status_code) == (200, 500)
+            assert bad.json()["error"]["message"] == "the request failed: Panic"
+            assert server.is_empty and (await server.client.get("/health")).status_code == 200
+
+    asyncio.run(scenario())
+    assert "Panic: no such file: /home/somebody/secret" in capfd.readouterr().err
+
+
 def test_a_stream_that_breaks_off_ends_with_an_error_and_is_not_done(checkpoint):
     def fails_at_the_third_token(engine):
         run = engine.model_runner.run

@@ -7,9 +7,17 @@ import resource
 import socket
 import time
 
+import httpx
 import pytest
 
+from ...api import EngineArgs, LLMEngine
+from ...server import addresses
+from ...server.engine_client import EngineClient, start_engine
+from ...server.options import ServerOptions
+from ...server.run import make_front
+from .inside import until
 from .raw import Raw
+from .served import STORYTELLER
 from .storm import clients, kills, malformed
 from .storm.asks import Judge
 from .storm.bad_bodies import whole
@@ -56,21 +64,27 @@ def test_what_a_storm_calls_a_fault():
     assert malformed.fault_of(bad, Raw(b"", 0.1, True)) == "no answer"
 
 
-def test_the_engine_is_killed_under_a_client_that_asks_again(served, tmp_path):
-    """The server that it comes to then is another: the restarted one of the long form."""
+def test_the_engine_is_killed_under_a_client_that_asks_again(served):
+    """The front is this process here. The server that the client comes to then is another one."""
     ask = Ask("/v1/completions", '{"prompt": "Once", "max_tokens": 100, "stream": true, "ignore_eos": true}')
 
-    async def scenario(dying):
-        has_begun = asyncio.Event()
-        answer = asyncio.create_task(ask_for(dying.url, ask, lambda piece: has_begun.set()))
-        await has_begun.wait()
-        await kills.kill(dying, "engine")
-        return await answer
+    async def scenario():
+        args = EngineArgs(model=str(STORYTELLER), offload_policy="load")
+        pipe, process = start_engine(args, LLMEngine.from_engine_args)
+        engine = EngineClient(pipe, process)
+        front = await make_front(str(STORYTELLER), args, ServerOptions(), None, engine)
+        with addresses.listening_socket("127.0.0.1", 0) as listener:
+            status = asyncio.create_task(front.run(listener))
+            await until(lambda: front.is_started)
+            half = await ask_for(addresses.address_of(listener), ask, lambda piece: process.kill())
+            async with httpx.AsyncClient(base_url=addresses.address_of(listener)) as client:
+                assert (await client.get("/health")).status_code == 503
+            assert await status == 1
+        await engine.close()
+        return half
 
-    with storm_server(tmp_path / "log") as dying:
-        half = asyncio.run(scenario(dying))
-        assert not half.is_whole and half.error == "the engine has ended"
-    check_log(tmp_path / "log")
+    half = asyncio.run(scenario())
+    assert half.texts and not half.is_whole and half.error == "the engine has ended"
     assert asyncio.run(ask_for(served.url, ask)).is_whole
 
 
