@@ -9,13 +9,16 @@ from typing import Any
 
 from .http_stream import Target
 
-ADDRESS = re.compile(r"serving .* at (http://[^\s,]+),")
+ADDRESS = re.compile(r"serving .* at (http://[^\s,]+), (.*)")
 LAST_ANSWERS = 30.0  # seconds to end in order
 
 
 @contextmanager
-def own_server(engine: Mapping[str, Any]) -> Iterator[Target]:
-    """`nanovllm serve` with these knobs, at a free port. Raises ValueError with its error if it does not start."""
+def own_server(engine: Mapping[str, Any]) -> Iterator[tuple[Target, str]]:
+    """`nanovllm serve` with these knobs, at a free port, and what it says that it computes with.
+
+    Raises ValueError with its error if it does not start.
+    """
     command = [sys.executable, "-m", "nanovllm", "serve", "--port", "0", *flags_of(engine)]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
@@ -23,7 +26,7 @@ def own_server(engine: Mapping[str, Any]) -> Iterator[Target]:
         said = []
         for line in server.stderr:
             if found := ADDRESS.search(line):
-                yield Target.of(found[1])
+                yield Target.of(found[1]), found[2]
                 return
             said.append(line.strip())
         raise ValueError(f"the server did not start: {' '.join(said)}")

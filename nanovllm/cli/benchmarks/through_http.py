@@ -49,13 +49,14 @@ def measure(
 ) -> dict[str, Any]:
     llm = compiled_llm(engine)
     loads = make_loads(llm, 1 + rounds, num_prompts, input_len, output_len, spread)
-    with own_server(engine) as target:
+    with own_server(engine) as (target, kernels):
         served = Served(target)
         calls = {"offline": each_time(loads, lambda load: offline(llm, load)), "http": each_time(loads, served.turn)}
         found = take_turns(calls, rounds, "http")
     settings = {"num_prompts": num_prompts, "input_len": input_len, "output_len": output_len, "spread": spread}
     share = ratio(found, "http", "offline", lambda turn: turn.tokens_per_second)
     later = differences([each["http"].first_token - each["offline"].first_token for each in found])
+    own = llm.llm_engine.kernels.says
     return {
         "bench": "http",
         "settings": settings | {"rounds": rounds},
@@ -67,6 +68,7 @@ def measure(
             "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
             "through HTTP {median:.3f} of the engine's own throughput ({least:.3f} to {largest:.3f})".format(**share),
             "first token alone {median:.2f} ms later ({least:.2f} to {largest:.2f})".format(**later),
+            *([f"not the same kernels: the server has {kernels}"] if kernels != own else []),
         ],
     }
 

@@ -146,7 +146,7 @@ def test_this_server(bench, served):
 @pytest.mark.parametrize("is_own", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_http_beside_the_engine_itself(bench, served, monkeypatch, is_own):
     if not is_own:
-        monkeypatch.setattr(through_http, "own_server", lambda engine: nullcontext(Target.of(served.url)))
+        monkeypatch.setattr(through_http, "own_server", lambda engine: nullcontext((Target.of(served.url), "none")))
     monkeypatch.setattr(through_http, "ALONE", 2)
     flags = ("--num-prompts", "2", "--input-len", "5", "--output-len", "4", "--rounds", "2", "--model", STORYTELLER)
     status, found, table, err = bench(*map(str, flags), *UNMEASURED, name="http")
@@ -158,6 +158,7 @@ def test_http_beside_the_engine_itself(bench, served, monkeypatch, is_own):
     assert later["least"] <= later["median"] <= later["largest"]
     assert http["front_ms_a_token"] > 0 and http["client_ms_a_token"] > 0 and "front_ms_a_token" not in offline
     assert all(each["first_token_alone_ms"]["p50"] > 0 for each in (offline, http))
+    assert ("not the same kernels" in table) != is_own, "the other server is said to have none"
     assert "of the engine's own throughput" in table and "front ms a token" in table
 
 
