@@ -15,6 +15,11 @@ MAX_FORM = 1 << 16  # characters: to make a grammar of more takes the engine hal
 FORMS = ("structured_outputs", "response_format")
 MAX_ENTRIES = {  # of a list or an object: all of them are looked at when the request comes, or at each token
     "messages": 1 << 12,
+    "input": 1 << 12,
+    "tools": 1 << 10,
+    "documents": 1 << 13,
+    "chat_template_kwargs": 1 << 10,
+    "metadata": 16,  # as OpenAI has it
     "stop": 32,
     "bad_words": 128,
     "logprob_token_ids": 128,

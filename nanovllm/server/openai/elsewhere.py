@@ -56,4 +56,9 @@ OF_RESPONSES_ELSEWHERE: Only = {
     "moderation": (),
     "image": (),
     "access_programs": (),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "enable_response_messages": (False,),
+    "previous_input_messages": ([],),
 }

@@ -36,9 +36,18 @@ def prompt_logprobs(places: Sequence[Place | None]) -> list[dict[str, Any] | Non
     return [place or None for place in told]
 
 
-def untold(token: int, text: str) -> Place:
-    """The place of a prompt's first token: nothing comes before it, so it has no probability."""
-    return {token: Logprob(math.nan, 0, text)}
+def echoed(token_ids: Sequence[int], places: Sequence[Place | None], text: str, first: str) -> list[Place]:
+    """The places of a prompt's tokens. Nothing comes before the first: it has its text alone, and no probability.
+
+    A tokenizer that puts a space before every text has it in no text: the first token is told without it.
+    """
+    start: Place = {token_ids[0]: Logprob(math.nan, 0, first)}
+    told = [start, *(place or {} for place in places[1:])]
+    own = [text_of(place[token]) for token, place in zip(token_ids, told, strict=True)]
+    if "".join(own) == f" {text}":
+        i = next(i for i, each in enumerate(own) if each)
+        told[i] = told[i] | {token_ids[i]: told[i][token_ids[i]]._replace(decoded_token=own[i][1:])}
+    return told
 
 
 def chat_logprobs(token_ids: Sequence[int], places: Sequence[Place], count: int) -> list[dict[str, Any]]:

@@ -53,8 +53,9 @@ def told_of(body: dict[str, Any]) -> dict[str, Any]:
     unsaid |= {"metadata": {}, "tools": [], "text": {}}
     unsaid |= {"tool_choice": "auto", "parallel_tool_calls": True, "top_logprobs": 0, "reasoning": None, "user": None}
     told = {name: body.get(name, each) for name, each in unsaid.items()}
-    read_field("metadata", told["metadata"], dict)
-    return told | {"text": {"format": {"type": "text"}} | told["text"]}
+    read_field("metadata", told["metadata"], dict[str, str])
+    said = {name: each for name, each in told["text"].items() if each is not None}
+    return told | {"text": {"format": {"type": "text"}} | said}
 
 
 def check_fields(body: dict[str, Any]) -> None:

@@ -54,6 +54,9 @@ class ResponseObjects:
         return b"".join(events)
 
     def delta(self, piece: Piece) -> bytes:
+        """Nothing, if nothing is to be said yet: a character is not whole, or a stop string may have begun."""
+        if not piece.text and not piece.logprobs:
+            return b""
         return self.event("output_text.delta", **self._place(), delta=piece.text, logprobs=self._logprobs(piece))
 
     def ending(self, sample: Piece) -> bytes:

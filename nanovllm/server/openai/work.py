@@ -12,7 +12,7 @@ from ..request_stream import joined
 from .bodies import Body
 from .chats import Chat
 from .choices import usage
-from .logprobs import untold
+from .logprobs import echoed
 from .served import Tokens
 
 if TYPE_CHECKING:
@@ -76,8 +76,9 @@ class Work:
 
 def echo_of(prompt: Tokens, delta: Delta) -> Piece:
     """The prompt as the beginning of an output. Its request's first delta has what is told of its tokens."""
-    told = delta.prompt_logprobs and [untold(prompt.token_ids[0], prompt.first_text), *delta.prompt_logprobs[1:]]
-    return Piece(0, prompt.text, prompt.token_ids, told, None, None)
+    places, text = delta.prompt_logprobs, prompt.text or ""
+    told = places and echoed(prompt.token_ids, places, text, prompt.first_text)
+    return Piece(0, text, prompt.token_ids, told, None, None)
 
 
 def without_output(piece: Piece) -> Piece:

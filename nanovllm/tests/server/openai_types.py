@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel
+from openai import BaseModel
 
 
 def unset(value: Any, path: str = "") -> list[str]:

@@ -47,7 +47,10 @@ def test_an_echo_without_an_output_is_the_prompt_alone(served):
 def test_an_echo_tells_the_text_of_its_first_token(served):
     ids = answer(served.post("/tokenize", prompt="Once upon", add_special_tokens=False))["tokens"]
     told = served.completion(ids, echo=True, logprobs=0, max_tokens=1)["choices"][0]["logprobs"]
-    assert told["tokens"][:2] == [" Once", " upon"] and told["token_logprobs"][0] is None
+    assert told["tokens"][:2] == ["Once", " upon"] and told["token_logprobs"][0] is None
+    [choice] = served.completion(echo=True, logprobs=0, max_tokens=4)["choices"]
+    for token, start in zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True):
+        assert choice["text"][start : start + len(token)] == token
 
 
 def test_log_probabilities_of_a_prompt(served, llm):

@@ -16,6 +16,11 @@ from typing import Any
 
 HERE = Path(__file__).parent
 REQUIRED = {"required": True}
+BODIES = {
+    "CompletionRequest": "completion",
+    "ChatCompletionRequest": "chat_completion",
+    "ResponsesRequest": "responses",
+}
 LABELS = ["model_name", "engine"]
 SOURCE = Path()
 
@@ -52,6 +57,8 @@ def value(node: ast.expr) -> Any:
             given = {keyword.arg: keyword.value for keyword in node.keywords}
             if "default" in given:
                 return value(given["default"])
+            if node.args:
+                return value(node.args[0])
             return {"expression": f"{ast.unparse(given['default_factory'])}()"}
     return {"expression": ast.unparse(node)}
 
@@ -90,6 +97,11 @@ def fields(path: str, name: str) -> list[list[Any]]:
     """Of a dataclass."""
     body = [node for node in find_class(path, name).body if isinstance(node, ast.AnnAssign)]
     return [[node.target.id, default(node.value)] for node in body if isinstance(node.target, ast.Name)]
+
+
+def body_fields(folder: str, name: str) -> list[list[Any]]:
+    """Of a request's body; a name that begins with _ is none of it."""
+    return [row for row in fields(f"entrypoints/openai/{folder}/protocol.py", name) if not row[0].startswith("_")]
 
 
 def metrics(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -158,6 +170,7 @@ def main() -> None:
     write("async_llm.json", {name: signature("v1/engine/async_llm.py", "AsyncLLM", name) for name in names})
     kinds = {name: fields(f"{beams}/utils.py", name) for name in ("BeamSearchSequence", "BeamSearchOutput")}
     write("beam_search.json", kinds | {"BeamSearchParams": fields("sampling_params.py", "BeamSearchParams")})
+    write("bodies.json", {name: body_fields(folder, name) for name, folder in BODIES.items()})
     kinds = {name: fields("v1/metrics/reader.py", name) for name in ("Counter", "Vector", "Gauge", "Histogram")}
     made = dict([*metrics("v1/metrics/loggers.py"), *offload_metrics()])
     write("metrics.json", kinds | {"metrics": made})
