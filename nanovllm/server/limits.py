@@ -14,8 +14,8 @@ MAX_CHOICES = 2048  # of an answer: each is a sequence in the engine from the mo
 MAX_FORM = 1 << 16  # characters: to make a grammar of more takes the engine half a second
 FORMS = ("structured_outputs", "response_format")
 MAX_ENTRIES = {  # of a list or an object: all of them are looked at when the request comes, or at each token
-    "messages": 1 << 12,
-    "input": 1 << 12,
+    "messages": 1 << 13,
+    "input": 1 << 13,
     "tools": 1 << 10,
     "documents": 1 << 13,
     "chat_template_kwargs": 1 << 10,

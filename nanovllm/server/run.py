@@ -16,9 +16,10 @@ from ..cli.plain_template import read_template
 from ..cli.streams import tell
 from .addresses import address_of, listening_sockets
 from .app import State, make_apps
+from .checked_connection import HttpLimits
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
-from .http_protocol import HttpLimits, HttpProtocol
+from .http_protocol import HttpProtocol
 from .openai.served import served_model
 from .options import ServerOptions
 from .step_times import TimedEngine

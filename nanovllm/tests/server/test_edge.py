@@ -149,7 +149,7 @@ def test_more_choices_than_an_answer_has(checkpoint):
     [
         ({"stop": ["a"] * 33}, "stop has 33 entries: at most 32 are taken"),
         ({"logit_bias": {str(i): 1 for i in range(70_000)}}, "logit_bias has 70,000 entries: at most 65,536 are taken"),
-        ({"messages": [{}] * 4097}, "messages has 4,097 entries: at most 4,096 are taken"),
+        ({"messages": [{}] * 8193}, "messages has 8,193 entries: at most 8,192 are taken"),
         ({"prompt": ["a"] * 2049}, "the request asks for 2,049 choices: an answer has at most 2,048"),
         ({"structured_outputs": {"regex": "a" * 65_536}}, "structured_outputs has 65,549 characters: at most 65,536"),
     ],
@@ -161,7 +161,7 @@ def test_a_body_with_more_than_anybody_needs(body, says):
 
 
 def test_the_largest_body_that_anybody_needs():
-    check_counts({"stop": ["a"] * 32, "prompt": [5] * 100_000, "messages": [{}] * 4096})
+    check_counts({"stop": ["a"] * 32, "prompt": [5] * 100_000, "messages": [{}] * 8192})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ...server.http_protocol import MAX_SMALL_CHUNKS
+from ...server.checked_connection import MAX_SMALL_CHUNKS
 from .inside import inside
 from .raw import exchange, post
 

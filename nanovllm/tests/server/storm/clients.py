@@ -1,6 +1,7 @@
 """Many streams at once, of which half hang up at random moments: the others get what they get alone."""
 
 import asyncio
+import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,13 +11,15 @@ from tqdm import tqdm
 
 from ..served import Served
 from .asks import Judge, answers_alone, random_asks
-from .processes import Size, size_of, wait_until_idle
+from .processes import Size, metrics_of, size_of, wait_until_idle
 from .wire import EVENT, Answer, Ask, address_of, ask_for
 
 ARRIVAL = 1000  # clients a second come
 LONGEST = 300.0  # seconds that a stream may take
 EACH = 1024  # bytes: a client of which anything is left leaves more (its connection, its task, its request)
 SLACK = 4 << 20  # bytes that an allocator may gain in any process: its pages are never quite full
+ENDLESS = 900  # tokens
+FEW = 40  # events, within which a client goes in the stream
 MOMENTS = ("connected", "in the head", "in the body", "before the first token", "in the stream")
 WAYS = ("close", "abort", "end of what is sent")
 
@@ -27,14 +30,15 @@ class HangUp(NamedTuple):
     share: float  # of the part in which it happens
 
     async def happen(self, url: str, ask: Ask) -> None:
-        """Ask, and go."""
+        """Ask for a text that nobody would wait for, and go: unless it is aborted, the engine has minutes to do."""
+        ask = ask._replace(body=json.dumps(ask.value | {"max_tokens": ENDLESS, "ignore_eos": True}))
         reader, writer = await asyncio.open_connection(*address_of(url))
         try:
             writer.write(self._sent(ask))
             if self.moment == "before the first token":
                 await asyncio.sleep(self.share * 0.2)
             elif self.moment == "in the stream":
-                await read_events(reader, 1 + int(self.share * ask.value["max_tokens"]))
+                await read_events(reader, 1 + int(self.share * FEW))
             await writer.drain()
             if self.way == "end of what is sent":
                 writer.write_eof()
@@ -74,6 +78,10 @@ class Storm:
     judge: Judge
     counts: Counter[str] = field(default_factory=Counter)
     sizes: list[Size] = field(default_factory=list)  # after each round
+    aborted_before: float = 0.0  # samples
+
+    def __post_init__(self) -> None:
+        self.aborted_before = metrics_of(self.served)["aborted"]
 
     async def round(self, num_clients: int) -> None:
         """Half of them stay. When all are gone, nothing is left in the engine."""
@@ -82,6 +90,8 @@ class Storm:
         with tqdm(total=num_clients, unit=" clients", disable=None) as bar:
             await asyncio.gather(*(self._client(stay, i / ARRIVAL, bar) for i, stay in enumerate(stays)))
         await asyncio.to_thread(wait_until_idle, self.served)
+        gone, aborted = self.counts["hung up in the stream"], metrics_of(self.served)["aborted"] - self.aborted_before
+        assert aborted >= gone, f"{gone} clients have gone in a stream, and {aborted:.0f} samples were aborted"
         self.sizes.append(size_of(self.served))
         self.judge.check_count()
 

@@ -63,9 +63,12 @@ def check_log(log: Path) -> None:
 
 
 def metrics_of(served: Served) -> dict[str, float]:
-    """The engine's gauges."""
+    """The engine's numbers by name, and how many samples were aborted."""
     told = httpx.get(served.url + "/metrics", timeout=10).text
-    return {name: float(value) for name, value in re.findall(r"^vllm:(\w+)\{[^}]*\} (\S+)$", told, re.MULTILINE)}
+    found = re.findall(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", told, re.MULTILINE)
+    ended = {labels: value for name, labels, value in found if name == "request_success_total"}
+    aborted = sum(float(value) for labels, value in ended.items() if 'finished_reason="abort"' in labels)
+    return {name: float(value) for name, _, value in found} | {"aborted": aborted}
 
 
 def wait_until_idle(served: Served) -> None:
