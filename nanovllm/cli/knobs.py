@@ -60,5 +60,5 @@ SERVER = [
     Knob("max_request_tokens", int, 1048576, "most tokens that a request may come to, all prompts and samples"),
     Knob("max_body_bytes", int, 4194304, "most bytes of a request's body"),
     Knob("header_timeout", float, 10.0, "seconds in which a request's head must come"),
-    Knob("body_timeout", float, 60.0, "seconds in which its body must come"),
+    Knob("body_timeout", float, 60.0, "seconds in which its body must come, and an answer finds its reader"),
 ]

@@ -1,7 +1,8 @@
 """HTTP as uvicorn speaks it through h11, for clients that are slow, send too much, or send what is no HTTP.
 
-uvicorn waits for a request's head and body for ever, and answers broken HTTP in plain text. Here both have a time, a
-body has a size, and whatever is wrong is told as OpenAI's servers tell it. Then the connection is closed.
+uvicorn waits for a request's head and body for ever, and for a client that does not read; it answers broken HTTP in
+plain text. Here all three have a time, a body has a size, and whatever is wrong is told as OpenAI's servers tell it.
+Then the connection is closed.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ class HttpProtocol(H11Protocol):
         self._seconds = {h11.IDLE: limits.head_seconds, h11.SEND_BODY: limits.body_seconds}
         self._clocked: Any = None  # the state of the client in which the clock runs
         self._clock: asyncio.TimerHandle | None = None
+        self._read_seconds = limits.body_seconds
+        self._unread: asyncio.TimerHandle | None = None  # runs while an answer waits for the client to read
         self._num_discarded: int | None = None  # bytes; a number once the client is not heard any more
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -49,8 +52,18 @@ class HttpProtocol(H11Protocol):
         if self._num_discarded is None and self._is_within_a_request():
             self._refuse(400, "the connection was closed before the request was whole")
 
+    def pause_writing(self) -> None:
+        """There is no room for more of the answer until the client reads."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._read_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        self._stop_unread()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
@@ -90,6 +103,11 @@ class HttpProtocol(H11Protocol):
         if self._clock is not None:
             self._clock.cancel()
         self._clock = self._clocked = None
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        self._unread = None
 
     def _too_slow(self) -> None:
         seconds, part = self._seconds[self._clocked], "head" if self._clocked is h11.IDLE else "body"

@@ -29,7 +29,7 @@ class ServerOptions:
     max_request_tokens: int | None = knob(1 << 20, "most tokens that a request may come to, all prompts and samples")
     max_body_bytes: int = knob(1 << 22, "most bytes of a request's body")
     header_timeout: float = knob(10.0, "seconds in which a request's head must come")
-    body_timeout: float = knob(60.0, "seconds in which its body must come")
+    body_timeout: float = knob(60.0, "seconds in which its body must come, and an answer finds its reader")
     api_keys: tuple[str, ...] = ()  # no knob: it may be given several times, or in the environment
 
     def __post_init__(self) -> None:

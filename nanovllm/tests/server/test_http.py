@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import socket
+from contextlib import suppress
 
 import pytest
 
 from ...server.checked_connection import MAX_SMALL_CHUNKS
-from .inside import inside
+from ...server.http_protocol import HttpProtocol
+from .inside import inside, until
 from .raw import exchange, post
 
 GOOD = json.dumps({"prompt": [5, 6], "max_tokens": 2, "temperature": 0}).encode()
@@ -142,3 +145,29 @@ def test_a_client_that_goes_in_the_middle_of_its_body_is_no_error_of_the_server(
 
     asyncio.run(scenario())
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_client_that_does_not_read_is_let_go(checkpoint, monkeypatch):
+    """Its blocks come free. The system keeps little for it here: else it would have to send nothing for megabytes."""
+    made = HttpProtocol.connection_made
+
+    def with_little_room(self, transport):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
+    monkeypatch.setattr(HttpProtocol, "connection_made", with_little_room)
+    body = {"prompt": [5, 6], "max_tokens": 200, "n": 4, "logprobs": 5, "ignore_eos": True, "stream": True}
+
+    async def scenario():
+        async with inside(checkpoint, body_timeout=0.2) as server:
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((server.client.base_url.host, server.client.base_url.port))
+            client.sendall(post(json.dumps(body).encode()))
+            await until(lambda: server.num_begun == 1)
+            await until(lambda: server.front.state.engine.num_requests == 0 and server.is_empty, seconds=5)
+            with client, suppress(ConnectionResetError):
+                while part := client.recv(1 << 16):
+                    assert b"[DONE]" not in part, "all of it was sent: nothing had to wait"
+
+    asyncio.run(scenario())
