@@ -20,6 +20,7 @@ from tests.helpers import ROOT, find_stages, folder_of
 
 STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
 FOLDERS = [*STAGES, ROOT / "nanovllm" / "core"]
+ENDS = ("test_console.py", "test_interrupts.py")  # of a stage: they start processes, or press Ctrl-C at each line
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many, of each kind
 
 
@@ -61,9 +62,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_long(item: pytest.Item) -> bool:
-    """Marked so; or of a stage's test_console.py, which starts processes: the first and the last stage's are enough."""
-    between = [folder / "tests" / "test_console.py" for folder in STAGES[1:-1]]
-    return item.get_closest_marker("full") is not None or item.path in between
+    """Marked so; or marked `ends`, or in one of ENDS, and of a stage between the first and the last."""
+    stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")
+    is_between = stage in [f"stages.{folder.name}" for folder in STAGES[1:-1]] and item.get_closest_marker("ends")
+    in_between = [folder / "tests" / name for folder in STAGES[1:-1] for name in ENDS]
+    return bool(item.get_closest_marker("full") or is_between or item.path in in_between)
 
 
 # With pytest-xdist the workers collect, and the terminal is the controller's: the counts travel.

@@ -108,6 +108,7 @@ def test_fixed_vectors(stage, device, oracle, vectors):
         assert output.outputs[0].token_ids == expected.token_ids, prompt
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("way", ["in waves", "few seats", full("alone"), full("together")])
 def test_company_changes_nothing(stage, device, oracle, vectors, way):
     """The same requests alone, in one batch, in a pool so small that they take turns, and with two at a time.
@@ -135,6 +136,7 @@ def sampled_alone(stage, device, oracle, vectors) -> list[Any]:
     return serve(stage, device, oracle, "alone", {}, prompts, sampling(stage, len(prompts)))
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("way", ["few seats", full("in waves"), full("together")])
 def test_company_changes_no_seeded_sample(stage, device, oracle, vectors, sampled_alone, way):
     prompts = [CANDIDATES[i] for i in short_vectors(oracle, vectors)]
@@ -245,6 +247,7 @@ def test_any_of_several_eos_ids_ends_a_text(stage, device, odd_model):
 # Half precision: the logits only, against transformers in the same dtype, along texts that the stage samples
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("dtype", ["bfloat16", full("float16")])
 def test_half_precision(stage, device, oracle, dtype):
     reference = Oracle(STORYTELLER, dtype, device)
