@@ -11,6 +11,7 @@ runs all that it names. A test that has a long form marks it: pytest.param(1000,
 import re
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tests.helpers import ROOT, find_stages, folder_of
 
 STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
 FOLDERS = [*STAGES, ROOT / "nanovllm" / "core"]
-ENDS = ("test_console.py", "test_interrupts.py")  # of a stage: they start processes, or press Ctrl-C at each line
+COSTLY = ("test_console.py", "test_interrupts.py", "test_beam_search.py")  # processes, Ctrl-C at each line, all beams
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many, of each kind
 
 
@@ -54,19 +55,27 @@ def as_case(item: pytest.Item) -> Case:
 @pytest.hookimpl(trylast=True)  # after -k and -m: of two equal tests, the one that they leave runs
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, copies = config.getoption("part"), find_copies([as_case(item) for item in items], FOLDERS)
-    kinds = ["copies" if i in copies else "long" if is_long(item) else "quick" for i, item in enumerate(items)]
+    ends = costly_of_ends({item.path for item in items})
+    kinds = ["copies" if i in copies else "long" if is_long(item, ends) else "quick" for i, item in enumerate(items)]
     kept = {"quick": {"quick"}, "rest": {"copies", "long"}, "all": {"quick", "copies", "long"}}[part]
     config.stash[LEFT_OUT] = Counter(kind for kind in kinds if kind not in kept)
     config.hook.pytest_deselected(items=[item for item, kind in zip(items, kinds, strict=True) if kind not in kept])
     items[:] = [item for item, kind in zip(items, kinds, strict=True) if kind in kept]
 
 
-def is_long(item: pytest.Item) -> bool:
-    """Marked so; or marked `ends`, or in one of ENDS, and of a stage between the first and the last."""
+def costly_of_ends(paths: set[Path]) -> set[Path]:
+    """Of the costly files that are in this run, those of the first and of the last stage."""
+    ends = {folder / "tests" / name for folder in (STAGES[0], STAGES[-1]) for name in COSTLY}
+    return ends & paths
+
+
+def is_long(item: pytest.Item, ends: set[Path]) -> bool:
+    """Marked so; or marked `ends`, or in a costly file of which an end runs too, and of a stage between the two."""
+    between = STAGES[1:-1]
     stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")
-    is_between = stage in [f"stages.{folder.name}" for folder in STAGES[1:-1]] and item.get_closest_marker("ends")
-    in_between = [folder / "tests" / name for folder in STAGES[1:-1] for name in ENDS]
-    return bool(item.get_closest_marker("full") or is_between or item.path in in_between)
+    is_between = stage in [f"stages.{folder.name}" for folder in between] and item.get_closest_marker("ends")
+    is_costly = item.path.parent.parent in between and item.path.name in {end.name for end in ends}
+    return bool(item.get_closest_marker("full") or is_between or is_costly)
 
 
 # With pytest-xdist the workers collect, and the terminal is the controller's: the counts travel.
