@@ -3,6 +3,7 @@
 How a kernel is written, in reading order:
 
 plain.py           each kernel in plain torch: what it computes
+split.py           how the work is split among programs
 decode.py          attention of one query a row, the context split among programs; Triton is explained here
 tile.py            a tile of keys added to a softmax under way
 prefill.py         attention of whole prompts, or chunks of them

@@ -28,36 +28,14 @@ beside the keys: a kernel of this kind waits for memory.
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tile import add_tile, find_slots, tile_size
+from .split import DecodeRoom, tile_size
+from .tile import add_tile, find_slots
 
-MAX_SPLITS = 128
-PROGRAMS_FOR_SM = 2  # so that one reads while the other computes
 LOG2_E = math.log2(math.e)  # exp(x) is 2 ** (x * LOG2_E), and a GPU has an instruction for powers of two
-
-
-class DecodeRoom:
-    """Where the programs leave the attention to their split, for merging: allocated once, at the start."""
-
-    def __init__(
-        self, max_rows: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device | str
-    ) -> None:
-        self.num_splits = num_splits
-        self.parts = torch.empty(max_rows, num_heads, num_splits, head_dim, dtype=torch.float32, device=device)
-        self.lses = torch.empty(max_rows, num_heads, num_splits, dtype=torch.float32, device=device)  # log2(sum(exp2))
-
-
-def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Enough splits to give each multiprocessor its programs. A CUDA graph fixes this number, not the contexts.
-
-    >>> choose_splits(1, 8, 132), choose_splits(8, 8, 132), choose_splits(256, 8, 132), choose_splits(1, 1, 132)
-    (33, 4, 1, 128)
-    """
-    return max(1, min(MAX_SPLITS, PROGRAMS_FOR_SM * num_sms // max(1, rows * num_kv_heads)))
 
 
 def paged_decode(

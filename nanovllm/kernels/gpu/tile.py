@@ -21,15 +21,6 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
-def tile_size(width: int, itemsize: int) -> int:
-    """How many keys a tile has: 16 KiB of them, so that a program holds a few tiles of keys and of values.
-
-    >>> tile_size(128, 2), tile_size(128, 4), tile_size(16, 4), tile_size(256, 4)
-    (64, 32, 128, 16)
-    """
-    return max(16, min(128, 16384 // (width * itemsize)))
-
-
 @triton.jit
 def dot(a, b):
     """The product of two matrices, summed in float32: a [m, k]; b [k, n] -> [m, n]. Each of m, k, n is 16 or more.

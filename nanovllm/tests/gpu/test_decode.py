@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ...kernels.gpu import plain
+from ...kernels.gpu.split import DecodeRoom
 from .pools import TOLERANCE, Shape, make_pool, make_queries
 
 decode = pytest.importorskip("nanovllm.kernels.gpu.decode", reason="needs triton: make test-triton")
@@ -23,7 +24,7 @@ SHAPES = [  # num_kv_heads, group, head_dim, block_size, dtype; splits; contexts
 def assert_decodes(shape: Shape, num_splits: int, context_lens: list[int], device: str, seed: int = 0) -> None:
     layer, rows = 1, len(context_lens)
     pool, q = make_pool(shape, context_lens, layer, device, seed), make_queries(shape, rows, device, seed + 1)
-    room = decode.DecodeRoom(rows + 1, q.shape[1], shape.head_dim, num_splits, device)
+    room = DecodeRoom(rows + 1, q.shape[1], shape.head_dim, num_splits, device)
     room.parts.fill_(torch.nan), room.lses.fill_(torch.nan)
     before = pool.blocks.clone()
     outs = [torch.full_like(q, torch.nan) for _ in range(2)]
@@ -60,7 +61,7 @@ def test_a_table_with_room_behind_its_row(device: str) -> None:
     wide = torch.full((2, 50), 2**30, dtype=torch.int32, device=device)
     wide[:, : pool.block_tables.shape[1]] = pool.block_tables
     out, expected = torch.empty_like(q), torch.empty_like(q)
-    room = decode.DecodeRoom(2, 2, 16, 2, device)
+    room = DecodeRoom(2, 2, 16, 2, device)
     decode.paged_decode(q, pool.blocks, 0, wide[:, :7], pool.context_lens, room, out)
     plain.paged_decode(q, pool.blocks, 0, wide[:, :7], pool.context_lens, None, expected)
     torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
@@ -76,6 +77,6 @@ def test_a_pool_beyond_the_range_of_int32(device: str) -> None:
     table = torch.full((1, 1), len(blocks) - 1, dtype=torch.int32, device=device)
     length = torch.full((1,), 50, dtype=torch.int32, device=device)
     out, expected = torch.empty_like(q), torch.empty_like(q)
-    decode.paged_decode(q, blocks, 0, table, length, decode.DecodeRoom(1, 16, 128, 4, device), out)
+    decode.paged_decode(q, blocks, 0, table, length, DecodeRoom(1, 16, 128, 4, device), out)
     plain.paged_decode(q, blocks, 0, table, length, None, expected)
     torch.testing.assert_close(out, expected, rtol=3e-2, atol=3e-2)
