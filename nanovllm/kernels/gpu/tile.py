@@ -1,4 +1,4 @@
-"""A tile of keys, added to a softmax under way. Read decode.py first: it uses all three functions, and so does prefill.
+"""A tile of keys, added to a softmax under way. Read decode.py first: it uses both functions, and so does prefill.py.
 
 The softmax of a row of scores needs their peak and their sum. A program that sees a tile at a time keeps three things,
 
@@ -12,24 +12,8 @@ to what was seen so far. core/online_softmax.py does the same with whole tensors
 A function with @triton.jit that a kernel calls is compiled into the kernel: it costs no launch.
 """
 
-import os
-
 import triton
 import triton.language as tl
-
-# Triton's interpreter keeps bfloat16 as bits, and its tl.dot would multiply the bits as integers.
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-
-
-@triton.jit
-def dot(a, b):
-    """The product of two matrices, summed in float32: a [m, k]; b [k, n] -> [m, n]. Each of m, k, n is 16 or more.
-
-    A GPU's tensor cores multiply 16-bit numbers. Float32 ones they would round to 19 bits, unless told "ieee".
-    """
-    if INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
@@ -48,9 +32,11 @@ def add_tile(queries, k, v, is_seen, scale, peak, total, out):
 
     queries [rows, width]; k, v [TILE, width]; is_seen bool, [rows, TILE] or [1, TILE]; scale makes scores powers of 2
     """
-    scores = tl.where(is_seen, dot(queries, tl.trans(k)) * scale, float("-inf"))  # [rows, TILE]
+    # Tensor cores sum 16-bit products in float32. Of float32 numbers they would drop bits, unless told "ieee".
+    scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [rows, TILE]
+    scores = tl.where(is_seen, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - new_peak[:, None])  # [rows, TILE], 0 where nothing is seen
     kept = tl.exp2(peak - new_peak)  # [rows], 0 in the first tile
-    out = out * kept[:, None] + dot(weights.to(v.dtype), v)
+    out = out * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     return new_peak, total * kept + tl.sum(weights, 1), out
