@@ -51,9 +51,9 @@ test-all: $(call needs,test) ## every test: copies in later stages, long histori
 .venv-triton/.complete: .ci/setup_triton.py $(call needs,test)
 	@$(PY) .ci/setup_triton.py
 
-test-triton: .venv-triton/.complete ## the GPU's kernels on the CPU, in Triton's interpreter, in an environment of its own
-	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest nanovllm/tests/gpu nanovllm/kernels/gpu \
-	    -W "ignore:Conversion of an array" $(ARGS)
+test-triton: .venv-triton/.complete ## the GPU's kernels on the CPU, in Triton's interpreter, in an environment of its own; PART=all
+	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest --part $(or $(PART),quick) \
+	    nanovllm/tests/gpu nanovllm/kernels/gpu -W "ignore:Conversion of an array" $(ARGS)
 
 soak: $(call needs,test) ## a million random steps of all stages, all checked; ARGS="--stage s7 --steps 100000 --seed 1"
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)

@@ -35,6 +35,9 @@ from torch import Tensor
 from .split import DecodeRoom, tile_size
 from .tile import add_tile, find_slots
 
+# While a tile is computed, loads of later tiles are under way. Keys wait for the block table's load, so a tile takes
+# two stages of Triton's pipeline before its own: five stages have two tiles on their way, three would have one.
+NUM_STAGES = 5
 LOG2_E = math.log2(math.e)  # exp(x) is 2 ** (x * LOG2_E), and a GPU has an instruction for powers of two
 
 
@@ -58,7 +61,7 @@ def paged_decode(
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, HEADS=triton.next_power_of_2(max(16, group)), HEAD_DIM=head_dim, WIDTH=width,
         BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, blocks.element_size()),
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=NUM_STAGES,
     )  # fmt: skip
     if num_splits > 1:
         splits = triton.next_power_of_2(num_splits)

@@ -53,8 +53,19 @@ def paged_prefill(
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, QUERIES=queries, ROWS=triton.next_power_of_2(max(16, queries * group)), HEAD_DIM=head_dim,
         WIDTH=width, BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, q.element_size()),
-        num_warps=4 if width <= 128 else 8, num_stages=2,
+        num_warps=choose_warps(width, q.element_size()), num_stages=3,
     )  # fmt: skip
+
+
+def choose_warps(width: int, itemsize: int) -> int:
+    """How many times 32 threads share the rows: enough that what a thread holds fits into its registers.
+
+    >>> choose_warps(128, 2), choose_warps(256, 2), choose_warps(64, 4)
+    (4, 8, 16)
+    """
+    if itemsize == 4:
+        return 16
+    return 4 if width <= 128 else 8
 
 
 @triton.jit

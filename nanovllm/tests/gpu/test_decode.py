@@ -41,7 +41,7 @@ def test_as_its_twin(shape: Shape, num_splits: int, context_lens: list[int], dev
     assert_decodes(shape, num_splits, context_lens, device)
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(6, 60))])
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(6, 30))])
 def test_random_shapes(seed: int, device: str) -> None:
     generator = torch.Generator().manual_seed(seed)
 
