@@ -126,3 +126,8 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     """gate_up [rows, 2 * size]; out [rows, size]"""
     gate, up = gate_up.chunk(2, dim=-1)  # [rows, size] each
     out.copy_(F.silu(gate) * up)
+
+
+def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """x [rows, size]; weight [outputs, size]; bias [outputs]; out [rows, outputs]. Any number of rows here"""
+    out.copy_(F.linear(x, weight, bias))

@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 
 from ...kernels.gpu.activation import silu_and_mul
 from ...kernels.gpu.decode import paged_decode
+from ...kernels.gpu.gemv import MAX_ROWS, gemv
 from ...kernels.gpu.norm import add_rms_norm
 from ...kernels.gpu.prefill import paged_prefill
 from ...kernels.gpu.rope_write import rotate_and_write
@@ -91,9 +92,12 @@ def launch_all(shape: Shape) -> None:
         rotate_and_write(qkv, angles, angles, numbers, numbers, blocks, 1, norm, norm, 1e-5, q)
     for residual in (x, None):
         add_rms_norm(x, residual, x[0], 1e-5, x)
+    for rows in range(1, MAX_ROWS + 1):
+        gemv(x[:rows], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(rows, 6144, dtype=dtype))
     silu_and_mul(x, x.view(8, 2048)[:4])
 
 
 if __name__ == "__main__":
     JITFunction.run = compile_launch
-    launch_all(Shape(*map(int, sys.argv[2:]), getattr(torch, sys.argv[1])))
+    num_kv_heads, group, head_dim, block_size = map(int, sys.argv[2:])
+    launch_all(Shape(num_kv_heads, group, head_dim, block_size, getattr(torch, sys.argv[1])))

@@ -18,6 +18,7 @@ KERNELS = {
     "rotate_and_write_row",
     "add_rms_norm_row",
     "silu_and_mul_part",
+    "multiply_part",
 }
 full = pytest.mark.full
 

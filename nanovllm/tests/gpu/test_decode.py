@@ -54,6 +54,16 @@ def test_random_shapes(seed: int, device: str) -> None:
     assert_decodes(shape, pick(1, 2, 3, 8), [*lengths, pick(0, 1, 16, 128)], device, seed)
 
 
+def test_scores_whose_powers_no_float_holds(device: str) -> None:
+    """Peaks are taken off before a power is: in a tile, between tiles, and between splits."""
+    shape, lengths = Shape(1, 2, 16, 16, FLOAT), [300, 20]
+    pool, q = make_pool(shape, lengths, 0, device, seed=0), make_queries(shape, 2, device, seed=1) * 200
+    outs = [torch.empty_like(q) for _ in range(2)]
+    for run, out in zip((decode.paged_decode, plain.paged_decode), outs, strict=True):
+        run(q, pool.blocks, 0, pool.block_tables, pool.context_lens, DecodeRoom(2, 2, 16, 3, device), out)
+    torch.testing.assert_close(*outs, rtol=1e-3, atol=1e-3)
+
+
 def test_a_table_with_room_behind_its_row(device: str) -> None:
     """The runner's tables are rows of a wider buffer."""
     shape, lengths = Shape(1, 2, 16, 4, FLOAT), [9, 6]

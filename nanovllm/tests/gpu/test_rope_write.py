@@ -1,5 +1,7 @@
 """rotate_and_write beside its twin, and the twin beside the model's own layers: to the last bit but for norms."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ SHAPES = [  # num_kv_heads, group, head_dim, block_size, dtype; with norms of he
 MAX_MODEL_LEN, LAYER = 300, 1
 
 
-def make_step(shape: Shape, has_norms: bool, device: str) -> tuple[dict[str, object], torch.Tensor]:
+def make_step(shape: Shape, has_norms: bool, device: str) -> tuple[dict[str, Any], torch.Tensor]:
     """The arguments but `blocks` and q_out, for 6 rows of which two are padding; and an empty pool."""
     generator = torch.Generator().manual_seed(shape.head_dim)
     num_slots = 5 * shape.block_size
