@@ -8,8 +8,8 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all test-triton soak setup notebooks notebook page open-page exercise check diff
-.PHONY: scoreboard measure gpu lint train clean FORCE
+.PHONY: help run serve test test-all test-triton soak storm setup notebooks notebook page open-page exercise check
+.PHONY: diff scoreboard measure gpu lint train clean FORCE
 
 # $(value) and the environment carry these past what make and the shell would expand.
 override PROMPT := $(value PROMPT)
@@ -40,6 +40,9 @@ help: ## this list
 run: $(call needs,core) ## tell stories with the finished engine; STAGE=3 PROMPT="Once upon a time" ARGS="--device cuda"
 	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
 
+serve: $(call needs,serve) ## serve the finished engine to clients of OpenAI's API, and show its memory in a browser; ARGS="--port 8001"
+	@$(PY) -m nanovllm serve models/storyteller --chat-template plain $(ARGS)
+
 PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test: $(call needs,test) ## each distinct test once, in minutes; PY=python3 takes that one and installs nothing
@@ -57,6 +60,9 @@ test-triton: .venv-triton/.complete ## the GPU's kernels on the CPU, in Triton's
 
 soak: $(call needs,test) ## a million random steps of all stages, all checked; ARGS="--stage s7 --steps 100000 --seed 1"
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)
+
+storm: $(call needs,test) ## 1,000 clients, 10,000 bad requests and kill -9 against nanovllm serve; ARGS="clients --rounds 5 --seed 1"
+	@$(PY) -m nanovllm.tests.server.storm $(ARGS)
 
 setup: $(call needs,test lint) ## the environment with the test extras (and lint's), running nothing
 

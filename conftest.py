@@ -9,6 +9,7 @@ runs all that it names. A test that has a long form marks it: pytest.param(1000,
 """
 
 import re
+import signal
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,12 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many, of each kind
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "quick: each distinct test once, in its short form; rest: what quick leaves out; all: both"
     parser.addoption("--part", choices=["quick", "rest", "all"], default="quick", help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A shell that runs this in the background has Ctrl-C ignored, and tests press it: they would wait for ever."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -12,10 +12,11 @@ import httpx
 
 from nanovllm.api import EngineArgs, LLMEngine
 from nanovllm.server import engine_process
+from nanovllm.server.addresses import address_of, listening_socket
 from nanovllm.server.engine_client import EngineClient
 from nanovllm.server.events import Feed
 from nanovllm.server.options import ServerOptions
-from nanovllm.server.run import Front, address_of, listening_socket, make_front
+from nanovllm.server.run import Front, make_front
 from nanovllm.tests.server.inside import ThreadAsProcess
 
 SECONDS = 60.0

@@ -31,6 +31,13 @@ IF_INSTALLED = {
     **{f"kernels/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm" / "kernels").glob("*.py")},
     **{f"tests/kernels/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/tests/kernels").glob("*.py")},
 }
+SERVE = {"starlette", "uvicorn", "h11", "prometheus_client"}  # the extra of that name
+OF_FOLDERS = {  # of the package: who listens, who asks over HTTP, and who tests both
+    "server/": SERVE | {"http", "socket", "urllib"},
+    "tests/server/": SERVE | {"httpx", "openai", "socket", "urllib"},
+    "cli/benchmarks/http_": {"ssl", "urllib"},
+}
+CONNECTING = {"connect", "connect_ex", "create_connection", "open_connection", "start_tls"}
 NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib"}
 THROUGH_THE_HUB = {
     *("checkpoints/repository.py", "checkpoints/hub_errors.py", "tests/fake_hub.py", "tests/test_hub.py"),
@@ -134,7 +141,8 @@ def import_faults(folder: Path) -> list[str]:
         depth = len(path.relative_to(folder).parts)
         allowed = installed if path.is_relative_to(folder / "tests") else installed - {"pytest"}
         if folder.name == PACKAGE:
-            allowed = allowed | IF_INSTALLED.get(name, set())
+            of_folder = [modules for start, modules in OF_FOLDERS.items() if name.startswith(start)]
+            allowed = allowed.union(IF_INSTALLED.get(name, set()), *of_folder)
         found = text_faults(path.read_text(encoding="utf-8"), depth, frozenset(allowed))
         faults += [f"{path.relative_to(folder)}:{fault}" for fault in found]
     return faults
@@ -171,6 +179,14 @@ def may_import(module: str, allowed: frozenset[str]) -> bool:
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_imports_only_its_own(name):
     assert import_faults(folder_of(name)) == []
+
+
+def test_the_server_listens_and_connects_to_nobody():
+    files = sorted((ROOT / PACKAGE / "server").rglob("*.py"))
+    trees = {path.name: ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in files}
+    names = {(name, node.attr) for name, nodes in trees.items() for node in nodes if isinstance(node, ast.Attribute)}
+    assert ("run.py", "listen") in names, "what is looked for would be found"
+    assert [(name, attribute) for name, attribute in names if attribute in CONNECTING] == []
 
 
 @pytest.mark.parametrize(

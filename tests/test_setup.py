@@ -77,6 +77,12 @@ def test_without_a_stage_the_finished_engine_runs(tmp_path):
 
 
 @needs_make
+def test_serve_serves_what_is_here(tmp_path):
+    served = ["models/storyteller", "--chat-template", "plain"]
+    assert arguments_of(tmp_path, "serve", "ARGS=--port 0") == ["-m", "nanovllm", "serve", *served, "--port", "0"]
+
+
+@needs_make
 def test_the_last_link_has_a_diff():
     assert make("-n", "diff", "STAGE=nanovllm", "PY=python3").stdout.split()[-2:] == ["diff", "nanovllm"]
 

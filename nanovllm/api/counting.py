@@ -1,15 +1,15 @@
 """Parts of the engine that count what core's do not: refused blocks, and sequences that end."""
 
-from typing import Any
+from typing import Any, cast
 
 from ..core.prefix_cache import PrefixCacheStats
 from ..core.scheduler import Scheduler as CoreScheduler
 from ..core.scheduler import SchedulerOutput
 from ..core.sequence import Sequence as CoreSequence
 from .engine import BlockManager as BaseBlockManager
-from .metrics import Tally
 from .sequence import Sequence
 from .stats import BlockCounts
+from .tally import Tally
 
 
 class CountedSequence(Sequence):
@@ -17,16 +17,17 @@ class CountedSequence(Sequence):
 
     def __init__(self, tally: Tally, **fields: Any) -> None:
         super().__init__(**fields)
-        self._tally = tally
+        self.tally = tally
+        self.last_token_time: float | None = None  # where the engine looks at a clock in each step
 
     def note_admission(self) -> None:
         if self.num_cached_tokens is None:  # else it was preempted, and comes back
-            self._tally.note_admission(self)
+            self.tally.note_admission(self)
         super().note_admission()
 
     def finish(self, reason: str) -> None:
         super().finish(reason)
-        self._tally.note_end(self)
+        self.tally.note_end(self)
 
 
 class BlockManager(BaseBlockManager):
@@ -41,6 +42,16 @@ class BlockManager(BaseBlockManager):
             return True
         self.num_refused += 1
         return False
+
+    def allocate(self, seq: CoreSequence) -> None:
+        counted = cast(CountedSequence, seq)
+        is_looked_for = self._is_caching and counted.may_hit and counted.num_cached_tokens is None
+        loaded_before = self._host.num_blocks_loaded
+        super().allocate(seq)
+        if is_looked_for:
+            on_host = (self._host.num_blocks_loaded - loaded_before) * self.block_size
+            on_device = seq.num_computed_tokens - on_host
+            counted.tally.lookups.add(seq.num_tokens, on_device, on_host, has_host=self._host.num_blocks > 0)
 
     def reset_prefix_cache(self) -> bool:
         """The counts go on: they are since the start."""

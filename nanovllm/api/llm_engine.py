@@ -19,12 +19,13 @@ from .counting import BlockManager, CountedSequence, Scheduler
 from .engine import InputProcessor
 from .engine import LLMEngine as BaseLLMEngine
 from .engine_args import EngineArgs, check_is_args
-from .metrics import BlockSize, Metric, Tally, as_metrics
+from .metrics import Metric, as_metrics
 from .model_runner import ModelRunner
 from .only_in_vllm import refuse
 from .params import SamplingParams
 from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, whole_text
 from .stats import EngineStats, collect
+from .tally import Tally
 
 
 class LLMEngine(BaseLLMEngine):
@@ -35,7 +36,6 @@ class LLMEngine(BaseLLMEngine):
 
     def __init__(self, config: EngineConfig, args: EngineArgs | None = None) -> None:
         self.engine_args = args or EngineArgs(**vars(config))
-        self.tally = Tally()
         self._thread = threading.current_thread()
         super().__init__(config)
 
@@ -140,8 +140,10 @@ class LLMEngine(BaseLLMEngine):
 
     def get_metrics(self) -> list[Metric]:
         name = self.engine_args.served_model_name or str(self.engine_args.model)
-        block = BlockSize(self.config.block_size, self.kv_cache.blocks[0].nbytes)
-        return as_metrics(self.stats(), self.tally, name if isinstance(name, str) else name[0], block)
+        labels = {"model_name": name if isinstance(name, str) else name[0], "engine": "0"}
+        live = [seq for samples in list(self._requests.values()) for seq in samples if not seq.finished]
+        metrics = as_metrics(self.stats(), self.tally, labels, self.kv_cache.blocks[0].nbytes)
+        return metrics + self.tally.histograms(live, labels)
 
     def check_thread(self) -> None:
         """Raises RuntimeError in another thread than the one that made the engine."""
@@ -156,6 +158,7 @@ class LLMEngine(BaseLLMEngine):
         if (folder := self.engine_args.generation_config) not in ("auto", "vllm"):
             self.model_config = replace(self.model_config, eos_token_ids=eos_token_ids(folder))
         processor = super().build_input_processor()
+        self.tally = Tally(self.max_model_len)
         processor.sequence_class = partial(CountedSequence, self.tally)  # type: ignore[assignment]
         return processor
 

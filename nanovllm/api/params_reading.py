@@ -53,9 +53,8 @@ def unique(values: Any) -> Any:
     >>> unique([3, 1, 3]), unique(5)
     ([3, 1], 5)
     """
-    if not isinstance(values, list):
-        return values
-    return [value for place, value in enumerate(values) if value not in values[:place]]
+    is_plain = isinstance(values, list) and all(isinstance(value, int | str) for value in values)
+    return list(dict.fromkeys(values)) if is_plain else values  # any others are refused as they are
 
 
 def as_token_id(token: Any) -> Any:

@@ -18,7 +18,7 @@ ends, and a request for blocks that is refused, are counted where they happen.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .metrics import prompt_tokens_of
+from .tally import prompt_tokens_of
 
 if TYPE_CHECKING:
     from .llm_engine import LLMEngine

@@ -18,11 +18,11 @@ def size(name: str, default: int, help: str) -> click.Option:
 PEER = click.Option(["--peer/--no-peer"], default=True, show_default=True, help="measure transformers too")
 
 
-def shared(rounds: int, peer: click.Option = PEER) -> list[click.Parameter]:
+def shared(rounds: int, peer: click.Option | None = PEER) -> list[click.Parameter]:
     """The options of every benchmark."""
     return [
         size("--rounds", rounds, "rounds; what is compared takes turns, and medians are told"),
-        peer,
+        *([peer] if peer else []),
         click.Option(["--json", "json_file"], metavar="PATH", help="write all numbers as JSON; - is standard output"),
         *engine_flags(),
     ]
@@ -31,12 +31,12 @@ def shared(rounds: int, peer: click.Option = PEER) -> list[click.Parameter]:
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure this engine here: throughput, latency, the prefix cache, offload, peers."""
+    """Measure this engine here: throughput, latency, the prefix cache, offload, HTTP, peers."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
-THROUGHPUT: list[click.Parameter] = [
+TOGETHER: list[click.Parameter] = [
     size("--num-prompts", 32, "requests"),
     size("--input-len", 128, "tokens of a random prompt"),
     size("--output-len", 64, "tokens of an output"),
@@ -47,6 +47,9 @@ THROUGHPUT: list[click.Parameter] = [
         show_default=True,
         help="random lengths are up to this share shorter or longer",
     ),
+]
+THROUGHPUT: list[click.Parameter] = [
+    *TOGETHER,
     click.Option(["--prompts", "prompts_file"], metavar="FILE", help="prompts, one a line, in place of random ones"),
 ]
 
@@ -96,6 +99,15 @@ def offload(**values: Any) -> int:
     The time to the first token with the beginning on the device, on the host, or computed again.
     """
     return run("offload", values)
+
+
+@bench.command(params=TOGETHER + shared(rounds=5, peer=None))
+def http(**values: Any) -> int:
+    """Measure what HTTP costs.
+
+    The engine itself and a server of its own serve the same requests in turns: all at once, and one at a time.
+    """
+    return run("through_http", values)
 
 
 PEERS: list[click.Parameter] = [
@@ -166,9 +178,9 @@ SERVE: list[click.Parameter] = [
 
 @bench.command(params=SERVE)
 def serve(json_file: str | None, **values: Any) -> int:
-    """Load a server that speaks OpenAI's interface: this one, or any other.
+    """Load a server that speaks OpenAI's interface.
 
-    Requests a second, the time to the first token, between tokens, and to the end.
+    This one, or any other. Requests a second, the time to the first token, between tokens, and to the end.
     """
     check_writable(json_file)
 

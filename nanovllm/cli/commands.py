@@ -18,7 +18,7 @@ COMMANDS = {  # where each is, and what the list says of it: no command waits fo
     "batch": ("batch:batch", "Serve a file of requests; the results are lines of JSON."),
     "serve": ("serve:serve", "Serve a model to clients of OpenAI's API."),
     "inspect": ("inspect_model:inspect", "Say what a model needs, and what fits beside it."),
-    "bench": ("bench:bench", "Measure this engine here: throughput, latency, the prefix cache, offload, peers."),
+    "bench": ("bench:bench", "Measure this engine here: throughput, latency, the prefix cache, offload, HTTP, peers."),
     "trace": ("trace:trace", "Say what a trace holds, or convert it for a viewer."),
     "stages": ("stages:stages", "Say which seven stages this engine grew through, and how to run them."),
 }

@@ -27,16 +27,25 @@ def raise_once(*_: Any) -> None:
 
 
 @contextmanager
-def handled_by(handler: Callable[..., None]) -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, handler)
+def handled_by(handler: Callable[..., None], number: int = signal.SIGINT) -> Iterator[None]:
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 def ctrl_c_ends_at_once() -> Any:
     return handled_by(end_at_once)
+
+
+def sigterm_ends_at_once() -> Any:
+    """For a server that serves nobody yet. In a container it is process 1: a signal that it does not handle is lost."""
+
+    def end(*_: Any) -> None:
+        os._exit(0)
+
+    return handled_by(end, signal.SIGTERM)
 
 
 def ctrl_c_raises() -> Any:

@@ -4,7 +4,7 @@ import time
 from typing import Any, cast
 
 from ..api import CompletionOutput, RequestOutput
-from ..server.openai.choices import chat_choice, completion_choice, usage
+from ..server.openai.choices import chat_choice, completion_choice, told_of_prompt, usage
 from ..server.openai.fields import CHAT
 from .request import Request
 
@@ -25,17 +25,20 @@ def response_body(request: Request, output: RequestOutput, model: str) -> dict[s
     is_chat = request.url == CHAT
     kind, name = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
     made = sum(len(each.token_ids) for each in output.outputs)
+    choices = [choice(cast(CompletionOutput, each), request) for each in output.outputs]
+    told = told_of_prompt(output.prompt_logprobs)
     return {
         "id": f"{name}-{request.index}",
         "object": kind,
         "created": int(time.time()),
         "model": model,
-        "choices": [choice(cast(CompletionOutput, each), request) for each in output.outputs],
+        "choices": choices if is_chat else [each | told for each in choices],
         "usage": usage(len(output.prompt_token_ids), made, output.num_cached_tokens),
+        **(told if is_chat else {}),
     }
 
 
 def choice(output: CompletionOutput, request: Request) -> dict[str, Any]:
     if request.url == CHAT:
-        return chat_choice(output, output.index, request.params.logprobs)
+        return chat_choice(output, output.index, request.params.num_logprobs)
     return completion_choice(output, output.index)

@@ -6,6 +6,7 @@ import click
 
 from .common import located, one_line_errors
 from .flags import engine_flags, server_flags, split
+from .interrupts import sigterm_ends_at_once
 
 
 @click.command(params=server_flags() + engine_flags())
@@ -29,7 +30,7 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
     engine, server = split(values)
     if name is not None:
         engine["model"] = name
-    with one_line_errors():
+    with one_line_errors(), sigterm_ends_at_once():
         try:
             from ..server.run import run_server
         except ImportError as error:

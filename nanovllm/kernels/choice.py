@@ -61,6 +61,11 @@ class Choice:
     def is_compiling(self) -> bool:
         return self._compiler is not None and not self._compiler.has_ended
 
+    @property
+    def awaits_idle(self) -> bool:
+        """There is something to take up, as soon as no request is there."""
+        return self._compiler is not None and self._compiler.has_ended
+
     def wait(self, seconds: float) -> None:
         """For a compiler, at most so long."""
         if self._compiler is not None:
@@ -68,7 +73,7 @@ class Choice:
 
     def take_up(self) -> None:
         """Use the kernels if they have been compiled meanwhile. No request may be there."""
-        if self._compiler is None or not self._compiler.has_ended:
+        if not self.awaits_idle:
             return
         error, self._compiler = self._compiler.error, None
         if error is None:

@@ -2,7 +2,7 @@
 
     client -- HTTP --> front: asyncio, JSON, chat templates, tokens -- a pipe --> engine: a process that only steps
 
-run.py             the front from the first moment to the exit status
+run.py             the front from the first moment to the exit status; addresses.py has its sockets
 options.py         what the command line says of the server
 messages.py        what goes through the pipe
 engine_process.py  the engine's side of it
@@ -17,7 +17,7 @@ errors.py          what is told to a client in place of an answer
 http_protocol.py   HTTP's own limits: slow clients, large bodies, what is no HTTP
 auth.py origins.py request_ids.py    what every request goes through; small_answers.py is theirs
 limits.py          how much may be asked for, and may wait
-metrics.py         /metrics; step_times.py counts for it in the engine's process
+metrics.py         /metrics; step_times.py is the engine that counts for it in each step
 openai/            the bodies of OpenAI's interface; nanovllm batch reads and writes them, too
 page/              plays an engine's memory, recorded or live
 """

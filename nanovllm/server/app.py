@@ -1,4 +1,4 @@
-"""The application: what all requests share, and which addresses there are."""
+"""The applications, one for each address, what they share, and what is asked of them by which path."""
 
 import time
 from collections import Counter
@@ -51,10 +51,14 @@ class State:
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def routes() -> list[Route]:
-    """Each address of the server."""
+def health_route() -> Route:
+    return Route("/health", health, methods=["GET"])
+
+
+def api_routes() -> list[Route]:
+    """What clients ask for."""
     return [
-        Route("/health", health, methods=["GET"]),
+        health_route(),
         Route("/ping", health, methods=["GET", "POST"]),
         Route("/version", version, methods=["GET"]),
         Route("/v1/models", list_models, methods=["GET"]),
@@ -64,13 +68,23 @@ def routes() -> list[Route]:
         Route("/v1/responses", create_response, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/metrics", show_metrics, methods=["GET"]),
-        *page_routes(can_prompt=True),
     ]
 
 
-def make_app(state: State) -> ASGIApp:
-    app = Starlette(routes=routes(), exception_handlers=handlers())
+def watching_routes(can_prompt: bool) -> list[Route]:
+    """What shows the engine: the page, and numbers. `can_prompt`: clients ask at the same address."""
+    return [Route("/metrics", show_metrics, methods=["GET"]), *page_routes(can_prompt)]
+
+
+def make_apps(state: State) -> list[ASGIApp]:
+    """One for each address. Keys and origins hold at each of them."""
+    if state.options.page_address is None:
+        return [make_app(state, [*api_routes(), *watching_routes(can_prompt=True)])]
+    return [make_app(state, api_routes()), make_app(state, [health_route(), *watching_routes(can_prompt=False)])]
+
+
+def make_app(state: State, routes: list[Route]) -> ASGIApp:
+    app = Starlette(routes=routes, exception_handlers=handlers())
     app.state.server = state
     app.router.redirect_slashes = False  # what is not here is a 404
     return wrapped(app, state)

@@ -15,7 +15,7 @@ from ..api import EngineArgs, EngineDeadError
 from ..cli.streams import tell
 from . import engine_process
 from .errors import RequestFailed
-from .messages import Abort, Add, Answer, Ask, Delta, Failed, Ready, Step, Stop, Watch, receive, send
+from .messages import Abort, Add, Answer, Ask, Delta, Failed, Note, Ready, Step, Stop, Watch, receive, send
 from .request_stream import RequestStream
 
 LAST_STEP = 5.0  # seconds that an engine has to end in order
@@ -172,6 +172,8 @@ class EngineClient:
         elif isinstance(message, Answer):
             if (answer := self._answers.get(message.number)) and not answer.done():
                 answer.set_result(message.value)
+        elif isinstance(message, Note):
+            tell(message.text)
         elif isinstance(message, Failed):
             self._die(message.error)
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from ..api import CompletionOutput, EngineArgs, LLMEngine, RequestOutput
 from ..trace import watch
-from .messages import Abort, Add, Answer, Ask, Delta, Failed, Piece, Ready, Step, Stop, Watch, receive, send
-from .step_times import StepTimes
+from .messages import Abort, Add, Answer, Ask, Delta, Failed, Note, Piece, Ready, Step, Stop, Watch, receive, send
 
 Build = Callable[[EngineArgs], LLMEngine]
 ANSWERS: dict[str, Callable[[LLMEngine], Any]] = {
@@ -45,6 +44,8 @@ def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
     try:
         send(pipe, Ready(engine.max_model_len, engine.model_config.vocab_size, engine.kernels.says))
         Worker(pipe, engine).work()
+    except (EOFError, ConnectionError):  # the front has gone: nobody is left to tell
+        return 1
     except Exception as error:  # the engine's state is not known: it ends, and says why
         traceback.print_exc()
         send(pipe, Failed(f"{type(error).__name__}: {error}"))
@@ -67,12 +68,12 @@ class Worker:
 
     def __init__(self, pipe: Connection, engine: LLMEngine) -> None:
         self.engine = engine
-        StepTimes(engine)
         self._pipe = pipe
         self._news = select.poll()
         self._news.register(pipe.fileno(), select.POLLIN)
         self._is_over = False
         self._watch = watch.Watch(engine)
+        self._held: list[Add] = []  # until nobody runs
         self._refused: list[Delta] = []  # requests that were not taken, until the next message says so
         self._handlers: dict[type, Callable[[Any], None]] = {
             Add: self.add,
@@ -94,9 +95,13 @@ class Worker:
 
     @property
     def has_work(self) -> bool:
-        return self.engine.has_unfinished_requests() or bool(self._refused) or self._watch.has_events
+        return self.engine.has_unfinished_requests() or bool(self._refused or self._held) or self._watch.has_events
 
     def step(self) -> None:
+        if self._held and not self.engine.has_unfinished_requests():
+            held, self._held = self._held, []
+            for message in held:
+                self.add(message)
         outputs = self.engine.step() if self.engine.has_unfinished_requests() else []
         deltas = [*self._refused, *map(delta_of, map(RequestOutput.of, outputs))]
         self._refused = []
@@ -105,14 +110,27 @@ class Worker:
             send(self._pipe, Step(deltas, events))
 
     def add(self, message: Add) -> None:
-        """A request that cannot be served is told with the next step."""
+        """A request that cannot be served is told with the next step.
+
+        Once kernels have been compiled, those that run are let end first, or a busy server would never take them up.
+        """
+        awaits_idle = self.engine.kernels.awaits_idle
+        if awaits_idle and self.engine.has_unfinished_requests():
+            self._held.append(message)
+            return
         try:
             self.engine.add_request(message.request_id, message.token_ids, message.params, prompt_text=message.prompt)
         except ValueError as error:
             self._refused.append(Delta(message.request_id, [], True, 0, error=str(error), is_refused=True))
+        except BaseException as error:  # not foreseen, or a panic in Rust: it is this request's, and nobody else's
+            self.engine.abort_request(message.request_id)
+            self._refused.append(Delta(message.request_id, [], True, 0, error=f"{type(error).__name__}: {error}"))
+        if awaits_idle:
+            send(self._pipe, Note(self.engine.kernels.says))
 
     def abort(self, message: Abort) -> None:
         """Nobody waits for its outputs any more."""
+        self._held = [each for each in self._held if each.request_id != message.request_id]
         self.engine.abort_request(message.request_id)
 
     def answer(self, message: Ask) -> None:

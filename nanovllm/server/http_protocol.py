@@ -6,6 +6,7 @@ body has a size, and whatever is wrong is told as OpenAI's servers tell it. Then
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -44,6 +45,7 @@ class CheckedConnection(h11.Connection):
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
+                self._check_head(event)
                 self._begin(dict(event.headers))
             elif isinstance(event, h11.Data):
                 self._count(len(event.data))
@@ -52,10 +54,19 @@ class CheckedConnection(h11.Connection):
             self.error = error
             raise
 
+    def _check_head(self, request: h11.Request) -> None:
+        """h11 looks at the size of a head that is not whole, and not of one that comes at once."""
+        num_bytes = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+        if num_bytes > self._limits.max_head_bytes:
+            why = f"its head has {num_bytes:,} bytes, the limit is {self._limits.max_head_bytes:,}"
+            raise h11.RemoteProtocolError(why, error_status_hint=431)
+
     def _begin(self, headers: dict[bytes, bytes]) -> None:
         """A request has begun. h11 has seen that its length is a number."""
         self._num_bytes = self._num_chunks = 0
         self._is_chunked = b"transfer-encoding" in headers
+        if self._is_chunked and b"content-length" in headers:  # a proxy before this server may read it otherwise
+            raise h11.RemoteProtocolError("it has both a Content-Length and a Transfer-Encoding")
         if not self._is_chunked:
             self._check_size(int(headers.get(b"content-length", 0)))
 
@@ -120,10 +131,13 @@ class HttpProtocol(H11Protocol):
         self._refuse(status, f"the request cannot be taken: {error}")
 
     def shutdown(self) -> None:
-        if self._num_discarded is None:
-            super().shutdown()
-        else:
+        """The server ends. It does not wait for the rest of a body."""
+        if self._num_discarded is not None:
             self.transport.close()
+        elif self.conn.their_state is h11.SEND_BODY:
+            self._refuse(503, "the server is shutting down")
+        else:
+            super().shutdown()
 
     def _is_within_a_request(self) -> bool:
         return self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
@@ -165,7 +179,7 @@ class HttpProtocol(H11Protocol):
         """Close the connection once the client has read the answer: to close it at once may take the answer away."""
         self._num_discarded = 0
         self.flow.resume_reading()
-        if self.transport.can_write_eof():
+        with suppress(OSError):  # it may have gone meanwhile
             self.transport.write_eof()
         self._clock = self.loop.call_later(LINGER, self.transport.abort)
 

@@ -1,7 +1,7 @@
 """What goes through the pipe between the front and the engine: tuples of values that pickle quickly.
 
 to the engine    Add, Abort, Ask, Watch, Stop
-from it          Ready or Failed, once; then Step, at most one for each step; Answer for each Ask
+from it          Ready or Failed, once; then Step, at most one for each step; Answer for each Ask; Note
 """
 
 import pickle
@@ -81,6 +81,12 @@ class Step(NamedTuple):
 
     deltas: list[Delta]
     events: list[dict[str, Any]] | None = None  # while somebody watches the memory: trace/EVENTS.md
+
+
+class Note(NamedTuple):
+    """A line for whoever runs the server."""
+
+    text: str
 
 
 class Answer(NamedTuple):

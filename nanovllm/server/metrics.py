@@ -20,7 +20,10 @@ ProcessCollector(registry=PROCESS)
 async def show_metrics(request: Request) -> Response:
     """Asked between two steps of the engine: what is told belongs to one moment."""
     state = request.app.state.server
-    numbers = await state.engine.ask("metrics") + rejections(state.rejections, state.model.name)
+    numbers = await state.engine.ask("metrics")
+    for number in numbers:
+        number.labels["model_name"] = state.model.name  # the engine calls it by its folder, which is nobody's business
+    numbers += rejections(state.rejections, state.model.name)
     registry = CollectorRegistry()
     registry.register(Numbers(numbers))
     return Response(generate_latest(registry) + generate_latest(PROCESS), media_type=CONTENT_TYPE_LATEST)

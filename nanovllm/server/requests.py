@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -10,10 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive
 
-from ..api.json_schema import nesting
-
 T = TypeVar("T")
 MAX_NESTING = 128  # of objects and lists in a body
+TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # in JSON
+AS_SQUARE = bytes.maketrans(b"{}", b"[]")
+NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+MAX_CONTAINERS = 1 << 15  # objects and lists of a body
+LARGE = 1 << 16  # bytes of a body: to read more takes a while, in which nobody else is to wait
 
 
 class HungUp(Exception):
@@ -28,18 +33,24 @@ async def read_json(request: Request) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, f"the Content-Type must be application/json, not {kind or 'left out'}")
-    value = parse(await request.body())
+    value = await aside(request, parse, await request.body())
     if not isinstance(value, dict):
         raise ValueError("the body must be a JSON object")
     return value
 
 
+async def aside(request: Request, function: Callable[..., T], *values: Any) -> T:
+    """What the function makes of the request's body, which has been read: in a thread if that is large."""
+    if len(await request.body()) > LARGE:
+        return await asyncio.to_thread(function, *values)
+    return function(*values)
+
+
 def parse(body: bytes) -> Any:
     """The value of JSON in UTF-8. Raises ValueError for anything else, and for what no part of the server may meet."""
     try:
-        value = json.loads(body.decode(), parse_constant=refuse_constant)
-        if body.count(b"[") + body.count(b"{") > MAX_NESTING and nesting(value) > MAX_NESTING:
-            raise RecursionError
+        check_brackets(body)
+        value = json.loads(body.decode(), parse_constant=refuse_constant, object_pairs_hook=object_of)
         if rb"\ud" in body or rb"\uD" in body:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError:
@@ -50,6 +61,34 @@ def parse(body: bytes) -> Any:
         raise ValueError(f"the body is no JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise ValueError(f"the body is nested more than {MAX_NESTING} levels deep") from None
+    return value
+
+
+def check_brackets(body: bytes) -> None:
+    """Of what may be JSON. Raises ValueError for more objects and lists than are read, and RecursionError for a depth.
+
+    >>> check_brackets(b'[{"a": "]"}, []]')
+    """
+    if body.count(b"[") + body.count(b"{") <= MAX_NESTING:
+        return
+    brackets = TEXT.sub(b"", body).translate(AS_SQUARE, NO_BRACKETS)
+    if (count := brackets.count(b"[")) > MAX_CONTAINERS:
+        raise ValueError(f"the body has {count:,} objects and lists: at most {MAX_CONTAINERS:,} are read")
+    if b"[" * (MAX_NESTING + 1) in brackets:
+        raise RecursionError
+    for _ in range(MAX_NESTING):  # a pair with nothing inside is taken out, a level each time
+        brackets = brackets.replace(b"[]", b"")
+    if b"[]" in brackets or brackets.count(b"[") > MAX_NESTING:
+        raise RecursionError
+
+
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError for a name that comes twice: which of the two is meant, each reader decides differently."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = counts.most_common(1)[0][0]
+        raise ValueError(f"the body has {twice[:60]!r} twice in one object")
     return value
 
 

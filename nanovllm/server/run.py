@@ -1,26 +1,28 @@
 """The front from the first moment to the exit status."""
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import uvicorn
 
-from ..api import EngineArgs, EngineDeadError, LLMEngine
+from ..api import EngineArgs, EngineDeadError
 from ..cli.plain_template import read_template
 from ..cli.streams import tell
-from .app import State, make_app
+from .addresses import address_of, listening_sockets
+from .app import State, make_apps
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
 from .http_protocol import HttpLimits, HttpProtocol
 from .openai.served import served_model
 from .options import ServerOptions
+from .step_times import TimedEngine
+from .system import prepare
 
 RED = 1.0  # seconds in which /health says that the engine is dead, before the front ends, too
 STUCK = 2.0  # seconds after the last answer should have ended, until connections are closed by force
@@ -35,25 +37,36 @@ class Server(uvicorn.Server):
 
 @dataclass
 class Front:
-    """A server that runs, and the ways to end it."""
+    """A server that runs, at one address or two, and the ways to end it."""
 
     state: State
-    server: Server
+    servers: Sequence[Server]  # the second, if there is one, has the page
     failed: bool = False
 
-    async def run(self, listener: socket.socket) -> int:
-        """Serve until stop() or die(); returns the exit status."""
-        listener.listen()  # whoever reads the line below may come at once
-        tell(f"serving {self.state.model.name} at {address_of(listener)}, {self.state.kernels}")
-        await self.server.serve([listener])
+    async def run(self, *listeners: socket.socket) -> int:
+        """Serve until stop() or die(), a server at each of `listeners`; returns the exit status."""
+        for listener in listeners:
+            listener.listen()  # whoever reads the lines below may come at once
+        first, *others = map(address_of, listeners)
+        tell(f"serving {self.state.model.name} at {first}, {self.state.kernels}")
+        for address in others:
+            tell(f"the page and its numbers are at {address}")
+        pairs = zip(self.servers, listeners, strict=True)
+        await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
         return 1 if self.failed else 0
+
+    @property
+    def is_started(self) -> bool:
+        return all(server.started for server in self.servers)
 
     def stop(self) -> None:
         """No new requests. Those that run may end; after shutdown_timeout, or if this is called again, they are cut."""
         if self.state.is_stopping:
             self._cut()
             return
-        self.state.is_stopping = self.server.should_exit = True
+        self.state.is_stopping = True
+        for server in self.servers:
+            server.should_exit = True
         self.state.feed.close()
         seconds = self.state.options.shutdown_timeout
         if running := self.state.engine.num_requests:
@@ -71,45 +84,26 @@ class Front:
         self.state.engine.cut("the server is shutting down")
 
 
-def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args) -> int:
+def run_server(
+    model: str, args: EngineArgs, options: ServerOptions, build: Build = TimedEngine.from_engine_args
+) -> int:
     """Serve until a signal or the engine's end; returns the exit status.
 
     Raises ValueError or OSError, before anything is served, for what cannot be.
     """
     template = read_template(options.chat_template)
     args.engine_config()
-    with listening_socket(options.host, options.port) as listener, sigterm_ends_at_once():
-        return asyncio.run(serve(model, args, options, template, listener, build))
-
-
-@contextmanager
-def sigterm_ends_at_once() -> Iterator[None]:
-    """While the model is loaded nobody is served yet. The engine's process ends by itself."""
-
-    def end(*_: Any) -> NoReturn:
-        os._exit(0)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """It takes its address now, and listens later. Raises OSError if the address cannot be had."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise OSError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from None
-    return listener
+    with listening_sockets(options) as listeners:
+        return asyncio.run(serve(model, args, options, template, listeners, build))
 
 
 async def serve(
-    model: str, args: EngineArgs, options: ServerOptions, template: str | None, listener: socket.socket, build: Build
+    model: str,
+    args: EngineArgs,
+    options: ServerOptions,
+    template: str | None,
+    listeners: Sequence[socket.socket],
+    build: Build,
 ) -> int:
     engine = EngineClient(*start_engine(args, build))
     try:
@@ -117,7 +111,8 @@ async def serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, front.stop)
-        return await front.run(listener)
+        prepare(loop)
+        return await front.run(*listeners)
     except EngineDeadError as error:
         tell(f"error: {error}")
         return 1
@@ -132,7 +127,7 @@ async def make_front(
     about = await engine.ready()
     served = served_model(model, str(args.model), served_names(args.served_model_name), template, about.max_model_len)
     state = State(options, engine, served, about.kernels)
-    front = Front(state, Server(config_of(make_app(state), options)))
+    front = Front(state, [Server(config_of(app, options)) for app in make_apps(state)])
     engine.on_death = front.die
     return front
 
@@ -157,8 +152,3 @@ def config_of(app: Any, options: ServerOptions) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=int(options.shutdown_timeout + STUCK) + 1,
     )
-
-
-def address_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

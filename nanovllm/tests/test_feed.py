@@ -57,7 +57,9 @@ class Page:
     """What a viewer makes of what it is told."""
 
     def __init__(self, viewer: Viewer) -> None:
-        self.viewer, self.state, self.kinds = viewer, None, []
+        self.viewer = viewer
+        self.state: State | None = None
+        self.kinds: list[str] = []
 
     async def read(self, seconds: float = 1.0) -> "Page":
         self.take(await self.viewer.next(seconds))

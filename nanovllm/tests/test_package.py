@@ -105,6 +105,14 @@ def test_ctrl_c_while_torch_is_imported_ends_it_in_one_line(tmp_path):
     assert process.communicate(timeout=30) == ("", "interrupted\n") and process.returncode == 130
 
 
+def test_sigterm_while_torch_is_imported_is_no_failure_of_a_server(tmp_path):
+    (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
+    process = start("serve", path=tmp_path)
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30) == ("", "") and process.returncode == 0
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_without_a_command_there_is_help(arguments, capsys):
     assert main(arguments) == 0

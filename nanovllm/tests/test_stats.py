@@ -165,7 +165,7 @@ def calls_of(function) -> set[tuple[str, str]]:
     return calls
 
 
-COUNTING = {"stats.py", "metrics.py", "counting.py", "llm_engine.py"}
+COUNTING = {"stats.py", "metrics.py", "tally.py", "counting.py", "llm_engine.py"}
 
 
 def test_nothing_is_counted_in_a_step_in_which_nobody_comes_or_goes(checkpoint):
@@ -185,7 +185,7 @@ def test_an_end_is_counted_once(checkpoint):
     engine.add_request("0", PROMPT, drawn(2))
     engine.step()
     calls = {call for call in calls_of(engine.step) if call[0] in COUNTING}
-    assert {("counting.py", "finish"), ("metrics.py", "note_end")} <= calls
+    assert {("counting.py", "finish"), ("tally.py", "note_end")} <= calls
     assert engine.tally.ended == {"length": 1}
     engine.add_request("1", PROMPT, drawn(2, n=3))
     engine.abort_request("1")
@@ -199,7 +199,7 @@ def test_metrics_by_vllms_names(checkpoint):
     llm = make(checkpoint, served_model_name=["fox", "rabbit"])
     llm.generate([PROMPT, PROMPT], [drawn(3), drawn(1, n=2)])
     metrics = llm.get_metrics()
-    assert {metric.name for metric in metrics} <= {*DATA["metrics"]["names"]}
+    assert {metric.name for metric in metrics} <= {*DATA["metrics"]["metrics"]}
     assert all(metric.labels["model_name"] == "fox" and metric.labels["engine"] == "0" for metric in metrics)
     values = {metric.name: metric.value for metric in metrics if isinstance(metric, Counter | Gauge)}
     assert values["vllm:prompt_tokens"] == 20 and values["vllm:generation_tokens"] == 5

@@ -31,7 +31,7 @@ GIVEN_VALUES = {str: "another", int: 7, float: 0.5, type(None): "something", boo
 
 def test_the_data_is_of_that_version():
     assert {name: data["vllm"] for name, data in DATA.items() if "vllm" in data and name != "sampling_params"} == {
-        name: "0.32" for name in ("llm", "engine_args", "llm_engine", "async_llm", "beam_search", "metrics")
+        name: "0.32" for name in ("llm", "engine_args", "llm_engine", "async_llm", "beam_search", "metrics", "bodies")
     }
 
 

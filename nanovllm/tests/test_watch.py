@@ -11,7 +11,6 @@ from ..trace import apply
 from ..trace.hidden import type_of
 from ..trace.replay import State, begin
 from ..trace.watch import Event, Watch
-from .helpers import OPTIONS
 
 PROMPTS = ["Once upon a time there was a little rabbit.", "The little rabbit and the old fox", "And that is the end"]
 WITH_TEXT = {"text", "tokens", "texts", "token"}
@@ -19,7 +18,7 @@ WITH_TEXT = {"text", "tokens", "texts", "token"}
 
 @pytest.fixture
 def engine(checkpoint) -> LLMEngine:
-    args = EngineArgs(model=checkpoint, block_size=4, kv_cache_tokens=96, max_num_seqs=4, **OPTIONS)
+    args = EngineArgs(model=checkpoint, block_size=4, kv_cache_tokens=96, max_num_seqs=4, offload_policy="load")
     return LLMEngine.from_engine_args(args)
 
 

@@ -11,6 +11,7 @@ answers.py peer_process.py agreement.py contexts.py    its parts
 workers/        what runs in the peers' processes
 serve.py        a server under load, ours or any other that speaks OpenAI's interface
 serve_load.py serve_requests.py http_stream.py    its parts
+through_http.py own_server.py    what HTTP costs: this engine through a server of its own, and without
 report.py       a table, and JSON
 """
 

@@ -1,21 +1,15 @@
 """A server under load: any that speaks OpenAI's interface."""
 
 import asyncio
-import json
 import math
-import re
 import time
-from itertools import pairwise
 from typing import Any
 
 from ... import __version__
-from .http_stream import Broken, Target, asked
+from .http_stream import Target
 from .serve_load import arrivals, asks
-from .serve_requests import CHAT, COMPLETIONS, Form, Outcome, serve_all
+from .serve_requests import CHAT, COMPLETIONS, LONGEST, Form, Outcome, front_seconds, model_of, serve_all
 from .timing import percentiles
-
-LONGEST = 2048  # tokens of a prompt and its output, where a server does not say
-FRONT_SECONDS = re.compile(rb"^process_cpu_seconds_total (\S+)", re.MULTILINE)
 
 
 def measure_server(
@@ -36,8 +30,9 @@ def measure_server(
         raise ValueError("give both input_len and output_len, or neither: then lengths are as of chats")
     target = Target.of(base_url, api_key)
     lengths = None if input_len is None else (input_len, output_len)
-    settings = {"num_prompts": num_prompts, "request_rate": request_rate, "max_concurrency": max_concurrency}
-    settings |= {"lengths": "as of chats" if lengths is None else f"{input_len} + {output_len}", "endpoint": endpoint}
+    settings: dict[str, Any] = {"num_prompts": num_prompts, "request_rate": request_rate}
+    settings |= {"max_concurrency": max_concurrency, "endpoint": endpoint}
+    settings |= {"lengths": "as of chats" if lengths is None else f"{input_len} + {output_len}"}
     run = Run(target, model, CHAT if endpoint == "chat" else COMPLETIONS, {"ignore_eos": True} if ignore_eos else {})
     return asyncio.run(run.measure(lengths, settings, seed))
 
@@ -47,18 +42,18 @@ class Run:
         self.target, self.model, self.path, self.extra = target, model, path, extra
 
     async def measure(self, lengths: tuple[int, int] | None, settings: dict[str, Any], seed: int) -> dict[str, Any]:
-        name, longest = await self.model_of()
+        name, longest = await model_of(self.target)
         form, count = Form(self.path, self.model or name, self.extra), settings["num_prompts"]
         longest = min(longest, LONGEST) * 4 // 5  # a word may be two tokens
         load = asks(count, lengths, longest, seed)
         times = list(arrivals(count, settings["request_rate"], seed))
-        front, own = await self.front_seconds(), time.process_time()
+        front, own = await front_seconds(self.target), time.process_time()
         outcomes, seconds = await serve_all(self.target, form, load, times, settings["max_concurrency"])
-        own, later = time.process_time() - own, await self.front_seconds()
+        own, later = time.process_time() - own, await front_seconds(self.target)
         found = numbers(outcomes, seconds)
         found["client_share_of_a_core"] = own / seconds
-        if front is not None and later is not None and found["output_tokens"]:
-            found["front_ms_a_token"] = 1000 * (later - front) / found["output_tokens"]
+        if front is not None and later is not None and found["total_output_tokens"]:
+            found["front_ms_a_token"] = 1000 * (later - front) / found["total_output_tokens"]
         return {
             "bench": "serve",
             "settings": {name: shown(value) for name, value in settings.items()},
@@ -71,57 +66,29 @@ class Run:
             "says": says(outcomes),
         }
 
-    async def model_of(self) -> tuple[str, int]:
-        """The server's first model, and the most tokens of a sequence."""
-        try:
-            async with asked(self.target, "GET", "/v1/models") as answer:
-                body = await answer.body()
-                if answer.status != 200:
-                    raise Broken(f"status {answer.status}: {body[:200].decode(errors='replace')}")
-                [first, *_] = json.loads(body)["data"]
-                return first["id"], first.get("max_model_len") or LONGEST
-        except (OSError, Broken, ValueError, KeyError, TypeError) as error:
-            where = f"{self.target.host}:{self.target.port}"
-            raise ValueError(f"the server at {where} does not say which models it has: {error}") from None
-
-    async def front_seconds(self) -> float | None:
-        """The processor time of the server's front so far, where it tells that."""
-        try:
-            async with asked(self.target, "GET", "/metrics") as answer:
-                found = FRONT_SECONDS.search(await answer.body()) if answer.status == 200 else None
-                return float(found[1]) if found else None
-        except (OSError, Broken, ValueError):
-            return None
-
 
 def numbers(outcomes: list[Outcome], seconds: float) -> dict[str, Any]:
-    """As vLLM's benchmark has them: a gap is between two pieces, and a piece may have several tokens."""
+    """Names are those of vLLM's benchmark. A gap is between two pieces, and a piece may have several tokens."""
     whole = [each for each in outcomes if each.error is None]
     if not whole:
         raise ValueError(f"no request was answered: {outcomes[0].error}")
     tokens = sum(each.num_tokens or len(each.pieces) for each in whole)
     begun = [each for each in whole if each.pieces]
+    prompts = sum(each.num_prompt_tokens for each in whole)
     return {
-        "requests": len(whole),
+        "completed": len(whole),
         "failed": len(outcomes) - len(whole),
-        "seconds": seconds,
-        "requests_per_second": len(whole) / seconds,
-        "prompt_tokens": sum(each.num_prompt_tokens for each in whole),
-        "output_tokens": tokens,
-        "output_tokens_per_second": tokens / seconds,
+        "duration": seconds,
+        "total_input_tokens": prompts,
+        "total_output_tokens": tokens,
+        "request_throughput": len(whole) / seconds,
+        "output_throughput": tokens / seconds,
+        "total_token_throughput": (prompts + tokens) / seconds,
         "ttft_ms": percentiles([each.pieces[0] for each in begun]),
-        "itl_ms": percentiles([gap for each in begun for gap in gaps(each.pieces)]),
+        "itl_ms": percentiles([gap for each in begun for gap in each.gaps]),
         "tpot_ms": percentiles([time_a_token(each) for each in begun if each.num_tokens > 1]),
-        "e2e_ms": percentiles([each.seconds for each in whole]),
+        "e2el_ms": percentiles([each.seconds for each in whole]),
     }
-
-
-def gaps(times: list[float]) -> list[float]:
-    """
-    >>> gaps([1.0, 3.0, 6.0])
-    [2.0, 3.0]
-    """
-    return [later - earlier for earlier, later in pairwise(times)]
 
 
 def time_a_token(outcome: Outcome) -> float:
@@ -129,7 +96,7 @@ def time_a_token(outcome: Outcome) -> float:
 
 
 def says(outcomes: list[Outcome]) -> list[str]:
-    told = ["times in ms: p50 / p90 / p99 (ttft: first text; itl: between two pieces; tpot: mean of a request)"]
+    told = ["times in ms: p50 / p90 / p99 (ttft: first piece; itl: between two; tpot: a request's mean; e2el: its end)"]
     errors = [each.error for each in outcomes if each.error]
     return told + ([f"{len(errors)} requests failed, the first: {errors[0]}"] if errors else [])
 

@@ -16,9 +16,9 @@ WORDS = (
 
 
 class Ask(NamedTuple):
-    """A request: words for a prompt, and exactly how many tokens are to come."""
+    """A request: words or tokens for a prompt, and exactly how many tokens are to come."""
 
-    prompt: str
+    prompt: str | list[int]
     num_words: int
     num_tokens: int
 

@@ -1,16 +1,21 @@
 """Asks a server for streams, and notes when each piece came."""
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from .http_stream import DONE, Broken, Target, asked
 from .serve_load import Ask
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+LONGEST = 2048  # tokens of a prompt and its output, where a server does not say
+FRONT_SECONDS = re.compile(rb"^process_cpu_seconds_total (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,14 @@ class Outcome:
     num_prompt_tokens: int = 0
     num_tokens: int = 0
     error: str | None = None
+
+    @property
+    def gaps(self) -> list[float]:
+        """
+        >>> Outcome([1.0, 3.0, 6.0]).gaps
+        [2.0, 3.0]
+        """
+        return [later - earlier for earlier, later in pairwise(self.pieces)]
 
 
 async def ask_for(target: Target, form: Form, ask: Ask) -> Outcome:
@@ -69,10 +82,20 @@ def note(outcome: Outcome, event: dict[str, Any], now: float) -> bool:
         outcome.num_prompt_tokens, outcome.num_tokens = usage["prompt_tokens"], usage["completion_tokens"]
     ended = False
     for choice in event.get("choices") or []:
-        if choice.get("text") or (choice.get("delta") or {}).get("content"):
+        is_last = choice.get("finish_reason") is not None
+        if has_text(choice) or not (is_last or "role" in (choice.get("delta") or {})):
             outcome.pieces.append(now)
-        ended |= choice.get("finish_reason") is not None
+        ended |= is_last
     return ended
+
+
+def has_text(choice: dict[str, Any]) -> bool:
+    """A token may have none: its character is not whole yet, or there is no tokenizer.
+
+    >>> has_text({"delta": {"content": "a"}}), has_text({"text": ""})
+    (True, False)
+    """
+    return bool(choice.get("text") or (choice.get("delta") or {}).get("content"))
 
 
 def short(told: Any) -> str:
@@ -94,3 +117,27 @@ async def serve_all(
 
     outcomes = await asyncio.gather(*(one(ask, when) for ask, when in zip(asks, times, strict=True)))
     return outcomes, time.perf_counter() - start
+
+
+async def model_of(target: Target) -> tuple[str, int]:
+    """The server's first model, and the most tokens of a sequence. Raises ValueError if it does not say."""
+    try:
+        async with asked(target, "GET", "/v1/models") as answer:
+            body = await answer.body()
+            if answer.status != 200:
+                raise Broken(f"status {answer.status}: {short(body)}")
+            [first, *_] = json.loads(body)["data"]
+            return first["id"], first.get("max_model_len") or LONGEST
+    except (OSError, Broken, ValueError, KeyError, TypeError) as error:
+        where = f"{target.host}:{target.port}"
+        raise ValueError(f"the server at {where} does not say which models it has: {error}") from None
+
+
+async def front_seconds(target: Target) -> float | None:
+    """The processor time of the server's front so far, where it tells that."""
+    try:
+        async with asked(target, "GET", "/metrics") as answer:
+            found = FRONT_SECONDS.search(await answer.body()) if answer.status == 200 else None
+            return float(found[1]) if found else None
+    except (OSError, Broken, ValueError):
+        return None

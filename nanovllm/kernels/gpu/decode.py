@@ -66,8 +66,9 @@ def paged_decode(
     if num_splits > 1:
         splits = triton.next_power_of_2(num_splits)
         merge_splits[(rows, num_heads)](
-            parts, room.lses, out, num_splits, HEAD_DIM=head_dim, WIDTH=width, SPLITS=splits, num_warps=4
-        )
+            parts, room.lses, out, num_splits, HEAD_DIM=head_dim, WIDTH=width, SPLITS=splits,
+            num_warps=4 if splits * width <= 8192 else 8,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The bodies of OpenAI's interface, as nanovllm serve and nanovllm batch read and write them, and the server's answers.
 
 json_values.py  a value of JSON for the field of a dataclass
-fields.py       which fields a body may have
+fields.py       which fields a body may have; elsewhere.py: those of other servers that are not served here
 bodies.py       a body read: prompts or a conversation, parameters, how the answer is to come
 chats.py        a conversation of it, and what the chat template is told
 params.py       SamplingParams of it

@@ -45,7 +45,9 @@ def read_body(url: str, body: dict[str, Any], unsaid: Unsaid) -> Body:
     """Raises ValueError, naming the field and the value. null is as good as not said."""
     body = {name: each for name, each in body.items() if each is not None}
     check_body(body, url)
-    is_chat = url == CHAT
+    is_chat, stream = url == CHAT, stream_of(body)
+    if stream and "prompt_logprobs" in body:
+        raise ValueError("prompt_logprobs needs stream to be false")
     given = chat_params(body) if is_chat else completion_params(body)
     no_limit = {"max_tokens": None} if is_chat else {}  # of its own: up to the model's
     return Body(
@@ -53,7 +55,7 @@ def read_body(url: str, body: dict[str, Any], unsaid: Unsaid) -> Body:
         model=read_field("model", body.get("model"), str | None),
         prompts=chat_of(body) if is_chat else prompts_of(body),
         params={**unsaid.recommended, **no_limit, **unsaid.params, **given},
-        stream=stream_of(body),
+        stream=stream,
         echo=read_field("echo", body.get("echo", False), bool),
         add_special_tokens=read_field("add_special_tokens", body.get("add_special_tokens", not is_chat), bool),
     )
@@ -77,6 +79,8 @@ def stream_of(body: dict[str, Any]) -> StreamOptions | None:
         raise ValueError("stream_options needs stream to be true")
     check_names(given, STREAM_OPTIONS, "stream_options may have")
     options = {name: read_field(f"stream_options.{name}", each, bool | None) for name, each in given.items()}
+    if options.get("include_obfuscation"):
+        raise ValueError("stream_options.include_obfuscation true is not served here: leave it out")
     told = {name: bool(options.get(name)) for name in StreamOptions._fields}
     return StreamOptions(**told) if is_streamed else None
 

@@ -6,6 +6,7 @@ from typing import Any
 from ...checkpoints.message_contents import TEXT_PARTS
 from .json_values import read_field, shortened
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 NOT_THE_TEMPLATES = {  # names that render_chat has for other things
     *("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
 }
@@ -39,8 +40,11 @@ def template_options(body: dict[str, Any]) -> dict[str, Any]:
     for name in ("tools", "documents"):
         if value := read_field(name, body.get(name, []), list[dict]):
             given[name] = value
+    for number, tool in enumerate(given.get("tools", [])):
+        check_tool(f"tools[{number}]", tool)
     if "reasoning_effort" in body:
-        given["reasoning_effort"] = read_field("reasoning_effort", body["reasoning_effort"], str)
+        effort = given["reasoning_effort"] = effort_of(body["reasoning_effort"])
+        given.setdefault("enable_thinking", effort != "none")
     if read_field("continue_final_message", body.get("continue_final_message", False), bool):
         given["continue_final_message"] = True
     is_new = body.get("add_generation_prompt", not given.get("continue_final_message", False))
@@ -49,10 +53,25 @@ def template_options(body: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def effort_of(value: Any) -> str:
+    if value not in EFFORTS:
+        raise ValueError(f"reasoning_effort must be one of {', '.join(EFFORTS)}, not {shortened(value)}")
+    return value
+
+
+def check_tool(name: str, tool: dict[str, Any]) -> None:
+    """A template reads a function's name, at least."""
+    if tool.get("type") != "function":
+        raise ValueError(f'{name}.type must be "function", not {shortened(tool.get("type"))}')
+    function = read_field(f"{name}.function", tool.get("function"), dict)
+    read_field(f"{name}.function.name", function.get("name"), str)
+
+
 def check_message(name: str, message: dict[str, Any]) -> None:
     """Content is a text, or parts that are texts; an assistant that has called a tool may have said nothing."""
     role = read_field(f"{name}.role", message.get("role"), str)
     content = message.get("content")
+    read_field(f"{name}.tool_calls", message.get("tool_calls"), list[dict] | None)
     if not isinstance(content, list):
         read_field(f"{name}.content", content, str | None if role == "assistant" else str)
         return

@@ -1,8 +1,9 @@
 """The choices of an answer, and what it cost."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .logprobs import chat_logprobs, completion_logprobs
+from .logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 
 
 class Sample(Protocol):
@@ -42,6 +43,11 @@ def told_of_chat(sample: Sample, count: int | None) -> dict[str, Any] | None:
     if sample.logprobs is None:
         return None
     return {"content": chat_logprobs(sample.token_ids, sample.logprobs, count or 0), "refusal": None}
+
+
+def told_of_prompt(places: Sequence[Any] | None) -> dict[str, Any]:
+    """In each choice of a completion, and beside those of a chat."""
+    return {} if places is None else {"prompt_logprobs": prompt_logprobs(places)}
 
 
 def ending(sample: Sample) -> dict[str, Any]:

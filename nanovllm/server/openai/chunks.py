@@ -36,16 +36,19 @@ class Chunks:
     def __init__(self, work: Work) -> None:
         self._work, self._options = work, work.body.stream
         self._head = work.head("chat.completion.chunk" if work.body.is_chat else "text_completion")
-        self._lengths: dict[int, int] = {}  # characters of each choice so far
+        self._lengths: dict[int, int] = {}  # characters of the tokens told of each choice: its text may lag behind
 
     def of(self, index: int, piece: Piece) -> bytes:
         """What is new in a choice; the first of a chat says who speaks, in an event of its own."""
-        start = self._lengths.get(index)
-        self._lengths[index] = (start or 0) + len(piece.text)
+        is_first = index not in self._lengths
+        start = self._lengths.setdefault(index, 0)
         if not self._work.body.is_chat:
-            return self._event(completion_choice(piece, index, start or 0))
-        event = self._event(chat_chunk_choice(piece, index, self._work.params.logprobs))
-        return event if start is not None else self._role(index) + event
+            choice = completion_choice(piece, index, start)
+            if told := choice["logprobs"]:
+                self._lengths[index] = start + sum(map(len, told["tokens"]))
+            return self._event(choice)
+        event = self._event(chat_chunk_choice(piece, index, self._work.params.num_logprobs))
+        return self._role(index) + event if is_first else event
 
     def last(self) -> bytes:
         """What it cost."""

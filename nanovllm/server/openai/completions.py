@@ -8,12 +8,12 @@ from starlette.responses import JSONResponse, Response
 
 from ..engine_client import EngineClient
 from ..errors import RequestFailed
-from ..limits import check_room, check_size
+from ..limits import check_counts, check_room, check_size
 from ..messages import Piece
 from ..request_stream import joined
-from ..requests import read_json, unless_hung_up
+from ..requests import aside, read_json, unless_hung_up
 from .bodies import read_body
-from .choices import chat_choice, completion_choice
+from .choices import chat_choice, completion_choice, told_of_prompt
 from .chunks import as_chunk, events_of
 from .fields import CHAT, COMPLETIONS
 from .streaming import stream
@@ -41,7 +41,8 @@ async def create(request: Request, url: str) -> Response:
 async def begin(request: Request, url: str, body: dict[str, Any]) -> Work:
     """What the body asks for. Raises ValueError, and what else an answer may be in its place."""
     state = request.app.state.server
-    asked = read_body(url, body, state.model.unsaid)
+    check_counts(body)
+    asked = await aside(request, read_body, url, body, state.model.unsaid)
     if state.is_stopping:
         raise RequestFailed("the server is shutting down", status=503)
     work = await work_of(state, asked)
@@ -62,10 +63,11 @@ async def samples_of(engine: EngineClient, work: Work) -> dict[int, Piece]:
 def whole_answer(work: Work, samples: dict[int, Piece]) -> dict[str, Any]:
     kind = "chat.completion" if work.body.is_chat else "text_completion"
     choices = [choice(work, index, sample) for index, sample in samples.items()]
-    return {**work.head(kind), "choices": choices, "usage": work.usage()}
+    told = told_of_prompt(work.prompt_logprobs.get(0)) if work.body.is_chat else {}
+    return {**work.head(kind), "choices": choices, "usage": work.usage(), **told}
 
 
 def choice(work: Work, index: int, sample: Piece) -> dict[str, Any]:
     if work.body.is_chat:
-        return chat_choice(sample, index, work.params.logprobs)
-    return completion_choice(sample, index)
+        return chat_choice(sample, index, work.params.num_logprobs)
+    return completion_choice(sample, index) | told_of_prompt(work.prompt_logprobs.get(index // work.params.n))

@@ -3,6 +3,7 @@
 import json
 from collections import abc
 from dataclasses import is_dataclass
+from itertools import islice
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -15,6 +16,7 @@ WORDS = {
     dict: "an object",
     list: "a list",
 }
+SIMPLE: dict[Any, set[type]] = {int: {int}, float: {int, float}, str: {str}, bool: {bool}, dict: {dict}}
 MANY = {int: "integers", float: "numbers", str: "texts", dict: "objects"}
 
 
@@ -62,6 +64,8 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in (Union, UnionType):
         return any(fits(value, each) for each in inner)
     if origin in (list, abc.Sequence):
+        if isinstance(value, list) and inner[0] in SIMPLE:  # a million tokens are looked at in a moment
+            return {*map(type, value)} <= SIMPLE[inner[0]]
         return isinstance(value, list) and all(fits(each, *inner) for each in value)
     if origin in (dict, abc.Mapping):
         key, kind = inner
@@ -104,5 +108,6 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 def shortened(value: Any) -> str:
     """A value as the file has it, or the beginning of it."""
-    text = json.dumps(value, ensure_ascii=False)
+    pieces = json.JSONEncoder(ensure_ascii=False).iterencode(value)
+    text = "".join(islice(pieces, 61))  # of a large value the rest is not made
     return text if len(text) <= 60 else text[:57] + "..."

@@ -34,8 +34,8 @@ class ResponseObjects:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": None if sample is None else self._usage(),
-            "parallel_tool_calls": True,
-            "tool_choice": "auto",
+            "temperature": work.params.temperature,
+            "top_p": work.params.top_p,
             "previous_response_id": None,
             "background": False,
             "store": False,
@@ -54,6 +54,9 @@ class ResponseObjects:
         return b"".join(events)
 
     def delta(self, piece: Piece) -> bytes:
+        """Nothing, if nothing is to be said yet: a character is not whole, or a stop string may have begun."""
+        if not piece.text and not piece.logprobs:
+            return b""
         return self.event("output_text.delta", **self._place(), delta=piece.text, logprobs=self._logprobs(piece))
 
     def ending(self, sample: Piece) -> bytes:
@@ -93,13 +96,13 @@ class ResponseObjects:
     def _logprobs(self, sample: Piece) -> list[dict[str, Any]]:
         if sample.logprobs is None:
             return []
-        return chat_logprobs(sample.token_ids, sample.logprobs, self._work.params.logprobs or 0)
+        return chat_logprobs(sample.token_ids, sample.logprobs, self._work.params.num_logprobs or 0)
 
     def _usage(self) -> dict[str, Any]:
         used = self._work.usage()
         return {
             "input_tokens": used["prompt_tokens"],
-            "input_tokens_details": used["prompt_tokens_details"],
+            "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": used["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": used["total_tokens"],

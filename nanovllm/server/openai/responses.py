@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..engine_client import EngineClient
+from ..limits import check_counts
 from ..messages import Piece
 from ..request_stream import joined
 from ..requests import read_json, unless_hung_up
@@ -21,9 +22,11 @@ from .work import Work, new_id
 async def create_response(request: Request) -> Response:
     """The answer, whole or as a stream. Raises ValueError for a body that cannot be served."""
     engine = request.app.state.server.engine
-    body = read_response_body(await read_json(request))
+    asked = await read_json(request)
+    check_counts(asked)
+    body = read_response_body(asked)
     work = await begin(request, CHAT, body.chat)
-    work.id = new_id("resp")
+    work.id = new_id("resp", "_")
     objects = ResponseObjects(work, body)
     if work.body.stream:
         return await stream(events_of(engine, work, objects), objects.as_event, request.receive)
@@ -38,6 +41,7 @@ async def events_of(engine: EngineClient, work: Work, objects: ResponseObjects) 
         async for _, piece in pieces:
             before = objects.beginning() if sample is None else b""
             sample = piece if sample is None else joined(sample, piece)
-            yield before + objects.delta(piece)
+            if event := before + objects.delta(piece):
+                yield event
     assert sample is not None, "a request ends with an output"
     yield objects.ending(sample)

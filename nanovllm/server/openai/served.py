@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...api.decoded_tokens import decoded_token
 from ...api.prompts import whole_text
 from ...checkpoints.chat_template import render_chat
 from ...checkpoints.generation_config import default_sampling_params
@@ -16,6 +18,8 @@ from ..errors import NotServed
 from .bodies import Unsaid
 from .chats import Chat
 
+CHARACTERS = 128  # most of a token, in the vocabularies that there are
+MANY = 100  # messages
 LONG = 20_000  # characters: to tokenize more takes milliseconds, which nobody else is to wait for
 
 
@@ -25,6 +29,7 @@ class Tokens:
 
     token_ids: list[int]
     text: str | None = None  # where the prompt was one, or a conversation
+    first_text: str = ""  # of the first token, if the answer begins with the prompt
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,14 @@ class ServedModel:
         if name is not None and name not in self.names and name not in self.other_names:
             raise NotServed(f"the model {name!r} does not exist: this server has {', '.join(map(repr, self.names))}")
 
-    async def tokens(self, prompt: Prompt | Chat, add_special_tokens: bool) -> Tokens:
+    @property
+    def most_characters(self) -> int:
+        """A text that is longer has more tokens than a sequence may have."""
+        return max(self.max_model_len * CHARACTERS, LONG)
+
+    async def tokens(
+        self, prompt: Prompt | Chat, add_special_tokens: bool, most_characters: int | None = None
+    ) -> Tokens:
         """Raises ValueError for what cannot be a prompt."""
         if isinstance(prompt, list):
             return Tokens(prompt)
@@ -56,22 +68,31 @@ class ServedModel:
             return Tokens([], text)
         if len(text) < LONG:
             return Tokens(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
-        ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        if most_characters is not None and len(text) > most_characters:
+            raise ValueError(f"the prompt has {len(text):,} characters: at most {most_characters:,} are read")
+        ids = await asyncio.to_thread(encode_long, self.tokenizer, text, add_special_tokens)
         return Tokens(ids, text)
 
     def with_text(self, prompt: Tokens) -> Tokens:
         """Raises ValueError if there is no tokenizer."""
-        if prompt.text is not None:
-            return prompt
-        if self.tokenizer is None:
+        tokenizer: Any = self.tokenizer
+        if tokenizer is None:
             raise ValueError("the model has no tokenizer: the text of a prompt is not known")
-        return Tokens(prompt.token_ids, self.tokenizer.decode(prompt.token_ids))
+        text = tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
+        first_text = decoded_token(prompt.token_ids[0], [], tokenizer) if prompt.token_ids else ""
+        return Tokens(prompt.token_ids, text, first_text)
 
     async def text_of(self, chat: Chat) -> str:
         """A conversation by the chat template."""
         if self.tokenizer is None:
             raise ValueError("the model has no tokenizer: it cannot chat")
-        return render_chat(self.tokenizer, chat.messages, chat_template=self.chat_template, **chat.options)
+        render = partial(render_chat, self.tokenizer, chat.messages, chat_template=self.chat_template, **chat.options)
+        return await asyncio.to_thread(render) if len(chat.messages) > MANY else render()
+
+
+def encode_long(tokenizer: HFTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """As encode(), which keeps the interpreter's lock meanwhile: other threads would wait."""
+    return tokenizer.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def served_model(

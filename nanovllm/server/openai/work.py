@@ -12,6 +12,7 @@ from ..request_stream import joined
 from .bodies import Body
 from .chats import Chat
 from .choices import usage
+from .logprobs import echoed
 from .served import Tokens
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Work:
     created: int = field(default_factory=lambda: int(time.time()))
     num_made: int = 0  # tokens
     begun: set[int] = field(default_factory=set)  # choices
+    prompt_logprobs: dict[int, list] = field(default_factory=dict)  # by prompt, if they are to be told
     num_cached: dict[str, int] = field(default_factory=dict)  # tokens of each request's prompt
 
     @property
@@ -46,14 +48,22 @@ class Work:
         async for delta in deltas:
             self.num_cached[delta.request_id] = delta.num_cached_tokens
             place = places[delta.request_id]
+            if delta.prompt_logprobs and "prompt_logprobs" in self.body.params:
+                self.prompt_logprobs[place] = delta.prompt_logprobs
             if self.body.echo and place not in echoes:
                 echoes[place] = echo_of(self.prompts[place], delta)
             for piece in delta.pieces:
+                piece = without_output(piece) if self.is_prompt_alone else piece
                 self.num_made += len(piece.token_ids)
                 index = place * self.params.n + piece.sample
                 is_first = index not in self.begun
                 self.begun.add(index)
                 yield index, joined(echoes[place], piece) if self.body.echo and is_first else piece
+
+    @property
+    def is_prompt_alone(self) -> bool:
+        """The answer is what is told of the prompt. The engine makes a token all the same."""
+        return self.body.echo and self.body.params.get("max_tokens") == 0
 
     def usage(self) -> dict[str, Any]:
         """So far."""
@@ -66,22 +76,30 @@ class Work:
 
 def echo_of(prompt: Tokens, delta: Delta) -> Piece:
     """The prompt as the beginning of an output. Its request's first delta has what is told of its tokens."""
-    return Piece(0, prompt.text, prompt.token_ids, delta.prompt_logprobs, None, None)
+    places, text = delta.prompt_logprobs, prompt.text or ""
+    told = places and echoed(prompt.token_ids, places, text, prompt.first_text)
+    return Piece(0, text, prompt.token_ids, told, None, None)
+
+
+def without_output(piece: Piece) -> Piece:
+    return Piece(piece.sample, "", [], piece.logprobs and [], "length", None)
 
 
 async def work_of(state: "State", body: Body) -> Work:
     """Raises ValueError for parameters or a prompt that cannot be, and NotServed for another model."""
     state.model.check_name(body.model)
-    params = SamplingParams(**body.params)
+    is_prompt_alone = body.echo and body.params.get("max_tokens") == 0
+    params = SamplingParams(**body.params | ({"max_tokens": 1} if is_prompt_alone else {}))
     params.output_kind = RequestOutputKind.DELTA
     params.stream_interval = None if body.stream else WHOLE
     given = [body.prompts] if isinstance(body.prompts, Chat) else body.prompts
-    prompts = [await state.model.tokens(each, body.add_special_tokens) for each in given]
+    most = state.model.most_characters
+    prompts = [await state.model.tokens(each, body.add_special_tokens, most) for each in given]
     if body.echo:
-        params.prompt_logprobs = params.logprobs
+        params.prompt_logprobs = params.logprobs if params.prompt_logprobs is None else params.prompt_logprobs
         prompts = [state.model.with_text(each) for each in prompts]
-    return Work(body, body.model or state.model.name, prompts, params, new_id("chatcmpl" if body.is_chat else "cmpl"))
+    return Work(body, state.model.name, prompts, params, new_id("chatcmpl" if body.is_chat else "cmpl"))
 
 
-def new_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex}"
+def new_id(kind: str, between: str = "-") -> str:
+    return f"{kind}{between}{uuid.uuid4().hex}"

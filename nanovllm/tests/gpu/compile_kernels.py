@@ -28,7 +28,7 @@ from ...kernels.gpu.gemv import MAX_ROWS, gemv
 from ...kernels.gpu.norm import add_rms_norm
 from ...kernels.gpu.prefill import paged_prefill
 from ...kernels.gpu.rope_write import rotate_and_write
-from ...kernels.gpu.split import DecodeRoom
+from ...kernels.gpu.split import MAX_SPLITS, DecodeRoom
 from .pools import Shape
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -84,7 +84,7 @@ def launch_all(shape: Shape) -> None:
     starts, tiles = torch.zeros(5, dtype=torch.int32), torch.zeros(3, 2, dtype=torch.int32)
     angles, weight = torch.empty(100, head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype)
     x, numbers = torch.empty(4, 4096, dtype=dtype), torch.zeros(4, dtype=torch.int64)
-    for num_splits in (1, 33):
+    for num_splits in (1, 33, MAX_SPLITS):
         room = DecodeRoom(4, num_heads, head_dim, num_splits, "cpu")
         paged_decode(q, blocks, 1, tables, lengths, room, out)
     paged_prefill(q, blocks, 1, tables, starts, lengths, tiles, out)

@@ -2,13 +2,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from .served import Served, serving
+from ... import LLM
+from ...cli.plain_template import read_template
+from ..helpers import OPTIONS
+from .served import STORYTELLER, Served, serving
+
+NAMES = ("--served-model-name", "storyteller", "--served-model-name", "fox")
 
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     """The shipped checkpoint, which has no chat template of its own."""
-    with serving("--chat-template", "plain", "--max-num-seqs", "8") as server:
+    with serving("--chat-template", "plain", "--max-num-seqs", "8", *NAMES) as server:
         yield server
         assert server.process.poll() is None, "it has survived all tests"
         assert server.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def llm() -> LLM:
+    """The same model without a server."""
+    return LLM(str(STORYTELLER), chat_template=read_template("plain"), **OPTIONS)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from threading import Thread
@@ -12,9 +12,11 @@ import httpx
 
 from ...api import EngineArgs, LLMEngine
 from ...server import engine_process
+from ...server.addresses import address_of, listening_sockets
 from ...server.engine_client import EngineClient
 from ...server.options import ServerOptions
-from ...server.run import Front, address_of, listening_socket, make_front
+from ...server.run import Front, make_front
+from ...server.step_times import TimedEngine
 
 SECONDS = 30.0
 
@@ -31,6 +33,7 @@ class Inside:
     front: Front
     engine: LLMEngine
     client: httpx.AsyncClient
+    page: httpx.AsyncClient  # of the page's address: the same, unless it has one of its own
     status: asyncio.Task[int]  # the exit status, once it has ended
 
     @property
@@ -57,7 +60,7 @@ async def inside(
     engines: list[LLMEngine] = []
 
     def build(args: EngineArgs) -> LLMEngine:
-        engines.append(LLMEngine.from_engine_args(args))
+        engines.append(TimedEngine.from_engine_args(args))
         if prepare:
             prepare(engines[0])
         return engines[0]
@@ -67,12 +70,16 @@ async def inside(
     thread = ThreadAsProcess(target=engine_process.serve, args=(theirs, args, build), daemon=True)
     thread.start()
     engine = EngineClient(pipe, thread)
-    front = await make_front(str(model), args, ServerOptions(**options), "{{ messages[0].content }}", engine)
-    with listening_socket("127.0.0.1", 0) as listener:
-        status = asyncio.create_task(front.run(listener))
-        async with httpx.AsyncClient(base_url=address_of(listener), timeout=SECONDS) as client:
-            await until(lambda: front.server.started)
-            yield Inside(front, engines[0], client, status)
+    server = ServerOptions(**{"port": 0} | options)
+    front = await make_front(str(model), args, server, "{{ messages[0].content }}", engine)
+    with listening_sockets(server) as listeners:
+        status = asyncio.create_task(front.run(*listeners))
+        async with AsyncExitStack() as stack:
+            clients = [httpx.AsyncClient(base_url=address_of(each), timeout=SECONDS) for each in listeners]
+            for client in clients:
+                await stack.enter_async_context(client)
+            await until(lambda: front.is_started)
+            yield Inside(front, engines[0], clients[0], clients[-1], status)
         if not front.state.is_stopping:
             front.stop()
         await status

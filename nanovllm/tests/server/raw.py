@@ -6,6 +6,8 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # not yet an answer
+
 
 class Raw(NamedTuple):
     """What came back until the server closed the connection, or until nothing more came."""
@@ -21,7 +23,9 @@ class Raw(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        return self.received.partition(b"\r\n\r\n")[2]
+        """Of the first answer, if there are more."""
+        head, _, body = self.received.partition(b"\r\n\r\n")
+        return body[: length_of(head)]
 
     @property
     def error(self) -> dict[str, Any]:
@@ -49,7 +53,7 @@ async def exchange(url: str, *parts: bytes | float, is_ended: bool = False, seco
                 if not piece:
                     is_closed = True
                     break
-                received += piece
+                received = (received + piece).removeprefix(CONTINUE)
     except (ConnectionError, TimeoutError):
         is_closed = time.monotonic() - start < seconds
     finally:
@@ -74,8 +78,14 @@ async def send(writer: asyncio.StreamWriter, parts: tuple[bytes | float, ...], i
 
 def is_whole(received: bytes) -> bool:
     head, end, body = received.partition(b"\r\n\r\n")
+    length = length_of(head)
+    return bool(end) and length is not None and len(body) >= length
+
+
+def length_of(head: bytes) -> int | None:
+    """What it says of the body's."""
     lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-    return bool(end and lengths) and len(body) >= int(lengths[0].split(b":")[1])
+    return int(lengths[0].split(b":")[1]) if lengths else None
 
 
 def post(body: bytes, path: str = "/v1/completions", **headers: str) -> bytes:

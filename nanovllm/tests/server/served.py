@@ -21,6 +21,7 @@ from ..helpers import UNMEASURED
 ROOT = Path(__file__).resolve().parents[3]
 STORYTELLER = ROOT / "models" / "storyteller"
 SECONDS = 60.0
+CLIENT = httpx.Client(timeout=SECONDS, verify=False, limits=httpx.Limits(max_keepalive_connections=0))  # made once
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Served:
     url: str
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=SECONDS)
+        return CLIENT.post(self.url + path, json=body)
 
     def completion(self, prompt: Any = "Once upon a time", **body: Any) -> dict[str, Any]:
         return answer(self.post("/v1/completions", prompt=prompt, **{"temperature": 0, "max_tokens": 8} | body))
@@ -85,7 +86,7 @@ def events(response: httpx.Response) -> Iterator[Any]:
 
 
 def stream(served: Served, path: str, **body: Any) -> list[Any]:
-    with httpx.stream("POST", served.url + path, json={"stream": True, **body}, timeout=SECONDS) as response:
+    with CLIENT.stream("POST", served.url + path, json={"stream": True, **body}) as response:
         assert response.status_code == 200, response.read()
         assert response.headers["content-type"].startswith("text/event-stream")
         return list(events(response))

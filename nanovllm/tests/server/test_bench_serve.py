@@ -1,10 +1,10 @@
-"""nanovllm bench serve, against a tiny server of another make and against this one."""
+"""nanovllm bench serve, against a tiny server of another make and against this one; and bench http."""
 
 import asyncio
 import json
 import math
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 
 import pytest
@@ -14,9 +14,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.routing import Route
 
 from ...__main__ import main
-from ...cli.benchmarks import serve_load
+from ...cli.benchmarks import serve_load, through_http
 from ...cli.benchmarks.http_stream import Target
-from ...server.run import listening_socket
+from ...cli.benchmarks.own_server import own_server
+from ...server.addresses import listening_socket
+from ..helpers import UNMEASURED
+from .served import STORYTELLER
 
 FOUND = ("--num-prompts", "6", "--input-len", "4", "--output-len", "3")
 
@@ -72,6 +75,8 @@ def other_server(other: Other):
         Route("/some/path/v1/chat/completions", other.create, methods=["POST"]),
     ]
     with listening_socket("127.0.0.1", 0) as listener:
+        listener.listen()  # the thread below may come late to it
+        listener.listen()  # or whoever comes before the thread runs is sent away
         server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -86,9 +91,9 @@ def other_server(other: Other):
 def bench(capsys, tmp_path):
     """bench("--flags") is (exit status, numbers or None, what was printed, errors)."""
 
-    def command(*flags):
+    def command(*flags, name="serve"):
         file = tmp_path / "found.json"
-        status = main(["bench", "serve", "--json", str(file), *flags])
+        status = main(["bench", name, "--json", str(file), *flags])
         text = file.read_text()
         return status, json.loads(text) if text else None, *capsys.readouterr()
 
@@ -103,20 +108,18 @@ def test_another_server(bench, endpoint):
         status, found, table, err = bench(*flags, *FOUND)
     numbers = found["measured"]["server"]
     assert (status, err, other.most, other.keys) == (0, "", 3, {"Bearer key"})
-    assert (numbers["requests"], numbers["failed"], numbers["output_tokens"], numbers["prompt_tokens"]) == (
-        6,
-        0,
-        18,
-        24,
-    )
-    assert 50 <= numbers["ttft_ms"]["p50"] < 100 and 20 <= numbers["itl_ms"]["p50"] < 40
-    assert 20 <= numbers["tpot_ms"]["p50"] < 40 and 110 <= numbers["e2e_ms"]["p50"] < 250
-    assert numbers["output_tokens_per_second"] == pytest.approx(18 / numbers["seconds"])
+    assert (numbers["completed"], numbers["failed"]) == (6, 0)
+    assert (numbers["total_input_tokens"], numbers["total_output_tokens"]) == (24, 18)
+    assert 45 <= numbers["ttft_ms"]["p50"] < 200 and 15 <= numbers["itl_ms"]["p50"] < 100
+    assert 15 <= numbers["tpot_ms"]["p50"] < 100 and 105 <= numbers["e2el_ms"]["p50"] < 500
+    assert numbers["request_throughput"] == pytest.approx(6 / numbers["duration"])
+    assert numbers["output_throughput"] == pytest.approx(18 / numbers["duration"])
+    assert numbers["total_token_throughput"] == pytest.approx(42 / numbers["duration"])
     assert "front_ms_a_token" not in numbers, "it has no /metrics"
     assert all(body["max_tokens"] == 3 and body["ignore_eos"] and body["temperature"] == 0 for body in other.bodies)
     prompts = [body["prompt"] if endpoint == "completions" else body["messages"][0]["content"] for body in other.bodies]
     assert {len(prompt.split()) for prompt in prompts} == {4} and len(set(prompts)) == 6
-    assert "output tokens per second" in table and "all at once" in table
+    assert "output throughput" in table and "all at once" in table
 
 
 def test_an_answer_that_is_not_whole_has_failed(bench):
@@ -132,12 +135,50 @@ def test_an_answer_that_is_not_whole_has_failed(bench):
 
 
 def test_this_server(bench, served):
-    status, found, table, _ = bench("--base-url", served.url, "--num-prompts", "8", "--request-rate", "50")
+    status, found, table, _ = bench("--base-url", served.url, "--num-prompts", "3", "--request-rate", "50")
     numbers = found["measured"]["server"]
-    assert status == 0 and numbers["requests"] == 8 and found["machine"]["model"] == "storyteller"
-    load = serve_load.asks(8, None, 1024 * 4 // 5, 0)
-    assert numbers["output_tokens"] == sum(ask.num_tokens for ask in load)
+    assert status == 0 and numbers["completed"] == 3 and found["machine"]["model"] == "storyteller"
+    load = serve_load.asks(3, None, 1024 * 4 // 5, 0)
+    assert numbers["total_output_tokens"] == sum(ask.num_tokens for ask in load)
     assert numbers["front_ms_a_token"] > 0 and "front ms a token" in table
+
+
+@pytest.mark.parametrize("is_own", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_http_beside_the_engine_itself(bench, served, monkeypatch, is_own):
+    if not is_own:
+        monkeypatch.setattr(through_http, "own_server", lambda engine: nullcontext(Target.of(served.url)))
+    monkeypatch.setattr(through_http, "ALONE", 2)
+    flags = ("--num-prompts", "2", "--input-len", "5", "--output-len", "4", "--rounds", "2", "--model", STORYTELLER)
+    status, found, table, err = bench(*map(str, flags), *UNMEASURED, name="http")
+    assert (status, err) == (0, "")
+    offline, http = found["measured"]["offline"], found["measured"]["http"]
+    share, later = found["throughput_share"], found["first_token_later_ms"]
+    assert offline["tokens_per_second"] > 0 and http["tokens_per_second"] > 0
+    assert 0 < share["least"] <= share["median"] <= share["largest"]
+    assert later["least"] <= later["median"] <= later["largest"]
+    assert http["front_ms_a_token"] > 0 and http["client_ms_a_token"] > 0 and "front_ms_a_token" not in offline
+    assert all(each["first_token_alone_ms"]["p50"] > 0 for each in (offline, http))
+    assert "of the engine's own throughput" in table and "front ms a token" in table
+
+
+def test_both_sides_serve_the_same_and_no_prompt_twice():
+    class Model:
+        max_model_len, model_config = 100, type("Config", (), {"vocab_size": 50})
+
+    loads = through_http.make_loads(Model(), 3, 4, 10, 6, 0.5)
+    prompts = [tuple(task.prompt) for together, alone in loads for task in together + alone]
+    assert len(set(prompts)) == len(prompts) == 3 * (4 + through_http.ALONE)
+    seen = {"offline": [], "http": []}
+    turns = {name: through_http.each_time(loads, seen[name].append) for name in seen}
+    for name in ("http", "offline", "offline", "http", "offline", "http"):
+        turns[name]()
+    assert seen["offline"] == seen["http"] == loads
+
+
+@pytest.mark.full
+def test_a_server_that_does_not_start_is_told(tmp_path):
+    with pytest.raises(ValueError, match="the server did not start: error: "), own_server({"model": str(tmp_path)}):
+        pass
 
 
 def test_lengths_are_those_of_chats():

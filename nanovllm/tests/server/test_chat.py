@@ -2,11 +2,10 @@
 
 import json
 
-import httpx
 import pytest
 
 from ... import __version__
-from .served import answer
+from .served import CLIENT, answer
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
@@ -81,7 +80,7 @@ def test_a_schema_that_the_answer_follows(served):
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice {"),
         ({"messages": []}, "messages is empty"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs may not have chat_template"),
-        ({"chat_template": "{{ 1 }}"}, "unknown field 'chat_template'"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template "),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must be an object, not null"),
         ({"modalities": ["audio"]}, "modalities"),
     ],
@@ -105,10 +104,12 @@ def test_texts_as_tokens_and_back(served):
 
 
 def test_what_a_server_tells_of_itself(served):
-    get = httpx.Client(base_url=served.url).get
+    def get(path):
+        return CLIENT.get(served.url + path)
+
     assert get("/health").status_code == get("/ping").status_code == 200
     assert get("/version").json() == {"version": __version__}
-    [model] = get("/v1/models").json()["data"]
+    model, _ = get("/v1/models").json()["data"]
     assert (model["id"], model["max_model_len"]) == ("storyteller", 1024)
     assert get("/v1/models/storyteller").json() == model and get("/v1/models/other").status_code == 404
     assert get("/v1/completions").status_code == 405

@@ -1,18 +1,18 @@
 """/v1/completions, whole: what LLM gives for the same prompt, in OpenAI's form."""
 
-import httpx
+import io
+import json
+
 import pytest
 
-from ... import LLM, SamplingParams
-from ..helpers import OPTIONS
+from ... import SamplingParams
+from ...checkpoints.generation_config import default_sampling_params
+from ...cli.request import Defaults
+from ...cli.requests_file import RequestsFile
+from ...cli.serving import Work, serve
 from .served import STORYTELLER, answer
 
 PROMPT = "Once upon a time"
-
-
-@pytest.fixture(scope="module")
-def llm():
-    return LLM(str(STORYTELLER), **OPTIONS)
 
 
 def test_a_completion_is_what_the_engine_gives(served, llm):
@@ -64,32 +64,6 @@ def test_stop_strings_and_stop_tokens_end_a_text(served):
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", word)
 
 
-def test_log_probabilities_of_each_token_and_of_the_likeliest_in_its_place(served, llm):
-    told = served.completion(PROMPT, logprobs=2, max_tokens=4)["choices"][0]["logprobs"]
-    [output] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=4, logprobs=2))
-    expected = [place[token].logprob for token, place in zip(*tokens_of(output), strict=True)]
-    assert told["token_logprobs"] == pytest.approx(expected, abs=1e-4)
-    assert all(len(place) == 2 for place in told["top_logprobs"])
-    assert told["text_offset"] == [0, *(sum(map(len, told["tokens"][:i])) for i in (1, 2, 3))]
-
-
-def tokens_of(output):
-    return output.outputs[0].token_ids, output.outputs[0].logprobs
-
-
-def test_an_echo_begins_with_the_prompt_and_what_is_told_of_it(served, llm):
-    [choice] = served.completion(PROMPT, echo=True, logprobs=1, max_tokens=2)["choices"]
-    assert choice["text"] == PROMPT + served.completion(PROMPT, max_tokens=2)["choices"][0]["text"]
-    told = choice["logprobs"]
-    params = SamplingParams(temperature=0, max_tokens=2, logprobs=1, prompt_logprobs=1)
-    [output] = llm.generate([PROMPT], params)
-    tokens, places = tokens_of(output)
-    pairs = zip([*output.prompt_token_ids[1:], *tokens], [*output.prompt_logprobs[1:], *places], strict=True)
-    expected = [place[token].logprob for token, place in pairs]
-    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-    assert told["token_logprobs"][1:] == pytest.approx(expected, abs=1e-4)
-
-
 def test_structured_outputs_hold_the_text_to_a_form(served):
     choices = ["a fox", "a wolf"]
     assert served.completion(structured_outputs={"choice": choices})["choices"][0]["text"] in choices
@@ -98,55 +72,70 @@ def test_structured_outputs_hold_the_text_to_a_form(served):
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "says"),
+    "field",
     [
-        ({}, 400, "its body has no prompt"),
-        ({"prompt": ""}, 400, "the prompt is empty"),
-        ({"prompt": []}, 400, "the prompt is empty"),
-        ({"prompt": [1 << 40]}, 400, "token id 1099511627776 is not an int from 0 to"),
-        ({"prompt": "a", "temperature": "hot"}, 400, 'temperature must be a number, not "hot"'),
-        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens must be "),
-        ({"prompt": [5] * 1024}, 400, "the prompt has 1024 tokens; max_model_len 1024 leaves room for 1023"),
-        ({"prompt": [5] * 1024, "stream": True}, 400, "the prompt has 1024 tokens; max_model_len 1024"),
-        ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options needs stream to be true"),
-        ({"prompt": "a", "tempreature": 1}, 400, "unknown field 'tempreature': did you mean temperature?"),
-        ({"prompt": "a", "best_of": 3}, 400, "best_of is not served here"),
-        ({"prompt": "a", "structured_outputs": {"regex": "("}}, 400, "structured_outputs: "),
-        ({"prompt": "a", "model": "gpt-4"}, 404, "the model 'gpt-4' does not exist: this server has 'storyteller'"),
+        *({"suffix": ""}, {"best_of": 1}, {"user": "me"}, {"priority": 0}, {"use_beam_search": False}, {"n": None}),
+        *({"return_token_ids": False}, {"session_id": "a"}, {"stream": None}, {"vllm_xargs": {}}, {"echo": False}),
+        *({"min_p": 0.0, "top_k": -1, "min_tokens": 0, "stop_token_ids": [], "bad_words": []}, {"logit_bias": {}}),
+        {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_options": {}},
     ],
-    ids=lambda value: str(value)[:40],
+    ids=str,
 )
-def test_what_cannot_be_served_is_told_in_openais_form(served, body, status, says):
-    response = served.post("/v1/completions", **body)
-    error = response.json()["error"]
-    assert (response.status_code, error["type"]) == (status, "invalid_request_error")
-    assert error["message"].startswith(says) and error.keys() == {"message", "type", "param", "code"}
+def test_what_changes_nothing_is_taken(served, field):
+    assert served.completion(max_tokens=2, **field)["choices"] == served.completion(max_tokens=2)["choices"]
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"{", "the body is no JSON: "),
-        (b"[1]", "the body must be a JSON object"),
-        (b"\xff", "the body is no UTF-8 text"),
-        (b'{"prompt": NaN}', "the body is no JSON: it has NaN"),
-        (b'{"prompt": "\\ud800"}', "the body has half of a character"),
-        (b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", "the body is nested more than 128 levels deep"),
-    ],
-    ids=lambda value: str(value[:30]),
-)
-def test_a_body_that_is_no_json_is_told(served, content, says):
-    headers = {"Content-Type": "application/json"}
-    response = httpx.post(f"{served.url}/v1/completions", content=content, headers=headers)
-    assert response.status_code == 400 and response.json()["error"]["message"].startswith(says)
+def test_each_name_of_the_model_is_taken_and_the_first_is_told(served):
+    for name in ("storyteller", "fox", None):
+        assert served.completion(max_tokens=1, model=name)["model"] == "storyteller"
 
 
-def test_a_body_that_does_not_say_that_it_is_json_is_not_read(served):
-    response = httpx.post(f"{served.url}/v1/completions", content=b'{"prompt": "a"}')
-    assert response.status_code == 415 and "application/json" in response.json()["error"]["message"]
+def test_parameters_do_what_they_say(served):
+    assert served.completion(allowed_token_ids=[500], max_tokens=3)["choices"][0]["text"] == " wor" * 3
+    biased = served.completion(logit_bias={"500": 1000}, max_tokens=3)["choices"][0]["text"]
+    assert biased == " wor" * 3, "vLLM takes it as 100"
+    assert " upon" not in served.completion(bad_words=[" upon"])["choices"][0]["text"]
+    *_, time = answer(served.post("/tokenize", prompt="upon a time", add_special_tokens=False))["tokens"]
+    [choice] = served.completion("Once", stop_token_ids=[time])["choices"]
+    assert (choice["text"], choice["stop_reason"]) == (" upon a", time)
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/speech", "/v1/audio/transcriptions", "/nothing"])
-def test_what_is_not_here_is_a_404_in_openais_form(served, path):
-    response = served.post(path, input="a")
-    assert response.status_code == 404 and response.json()["error"]["message"]
+HELLO = [{"role": "user", "content": "Tell me of a fox."}]
+BODIES = [
+    ("/v1/completions", {"prompt": PROMPT, "n": 2, "seed": 3, "logprobs": 2, "max_tokens": 4}),
+    ("/v1/completions", {"prompt": [5, 6, 7], "temperature": 0, "stop": ["e"], "prompt_logprobs": 1}),
+    ("/v1/completions", {"prompt": PROMPT, "temperature": 0, "logprobs": 1, "logprob_token_ids": [5]}),
+    ("/v1/chat/completions", {"messages": HELLO, "seed": 1, "max_completion_tokens": 4, "top_p": 0.7}),
+    (
+        "/v1/chat/completions",
+        {"messages": HELLO, "temperature": 0, "logprobs": True, "top_logprobs": 2, "max_tokens": 2},
+    ),
+    ("/v1/chat/completions", {"messages": HELLO, "temperature": 0, "prompt_logprobs": 0, "max_tokens": 2}),
+    ("/v1/chat/completions", {"messages": HELLO, "structured_outputs": {"choice": ["a fox"]}, "temperature": 0}),
+]
+
+
+def test_a_batch_gives_the_servers_answers(served, llm):
+    lines = [{"custom_id": str(i), "url": url, "body": body} for i, (url, body) in enumerate(BODIES)]
+    file = io.BytesIO("\n".join(map(json.dumps, lines)).encode())
+    recommended = default_sampling_params(str(STORYTELLER)) | {"max_tokens": 16}
+    requests, results = RequestsFile("f", file, None, Defaults({}, recommended=recommended)), io.BytesIO()
+    assert serve(llm, Work(requests), results, "storyteller") == 0
+    told = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, results.getvalue().splitlines())}
+    for line in lines:
+        expected = answer(served.post(line["url"], **line["body"]))
+        assert same(told[line["custom_id"]]) == same(expected), line
+
+
+def same(body):
+    """Without what differs from request to request: names, times, what is cached, the last digits of numbers."""
+    usage = {name: body["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    return rounded({**body, "id": "", "created": 0, "usage": usage})
+
+
+def rounded(value):
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, 3) if isinstance(value, float) else value

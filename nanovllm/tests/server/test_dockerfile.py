@@ -1,19 +1,25 @@
 """What the Dockerfile names is there: files, extras, the command and its flags, the address that it asks for health."""
 
-import ast
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def instructions() -> list[tuple[str, str]]:
     """(name, the rest) of each; a line that ends in a backslash goes on."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    return [tuple(line.split(" ", 1)) for line in text.splitlines() if line and not line.startswith("#")]
+    lines = [line.partition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return [(name, rest) for name, _, rest in lines]
 
 
 def all_of(name: str) -> list[str]:
@@ -30,18 +36,31 @@ def test_files_are_there_and_not_ignored():
 
 def test_extras_and_the_command_are_the_projects():
     [extras] = re.findall(r'"\.\[(.*)\]"', " ".join(all_of("RUN")))
-    assert "serve" in extras.split(",") and {*extras.split(",")} <= {*PROJECT["optional-dependencies"]}
+    assert "serve" in extras.split(",") and {*extras.split(",")} <= {*project()["optional-dependencies"]}
     [entry] = map(json.loads, all_of("ENTRYPOINT"))
-    assert entry == ["nanovllm", "serve"] and entry[0] in PROJECT["scripts"]
+    assert entry[:2] == ["nanovllm", "serve"] and entry[0] in project()["scripts"]
+
+
+def test_torch_is_the_cpu_build_that_is_pinned():
+    torch, package = (command for command in all_of("RUN") if command.startswith("pip install"))
+    assert all("-c constraints.txt" in command for command in (torch, package))
+    assert torch.endswith(" torch") and '--index-url "$TORCH_INDEX"' in torch
+    assert f"TORCH_INDEX={setting('.ci/setup_env.py', 'CPU_INDEX')}" in all_of("ARG")
+    assert "torch==" in (ROOT / "constraints.txt").read_text()
+
+
+def setting(path: str, name: str) -> str:
+    return re.findall(rf'^{name} = "(.*)"$', (ROOT / path).read_text(), re.MULTILINE)[0]
 
 
 def test_flags_are_known_and_the_model_is_copied():
     from ...cli.serve import serve
 
-    [(model, *flags)] = map(json.loads, all_of("CMD"))
-    assert any(model in rest.split() for rest in all_of("COPY"))
-    known = serve.make_context("serve", [model, *flags], resilient_parsing=True).params
-    assert (known["name"], known["host"], known["port"]) == (model, "0.0.0.0", int(all_of("EXPOSE")[0]))
+    [entry], [told] = map(json.loads, all_of("ENTRYPOINT")), map(json.loads, all_of("CMD"))
+    assert any(told[0] in rest.split() for rest in all_of("COPY"))
+    known = serve.make_context("serve", [*entry[2:], *told], resilient_parsing=True).params
+    assert (known["name"], known["host"], known["port"]) == (told[0], "0.0.0.0", int(all_of("EXPOSE")[0]))
+    assert known["chat_template"] == "plain" and known["shutdown_timeout"] < 10, "docker stop waits for 10 seconds"
 
 
 def test_it_is_slim_and_nobody_is_root():
@@ -52,11 +71,14 @@ def test_it_is_slim_and_nobody_is_root():
     assert names.index("USER") > max(i for i, name in enumerate(names) if name in ("RUN", "COPY"))
 
 
-def test_health_is_asked_at_an_address_of_the_server():
-    from ...server.app import routes
-
+def test_health_is_asked_of_the_server(served):
     [check] = all_of("HEALTHCHECK")
-    command = json.loads(check.partition("CMD ")[2])
-    assert command[:2] == ["python", "-c"] and ast.parse(command[2])
-    port, path = re.search(r"127\.0\.0\.1:(\d+)(/\w+)", command[2]).groups()
-    assert port == all_of("EXPOSE")[0] and path in {route.path for route in routes()}
+    python, *command = json.loads(check.partition("CMD ")[2])
+    port = all_of("EXPOSE")[0]
+    assert python == "python" and command[1].count(port) == 1
+
+    def status_at(other_port: str) -> int:
+        asked = [each.replace(port, other_port) for each in command]
+        return subprocess.run([sys.executable, *asked], capture_output=True).returncode
+
+    assert status_at(served.url.rpartition(":")[2]) == 0 and status_at("1") == 1

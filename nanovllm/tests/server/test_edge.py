@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from ...server import origins
+from ...server.limits import check_counts
 from ...server.options import ServerOptions
+from ...server.requests import parse
 from .inside import inside, until
 from .test_engine import LONG, slow
 
@@ -140,6 +142,41 @@ def test_more_choices_than_an_answer_has(checkpoint):
         assert error["message"] == "the request asks for 2,049 choices: an answer has at most 2,048"
 
     with_server(checkpoint, scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"stop": ["a"] * 33}, "stop has 33 entries: at most 32 are taken"),
+        ({"logit_bias": {str(i): 1 for i in range(70_000)}}, "logit_bias has 70,000 entries: at most 65,536 are taken"),
+        ({"messages": [{}] * 4097}, "messages has 4,097 entries: at most 4,096 are taken"),
+        ({"prompt": ["a"] * 2049}, "the request asks for 2,049 choices: an answer has at most 2,048"),
+        ({"structured_outputs": {"regex": "a" * 65_536}}, "structured_outputs has 65,549 characters: at most 65,536"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_body_with_more_than_anybody_needs(body, says):
+    with pytest.raises(ValueError, match=says):
+        check_counts(body)
+
+
+def test_the_largest_body_that_anybody_needs():
+    check_counts({"stop": ["a"] * 32, "prompt": [5] * 100_000, "messages": [{}] * 4096})
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"a": 1, "b": {"c": 1, "c": 1}}', "the body has 'c' twice in one object"),
+        (b"[" * 129 + b"]" * 129, "nested more than 128 levels deep"),
+        (b"[" + b"{}," * 32_768 + b"{}]", "the body has 32,770 objects and lists: at most 32,768 are read"),
+        (b'{"a": "' + b"[" * 500 + b'"', "the body is no JSON: Expecting ',' delimiter"),
+    ],
+    ids=["twice", "deep", "many", "brackets in a text"],
+)
+def test_a_body_that_is_not_read(body, says):
+    with pytest.raises(ValueError, match=says):
+        parse(body)
 
 
 @pytest.mark.parametrize(

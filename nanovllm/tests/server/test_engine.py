@@ -95,6 +95,31 @@ def test_an_exception_in_a_step_ends_only_the_requests_that_caused_it(checkpoint
     assert "RuntimeError: no such file: /home/somebody/secret" in capfd.readouterr().err
 
 
+def test_an_exception_in_taking_a_request_is_that_requests_alone(checkpoint, capfd):
+    def refuses_bad_tokens(engine):
+        process = engine.input_processor.process
+
+        def process_or_panic(request_id, prompt, params):
+            if BAD in prompt:
+                raise Panic("no such file: /home/somebody/secret")
+            return process(request_id, prompt, params)
+
+        engine.input_processor.process = process_or_panic
+
+    class Panic(BaseException):
+        """As a library in Rust raises it."""
+
+    async def scenario():
+        async with inside(checkpoint, refuses_bad_tokens) as server:
+            good, bad = await asyncio.gather(server.post(**LONG), server.post(**LONG | {"prompt": [1, BAD]}))
+            assert (good.status_code, bad.status_code) == (200, 500)
+            assert bad.json()["error"]["message"] == "the request failed: Panic"
+            assert server.is_empty and (await server.client.get("/health")).status_code == 200
+
+    asyncio.run(scenario())
+    assert "Panic: no such file: /home/somebody/secret" in capfd.readouterr().err
+
+
 def test_a_stream_that_breaks_off_ends_with_an_error_and_is_not_done(checkpoint):
     def fails_at_the_third_token(engine):
         run = engine.model_runner.run
@@ -188,3 +213,40 @@ def test_a_slow_reader_gets_all_that_came_meanwhile_as_one_delta():
             await stream.get()
 
     asyncio.run(scenario())
+
+
+class Compiled:
+    """In place of a Choice: kernels have been compiled, and wait for a moment without a request."""
+
+    says, awaits_idle = "plain operations", True
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self.engine = engine
+        self.num_met: int | None = None  # requests that were there when they were taken up
+
+    def take_up(self) -> None:
+        if self.awaits_idle:
+            self.says, self.awaits_idle, self.num_met = "kernels", False, len(self.engine.requests)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_busy_server_takes_up_its_kernels_too(checkpoint, capfd):
+    """Whoever comes meanwhile waits until those that run have ended; whoever hangs up waits no more."""
+
+    async def scenario():
+        async with inside(checkpoint, slow) as server:
+            running = asyncio.create_task(server.post(**LONG))
+            await until(lambda: server.num_begun == 1)
+            server.engine.kernels = kernels = Compiled(server.engine)
+            held = [asyncio.create_task(server.post(**LONG)) for _ in range(3)]
+            await until(lambda: server.front.state.engine.num_requests == 4)
+            held[0].cancel()
+            assert server.num_begun == 1 and not running.done()
+            texts = [(await each).json()["choices"][0]["text"] for each in (running, *held[1:])]
+            assert kernels.num_met == 0 and len(set(texts)) == 1
+            await until(lambda: server.is_empty)
+
+    asyncio.run(scenario())
+    assert "kernels\n" in capfd.readouterr().err

@@ -38,6 +38,7 @@ BROKEN = {
     "a length that is no number": post(b"{}", content_length="two"),
     "a negative length": post(b"{}", content_length="-2"),
     "an encoding of the transfer that nobody has": post(b"{}", content_length="", transfer_encoding="gzip"),
+    "both a length and chunks": post(b"{}", transfer_encoding="chunked"),
     "a chunk whose size is no number": CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
     "zeros": b"\x00" * 100,
 }
@@ -51,8 +52,9 @@ def test_broken_http_is_told_in_openais_form(served, name):
     assert raw.error["message"].startswith("the request cannot be taken: ")
 
 
-def test_a_head_that_is_too_long(served):
-    raw = asyncio.run(exchange(served.url, b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 100_000))
+@pytest.mark.parametrize(("size", "end"), [(100_000, b""), (33_000, b"\r\n\r\n")], ids=["not whole", "at once"])
+def test_a_head_that_is_too_long(served, size, end):
+    raw = asyncio.run(exchange(served.url, b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * size + end))
     assert raw.status == 431 and raw.error
 
 

@@ -1,25 +1,28 @@
 """/metrics: vLLM's names, types and labels, and numbers that are right."""
 
 import asyncio
+import math
+import re
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ... import LLM
+from ..helpers import OPTIONS
+from ..test_stats import drawn
 from ..test_vllm_names import DATA
-from .inside import inside
+from .inside import inside, until
+from .test_engine import LONG, slow
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
-NAMED = {  # with their types
-    "gauge": {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"},
-    "counter": {
-        *("num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries"),
-        *("external_prefix_cache_hits", "prompt_tokens", "generation_tokens", "request_success"),
-        *("kv_offload_load_bytes", "kv_offload_store_bytes", "admission_rejections"),
-    },
-    "histogram": {
-        *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
-        *("request_queue_time_seconds", "iteration_tokens_total"),
-    },
+NAMES = {  # that dashboards of vLLM ask for
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions", "request_success"),
+    *("prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits"),
+    *("prompt_tokens", "generation_tokens", "iteration_tokens_total", "request_queue_time_seconds"),
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+    *("kv_offload_load_bytes", "kv_offload_store_bytes", "admission_rejections"),
 }
+VLLMS = DATA["metrics"]["metrics"]
 
 
 def scraped(checkpoint, *bodies, metrics_of=None):
@@ -29,11 +32,18 @@ def scraped(checkpoint, *bodies, metrics_of=None):
         async with inside(checkpoint) as server:
             for body in bodies:
                 assert (await server.post(**{"temperature": 0, "ignore_eos": True} | body)).status_code == 200
-            response = await server.client.get("/metrics")
-            assert response.headers["content-type"].startswith("text/plain")
-            return {family.name: family for family in text_string_to_metric_families(response.text)}
+            return parsed(await server.client.get("/metrics"))
 
     return asyncio.run(scenario())
+
+
+def parsed(response):
+    assert response.headers["content-type"].startswith("text/plain")
+    return {family.name: family for family in text_string_to_metric_families(response.text)}
+
+
+def values_of(llm):
+    return {metric.name.removeprefix("vllm:"): getattr(metric, "value", None) for metric in llm.get_metrics()}
 
 
 def value(families, name, **labels):
@@ -43,17 +53,25 @@ def value(families, name, **labels):
     return found
 
 
-def test_names_types_and_labels_are_vllms(checkpoint):
+def named_in_the_readme():
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    table = text.partition("\n| metrics | of |\n")[2].partition("\n\n")[0]
+    return {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+def test_names_types_labels_and_bounds_are_vllms(checkpoint):
     families = scraped(checkpoint, {"prompt": PROMPT, "max_tokens": 3})
-    for kind, names in NAMED.items():
-        for name in names:
-            family = families[f"vllm:{name}"]
-            assert family.type == kind and family.documentation, name
-            assert family.samples and all("model_name" in sample.labels for sample in family.samples), name
-            if name != "admission_rejections":
-                assert all(sample.labels["engine"] == "0" for sample in family.samples)
-    own = {name for name in families if name.startswith("vllm:")}
-    assert own <= {*DATA["metrics"]["names"]}, own - {*DATA["metrics"]["names"]}
+    own = {name.removeprefix("vllm:"): family for name, family in families.items() if name.startswith("vllm:")}
+    assert own.keys() >= NAMES and own.keys() == named_in_the_readme()
+    for name, family in own.items():
+        vllms = VLLMS[f"vllm:{name}"]
+        assert family.type == vllms["type"] and family.documentation and family.samples, name
+        assert all({*sample.labels} - {"le"} == {*vllms["labels"]} for sample in family.samples), name
+        assert all(sample.labels["model_name"] == checkpoint.name for sample in family.samples), "no path of it"
+        assert all(sample.labels.get("engine", "0") == "0" for sample in family.samples), name
+        bounds = [float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels]
+        up_to_64_positions = [1, 2, 5, 10, 20, 50]
+        assert bounds == ([*(vllms["buckets"] or up_to_64_positions), math.inf] if "buckets" in vllms else []), name
     assert "process_cpu_seconds" in families, "the front's own"
 
 
@@ -70,17 +88,75 @@ def test_numbers(checkpoint):
     # A prompt and the tokens behind it but the last: 13; 19 and two last tokens of the prompt, then 2 x 3; 4 and 3.
     assert (steps, tokens) == (4 + 5 + 4, 13 + 19 + 2 * 4 + 4 + 3)
     assert value(families, "num_requests_running") == value(families, "kv_cache_usage_perc") == 0
+    assert (value(families, "request_params_n_count"), value(families, "request_params_n_sum")) == (3, 1 + 2 + 1)
+
+
+def test_what_runs_is_counted(checkpoint):
+    async def scenario():
+        async with inside(checkpoint, slow) as server:
+            running = asyncio.create_task(server.post(**LONG))
+            await until(lambda: server.num_begun == 1)
+            families = parsed(await server.client.get("/metrics"))
+            assert value(families, "num_requests_running") == value(families, "time_to_first_token_seconds_count") == 1
+            assert 0 < value(families, "kv_cache_usage_perc") < 1
+            assert 0 < value(families, "generation_tokens_total") < LONG["max_tokens"]
+            await running
+            families = parsed(await server.client.get("/metrics"))
+            assert value(families, "time_to_first_token_seconds_count") == 1, "no first token counts twice"
+
+    asyncio.run(scenario())
+
+
+def test_counts_go_on_while_a_page_looks_and_after_it_has_left(checkpoint):
+    async def scenario():
+        async with inside(checkpoint) as server:
+            counts = []
+
+            async def count():
+                asked = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+                assert (await server.post(**asked)).status_code == 200
+                families = parsed(await server.client.get("/metrics"))
+                names = ("iteration_tokens_total_count", "inter_token_latency_seconds_count", "prompt_tokens_total")
+                counts.append(tuple(value(families, name) for name in names))
+
+            methods = dict(vars(server.engine))
+            await count()
+            async with server.client.stream("GET", "/events") as page:
+                events = page.aiter_text()
+                while "snapshot" not in await anext(events):
+                    pass
+                assert "step" in vars(server.engine), "the engine is observed"
+                await count()
+            await until(lambda: "step" not in vars(server.engine))
+            await count()
+            assert vars(server.engine).keys() == methods.keys()
+            assert counts == [(5 * i, 4 * i, 10 * i) for i in (1, 2, 3)]
+
+    asyncio.run(scenario())
+
+
+def test_one_that_comes_back_is_not_looked_for_again(checkpoint):
+    """As in vLLM: what a preempted sample hits is its own."""
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=36, watermark=0.0, **OPTIONS)
+    prompts = [[10 * i + each for each in range(9)] for i in range(4)]
+    llm.generate(prompts, drawn(16))
+    stats, counts = llm.stats(), values_of(llm)
+    assert stats.preemptions == counts["num_preemptions"] > 0 and stats.prefix_queries > 4 * 9
+    assert counts["prefix_cache_queries"] == counts["external_prefix_cache_queries"] == 4 * 9
+    assert counts["prefix_cache_hits"] == counts["external_prefix_cache_hits"] == 0
+
+
+def test_without_a_prefix_cache_nothing_is_looked_for(checkpoint):
+    llm = LLM(checkpoint, enable_prefix_caching=False, **OPTIONS)
+    llm.generate(PROMPT, drawn(1))
+    assert values_of(llm)["prefix_cache_queries"] == values_of(llm)["external_prefix_cache_queries"] == 0
 
 
 def test_blocks_on_the_host_are_external(checkpoint):
-    from ... import LLM
-    from ..helpers import OPTIONS
-    from ..test_stats import drawn
-
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=40, watermark=0.0, **OPTIONS)
     for prompt in (PROMPT, [*range(40, 79)], PROMPT):
         llm.generate(prompt, drawn(1))
-    numbers = {metric.name.removeprefix("vllm:"): getattr(metric, "value", None) for metric in llm.get_metrics()}
+    numbers = values_of(llm)
     block = llm.kv_cache.blocks[0].nbytes
     assert llm.stats().blocks_loaded == 2 and numbers["kv_offload_load_bytes"] == 2 * block
     assert numbers["kv_offload_store_bytes"] == llm.stats().blocks_stored * block > 0

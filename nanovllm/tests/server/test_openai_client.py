@@ -4,6 +4,10 @@ import json
 
 import openai
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from .openai_types import unset
 
 MESSAGES = [{"role": "user", "content": "Tell me of a fox."}]
 
@@ -15,8 +19,10 @@ def client(served):
 
 
 def test_models(client):
-    [model] = client.models.list().data
-    assert client.models.retrieve(model.id).id == model.id == "storyteller"
+    models = client.models.list().data
+    assert [model.id for model in models] == ["storyteller", "fox"]
+    for model in models:
+        assert client.models.retrieve(model.id) == model and not unset(model)
 
 
 def test_a_completion_and_its_stream(client):
@@ -34,6 +40,20 @@ def test_a_chat_and_its_stream(client):
     chunks = list(client.chat.completions.create(**asked, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
+
+
+def test_answers_are_as_the_clients_types_require(client):
+    asked = {"model": "storyteller", "max_tokens": 2, "seed": 3, "n": 2, "user": "me"}
+    kept = {"metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True, "modalities": ["text"]}
+    chat = asked | kept | {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1, "reasoning_effort": "low"}
+    whole = [client.completions.create(**asked, prompt="a", logprobs=1), client.chat.completions.create(**chat)]
+    for kind, answer in zip((Completion, ChatCompletion), whole, strict=True):
+        kind.model_validate(answer.to_dict(), strict=True)
+        assert not unset(answer) and answer.usage.prompt_tokens_details.cached_tokens is not None
+    chunks = list(client.chat.completions.create(**chat, stream=True, stream_options={"include_usage": True}))
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk.to_dict(), strict=True)
+        assert not unset(chunk)
 
 
 def test_the_clients_own_reader_of_streams(client):

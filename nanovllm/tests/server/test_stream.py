@@ -37,6 +37,34 @@ def test_a_chat_begins_with_the_one_who_speaks(served):
     assert others[-1]["finish_reason"] == "length"
 
 
+def test_each_choice_has_its_own_pieces(served):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "n": 3, "seed": 5, "temperature": 1.5, "max_tokens": 5}
+    *chunks, _ = stream(served, "/v1/chat/completions", **body)
+    whole = served.chat("Hi", **{name: body[name] for name in ("n", "seed", "temperature", "max_tokens")})["choices"]
+    assert (
+        all(len(chunk["choices"]) == 1 for chunk in chunks) and len({each["message"]["content"] for each in whole}) > 1
+    )
+    for choice in whole:
+        first, *others = pieces(chunks, choice["index"])
+        assert first["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(each["delta"]["content"] for each in others) == choice["message"]["content"]
+        assert [each["finish_reason"] for each in others] == [None] * (len(others) - 1) + ["length"]
+
+
+def test_a_stop_string_across_pieces_is_never_sent(served):
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 30}
+    text = served.completion(**body)["choices"][0]["text"]
+    for stop in (text[3:9], text[8:25], [text[20:26], "zzz"]):
+        for is_kept in (False, True):
+            asked = body | {"stop": stop, "include_stop_str_in_output": is_kept}
+            [whole] = served.completion(**asked)["choices"]
+            *chunks, _ = stream(served, "/v1/completions", **asked)
+            sent = pieces(chunks)
+            assert "".join(each["text"] for each in sent) == whole["text"] == text[: len(whole["text"])]
+            assert (sent[-1]["finish_reason"], sent[-1]["stop_reason"]) == ("stop", whole["stop_reason"])
+            assert whole["text"].endswith(whole["stop_reason"]) == is_kept
+
+
 def test_the_usage_comes_last_or_with_each_piece(served):
     body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 3}
     *chunks, last, done = stream(served, "/v1/completions", **body, stream_options={"include_usage": True})

@@ -16,6 +16,12 @@ from typing import Any
 
 HERE = Path(__file__).parent
 REQUIRED = {"required": True}
+BODIES = {
+    "CompletionRequest": "completion",
+    "ChatCompletionRequest": "chat_completion",
+    "ResponsesRequest": "responses",
+}
+LABELS = ["model_name", "engine"]
 SOURCE = Path()
 
 
@@ -51,6 +57,8 @@ def value(node: ast.expr) -> Any:
             given = {keyword.arg: keyword.value for keyword in node.keywords}
             if "default" in given:
                 return value(given["default"])
+            if node.args:
+                return value(node.args[0])
             return {"expression": f"{ast.unparse(given['default_factory'])}()"}
     return {"expression": ast.unparse(node)}
 
@@ -91,19 +99,52 @@ def fields(path: str, name: str) -> list[list[Any]]:
     return [[node.target.id, default(node.value)] for node in body if isinstance(node.target, ast.Name)]
 
 
-def metric_names(path: str) -> Iterator[str]:
-    """Names of metrics, vllm:..., in the order in which a file says them."""
+def body_fields(folder: str, name: str) -> list[list[Any]]:
+    """Of a request's body; a name that begins with _ is none of it."""
+    return [row for row in fields(f"entrypoints/openai/{folder}/protocol.py", name) if not row[0].startswith("_")]
+
+
+def metrics(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names of metrics, vllm:..., with their types, labels and bounds, in the order in which a file makes them."""
+    families = {}  # variable: family of bounds
     for node in ast.walk(tree(SOURCE / path)):
-        if isinstance(node, ast.keyword) and node.arg == "name" and isinstance(node.value, ast.Constant):
-            yield str(node.value.value)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:
+            families[ast.unparse(node.targets[0])] = ast.unparse(node.value.args[0]).strip("'")
+    for node in ast.walk(tree(SOURCE / path)):
+        given = {each.arg: each.value for each in getattr(node, "keywords", [])}
+        if isinstance(node, ast.Call) and isinstance(given.get("name"), ast.Constant):
+            kind = ast.unparse(node.func).removeprefix("self._").removesuffix("_cls")
+            found: dict[str, Any] = {"type": kind, "labels": labels(given["labelnames"])}
+            if "buckets" in given:
+                found["buckets"] = bounds(families[ast.unparse(given["buckets"])])
+            yield str(ast.literal_eval(given["name"])), found
 
 
-def offload_names() -> list[str]:
-    """The same of constants in a class."""
+def labels(node: ast.AST) -> list[str]:
+    """`labelnames` stands for the first two."""
+    parts = list(ast.walk(node))
+    common = LABELS if any(isinstance(each, ast.Name) and each.id == "labelnames" for each in parts) else []
+    return [*common, *(str(each.value) for each in parts if isinstance(each, ast.Constant))]
+
+
+def bounds(family: str) -> list[float] | None:
+    """None for those that depend on the longest sequence."""
+    for node in tree(SOURCE / "v1/metrics/buckets.py").body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == f"{family.upper()}_BUCKETS":
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+def offload_metrics() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same of blocks on the host. A file says their types by the classes of what it tells of them."""
     path = "distributed/kv_transfer/kv_connector/v1/offloading/metrics.py"
-    body = find_class(SOURCE / path, "_TransferMetricName").body
-    values = [node.value for node in body if isinstance(node, ast.Assign)]
-    return [str(value.value) for value in values if isinstance(value, ast.Constant)]
+    body = [node for node in find_class(path, "_TransferMetricName").body if isinstance(node, ast.Assign)]
+    names = {f"_TransferMetricName.{ast.unparse(node.targets[0])}": ast.literal_eval(node.value) for node in body}
+    for node in ast.walk(tree(SOURCE / path)):
+        for key, made in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
+            if key and ast.unparse(key) in names and isinstance(made, ast.Call):
+                kind = ast.unparse(made.func).removeprefix("Offloading").removesuffix("Metadata").lower()
+                yield names[ast.unparse(key)], {"type": kind, "labels": LABELS}
 
 
 def version() -> str:
@@ -129,8 +170,10 @@ def main() -> None:
     write("async_llm.json", {name: signature("v1/engine/async_llm.py", "AsyncLLM", name) for name in names})
     kinds = {name: fields(f"{beams}/utils.py", name) for name in ("BeamSearchSequence", "BeamSearchOutput")}
     write("beam_search.json", kinds | {"BeamSearchParams": fields("sampling_params.py", "BeamSearchParams")})
+    write("bodies.json", {name: body_fields(folder, name) for name, folder in BODIES.items()})
     kinds = {name: fields("v1/metrics/reader.py", name) for name in ("Counter", "Vector", "Gauge", "Histogram")}
-    write("metrics.json", kinds | {"names": [*metric_names("v1/metrics/loggers.py"), *offload_names()]})
+    made = dict([*metrics("v1/metrics/loggers.py"), *offload_metrics()])
+    write("metrics.json", kinds | {"metrics": made})
 
 
 if __name__ == "__main__":

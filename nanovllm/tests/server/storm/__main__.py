@@ -1,0 +1,103 @@
+"""python -m nanovllm.tests.server.storm: the storms at their full size, with their figures."""
+
+import argparse
+import asyncio
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from . import clients, kills, malformed
+from .processes import check_log, sockets_of, storm_server
+
+SPARE = 100  # files that a process has beside the sockets of a storm
+
+
+def run_clients(args: argparse.Namespace, folder: Path) -> str:
+    log = folder / "log"
+    with storm_server(log) as served:
+        count = min(args.clients, raise_limit() - SPARE, sockets_of(served) - SPARE)
+        if count < args.clients:
+            print(f"only {count} clients: a process may open no more files here", file=sys.stderr)
+        made = asyncio.run(clients.storm(served, count, args.rounds, args.asks, args.tokens, args.seed))
+        assert served.stop() == 0, "it stops in order"
+    check_log(log)
+    rows = [f"  round {number}: {size}" for number, size in enumerate(made.sizes, 1)]
+    tokens = f"{made.judge.num_ties} answers differ at near ties, of {made.judge.num_tokens:,} tokens"
+    return "\n".join([f"{count:,} clients at once, {args.rounds} rounds: {told(made.counts)}; {tokens}", *rows])
+
+
+def run_malformed(args: argparse.Namespace, folder: Path) -> str:
+    log, requests = folder / "log", malformed.bad_requests(random.Random(args.seed), args.requests)
+    with storm_server(log, *malformed.FLAGS) as served:
+        found = asyncio.run(malformed.storm(served, requests, args.requests))
+        assert served.stop() == 0, "it stops in order"
+    check_log(log)
+    assert not found.faults, "\n".join([f"{len(found.faults)} faults:", *found.faults[:20]])
+    slowest = sorted(found.slowest.items(), key=lambda pair: -pair[1])[:5]
+    rows = [f"  {seconds:.2f} seconds: {kind}" for kind, seconds in slowest]
+    gap = f"a healthy client has waited {found.gap:.2f} seconds at most, in {found.num_healthy} streams"
+    return "\n".join([f"{args.requests:,} requests: {told(found.statuses)}; {gap}; the slowest answers:", *rows])
+
+
+def run_kills(args: argparse.Namespace, folder: Path) -> str:
+    return f"{args.kills} kills: answers {told(asyncio.run(kills.storm(folder, args.kills, args.seed)))}"
+
+
+STORMS: dict[str, Callable[[argparse.Namespace, Path], str]] = {
+    "clients": run_clients,
+    "malformed": run_malformed,
+    "kills": run_kills,
+}
+
+
+def told(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in sorted(counts.items()))
+
+
+def raise_limit() -> int:
+    """Let this process have as many sockets as it may; returns how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        return soft
+    return hard if hard != resource.RLIM_INFINITY else sys.maxsize
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m nanovllm.tests.server.storm", description=__doc__)
+    made.add_argument("storms", nargs="*", metavar="NAME", help=f"of {', '.join(STORMS)} (default: all)")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--clients", type=int, default=1000, help="at once (default: %(default)s)")
+    made.add_argument("--rounds", type=int, default=3, help="of clients (default: %(default)s)")
+    made.add_argument("--asks", type=int, default=64, help="different requests of theirs (default: %(default)s)")
+    made.add_argument("--tokens", type=int, default=48, help="most tokens of an answer (default: %(default)s)")
+    made.add_argument("--requests", type=int, default=10_000, help="malformed ones (default: %(default)s)")
+    made.add_argument("--kills", type=int, default=6, help="of the engine and the front in turn (default: %(default)s)")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if unknown := set(args.storms) - set(STORMS):
+        print(f"error: there is no storm {sorted(unknown)[0]}: there are {', '.join(STORMS)}", file=sys.stderr)
+        return 2
+    for name in args.storms or STORMS:
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                words = STORMS[name](args, Path(folder))
+            except AssertionError as error:
+                print(f"{name}, seed {args.seed}: {error}", file=sys.stderr)
+                return 1
+        print(f"{name}, seed {args.seed}, {time.monotonic() - start:.0f} seconds: {words}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
