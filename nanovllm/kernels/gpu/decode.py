@@ -71,7 +71,8 @@ def paged_decode(
         )  # fmt: skip
 
 
-@triton.jit
+# Triton compiles a kernel anew for numbers and addresses that 16 divides, unless told where nothing is won by it.
+@triton.jit(do_not_specialize=["block_tables", "context_lens", "table_stride"])
 def attend_split(
     q,  # [rows, num_heads, head_dim]
     keys,  # of a layer, [num_blocks, block_size, num_kv_heads, head_dim]
@@ -125,7 +126,7 @@ def attend_split(
     tl.store(lses + part, lse, mask=head < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def merge_splits(
     parts,  # float32 [rows, num_heads, num_splits, head_dim]
     lses,  # float32 [rows, num_heads, num_splits]

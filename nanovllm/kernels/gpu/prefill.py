@@ -68,7 +68,7 @@ def choose_warps(width: int, itemsize: int) -> int:
     return 4 if width <= 128 else 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_tables", "query_start_loc", "context_lens", "tiles", "table_stride"])
 def attend_queries(
     q,  # [num_tokens, num_heads, head_dim]
     keys,  # of a layer, [num_blocks, block_size, num_kv_heads, head_dim]

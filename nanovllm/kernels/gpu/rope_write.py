@@ -76,7 +76,7 @@ def rotate(first, second, cos, sin, DTYPE: tl.constexpr):
     return left.to(DTYPE), right.to(DTYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions", "slot_mapping"])
 def rotate_and_write_row(
     qkv,  # [rows, num_heads + 2 * num_kv_heads, head_dim]
     cos,  # [max_model_len, head_dim], the two halves of a row are equal

@@ -49,14 +49,15 @@ def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         value = values[parameter.name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        is_special = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (is_special and type(value) is int and value == 1):
             signature[parameter.name], constants[parameter.name] = "constexpr", value
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
         else:
             is_pointer = isinstance(value, Tensor)
             signature[parameter.name] = POINTERS[value.dtype] if is_pointer else "i32" if value < 2**31 else "i64"
-            if is_pointer or value % 16 == 0:
+            if is_special and (is_pointer or value % 16 == 0):
                 attributes[(i,)] = [["tt.divisibility", 16]]
     compiled = triton.compile(ASTSource(kernel, signature, constants, attributes), target=H200, options=options)
     registers, stack = count_registers(compiled.asm["cubin"])
