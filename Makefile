@@ -8,8 +8,8 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run serve test test-all soak storm setup notebooks notebook page open-page exercise check diff
-.PHONY: scoreboard measure gpu lint train clean FORCE
+.PHONY: help run serve test test-all test-triton soak storm setup notebooks notebook page open-page exercise check
+.PHONY: diff scoreboard measure gpu lint train clean FORCE
 
 # $(value) and the environment carry these past what make and the shell would expand.
 override PROMPT := $(value PROMPT)
@@ -50,6 +50,13 @@ test: $(call needs,test) ## each distinct test once, in minutes; PY=python3 take
 
 test-all: $(call needs,test) ## every test: copies in later stages, long histories, notebooks, exercises; PART=rest without make test's
 	@$(PYTEST) --part $(or $(PART),all) $(ARGS)
+
+.venv-triton/.complete: .ci/setup_triton.py $(call needs,test)
+	@$(PY) .ci/setup_triton.py
+
+test-triton: .venv-triton/.complete ## the GPU's kernels on the CPU, in Triton's interpreter, in an environment of its own; PART=all
+	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest --part $(or $(PART),quick) \
+	    nanovllm/tests/gpu nanovllm/kernels/gpu -W "ignore:Conversion of an array" $(ARGS)
 
 soak: $(call needs,test) ## a million random steps of all stages, all checked; ARGS="--stage s7 --steps 100000 --seed 1"
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)
@@ -100,6 +107,6 @@ lint: $(call needs,lint) ## ruff, and mypy on signatures
 train: $(call needs,core) ## train the story teller on a folder of text files: TEXT=folder
 	@$(PY) -m models.training --text "$(if $(TEXT),$$TEXT,$(error which texts? make train TEXT=folder))" $(ARGS)
 
-clean: ## remove .venv, caches and exercises/ with your solutions; never models/
-	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache exercises build dist *.egg-info
+clean: ## remove .venv, .venv-triton, caches and exercises/ with your solutions; never models/
+	rm -rf .venv .venv-triton .pytest_cache .hypothesis .mypy_cache .ruff_cache exercises build dist *.egg-info
 	find . -path ./models -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

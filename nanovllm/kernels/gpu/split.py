@@ -1,0 +1,57 @@
+"""How work is split among programs: worked out on the host, in plain Python, so that no kernel waits for it."""
+
+import torch
+
+MAX_SPLITS = 128
+PROGRAMS_FOR_SM = 2  # of each multiprocessor: one reads while the other computes
+QUERY_ROWS = 64  # of a program of prefill: a query has one for each query head of a KV head
+
+
+class DecodeRoom:
+    """Where the programs of a decode step leave the attention to their split, for merging: allocated once."""
+
+    def __init__(
+        self, max_rows: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device | str
+    ) -> None:
+        self.num_splits = num_splits
+        self.parts = torch.empty(max_rows, num_heads, num_splits, head_dim, dtype=torch.float32, device=device)
+        self.lses = torch.empty(max_rows, num_heads, num_splits, dtype=torch.float32, device=device)  # log2(sum(exp2))
+
+
+def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
+    """Enough splits to give each multiprocessor its programs. A CUDA graph fixes this number, not the contexts.
+
+    >>> choose_splits(1, 8, 132), choose_splits(8, 8, 132), choose_splits(256, 8, 132), choose_splits(1, 1, 132)
+    (33, 4, 1, 128)
+    """
+    return max(1, min(MAX_SPLITS, PROGRAMS_FOR_SM * num_sms // max(1, rows * num_kv_heads)))
+
+
+def tile_size(width: int, itemsize: int) -> int:
+    """How many keys a program reads at a time: 16 KiB of them, so that a few tiles are on their way at once.
+
+    >>> tile_size(128, 2), tile_size(128, 4), tile_size(16, 4), tile_size(256, 4)
+    (64, 32, 128, 16)
+    """
+    return max(16, min(128, 16384 // (width * itemsize)))
+
+
+def queries_of_tile(group: int) -> int:
+    """How many queries a program of prefill has, where `group` query heads share a KV head.
+
+    >>> queries_of_tile(1), queries_of_tile(4), queries_of_tile(7), queries_of_tile(100)
+    (64, 16, 9, 1)
+    """
+    return max(1, QUERY_ROWS // group)
+
+
+def query_tiles(query_start_loc: list[int], seqs: list[int], group: int) -> list[tuple[int, int]]:
+    """What the programs of prefill have, for the sequences `seqs` of a step: a sequence and a first row of q each.
+
+    A sequence's last queries come first: they see the most keys, and what starts last should end soon.
+
+    >>> query_tiles([0, 20, 21, 25], seqs=[0, 2], group=8)
+    [(0, 16), (0, 8), (0, 0), (2, 21)]
+    """
+    step = queries_of_tile(group)
+    return [(seq, row) for seq in seqs for row in range(query_start_loc[seq], query_start_loc[seq + 1], step)[::-1]]

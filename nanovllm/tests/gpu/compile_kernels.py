@@ -1,0 +1,104 @@
+"""Compile for an H200 what the kernels' callers launch, without a GPU.
+
+    python -m nanovllm.tests.gpu.compile_kernels bfloat16 8 4 128 16
+
+for 8 KV heads, 4 query heads each, head_dim 128, blocks of 16. Each launch is compiled to machine code in place of a
+run. A line of JSON for each: {"kernel": "attend_split", "shared": 72192, "registers": 128, "stack": 0}, where shared
+memory is in bytes and stack is what did not fit into the registers of a thread, in bytes.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from ...kernels.gpu.activation import silu_and_mul
+from ...kernels.gpu.decode import paged_decode
+from ...kernels.gpu.gemv import MAX_ROWS, gemv
+from ...kernels.gpu.norm import add_rms_norm
+from ...kernels.gpu.prefill import paged_prefill
+from ...kernels.gpu.rope_write import rotate_and_write
+from ...kernels.gpu.split import MAX_SPLITS, DecodeRoom
+from .pools import Shape
+
+H200 = GPUTarget("cuda", 90, 32)
+OPTIONS = ("num_warps", "num_stages")
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """In place of kernel[grid](...). What Triton finds out about arguments at a launch, it is told here."""
+    options = {name: named.pop(name) for name in OPTIONS if name in named}
+    values = dict(zip(kernel.arg_names, arguments, strict=False)) | named
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        is_special = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (is_special and type(value) is int and value == 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            is_pointer = isinstance(value, Tensor)
+            signature[parameter.name] = POINTERS[value.dtype] if is_pointer else "i32" if value < 2**31 else "i64"
+            if is_special and (is_pointer or value % 16 == 0):
+                attributes[(i,)] = [["tt.divisibility", 16]]
+    compiled = triton.compile(ASTSource(kernel, signature, constants, attributes), target=H200, options=options)
+    registers, stack = count_registers(compiled.asm["cubin"])
+    told = {"kernel": kernel.__name__, "shared": compiled.metadata.shared, "registers": registers, "stack": stack}
+    print(json.dumps(told), flush=True)
+
+
+def count_registers(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes that did not fit. cuobjdump comes with Triton."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"REG:(\d+)", usage)[1]), int(re.search(r"STACK:(\d+)", usage)[1])
+
+
+def launch_all(shape: Shape) -> None:
+    """Every kernel, as for 4 rows."""
+    dtype, num_heads, head_dim = shape.dtype, shape.num_kv_heads * shape.group, shape.head_dim
+    blocks = torch.empty(3, 2, 2, shape.block_size, shape.num_kv_heads, head_dim, dtype=dtype)
+    qkv = torch.empty(4, num_heads + 2 * shape.num_kv_heads, head_dim, dtype=dtype)
+    q, out = torch.empty(2, 4, num_heads, head_dim, dtype=dtype)
+    tables, lengths = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    starts, tiles = torch.zeros(5, dtype=torch.int32), torch.zeros(3, 2, dtype=torch.int32)
+    angles, weight = torch.empty(100, head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype)
+    x, numbers = torch.empty(4, 4096, dtype=dtype), torch.zeros(4, dtype=torch.int64)
+    for num_splits in (1, 33, MAX_SPLITS):
+        room = DecodeRoom(4, num_heads, head_dim, num_splits, "cpu")
+        paged_decode(q, blocks, 1, tables, lengths, room, out)
+    paged_prefill(q, blocks, 1, tables, starts, lengths, tiles, out)
+    for norm in (weight, None):
+        rotate_and_write(qkv, angles, angles, numbers, numbers, blocks, 1, norm, norm, 1e-5, q)
+    for residual in (x, None):
+        add_rms_norm(x, residual, x[0], 1e-5, x)
+    for rows in range(1, MAX_ROWS + 1):
+        gemv(x[:rows], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(rows, 6144, dtype=dtype))
+    silu_and_mul(x, x.view(8, 2048)[:4])
+
+
+if __name__ == "__main__":
+    JITFunction.run = compile_launch
+    num_kv_heads, group, head_dim, block_size = map(int, sys.argv[2:])
+    launch_all(Shape(num_kv_heads, group, head_dim, block_size, getattr(torch, sys.argv[1])))
