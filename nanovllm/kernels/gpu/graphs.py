@@ -1,0 +1,64 @@
+"""CUDA graphs of decode steps: all launches of a step as one, for a few numbers of rows (buckets).
+
+A plain step of a small model starts a thousand kernels, each of which takes the host longer to start than the device to
+run. A graph is recorded once, and replayed with one call: the same kernels, at the same addresses. So its inputs lie in
+StepInputs, its outputs in tensors that all graphs share, and a batch is padded to the next bucket.
+"""
+
+import bisect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from tqdm import tqdm
+
+MAX_ROWS = 512
+Step = Callable[[], None]
+
+
+def buckets(max_rows: int) -> list[int]:
+    """How many rows the graphs have, as in vLLM; the last has all.
+
+    >>> buckets(20), buckets(1), buckets(300)[-4:]
+    ([1, 2, 4, 8, 16, 20], [1], [256, 272, 288, 300])
+    """
+    most = min(max_rows, MAX_ROWS)
+    return sorted({size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most, 16)) if size < most} | {most})
+
+
+class Capture(Protocol):
+    def __call__(self, step: Step) -> Step:
+        """Record what `step` starts; returns what starts all of it again."""
+
+
+class CudaCapture:
+    """torch.cuda.graph. The graphs share one pool: no two of them run at a time."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, step: Step) -> Step:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step()
+        self._pool = self._pool or graph.pool()
+        return graph.replay
+
+
+class DecodeGraphs:
+    """A graph for each bucket. The largest comes first: the others find room in what it has taken."""
+
+    def __init__(self, step: Callable[[int], None], sizes: list[int], capture: Capture, progress: bool = True) -> None:
+        """step(rows) starts a step of so many rows. It runs once before it is recorded: its kernels are compiled then."""
+        self._sizes, self._replays = sizes, dict[int, Step]()
+        for rows in tqdm(sizes[::-1], desc="capturing CUDA graphs", leave=False, disable=not progress):
+            step(rows)
+            self._replays[rows] = capture(lambda rows=rows: step(rows))
+
+    @property
+    def max_rows(self) -> int:
+        return self._sizes[-1]
+
+    def run(self, num_rows: int) -> None:
+        """Start the step of the smallest bucket that has room."""
+        self._replays[self._sizes[bisect.bisect_left(self._sizes, num_rows)]]()

@@ -1,0 +1,133 @@
+"""The runner of a GPU, with the kernels' plain twins, and with a stand-in for graphs that notes what is captured."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ...api import LLM, BeamSearchParams, SamplingParams
+from ...kernels.gpu.graphs import buckets
+from ...kernels.gpu.ops import PLAIN
+from ...kernels.gpu.runner import GpuRunner
+
+PROMPTS = ["the fox", "the fox and the crow", "a lion", "the fox and the crow went", [5, 6, 7], "a"]
+
+
+class Recording:
+    """In place of CUDA graphs: to replay a step is to do it again, and that must read and write the same memory."""
+
+    def __init__(self) -> None:
+        self.num_captured, self.num_replayed = 0, 0
+
+    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
+        self.num_captured += 1
+        step()
+
+        def replay() -> None:
+            self.num_replayed += 1
+            step()
+
+        return replay
+
+
+def with_runner(llm: LLM, capture: Recording | None, max_rows: int = 8) -> GpuRunner:
+    """`llm` computes with twins from now on."""
+    engine = llm.llm_engine
+    model = engine.model_runner._model
+    runner = GpuRunner(model, engine.kv_cache, 64, engine.max_model_len, engine.device)
+    runner.use_kernels(PLAIN, capture, max_rows, progress=False)
+    engine.model_runner = runner
+    return runner
+
+
+def made(checkpoint, **options) -> LLM:
+    defaults = {"kv_cache_tokens": 512, "block_size": 4, "attention_backend": "torch", "max_num_seqs": 8}
+    return LLM(str(checkpoint), **defaults | options)
+
+
+def outputs_of(llm: LLM, params) -> list:
+    outputs = llm.generate(PROMPTS, params)
+    return [(each.token_ids, each.finish_reason) for output in outputs for each in output.outputs]
+
+
+WAYS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=20, ignore_eos=True),
+    "seeded": SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=20, ignore_eos=True),
+    "likeliest": SamplingParams(temperature=0.8, top_k=5, seed=3, max_tokens=20, ignore_eos=True),
+    "samples": SamplingParams(temperature=1.0, n=3, seed=5, max_tokens=12, ignore_eos=True),
+    "logprobs": SamplingParams(temperature=0, max_tokens=8, logprobs=3, prompt_logprobs=2, ignore_eos=True),
+    "processors": SamplingParams(temperature=0, max_tokens=8, logit_bias={7: 5.0}, ignore_eos=True),
+}
+POOLS = {"roomy": {}, "small": {"kv_cache_tokens": 96}, "chunks": {"max_num_batched_tokens": 8}}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_tokens_are_those_of_plain_operations(checkpoint, way, pool, has_graphs):
+    plain, fast = made(checkpoint, **POOLS[pool]), made(checkpoint, **POOLS[pool])
+    capture = Recording() if has_graphs else None
+    with_runner(fast, capture)
+    for _ in range(2):  # the second time with cached prefixes
+        assert outputs_of(fast, WAYS[way]) == outputs_of(plain, WAYS[way])
+    fast.llm_engine.kv_cache_manager.check_integrity()
+    assert capture is None or capture.num_replayed > 10
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_beams_are_those_of_plain_operations(checkpoint, has_graphs):
+    plain, fast = made(checkpoint), made(checkpoint)
+    with_runner(fast, Recording() if has_graphs else None)
+    params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
+    found, expected = (llm.beam_search(["the fox", "a lion"], params) for llm in (fast, plain))
+    assert [[each.tokens for each in one.sequences] for one in found] == [
+        [each.tokens for each in one.sequences] for one in expected
+    ]
+
+
+def test_blocks_that_went_to_the_host_come_back(checkpoint):
+    options = {"kv_cache_tokens": 96, "offload_policy": "load", "kv_offloading_tokens": 512}
+    plain, fast = made(checkpoint, **options), made(checkpoint, **options)
+    with_runner(fast, Recording())
+    for _ in range(3):
+        assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
+    assert fast.llm_engine.host_kv_cache.num_blocks_loaded > 0
+
+
+def test_a_graph_is_captured_for_each_bucket_and_a_larger_batch_runs_without(checkpoint):
+    fast, capture = made(checkpoint), Recording()
+    with_runner(fast, capture, max_rows=4)
+    assert capture.num_captured == len(buckets(4)) == 3
+    plain = made(checkpoint)
+    assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
+    assert capture.num_replayed == 0, "six decode together"
+    fast.generate(PROMPTS[:3], WAYS["greedy"])
+    assert capture.num_replayed == 19
+
+
+def test_what_a_graph_reads_and_writes_never_moves(checkpoint):
+    fast = made(checkpoint)
+    runner = with_runner(fast, Recording())
+    tensors = [runner._inputs.device.buffer, runner._inputs.block_tables, runner._hidden_rows, runner._logits_rows]
+    before = [tensor.data_ptr() for tensor in tensors]
+    outputs_of(fast, WAYS["greedy"])
+    now = [runner._inputs.device.buffer, runner._inputs.block_tables, runner._hidden_rows, runner._logits_rows]
+    assert [tensor.data_ptr() for tensor in now] == before
+
+
+def test_a_capture_that_fails_leaves_plain_operations(checkpoint):
+    def fails(step):
+        raise RuntimeError("no memory for a graph")
+
+    fast, plain = made(checkpoint), made(checkpoint)
+    with pytest.raises(RuntimeError, match="no memory"):
+        with_runner(fast, fails)
+    assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
+
+
+def test_blocks_are_not_cleared_and_what_lay_there_is_never_read(checkpoint):
+    fast, plain = made(checkpoint), made(checkpoint)
+    runner = with_runner(fast, Recording())
+    fast.llm_engine.kv_cache.blocks.fill_(float("nan"))
+    assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
+    assert runner.num_steps > 0 and torch.isnan(fast.llm_engine.kv_cache.blocks).any()
