@@ -23,6 +23,7 @@ DEFINES = {"s1_contiguous_cache": {"attend", "next_token"}}  # stage zero: a mod
 SHOWS_WITH = {"nanovllm": "numba"}  # without it some cells have nothing to show
 MAX_BYTES, MAX_LINES = 300_000, 32
 MAX_SECONDS = 80  # 40 where the figures were measured; another machine may take twice as long
+THREADS = {"nanovllm": 2}  # that compute, and wait for each other in a loop: each of them has its time
 
 # What a cell of prose may say in figures: what somebody else claims, and what is so by definition.
 CLAIMED = {
@@ -109,7 +110,8 @@ def test_runs_top_to_bottom(path, tmp_path):
     seconds = seconds_of_children() - start
     assert seconds > 1, "the notebook's process was not seen"
     assert not [output for output in outputs(notebook) if output.output_type == "error"]
-    assert seconds < MAX_SECONDS, f"{path.name} took {seconds:.0f} s, {MAX_SECONDS} are allowed"
+    most = MAX_SECONDS * THREADS.get(path.stem, 1)
+    assert seconds < most, f"{path.name} took {seconds:.0f} s, {most} are allowed"
     assert shown_kinds(notebook) == shown_kinds(read(path)), "the committed outputs are of another version"
 
 
