@@ -14,6 +14,7 @@ from ..core.llama import LlamaForCausalLM
 from ..core.sampling import SamplingParams as CoreSamplingParams
 from ..core.sequence import Sequence
 from ..kernels.choice import Choice
+from ..kernels.gpu.choice import GpuChoice
 from ..kernels.options import backend_of
 from .counting import BlockManager, CountedSequence, Scheduler
 from .engine import InputProcessor
@@ -33,6 +34,7 @@ class LLMEngine(BaseLLMEngine):
 
     kv_cache_manager: BlockManager
     scheduler: Scheduler
+    kernels: Choice | GpuChoice
 
     def __init__(self, config: EngineConfig, args: EngineArgs | None = None) -> None:
         self.engine_args = args or EngineArgs(**vars(config))
@@ -168,11 +170,17 @@ class LLMEngine(BaseLLMEngine):
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
         """It computes with kernels, or will when they are compiled, or never: `kernels` says."""
-        from ..kernels.runner import KernelRunner, refusal  # which is built on this package
+        from ..kernels.gpu.runner import GpuRunner  # which are built on this package
+        from ..kernels.runner import KernelRunner, refusal
 
-        tile_size = self.config.slots_in_a_tile()
-        runner = KernelRunner(model, self.kv_cache, tile_size, self.max_model_len, self.device)
-        backend = backend_of(self.engine_args.attention_backend, self.engine_args.enforce_eager)
+        args, is_gpu = self.engine_args, self.device.type == "cuda"
+        backend = backend_of(args.attention_backend, args.enforce_eager, is_gpu)
+        parts = model, self.kv_cache, self.config.slots_in_a_tile(), self.max_model_len, self.device
+        if is_gpu:
+            on_gpu = GpuRunner(*parts)
+            self.kernels = GpuChoice(backend, bool(args.enforce_eager), on_gpu, self.config.max_num_seqs)
+            return on_gpu
+        runner = KernelRunner(*parts)
         self.kernels = Choice(backend, runner, self.dtype, refusal(model, self.device, self.dtype))
         return runner
 

@@ -26,8 +26,8 @@ ENGINE = [
 ]
 
 KERNELS = [
-    Knob("attention_backend", str, "auto", "numba: compiled kernels; torch: plain operations; auto: kernels if there are", ("auto", "numba", "torch")),
-    Knob("enforce_eager", bool, False, "compute with plain operations, as --attention-backend torch does"),
+    Knob("attention_backend", str, "auto", "numba: kernels on a CPU; triton: on a GPU; torch: plain operations; auto: the best", ("auto", "numba", "triton", "torch")),
+    Knob("enforce_eager", bool, False, "on a GPU no CUDA graphs; on a CPU as --attention-backend torch"),
 ]
 
 SAMPLING = [

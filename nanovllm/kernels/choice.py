@@ -39,6 +39,8 @@ class Choice:
 
         Raises ValueError if kernels are forced and cannot be had.
         """
+        if backend == "triton":
+            raise ValueError("attention_backend 'triton' cannot be had: its kernels are for a GPU (--device cuda)")
         self._runner = runner
         self._compiler: Compiler | None = None
         self.uses_kernels = False

@@ -79,8 +79,10 @@ class KernelAttend:
 
 
 class KernelAttention:
-    """The backend: plan() makes the `attend` of a step of any mixture. Kernels never read what was not written:
-    no block is cleared."""
+    """The backend: plan() makes the `attend` of a step of any mixture.
+
+    Kernels never read what was not written: no block is cleared.
+    """
 
     def __init__(self, pool: Pool, kv_cache: KVCache) -> None:
         self._pool, self._block_size = pool, kv_cache.block_size
@@ -108,7 +110,8 @@ class KernelAttention:
             return None
         group = self._pool.num_heads // self._pool.blocks.shape[4]
         tiles = query_tiles(step.query_start_loc, seqs, group)
-        return Chunks(tables, *map(self._tensor, (step.query_start_loc, step.context_lens, tiles)))
+        starts, lens = self._tensor(step.query_start_loc), self._tensor(step.context_lens)
+        return Chunks(tables, starts, lens, self._tensor(tiles))
 
     def _tensor(self, values: list) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self._pool.blocks.device)

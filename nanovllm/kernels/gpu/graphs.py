@@ -7,6 +7,7 @@ StepInputs, its outputs in tensors that all graphs share, and a batch is padded 
 
 import bisect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -49,11 +50,11 @@ class DecodeGraphs:
     """A graph for each bucket. The largest comes first: the others find room in what it has taken."""
 
     def __init__(self, step: Callable[[int], None], sizes: list[int], capture: Capture, progress: bool = True) -> None:
-        """step(rows) starts a step of so many rows. It runs once before it is recorded: its kernels are compiled then."""
+        """step(rows) starts a step of so many rows. Before it is recorded it runs once: kernels are compiled then."""
         self._sizes, self._replays = sizes, dict[int, Step]()
         for rows in tqdm(sizes[::-1], desc="capturing CUDA graphs", leave=False, disable=not progress):
             step(rows)
-            self._replays[rows] = capture(lambda rows=rows: step(rows))
+            self._replays[rows] = capture(partial(step, rows))
 
     @property
     def max_rows(self) -> int:

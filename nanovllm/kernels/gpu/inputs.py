@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...core.model_runner import Scheduled
 from ...core.sequence import Sequence
@@ -71,7 +70,8 @@ class StepInputs:
             seq.block_table[at // size] * size + at % size for (seq, _), at in zip(batch, positions, strict=True)
         ]
         numbers["context_lens"][rows] = [at + 1 for at in positions]
-        self._note_changes([(row, seq, at // size + 1) for row, (seq, _), at in zip(rows, batch, positions, strict=True)])
+        held = zip(rows, batch, positions, strict=True)
+        self._note_changes([(row, seq, at // size + 1) for row, (seq, _), at in held])
         self.device.buffer.copy_(self._host.buffer, non_blocking=True)
         return rows
 
@@ -98,18 +98,16 @@ class StepInputs:
         places, blocks = list[int](), list[int]()
         for row, seq, num_blocks in held:
             known, table = self._known[row], seq.block_table
-            if len(known) >= num_blocks and known[num_blocks - 1] == table[num_blocks - 1] and known == table[: len(known)]:
-                continue
-            changed = [i for i in range(num_blocks) if i >= len(known) or known[i] != table[i]]
-            places += [row * self._max_blocks + i for i in changed]
-            blocks += [table[i] for i in changed]
-            self._known[row] = table[:num_blocks]
+            first = len(known) if known == table[: len(known)] else 0  # else it was preempted, or has copied a block
+            if first < num_blocks:
+                self._known[row] = table[:num_blocks]
+                places += range(row * self._max_blocks + first, row * self._max_blocks + num_blocks)
+                blocks += table[first:num_blocks]
         most = self._max_rows
-        if len(places) > most:  # sequences that are new here: a copy of its own
-            self._flat.index_copy_(0, self._as_tensor(places[most:], torch.int64), self._as_tensor(blocks[most:], torch.int32))
+        if len(places) > most:  # of sequences that are new here: a copy of its own
+            places_there = torch.tensor(places[most:], dtype=torch.int64, device=self._flat.device)
+            blocks_there = torch.tensor(blocks[most:], dtype=torch.int32, device=self._flat.device)
+            self._flat.index_copy_(0, places_there, blocks_there)
         self._numbers["places"][:], self._numbers["blocks"][:] = len(self._flat) - 1, 0
         count = min(len(places), most)
         self._numbers["places"][:count], self._numbers["blocks"][:count] = places[:count], blocks[:count]
-
-    def _as_tensor(self, values: list[int], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._flat.device)

@@ -16,9 +16,7 @@ class Ops(NamedTuple):
     silu_and_mul: Callable[..., None]
 
 
-PLAIN = Ops(
-    plain.paged_decode, plain.paged_prefill, plain.rotate_and_write, plain.add_rms_norm, plain.silu_and_mul
-)
+PLAIN = Ops(plain.paged_decode, plain.paged_prefill, plain.rotate_and_write, plain.add_rms_norm, plain.silu_and_mul)
 
 
 def triton_ops() -> Ops:

@@ -33,8 +33,10 @@ class GpuRunner(ModelRunner):
 
     @torch.inference_mode()
     def use_kernels(self, ops: Ops, capture: Capture | None, max_rows: int, progress: bool = True) -> None:
-        """From the next step on. `capture` None: no graphs. Raises what compiling and capturing may raise; then all is
-        as before."""
+        """From the next step on. `capture` None: no graphs.
+
+        Raises what compiling and capturing may raise; then all is as before.
+        """
         model, rotary = self._model, self._model.model.rotary_emb
         dtype, num_heads = self._kv_cache.blocks.dtype, model.config.num_attention_heads
         cos, sin = rotary.cos.to(dtype), rotary.sin.to(dtype)  # [max_model_len, head_dim]

@@ -1,6 +1,7 @@
 """The runner of a GPU, with the kernels' plain twins, and with a stand-in for graphs that notes what is captured."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ from ...kernels.gpu.graphs import buckets
 from ...kernels.gpu.ops import PLAIN
 from ...kernels.gpu.runner import GpuRunner
 
-PROMPTS = ["the fox", "the fox and the crow", "a lion", "the fox and the crow went", [5, 6, 7], "a"]
+PROMPTS: list[str | list[int]] = [
+    "the fox",
+    "the fox and the crow",
+    "a lion",
+    "the fox and the crow went",
+    [5, 6, 7],
+    "a",
+]
 
 
 class Recording:
@@ -41,7 +49,12 @@ def with_runner(llm: LLM, capture: Recording | None, max_rows: int = 8) -> GpuRu
 
 
 def made(checkpoint, **options) -> LLM:
-    defaults = {"kv_cache_tokens": 512, "block_size": 4, "attention_backend": "torch", "max_num_seqs": 8}
+    defaults: dict[str, Any] = {
+        "kv_cache_tokens": 512,
+        "block_size": 4,
+        "attention_backend": "torch",
+        "max_num_seqs": 8,
+    }
     return LLM(str(checkpoint), **defaults | options)
 
 
