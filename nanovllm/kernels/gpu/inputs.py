@@ -1,6 +1,6 @@
 """StepInputs: what a decode step reads, at addresses that never change. It reaches the device in one copy a step.
 
-    on the host, pinned    [input_ids | positions | slot_mapping | context_lens | changes of the block tables]
+    on the host, pinned    [input_ids | positions | slot_mapping | order | context_lens | changes of the block tables]
                                                     one copy, which nobody waits for
     on the device          the same, and the block tables [max_rows, max_blocks]
 
@@ -19,13 +19,14 @@ from ...core.model_runner import Scheduled
 from ...core.sequence import Sequence
 
 NO_SLOT = -1
-FIELDS = ("input_ids", "positions", "slot_mapping", "places", "context_lens", "blocks")
-LONGS = 4  # of them are int64, the others int32
+FIELDS = ("input_ids", "positions", "slot_mapping", "order", "places", "context_lens", "blocks")
+LONGS = 5  # of them are int64, the others int32
 
 
 class Views:
     """The fields of one buffer. input_ids, positions, slot_mapping int64 [max_rows]; context_lens int32 [max_rows];
-    places int64 and blocks int32 [max_rows]: which entry of the tables gets which block."""
+    order int64 [max_rows]: the row of each sequence of the batch; places int64 and blocks int32 [max_rows]: which entry
+    of the tables gets which block."""
 
     def __init__(self, max_rows: int, make: Callable[[int], Any]) -> None:
         """`make` gives a tensor of so many bytes."""
@@ -34,8 +35,8 @@ class Views:
         parts = self.buffer.split(sizes)
         dtypes = [torch.int64] * LONGS + [torch.int32] * (len(FIELDS) - LONGS)
         views = {name: part.view(dtype) for name, part, dtype in zip(FIELDS, parts, dtypes, strict=True)}
-        self.input_ids, self.positions, self.slot_mapping = (views[name] for name in FIELDS[:3])
-        self.places, self.context_lens, self.blocks = (views[name] for name in FIELDS[3:])
+        self.input_ids, self.positions, self.slot_mapping, self.order = (views[name] for name in FIELDS[:4])
+        self.places, self.context_lens, self.blocks = (views[name] for name in FIELDS[4:])
 
     def numpy(self) -> dict[str, np.ndarray]:
         """The same memory, where each number is written without an operation of torch's."""
@@ -52,18 +53,19 @@ class StepInputs:
         # one entry more than there are: changes that there are not go there
         self._flat = torch.zeros(max_rows * max_blocks + 1, dtype=torch.int32, device=device)
         self.block_tables = self._flat[:-1].view(max_rows, max_blocks)  # int32 [max_rows, max_blocks]
+        self._copied = torch.cuda.Event() if is_cuda else None  # the host's buffer may be written again
         self._seats: list[Sequence | None] = []
         self._known: list[list[int]] = []  # by seat, the blocks that the device has of it
 
     def fill(self, batch: list[Scheduled]) -> list[int]:
-        """Bring a step to the device. Returns the row of each sequence of the batch, all below len(batch).
-
-        Nobody may be writing to the device's rows: the step before has been waited for.
-        """
+        """Bring a step to the device. Returns the row of each sequence of the batch, all below len(batch)."""
+        if self._copied:  # a step that samples nothing waits for nothing: its copy may still be under way
+            self._copied.synchronize()
         rows = self._seated([seq for seq, _ in batch])
         numbers, size = self._numbers, self._block_size
         positions = [seq.num_computed_tokens for seq, _ in batch]
         numbers["slot_mapping"][:], numbers["context_lens"][:] = NO_SLOT, 0
+        numbers["order"][: len(rows)] = rows
         numbers["input_ids"][rows] = [seq.token_ids[at] for (seq, _), at in zip(batch, positions, strict=True)]
         numbers["positions"][rows] = positions
         numbers["slot_mapping"][rows] = [
@@ -73,6 +75,8 @@ class StepInputs:
         held = zip(rows, batch, positions, strict=True)
         self._note_changes([(row, seq, at // size + 1) for row, (seq, _), at in held])
         self.device.buffer.copy_(self._host.buffer, non_blocking=True)
+        if self._copied:
+            self._copied.record()
         return rows
 
     def apply_changes(self) -> None:
