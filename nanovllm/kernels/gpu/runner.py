@@ -11,7 +11,7 @@ from ...core.llama import LlamaForCausalLM
 from ...core.model_runner import Scheduled
 from .attention import Decodes, KernelAttend, KernelAttention, Pool
 from .graphs import Capture, DecodeGraphs, buckets
-from .inputs import StepInputs
+from .inputs import NO_SLOT, StepInputs
 from .layers import swap_in, swap_out
 from .ops import Ops
 from .sampler import sample_rows
@@ -41,16 +41,28 @@ class GpuRunner(ModelRunner):
         dtype, num_heads = self._kv_cache.blocks.dtype, model.config.num_attention_heads
         cos, sin = rotary.cos.to(dtype), rotary.sin.to(dtype)  # [max_model_len, head_dim]
         pool = Pool(ops, self._kv_cache.blocks, num_heads, cos, sin, num_multiprocessors(self._device))
+        attention = KernelAttention(pool, self._kv_cache)
         swap_in(model, ops)
         try:
+            self._try(attention)
             if capture is not None:
                 self._capture(pool, capture, buckets(max_rows), progress)
         except BaseException:
             self._graphs = None
             swap_out(model)
             raise
-        self._attention = KernelAttention(pool, self._kv_cache)  # type: ignore[assignment]  # it plans a step, too
+        self._attention = attention  # type: ignore[assignment]  # it plans a step, too
         self.sample_rows = sample_rows  # type: ignore[method-assign]
+
+    def _try(self, attention: KernelAttention) -> None:
+        """A step of every kernel, on rows of padding, so that a kernel that cannot be compiled fails now.
+
+        Without it the first request would meet the error, or wait for the compiler.
+        """
+        tables, slots = self._tensor([[0, 0], [0, 0]]), self._tensor([NO_SLOT] * 3)  # block 0 is read, none is written
+        step = AttentionMetadata([0, 2, 3], [2, 1], tables, slots, NOTHING)  # a chunk of two tokens, and a decode
+        zeros = self._tensor([0, 0, 0])  # [3], the ids and the positions
+        self._model.compute_logits(self._model(zeros, zeros, attention.plan(step)))[0, 0].item()  # waits until it ran
 
     def _capture(self, pool: Pool, capture: Capture, sizes: list[int], progress: bool) -> None:
         max_rows, config = sizes[-1], self._model.config
@@ -88,7 +100,7 @@ class GpuRunner(ModelRunner):
         """Those rows: a view where they are the first in their order. x [max_rows, size] -> [len(rows), size]"""
         if rows == list(range(len(rows))):
             return x[: len(rows)]
-        return x.index_select(0, self._tensor(rows))
+        return x.index_select(0, self._inputs.device.order[: len(rows)])  # which came with the step: nothing waits
 
     def compute_logits(self, hidden: Tensor, step: AttentionMetadata, seqs: list[int]) -> Tensor:
         """[len(seqs), vocab_size]"""
