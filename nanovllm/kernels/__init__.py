@@ -1,5 +1,7 @@
 """The fast paths on a CPU: kernels in Python, which Numba compiles. The engine runs without any of them.
 
+gpu/ has those of a GPU, in Triton.
+
 How a kernel is written, in reading order:
 
 vectors.py         sixteen numbers at a time, whatever type they are stored in; pointers

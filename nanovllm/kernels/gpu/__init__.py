@@ -10,5 +10,16 @@ prefill.py         attention of whole prompts, or chunks of them
 rope_write.py      norm of heads, rotation, and the write of keys and values to the pool
 norm.py activation.py gemv.py
 
+How a step is made of them:
+
+ops.py             kernels, or their plain twins, as one table
+layers.py          what stands in the place of core's model: four matmuls a layer, five kernels between them
+attention.py       the attention backend: any mixture of prompts, chunks and decodes
+inputs.py          what a decode step reads, at addresses that never change
+graphs.py          decode steps as CUDA graphs, for a few numbers of rows
+sampler.py         one copy to the host a step
+runner.py          the ModelRunner that takes the one path or the other
+choice.py          what an engine computes with, and why
+
 The kernel files import triton, so import them only where it is installed.
 """

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ...api import LLM, BeamSearchParams, SamplingParams
-from ...kernels.gpu.graphs import buckets
-from ...kernels.gpu.ops import PLAIN
+from ...kernels.gpu.graphs import Capture, CudaCapture, buckets
+from ...kernels.gpu.ops import PLAIN, Ops, triton_ops
 from ...kernels.gpu.runner import GpuRunner
 
 PROMPTS: list[str | list[int]] = [
@@ -38,12 +38,12 @@ class Recording:
         return replay
 
 
-def with_runner(llm: LLM, capture: Recording | None, max_rows: int = 8) -> GpuRunner:
-    """`llm` computes with twins from now on."""
+def with_runner(llm: LLM, capture: Capture | None, max_rows: int = 8, ops: Ops = PLAIN) -> GpuRunner:
+    """`llm` computes with twins, or with `ops`, from now on."""
     engine = llm.llm_engine
     model = engine.model_runner._model
     runner = GpuRunner(model, engine.kv_cache, 64, engine.max_model_len, engine.device)
-    runner.use_kernels(PLAIN, capture, max_rows, progress=False)
+    runner.use_kernels(ops, capture, max_rows, progress=False)
     engine.model_runner = runner
     return runner
 
@@ -144,3 +144,13 @@ def test_blocks_are_not_cleared_and_what_lay_there_is_never_read(checkpoint):
     fast.llm_engine.kv_cache.blocks.fill_(float("nan"))
     assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
     assert runner.num_steps > 0 and torch.isnan(fast.llm_engine.kv_cache.blocks).any()
+
+
+def test_kernels_make_the_tokens_of_plain_operations(checkpoint, device):
+    """In Triton's interpreter, or on a GPU: prompts in chunks, mixed steps, decodes."""
+    pytest.importorskip("nanovllm.kernels.gpu.decode", reason="needs triton: make test-triton")
+    options = {"device": device, "dtype": "float32", "max_num_batched_tokens": 8}
+    plain, fast = made(checkpoint, **options), made(checkpoint, **options)
+    with_runner(fast, CudaCapture() if device == "cuda" else Recording(), ops=triton_ops())
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    assert outputs_of(fast, params) == outputs_of(plain, params)

@@ -1,0 +1,84 @@
+"""A decode step's inputs: seats that are kept, tables that follow, padding that is inert."""
+
+import random
+from types import SimpleNamespace
+
+import torch
+
+from ...kernels.gpu.inputs import NO_SLOT, StepInputs
+
+CPU = torch.device("cpu")
+SIZE = 4  # of a block
+
+
+def sequence(num_tokens: int, blocks: list[int]) -> SimpleNamespace:
+    return SimpleNamespace(
+        token_ids=list(range(100, 100 + num_tokens)), num_computed_tokens=num_tokens - 1, block_table=blocks
+    )
+
+
+def decodes(*seqs):
+    return [(seq, 1) for seq in seqs]
+
+
+def test_a_row_has_its_token_its_place_and_its_blocks():
+    inputs = StepInputs(4, max_blocks=3, block_size=SIZE, device=CPU)
+    rows = inputs.fill(decodes(sequence(6, [7, 9]), sequence(1, [2])))
+    inputs.apply_changes()
+    assert rows == [0, 1]
+    assert inputs.device.input_ids[:2].tolist() == [105, 100] and inputs.device.positions[:2].tolist() == [5, 0]
+    assert inputs.device.slot_mapping.tolist() == [9 * SIZE + 1, 2 * SIZE, NO_SLOT, NO_SLOT]
+    assert inputs.device.context_lens.tolist() == [6, 1, 0, 0]
+    assert inputs.block_tables[:2].tolist() == [[7, 9, 0], [2, 0, 0]]
+
+
+def test_who_stays_keeps_the_seat_and_the_last_takes_that_of_who_has_ended():
+    a, b, c, d = (sequence(6, [i, i + 10]) for i in range(1, 5))
+    inputs = StepInputs(4, max_blocks=3, block_size=SIZE, device=CPU)
+    assert inputs.fill(decodes(a, b, c)) == [0, 1, 2]
+    assert inputs.fill(decodes(b, c)) == [1, 0]
+    assert inputs.fill(decodes(c, d, b)) == [0, 2, 1]
+
+
+def test_a_step_tells_only_blocks_that_the_device_lacks():
+    seqs = [sequence(SIZE, [i]) for i in range(3)]
+    inputs = StepInputs(3, max_blocks=8, block_size=SIZE, device=CPU)
+    nowhere = 3 * 8
+
+    def told():
+        inputs.fill(decodes(*seqs))
+        return [place for place in inputs.device.places.tolist() if place != nowhere]
+
+    assert told() == [0, 8, 16] and told() == []
+    seqs[1].block_table, seqs[1].num_computed_tokens = [1, 5], SIZE
+    seqs[1].token_ids.append(0)
+    assert told() == [9]
+    seqs[2].block_table = [6]  # it was preempted, and has come back
+    assert told() == [16]
+
+
+def test_whatever_comes_and_goes_the_device_has_the_tables_of_the_batch():
+    rng, seqs = random.Random(0), []
+    inputs = StepInputs(5, max_blocks=40, block_size=SIZE, device=CPU)
+    for _ in range(300):
+        seqs = [seq for seq in seqs if rng.random() > 0.1]
+        while len(seqs) < 5 and rng.random() < 0.5:
+            length = rng.randint(1, 60)
+            seqs.append(sequence(length, rng.sample(range(100), -(-length // SIZE))))
+        rng.shuffle(seqs)
+        rows = inputs.fill(decodes(*seqs))
+        inputs.apply_changes()
+        assert sorted(rows) == list(range(len(seqs)))
+        for row, seq in zip(rows, seqs, strict=True):
+            assert inputs.block_tables[row, : len(seq.block_table)].tolist() == seq.block_table
+            assert inputs.device.input_ids[row] == seq.token_ids[-1]
+            assert inputs.device.context_lens[row] == len(seq.token_ids)
+        assert inputs.device.context_lens[len(seqs) :].eq(0).all()
+        for seq in seqs:
+            seq.token_ids.append(rng.randrange(100))
+            seq.num_computed_tokens += 1
+            if len(seq.token_ids) > SIZE * len(seq.block_table):
+                seq.block_table = [*seq.block_table, rng.randrange(100)]
+            elif rng.random() < 0.05:
+                seq.block_table = [*seq.block_table[:-1], rng.randrange(100)]  # a copy of its own of a shared block
+        seqs = [seq for seq in seqs if len(seq.block_table) <= 40]
