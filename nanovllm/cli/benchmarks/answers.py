@@ -105,9 +105,9 @@ def serve_here(llm: LLM, tasks: list[Task]) -> Answer:
 
 
 def as_deltas(task: Task) -> SamplingParams:
-    """Greedy, token ids alone, each told once: what the peers are asked for too."""
+    """Token ids alone, each told once: what the peers are asked for too."""
     return SamplingParams(
-        temperature=0.0,
+        temperature=task.temperature,
         max_tokens=task.num_tokens,
         ignore_eos=True,
         detokenize=False,

@@ -6,15 +6,18 @@ import time
 import torch
 
 from ...api import LLM
-from ...checkpoints.sizes import parameters
+from ...checkpoints.sizes import Dimensions, parameters
 from .workload import Task
 
 MAX_BYTES, REPEATS = 1 << 28, 7  # larger than a processor's caches
+TIMES_ON_GPU = 16  # so many bytes more: a GPU reads the others in the time that a launch takes
 
 
 def read_bandwidth(llm: LLM) -> float:
     """Bytes a second that this device reads now; for small models the same number of bytes, not their caches' speed."""
-    memory = torch.ones(MAX_BYTES // 4, device=llm.llm_engine.device)  # [num_floats]
+    device = llm.llm_engine.device
+    num_bytes = MAX_BYTES * (TIMES_ON_GPU if device.type == "cuda" else 1)
+    memory = torch.ones(num_bytes // 4, device=device)  # [num_floats]
     seconds = []
     for _ in range(REPEATS):
         started = time.perf_counter()
@@ -28,13 +31,19 @@ def floor_seconds(llm: LLM, tasks: list[Task], num_steps: int, bandwidth: float)
 
 
 def weight_bytes(llm: LLM) -> int:
-    """Of all weights that a step reads: of an embedding that is not also the head, it reads a few rows."""
-    parts = parameters(llm.model_config)
-    unread = 0 if llm.model_config.tie_word_embeddings else parts["embedding"]
-    return (sum(parts.values()) - unread) * llm.llm_engine.dtype.itemsize
+    return weights_read(llm.model_config) * llm.llm_engine.dtype.itemsize
 
 
 def kv_bytes(llm: LLM, tasks: list[Task]) -> int:
+    return slots_read(tasks) * llm.kv_cache.bytes_per_token
+
+
+def weights_read(model: Dimensions) -> int:
+    """How many weights a step reads: of an embedding that is not also the head, it reads a few rows."""
+    parts = parameters(model)
+    return sum(parts.values()) - (0 if model.tie_word_embeddings else parts["embedding"])
+
+
+def slots_read(tasks: list[Task]) -> int:
     """A decoded token reads those of all tokens before it; a prompt's reads are left out."""
-    slots = sum(len(task.prompt) + i for task in tasks for i in range(1, task.num_tokens))
-    return slots * llm.kv_cache.bytes_per_token
+    return sum(len(task.prompt) + i for task in tasks for i in range(1, task.num_tokens))

@@ -108,6 +108,7 @@ def settings_of_peer(llm: LLM, jobs: list[Job]) -> dict[str, Any]:
         "max_model_len": longest,
         "max_num_seqs": seats,
         "kv_cache_bytes": seats * longest * llm.kv_cache.bytes_per_token,
+        "device": str(llm.llm_engine.device),
     }
 
 

@@ -15,9 +15,10 @@ class Task:
 
     prompt: list[int]
     num_tokens: int
+    temperature: float = 0.0
 
     def params(self) -> SamplingParams:
-        return SamplingParams(temperature=0.0, max_tokens=self.num_tokens, ignore_eos=True)
+        return SamplingParams(temperature=self.temperature, max_tokens=self.num_tokens, ignore_eos=True)
 
 
 def random_tasks(llm: LLM, count: int, input_len: int, output_len: int, spread: float = 0.0) -> list[Task]:

@@ -24,6 +24,7 @@ class Settings(NamedTuple):
     max_num_seqs: int
     kv_cache_bytes: int  # for that many sequences of that length
     file: str  # the weights in the engine's own format, where it has one
+    device: str = "cpu"
 
 
 def main(module: str, settings: str) -> None:
