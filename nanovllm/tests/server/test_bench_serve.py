@@ -17,6 +17,7 @@ from ...__main__ import main
 from ...cli.benchmarks import serve_load, through_http
 from ...cli.benchmarks.http_stream import Target
 from ...cli.benchmarks.own_server import own_server
+from ...cli.benchmarks.timing import Run
 from ...server.addresses import listening_socket
 from ..helpers import UNMEASURED
 from .served import STORYTELLER
@@ -161,6 +162,17 @@ def test_http_beside_the_engine_itself(bench, served, monkeypatch, is_own):
     assert all(each["first_token_alone_ms"]["p50"] > 0 for each in (offline, http))
     assert ("not the same kernels" in table) != is_own, "the other server is said to have none"
     assert "of the engine's own throughput" in table and "front ms a token" in table
+
+
+@pytest.mark.parametrize(("fronts", "told"), [((0.2, 0.4, 0.3), 3.0), ((0.0, 0.0, 0.0), 0.0), ((None,) * 3, None)])
+def test_the_fronts_time_is_the_median_of_the_rounds_a_token(fronts, told):
+    turns = []
+    for front in fronts:
+        run = Run(2.0, 100)
+        run.first_tokens, run.gaps = [0.1], [0.2]
+        turns.append(through_http.Turn(run, [0.1], front, 0.1))
+    found = through_http.numbers(turns)
+    assert found["tokens_per_second"] == 50 and found.get("front_ms_a_token") == pytest.approx(told)
 
 
 def test_both_sides_serve_the_same_and_no_prompt_twice():
