@@ -64,6 +64,7 @@ class Live:
 
 @contextmanager
 def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
+    before = dict(engine_process.ANSWERS)
     engine_process.ANSWERS["memory"] = memory
     found: list[Live] = []
     is_there = threading.Event()
@@ -91,4 +92,5 @@ def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
         thread.join(SECONDS)
         assert not thread.is_alive(), "a page that looks must not keep the server from ending"
     finally:
-        del engine_process.ANSWERS["memory"]
+        engine_process.ANSWERS.clear()
+        engine_process.ANSWERS.update(before)

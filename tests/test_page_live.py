@@ -236,3 +236,20 @@ def test_when_the_last_page_is_closed_the_engine_is_not_watched(chromium, front,
     assert not front.feed.viewers
     at_page.page.goto(f"{front.url}/")
     until(lambda: front.memory()["is_watched"])
+
+
+@pytest.mark.full
+def test_a_server_with_a_key_asks_for_it_and_says_that_another_is_not_its_own(chromium):
+    args = EngineArgs(model=ROOT / "models" / "storyteller", device="cpu", **OPTIONS)
+    with living(args, api_keys=("sesame",)) as front:
+        reader = Reader(chromium, address=f"{front.url}/")
+        page = reader.page
+        page.wait_for_selector("#key-form", state="visible")
+        assert page.title() == "The pool, live" and page.is_hidden("#no-data") and not page.text_content("#speed")
+        assert "--api-key" in page.text_content("#key-says")
+        for key, shown in (("barley", "#key-says:has-text('not its key')"), ("sesame", "#stage")):
+            page.fill("#key", key)
+            page.click("#key-form button")
+            page.wait_for_selector(shown, state="visible")
+        assert page.is_hidden("#key-form")
+        reader.context.close()

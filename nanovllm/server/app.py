@@ -32,7 +32,7 @@ from .request_ids import RequestIds
 
 @dataclass
 class State:
-    """What all requests share: `state_of(request)`."""
+    """What all requests share: `request.app.state.server`."""
 
     options: ServerOptions
     engine: EngineClient

@@ -29,7 +29,7 @@ class Turn:
 
     run: Run  # all requests together
     alone: list[float]  # to the first token, of requests that come one at a time
-    front: float = 0.0  # processor time of the server's front
+    front: float | None = None  # processor time of the server's front, which the system counts in hundredths
     client: float = 0.0
 
     @property
@@ -134,8 +134,9 @@ def numbers(turns: list[Turn]) -> dict[str, Any]:
         "between_tokens_ms": percentiles([each for turn in turns for each in turn.run.gaps]),
         "first_token_alone_ms": percentiles([each for turn in turns for each in turn.alone]),
     }
-    if any(turn.front for turn in turns):
-        found["front_ms_a_token"] = statistics.median(1000 * turn.front / turn.run.num_tokens for turn in turns)
+    fronts = [1000 * turn.front / turn.run.num_tokens for turn in turns if turn.front is not None]
+    if fronts:
+        found["front_ms_a_token"] = statistics.median(fronts)
         found["client_ms_a_token"] = statistics.median(1000 * turn.client / turn.run.num_tokens for turn in turns)
     return found
 

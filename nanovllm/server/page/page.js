@@ -21,12 +21,18 @@ const Page = (() => {
   /** The recorded runs that the page was made with, or those of the server that it comes from. */
   function load() {
     const packed = Dom.byId("data").textContent.trim(), isServed = location.protocol.startsWith("http");
-    if (!packed && isServed) Feed.start();
+    if (!packed && isServed) serve();
     if (!packed) return;
     const data = JSON.parse(packed);
     Dom.byId("lead").textContent = data.lead;
     for (const run of data.runs) for (const event of unpack(data, run)) Runs.add(event, run);
     open();
+  }
+
+  function serve() {
+    document.title = Dom.byId("title").textContent = "The pool, live";
+    Dom.byId("no-data").hidden = true;
+    Feed.start();
   }
 
   function open() {

@@ -25,7 +25,6 @@ const Status = (() => {
   /** `server` is {model, show_text, can_prompt}. */
   function about({ model, show_text, can_prompt }) {
     document.title = `${model}: the pool, live`;
-    Dom.byId("title").textContent = "The pool, live";
     Dom.byId("lead").textContent = `${model} serves here. A square is a block of its memory, a colour is a request. `
       + (show_text ? "" : "Texts are not shown: the server was started without --show-text.");
     Prompt.offer(can_prompt ? model : null);
@@ -39,7 +38,8 @@ const Status = (() => {
   function tell() {
     recent = recent.filter(({ at }) => at > LiveTape.now() - SECONDS);
     const sum = (name) => Math.round(recent.reduce((total, each) => total + each[name], 0) / SECONDS);
-    Dom.byId("speed").textContent = recent.length ? `${sum("tokens")} tokens/s, ${sum("steps")} steps/s` : "at rest";
+    if (Dom.byId("status").dataset.state !== "live") Dom.byId("speed").textContent = "";
+    else Dom.byId("speed").textContent = recent.length ? `${sum("tokens")} tokens/s, ${sum("steps")} steps/s` : "at rest";
   }
 
   return { show, about, count };
