@@ -1,5 +1,7 @@
 """The runner of a GPU, with the kernels' plain twins, and with a stand-in for graphs that notes what is captured."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 
 from ...api import LLM, BeamSearchParams, SamplingParams
 from ...kernels.gpu.graphs import Capture, CudaCapture, buckets
+from ...kernels.gpu.inputs import StepInputs
 from ...kernels.gpu.ops import PLAIN, Ops, triton_ops
 from ...kernels.gpu.runner import GpuRunner
 
@@ -121,11 +124,15 @@ def test_a_graph_is_captured_for_each_bucket_and_a_larger_batch_runs_without(che
 def test_what_a_graph_reads_and_writes_never_moves(checkpoint):
     fast = made(checkpoint)
     runner = with_runner(fast, Recording())
-    tensors = [runner._inputs.device.buffer, runner._inputs.block_tables, runner._hidden_rows, runner._logits_rows]
-    before = [tensor.data_ptr() for tensor in tensors]
+    decodes = runner._decodes
+
+    def addresses() -> list[int]:
+        tensors = [*decodes.inputs.device.values(), decodes.inputs.block_tables, *decodes._made]
+        return [tensor.data_ptr() for tensor in tensors]
+
+    before = addresses()
     outputs_of(fast, WAYS["greedy"])
-    now = [runner._inputs.device.buffer, runner._inputs.block_tables, runner._hidden_rows, runner._logits_rows]
-    assert [tensor.data_ptr() for tensor in now] == before
+    assert addresses() == before
 
 
 def test_a_capture_that_fails_leaves_plain_operations(checkpoint):
@@ -136,6 +143,31 @@ def test_a_capture_that_fails_leaves_plain_operations(checkpoint):
     with pytest.raises(RuntimeError, match="no memory"):
         with_runner(fast, fails)
     assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
+
+
+def test_a_capture_that_fails_keeps_no_memory(checkpoint, monkeypatch):
+    inputs, real = [], StepInputs.apply_changes
+    monkeypatch.setattr(StepInputs, "apply_changes", lambda self: inputs.append(weakref.ref(self)) or real(self))
+
+    def fails(step):
+        raise RuntimeError("no memory for a graph")
+
+    fast = made(checkpoint)
+    with pytest.raises(RuntimeError, match="no memory"):
+        with_runner(fast, fails)
+    gc.collect()
+    assert len(inputs) == 1 and inputs[0]() is None
+
+
+def test_a_step_is_prepared_while_the_one_before_runs(checkpoint, monkeypatch):
+    """Only where sequences come, go or are at another token than was guessed, a step is made anew."""
+    anew, real = [], StepInputs._begin
+    monkeypatch.setattr(StepInputs, "_begin", lambda self, seqs, at: anew.append(len(seqs)) or real(self, seqs, at))
+    fast, capture = made(checkpoint), Recording()
+    with_runner(fast, capture)
+    anew.clear()
+    outputs_of(fast, WAYS["greedy"])
+    assert capture.num_replayed == 19 and anew == [6]
 
 
 def test_blocks_are_not_cleared_and_what_lay_there_is_never_read(checkpoint):
