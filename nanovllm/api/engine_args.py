@@ -49,8 +49,8 @@ class EngineArgs(OnlyInVllm):
     generation_config: str | Path = "auto"  # the model's own; "vllm": none; or a folder
     override_generation_config: dict[str, Any] | None = None
     watermark: float | None = None
-    attention_backend: str | None = None  # "auto", "numba", "torch"; kernels/options.py says which is which
-    enforce_eager: bool = False  # plain operations
+    attention_backend: str | None = None  # "auto", "numba", "triton", "torch"; kernels/options.py says which is which
+    enforce_eager: bool = False  # on a GPU no graphs, on a CPU plain operations
     # nanovllm's own
     kv_cache_tokens: int | None = None
     kv_offloading_tokens: int | None = None

@@ -14,6 +14,7 @@ likeliest.py       the likeliest token of each row of logits, and its log-probab
 How a step is made of them:
 
 ops.py             kernels, or their plain twins, as one table
+linear.py          a linear layer of few rows: gemv or the library's matmul, as each was timed
 layers.py          what stands in the place of core's model: four matmuls a layer, five kernels between them
 attention.py       the attention backend: any mixture of prompts, chunks and decodes
 fields.py          numbers of several types in one copy to the device

@@ -11,6 +11,7 @@ from ...core.model_runner import Scheduled
 from .attention import Decodes, KernelAttend, Pool
 from .graphs import Capture, DecodeGraphs
 from .inputs import StepInputs
+from .linear import Linears
 from .split import LikeliestRoom
 
 
@@ -28,6 +29,7 @@ class GraphedDecodes:
     def __init__(
         self,
         model: LlamaForCausalLM,
+        linears: Linears,
         pool: Pool,
         max_model_len: int,
         sizes: list[int],
@@ -35,7 +37,7 @@ class GraphedDecodes:
         progress: bool = True,
     ) -> None:
         """model: with a FusedModel in it. Raises what capturing may raise."""
-        self._model, self._pool, self.max_rows = model, pool, sizes[-1]
+        self._model, self._linears, self._pool, self.max_rows = model, linears, pool, sizes[-1]
         blocks, config = pool.blocks, model.config
         block_size, device = blocks.shape[3], blocks.device
         self.inputs = StepInputs(self.max_rows, cdiv(max_model_len, block_size), block_size, device)
@@ -66,5 +68,5 @@ class GraphedDecodes:
         decodes = Decodes(None, tables, context_lens, self._decode_rooms[rows])
         attend = KernelAttend(self._pool, inputs["slot_mapping"][:rows], decodes, None)
         made.hidden.copy_(self._model(inputs["input_ids"][:rows], inputs["positions"][:rows], attend))
-        torch.mm(made.hidden, self._model.lm_head.weight.t(), out=made.logits)
+        self._linears(self._model.lm_head, made.hidden, out=made.logits)
         self._pool.ops.find_likeliest(made.logits, self._likeliest_room, made.told)

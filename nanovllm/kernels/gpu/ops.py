@@ -15,6 +15,7 @@ class Ops(NamedTuple):
     add_rms_norm: Callable[..., None]
     silu_and_mul: Callable[..., None]
     find_likeliest: Callable[..., None]
+    gemv: Callable[..., None]
 
 
 PLAIN = Ops(*(getattr(plain, name) for name in Ops._fields))
@@ -24,9 +25,10 @@ def triton_ops() -> Ops:
     """Raises ImportError where there is no triton."""
     from .activation import silu_and_mul
     from .decode import paged_decode
+    from .gemv import gemv
     from .likeliest import find_likeliest
     from .norm import add_rms_norm
     from .prefill import paged_prefill
     from .rope_write import rotate_and_write
 
-    return Ops(paged_decode, paged_prefill, rotate_and_write, add_rms_norm, silu_and_mul, find_likeliest)
+    return Ops(paged_decode, paged_prefill, rotate_and_write, add_rms_norm, silu_and_mul, find_likeliest, gemv)

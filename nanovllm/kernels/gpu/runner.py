@@ -14,6 +14,7 @@ from .decodes import Decoded, GraphedDecodes
 from .graphs import Capture, buckets
 from .inputs import NO_SLOT
 from .layers import swap_in, swap_out
+from .linear import Linears, Timer, linear_layers
 from .ops import Ops
 from .sampler import sample_rows
 from .split import LikeliestRoom
@@ -34,8 +35,10 @@ class GpuRunner(ModelRunner):
         self._decoded: Decoded | None = None  # of this step, if a graph computes it
 
     @torch.inference_mode()
-    def use_kernels(self, ops: Ops, capture: Capture | None, max_rows: int, progress: bool = True) -> None:
-        """From the next step on. `capture` None: no graphs.
+    def use_kernels(
+        self, ops: Ops, capture: Capture | None, max_rows: int, timer: Timer | None = None, progress: bool = True
+    ) -> None:
+        """From the next step on. `capture` None: no graphs. With a timer linear layers of few rows are timed, too.
 
         Raises what compiling and capturing may raise; then all is as before.
         """
@@ -44,12 +47,15 @@ class GpuRunner(ModelRunner):
         cos, sin = rotary.cos.to(dtype), rotary.sin.to(dtype)  # [max_model_len, head_dim]
         pool = Pool(ops, self._kv_cache.blocks, num_heads, cos, sin, num_multiprocessors(self._device))
         attention = KernelAttention(pool, self._kv_cache)
-        swap_in(model, ops)
+        linears = Linears(ops)
+        swap_in(model, ops, linears)
         try:
             self._try(attention)
             if capture is not None:
                 sizes = buckets(max_rows)
-                self._decodes = GraphedDecodes(model, pool, self._max_model_len, sizes, capture, progress)
+                if timer is not None:
+                    linears.choose(linear_layers(model), sizes, capture, timer)
+                self._decodes = GraphedDecodes(model, linears, pool, self._max_model_len, sizes, capture, progress)
         except BaseException:
             swap_out(model)
             raise

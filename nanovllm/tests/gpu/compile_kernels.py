@@ -24,12 +24,12 @@ from triton.runtime.jit import JITFunction
 
 from ...kernels.gpu.activation import silu_and_mul
 from ...kernels.gpu.decode import paged_decode
-from ...kernels.gpu.gemv import MAX_ROWS, gemv
+from ...kernels.gpu.gemv import gemv
 from ...kernels.gpu.likeliest import find_likeliest
 from ...kernels.gpu.norm import add_rms_norm
 from ...kernels.gpu.prefill import paged_prefill
 from ...kernels.gpu.rope_write import rotate_and_write
-from ...kernels.gpu.split import MAX_SPLITS, DecodeRoom, LikeliestRoom
+from ...kernels.gpu.split import MAX_ROWS, MAX_SPLITS, DecodeRoom, LikeliestRoom
 from .pools import Shape
 
 H200 = GPUTarget("cuda", 90, 32)
