@@ -1,5 +1,6 @@
 """transformers: continuous batching, what its generate_batch() does, with a length of its own for each request."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ PAGE_SIZE = 256  # its own choice
 
 def load(settings: Any) -> tuple[str, Serve]:
     """On a GPU the pool, the batch and the CUDA graphs are what transformers chooses by itself."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import transformers
     from transformers.generation.continuous_batching.utils import WorkloadHints
