@@ -43,8 +43,8 @@ def load(settings: Any) -> tuple[str, Serve]:
                 for prompt, length in zip(prompts, lengths, strict=True)
             ]
             found = results(manager, len(ids), settings.max_seconds)
-        made = [found[id].generated_tokens for id in ids]
-        return made, [times_of(found[id], started) for id in ids]
+        tokens = [found[id].generated_tokens if id in found else [] for id in ids]
+        return tokens, [times_of(found[id], started) if id in found else [] for id in ids]
 
     return f"{transformers.__version__} ({attention})", serve
 
@@ -86,6 +86,8 @@ def results(manager: Any, count: int, max_seconds: float | None) -> dict[str, An
             is_late = True
             manager.stop(block=True, timeout=SECONDS_TO_STOP, hard_stop=True)  # the others fail, with what they have
         result = manager.get_result(timeout=1)
+        if result is None and is_late:
+            break  # requests that nobody had begun with
         if result is None and not manager.is_running():
             raise RuntimeError(f"continuous batching ended after {len(found)} of {count} requests")
         if result is not None and result.error is not None and not is_late:
