@@ -45,6 +45,7 @@ def published(json_file: str | None, shape: str | None, **values: Any) -> int:
     """Serve nano-vllm's published workload.
 
     256 prompts of 100 to 1,024 random tokens, and as many of each output; beside transformers' generate_batch().
+    A sequence may have 4,096 tokens unless --max-model-len says otherwise.
     """
     engine, settings = split(values)
 
