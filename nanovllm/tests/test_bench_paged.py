@@ -85,7 +85,7 @@ def test_a_way_that_fails_or_is_wrong_is_told_and_the_others_go_on():
 
 
 def test_a_case_without_room_is_told_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr(paged_calls, "MOST_BYTES", 2 * case(1).layer_bytes)
+    monkeypatch.setattr(paged_calls, "MOST_BYTES_ON_CPU", 2 * case(1).layer_bytes)
     measured, failures = paged.measure_cases([case(4), case(1)], PLAIN, [4], None, 1)
     assert {key.split(":")[0] for key in measured["sdpa"]} == {"1 x 8"}
     assert failures == ["4 x 8: ValueError: keys and values of a layer have 2,048 bytes: there is room for 1,024"]
@@ -96,7 +96,7 @@ def test_keys_and_values_are_more_than_caches_hold_and_less_than_the_memory(monk
     assert case(1).fitted(None).num_layers == 8, "4096 bytes at least"
     assert case(64).fitted(None).num_layers == TINY.num_hidden_layers
     assert case(1).fitted(5).num_layers == 5
-    monkeypatch.setattr(paged_calls, "MOST_BYTES", 1600)
+    monkeypatch.setattr(paged_calls, "MOST_BYTES_ON_CPU", 1600)
     assert (case(1).fitted(None).num_layers, case(1).fitted(5).num_layers) == (3, 3)
 
 

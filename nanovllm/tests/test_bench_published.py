@@ -39,8 +39,10 @@ def serve(run, tmp_path, monkeypatch):
         monkeypatch.setattr(published, "sys", python)
         file = tmp_path / "found.json"
         status, out, err = run("bench published", *SMALL, "--json", str(file))
-        assert (status, err) == (0, "")
-        return json.loads(file.read_text()), out
+        found = json.loads(file.read_text())
+        speed = found["measured"].get("generate_batch", {}).get("tokens_per_second")
+        assert (status, err) == (0, f"generate_batch: {speed:,.1f} tokens a second\n" if speed else "")
+        return found, out
 
     return command
 
