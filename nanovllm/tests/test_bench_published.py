@@ -11,7 +11,7 @@ from ..__main__ import main
 from ..checkpoints.shapes import SHAPES
 from ..cli.benchmarks import floor, published
 from ..cli.benchmarks.answers import Answer
-from ..cli.benchmarks.published import Load, published_tasks
+from ..cli.benchmarks.published_load import Load, published_tasks
 from ..cli.benchmarks.shapes import folder_of_shape
 from ..cli.benchmarks.workers import serve_transformers_batch
 from ..cli.benchmarks.workload import Task
