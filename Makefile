@@ -98,7 +98,7 @@ measure: $(call needs,test) ## all figures of the course, in about 15 minutes al
 	@$(PY) -m stages.bench $(or $(ARGS),all)
 	@$(PY) -m stages.prose
 
-gpu: $(call needs,test) ## what a GPU shows, in parts of minutes: PART=1, ... 5, else all; OUT=folder, ARGS="--device cpu --tiny"
+gpu: $(call needs,test) ## what a GPU shows, in parts of minutes: PART=1, ... 9, else all; OUT=folder, ARGS="--device cpu --tiny"
 	@$(PY) -m stages.bench.gpu $(PART) --out $(or $(OUT),gpu-results) $(ARGS)
 
 lint: $(call needs,lint) ## ruff, and mypy on signatures

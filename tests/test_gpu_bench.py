@@ -2,13 +2,15 @@
 
 import json
 import subprocess
+import time
 
 import pytest
 import torch
 
 from stages.bench.gpu import __main__ as command
-from stages.bench.gpu import checks, common, roofline
+from stages.bench.gpu import checks, common, engine, roofline
 from stages.bench.gpu.common import Report, Setup
+from stages.bench.gpu.engine import Bench
 from tests.helpers import ROOT
 
 
@@ -17,7 +19,7 @@ def setup(tmp_path):
     return Setup(torch.device("cpu"), True, tmp_path, deadline=float("inf"))
 
 
-@pytest.mark.parametrize("part", [2, 3, 4, 5])
+@pytest.mark.parametrize("part", [2, 3, 4, 5, *(pytest.param(part, marks=pytest.mark.full) for part in (6, 7, 8, 9))])
 def test_a_part_runs_on_a_cpu_and_writes_what_it_found(part, tmp_path, capsys):
     assert command.main([str(part), "--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / f"part{part}.json").read_text())
@@ -30,8 +32,10 @@ def test_a_part_runs_on_a_cpu_and_writes_what_it_found(part, tmp_path, capsys):
 @pytest.mark.full
 def test_the_tests_marked_gpu_run_in_a_process_of_their_own(tmp_path):
     assert command.main(["1", "--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 0
-    [counts] = json.loads((tmp_path / "part1.json").read_text())["tables"]["Tests marked gpu"]
-    assert counts["tests"] == counts["skipped"] > 0 == counts["errors"]
+    tables = json.loads((tmp_path / "part1.json").read_text())["tables"]
+    for title in ("Tests marked gpu", "Tests of the GPU's kernels"):
+        [counts] = tables[title]
+        assert counts["tests"] == counts["skipped"] > 0 == counts["errors"]
 
 
 def test_files_with_a_test_for_a_gpu_are_found_and_need_little():
@@ -57,8 +61,8 @@ def test_a_machine_without_the_device_is_told_so_in_a_line(capsys):
 
 def test_a_part_that_is_not_there_is_named(capsys):
     with pytest.raises(SystemExit):
-        command.parse(["6"])
-    assert "there is no part 6: there are 1, 2, 3, 4, 5" in capsys.readouterr().err
+        command.parse(["10"])
+    assert "there is no part 10: there are 1, 2, 3, 4, 5, 6, 7, 8, 9" in capsys.readouterr().err
 
 
 def test_what_there_is_no_time_for_is_named(setup):
@@ -67,6 +71,43 @@ def test_what_there_is_no_time_for_is_named(setup):
     report.write()
     assert "Left out, there was no more time: batch 8." in (setup.out / "part2.md").read_text()
     assert Report(setup, 2, "steps").has_time("batch 8")
+
+
+FOUND = {"measured": {"nanovllm": {"step ms": 2.0}}, "says": ["the floor"], "machine": {"with": "kernels"}}
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (f"import json; json.dump({FOUND}, open(sys.argv[-1], 'w'))", "## Decode; kernels"),
+        ("sys.exit('error: no memory')", "Decode: exit status 1: error: no memory"),
+        ("import time; time.sleep(60)", "Decode: stopped after 1 seconds."),
+    ],
+    ids=["found", "failed", "late"],
+)
+def test_a_bench_is_a_process_and_what_goes_wrong_is_told(code, told, setup, monkeypatch, capsys):
+    real, commands = subprocess.run, []
+
+    def instead(command, **options):
+        commands.append(command)
+        return real([command[0], "-c", f"import sys; {code}", *command[1:]], **options)
+
+    monkeypatch.setattr(engine.subprocess, "run", instead)
+    report = Report(setup, 6, "decode")
+    late = 0 if "sleep" in code else 60
+    engine.run(setup._replace(deadline=time.perf_counter() + late), report, Bench("Decode", ("peers",)))
+    assert told in (said := capsys.readouterr().out)
+    assert commands[0][1:4] == ["-m", "nanovllm", "bench"] and commands[0][4:7] == ["peers", "--device", "cpu"]
+    assert ("| step ms | 2 |" in said and "the floor" in said) == ("json" in code)
+
+
+def test_every_bench_of_a_part_is_a_command_as_it_is_typed():
+    from nanovllm.cli.bench import bench
+
+    for benches in [*engine.FULL.values(), *engine.TRIED.values()]:
+        for _, (name, *flags) in benches:
+            bench.commands[name].make_context(name, [*flags, "--device", "cpu", "--json", "-"])
+    assert engine.FULL.keys() == engine.TRIED.keys() == {6, 7, 8, 9}
 
 
 def test_operations_of_a_step_are_counted():

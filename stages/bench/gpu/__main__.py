@@ -1,4 +1,4 @@
-"""Measure on a GPU: `python -m stages.bench.gpu [PART ...]`, else all five; `make gpu PART=2 OUT=folder`."""
+"""Measure on a GPU: `python -m stages.bench.gpu [PART ...]`, else all nine; `make gpu PART=2 OUT=folder`."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from stages.bench.gpu import checks, claims, copies, roofline, steps
+from stages.bench.gpu import checks, claims, copies, engine, roofline, steps
 from stages.bench.gpu.common import SECONDS, Report, Setup
 
 PARTS: dict[int, tuple[str, Callable[[Setup, Report], None]]] = {
@@ -17,6 +17,10 @@ PARTS: dict[int, tuple[str, Callable[[Setup, Report], None]]] = {
     3: ("copies between host and device", copies.measure),
     4: ("the roofline", roofline.measure),
     5: ("claims about allocating, copying a block, and swapping", claims.measure),
+    6: ("the finished engine: decode steps, and their part of the bandwidth", engine.part(6)),
+    7: ("the finished engine: nano-vllm's workload, beside transformers' generate_batch", engine.part(7)),
+    8: ("the finished engine: what blocks cost in attention", engine.part(8)),
+    9: ("the finished engine: what a step starts", engine.part(9)),
 }
 
 

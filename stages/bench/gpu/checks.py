@@ -1,4 +1,4 @@
-"""Part 1: the tests marked gpu, in a process of their own. A test that is a copy of an earlier stage's runs once."""
+"""Part 1: the tests of the GPU's kernels and those marked gpu, in a process each. A copied test runs once."""
 
 import re
 import subprocess
@@ -11,24 +11,31 @@ from stages.bench.gpu.common import Report, Setup
 
 ROOT = Path(__file__).resolve().parents[3]
 MARKED = re.compile(r"pytest\.mark\.gpu\b|^def test_\w+\(.*\bdevice\b", re.MULTILINE)
+KERNELS = ROOT / "nanovllm" / "tests" / "gpu"
 COUNTS = ("tests", "failures", "errors", "skipped")
 
 
 def measure(setup: Setup, report: Report) -> None:
     if not setup.is_cuda:
-        report.note("There is no CUDA device: every test marked gpu is skipped.")
+        report.note("There is no CUDA device: every test that needs one is skipped.")
     files = setup.size(gpu_tests(), gpu_tests()[-1:])
+    run(setup, report, "Tests of the GPU's kernels", [*setup.size([KERNELS], [KERNELS / "test_activation.py"])])
+    run(setup, report, "Tests marked gpu", ["-m", "gpu", *files])
+
+
+def run(setup: Setup, report: Report, title: str, arguments: list[str | Path]) -> None:
     setup.out.mkdir(parents=True, exist_ok=True)
-    xml, seconds = (setup.out / "tests.xml").resolve(), setup.deadline - time.perf_counter()
+    xml, seconds = (setup.out / "tests.xml").resolve(), max(1.0, setup.deadline - time.perf_counter())
     xml.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={xml}", *arguments]
     try:
-        done = subprocess.run(command(files, xml), cwd=ROOT, timeout=seconds, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=ROOT, timeout=seconds, capture_output=True, text=True)
         report.note("```text\n" + "\n".join(done.stdout.splitlines()[-40:]) + "\n```")
     except subprocess.TimeoutExpired:
         report.note(f"Stopped after {seconds:.0f} seconds: the tests took too long.")
     if xml.exists():
         suites = ET.parse(xml).getroot().iter("testsuite")
-        report.table("Tests marked gpu", [{name: int(suite.get(name, 0)) for name in COUNTS} for suite in suites])
+        report.table(title, [{name: int(suite.get(name, 0)) for name in COUNTS} for suite in suites])
 
 
 def gpu_tests() -> list[Path]:
@@ -36,8 +43,3 @@ def gpu_tests() -> list[Path]:
     folders = [ROOT / "tests", *sorted((ROOT / "stages").glob("s[0-9]*/tests"))]
     files = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
     return [path for path in files if MARKED.search(path.read_text(encoding="utf-8"))]
-
-
-def command(files: list[Path], xml: Path) -> list[str]:
-    names = [str(path.relative_to(ROOT)) for path in files]
-    return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={xml}", *names]
