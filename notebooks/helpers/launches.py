@@ -21,7 +21,7 @@ from nanovllm.kernels.gpu.ops import PLAIN, Ops
 from nanovllm.kernels.gpu.runner import MULTIPROCESSORS
 from nanovllm.kernels.gpu.split import DecodeRoom, choose_splits
 from notebooks.helpers import paged, pictures
-from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PALE, PAPER, USED
+from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED
 from stages.bench.counting import storages
 
 COPIES = {"lift_fresh.default", "to.dtype_layout", "copy_.default"}  # of a list or a buffer to the device
@@ -121,8 +121,8 @@ def launches_of(runner: Any, batch: list, seen: Launches) -> list[Launch]:
 def layer_of(launches: Sequence[Launch], layer: int) -> list[Launch]:
     """From the layer's first matmul to the next layer's: each has four.
 
-    >>> [launch.name for launch in layer_of([Launch(name, "") for name in "mul linear add linear linear linear linear neg"
-    ... .split()], 0)]
+    >>> names = ["mul", "linear", "add", "linear", "linear", "linear", "linear", "neg"]
+    >>> [launch.name for launch in layer_of([Launch(name, "model") for name in names], 0)]
     ['linear', 'add', 'linear', 'linear', 'linear']
     """
     at = [i for i, launch in enumerate(launches) if launch.kind == "linear"]

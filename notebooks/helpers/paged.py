@@ -1,4 +1,4 @@
-"""A paged kernel apart: a step of three stories, what its attention was asked for, who reads which block, the same twice.
+"""A paged kernel apart: a step of three stories, what attention was asked for, which program reads which block.
 
 Triton's kernels run where there is a GPU, else in Triton's interpreter, and only where it is installed. Their text is
 read from their files, so that it can be shown everywhere.
@@ -196,7 +196,9 @@ def text_of(file: str, name: str, only_loop: bool = False) -> str:
 # ---- pictures
 
 
-def draw_programs(ax: Axes, table: Sequence[int], context_len: int, block_size: int, spans: Sequence, tile: int) -> None:
+def draw_programs(
+    ax: Axes, table: Sequence[int], context_len: int, block_size: int, spans: Sequence[tuple[int, int]], tile: int
+) -> None:
     """Above, a context's blocks, with their numbers in the pool; below, a strip for each split: the tiles it reads."""
     for i, block in enumerate(table):
         used = min(block_size, context_len - i * block_size)
