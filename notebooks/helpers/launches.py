@@ -178,13 +178,13 @@ def draw_launches(ax: Axes, launches: Sequence[Launch], title: str) -> None:
 
 
 def draw_buckets(ax: Axes, most: int) -> None:
-    """How many rows a graph has, by how many sequences decode. Between the two lines: padding."""
+    """How many rows a graph has, by how many sequences decode. Pale, between the two lines: padding."""
     sizes, batch = buckets(most), range(1, most + 1)
     rows = [min(size for size in sizes if size >= count) for count in batch]
     ax.fill_between(batch, batch, rows, step="pre", color=PALE)
     pictures.lines(ax, [pictures.Line(batch, [*batch], "sequences", USED)], "sequences that decode", "rows")
     ax.step(batch, rows, where="pre", color=ACCENT)
-    pictures.label(ax, "rows of the graph", (most / 2, 0.62 * most), (-6, 4), ACCENT)
+    pictures.label(ax, "rows of the graph", (1, 0.88 * most), (2, 0), ACCENT)
 
 
 def draw_inputs(ax: Axes, inputs: Any, rows: int, num_seqs: int) -> None:

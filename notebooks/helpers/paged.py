@@ -28,7 +28,7 @@ from nanovllm.kernels.gpu.plain import gather
 from nanovllm.kernels.gpu.runner import GpuRunner
 from nanovllm.kernels.gpu.split import DecodeRoom, tile_size
 from notebooks.helpers import pictures
-from notebooks.helpers.pictures import ACCENT, GREY, INK, PALE, PAPER, USED
+from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED
 
 FOLDER = Path(gpu.__file__).parent
 PROMPTS = "Once upon a time", "A fox saw", "The little girl"
@@ -196,20 +196,37 @@ def text_of(file: str, name: str, only_loop: bool = False) -> str:
 # ---- pictures
 
 
-def draw_programs(
-    ax: Axes, table: Sequence[int], context_len: int, block_size: int, spans: Sequence[tuple[int, int]], tile: int
-) -> None:
-    """Above, a context's blocks, with their numbers in the pool; below, a strip for each split: the tiles it reads."""
-    for i, block in enumerate(table):
-        used = min(block_size, context_len - i * block_size)
-        pictures.polygons(ax, [pictures.box(i * block_size, block_size, 0.2, 0.8)], PALE, PAPER, 0.8)
-        pictures.polygons(ax, [pictures.box(i * block_size, used, 0.2, 0.8)], GREY, PAPER, 0.8)
-        ax.text(i * block_size + block_size / 2, 0.6, str(block), ha="center", va="center", fontsize=6.5, color=PAPER)
-    for split, (first, last) in enumerate(spans):
-        boxes = [pictures.box(at, min(tile, last - at), -split - 0.9, 0.8) for at in range(first, last, tile)]
-        pictures.polygons(ax, boxes, ACCENT if split % 2 else USED, PAPER, 1.2)
-    ax.set(xlim=(0, len(table) * block_size), ylim=(-len(spans) - 0.1, 1.1))
-    ax.set(yticks=[0.6, *(-split - 0.5 for split in range(len(spans)))])
-    ax.set_yticklabels(["blocks", *(f"split {split}" for split in range(len(spans)))])
+def draw_blocks(ax: Axes, table: Sequence[int], context_len: int, block_size: int) -> None:
+    """A context's blocks, with their numbers in the pool. Pale: the rest of the last one."""
+    starts = [i * block_size for i in range(len(table))]
+    pictures.polygons(ax, [pictures.box(at, block_size, 0, 1) for at in starts], PALE, PAPER, 0.8)
+    pictures.polygons(
+        ax, [pictures.box(at, min(block_size, context_len - at), 0, 1) for at in starts], LIGHT, PAPER, 0.8
+    )
+    for at, block in zip(starts, table, strict=True):
+        ax.text(at + block_size / 2, 0.47, str(block), ha="center", va="center", fontsize=7)
+    labelled(ax, ["blocks"])
+    ax.spines["bottom"].set_visible(False)
+    ax.set(xlim=(0, len(table) * block_size), ylim=(0, 1))
+    ax.tick_params(axis="x", length=0)
+
+
+def draw_splits(ax: Axes, spans: Sequence[tuple[int, int]], tile: int) -> None:
+    """A strip for each split: the tiles that it reads."""
+    for parity, color in enumerate((USED, ACCENT)):
+        boxes = [
+            pictures.box(at, min(tile, last - at), len(spans) - split - 0.9, 0.8)
+            for split, (first, last) in enumerate(spans)
+            for at in range(first, last, tile)
+            if split % 2 == parity
+        ]
+        pictures.polygons(ax, boxes, color, PAPER, 1.2)
+    labelled(ax, [f"split {split}" for split in reversed(range(len(spans)))])
+    ax.set(ylim=(0, len(spans)))
+
+
+def labelled(ax: Axes, names: Sequence[str]) -> None:
+    """Rows of height 1, the lowest first."""
+    ax.set_yticks([row + 0.5 for row in range(len(names))], names)
     ax.tick_params(axis="y", length=0, labelcolor=INK)
-    ax.spines[["left"]].set_visible(False)
+    ax.spines["left"].set_visible(False)
