@@ -28,6 +28,7 @@ COPIES = {"lift_fresh.default", "to.dtype_layout", "copy_.default"}  # of a list
 NEVER = {"empty", "new_empty", "empty_like", "detach_"}
 KINDS = {"linear": USED, "attention": ACCENT, "others": LIGHT}
 GRAPH = "graph"
+WAYS = PLAIN_WAY, KERNELS, GRAPHS = "plain operations", "kernels", "a graph of them"
 
 
 class Launch(NamedTuple):
@@ -95,11 +96,11 @@ def is_view(func: Any, given: Any, out: Any) -> bool:
 
 @torch.inference_mode()
 def count_step(llm: LLM, way: str) -> list[Launch]:
-    """Of a decode step, from its inputs to its logits. way: "plain operations", "kernels" or "a graph of them" """
+    """Of a decode step, from its inputs to its logits. way: one of WAYS"""
     seen, batch = Launches(), [(seq, 1) for seq in paged.seqs_of(llm)]
-    if way == "plain operations":
+    if way == PLAIN_WAY:
         return launches_of(llm.llm_engine.model_runner, batch, seen)
-    capture = seen.capture if way == "a graph of them" else None
+    capture = seen.capture if way == GRAPHS else None
     with paged.runner_of(llm, seen.ops(), capture) as runner:
         return launches_of(runner, batch, seen)
 
