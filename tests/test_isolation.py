@@ -31,6 +31,8 @@ IF_INSTALLED = {
     f"{WORKERS}/to_gguf.py": {"gguf"},
     **{f"kernels/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm" / "kernels").glob("*.py")},
     **{f"tests/kernels/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/tests/kernels").glob("*.py")},
+    **{f"kernels/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm" / "kernels" / "gpu").glob("*.py")},
+    **{f"tests/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm" / "tests" / "gpu").glob("*.py")},
 }
 SERVE = {"starlette", "uvicorn", "h11", "prometheus_client"}  # the extra of that name
 OF_FOLDERS = {  # of the package: who listens, who asks over HTTP, and who tests both

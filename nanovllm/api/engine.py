@@ -1,6 +1,7 @@
 """An engine of core whose parts know log-probabilities, and how much of a prompt was cached."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 from ..checkpoints.hub import find_checkpoint
@@ -31,7 +32,10 @@ class BlockManager(CoreBlockManager):
 class LLMEngine(CoreLLMEngine):
     def __init__(self, config: EngineConfig) -> None:
         """`config.model` may be a name of the hub, too."""
-        super().__init__(replace(config, model=str(find_checkpoint(config.model))))
+        super().__init__(replace(config, model=str(self.find_model(config.model))))
+
+    def find_model(self, model: str) -> Path:
+        return find_checkpoint(model)
 
     def build_tokenizer(self) -> Tokenizer | None:
         return cast(Tokenizer | None, load_tokenizer(self.config.model))  # it does what core asks of its own

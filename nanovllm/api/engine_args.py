@@ -8,7 +8,7 @@ from typing import Any, Self, get_type_hints
 
 import torch
 
-from ..checkpoints.hub import find_checkpoint
+from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..core.checks import is_number
 from ..core.config import POOL_SIZES, EngineConfig
 from ..core.kv_cache import bytes_per_token
@@ -32,6 +32,7 @@ class EngineArgs(OnlyInVllm):
     tokenizer_revision: str | None = None
     download_dir: str | None = None  # the hub's cache, in place of the environment's HF_HOME
     hf_token: bool | str | None = None  # in place of the environment's HF_TOKEN
+    load_format: str = "auto"  # "dummy": random weights of the shape that config.json says
     served_model_name: str | list[str] | None = None  # what metrics call the model
     dtype: Any = "auto"  # a name, or torch's own
     seed: int | None = 0
@@ -48,8 +49,8 @@ class EngineArgs(OnlyInVllm):
     generation_config: str | Path = "auto"  # the model's own; "vllm": none; or a folder
     override_generation_config: dict[str, Any] | None = None
     watermark: float | None = None
-    attention_backend: str | None = None  # "auto", "numba", "torch"; kernels/options.py says which is which
-    enforce_eager: bool = False  # plain operations
+    attention_backend: str | None = None  # "auto", "numba", "triton", "torch"; kernels/options.py says which is which
+    enforce_eager: bool = False  # on a GPU no graphs, on a CPU plain operations
     # nanovllm's own
     kv_cache_tokens: int | None = None
     kv_offloading_tokens: int | None = None
@@ -92,7 +93,8 @@ class EngineArgs(OnlyInVllm):
         if self.num_gpu_blocks_override is not None:
             given["kv_cache_tokens"] = self._tokens_of_blocks(self.num_gpu_blocks_override)
         config = EngineConfig(**{name: each for name, each in without_useless(given).items() if each is not None})
-        folder = find_checkpoint(config.model, self.revision, cache_dir=self.download_dir, token=self.hf_token)
+        find = find_tokenizer if self.load_format == "dummy" else find_checkpoint  # all but the weights
+        folder = find(config.model, self.revision, cache_dir=self.download_dir, token=self.hf_token)
         config = replace(config, model=str(folder))
         if self.kv_offloading_size is None:
             return config

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .engine_args import EngineArgs
 
 PLACE: Rule = ("a folder or a name of the hub", lambda value: isinstance(value, str | Path))
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
 RULES: dict[str, Rule] = {
     "tokenizer": PLACE,
     "skip_tokenizer_init": TYPES[bool],
@@ -19,6 +20,7 @@ RULES: dict[str, Rule] = {
     "tokenizer_revision": TYPES[str],
     "download_dir": ("a folder", PLACE[1]),
     "hf_token": ("a text, True or False", lambda value: isinstance(value, str | bool)),
+    "load_format": (f"one of {', '.join(LOAD_FORMATS)}", lambda value: value in LOAD_FORMATS),
     "served_model_name": ("a text, or a list of texts, at least one", lambda value: is_name(value)),
     "num_gpu_blocks_override": ("a whole number, at least 1", lambda value: is_whole(value) and value >= 1),
     "generation_config": ("auto, vllm or a folder", lambda value: isinstance(value, str | Path)),
@@ -26,7 +28,8 @@ RULES: dict[str, Rule] = {
     "enforce_eager": TYPES[bool],
     "override_generation_config": ("a dictionary", lambda value: isinstance(value, dict)),
 }
-NEVER_NONE = ("skip_tokenizer_init", "generation_config", "enforce_eager")  # elsewhere None is the engine's own default
+# elsewhere None is the engine's own default
+NEVER_NONE = ("skip_tokenizer_init", "generation_config", "enforce_eager", "load_format")
 
 
 class UnknownOption(TypeError, ValueError):

@@ -4,8 +4,10 @@ import threading
 from collections import abc
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
+from ..checkpoints.dummy import dummy_model
 from ..checkpoints.generation_config import eos_token_ids
 from ..checkpoints.hub import find_tokenizer
 from ..checkpoints.load_tokenizer import load_tokenizer
@@ -155,6 +157,14 @@ class LLMEngine(BaseLLMEngine):
                 f"the engine belongs to thread {owner!r} and was called from {here!r}: "
                 "AsyncLLM serves several callers with one engine"
             )
+
+    def find_model(self, model: str) -> Path:
+        return Path(model) if self.engine_args.load_format == "dummy" else super().find_model(model)
+
+    def build_model(self) -> LlamaForCausalLM:
+        if self.engine_args.load_format == "dummy":
+            return dummy_model(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
+        return super().build_model()
 
     def build_input_processor(self) -> InputProcessor:
         if (folder := self.engine_args.generation_config) not in ("auto", "vllm"):

@@ -68,7 +68,7 @@ TOPICS: dict[str, dict[str, Any]] = {
     "it generates text, by the models that its README lists, as their folders say": {
         "runner": "auto", "convert": "auto", "pooler_config": None, "hf_config_path": None, "config_format": "auto",
         "hf_overrides": None, "model_class_overrides": None, "model_impl": "auto", "model_weights": "",
-        "load_format": "auto", "model_loader_extra_config": None, "ignore_patterns": None, "tokenizer_mode": "auto",
+        "model_loader_extra_config": None, "ignore_patterns": None, "tokenizer_mode": "auto",
         "disable_sliding_window": False, "mamba_config": None, "mamba_cache_dtype": "auto",
         "mamba_ssm_cache_dtype": "auto", "mamba_block_size": None, "mamba_cache_mode": "none",
         "enable_mamba_shared_prefix_checkpoint": False, "replayssm_buffer_len": 16, "use_replayssm": False,
@@ -122,7 +122,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {  # values beside the default that ask f
     "convert": ("none",),
     "tokenizer_mode": ("hf", "slow"),
     "config_format": ("hf",),
-    "load_format": ("safetensors",),
     "distributed_executor_backend": ("mp", "uni"),
     "disable_custom_all_reduce": (True,),
     "language_model_only": (True,),

@@ -14,6 +14,7 @@ chat_template.py       messages to a prompt
 message_contents.py    messages as OpenAI's interface has them, in the form that a template expects
 template_environment.py  where a template runs, and its limits; template_values.py what it may see
 tool_schema.py         Python functions to the JSON schemas of tools
+dummy.py               random weights in place of a checkpoint's
 generation_config.py   sampling parameters that a checkpoint recommends
 sizes.py               parameters, bytes of weights, and what of a memory is left for keys and values
 memory.py              how much memory this machine has

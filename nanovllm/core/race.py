@@ -32,10 +32,7 @@ def race_all(logits: Tensor, terms: Terms) -> Tensor:
     Who draws a token that is not among these draws again, from the tokens that are likelier: with top_p 0.9 that is
     one row in ten. logits float32 [num_rows, vocab_size] -> tokens, int64 [num_rows]
     """
-    probs = (logits / terms.temperature).softmax(dim=-1)
-    if logits.shape[1] % CHUNK:
-        probs = pad(probs, (0, -logits.shape[1] % CHUNK))
-    probs = probs.view(len(logits), -1, CHUNK)  # [num_rows, num_chunks, CHUNK]
+    probs = probs_in_chunks(logits, terms)  # [num_rows, num_chunks, CHUNK]
     tokens = draw(probs, terms.key, attempt=0)
     rows = torch.arange(len(logits), device=logits.device)  # whose tokens may be left out by top_p
     for attempt in count(1):
@@ -47,6 +44,14 @@ def race_all(logits: Tensor, terms: Terms) -> Tensor:
         rows, probs = rows[again], probs[again]
         tokens[rows] = draw(probs, terms.key[rows], attempt)
     raise AssertionError
+
+
+def probs_in_chunks(logits: Tensor, terms: Terms) -> Tensor:
+    """logits [num_rows, vocab_size] -> [num_rows, num_chunks, CHUNK]"""
+    probs = (logits / terms.temperature).softmax(dim=-1)
+    if logits.shape[1] % CHUNK:
+        probs = pad(probs, (0, -logits.shape[1] % CHUNK))
+    return probs.view(len(logits), -1, CHUNK)
 
 
 def draw(probs: Tensor, keys: Tensor, attempt: int) -> Tensor:
@@ -84,7 +89,11 @@ def race_likeliest(logits: Tensor, terms: Terms) -> Tensor:
 
     logits float32 [num_rows, vocab_size] -> tokens, int64 [num_rows]
     """
-    tokens = likeliest(logits, int(terms.top_k.max()))  # [num_rows, k]
+    return race_among(likeliest(logits, int(terms.top_k.max())), logits, terms)
+
+
+def race_among(tokens: Tensor, logits: Tensor, terms: Terms) -> Tensor:
+    """The same, where `tokens` [num_rows, k] are the likeliest of each row, in order, at least top_k of them."""
     rank = torch.arange(tokens.shape[1], device=logits.device)  # [k]
     ordered = (logits.gather(1, tokens) / terms.temperature).masked_fill(rank >= terms.top_k, -math.inf)
     probs = ordered.softmax(dim=-1)  # [num_rows, k]

@@ -162,6 +162,8 @@ def test_the_device_is_the_gpu_where_there_is_one(has_gpu, device, monkeypatch):
         ({"served_model_name": []}, "served_model_name must be a text, or a list of texts, at least one, not []"),
         ({"num_gpu_blocks_override": "a"}, "num_gpu_blocks_override must be a whole number, at least 1, not 'a'"),
         ({"skip_tokenizer_init": 1}, "skip_tokenizer_init must be True or False, not 1"),
+        ({"load_format": "pt"}, "load_format must be one of auto, safetensors, dummy, not 'pt'"),
+        ({"load_format": None}, "load_format must be one of auto, safetensors, dummy, not None"),
         ({"revision": 5}, "revision must be a text, not 5"),
         ({"hf_token": 5}, "hf_token must be a text, True or False, not 5"),
         ({"max_num_seq": 5}, "there is no option 'max_num_seq': did you mean 'max_num_seqs'?"),

@@ -298,6 +298,18 @@ def test_a_tokenizer_of_another_folder(llm, checkpoint, tmp_path):
         LLM(checkpoint, tokenizer=tmp_path, **OPTIONS)
 
 
+def test_random_weights_need_no_file_of_weights(checkpoint, tmp_path):
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    options = dict(load_format="dummy", skip_tokenizer_init=True, **OPTIONS)
+    made = [token_ids(LLM(tmp_path, **options).generate([PROMPT], greedy(8))) for _ in range(2)]
+    assert made[0] == made[1] and len(made[0][0]) == 8
+    model = LLM(tmp_path, **options).model_runner._model
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert 0.01 < model.model.layers[0].mlp.down_proj.weight.std() < 0.03
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        LLM(tmp_path, skip_tokenizer_init=True, **OPTIONS)
+
+
 def test_the_cache_can_be_reset(llm):
     prompt = [*range(40, 60)]
     assert [llm.generate(prompt, greedy(1))[0].num_cached_tokens for _ in range(2)] == [0, 16]

@@ -9,15 +9,19 @@ tile.py            a tile of keys added to a softmax under way
 prefill.py         attention of whole prompts, or chunks of them
 rope_write.py      norm of heads, rotation, and the write of keys and values to the pool
 norm.py activation.py gemv.py
+likeliest.py       the likeliest token of each row of logits, and its log-probability
 
 How a step is made of them:
 
 ops.py             kernels, or their plain twins, as one table
+linear.py          a linear layer of few rows: gemv or the library's matmul, as each was timed
 layers.py          what stands in the place of core's model: four matmuls a layer, five kernels between them
 attention.py       the attention backend: any mixture of prompts, chunks and decodes
-inputs.py          what a decode step reads, at addresses that never change
-graphs.py          decode steps as CUDA graphs, for a few numbers of rows
-sampler.py         one copy to the host a step
+fields.py          numbers of several types in one copy to the device
+inputs.py          what a decode step reads, at addresses that never change, prepared while the step before runs
+graphs.py          CUDA graphs, for a few numbers of rows
+decodes.py         decode steps as graphs: what they read, what they write
+sampler.py         tokens are chosen on the device, one copy to the host a step
 runner.py          the ModelRunner that takes the one path or the other
 choice.py          what an engine computes with, and why
 

@@ -114,4 +114,6 @@ class KernelAttention:
         return Chunks(tables, starts, lens, self._tensor(tiles))
 
     def _tensor(self, values: list) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self._pool.blocks.device)
+        device = self._pool.blocks.device
+        host = torch.tensor(values, dtype=torch.int32, pin_memory=device.type == "cuda")
+        return host.to(device, non_blocking=True)

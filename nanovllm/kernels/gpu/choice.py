@@ -4,11 +4,12 @@ from importlib.metadata import version
 from typing import Protocol
 
 from .graphs import Capture, CudaCapture
+from .linear import Timer, seconds_on_gpu
 from .ops import Ops, triton_ops
 
 
 class Runner(Protocol):
-    def use_kernels(self, ops: Ops, capture: Capture | None, max_rows: int) -> None: ...
+    def use_kernels(self, ops: Ops, capture: Capture | None, max_rows: int, timer: Timer | None) -> None: ...
 
 
 class GpuChoice:
@@ -44,7 +45,7 @@ class GpuChoice:
         self.why = "enforce_eager" if is_eager else None
         for capture in [None] if is_eager else [CudaCapture(), None]:
             try:
-                runner.use_kernels(ops, capture, max_rows)
+                runner.use_kernels(ops, capture, max_rows, seconds_on_gpu)
             except Exception as error:  # too little memory for graphs, a kernel that this GPU cannot run
                 self.why = f"{type(error).__name__}: {error}"
             else:

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_ROWS = 4  # of x: more sums than that do not fit into registers
+from .split import MAX_ROWS
+
 NUMBERS = 4096  # of a tile
 
 

@@ -28,21 +28,25 @@ def buckets(max_rows: int) -> list[int]:
 
 
 class Capture(Protocol):
-    def __call__(self, step: Step) -> Step:
-        """Record what `step` starts; returns what starts all of it again."""
+    def __call__(self, step: Step, shares_memory: bool = True) -> Step:
+        """Record what `step` starts; returns what starts all of it again.
+
+        Graphs that share memory must all be kept, and no two of them may run at a time.
+        """
 
 
 class CudaCapture:
-    """torch.cuda.graph. The graphs share one pool: no two of them run at a time."""
+    """torch.cuda.graph, with one pool of memory for the graphs that share theirs."""
 
     def __init__(self) -> None:
         self._pool: Any = None
 
-    def __call__(self, step: Step) -> Step:
+    def __call__(self, step: Step, shares_memory: bool = True) -> Step:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool if shares_memory else None):
             step()
-        self._pool = self._pool or graph.pool()
+        if shares_memory:
+            self._pool = graph.pool()
         return graph.replay
 
 
@@ -52,7 +56,7 @@ class DecodeGraphs:
     def __init__(self, step: Callable[[int], None], sizes: list[int], capture: Capture, progress: bool = True) -> None:
         """step(rows) starts a step of so many rows. Before it is recorded it runs once: kernels are compiled then."""
         self._sizes, self._replays = sizes, dict[int, Step]()
-        for rows in tqdm(sizes[::-1], desc="capturing CUDA graphs", leave=False, disable=not progress):
+        for rows in tqdm(sizes[::-1], desc="capturing CUDA graphs", leave=False, disable=None if progress else True):
             step(rows)
             self._replays[rows] = capture(partial(step, rows))
 

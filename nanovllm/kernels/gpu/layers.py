@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from ...core.llama import LlamaForCausalLM
+from .linear import Linears
 from .ops import Ops
 
 
 class FusedModel(nn.Module):
-    def __init__(self, model: Any, ops: Ops) -> None:
+    def __init__(self, model: Any, ops: Ops, linears: Linears) -> None:
         """model: core's LlamaModel; it stays as it is."""
         super().__init__()
-        self.plain, self._ops = model, ops
+        self.plain, self._ops, self._linears = model, ops, linears
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
         """input_ids, positions int64 [num_tokens]; attend: a KernelAttend -> [num_tokens, hidden_size]"""
@@ -49,20 +50,20 @@ class FusedModel(nn.Module):
     def _attention(self, layer: Any, x: Tensor, positions: Tensor, attend: Any) -> Tensor:
         """x, out [num_tokens, hidden_size]"""
         part = layer.self_attn
-        qkv = part.qkv_proj(x).unflatten(1, (-1, part.head_dim))  # [num_tokens, all heads, head_dim]
+        qkv = self._linears(part.qkv_proj, x).unflatten(1, (-1, part.head_dim))  # [num_tokens, all heads, head_dim]
         norms = (part.q_norm, part.k_norm) if part.qk_norm else (None, None)
-        return part.o_proj(attend(part.layer, qkv, positions, *norms).flatten(1))
+        return self._linears(part.o_proj, attend(part.layer, qkv, positions, *norms).flatten(1))
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
         """x, out [num_tokens, hidden_size]"""
-        gate_up = mlp.gate_up_proj(x)  # [num_tokens, 2 * intermediate_size]
+        gate_up = self._linears(mlp.gate_up_proj, x)  # [num_tokens, 2 * intermediate_size]
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         self._ops.silu_and_mul(gate_up, out)
-        return mlp.down_proj(out)
+        return self._linears(mlp.down_proj, out)
 
 
-def swap_in(model: LlamaForCausalLM, ops: Ops) -> None:
-    model.model = FusedModel(model.model, ops)  # type: ignore[assignment]
+def swap_in(model: LlamaForCausalLM, ops: Ops, linears: Linears) -> None:
+    model.model = FusedModel(model.model, ops, linears)  # type: ignore[assignment]
 
 
 def swap_out(model: LlamaForCausalLM) -> None:

@@ -14,17 +14,21 @@ class Ops(NamedTuple):
     rotate_and_write: Callable[..., None]
     add_rms_norm: Callable[..., None]
     silu_and_mul: Callable[..., None]
+    find_likeliest: Callable[..., None]
+    gemv: Callable[..., None]
 
 
-PLAIN = Ops(plain.paged_decode, plain.paged_prefill, plain.rotate_and_write, plain.add_rms_norm, plain.silu_and_mul)
+PLAIN = Ops(*(getattr(plain, name) for name in Ops._fields))
 
 
 def triton_ops() -> Ops:
     """Raises ImportError where there is no triton."""
     from .activation import silu_and_mul
     from .decode import paged_decode
+    from .gemv import gemv
+    from .likeliest import find_likeliest
     from .norm import add_rms_norm
     from .prefill import paged_prefill
     from .rope_write import rotate_and_write
 
-    return Ops(paged_decode, paged_prefill, rotate_and_write, add_rms_norm, silu_and_mul)
+    return Ops(paged_decode, paged_prefill, rotate_and_write, add_rms_norm, silu_and_mul, find_likeliest, gemv)

@@ -128,6 +128,17 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     out.copy_(F.silu(gate) * up)
 
 
+def find_likeliest(logits: Tensor, room: object, told: Tensor) -> None:
+    """logits [rows, vocab_size] -> told float32 [rows, 3]: token id, its log-probability, log(sum(exp(logits)))
+
+    Of equals the first. A row with NaN, infinity or nothing but -inf in it has a log-probability that is NaN.
+    """
+    numbers = logits.float()
+    peaks, tokens = numbers.max(dim=-1)  # [rows] each
+    lses = numbers.logsumexp(dim=-1)
+    told.copy_(torch.stack((tokens.float(), peaks - lses, lses), dim=1))
+
+
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """x [rows, size]; weight [outputs, size]; bias [outputs]; out [rows, outputs]. Any number of rows here"""
     out.copy_(F.linear(x, weight, bias))

@@ -4,6 +4,8 @@ import torch
 
 MAX_SPLITS = 128
 PROGRAMS_FOR_SM = 2  # of each multiprocessor: one reads while the other computes
+PIECE = 2048  # logits of a program that looks for the likeliest
+MAX_ROWS = 4  # of gemv: more sums than that do not fit into registers
 QUERY_ROWS = 64  # of a program of prefill: a query has one for each query head of a KV head
 
 
@@ -16,6 +18,15 @@ class DecodeRoom:
         self.num_splits = num_splits
         self.parts = torch.empty(max_rows, num_heads, num_splits, head_dim, dtype=torch.float32, device=device)
         self.lses = torch.empty(max_rows, num_heads, num_splits, dtype=torch.float32, device=device)  # log2(sum(exp2))
+
+
+class LikeliestRoom:
+    """The same for the pieces of the logits. All are [max_rows, num_pieces]."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
+        shape = max_rows, -(-vocab_size // PIECE)
+        self.peaks, self.totals = torch.empty(2, *shape, dtype=torch.float32, device=device)
+        self.places = torch.empty(shape, dtype=torch.int32, device=device)
 
 
 def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:

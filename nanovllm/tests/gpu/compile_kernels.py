@@ -24,11 +24,12 @@ from triton.runtime.jit import JITFunction
 
 from ...kernels.gpu.activation import silu_and_mul
 from ...kernels.gpu.decode import paged_decode
-from ...kernels.gpu.gemv import MAX_ROWS, gemv
+from ...kernels.gpu.gemv import gemv
+from ...kernels.gpu.likeliest import find_likeliest
 from ...kernels.gpu.norm import add_rms_norm
 from ...kernels.gpu.prefill import paged_prefill
 from ...kernels.gpu.rope_write import rotate_and_write
-from ...kernels.gpu.split import MAX_SPLITS, DecodeRoom
+from ...kernels.gpu.split import MAX_ROWS, MAX_SPLITS, DecodeRoom, LikeliestRoom
 from .pools import Shape
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -96,6 +97,8 @@ def launch_all(shape: Shape) -> None:
     for rows in range(1, MAX_ROWS + 1):
         gemv(x[:rows], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(rows, 6144, dtype=dtype))
     silu_and_mul(x, x.view(8, 2048)[:4])
+    logits = torch.empty(4, 151_936, dtype=dtype)
+    find_likeliest(logits, LikeliestRoom(4, 151_936, "cpu"), torch.empty(4, 3))
 
 
 if __name__ == "__main__":

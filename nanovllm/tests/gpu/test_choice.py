@@ -4,6 +4,7 @@ import pytest
 
 from ...kernels.gpu import choice as module
 from ...kernels.gpu.choice import GpuChoice
+from ...kernels.gpu.linear import seconds_on_gpu
 from ...kernels.gpu.ops import PLAIN
 from ...kernels.options import VARIABLE, backend_of
 
@@ -12,8 +13,8 @@ class Runner:
     def __init__(self, *fails):
         self.captures, self._fails = [], fails  # whether it had graphs, for each call; the calls that raise
 
-    def use_kernels(self, ops, capture, max_rows):
-        assert ops is PLAIN and max_rows == 8
+    def use_kernels(self, ops, capture, max_rows, timer):
+        assert ops is PLAIN and max_rows == 8 and timer is seconds_on_gpu
         self.captures.append(capture is not None)
         if "kernels" in self._fails or (capture is not None and "graphs" in self._fails):
             raise RuntimeError("out of memory")

@@ -19,6 +19,8 @@ KERNELS = {
     "add_rms_norm_row",
     "silu_and_mul_part",
     "multiply_part",
+    "find_peak",
+    "join_peaks",
 }
 full = pytest.mark.full
 

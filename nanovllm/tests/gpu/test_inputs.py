@@ -26,9 +26,9 @@ def test_a_row_has_its_token_its_place_and_its_blocks():
     rows = inputs.fill(decodes(sequence(6, [7, 9]), sequence(1, [2])))
     inputs.apply_changes()
     assert rows == [0, 1]
-    assert inputs.device.input_ids[:2].tolist() == [105, 100] and inputs.device.positions[:2].tolist() == [5, 0]
-    assert inputs.device.slot_mapping.tolist() == [9 * SIZE + 1, 2 * SIZE, NO_SLOT, NO_SLOT]
-    assert inputs.device.context_lens.tolist() == [6, 1, 0, 0]
+    assert inputs.device["input_ids"][:2].tolist() == [105, 100] and inputs.device["positions"][:2].tolist() == [5, 0]
+    assert inputs.device["slot_mapping"].tolist() == [9 * SIZE + 1, 2 * SIZE, NO_SLOT, NO_SLOT]
+    assert inputs.device["context_lens"].tolist() == [6, 1, 0, 0]
     assert inputs.block_tables[:2].tolist() == [[7, 9, 0], [2, 0, 0]]
 
 
@@ -47,7 +47,7 @@ def test_a_step_tells_only_blocks_that_the_device_lacks():
 
     def told():
         inputs.fill(decodes(*seqs))
-        return [place for place in inputs.device.places.tolist() if place != nowhere]
+        return [place for place in inputs.device["places"].tolist() if place != nowhere]
 
     assert told() == [0, 8, 16] and told() == []
     seqs[1].block_table, seqs[1].num_computed_tokens = [1, 5], SIZE
@@ -61,19 +61,25 @@ def test_whatever_comes_and_goes_the_device_has_the_tables_of_the_batch():
     rng, seqs = random.Random(0), []
     inputs = StepInputs(5, max_blocks=40, block_size=SIZE, device=CPU)
     for _ in range(300):
-        seqs = [seq for seq in seqs if rng.random() > 0.1]
+        seqs = [seq for seq in seqs if rng.random() > 0.02]
         while len(seqs) < 5 and rng.random() < 0.5:
             length = rng.randint(1, 60)
             seqs.append(sequence(length, rng.sample(range(100), -(-length // SIZE))))
-        rng.shuffle(seqs)
+        if rng.random() < 0.3:
+            rng.shuffle(seqs)
         rows = inputs.fill(decodes(*seqs))
         inputs.apply_changes()
+        if rng.random() < 0.8:
+            inputs.prepare()
         assert sorted(rows) == list(range(len(seqs)))
         for row, seq in zip(rows, seqs, strict=True):
             assert inputs.block_tables[row, : len(seq.block_table)].tolist() == seq.block_table
-            assert inputs.device.input_ids[row] == seq.token_ids[-1]
-            assert inputs.device.context_lens[row] == len(seq.token_ids)
-        assert inputs.device.context_lens[len(seqs) :].eq(0).all()
+            assert inputs.device["input_ids"][row] == seq.token_ids[-1]
+            assert inputs.device["context_lens"][row] == len(seq.token_ids)
+            at = len(seq.token_ids) - 1
+            assert inputs.device["positions"][row] == at
+            assert inputs.device["slot_mapping"][row] == seq.block_table[at // SIZE] * SIZE + at % SIZE
+        assert inputs.device["context_lens"][len(seqs) :].eq(0).all()
         for seq in seqs:
             seq.token_ids.append(rng.randrange(100))
             seq.num_computed_tokens += 1

@@ -1,5 +1,7 @@
 """The runner of a GPU, with the kernels' plain twins, and with a stand-in for graphs that notes what is captured."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +10,8 @@ import torch
 
 from ...api import LLM, BeamSearchParams, SamplingParams
 from ...kernels.gpu.graphs import Capture, CudaCapture, buckets
+from ...kernels.gpu.inputs import StepInputs
+from ...kernels.gpu.linear import Timer
 from ...kernels.gpu.ops import PLAIN, Ops, triton_ops
 from ...kernels.gpu.runner import GpuRunner
 
@@ -27,7 +31,7 @@ class Recording:
     def __init__(self) -> None:
         self.num_captured, self.num_replayed = 0, 0
 
-    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
+    def __call__(self, step: Callable[[], None], shares_memory: bool = True) -> Callable[[], None]:
         self.num_captured += 1
         step()
 
@@ -38,12 +42,14 @@ class Recording:
         return replay
 
 
-def with_runner(llm: LLM, capture: Capture | None, max_rows: int = 8, ops: Ops = PLAIN) -> GpuRunner:
+def with_runner(
+    llm: LLM, capture: Capture | None, max_rows: int = 8, ops: Ops = PLAIN, timer: Timer | None = None
+) -> GpuRunner:
     """`llm` computes with twins, or with `ops`, from now on."""
     engine = llm.llm_engine
     model = engine.model_runner._model
     runner = GpuRunner(model, engine.kv_cache, 64, engine.max_model_len, engine.device)
-    runner.use_kernels(ops, capture, max_rows, progress=False)
+    runner.use_kernels(ops, capture, max_rows, timer, progress=False)
     engine.model_runner = runner
     return runner
 
@@ -87,6 +93,18 @@ def test_tokens_are_those_of_plain_operations(checkpoint, way, pool, has_graphs)
     assert capture is None or capture.num_replayed > 10
 
 
+def test_linear_layers_of_few_rows_by_gemv_make_the_same_tokens(checkpoint):
+    seconds, calls = iter(range(10_000, 0, -1)), []
+    ops = PLAIN._replace(gemv=lambda *arguments: calls.append(1) or PLAIN.gemv(*arguments))
+    plain, fast = made(checkpoint), made(checkpoint)
+    runner = with_runner(fast, Recording(), ops=ops, timer=lambda step: next(seconds))  # what is timed last is faster
+    assert len(runner._model.model._linears.by_kernel) == 3 * 5, "rows 1, 2 and 4, five shapes"
+    calls.clear()
+    assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"]) and not calls, "six decode together"
+    found, expected = (llm.generate(PROMPTS[:2], WAYS["seeded"]) for llm in (fast, plain))
+    assert calls and [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
+
+
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_beams_are_those_of_plain_operations(checkpoint, has_graphs):
     plain, fast = made(checkpoint), made(checkpoint)
@@ -121,21 +139,50 @@ def test_a_graph_is_captured_for_each_bucket_and_a_larger_batch_runs_without(che
 def test_what_a_graph_reads_and_writes_never_moves(checkpoint):
     fast = made(checkpoint)
     runner = with_runner(fast, Recording())
-    tensors = [runner._inputs.device.buffer, runner._inputs.block_tables, runner._hidden_rows, runner._logits_rows]
-    before = [tensor.data_ptr() for tensor in tensors]
+    decodes = runner._decodes
+
+    def addresses() -> list[int]:
+        tensors = [*decodes.inputs.device.values(), decodes.inputs.block_tables, *decodes._made]
+        return [tensor.data_ptr() for tensor in tensors]
+
+    before = addresses()
     outputs_of(fast, WAYS["greedy"])
-    now = [runner._inputs.device.buffer, runner._inputs.block_tables, runner._hidden_rows, runner._logits_rows]
-    assert [tensor.data_ptr() for tensor in now] == before
+    assert addresses() == before
 
 
 def test_a_capture_that_fails_leaves_plain_operations(checkpoint):
-    def fails(step):
+    def fails(step, shares_memory=True):
         raise RuntimeError("no memory for a graph")
 
     fast, plain = made(checkpoint), made(checkpoint)
     with pytest.raises(RuntimeError, match="no memory"):
         with_runner(fast, fails)
     assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
+
+
+def test_a_capture_that_fails_keeps_no_memory(checkpoint, monkeypatch):
+    inputs, real = [], StepInputs.apply_changes
+    monkeypatch.setattr(StepInputs, "apply_changes", lambda self: inputs.append(weakref.ref(self)) or real(self))
+
+    def fails(step, shares_memory=True):
+        raise RuntimeError("no memory for a graph")
+
+    fast = made(checkpoint)
+    with pytest.raises(RuntimeError, match="no memory"):
+        with_runner(fast, fails)
+    gc.collect()
+    assert len(inputs) == 1 and inputs[0]() is None
+
+
+def test_a_step_is_prepared_while_the_one_before_runs(checkpoint, monkeypatch):
+    """Only where sequences come, go or are at another token than was guessed, a step is made anew."""
+    anew, real = [], StepInputs._begin
+    monkeypatch.setattr(StepInputs, "_begin", lambda self, seqs, at: anew.append(len(seqs)) or real(self, seqs, at))
+    fast, capture = made(checkpoint), Recording()
+    with_runner(fast, capture)
+    anew.clear()
+    outputs_of(fast, WAYS["greedy"])
+    assert capture.num_replayed == 19 and anew == [6]
 
 
 def test_blocks_are_not_cleared_and_what_lay_there_is_never_read(checkpoint):

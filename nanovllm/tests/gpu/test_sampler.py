@@ -3,29 +3,98 @@
 import pytest
 import torch
 
+from ...core import race
 from ...core.sampling import SamplingParams, SamplingRow, sample
+from ...kernels.gpu import sampler
+from ...kernels.gpu.plain import find_likeliest
 from ...kernels.gpu.sampler import sample_rows
 
-KINDS = [{"temperature": 0.0}, {"temperature": 0.7, "top_k": 5}, {"top_p": 0.8}, {"temperature": 1.3}]
+KINDS = [
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"top_p": 0.8},
+    {"temperature": 1.3},
+    {"top_k": 9, "top_p": 0.5},
+]
+SETS = {"mixed": KINDS, "greedy": KINDS[:1], "top_p": KINDS[2:3], "two kinds": KINDS[3:1:-1], "top_k": KINDS[1::3]}
 
 
-@pytest.mark.parametrize("kinds", [KINDS, KINDS[:1], KINDS[2:3]], ids=["mixed", "greedy", "one kind"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tokens_are_those_of_cores_sampler(kinds, dtype):
-    logits = (4 * torch.randn(40, 1000, generator=torch.Generator().manual_seed(0))).to(dtype)
-    rows = [SamplingRow(SamplingParams(**kinds[i % len(kinds)]), i, 0, i) for i in range(40)]
-    found, expected = sample_rows(logits, rows), sample(logits, rows)
+def told_of(logits: torch.Tensor) -> torch.Tensor:
+    """[num_rows, 3]"""
+    told = torch.empty(len(logits), 3)
+    find_likeliest(logits, None, told)
+    return told
+
+
+def rows_of(kinds: list[dict], count: int) -> list[SamplingRow]:
+    return [SamplingRow(SamplingParams(**kinds[i % len(kinds)]), i, 0, i) for i in range(count)]
+
+
+def check(logits: torch.Tensor, rows: list[SamplingRow]) -> None:
+    found, expected = sample_rows(logits, told_of(logits), rows), sample(logits, rows)
     assert [token for token, _ in found] == [token for token, _ in expected]
     assert [logprob for _, logprob in found] == pytest.approx([logprob for _, logprob in expected], abs=1e-5)
 
 
+@pytest.mark.parametrize("kinds", SETS.values(), ids=SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_are_those_of_cores_sampler(kinds, dtype):
+    logits = (4 * torch.randn(40, 1000, generator=torch.Generator().manual_seed(0))).to(dtype)
+    check(logits, rows_of(kinds, 40))
+
+
+def test_who_must_draw_more_often_than_the_device_does_gets_the_same_token_all_the_same(monkeypatch):
+    logits = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+    rows = rows_of([{"top_p": 0.05}, {"temperature": 1.0}], 300)
+    left: list[SamplingRow] = []
+
+    def noted(logits, rows):
+        left.extend(rows)
+        return sample(logits, rows)
+
+    monkeypatch.setattr(sampler, "sample", noted)
+    check(logits, rows)
+    often = [row for i, row in enumerate(rows) if attempts_of(logits[i : i + 1], row) > 1 + sampler.REDRAWS]
+    assert left == often and 0 < len(often) < 150
+
+
+def attempts_of(logits: torch.Tensor, row: SamplingRow) -> int:
+    """How often core draws for this row. logits [1, vocab_size]"""
+    drawn: list[int] = []
+    draw = race.draw
+
+    def noted(probs, keys, attempt):
+        if len(probs):
+            drawn.append(attempt)
+        return draw(probs, keys, attempt)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(race, "draw", noted)
+        sample(logits, [row])
+    return len(drawn)
+
+
+def test_nothing_of_the_device_is_looked_at_before_the_copy(monkeypatch):
+    """Each of these would wait for a GPU."""
+    logits = torch.randn(40, 1000, generator=torch.Generator().manual_seed(0))
+    told, rows, events = told_of(logits), rows_of(KINDS, 40), []
+    real = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda x, *a, **k: events.append(a[0]) or real(x, *a, **k))
+    for name in ("item", "tolist", "__bool__", "__int__", "__float__", "nonzero", "cpu"):
+        monkeypatch.setattr(torch.Tensor, name, watched(name, getattr(torch.Tensor, name), events))
+    sample_rows(logits, told, rows, meanwhile=lambda: events.append("meanwhile"))
+    assert events.index("cpu") + 1 == events.index("meanwhile"), events
+    assert not set(events[: events.index("meanwhile")]) & {"item", "tolist", "nonzero", "__bool__", "__int__"}, events
+
+
+def watched(name, real, events):
+    return lambda x, *arguments: events.append(name) or real(x, *arguments)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_row_without_probabilities_is_named(value):
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_row_without_probabilities_is_named(value, kind):
     logits = torch.randn(3, 50)
     logits[1] = value
     with pytest.raises(FloatingPointError, match="row 1"):
-        sample_rows(logits, [SamplingRow(SamplingParams(temperature=0), i, 0, 0) for i in range(3)])
-
-
-def test_no_rows():
-    assert sample_rows(torch.empty(0, 50), []) == []
+        sample_rows(logits, told_of(logits), rows_of([kind], 3))

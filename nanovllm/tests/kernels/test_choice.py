@@ -88,13 +88,14 @@ def test_the_three_words_and_eager(monkeypatch):
     monkeypatch.setenv(VARIABLE, "torch")
     assert [backend_of(name, False) for name in (None, "auto", "numba")] == ["torch", "torch", "numba"]
     monkeypatch.setenv(VARIABLE, "fast")
-    with pytest.raises(ValueError, match=f"{VARIABLE} must be one of auto, numba, torch .*, not 'fast'"):
+    with pytest.raises(ValueError, match=f"{VARIABLE} must be one of auto, numba, triton, torch .*, not 'fast'"):
         backend_of("auto", False)
 
 
 @pytest.mark.parametrize("name", ["FLASH_ATTN", "cpu_attn", 3, True])
 def test_a_backend_of_vllms_is_refused_in_words(name):
-    with pytest.raises(ValueError, match=r"attention_backend must be one of auto, numba, torch \(vLLM's own are not"):
+    told = r"attention_backend must be one of auto, numba, triton, torch \(vLLM's own are not"
+    with pytest.raises(ValueError, match=told):
         EngineArgs(attention_backend=name)
 
 
@@ -103,7 +104,7 @@ def test_the_command_has_both_and_says_what_was_taken(run):
     assert told[0] == 0 and "\nplain operations: they were asked for\n" in told[1] and not COMPILERS
     status, out, err = run("generate", "the", "--attention-backend", "numba", "--enforce-eager")
     assert (status, out) == (2, "") and err.startswith("error: enforce_eager is for") and err.count("\n") == 1
-    assert "not one of 'auto', 'numba', 'torch'" in run("batch", "x", "--attention-backend", "CPU_ATTN")[2]
+    assert "not one of 'auto', 'numba', 'triton', 'torch'" in run("batch", "x", "--attention-backend", "CPU_ATTN")[2]
 
 
 # What is taken
