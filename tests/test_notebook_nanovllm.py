@@ -129,8 +129,8 @@ def test_launches_are_operations_or_kernels_or_one_graph(stories):
     layers = stories.model_config.num_hidden_layers
     assert [launch.name for launch in graph] == ["copy_", "graph"]
     assert [launch.name for launch in launches.layer_of(kernels, 1)] == [
-        *("linear", "rotate_and_write", "paged_decode", "merge_splits", "linear"),
-        *("add_rms_norm", "linear", "silu_and_mul", "linear", "add_rms_norm"),
+        *("mm", "rotate_and_write", "paged_decode", "merge_splits", "mm"),
+        *("add_rms_norm", "mm", "silu_and_mul", "mm", "add_rms_norm"),
     ]
     for found in (plain, kernels):
         assert sum(launch.kind == "linear" for launch in found) == 4 * layers + 1  # and the logits
@@ -152,10 +152,12 @@ def test_static_bytes_are_those_of_a_runner(stories):
     counted = launches.static_bytes(stories.model_config, 4, stories.llm_engine.max_model_len)
     seen = launches.Launches()
     with paged.runner_of(stories, seen.ops(), seen.capture) as runner:
-        inputs, rooms = runner._inputs, runner._rooms.values()
-        rows = runner._hidden_rows.numel() + runner._logits_rows.numel()
-        found = [inputs.device.buffer.nbytes, inputs.block_tables.nbytes]
-        found += [sum(room.parts.nbytes + room.lses.nbytes for room in rooms), 2 * rows]
+        decodes = runner._decodes
+        rooms = [*decodes._decode_rooms.values(), decodes._likeliest_room]
+        hidden, logits, told = decodes._made
+        found = [launches.nbytes(decodes.inputs.device.values()), decodes.inputs.block_tables.nbytes]
+        found += [sum(launches.nbytes(vars(room).values()) for room in rooms)]
+        found += [(hidden.nbytes + logits.nbytes) // 2 + told.nbytes]  # here they are float32
     assert [*counted.values()] == found
 
 

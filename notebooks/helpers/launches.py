@@ -6,7 +6,7 @@ is a lower bound.
 """
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +19,12 @@ from nanovllm.kernels.gpu.graphs import buckets
 from nanovllm.kernels.gpu.inputs import StepInputs
 from nanovllm.kernels.gpu.ops import PLAIN, Ops
 from nanovllm.kernels.gpu.runner import MULTIPROCESSORS
-from nanovllm.kernels.gpu.split import DecodeRoom, choose_splits
+from nanovllm.kernels.gpu.split import DecodeRoom, LikeliestRoom, choose_splits
 from notebooks.helpers import paged, pictures
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED
 from stages.bench.counting import storages
 
-COPIES = {"lift_fresh.default", "to.dtype_layout", "copy_.default"}  # of a list or a buffer to the device
+LIST, MOVE = "lift_fresh.default", "to.dtype_layout"  # a list becomes a tensor; a tensor goes to the device
 NEVER = {"empty", "new_empty", "empty_like", "detach_"}
 KINDS = {"linear": USED, "attention": ACCENT, "others": LIGHT}
 GRAPH = "graph"
@@ -50,14 +50,25 @@ class Launches(TorchDispatchMode):
         super().__init__()
         self.found: list[Launch] = []
         self.phase, self._is_inside = "inputs", False
+        self._of_lists: list[Any] = []  # memory, kept: nothing else gets its address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        name, form = str(func).removeprefix("aten.").split(".")
-        is_copy = self.phase == "inputs" and f"{name}.{form}" in COPIES
+        what = str(func).removeprefix("aten.")
+        name = what.split(".")[0]
+        is_copy = self.phase == "inputs" and self._is_copy(what, args, out)
         if not self._is_inside and name not in NEVER and (is_copy or not is_view(func, (args, kwargs), out)):
             self.found.append(Launch(name, self.phase, is_copy))
         return out
+
+    def _is_copy(self, what: str, given: Any, out: Any) -> bool:
+        """Of a list or a buffer to the device. A list that becomes a tensor here, and goes there then, is one."""
+        if what == LIST:
+            self._of_lists += storages(out)
+        elif what == MOVE:
+            known = {storage.data_ptr() for storage in self._of_lists}
+            return not known & {storage.data_ptr() for storage in storages(given)}
+        return what in (LIST, "copy_.default")
 
     def as_one(self, function: Callable[..., None], *names: str) -> Callable[..., None]:
         """`function` counts as these launches, whatever it does inside."""
@@ -75,15 +86,17 @@ class Launches(TorchDispatchMode):
         return call
 
     def ops(self) -> Ops:
-        """The twins: each counts as its kernel. A row's splits are merged by a second one."""
+        """The twins: each counts as its kernels. What programs leave to be merged takes a second one."""
 
         def decode(*given: Any) -> None:
             names = ("paged_decode", "merge_splits") if given[5].num_splits > 1 else ("paged_decode",)
             self.as_one(PLAIN.paged_decode, *names)(*given)
 
-        return Ops(decode, *(self.as_one(getattr(PLAIN, name), name) for name in Ops._fields[1:]))
+        ops = Ops(*(self.as_one(function, name) for name, function in PLAIN._asdict().items()))
+        likeliest = self.as_one(PLAIN.find_likeliest, "find_peak", "join_peaks")
+        return ops._replace(paged_decode=decode, find_likeliest=likeliest)
 
-    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, step: Callable[[], None], shares_memory: bool = True) -> Callable[[], None]:
         """In place of CUDA graphs: to replay a step is to do it again, and counts as one launch."""
         return self.as_one(step, GRAPH)
 
@@ -140,16 +153,20 @@ def static_bytes(shape: Any, max_rows: int, max_model_len: int, block_size: int 
     """
     inputs = StepInputs(max_rows, cdiv(max_model_len, block_size), block_size, torch.device("meta"))
     heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
-    rooms = [
-        DecodeRoom(rows, heads, shape.head_dim, choose_splits(rows, kv_heads, MULTIPROCESSORS), "meta")
-        for rows in buckets(max_rows)
-    ]
+    splits = {rows: choose_splits(rows, kv_heads, MULTIPROCESSORS) for rows in buckets(max_rows)}
+    rooms: list[Any] = [DecodeRoom(rows, heads, shape.head_dim, splits[rows], "meta") for rows in splits]
+    rooms.append(LikeliestRoom(max_rows, shape.vocab_size, "meta"))
     return {
-        "inputs of a step": inputs.device.buffer.nbytes,
+        "inputs of a step": nbytes(inputs.device.values()),
         "block tables": inputs.block_tables.nbytes,
-        "parts of splits, to merge": sum(room.parts.nbytes + room.lses.nbytes for room in rooms),
-        "hidden states and logits": 2 * max_rows * (shape.hidden_size + shape.vocab_size),
+        "parts of splits, to merge": sum(nbytes(vars(room).values()) for room in rooms),
+        "hidden states and logits": max_rows * (2 * shape.hidden_size + 2 * shape.vocab_size + 3 * 4),
     }
+
+
+def nbytes(values: Iterable[object]) -> int:
+    """Of the tensors among them."""
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
 def most_padding(most: int) -> tuple[float, int]:
@@ -190,13 +207,13 @@ def draw_buckets(ax: Axes, most: int) -> None:
 
 def draw_inputs(ax: Axes, inputs: Any, rows: int, num_seqs: int) -> None:
     """The numbers that the device has for a step: a row each, and what padding has."""
-    views, names = inputs.device, ("input_ids", "positions", "slot_mapping", "context_lens")
+    fields, names = inputs.device, ("input_ids", "positions", "slot_mapping", "context_lens")
     columns = [*names, "block_tables"]
     for j, name in enumerate(columns):
         ax.text(j + 0.5, -0.35, name, ha="center", va="center", fontsize=7)
     for row in range(rows):
         table = inputs.block_tables[row].tolist()
-        told = [str(getattr(views, name)[row].item()) for name in names] + [f"{table[0]} {table[1]} {table[2]} ..."]
+        told = [str(fields[name][row].item()) for name in names] + [f"{table[0]} {table[1]} {table[2]} ..."]
         color = PALE if row >= num_seqs else USED
         pictures.polygons(ax, [pictures.box(j + 0.04, 0.92, row + 0.06, 0.88) for j in range(len(columns))], color)
         for j, text in enumerate(told):
