@@ -182,15 +182,22 @@ def names_set(node: ast.stmt) -> set[str]:
     return {target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)}
 
 
-def text_of(file: str, name: str, only_loop: bool = False) -> str:
-    """A function of kernels/gpu without its docstring, or its first loop alone: as the file has it."""
+def text_of(file: str, name: str, part: str = "all") -> str:
+    """A function of a file in kernels/gpu, as it stands there, without its docstring. part: "all", "body" or "loop",
+    its first loop.
+
+    >>> print(text_of("plain.py", "gather", "body").splitlines()[-1])
+    return k, v
+    """
     lines = (FOLDER / file).read_text(encoding="utf-8").splitlines()
     node: Any = function_in(file, name)
-    if only_loop:
-        node = next(each for each in node.body if isinstance(each, ast.For))
-        return textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
-    first = node.body[1] if ast.get_docstring(node) else node.body[0]
-    return "\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1] + lines[first.lineno - 1 : node.end_lineno])
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    first, last = body[0].lineno, node.end_lineno
+    if part == "loop":
+        loop = next(each for each in body if isinstance(each, ast.For))
+        first, last = loop.lineno, loop.end_lineno
+    head = lines[node.lineno - 1 : node.body[0].lineno - 1] if part == "all" else []
+    return textwrap.dedent("\n".join(head + lines[first - 1 : last]))
 
 
 # ---- pictures
