@@ -27,7 +27,7 @@ IF_INSTALLED = {
     f"{WORKERS}/serve_vllm.py": {"vllm"},
     f"{WORKERS}/serve_llama_cpp.py": {"llama_cpp"},
     f"{WORKERS}/serve_transformers.py": {"transformers"},
-    f"{WORKERS}/serve_transformers_batch.py": {"transformers"},
+    f"{WORKERS}/serve_transformers_batch.py": {"transformers", "serve_transformers"},  # the file beside it
     f"{WORKERS}/to_gguf.py": {"gguf"},
     **{f"kernels/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm" / "kernels").glob("*.py")},
     **{f"tests/kernels/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/tests/kernels").glob("*.py")},

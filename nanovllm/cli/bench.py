@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from .bench_load import paged, published
-from .bench_options import WHOLE, run, shared, show, size
+from .bench_load import launches, paged, published
+from .bench_options import WHOLE, run, shape_option, shared, show, size
 
 
 @click.group(invoke_without_command=True)
@@ -18,6 +18,7 @@ def bench(context: click.Context) -> None:
 
 bench.add_command(published)
 bench.add_command(paged)
+bench.add_command(launches)
 
 
 TOGETHER: list[click.Parameter] = [
@@ -109,6 +110,7 @@ PEERS: list[click.Parameter] = [
     ),
     click.Option(["--contexts"], default="", metavar="N,N", help="lengths at which decode steps are measured too"),
     size("--context-batch", 8, "sequences of such a length in a step"),
+    shape_option("a published shape, with random weights, in place of --model; vllm and llama.cpp have none"),
 ]
 NAMED_PEER = click.Option(
     ["--peer"],
@@ -118,7 +120,7 @@ NAMED_PEER = click.Option(
 )
 
 
-@bench.command(params=PEERS + shared(rounds=3, peer=NAMED_PEER))
+@bench.command(params=PEERS + shared(rounds=3, peer=NAMED_PEER, model=None))
 def peers(**values: Any) -> int:
     """Race vLLM, llama.cpp and transformers.
 

@@ -1,25 +1,15 @@
-"""Two commands of nanovllm bench: nano-vllm's published workload, and what blocks cost in attention."""
+"""Commands of nanovllm bench for a GPU's questions: a published workload, what blocks cost, what a step starts."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from ..checkpoints.shapes import SHAPES
-from .bench_options import JSON, PEER, WHOLE, show, size
-from .common import located
-from .flags import engine_flags, split
+from .bench_options import JSON, PEER, WHOLE, run, shape_option, shared, show, size
+from .flags import engine_flags
 
 SHAPE = "qwen3-0.6b"  # of the published workload
 SHAPE_OF_ATTENTION = "llama-3.1-8b"
 DTYPES = "float32", "bfloat16", "float16"
-
-
-def shape_option(help: str, default: str | None = None) -> click.Option:
-    names = click.Choice([*SHAPES])
-    return click.Option(["--shape"], type=names, default=default, show_default=True, metavar="NAME", help=help)
-
 
 PUBLISHED: list[click.Parameter] = [
     shape_option(f"a published shape, with random weights; default: {SHAPE}, unless --model names a checkpoint"),
@@ -41,39 +31,13 @@ PUBLISHED: list[click.Parameter] = [
 
 
 @click.command(params=PUBLISHED)
-def published(json_file: str | None, shape: str | None, **values: Any) -> int:
+def published(**values: Any) -> int:
     """Serve nano-vllm's published workload.
 
     256 prompts of 100 to 1,024 random tokens, and as many of each output; beside transformers' generate_batch().
     A sequence may have 4,096 tokens unless --max-model-len says otherwise.
     """
-    engine, settings = split(values)
-
-    def measure() -> dict[str, Any]:
-        from .benchmarks.published import measure
-
-        with model_of(engine, shape) as (options, name):
-            found = measure(options, **settings)
-        found["machine"]["model"] = name or found["machine"]["model"]
-        return found
-
-    show(measure, json_file)
-    return 0
-
-
-@contextmanager
-def model_of(engine: dict[str, Any], shape: str | None) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """The engine's options with a folder as model, and what it is called if it is no checkpoint."""
-    if engine["model"] is not None:
-        if shape is not None:
-            raise ValueError(f"--shape {shape} and --model {engine['model']}: give one of them")
-        yield located(engine), None
-        return
-    from .benchmarks.shapes import folder_of_shape
-
-    folder = folder_of_shape(shape or SHAPE)
-    dummy = {"model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True}
-    yield {name: value for name, value in engine.items() if name != "revision"} | dummy, f"random {shape or SHAPE}"
+    return run("published", values, default_shape=SHAPE)
 
 
 NUMBERS = "N,N"
@@ -106,3 +70,20 @@ def paged(json_file: str | None, **values: Any) -> int:
 
     show(measure, json_file)
     return 0
+
+
+LAUNCHES: list[click.Parameter] = [
+    shape_option("a published shape, with random weights, in place of --model"),
+    size("--batch-size", 1, "sequences that decode"),
+    size("--input-len", 128, "tokens of each before"),
+    *shared(rounds=20, peer=None, model=None),
+]
+
+
+@click.command(params=LAUNCHES)
+def launches(**values: Any) -> int:
+    """Count what a decode step starts.
+
+    Kernels, graphs, copies and waits of a step by plain operations, by kernels, and by CUDA graphs of them.
+    """
+    return run("launches", values)

@@ -14,6 +14,7 @@ serve_load.py serve_requests.py http_stream.py    its parts
 through_http.py own_server.py    what HTTP costs: this engine through a server of its own, and without
 published.py published_load.py    nano-vllm's published workload, beside transformers' generate_batch()
 paged.py paged_calls.py    attention of a decode step on a paged cache, and on a contiguous one
+launches.py     what the host starts in a decode step
 shapes.py       folders of published shapes, for random weights
 report.py       a table, and JSON
 """

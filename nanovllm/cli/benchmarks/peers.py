@@ -13,7 +13,7 @@ from .answers import Answer, Job, Serve, serve_here
 from .contexts import SHORT, measure_contexts
 from .floor import kv_bytes, read_bandwidth, weight_bytes
 from .peer_process import PeerProcess, PeerSpec, peer_specs
-from .report import machine
+from .report import has_random_weights, machine
 from .turns import ratio, take_turns
 from .workload import check_length, mixed_tasks, random_tasks
 
@@ -102,7 +102,8 @@ def settings_of_peer(llm: LLM, jobs: list[Job]) -> dict[str, Any]:
     seats = llm.config.max_num_seqs
     named = machine(llm)
     return {
-        "model": named["model"],
+        "model": str(llm.config.model),
+        "load_format": llm.llm_engine.engine_args.load_format,
         "dtype": named["dtype"],
         "threads": named["threads"],
         "max_model_len": longest,
@@ -157,6 +158,8 @@ def floor_in_words(llm: LLM, job: Job, found: list[dict[str, Turn]]) -> str:
 
 
 def agreements(llm: LLM, job: Job, last: dict[str, Turn]) -> Iterator[str]:
+    if has_random_weights(llm):
+        return  # each engine has its own
     for name, turn in last.items():
         if name != HERE:
             yield f"{name}: {as_sentence(agreement(llm, job.tasks, last[HERE].answer, turn.answer))}"

@@ -4,6 +4,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +17,14 @@ def machine(llm: LLM) -> dict[str, Any]:
     """What the numbers belong to."""
     engine = llm.llm_engine
     return machine_of(engine.device) | {
-        "model": str(llm.config.model),
+        "model": f"random {Path(llm.config.model).name}" if has_random_weights(llm) else str(llm.config.model),
         "dtype": str(engine.dtype).removeprefix("torch."),
         "with": engine.kernels.says,
     }
+
+
+def has_random_weights(llm: LLM) -> bool:
+    return llm.llm_engine.engine_args.load_format == "dummy"
 
 
 def machine_of(device: torch.device) -> dict[str, Any]:

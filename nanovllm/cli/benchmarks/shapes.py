@@ -16,8 +16,10 @@ IN_THE_FAMILY = ("attention_bias", "attention_output_bias", "qk_norm")  # a mode
 @cache
 def folder_of_shape(name: str) -> Path:
     """A folder that is gone when the process ends. `name`: one of SHAPES."""
-    folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    made = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    folder = Path(made, name)
+    folder.mkdir()
     (folder / "config.json").write_text(json.dumps(entries(SHAPES[name])))
     return folder
 

@@ -15,10 +15,9 @@ def load(settings: Any) -> tuple[str, Serve]:
     torch.set_num_threads(settings.threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=getattr(torch, settings.dtype))
+    model = load_model(transformers, settings)
+    device = model.device
     model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0)  # no end of a text
-    device = torch.device(settings.device)
-    model = model.to(device).eval()
     options = {"cache_implementation": "static"} if device.type == "cuda" else {}  # which it compiles for
 
     @torch.inference_mode()
@@ -42,3 +41,14 @@ def load(settings: Any) -> tuple[str, Serve]:
         return [row[:n] for row, n in zip(rows, lengths, strict=True)], [times[:n] for n in lengths]
 
     return transformers.__version__, serve
+
+
+def load_model(transformers: Any, settings: Any) -> Any:
+    import torch
+
+    device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
+    loader = transformers.AutoModelForCausalLM
+    if settings.load_format != "dummy":
+        return loader.from_pretrained(settings.model, dtype=dtype).to(device).eval()
+    with device:  # random weights are made there
+        return loader.from_config(transformers.AutoConfig.from_pretrained(settings.model), dtype=dtype).eval()

@@ -17,12 +17,13 @@ def load(settings: Any) -> tuple[str, Serve]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import transformers
+    from serve_transformers import load_model  # type: ignore[import-not-found]  # of this folder
     from transformers.generation.continuous_batching.utils import WorkloadHints
 
     torch.set_num_threads(settings.threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    model = load_model(transformers, settings, getattr(torch, settings.dtype))
+    model = load_model(transformers, settings)
     generation = transformers.GenerationConfig(pad_token_id=0, eos_token_id=NO_TOKEN, do_sample=False)
     if settings.temperature > 0:
         generation.do_sample, generation.temperature = True, settings.temperature  # from all tokens: no top_k, no top_p
@@ -47,16 +48,6 @@ def load(settings: Any) -> tuple[str, Serve]:
         return tokens, [times_of(found[id], started) if id in found else [] for id in ids]
 
     return f"{transformers.__version__} ({attention})", serve
-
-
-def load_model(transformers: Any, settings: Any, dtype: Any) -> Any:
-    import torch
-
-    device, loader = torch.device(settings.device), transformers.AutoModelForCausalLM
-    if settings.load_format != "dummy":
-        return loader.from_pretrained(settings.model, dtype=dtype).to(device).eval()
-    with device:  # random weights are made there
-        return loader.from_config(transformers.AutoConfig.from_pretrained(settings.model), dtype=dtype).eval()
 
 
 def blocks_of(settings: Any, config: Any, itemsize: int) -> int:
