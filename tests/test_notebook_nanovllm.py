@@ -17,7 +17,7 @@ import nbformat
 from nanovllm.core.online_softmax import attend_part, attend_part_reference
 from nanovllm.kernels import choice
 from nanovllm.kernels.attention import PART
-from notebooks.helpers import apart, pictures, taking, timelines, ways
+from notebooks.helpers import apart, launches, paged, pictures, taking, timelines, ways
 from notebooks.helpers import nanovllm as helpers
 from notebooks.helpers.roofline import LOOKS
 from notebooks.helpers.timelines import PHASES
@@ -97,7 +97,71 @@ def test_each_piece_is_taken_once_and_by_main_where_nobody_helps(late):
     assert min(piece.start for piece in pieces) == 0
 
 
-@pytest.mark.parametrize("name", ["ways", "roofline", "nanovllm", "timelines", "apart", "taking"])
+@pytest.fixture(scope="module")
+def stories():
+    return paged.tell_stories(STORYTELLER, 40)
+
+
+def test_what_the_splits_leave_merges_to_what_the_twin_gives(stories):
+    asked, tokens = paged.asked_of(stories)
+    assert len(asked) == stories.model_config.num_hidden_layers and len(tokens) == 3
+    for row, one in enumerate(asked[:3]):
+        parts = [part for _, part in paged.parts_of(one, row)]
+        shares = torch.stack([part.lse.flatten() for part in parts]).softmax(0)  # [splits, num_heads]
+        outs = torch.stack([part.out.flatten(0, 2) for part in parts])  # [splits, num_heads, head_dim]
+        assert torch.allclose((shares[..., None] * outs).sum(0), one.out[row], atol=1e-5)
+
+
+@pytest.mark.parametrize(("context_len", "num_splits"), [(1, 1), (64, 3), (65, 3), (1000, 7), (300, 128)])
+def test_splits_read_each_key_once(context_len, num_splits):
+    spans = paged.spans_of_splits(context_len, num_splits, 64)
+    assert [at for span in spans for at in range(*span)] == list(range(context_len))
+
+
+@pytest.mark.full
+def test_the_cpu_s_kernel_gives_what_the_twin_gives(step, stories):
+    asked, _ = paged.asked_of(stories)
+    assert paged.furthest([paged.by_numba(stories, one) for one in asked], asked) < 1e-5
+
+
+def test_launches_are_operations_or_kernels_or_one_graph(stories):
+    plain, kernels, graph = (launches.count_step(stories, way) for way in launches.WAYS)
+    layers = stories.model_config.num_hidden_layers
+    assert [launch.name for launch in graph] == ["copy_", "graph"]
+    assert [launch.name for launch in launches.layer_of(kernels, 1)] == [
+        *("mm", "rotate_and_write", "paged_decode", "merge_splits", "mm"),
+        *("add_rms_norm", "mm", "silu_and_mul", "mm", "add_rms_norm"),
+    ]
+    for found in (plain, kernels):
+        assert sum(launch.kind == "linear" for launch in found) == 4 * layers + 1  # and the logits
+        assert launches.layer_of(found, 1) == launches.layer_of(found, layers - 2)
+    assert not {"view", "transpose", "unflatten", "new_empty"} & {launch.name for launch in plain}
+
+
+def test_an_operation_that_is_a_view_launches_nothing():
+    x = torch.ones(4, 4)
+    with launches.Launches() as seen:
+        (x[1:].to(torch.float32) + 1).flatten()
+        x.t().flatten()
+        x.add_(1)
+        torch.empty(3)
+    assert [launch.name for launch in seen.found] == ["add", "clone", "add_"]
+
+
+def test_static_bytes_are_those_of_a_runner(stories):
+    counted = launches.static_bytes(stories.model_config, 4, stories.llm_engine.max_model_len)
+    seen = launches.Launches()
+    with paged.runner_of(stories, seen.ops(), seen.capture) as runner:
+        decodes = runner._decodes
+        rooms = [*decodes._decode_rooms.values(), decodes._likeliest_room]
+        hidden, logits, told = decodes._made
+        found = [launches.nbytes(decodes.inputs.device.values()), decodes.inputs.block_tables.nbytes]
+        found += [sum(launches.nbytes(vars(room).values()) for room in rooms)]
+        found += [(hidden.nbytes + logits.nbytes) // 2 + told.nbytes]  # here they are float32
+    assert [*counted.values()] == found
+
+
+@pytest.mark.parametrize("name", ["ways", "roofline", "nanovllm", "timelines", "apart", "taking", "paged", "launches"])
 def test_examples_in_docstrings(name):
     assert doctest.testmod(import_module(f"notebooks.helpers.{name}")).failed == 0
 
@@ -114,7 +178,7 @@ def test_without_numba_the_notebook_shows_plain_operations(monkeypatch):
         if cell.cell_type == "code":
             exec(compile(cell.source, "nanovllm.ipynb", "exec"), names)
     assert "numba is not installed" in shown[0].data
-    assert sum(type(what).__name__ == "SVG" for what in shown) == 3 and "one call" not in "".join(
+    assert sum(type(what).__name__ == "SVG" for what in shown) == 6 and "one call" not in "".join(
         what.data for what in shown
     )
 

@@ -1,5 +1,5 @@
-"""What the notebooks are made with: s1 to s7 belong to one notebook each; nanovllm, ways, roofline, timelines, apart
-and taking to that of the product; the other modules to several.
+"""What the notebooks are made with: s1 to s7 belong to one notebook each; nanovllm, ways, roofline, timelines, apart,
+taking, paged and launches to that of the product; the other modules to several.
 
 They drive the stages' own parts and draw what these report; they define no engine logic.
 """

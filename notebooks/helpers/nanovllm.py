@@ -1,7 +1,8 @@
 """What the product's notebook tells and draws: which kernels are there, a trace of reads, parts, pieces.
 
 ways.py has a decode step in five ways, roofline.py what each of them takes, timelines.py a step over time, apart.py
-kernels that Python runs, taking.py compiled code that keeps a diary.
+kernels that Python runs, taking.py compiled code that keeps a diary, paged.py a GPU's attention beside its twin and the
+CPU's, launches.py what a step starts.
 """
 
 from collections.abc import Sequence

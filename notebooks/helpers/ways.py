@@ -33,7 +33,7 @@ class DecodeStep:
         room = {"kv_cache_tokens": max_rows * (context + 32), "max_num_seqs": max_rows, "watermark": 0.0}
         room |= {"max_num_batched_tokens": max(max_rows, 512), "enable_prefix_caching": False}
         backend = "torch" if lack() else "numba"
-        self.llm = LLM(model=str(folder), dtype=dtype, attention_backend=backend, **room)
+        self.llm = LLM(model=str(folder), device="cpu", dtype=dtype, attention_backend=backend, **room)
         self.engine, self.context = self.llm.llm_engine, context
         params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
         with prompts_taken_as_computed(self.llm):
