@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -43,9 +43,18 @@ POINTERS = {
 }
 
 
-def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
-    """In place of kernel[grid](...). What Triton finds out about arguments at a launch, it is told here."""
-    options = {name: named.pop(name) for name in OPTIONS if name in named}
+class Form(NamedTuple):
+    """What a kernel is compiled for: launches of equal forms share their machine code."""
+
+    signature: dict[str, str]  # each argument's type
+    constants: dict[str, Any]
+    attributes: dict[tuple[int], list[list[Any]]]  # by the argument's number: what 16 divides
+    options: dict[str, int]
+
+
+def form_of(kernel: JITFunction, arguments: tuple[Any, ...], named: dict[str, Any]) -> Form:
+    """What Triton finds out about arguments at a launch."""
+    options = {name: named[name] for name in OPTIONS if name in named}
     values = dict(zip(kernel.arg_names, arguments, strict=False)) | named
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
@@ -58,8 +67,14 @@ def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool
         else:
             is_pointer = isinstance(value, Tensor)
             signature[parameter.name] = POINTERS[value.dtype] if is_pointer else "i32" if value < 2**31 else "i64"
-            if is_special and (is_pointer or value % 16 == 0):
+            if is_special and (value.data_ptr() if is_pointer else value) % 16 == 0:
                 attributes[(i,)] = [["tt.divisibility", 16]]
+    return Form(signature, constants, attributes, options)
+
+
+def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """In place of kernel[grid](...)."""
+    signature, constants, attributes, options = form_of(kernel, arguments, named)
     compiled = triton.compile(ASTSource(kernel, signature, constants, attributes), target=H200, options=options)
     registers, stack = count_registers(compiled.asm["cubin"])
     told = {"kernel": kernel.__name__, "shared": compiled.metadata.shared, "registers": registers, "stack": stack}
