@@ -26,6 +26,12 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     assert weight.shape[1] == size and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     height = outputs_of_program(outputs)
+    if rows == 1:
+        multiply_row[(triton.cdiv(outputs, height),)](
+            x, weight, bias, out, outputs, SIZE=size, HEIGHT=height,
+            WIDTH=min(NUMBERS // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None, num_warps=4,
+        )  # fmt: skip
+        return
     multiply_part[(triton.cdiv(outputs, height),)](
         x, weight, bias, out, outputs, NUM_ROWS=rows, ROWS=triton.next_power_of_2(rows), SIZE=size, HEIGHT=height,
         WIDTH=min(NUMBERS // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None,
@@ -34,12 +40,41 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 def outputs_of_program(outputs: int) -> int:
-    """Few enough that a layer has a thousand programs, 8 for each multiprocessor; at most 8, a tile's rows are long.
+    """Few enough that a layer has a thousand programs, 8 for each multiprocessor; at most 4, a tile's rows are long.
 
-    >>> outputs_of_program(576), outputs_of_program(4096), outputs_of_program(11008), outputs_of_program(128256)
-    (1, 4, 8, 8)
+    >>> outputs_of_program(576), outputs_of_program(2048), outputs_of_program(4096), outputs_of_program(128256)
+    (1, 2, 4, 4)
     """
-    return max(1, min(8, triton.next_power_of_2(outputs // 1024)))
+    return max(1, min(4, triton.next_power_of_2(outputs // 1024)))
+
+
+@triton.jit
+def multiply_row(
+    x,  # [SIZE]
+    weight,  # [outputs, SIZE]
+    bias,  # [outputs], or None
+    out,  # [outputs]
+    outputs,
+    SIZE: tl.constexpr,
+    HEIGHT: tl.constexpr,  # of a tile, in rows of the weight
+    WIDTH: tl.constexpr,  # of a tile, in numbers of a row
+    HAS_BIAS: tl.constexpr,
+):
+    """HEIGHT outputs of one row. A thread has the same columns of x and of the weight: nothing is passed around."""
+    output = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
+    is_output = output < outputs
+    starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], of the weight's rows
+    sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for start in range(0, SIZE, WIDTH):
+        i = start + tl.arange(0, WIDTH)
+        is_weight = is_output[:, None] & (i < SIZE)[None, :]  # [HEIGHT, WIDTH]
+        weights = tl.load(weight + starts + i[None, :], mask=is_weight, other=0.0, eviction_policy="evict_first")
+        numbers = tl.load(x + i, mask=i < SIZE, other=0.0)  # [WIDTH]
+        sums += numbers.to(tl.float32)[None, :] * weights.to(tl.float32)
+    result = tl.sum(sums, 1)  # [HEIGHT]
+    if HAS_BIAS:
+        result += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
+    tl.store(out + output, result.to(out.dtype.element_ty), mask=is_output)
 
 
 @triton.jit
