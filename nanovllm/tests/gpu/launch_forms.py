@@ -17,7 +17,12 @@ from ...kernels.gpu.runner import GpuRunner
 from .compile_kernels import form_of
 
 PROMPTS: list[Any] = [[5, 6, 7] * 4, [5], [8, 9], [4] * 20, [7] * 3]
-WAYS: list[dict[str, Any]] = [{}, {"logit_bias": {7: 5.0}}, {"temperature": 0.8, "top_k": 5, "seed": 1}, {"logprobs": 2, "n": 3}]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"logit_bias": {7: 5.0}},
+    {"temperature": 0.8, "top_k": 5, "seed": 1},
+    {"logprobs": 2, "n": 3},
+]
 
 
 class Noted:
@@ -45,7 +50,12 @@ def again(step: Any, shares_memory: bool = True) -> Any:
 
 
 def main(checkpoint: str, dtype: str, max_rows: str) -> None:
-    options: dict[str, Any] = {"kv_cache_tokens": 512, "block_size": 4, "max_num_batched_tokens": 8, "max_num_seqs": int(max_rows)}
+    options: dict[str, Any] = {
+        "kv_cache_tokens": 512,
+        "block_size": 4,
+        "max_num_batched_tokens": 8,
+        "max_num_seqs": int(max_rows),
+    }
     noted = Noted()
     JITFunction.run = lambda kernel, *arguments, **named: noted.note(kernel, *arguments, **named)
     for has_graphs in (True, False):

@@ -18,10 +18,12 @@ KERNELS = {
     "rotate_and_write_row",
     "add_rms_norm_row",
     "silu_and_mul_part",
+    "multiply_row",
     "multiply_part",
     "find_peak",
     "join_peaks",
 }
+READERS = KERNELS - {"rotate_and_write_row", "join_peaks"}  # of these two a program reads a few numbers
 full = pytest.mark.full
 
 
@@ -40,6 +42,9 @@ def test_kernels_compile_and_fit(shape: str, tmp_path: Path) -> None:
     launches = [json.loads(line) for line in run("compile_kernels", *shape.split(), cache=tmp_path)]
     assert {launch["kernel"] for launch in launches} == KERNELS
     assert all(launch["shared"] <= SHARED_MEMORY for launch in launches), launches
+    assert all(launch["wide_loads"] for launch in launches if launch["kernel"] in READERS), launches
+    # What of a weight went through shared memory would have to be there: a tile is 8 KiB and more.
+    assert all(launch["shared"] < 1024 for launch in launches if launch["kernel"] == "multiply_row"), launches
     if not shape.startswith("float32"):  # its products take no tensor cores, and many registers
         assert not any(launch["stack"] for launch in launches), launches
 
