@@ -43,7 +43,8 @@ run: $(call needs,core) ## tell stories with the finished engine; STAGE=3 PROMPT
 serve: $(call needs,serve) ## serve the finished engine to clients of OpenAI's API, and show its memory in a browser; ARGS="--port 8001"
 	@$(PY) -m nanovllm serve models/storyteller --chat-template plain $(ARGS)
 
-PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
+PYTEST_FLAGS := -n auto --maxprocesses 4 --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest $(PYTEST_FLAGS)
 
 test: $(call needs,test) ## each distinct test once, in minutes; PY=python3 takes that one and installs nothing
 	@$(PYTEST) $(ARGS)
@@ -55,7 +56,7 @@ test-all: $(call needs,test) ## every test: copies in later stages, long histori
 	@$(PY) .ci/setup_triton.py
 
 test-triton: .venv-triton/.complete ## the GPU's kernels on the CPU, in Triton's interpreter, in an environment of its own; PART=all
-	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest --part $(or $(PART),quick) \
+	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest $(PYTEST_FLAGS) --part $(or $(PART),quick) \
 	    nanovllm/tests/gpu nanovllm/kernels/gpu -W "ignore:Conversion of an array" $(ARGS)
 
 soak: $(call needs,test) ## a million random steps of all stages, all checked; ARGS="--stage s7 --steps 100000 --seed 1"

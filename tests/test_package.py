@@ -34,7 +34,7 @@ def test_its_readme_names_each_folder_each_package_and_each_extra():
     assert all(re.search(rf"\b{package}\b", table) for package in packages)
     assert all(f'".[{extra}]"' in install for extra in PROJECT["optional-dependencies"])
     titles = re.findall("^## (.+)$", readme, flags=re.MULTILINE)
-    wanted = ["Install it", "Run it from a script", "The command", "Speed on a CPU", "Checkpoints", "From vLLM"]
+    wanted = ["Install it", "Run it from a script", "The command", "Speed on a CPU", "Speed on a GPU", "Checkpoints"]
     assert titles[: len(wanted)] == wanted, "the order in which a newcomer needs them"
 
 

@@ -4,28 +4,8 @@ from typing import Any
 
 import click
 
-from .common import located, one_line_errors
-from .flags import engine_flags, split
-from .streams import standard_output
-
-WHOLE = click.IntRange(min=1)
-
-
-def size(name: str, default: int, help: str) -> click.Option:
-    return click.Option([name], type=WHOLE, default=default, show_default=True, help=help)
-
-
-PEER = click.Option(["--peer/--no-peer"], default=True, show_default=True, help="measure transformers too")
-
-
-def shared(rounds: int, peer: click.Option | None = PEER) -> list[click.Parameter]:
-    """The options of every benchmark."""
-    return [
-        size("--rounds", rounds, "rounds; what is compared takes turns, and medians are told"),
-        *([peer] if peer else []),
-        click.Option(["--json", "json_file"], metavar="PATH", help="write all numbers as JSON; - is standard output"),
-        *engine_flags(),
-    ]
+from .bench_load import paged, published
+from .bench_options import WHOLE, run, shared, show, size
 
 
 @click.group(invoke_without_command=True)
@@ -34,6 +14,10 @@ def bench(context: click.Context) -> None:
     """Measure this engine here: throughput, latency, the prefix cache, offload, HTTP, peers."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+bench.add_command(published)
+bench.add_command(paged)
 
 
 TOGETHER: list[click.Parameter] = [
@@ -182,38 +166,11 @@ def serve(json_file: str | None, **values: Any) -> int:
 
     This one, or any other. Requests a second, the time to the first token, between tokens, and to the end.
     """
-    check_writable(json_file)
 
-    from .benchmarks import table, write_json
-    from .benchmarks.serve import measure_server
+    def measure() -> dict[str, Any]:
+        from .benchmarks.serve import measure_server
 
-    with one_line_errors():
-        found = measure_server(**values)
-    if json_file:
-        write_json(found, json_file)
-    click.echo(table(found), err=json_file == "-")
+        return measure_server(**values)
+
+    found = show(measure, json_file)
     return 1 if found["measured"]["server"]["failed"] else 0
-
-
-def check_writable(json_file: str | None) -> None:
-    """That numbers cannot be written is told before they are measured."""
-    with one_line_errors():
-        standard_output()
-        if json_file not in (None, "-"):
-            open(json_file, "a").close()
-
-
-def run(name: str, values: dict[str, Any]) -> int:
-    """Measure, print a table, and write JSON if that is asked for."""
-    json_file = values.pop("json_file")
-    engine, settings = split(values)
-    check_writable(json_file)
-
-    from .benchmarks import measure, table, write_json
-
-    with one_line_errors():
-        found = measure(name, located(engine), **settings)
-    if json_file:
-        write_json(found, json_file)
-    click.echo(table(found), err=json_file == "-")
-    return 0

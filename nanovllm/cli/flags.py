@@ -40,9 +40,10 @@ def stats_flag() -> click.Option:
     return click.Option(["--stats"], type=seconds, metavar="SECONDS", help="tell the engine's state on standard error")
 
 
-def engine_flags() -> list[click.Parameter]:
+def engine_flags(**defaults: Any) -> list[click.Parameter]:
     revision = click.Option(["--revision"], help="of a model of the hub: a branch, a tag or a commit")
-    return [revision, *(flag(knob, knob.default) for knob in map(as_here, ENGINE + KERNELS))]
+    knobs = map(as_here, ENGINE + KERNELS)
+    return [revision, *(flag(knob, defaults.get(knob.name, knob.default)) for knob in knobs)]
 
 
 def server_flags() -> list[click.Parameter]:

@@ -2,8 +2,8 @@
 
 import json
 import re
-import stat
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -17,28 +17,13 @@ from ..cli.benchmarks.peers import Turn, busy_while_idle, figures
 from ..cli.benchmarks.workers import serve_llama_cpp, to_gguf
 from ..cli.benchmarks.workload import Task, mixed_tasks
 from ..core.kv_cache import bytes_per_token
+from .fake_peer import ANSWERS, write_fake_peer
 from .helpers import OPTIONS
-
-ANSWERS = """
-for line in sys.stdin:
-    lengths = json.loads(line)["lengths"]
-    tokens, times = [[7] * n for n in lengths], [[0.5 + 0.25 * i for i in range(n)] for n in lengths]
-    say(tokens=tokens, times=times, idle_cpu_seconds=0.0)
-"""
 
 
 @pytest.fixture
 def fake(tmp_path):
-    """fake(code) is an interpreter that runs `code` in place of the worker that it is told to run."""
-
-    def interpreter(code: str = ANSWERS, ready: str = 'say(version="9.9")') -> str:
-        file = tmp_path / "python"
-        say = "def say(**values): print(json.dumps(values), flush=True)"
-        file.write_text(f"#!{sys.executable} -IS\nimport json, os, sys\n{say}\n{ready}\n{code}\n")
-        file.chmod(file.stat().st_mode | stat.S_IXUSR)
-        return str(file)
-
-    return interpreter
+    return partial(write_fake_peer, tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -76,8 +61,10 @@ def test_without_peers_there_are_shares_of_the_floor(run):
 
 @pytest.mark.full
 def test_transformers_of_this_environment_gives_the_same_tokens(run):
-    status, out, _ = run("bench peers", "--rounds", "1", "--jobs", "mixed,1")
+    batch = "--peer", f"transformers-batch={sys.executable}"
+    status, out, _ = run("bench peers", "--rounds", "1", "--jobs", "mixed,1", *batch)
     assert status == 0 and "mixed: transformers: the tokens of all 3 requests are the same" in out
+    assert "mixed: transformers-batch: the tokens of all 3 requests are the same" in out
 
 
 @pytest.mark.parametrize(
@@ -110,7 +97,7 @@ def test_a_peer_that_fails_is_told_in_one_line(run, fake, code, ready, says):
     [
         (
             ["--peer", "vllm"],
-            "--peer vllm: give one of vllm, llama.cpp, transformers as NAME=PYTHON or NAME=",
+            "--peer vllm: give one of vllm, llama.cpp, transformers, transformers-batch as NAME=PYTHON or NAME=",
         ),
         (["--peer", "sglang=python"], "--peer sglang=python: give one of vllm"),
         (["--peer", "llama.cpp=python"], "--peer llama.cpp=python: llama.cpp needs its weights, as NAME=PYTHON,FILE"),

@@ -12,6 +12,9 @@ workers/        what runs in the peers' processes
 serve.py        a server under load, ours or any other that speaks OpenAI's interface
 serve_load.py serve_requests.py http_stream.py    its parts
 through_http.py own_server.py    what HTTP costs: this engine through a server of its own, and without
+published.py published_load.py    nano-vllm's published workload, beside transformers' generate_batch()
+paged.py paged_calls.py    attention of a decode step on a paged cache, and on a contiguous one
+shapes.py       folders of published shapes, for random weights
 report.py       a table, and JSON
 """
 

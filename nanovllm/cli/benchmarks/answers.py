@@ -20,7 +20,7 @@ class Answer:
 
     @property
     def seconds(self) -> float:
-        return max(each[-1] for each in self.times)
+        return max(each[-1] for each in self.times if each)
 
     @property
     def tokens_per_second(self) -> float:
@@ -47,13 +47,14 @@ class Answer:
     def _all_began(self) -> float:
         return max(each[0] for each in self.times)
 
-    def fault(self, tasks: list[Task]) -> str | None:
-        """What is wrong with it as an answer to these tasks."""
+    def fault(self, tasks: list[Task], may_be_cut: bool = False) -> str | None:
+        """What is wrong with it as an answer to these tasks. One that was cut has fewer tokens of some."""
         asked, got = [task.num_tokens for task in tasks], [len(each) for each in self.tokens]
-        if got != asked:
-            number = next((i for i, pair in enumerate(zip(got, asked, strict=False)) if pair[0] != pair[1]), len(got))
+        due = list(map(min, got, asked)) if may_be_cut and len(got) == len(asked) else asked
+        if got != due:
+            number = next((i for i, pair in enumerate(zip(got, due, strict=False)) if pair[0] != pair[1]), len(got))
             return f"other numbers of tokens than were asked for, first at request {number} of {len(asked)}"
-        if [len(each) for each in self.times] != asked or any(each != sorted(each) for each in self.times):
+        if [len(each) for each in self.times] != got or any(each != sorted(each) for each in self.times):
             return "times that are not one for each token, in order"
         return None
 

@@ -15,7 +15,10 @@ TIMES_ON_GPU = 16  # so many bytes more: a GPU reads the others in the time that
 
 def read_bandwidth(llm: LLM) -> float:
     """Bytes a second that this device reads now; for small models the same number of bytes, not their caches' speed."""
-    device = llm.llm_engine.device
+    return device_bandwidth(llm.llm_engine.device)
+
+
+def device_bandwidth(device: torch.device) -> float:
     num_bytes = MAX_BYTES * (TIMES_ON_GPU if device.type == "cuda" else 1)
     memory = torch.ones(num_bytes // 4, device=device)  # [num_floats]
     seconds = []

@@ -12,7 +12,12 @@ from typing import Any, NamedTuple, Self
 from .answers import Answer
 from .workload import Task
 
-MODULES = {"vllm": "serve_vllm", "llama.cpp": "serve_llama_cpp", "transformers": "serve_transformers"}
+MODULES = {
+    "vllm": "serve_vllm",
+    "llama.cpp": "serve_llama_cpp",
+    "transformers": "serve_transformers",
+    "transformers-batch": "serve_transformers_batch",
+}
 WORKER = Path(__file__).with_name("workers") / "worker.py"
 NEEDS_FILE = ("llama.cpp",)
 
@@ -71,7 +76,7 @@ class PeerProcess:
             self.end()
             raise
 
-    def serve(self, tasks: list[Task]) -> Answer:
+    def serve(self, tasks: list[Task], may_be_cut: bool = False) -> Answer:
         job = {"prompts": [task.prompt for task in tasks], "lengths": [task.num_tokens for task in tasks]}
         try:
             self._process.stdin.write(json.dumps(job) + "\n")
@@ -79,7 +84,7 @@ class PeerProcess:
         except OSError:
             pass  # it has died: reading tells how
         answer = Answer(**self._read("tokens", "times", "idle_cpu_seconds"))
-        if fault := answer.fault(tasks):
+        if fault := answer.fault(tasks, may_be_cut):
             raise ValueError(f"{self.name} answered {fault}")
         return answer
 

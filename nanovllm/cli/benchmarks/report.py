@@ -15,15 +15,20 @@ from ...api import LLM
 def machine(llm: LLM) -> dict[str, Any]:
     """What the numbers belong to."""
     engine = llm.llm_engine
-    device = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else platform.processor()
-    return {
-        "nanovllm": __version__,
-        "torch": torch.__version__,
-        "device": f"{engine.device} {device}".strip(),
-        "threads": torch.get_num_threads(),
+    return machine_of(engine.device) | {
         "model": str(llm.config.model),
         "dtype": str(engine.dtype).removeprefix("torch."),
         "with": engine.kernels.says,
+    }
+
+
+def machine_of(device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return {
+        "nanovllm": __version__,
+        "torch": torch.__version__,
+        "device": f"{device} {name}".strip(),
+        "threads": torch.get_num_threads(),
     }
 
 

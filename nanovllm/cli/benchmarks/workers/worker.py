@@ -1,7 +1,7 @@
 """The process of a peer: python worker.py serve_vllm '{"model": "folder", "dtype": "float32", ...}'
 
     ready    {"version": "0.32.0"}
-    job      {"prompts": [[5, 6, 7]], "lengths": [2]}         greedy, and exactly as many tokens as `lengths` says
+    job      {"prompts": [[5, 6, 7]], "lengths": [2]}         exactly as many tokens as `lengths` says
     answer   {"tokens": [[8, 9]], "times": [[0.02, 0.03]], "idle_cpu_seconds": 0.0}       or {"error": "what was wrong"}
 
 One JSON line each: jobs on standard input, the rest on standard output. A worker waits for its next job in a read, so
@@ -25,6 +25,9 @@ class Settings(NamedTuple):
     kv_cache_bytes: int  # for that many sequences of that length
     file: str  # the weights in the engine's own format, where it has one
     device: str = "cpu"
+    load_format: str = "auto"  # "dummy": random weights of the shape that config.json says
+    temperature: float = 0.0
+    max_seconds: float | None = None  # then a job ends with the tokens that there are
 
 
 def main(module: str, settings: str) -> None:

@@ -1,0 +1,22 @@
+"""An interpreter that stands for a peer's: it runs other code in place of the worker that it is told to run."""
+
+import stat
+import sys
+from pathlib import Path
+
+ANSWERS = """
+for line in sys.stdin:
+    lengths = json.loads(line)["lengths"]
+    tokens, times = [[7] * n for n in lengths], [[0.5 + 0.25 * i for i in range(n)] for n in lengths]
+    say(tokens=tokens, times=times, idle_cpu_seconds=0.0)
+"""
+READY = 'say(version="9.9")'
+
+
+def write_fake_peer(folder: Path, code: str = ANSWERS, ready: str = READY) -> str:
+    """Its path. Both know json, os, sys and say(), which writes a line of JSON."""
+    file = folder / "python"
+    say = "def say(**values): print(json.dumps(values), flush=True)"
+    file.write_text(f"#!{sys.executable} -IS\nimport json, os, sys\n{say}\n{ready}\n{code}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return str(file)

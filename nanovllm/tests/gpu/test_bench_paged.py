@@ -1,0 +1,30 @@
+"""nanovllm bench paged on the kernels themselves: on a GPU with its graphs, else in Triton's interpreter."""
+
+import torch
+
+from ...checkpoints.shapes import Shape
+from ...cli.benchmarks import floor, paged, paged_calls
+from ...cli.benchmarks.paged_calls import Case
+from ...kernels.gpu.ops import triton_ops
+
+SHAPE = Shape(
+    num_hidden_layers=2,
+    hidden_size=64,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=64,
+    max_position_embeddings=64,
+)
+
+
+def test_the_kernel_reads_a_paged_and_a_contiguous_cache(device, monkeypatch):
+    """What it gives is compared with plain operations there: a difference would be a failure."""
+    monkeypatch.setattr(floor, "MAX_BYTES", 1 << 16)
+    monkeypatch.setattr(paged_calls, "choose_splits", lambda *sizes: 2)  # the interpreter runs program after program
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    case = Case(SHAPE, 1, 2, 32, dtype, torch.device(device))
+    measured, failures = paged.measure_cases([case], triton_ops(), [8, 16], 1, 1)
+    assert failures == [] and [*measured] == ["blocks of 8", "blocks of 16", "contiguous", "sdpa"]
+    assert all(numbers["2 x 32: us a layer"] > 0 for numbers in measured.values())
