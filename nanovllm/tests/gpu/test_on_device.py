@@ -27,7 +27,7 @@ def on_cuda(device: str) -> None:
 def on_gpu(checkpoint, capture: CudaCapture | None, has_kernels: bool = True, **options: Any) -> tuple[LLM, GpuRunner]:
     """An engine with kernels, and graphs if there is a capture, its linear layers timed as when it is served."""
     llm = made(checkpoint, device="cuda", **{"dtype": "float32"} | options)
-    runner = llm.llm_engine.model_runner
+    runner: Any = llm.llm_engine.model_runner
     if has_kernels:
         runner.use_kernels(triton_ops(), capture, 8, seconds_on_gpu, progress=False)
     return llm, runner
