@@ -21,6 +21,7 @@ fields.py          numbers of several types in one copy to the device
 inputs.py          what a decode step reads, at addresses that never change, prepared while the step before runs
 graphs.py          CUDA graphs, for a few numbers of rows
 decodes.py         decode steps as graphs: what they read, what they write
+trial.py           a first launch of every kernel, so that no request waits for the compiler
 sampler.py         tokens are chosen on the device, one copy to the host a step
 runner.py          the ModelRunner that takes the one path or the other
 choice.py          what an engine computes with, and why

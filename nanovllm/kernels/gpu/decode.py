@@ -32,12 +32,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .split import DecodeRoom, tile_size
+from .split import MAX_SPLITS, DecodeRoom, tile_size
 from .tile import add_tile, find_slots
 
 # While a tile is computed, loads of later tiles are under way. Keys wait for the block table's load, so a tile takes
 # two stages of Triton's pipeline before its own: five stages have two tiles on their way, three would have one.
 NUM_STAGES = 5
+TILE_OF_SPLITS = 16  # that are merged at a time
 LOG2_E = math.log2(math.e)  # exp(x) is 2 ** (x * LOG2_E), and a GPU has an instruction for powers of two
 
 
@@ -64,10 +65,9 @@ def paged_decode(
         num_warps=4, num_stages=NUM_STAGES,
     )  # fmt: skip
     if num_splits > 1:
-        splits = triton.next_power_of_2(num_splits)
         merge_splits[(rows, num_heads)](
-            parts, room.lses, out, num_splits, HEAD_DIM=head_dim, WIDTH=width, SPLITS=splits,
-            num_warps=4 if splits * width <= 8192 else 8,
+            parts, room.lses, out, num_splits, HEAD_DIM=head_dim, WIDTH=width, SPLITS=MAX_SPLITS, TILE=TILE_OF_SPLITS,
+            num_warps=4,
         )  # fmt: skip
 
 
@@ -134,17 +134,23 @@ def merge_splits(
     num_splits,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,  # num_splits, padded
+    SPLITS: tl.constexpr,  # the most: the number of a step is no constant, or each would be compiled for itself
+    TILE: tl.constexpr,  # splits at a time
 ):
     """One program for each row and query head: the parts, each with the share that its split has of the softmax."""
     head = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
-    split, dim = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
-    is_split = split < num_splits
-    lse = tl.load(lses + head * num_splits + split, mask=is_split, other=float("-inf"))  # [SPLITS]
-    peak = tl.max(lse, 0)
-    share = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak))  # [SPLITS], all 0 for a padding row
-    place = (head * num_splits + split[:, None]) * HEAD_DIM + dim[None, :]  # [SPLITS, WIDTH]
-    part = tl.load(parts + place, mask=is_split[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
-    total = tl.sum(share, 0)
-    merged = tl.sum(part * share[:, None], 0) / tl.where(total == 0.0, 1.0, total)  # [WIDTH]
-    tl.store(out + head * HEAD_DIM + dim, merged.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
+    each, dim = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
+    all_lses = tl.load(lses + head * num_splits + each, mask=each < num_splits, other=float("-inf"))  # [SPLITS]
+    peak = tl.max(all_lses, 0)
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.exp2(all_lses - peak), 0)  # 0 for a padding row
+    merged = tl.zeros([TILE, WIDTH], tl.float32)
+    for start in tl.range(0, num_splits, TILE, num_stages=3):
+        split = start + tl.arange(0, TILE)
+        is_split = split < num_splits
+        lse = tl.load(lses + head * num_splits + split, mask=is_split, other=float("-inf"))  # [TILE]
+        place = (head * num_splits + split[:, None]) * HEAD_DIM + dim[None, :]  # [TILE, WIDTH]
+        part = tl.load(parts + place, mask=is_split[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+        merged += part * tl.exp2(lse - peak)[:, None]
+    result = tl.sum(merged, 0) / tl.where(total == 0.0, 1.0, total)  # [WIDTH]
+    tl.store(out + head * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)

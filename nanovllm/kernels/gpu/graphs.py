@@ -36,14 +36,21 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """torch.cuda.graph, with one pool of memory for the graphs that share theirs."""
+    """torch.cuda.graph, with one pool of memory for the graphs that share theirs.
+
+    The stream is its own: torch's is made once for the process, on whichever device was the current one then.
+    """
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._stream: Any = None
 
     def __call__(self, step: Step, shares_memory: bool = True) -> Step:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool if shares_memory else None):
+        graph, pool = torch.cuda.CUDAGraph(), self._pool if shares_memory else None
+        self._stream = self._stream or torch.cuda.Stream()
+        # Where a capture fails, torch.cuda.graph leaves its stream the current one: the outer context does not. Another
+        # thread, of another engine or a server, may allocate meanwhile: only this thread's calls must fit a graph.
+        with torch.cuda.stream(self._stream), torch.cuda.graph(graph, pool, self._stream, "thread_local"):
             step()
         if shares_memory:
             self._pool = graph.pool()

@@ -7,7 +7,7 @@
     o_proj
     residual += x, norm
     gate_up_proj
-    silu(gate) * up                one kernel
+    silu(gate) * up                one kernel, or for one row a part of gate_up_proj's
     down_proj
 
 Weights, and the modules that hold them, are core's own.
@@ -56,10 +56,7 @@ class FusedModel(nn.Module):
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
         """x, out [num_tokens, hidden_size]"""
-        gate_up = self._linears(mlp.gate_up_proj, x)  # [num_tokens, 2 * intermediate_size]
-        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        self._ops.silu_and_mul(gate_up, out)
-        return self._linears(mlp.down_proj, out)
+        return self._linears(mlp.down_proj, self._linears.gated(mlp.gate_up_proj, x))
 
 
 def swap_in(model: LlamaForCausalLM, ops: Ops, linears: Linears) -> None:

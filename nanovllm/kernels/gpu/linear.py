@@ -36,6 +36,15 @@ class Linears:
         self._multiply((len(x), *layer.weight.shape) in self.by_kernel, layer, x, out)
         return out
 
+    def gated(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """silu(gate) * up of what the layer makes. x [rows, size] -> [rows, outputs / 2]"""
+        out = x.new_empty(len(x), len(layer.weight) // 2)
+        if len(x) == 1 and (1, *layer.weight.shape) in self.by_kernel:
+            self._ops.gated_gemv(x, layer.weight, layer.bias, out)
+        else:
+            self._ops.silu_and_mul(self(layer, x), out)
+        return out
+
     def _multiply(self, is_by_kernel: bool, layer: nn.Linear, x: Tensor, out: Tensor) -> None:
         if is_by_kernel:
             self._ops.gemv(x, layer.weight, layer.bias, out)

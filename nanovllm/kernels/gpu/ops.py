@@ -16,6 +16,7 @@ class Ops(NamedTuple):
     silu_and_mul: Callable[..., None]
     find_likeliest: Callable[..., None]
     gemv: Callable[..., None]
+    gated_gemv: Callable[..., None]
 
 
 PLAIN = Ops(*(getattr(plain, name) for name in Ops._fields))
@@ -25,10 +26,12 @@ def triton_ops() -> Ops:
     """Raises ImportError where there is no triton."""
     from .activation import silu_and_mul
     from .decode import paged_decode
-    from .gemv import gemv
+    from .gemv import gated_gemv, gemv
     from .likeliest import find_likeliest
     from .norm import add_rms_norm
     from .prefill import paged_prefill
     from .rope_write import rotate_and_write
 
-    return Ops(paged_decode, paged_prefill, rotate_and_write, add_rms_norm, silu_and_mul, find_likeliest, gemv)
+    return Ops(
+        paged_decode, paged_prefill, rotate_and_write, add_rms_norm, silu_and_mul, find_likeliest, gemv, gated_gemv
+    )

@@ -142,3 +142,8 @@ def find_likeliest(logits: Tensor, room: object, told: Tensor) -> None:
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """x [rows, size]; weight [outputs, size]; bias [outputs]; out [rows, outputs]. Any number of rows here"""
     out.copy_(F.linear(x, weight, bias))
+
+
+def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """silu(gate) * up. x [1, size]; weight [2 * outputs, size]; bias [2 * outputs]; out [1, outputs]"""
+    silu_and_mul(F.linear(x, weight, bias), out)

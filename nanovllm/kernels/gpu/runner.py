@@ -1,5 +1,10 @@
 """A ModelRunner for a GPU: decodes as graphs, all other steps kernel by kernel, sampling on the device."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,15 +17,26 @@ from ...core.sampling import SampledToken, SamplingRow
 from .attention import KernelAttention, Pool
 from .decodes import Decoded, GraphedDecodes
 from .graphs import Capture, buckets
-from .inputs import NO_SLOT
 from .layers import swap_in, swap_out
 from .linear import Linears, Timer, linear_layers
 from .ops import Ops
 from .sampler import sample_rows
 from .split import LikeliestRoom
+from .trial import try_kernels
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 MULTIPROCESSORS = 132  # where there is no device to ask
+
+
+def on_its_device(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A thread's current device is 0: kernels and graphs start there, wherever their tensors are, unless told."""
+
+    @wraps(method)
+    def there(self: Any, *args: Any, **named: Any) -> Any:
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            return method(self, *args, **named)
+
+    return there
 
 
 class GpuRunner(ModelRunner):
@@ -34,6 +50,7 @@ class GpuRunner(ModelRunner):
         self._decodes: GraphedDecodes | None = None
         self._decoded: Decoded | None = None  # of this step, if a graph computes it
 
+    @on_its_device
     @torch.inference_mode()
     def use_kernels(
         self, ops: Ops, capture: Capture | None, max_rows: int, timer: Timer | None = None, progress: bool = True
@@ -50,7 +67,7 @@ class GpuRunner(ModelRunner):
         linears = Linears(ops)
         swap_in(model, ops, linears)
         try:
-            self._try(attention)
+            try_kernels(model, pool, attention)
             if capture is not None:
                 sizes = buckets(max_rows)
                 if timer is not None:
@@ -62,16 +79,7 @@ class GpuRunner(ModelRunner):
         self._ops, self._attention = ops, attention  # type: ignore[assignment]  # it plans a step, too
         self.sample_rows = self._sample_rows  # type: ignore[method-assign]
 
-    def _try(self, attention: KernelAttention) -> None:
-        """A step of every kernel, on rows of padding, so that a kernel that cannot be compiled fails now.
-
-        Without it the first request would meet the error, or wait for the compiler.
-        """
-        tables, slots = self._tensor([[0, 0], [0, 0]]), self._tensor([NO_SLOT] * 3)  # block 0 is read, none is written
-        step = AttentionMetadata([0, 2, 3], [2, 1], tables, slots, NOTHING)  # a chunk of two tokens, and a decode
-        zeros = self._tensor([0, 0, 0])  # [3], the ids and the positions
-        self._model.compute_logits(self._model(zeros, zeros, attention.plan(step)))[0, 0].item()  # waits until it ran
-
+    @on_its_device
     def compute(self, batch: list[Scheduled]) -> tuple[Tensor, AttentionMetadata]:
         self._decoded = None
         is_decode = all(num_tokens == 1 for _, num_tokens in batch)
@@ -94,6 +102,7 @@ class GpuRunner(ModelRunner):
             return super().compute_logits(hidden, step, seqs)
         return self._decoded.logits if len(seqs) == len(hidden) else self._decoded.logits[seqs]
 
+    @on_its_device
     def _sample_rows(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         """logits [num_rows, vocab_size], of this step's model or what processors have made of them"""
         if not rows:

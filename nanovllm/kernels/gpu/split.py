@@ -25,7 +25,9 @@ class LikeliestRoom:
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
         shape = max_rows, -(-vocab_size // PIECE)
-        self.peaks, self.totals = torch.empty(2, *shape, dtype=torch.float32, device=device)
+        # Each begins at an address that 16 divides. A half of a tensor may not: the kernel would be compiled anew.
+        self.peaks = torch.empty(shape, dtype=torch.float32, device=device)
+        self.totals = torch.empty(shape, dtype=torch.float32, device=device)
         self.places = torch.empty(shape, dtype=torch.int32, device=device)
 
 

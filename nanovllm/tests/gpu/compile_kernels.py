@@ -3,8 +3,9 @@
     python -m nanovllm.tests.gpu.compile_kernels bfloat16 8 4 128 16
 
 for 8 KV heads, 4 query heads each, head_dim 128, blocks of 16. Each launch is compiled to machine code in place of a
-run. A line of JSON for each: {"kernel": "attend_split", "shared": 72192, "registers": 128, "stack": 0}, where shared
-memory is in bytes and stack is what did not fit into the registers of a thread, in bytes.
+run. A line of JSON for each: {"kernel": "attend_split", "shared": 72192, "registers": 128, "stack": 0, "wide_loads":
+50}, where shared memory is in bytes, stack is what did not fit into the registers of a thread, in bytes, and wide loads
+are instructions that read 16 bytes of the GPU's memory for a thread.
 """
 
 import json
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from ...kernels.gpu.activation import silu_and_mul
 from ...kernels.gpu.decode import paged_decode
-from ...kernels.gpu.gemv import gemv
+from ...kernels.gpu.gemv import gated_gemv, gemv
 from ...kernels.gpu.likeliest import find_likeliest
 from ...kernels.gpu.norm import add_rms_norm
 from ...kernels.gpu.prefill import paged_prefill
@@ -33,6 +34,7 @@ from ...kernels.gpu.split import MAX_ROWS, MAX_SPLITS, DecodeRoom, LikeliestRoom
 from .pools import Shape
 
 H200 = GPUTarget("cuda", 90, 32)
+WIDE_LOAD = r"ld\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global"
 OPTIONS = ("num_warps", "num_stages")
 POINTERS = {
     torch.float32: "*fp32",
@@ -43,9 +45,18 @@ POINTERS = {
 }
 
 
-def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
-    """In place of kernel[grid](...). What Triton finds out about arguments at a launch, it is told here."""
-    options = {name: named.pop(name) for name in OPTIONS if name in named}
+class Form(NamedTuple):
+    """What a kernel is compiled for: launches of equal forms share their machine code."""
+
+    signature: dict[str, str]  # each argument's type
+    constants: dict[str, Any]
+    attributes: dict[tuple[int], list[list[Any]]]  # by the argument's number: what 16 divides
+    options: dict[str, int]
+
+
+def form_of(kernel: JITFunction, arguments: tuple[Any, ...], named: dict[str, Any]) -> Form:
+    """What Triton finds out about arguments at a launch."""
+    options = {name: named[name] for name in OPTIONS if name in named}
     values = dict(zip(kernel.arg_names, arguments, strict=False)) | named
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
@@ -58,11 +69,18 @@ def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool
         else:
             is_pointer = isinstance(value, Tensor)
             signature[parameter.name] = POINTERS[value.dtype] if is_pointer else "i32" if value < 2**31 else "i64"
-            if is_special and (is_pointer or value % 16 == 0):
+            if is_special and (value.data_ptr() if is_pointer else value) % 16 == 0:
                 attributes[(i,)] = [["tt.divisibility", 16]]
+    return Form(signature, constants, attributes, options)
+
+
+def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """In place of kernel[grid](...)."""
+    signature, constants, attributes, options = form_of(kernel, arguments, named)
     compiled = triton.compile(ASTSource(kernel, signature, constants, attributes), target=H200, options=options)
     registers, stack = count_registers(compiled.asm["cubin"])
     told = {"kernel": kernel.__name__, "shared": compiled.metadata.shared, "registers": registers, "stack": stack}
+    told["wide_loads"] = len(re.findall(WIDE_LOAD, compiled.asm["ptx"]))
     print(json.dumps(told), flush=True)
 
 
@@ -96,6 +114,7 @@ def launch_all(shape: Shape) -> None:
         add_rms_norm(x, residual, x[0], 1e-5, x)
     for rows in range(1, MAX_ROWS + 1):
         gemv(x[:rows], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(rows, 6144, dtype=dtype))
+    gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))
     silu_and_mul(x, x.view(8, 2048)[:4])
     logits = torch.empty(4, 151_936, dtype=dtype)
     find_likeliest(logits, LikeliestRoom(4, 151_936, "cpu"), torch.empty(4, 3))

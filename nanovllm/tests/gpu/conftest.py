@@ -7,7 +7,7 @@ import pytest
 import torch
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-collect_ignore = [] if find_spec("triton") else ["interpreter.py", "compile_kernels.py"]
+collect_ignore = [] if find_spec("triton") else ["interpreter.py", "compile_kernels.py", "launch_forms.py"]
 
 if IS_INTERPRETED and find_spec("triton"):
     from .interpreter import mend

@@ -18,10 +18,12 @@ KERNELS = {
     "rotate_and_write_row",
     "add_rms_norm_row",
     "silu_and_mul_part",
+    "multiply_row",
     "multiply_part",
     "find_peak",
     "join_peaks",
 }
+READERS = KERNELS - {"rotate_and_write_row", "join_peaks"}  # of these two a program reads a few numbers
 full = pytest.mark.full
 
 
@@ -37,13 +39,26 @@ full = pytest.mark.full
     ],
 )
 def test_kernels_compile_and_fit(shape: str, tmp_path: Path) -> None:
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "nanovllm.tests.gpu.compile_kernels", *shape.split()]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    launches = [json.loads(line) for line in done.stdout.splitlines()]
+    launches = [json.loads(line) for line in run("compile_kernels", *shape.split(), cache=tmp_path)]
     assert {launch["kernel"] for launch in launches} == KERNELS
     assert all(launch["shared"] <= SHARED_MEMORY for launch in launches), launches
+    assert all(launch["wide_loads"] for launch in launches if launch["kernel"] in READERS), launches
+    # What of a weight went through shared memory would have to be there: a tile is 8 KiB and more.
+    assert all(launch["shared"] < 1024 for launch in launches if launch["kernel"] == "multiply_row"), launches
     if not shape.startswith("float32"):  # its products take no tensor cores, and many registers
         assert not any(launch["stack"] for launch in launches), launches
+
+
+@pytest.mark.parametrize("max_rows", ["8", pytest.param("300", marks=full)])
+def test_no_request_waits_for_the_compiler(checkpoint: Path, max_rows: str, tmp_path: Path) -> None:
+    assert run("launch_forms", str(checkpoint), "bfloat16", max_rows, cache=tmp_path) == []
+
+
+def run(module: str, *arguments: str, cache: Path) -> list[str]:
+    """The lines that it prints, in a process without the interpreter."""
+    environment = os.environ | {"TRITON_CACHE_DIR": str(cache)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", f"nanovllm.tests.gpu.{module}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()

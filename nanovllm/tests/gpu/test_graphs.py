@@ -1,11 +1,16 @@
 """Which steps are recorded, in which order, and which one runs."""
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from ...kernels.gpu.graphs import DecodeGraphs, buckets
+from ...kernels.gpu.graphs import CudaCapture, DecodeGraphs, buckets
+from ...kernels.gpu.runner import on_its_device
 
 
 class Notes:
@@ -43,3 +48,58 @@ def test_every_number_of_rows_has_a_bucket_that_is_not_much_larger(most):
     sizes = buckets(most)
     assert sizes == sorted(set(sizes)) and sizes[0] == 1 and sizes[-1] == min(most, 512)
     assert all(b - a <= max(16, a) for a, b in pairwise(sizes))
+
+
+@contextmanager
+def noted(events: list[Any], *arguments: Any):
+    events.append(arguments)
+    try:
+        yield
+    finally:
+        events.append("out")
+
+
+class Cuda:
+    """In place of torch.cuda: a capture of which nothing is left when it fails, as torch's leaves its stream."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captures: list[Any] = []
+        self.streams: list[Any] = []
+        self.devices: list[Any] = []
+        graph = SimpleNamespace(pool=lambda: "the pool", replay=lambda: None)
+        for name, value in {
+            "CUDAGraph": lambda: graph,
+            "Stream": lambda: object(),
+            "stream": lambda stream: noted(self.streams, stream),
+            "graph": lambda graph, *how: noted(self.captures, *how),
+            "device": lambda device: noted(self.devices, device),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+
+def test_graphs_share_a_pool_and_a_stream_of_their_own(monkeypatch):
+    cuda, capture = Cuda(monkeypatch), CudaCapture()
+    for shares_memory in (False, True, True):
+        capture(lambda: None, shares_memory)
+    captures = [each for each in cuda.captures if each != "out"]
+    assert [pool for pool, *_ in captures] == [None, None, "the pool"]
+    assert len({id(stream) for _, stream, _ in captures}) == 1
+    assert {mode for *_, mode in captures} == {"thread_local"}, "another thread's allocation would end the capture"
+
+
+def test_after_a_capture_that_fails_the_stream_is_the_one_before(monkeypatch):
+    cuda = Cuda(monkeypatch)
+
+    def fails() -> None:
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError):
+        CudaCapture()(fails)
+    assert len(cuda.streams) == 2 and cuda.streams[-1] == "out"
+
+
+@pytest.mark.parametrize(("device", "entered"), [("cuda:1", [(torch.device("cuda:1"),), "out"]), ("cpu", [])])
+def test_kernels_start_on_the_runners_device_whatever_the_threads_is(monkeypatch, device, entered):
+    cuda = Cuda(monkeypatch)
+    assert on_its_device(lambda self, x: x + 1)(SimpleNamespace(_device=torch.device(device)), 1) == 2
+    assert cuda.devices == entered

@@ -60,3 +60,16 @@ def test_the_result_goes_where_it_is_wanted(rows):
         x, out = torch.randn(rows, each.in_features), torch.empty(rows, each.out_features)
         assert linears(each, x, out=out) is out
         torch.testing.assert_close(out, each(x))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("rows", "by_kernel", "num_gated"), [(1, True, 1), (1, False, 0), (2, True, 0)])
+def test_a_gate_is_a_part_of_the_layer_where_one_row_goes_by_gemv(rows, by_kernel, num_gated):
+    gated = []
+    ops = PLAIN._replace(gated_gemv=lambda *given: gated.append(len(given[0])) or PLAIN.gated_gemv(*given))
+    linears, layer, x = Linears(ops), nn.Linear(8, 12), torch.randn(rows, 8)
+    if by_kernel:
+        linears.by_kernel |= {(1, 12, 8), (2, 12, 8)}
+    gate, up = layer(x).chunk(2, dim=-1)
+    torch.testing.assert_close(linears.gated(layer, x), nn.functional.silu(gate) * up)
+    assert len(gated) == num_gated

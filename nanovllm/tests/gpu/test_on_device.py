@@ -1,0 +1,159 @@
+"""What only a GPU can show: graphs, streams and memory as they are, not as a stand-in has them."""
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from ...api import LLM, SamplingParams
+from ...kernels.gpu.graphs import CudaCapture, buckets
+from ...kernels.gpu.linear import seconds_on_gpu
+from ...kernels.gpu.ops import triton_ops
+from ...kernels.gpu.runner import GpuRunner
+from .test_runner import PROMPTS, made, outputs_of
+
+pytestmark = pytest.mark.gpu
+GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(device: str) -> None:
+    if device != "cuda":
+        pytest.skip("needs a CUDA device")
+
+
+def on_gpu(checkpoint, capture: CudaCapture | None, has_kernels: bool = True, **options: Any) -> tuple[LLM, GpuRunner]:
+    """An engine with kernels, and graphs if there is a capture, its linear layers timed as when it is served."""
+    llm = made(checkpoint, device="cuda", **{"dtype": "float32"} | options)
+    runner: Any = llm.llm_engine.model_runner
+    if has_kernels:
+        runner.use_kernels(triton_ops(), capture, 8, seconds_on_gpu, progress=False)
+    return llm, runner
+
+
+def test_graphs_make_the_tokens_of_kernels_and_of_plain_operations(checkpoint):
+    plain, _ = on_gpu(checkpoint, None, has_kernels=False)
+    kernels, _ = on_gpu(checkpoint, None)
+    graphs, _ = on_gpu(checkpoint, CudaCapture())
+    expected = outputs_of(plain, GREEDY)
+    assert outputs_of(kernels, GREEDY) == expected
+    for _ in range(2):  # the second time with cached prefixes
+        assert outputs_of(graphs, GREEDY) == expected
+    for prompt in PROMPTS:  # alone: the graph of one row, where a gate may be a part of its linear layer
+        [one], [two] = (llm.generate([prompt], GREEDY, use_tqdm=False) for llm in (plain, graphs))
+        assert one.outputs[0].token_ids == two.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_graph_makes_the_numbers_that_its_step_makes(checkpoint, dtype, monkeypatch):
+    llm, runner = on_gpu(checkpoint, CudaCapture(), dtype=dtype)
+    decodes, replay, compared = runner._decodes, runner._decodes._graphs.run, []
+
+    def run(num_rows: int) -> None:
+        replay(num_rows)
+        replayed = [made[:num_rows].clone() for made in decodes._made]
+        decodes._step(next(size for size in buckets(8) if size >= num_rows))  # it writes the same keys once more
+        for one, two in zip(replayed, decodes._made, strict=True):
+            assert torch.equal(one, two[:num_rows])
+        compared.append(num_rows)
+
+    monkeypatch.setattr(decodes._graphs, "run", run)
+    outputs_of(llm, GREEDY)
+    llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+    assert {1, 6} <= set(compared)
+
+
+def test_rows_of_padding_write_nothing(checkpoint):
+    llm, runner = on_gpu(checkpoint, CudaCapture())
+    blocks = llm.llm_engine.kv_cache.blocks
+    before = blocks.clone()
+    with torch.inference_mode():
+        for rows in (1, 4, 8):
+            runner._decodes.inputs.fill([])
+            runner._decodes._graphs.run(rows)
+    assert torch.equal(before.view(torch.uint8), blocks.view(torch.uint8))
+
+
+def test_no_request_waits_for_the_compiler(checkpoint):
+    import triton
+
+    llm, _ = on_gpu(checkpoint, CudaCapture(), max_num_batched_tokens=8)
+    compiled: list[str] = []
+    triton.knobs.runtime.jit_cache_hook = lambda **named: compiled.append(named["repr"]) and None
+    try:
+        for params in (GREEDY, SamplingParams(temperature=0, logit_bias={7: 5.0}), SamplingParams(n=3, seed=1)):
+            outputs_of(llm, params)
+    finally:
+        triton.knobs.runtime.jit_cache_hook = None
+    assert compiled == []
+
+
+def test_a_decode_step_starts_a_graph_and_nothing_else(checkpoint):
+    llm, _ = on_gpu(checkpoint, CudaCapture())
+    engine = llm.llm_engine
+    engine.add_request("a", "the fox", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        engine.step()
+    names = [event.name for event in profile.events()]
+    assert names.count("cudaGraphLaunch") == 1
+    assert not [name for name in names if "LaunchKernel" in name], names
+
+
+def test_memory_is_given_back(checkpoint):
+    def memory() -> int:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated()
+
+    used = []
+    for _ in range(3):
+        llm, runner = on_gpu(checkpoint, CudaCapture())
+        outputs_of(llm, GREEDY)
+        del llm, runner
+        used.append(memory())
+    assert used[2] <= used[1], "the first engine leaves the library's workspaces"
+
+
+def test_a_capture_that_fails_leaves_the_stream_and_the_engine_as_they_were(checkpoint):
+    llm, _ = on_gpu(checkpoint, None)
+    expected, before = outputs_of(llm, GREEDY), torch.cuda.current_stream()
+
+    def fails() -> None:
+        torch.ones(1000, device="cuda")
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        CudaCapture()(fails)
+    assert torch.cuda.current_stream() == before
+    assert outputs_of(llm, GREEDY) == expected
+
+
+def test_a_capture_bears_another_threads_allocations():
+    is_over, failures = threading.Event(), []
+
+    def allocate() -> None:
+        try:
+            while not is_over.is_set():
+                torch.empty(1000, pin_memory=True).to("cuda", non_blocking=True)
+                torch.empty(2**22, device="cuda").zero_()
+                torch.cuda.current_stream().synchronize()
+        except RuntimeError as error:
+            failures.append(error)
+
+    x = torch.zeros(100, device="cuda")
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    try:
+        capture = CudaCapture()
+        replays = [capture(lambda: x.add_(1)) for _ in range(50)]
+    finally:
+        is_over.set()
+        thread.join()
+    for replay in replays:
+        replay()
+    assert not failures and x.eq(50).all()
