@@ -33,7 +33,8 @@ const Square = (() => {
     return ghost;
   }
 
-  const letter = (text) => Dom.make("span", { class: "letter" }, text);
+  /** How long it is: how large it may be in its square, the style sheet says. */
+  const letter = (text) => Dom.make("span", { class: "letter", style: `--chars:${text.length}` }, text);
 
   /** Samples of one request are told by its letter, strangers by the first one's. */
   function together(bands, memory) {
