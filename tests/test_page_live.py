@@ -40,7 +40,7 @@ BLOCKS_OF_LONG_NAMES = """() => {
         range.selectNodeContents(letter);
         const [text, whole, name] = [box(range), box(square), letter.textContent];
         texts.push(name);
-        if (text.left < whole.left || text.right > whole.right) faults.push(`${name} is cut`);
+        if (text.left < whole.left || text.right > whole.right) faults.push(`${name} is cut: ${text.width} of ${whole.width}`);
         if (count && box(count).top < box(letter).bottom - 0.5) faults.push(`the count lies on ${name}`);
     }
     if (box(squares[0]).width !== box(hostSquares[0]).width) faults.push("the host's are of another size");
@@ -180,10 +180,10 @@ def test_the_prompt_box_streams_a_text_and_shows_its_blocks(front, reader):
     reader.page.click("#send")
     reader.page.wait_for_selector("#answered .tag")
     assert re.match(r"\w+\s+40 tokens in [\d.]+ s, the first text after \d+ ms\.", reader.text("#answered"))
+    assert reader.text("#panel").startswith("Block ") and reader.text("#send") == "Send"
     alone = front.complete(prompt="Once upon a time there was a fox", max_tokens=4, temperature=0)
     said = reader.page.text_content("#answer")
     assert said.startswith("Once upon a time there was a fox") and len(said) > len(alone["choices"][0]["text"]) + 32
-    assert reader.text("#panel").startswith("Block ") and reader.text("#send") == "Send"
     front.complete(prompt="The king", n=6, max_tokens=90, ignore_eos=True)  # takes every block of the pool
     until(lambda: reader.text("#panel").startswith("Click a square"))
 
