@@ -40,7 +40,7 @@ BLOCKS_OF_LONG_NAMES = """() => {
         range.selectNodeContents(letter);
         const [text, whole, name] = [box(range), box(square), letter.textContent];
         texts.push(name);
-        if (text.left < whole.left || text.right > whole.right) faults.push(`${name} is cut: ${text.width} of ${whole.width}`);
+        if (text.left < whole.left || text.right > whole.right) faults.push(`${name} is cut: ${whole.width} px`);
         if (count && box(count).top < box(letter).bottom - 0.5) faults.push(`the count lies on ${name}`);
     }
     if (box(squares[0]).width !== box(hostSquares[0]).width) faults.push("the host's are of another size");
