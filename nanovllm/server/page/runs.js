@@ -9,7 +9,7 @@ const Runs = (() => {
   /** A snapshot begins a run, any other event goes on with the last one. Returns true if there is more to show.
    *
    * `about` is what is known of a recorded run. Without it the run is live; another snapshot of the same pool goes on
-   * with it, as after a lost connection, and one of another pool takes its place.
+   * with it, as after a lost connection. One of another pool, or after end(), takes its place.
    */
   function add(event, about = null) {
     const last = all.at(-1), isGoingOn = !about && !isOver && last?.isLive && last.tape.goesOnWith(event);
