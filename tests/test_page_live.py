@@ -75,6 +75,27 @@ FIELD = """() => {
     const [all, expected] = shown(after), [few, found] = shown(before, after);
     return [all, few, found.length === expected.length && found.every((value, i) => value === expected[i])];
 }"""
+FULL_POOL = """() => {
+    const all = make => Object.fromEntries(Array.from({ length: 10000 }, (_, block) => [block, make(block)]));
+    const state = { sequences: [], waiting: [], running: [], ref_counts: Object.values(all(() => 0)),
+        free: Object.values(all(block => block)), cached: all(block => `h${block}`), loading: {},
+        host_ref_counts: [], host_free: [], host_cached: {} };
+    const pool = { unit: "blocks", num_blocks: 10000, block_size: 4 };
+    const tape = new Tape({ kind: "snapshot", step: 0, stage: "live", pool, host: null, state });
+    for (let block = 0; block < 200; block += 1) {
+        tape.add({ kind: "evicted", block });
+        tape.add({ kind: "cached", block, hash: `new${block}` });
+        if (block % 10 === 9) tape.add({ kind: "step", step: (block + 1) / 10 });
+    }
+    const time = work => {
+        const began = performance.now(), done = work();
+        return [performance.now() - began, JSON.stringify(done.state)];
+    };
+    const begun = tape.frameAt(0), before = JSON.stringify(begun.state);
+    const [ofAll, shown] = time(() => tape.frameAt(tape.length));
+    const [ofEach, expected] = time(() => tape.eventsBetween(0, tape.length).reduce(Tape.advance, begun));
+    return [ofEach / ofAll, shown === expected, before === JSON.stringify(tape.frameAt(0).state)];
+}"""
 SHOWN = """expected => {
     const { tape } = Runs.all[0], first = Math.max(tape.first, tape.length - 400);
     for (let step = tape.length; step >= first; step -= 1) {
@@ -206,6 +227,11 @@ def test_the_page_says_how_many_tokens_a_block_holds(reader):
 def test_in_a_pool_of_128_blocks_names_are_whole_and_counts_beside_them(viewport, reader):
     reader.page.set_viewport_size(viewport)
     assert reader.page.evaluate(BLOCKS_OF_LONG_NAMES) == [["WW1", "WW", "WW1+"], []]
+
+
+def test_in_a_full_pool_of_10000_blocks_a_list_is_not_copied_at_each_event(reader):
+    times_faster, is_same, is_kept = reader.page.evaluate(FULL_POOL)
+    assert times_faster > 5 and is_same and is_kept
 
 
 def test_of_10000_blocks_only_those_that_changed_are_painted(reader):
