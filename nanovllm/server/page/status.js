@@ -39,6 +39,7 @@ const Status = (() => {
   }
 
   function lead() {
+    if (!server) return; // a page that is fed by hand
     const tokens = size ? ` for ${size} tokens` : "", { model, show_text } = server;
     const square = `A square is a block of its memory${tokens}, a colour is a request. `;
     const hidden = show_text ? "" : "Texts are not shown: the server was started without --show-text.";
