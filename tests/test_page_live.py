@@ -182,7 +182,7 @@ def test_blocks_on_the_page_are_the_engines_while_requests_run(front, reader, bu
     held = "document.querySelectorAll('#grid .square.held').length"
     reader.press(" ")  # so that grid and state are of one step
     counts = reader.page.evaluate("Runs.all[0].tape.frameAt(Reader.at.step).state.ref_counts")
-    assert reader.page.evaluate(held) == sum(count > 0 for count in counts) > 0
+    until(lambda: reader.page.evaluate(held) == sum(count > 0 for count in counts) > 0)
 
 
 @pytest.mark.full
@@ -191,7 +191,7 @@ def test_at_rest_the_page_shows_what_is_left(front, reader):
     told = until(lambda: (memory := front.memory()) and not memory["running"] and memory)
     assert told.pop("is_watched")
     assert until(lambda: reader.page.evaluate(SHOWN, told) is not None) and told["cached"]
-    assert reader.page.locator("#grid .square.held").count() == 0
+    until(lambda: reader.page.locator("#grid .square.held").count() == 0)
     until(lambda: reader.text("#sentence").startswith("Nobody is here"))
 
 
