@@ -70,8 +70,9 @@ def run(setup: Setup, report: Report, bench: Bench) -> None:
         done = subprocess.run(
             [*command, "--json", str(file.resolve())], cwd=ROOT, capture_output=True, text=True, timeout=seconds
         )
-    except subprocess.TimeoutExpired:
-        report.note(f"{bench.title}: stopped after {seconds:.0f} seconds.")
+    except subprocess.TimeoutExpired as late:  # its output is bytes, whatever was asked for
+        told = (late.stderr or b"").decode(errors="replace")
+        report.note(f"{bench.title}: stopped after {seconds:.0f} seconds: {last_line(told)}")
         return
     if done.returncode:
         report.note(f"{bench.title}: exit status {done.returncode}: {last_line(done.stderr)}")
