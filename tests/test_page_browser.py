@@ -385,6 +385,12 @@ def test_the_grid_stays_where_it_is_whatever_the_sentence_says(reader):
     assert len(heights) > 100 and len(set(heights)) == 1
 
 
+def test_a_block_is_of_one_size_on_the_device_and_on_the_host(reader):
+    reader.go("#s7/35")
+    sizes = [reader.page.locator(f"{grid} .square >> nth=0").bounding_box() for grid in ("#grid", "#host-grid")]
+    assert sizes[0]["width"] == sizes[1]["width"] > 0
+
+
 def test_what_is_idle_says_whose_text_it_has_and_the_host_what_moved(reader):
     reader.go("#s6/19")
     assert {reader.square(block).inner_text() for block in (0, 1, 2, 3)} == {"A"}

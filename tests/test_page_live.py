@@ -20,6 +20,82 @@ skip_without_chromium()
 CHECKS = Path(__file__).with_name("page_checks.js")
 OPTIONS = {"block_size": 8, "kv_cache_tokens": 512, "max_num_seqs": 6, "enforce_eager": True, "kv_offloading_tokens": 0}
 STATE = "Runs.all[0].tape.frameAt(Runs.length()).state"
+BLOCKS_OF_LONG_NAMES = """() => {
+    const places = { request: 26 + 22 * 26 + 22, stranger: 0 }, band = seq => ({ seq, from: 0, to: 8, filled: 5 });
+    const cell = (block, ...seqs) =>
+        ({ block, status: "held", count: seqs.length, bands: seqs.map(band), origin: null, isTouched: false });
+    const cells = [cell(0, "request.0"), cell(1, "request.0", "request.1"), cell(2, "request.0", "stranger")];
+    const tier = most => {
+        const part = Dom.make("div"), holder = Dom.make("div", { class: "grid-holder" }, part, Dom.make("canvas"));
+        Dom.byId("pool").append(holder);
+        const made = new Tier(part, holder.lastChild, "block", () => {});
+        made.shape(most, "block", 128);
+        made.show(cells, { places }, null);
+        return [holder, part.querySelectorAll(".square")];
+    };
+    const [[device, squares], [host, hostSquares]] = [tier(128), tier(40)], faults = [], texts = [];
+    const box = part => part.getBoundingClientRect(), range = document.createRange();
+    for (const square of [...squares].slice(0, cells.length)) {
+        const [letter, count] = [square.querySelector(".letter"), square.querySelector(".count")];
+        range.selectNodeContents(letter);
+        const [text, whole, name] = [box(range), box(square), letter.textContent];
+        texts.push(name);
+        if (text.left < whole.left || text.right > whole.right) faults.push(`${name} is cut: ${whole.width} px`);
+        if (count && box(count).top < box(letter).bottom - 0.5) faults.push(`the count lies on ${name}`);
+    }
+    if (box(squares[0]).width !== box(hostSquares[0]).width) faults.push("the host's are of another size");
+    device.remove();
+    host.remove();
+    return [texts, faults];
+}"""
+FIELD = """() => {
+    const cell = (block, filled) => (filled === null
+        ? { block, status: "free", count: 0, bands: [], origin: null, isTouched: false }
+        : { block, status: "held", count: 1, bands: [{ seq: "a", from: 0, to: 8, filled }], origin: null,
+            isTouched: filled === 8 });
+    const cells = filled => Array.from({ length: 10000 }, (_, block) => cell(block, filled(block)));
+    const before = cells(block => (block < 300 ? block % 9 : null)), memory = { places: { a: 2 } };
+    const after = cells(block => (block === 7 ? 3 : block === 299 ? null : block < 300 ? block % 9 : null));
+    const shown = (...states) => {
+        const canvas = Dom.make("canvas"), holder = Dom.make("div", {}, canvas), field = new Field(canvas, "block");
+        Dom.byId("pool").append(holder);
+        field.shape(10000, 10000);
+        let count = 0;
+        const { fillRect } = CanvasRenderingContext2D.prototype;
+        for (const state of states) {
+            count = 0;
+            CanvasRenderingContext2D.prototype.fillRect = function (...box) { count += 1; fillRect.apply(this, box); };
+            field.show(state, memory, states.length === 1 ? null : state === after ? null : 5);
+            CanvasRenderingContext2D.prototype.fillRect = fillRect;
+        }
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        holder.remove();
+        return [count, data];
+    };
+    const [all, expected] = shown(after), [few, found] = shown(before, after);
+    return [all, few, found.length === expected.length && found.every((value, i) => value === expected[i])];
+}"""
+FULL_POOL = """() => {
+    const all = make => Object.fromEntries(Array.from({ length: 10000 }, (_, block) => [block, make(block)]));
+    const state = { sequences: [], waiting: [], running: [], ref_counts: Object.values(all(() => 0)),
+        free: Object.values(all(block => block)), cached: all(block => `h${block}`), loading: {},
+        host_ref_counts: [], host_free: [], host_cached: {} };
+    const pool = { unit: "blocks", num_blocks: 10000, block_size: 4 };
+    const tape = new Tape({ kind: "snapshot", step: 0, stage: "live", pool, host: null, state });
+    for (let block = 0; block < 200; block += 1) {
+        tape.add({ kind: "evicted", block });
+        tape.add({ kind: "cached", block, hash: `new${block}` });
+        if (block % 10 === 9) tape.add({ kind: "step", step: (block + 1) / 10 });
+    }
+    const time = work => {
+        const began = performance.now(), done = work();
+        return [performance.now() - began, JSON.stringify(done.state)];
+    };
+    const begun = tape.frameAt(0), before = JSON.stringify(begun.state);
+    const [ofAll, shown] = time(() => tape.frameAt(tape.length));
+    const [ofEach, expected] = time(() => tape.eventsBetween(0, tape.length).reduce(Tape.advance, begun));
+    return [ofEach / ofAll, shown === expected, before === JSON.stringify(tape.frameAt(0).state)];
+}"""
 SHOWN = """expected => {
     const { tape } = Runs.all[0], first = Math.max(tape.first, tape.length - 400);
     for (let step = tape.length; step >= first; step -= 1) {
@@ -125,10 +201,42 @@ def test_the_prompt_box_streams_a_text_and_shows_its_blocks(front, reader):
     reader.page.click("#send")
     reader.page.wait_for_selector("#answered .tag")
     assert re.match(r"\w+\s+40 tokens in [\d.]+ s, the first text after \d+ ms\.", reader.text("#answered"))
+    assert reader.text("#panel").startswith("Block ") and reader.text("#send") == "Send"
     alone = front.complete(prompt="Once upon a time there was a fox", max_tokens=4, temperature=0)
     said = reader.page.text_content("#answer")
     assert said.startswith("Once upon a time there was a fox") and len(said) > len(alone["choices"][0]["text"]) + 32
-    assert reader.text("#panel").startswith("Block ") and reader.text("#send") == "Send"
+    front.complete(prompt="The king", n=6, max_tokens=90, ignore_eos=True)  # takes every block of the pool
+    until(lambda: reader.text("#panel").startswith("Click a square"))
+
+
+@pytest.mark.full
+def test_a_block_that_the_reader_chose_stays_chosen(front, reader):
+    reader.page.evaluate("Reader.choose(0)")
+    front.complete(prompt="The king", n=6, max_tokens=90, ignore_eos=True)
+    shown = steps_shown(reader)
+    front.complete(max_tokens=2)
+    until(lambda: steps_shown(reader) > shown)
+    assert reader.text("#panel").startswith("Block 0")
+
+
+def test_the_page_says_how_many_tokens_a_block_holds(reader):
+    assert f"a block of its memory for {OPTIONS['block_size']} tokens" in reader.text("#lead")
+
+
+@pytest.mark.parametrize("viewport", [WIDE, NARROW])
+def test_in_a_pool_of_128_blocks_names_are_whole_and_counts_beside_them(viewport, reader):
+    reader.page.set_viewport_size(viewport)
+    assert reader.page.evaluate(BLOCKS_OF_LONG_NAMES) == [["WW1", "WW", "WW1+"], []]
+
+
+def test_in_a_full_pool_of_10000_blocks_a_list_is_not_copied_at_each_event(reader):
+    times_faster, is_same, is_kept = reader.page.evaluate(FULL_POOL)
+    assert times_faster > 5 and is_same and is_kept
+
+
+def test_of_10000_blocks_only_those_that_changed_are_painted(reader):
+    num_all, num_changed, is_same = reader.page.evaluate(FIELD)
+    assert num_all > 10_000 and num_changed < 10 and is_same
 
 
 @pytest.mark.full
@@ -199,6 +307,19 @@ def test_after_a_break_it_goes_on_with_a_new_snapshot(front, reader):
     del told["is_watched"]
     until(lambda: reader.page.evaluate(SHOWN, told) is not None)
     assert steps_shown(reader) > before and reader.page.evaluate("Runs.all.length") == 1
+
+
+def test_after_a_restart_nothing_of_the_server_before_is_left(front, reader):
+    front.complete(max_tokens=2)
+    until(lambda: reader.page.locator("#done .tag").count())
+    feed = front.feed
+    front.call(setattr, feed, "run", "another")
+    front.call(feed.close)
+    until(lambda: "trying again" in reader.text("#status") and not feed.viewers)
+    front.call(setattr, feed, "is_over", False)
+    until(lambda: reader.text("#status") == "Live" and not reader.page.locator("#done .tag").count())
+    front.complete(max_tokens=2)
+    until(lambda: reader.page.locator("#done .tag").count() == 1)
 
 
 @pytest.mark.full

@@ -3,6 +3,8 @@
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,16 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def streamed(tokenizer: Any, ids: list[int], prompt: list[int] | None = None) -> str:
     decoder = StreamDecoder(tokenizer, prompt or [])
     return "".join(map(decoder.push, ids)) + decoder.flush()
+
+
+def streamed_by(sizes: Iterator[int], tokenizer: Any, ids: list[int]) -> str:
+    """The same, several ids at a time."""
+    decoder, pieces = StreamDecoder(tokenizer, []), []
+    while ids:
+        size = next(sizes)
+        now, ids = ids[:size], ids[size:]
+        pieces.append(decoder.push(*now))
+    return "".join(pieces) + decoder.flush()
 
 
 # Ids and text
@@ -93,6 +105,8 @@ def test_pieces_of_a_stream_joined_are_the_text_of_the_whole(pair, shows, count)
     texts = [tokenizer.encode(text) for text in fuzzed_texts(count, seed=1)]
     for ids in texts + [[rng.randrange(len(tokenizer)) for _ in range(rng.randint(0, 60))] for _ in range(count)]:
         assert streamed(tokenizer, ids) == tokenizer.decode(ids)
+        assert streamed_by(iter(lambda: rng.randint(0, 9), None), tokenizer, ids) == tokenizer.decode(ids)
+        assert streamed_by(repeat(1000), tokenizer, ids) == tokenizer.decode(ids)
         num_before = rng.randint(0, len(ids))
         before, after = ids[:num_before], ids[num_before:]
         if not (text := tokenizer.decode(before)).endswith(REPLACEMENT):

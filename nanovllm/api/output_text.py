@@ -14,11 +14,34 @@ class OutputText(CoreOutputText):
         self._keeps_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
+        self._waiting: list[int] = []  # tokens that nobody has asked the text of yet
         self.stop_string: str | None = None  # that ended the text
 
     def push(self, token_id: int) -> bool:
+        """Without stop strings nothing depends on the text: it is made when somebody looks, of all tokens at once."""
         self._num_tokens += 1
-        return super().push(token_id)
+        if self._stop:
+            return super().push(token_id)
+        self._waiting.append(token_id)
+        return False
+
+    def close(self) -> None:
+        self._catch_up()
+        super().close()
+
+    @property
+    def shown(self) -> str:
+        self._catch_up()
+        return self._shown
+
+    @shown.setter
+    def shown(self, text: str) -> None:
+        self._shown = text
+
+    def _catch_up(self) -> None:
+        token_ids, self._waiting = self._waiting, []
+        if token_ids and self._decoder:
+            self._add(self._decoder.push(*token_ids))
 
     def _add(self, piece: str) -> bool:
         text, found = self._held_back + piece, []

@@ -36,7 +36,8 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await self._send(send, f"event: server\ndata: {json.dumps(asdict(self._about))}\n\n".encode())
+        about = asdict(self._about) | {"run": self._feed.run}
+        await self._send(send, f"event: server\ndata: {json.dumps(about)}\n\n".encode())
         viewer = self._feed.enter()
         telling = asyncio.ensure_future(self._tell(viewer, send))
         gone = asyncio.ensure_future(hung_up(receive))

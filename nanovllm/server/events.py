@@ -6,6 +6,7 @@ later, or was too slow, begins with a snapshot of the state that the others are 
 
 import asyncio
 import json
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,7 @@ class Feed:
 
     def __init__(self, watch: Callable[[bool], None]) -> None:
         self._watch = watch
+        self.run = secrets.token_hex(4)  # a page that comes back after a restart finds another one
         self.viewers: set[Viewer] = set()
         self._header: Event = {}  # of the first snapshot: what never changes
         self._state: State | None = None  # as told: without what has come since the last batch

@@ -202,7 +202,8 @@ def test_a_connection_begins_with_the_server_and_a_snapshot_and_ends_when_it_han
         task = await open_stream(engine.feed, connection)
         assert connection.sent[0]["status"] == 200
         first, second, _ = connection.body.decode().split("\n\n")
-        assert first == 'event: server\ndata: {"model": "m", "show_text": false, "can_prompt": true}'
+        about = {"model": "m", "show_text": False, "can_prompt": True, "run": engine.feed.run}
+        assert first == f"event: server\ndata: {json.dumps(about)}"
         assert json.loads(second.removeprefix("data: "))[0]["kind"] == "snapshot"
         connection.hung_up.set()
         await ended(task)

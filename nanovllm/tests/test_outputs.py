@@ -8,7 +8,7 @@ from .. import LLM, FlatLogprobs, RepetitionDetectionParams, RequestOutputKind, 
 from ..api.bad_words import bad_words_token_ids
 from ..api.decoded_tokens import decoded_token
 from ..api.output_text import OutputText
-from ..core.llama import Tokenizer
+from ..core.llama import StreamDecoder, Tokenizer
 from .helpers import OPTIONS
 
 EOS, FOX = 2, "the fox and the rabbit"
@@ -218,9 +218,9 @@ def streamed(llm: LLM, **options):
     return list(llm.stream([FOX], SamplingParams(seed=5, max_tokens=7, ignore_eos=True, **options)))
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_deltas_joined_are_the_whole_and_each_is_told_once(make, n):
-    options = {"n": n, "logprobs": 1, "prompt_logprobs": 1, "stop": ["qqq"]}
+@pytest.mark.parametrize(("n", "stop"), [(1, ["qqq"]), (3, ["qqq"]), (3, [])])
+def test_deltas_joined_are_the_whole_and_each_is_told_once(make, n, stop):
+    options = {"n": n, "logprobs": 1, "prompt_logprobs": 1, "stop": stop}
     [whole] = streamed(make(), **options, output_kind=RequestOutputKind.FINAL_ONLY)
     deltas = streamed(make(), **options, output_kind=RequestOutputKind.DELTA)
     assert whole.finished and [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
@@ -233,6 +233,13 @@ def test_deltas_joined_are_the_whole_and_each_is_told_once(make, n):
         assert [each for part in parts for each in part.logprobs] == wanted.logprobs
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
         assert all(len(part.token_ids) == len(part.logprobs) == 1 for part in parts)
+
+
+def test_without_stop_strings_a_text_is_decoded_when_an_output_shows_it(make, monkeypatch):
+    pushed, real = [], StreamDecoder.push
+    monkeypatch.setattr(StreamDecoder, "push", lambda self, *ids: pushed.append(len(ids)) or real(self, *ids))
+    texts = [streamed(make(), output_kind=kind)[-1].outputs[0].text for kind in RequestOutputKind]
+    assert texts[0] == texts[2] and pushed == [1] * 14 + [7]
 
 
 def test_a_delta_has_the_samples_with_something_new(make):

@@ -26,9 +26,9 @@ class StreamDecoder:
         self._shorten(MAX_WINDOW // 2, tokenizer.decode(self._window[-MAX_WINDOW:]) or self._text())
         self._out = self._text()  # what of the window's text is out already
 
-    def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; may be empty."""
-        new = self._tokenizer.visible([token_id])
+    def push(self, *token_ids: int) -> str:
+        """The text that `token_ids` complete; may be empty."""
+        new = self._tokenizer.visible([*token_ids])
         if not new:
             return ""
         self._window += new

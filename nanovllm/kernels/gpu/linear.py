@@ -15,6 +15,7 @@ from .ops import Ops
 from .split import MAX_ROWS
 
 REPEATS = 5
+LEAST_GAIN = 0.97  # of the library's time: two that are equally fast would take turns from start to start
 Shape = tuple[int, int, int]  # rows of x, outputs, size of a row
 
 
@@ -65,7 +66,7 @@ class Linears:
             for shape, group in groups.items():
                 x = group[0].weight.new_zeros(rows, shape[1])
                 library, kernel = (self._seconds(is_it, group, x, capture, timer) for is_it in (False, True))
-                if kernel < library:
+                if kernel < LEAST_GAIN * library:
                     self.by_kernel.add((rows, *shape))
 
     def _seconds(self, is_by_kernel: bool, group: list[nn.Linear], x: Tensor, capture: Capture, timer: Timer) -> float:

@@ -7,17 +7,20 @@ class Field {
   constructor(canvas, noun, choose) {
     Object.assign(this, { element: canvas, noun, choose, num_squares: 0 });
     this.context = canvas.getContext("2d");
+    this.squares = Dom.make("canvas").getContext("2d"); // without the outlines: only those that changed are painted
+    this.painted = []; // the cells that it shows
     canvas.addEventListener("click", ({ offsetX, offsetY }) => this._click(offsetX, offsetY));
     canvas.addEventListener("keydown", (event) => this._key(event));
     new ResizeObserver(() => this._fit()).observe(canvas.parentElement);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      this.palette = null;
+      this._clear();
       this._paint();
     });
   }
 
-  shape(num_squares) {
-    this.num_squares = num_squares;
+  /** Its squares are as small as a pool of `most` needs them. */
+  shape(num_squares, most) {
+    Object.assign(this, { num_squares, most });
     this._fit();
   }
 
@@ -25,13 +28,22 @@ class Field {
   _fit() {
     const width = this.element.parentElement.clientWidth;
     if (!this.num_squares || !width) return;
-    this.size = Math.min(14, Math.max(3, Math.floor(width / Math.ceil(Math.sqrt(this.num_squares)))));
+    this.size = Math.min(14, Math.max(3, Math.floor(width / Math.ceil(Math.sqrt(this.most)))));
     this.num_columns = Math.floor(width / this.size);
     const height = Math.ceil(this.num_squares / this.num_columns) * this.size, scale = devicePixelRatio || 1;
     Object.assign(this.element, { width: width * scale, height: height * scale });
     Object.assign(this.element.style, { width: `${width}px`, height: `${height}px` });
     this.context.setTransform(scale, 0, 0, scale, 0, 0);
+    Object.assign(this.squares.canvas, { width: width * scale, height: height * scale });
+    this.squares.setTransform(scale, 0, 0, scale, 0, 0);
+    this._clear();
     this._paint();
+  }
+
+  /** Every square is to be painted again. */
+  _clear() {
+    this.palette = null;
+    this.painted = [];
   }
 
   show(cells, memory, selected, table = []) {
@@ -54,16 +66,28 @@ class Field {
 
   _paint() {
     if (!this.cells || !this.size) return;
+    const { context, cells, painted, squares: { canvas } } = this;
     this.palette ??= Palette.read();
-    this.context.clearRect(0, 0, this.element.width, this.element.height);
-    for (const cell of this.cells) this._square(cell);
+    for (const cell of cells) if (!Field.isSame(cell, painted[cell.block])) this._square(cell);
+    this.painted = cells;
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(canvas, 0, 0, this.element.clientWidth, this.element.clientHeight);
+    for (const { block, isTouched } of cells) if (isTouched) this._outline(block, this.palette.soft, 1);
     for (const block of this.table) this._outline(block, this.palette.ink, 1);
     if (this.selected !== null) this._outline(this.selected, this.palette.accent, 2);
   }
 
-  _square({ block, status, count, bands, origin, isTouched }) {
-    const { context, palette } = this, { x, y } = this._place(block), side = this.size - 1;
+  /** Whether a square looks as it did: its outline lies over it. */
+  static isSame(cell, before) {
+    return before !== undefined && cell.status === before.status && cell.count === before.count
+      && cell.bands[0]?.seq === before.bands[0]?.seq && cell.bands[0]?.filled === before.bands[0]?.filled
+      && cell.origin?.seq === before.origin?.seq;
+  }
+
+  _square({ block, status, count, bands, origin }) {
+    const { squares: context, palette } = this, { x, y } = this._place(block), side = this.size - 1;
     const seq = bands[0]?.seq ?? origin?.seq, colour = seq ? palette.of(this.memory, seq) : palette.line;
+    context.clearRect(x, y, side, side);
     context.fillStyle = status === "free" ? palette.line : colour;
     context.globalAlpha = { held: 0.4, idle: 0.3, free: 0.55 }[status];
     context.fillRect(x, y, side, side);
@@ -71,7 +95,6 @@ class Field {
     if (bands.length) context.fillRect(x, y, (side * bands[0].filled) / bands[0].to, side);
     context.fillStyle = palette.ink;
     if (count > 1 && side > 4) context.fillRect(x + side / 2 - 1, y + side / 2 - 1, 2, 2);
-    if (isTouched) this._outline(block, palette.soft, 1);
   }
 
   _outline(block, colour, width) {

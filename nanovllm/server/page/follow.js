@@ -28,6 +28,7 @@ const Follow = (() => {
   function showLast(at, tape, now) {
     const isTime = now - toldAt >= MILLISECONDS_A_SENTENCE && told < tape.length;
     Object.assign(at, { step: tape.length, since: Math.min(painted, tape.length), told: isTime ? told : null });
+    Reader.letGo(tape.frameAt(tape.length).state);
     Reader.show();
     painted = tape.length;
     if (isTime) [told, toldAt] = [tape.length, now];
@@ -68,7 +69,7 @@ const Follow = (() => {
   /** A new run: it is followed from its beginning. */
   function begin() {
     [isOn, painted, told, toldAt] = [true, 0, 0, 0];
-    Reader.at.step = 0;
+    Object.assign(Reader.at, { step: 0, block: null, owner: null });
     sayRest();
     Time.told();
   }

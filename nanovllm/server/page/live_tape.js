@@ -53,6 +53,7 @@ class LiveTape extends Tape {
   /** Its events, and its share of the next keyframe. */
   _weigh(events) {
     const tokens = events.reduce((sum, event) => sum + (event.tokens?.length ?? 0), 0);
-    return events.length + tokens / 8 + this.snapshot.pool.num_blocks / (8 * Tape.KEYFRAME_EVERY);
+    const num_blocks = this.snapshot.pool.num_blocks + (this.snapshot.host?.num_blocks ?? 0);
+    return events.length + tokens / 8 + num_blocks / (4 * Tape.KEYFRAME_EVERY);
   }
 }

@@ -8,6 +8,8 @@
  *     prompts    {name: the number of tokens of its prompt}
  *     ended      {name: why}
  *     origins    {hash: {seq, index, texts}}: the block of which sequence a text was computed in first
+ *
+ * Of `origins` no frame has a copy: there are thousands, and one that is known never changes. They are added in place.
  */
 const Memory = (() => {
   const MOST_ENDED = 64;
@@ -36,7 +38,7 @@ const Memory = (() => {
       return { ...know(memory, seq), prompts: { ...memory.prompts, [seq]: event.tokens.length } };
     }
     if (kind === "cached" && !(event.hash in memory.origins)) {
-      return { ...memory, origins: { ...memory.origins, [event.hash]: originOf(state, event.block) } };
+      memory.origins[event.hash] = originOf(state, event.block);
     }
     return memory;
   }

@@ -8,7 +8,7 @@ const Page = (() => {
   function feed(event) {
     const before = Runs.all.at(-1);
     if (!Runs.add(event)) return;
-    if (Runs.all.at(-1) !== before) open();
+    if (Runs.all.at(-1) !== before) begin(event);
     Follow.due();
   }
 
@@ -33,6 +33,12 @@ const Page = (() => {
     document.title = Dom.byId("title").textContent = "The pool, live";
     Dom.byId("no-data").hidden = true;
     Feed.start();
+  }
+
+  /** A live run. */
+  function begin({ pool }) {
+    Status.pool(pool);
+    open();
   }
 
   function open() {

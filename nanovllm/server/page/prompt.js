@@ -2,7 +2,7 @@
 
 /* A prompt to try the server with: its text comes as it is generated, and its blocks are on the page meanwhile. */
 const Prompt = (() => {
-  let model = null, running = null, chosen = null; // the block that was chosen for the reader
+  let model = null, running = null;
 
   /** Nothing to offer: this address has the page only. */
   function offer(name) {
@@ -64,7 +64,7 @@ const Prompt = (() => {
     const block = frame?.state.sequences[said.id]?.block_table[0];
     if (said.tag || block === undefined) return;
     said.tag = Dom.tag(frame.memory, said.id);
-    if (at.block === null || at.block === chosen) chosen = at.block = block;
+    if (at.block === null || at.owner !== null) Object.assign(at, { block, owner: said.id });
   }
 
   function told({ tag, num_tokens, first }, began) {

@@ -4,7 +4,7 @@
  * block, and answer a prediction.
  */
 const Reader = (() => {
-  const at = { stage: 0, step: 0, block: null };
+  const at = { stage: 0, step: 0, block: null, owner: null }; // owner: whose block was chosen for the reader
 
   const run = () => Runs.all[at.stage];
 
@@ -73,8 +73,15 @@ const Reader = (() => {
 
   /** The block that is chosen already is let go. */
   function choose(block) {
-    at.block = at.block === block ? null : block;
+    Object.assign(at, { block: at.block === block ? null : block, owner: null });
     show();
+  }
+
+  /** What was chosen for the reader is let go when it is another sequence's. */
+  function letGo({ running, sequences }) {
+    const has = (seq) => sequences[seq]?.block_table.includes(at.block);
+    if (at.owner === null || has(at.owner) || !running.some(has)) return;
+    Object.assign(at, { block: null, owner: null });
   }
 
   function restore() {
@@ -83,5 +90,5 @@ const Reader = (() => {
     goTo(at.step);
   }
 
-  return { at, goTo, goToMoment, scrub, offer, playOrPause, switchTo, choose, restore, show };
+  return { at, goTo, goToMoment, scrub, offer, playOrPause, switchTo, choose, letGo, restore, show };
 })();

@@ -5,7 +5,8 @@
  *     state = Reducer.apply(state, event)
  *
  * It knows no page. A state is never changed: what an event touches is copied, the rest is shared with the state before
- * it, so that any state may be kept as a keyframe. nanovllm/trace/replay.py is the same function in Python.
+ * it, so that any state may be kept as a keyframe. Between two that are kept, together() copies a list of thousands once
+ * and not at each event: of the states in between nothing may be kept. nanovllm/trace/replay.py is the same function in Python.
  *
  * A state:
  *     pool, host         what there is, as in the snapshot; host is null without a second tier
@@ -18,11 +19,23 @@
  *     loading            {block of the host: block of the device}, on their way
  */
 const Reducer = (() => {
+  let own = null; // the copies that together() has made: nobody else has them
+
   /** The state after `event`. A snapshot is a state by itself; an event that moves nothing gives the state back. */
   function apply(state, event) {
     if (event.kind === "snapshot") return begin(event);
     const change = CHANGES[event.kind];
     return change ? { ...state, ...change(state, event) } : state;
+  }
+
+  /** `play` applies many events, and keeps no state but the last one. */
+  function together(play) {
+    own = new Set();
+    try {
+      return play();
+    } finally {
+      own = null;
+    }
   }
 
   function begin({ step, pool, host, state }) {
@@ -92,43 +105,67 @@ const Reducer = (() => {
     return { ref_counts, ...withSequence(state, seq, { block_table }) };
   }
 
-  const free = (state, { block }) => ({ free: [block, ...state.free] });
-  const idle = (state, { block }) => ({ free: [...state.free, block] });
+  const free = (state, { block }) => ({ free: withFirst(state.free, block) });
+  const idle = (state, { block }) => ({ free: withLast(state.free, block) });
 
   // ---- the two tiers
 
-  const cached = (state, { block, hash }) => ({ cached: { ...state.cached, [block]: hash } });
+  const cached = (state, { block, hash }) => ({ cached: withItem(state.cached, block, hash) });
   const evicted = (state, { block }) => ({ cached: withoutKey(state.cached, block) });
   const hostEvicted = (state, { block }) => ({ host_cached: withoutKey(state.host_cached, block) });
 
   /** Its text is on the host, as the most recently used: it stands last in the host's queue. */
-  const renewed = (state, { to }) => ({ host_free: [...without(state.host_free, to), to] });
+  const renewed = (state, { to }) => ({ host_free: withLast(without(state.host_free, to), to) });
   const stored = (state, { to, hash }) => (
-    { ...renewed(state, { to }), host_cached: { ...state.host_cached, [to]: hash } });
+    { ...renewed(state, { to }), host_cached: withItem(state.host_cached, to, hash) });
 
   /** The host's block is held until its text has arrived. */
   function loaded(state, { from, to }) {
     const host_ref_counts = withItem(state.host_ref_counts, from, state.host_ref_counts[from] + 1);
-    return { host_ref_counts, host_free: without(state.host_free, from), loading: { ...state.loading, [from]: to } };
+    return { host_ref_counts, host_free: without(state.host_free, from), loading: withItem(state.loading, from, to) };
   }
 
   function arrived(state, { from }) {
-    const host_free = from in state.host_cached ? [...state.host_free, from] : [from, ...state.host_free];
+    const host_free = from in state.host_cached ? withLast(state.host_free, from) : withFirst(state.host_free, from);
     const host_ref_counts = withItem(state.host_ref_counts, from, state.host_ref_counts[from] - 1);
     return { host_ref_counts, host_free, loading: withoutKey(state.loading, from) };
   }
 
   // ---- copies in which one thing differs
 
-  function without(list, item) {
-    const at = list.indexOf(item);
-    return at < 0 ? list : list.toSpliced(at, 1);
+  /** A list or a record that may be changed. */
+  function copy(old) {
+    if (own?.has(old)) return old;
+    const made = Array.isArray(old) ? [...old] : { ...old };
+    own?.add(made);
+    return made;
   }
 
-  const withItem = (list, place, item) => Object.assign([...list], { [place]: item });
+  function without(list, item) {
+    const at = list.indexOf(item);
+    if (at < 0) return list;
+    const rest = copy(list);
+    rest.splice(at, 1);
+    return rest;
+  }
+
+  function withFirst(list, item) {
+    const longer = copy(list);
+    longer.unshift(item);
+    return longer;
+  }
+
+  function withLast(list, item) {
+    const longer = copy(list);
+    longer.push(item);
+    return longer;
+  }
+
+  const withItem = (old, place, item) => Object.assign(copy(old), { [place]: item });
 
   function withoutKey(record, key) {
-    const { [key]: _, ...rest } = record;
+    const rest = copy(record);
+    delete rest[key];
     return rest;
   }
 
@@ -142,5 +179,5 @@ const Reducer = (() => {
     cached, evicted, stored, renewed, host_evicted: hostEvicted, loaded, arrived,
   };
 
-  return { apply };
+  return { apply, together };
 })();

@@ -2,6 +2,8 @@
 
 /* A square of the grid: a band for each holder, how much of it is filled, a letter, a count. */
 const Square = (() => {
+  const ruler = Dom.make("canvas").getContext("2d"), widths = {};
+
   /** `cell` is as cells.js says. */
   function paint(square, { status, bands, count, origin, isTouched }, memory) {
     const isShared = count > 1 && bands.every(({ from }) => from === 0); // in stage 1 two pieces lie side by side
@@ -33,7 +35,14 @@ const Square = (() => {
     return ghost;
   }
 
-  const letter = (text) => Dom.make("span", { class: "letter" }, text);
+  /** How large it may be in its square, the style sheet says. */
+  const letter = (text) => Dom.make("span", { class: "letter", style: `--ems:${widthOf(text)}` }, text);
+
+  /** In ems: a W is three times as wide as an I. */
+  function widthOf(text) {
+    if (!ruler.font.startsWith("650")) ruler.font = `650 100px ${getComputedStyle(document.body).fontFamily}`;
+    return (widths[text] ??= ruler.measureText(text).width / 100);
+  }
 
   /** Samples of one request are told by its letter, strangers by the first one's. */
   function together(bands, memory) {

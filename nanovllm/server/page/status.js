@@ -12,6 +12,7 @@ const Status = (() => {
   const SECONDS = 2; // of which the speed is told
   let recent = []; // [{at, tokens, steps}], a message each
   let timer = null;
+  let server = null, size = null; // of a block, in tokens
 
   function show(state) {
     const status = Dom.byId("status");
@@ -22,12 +23,27 @@ const Status = (() => {
     timer ??= setInterval(tell, 1000);
   }
 
-  /** `server` is {model, show_text, can_prompt}. */
-  function about({ model, show_text, can_prompt }) {
-    document.title = `${model}: the pool, live`;
-    Dom.byId("lead").textContent = `${model} serves here. A square is a block of its memory, a colour is a request. `
-      + (show_text ? "" : "Texts are not shown: the server was started without --show-text.");
-    Prompt.offer(can_prompt ? model : null);
+  /** `told` is {model, show_text, can_prompt, run}: another `run` than before is a server that was started again. */
+  function about(told) {
+    if (server && server.run !== told.run) Runs.end();
+    server = told;
+    document.title = `${server.model}: the pool, live`;
+    Prompt.offer(server.can_prompt ? server.model : null);
+    lead();
+  }
+
+  /** The pool of which the server's snapshot tells. */
+  function pool({ block_size }) {
+    size = block_size;
+    lead();
+  }
+
+  function lead() {
+    if (!server) return; // a page that is fed by hand
+    const tokens = size ? ` for ${size} tokens` : "", { model, show_text } = server;
+    const square = `A square is a block of its memory${tokens}, a colour is a request. `;
+    const hidden = show_text ? "" : "Texts are not shown: the server was started without --show-text.";
+    Dom.byId("lead").textContent = `${model} serves here. ${square}${hidden}`;
   }
 
   function count(events) {
@@ -42,5 +58,5 @@ const Status = (() => {
     else Dom.byId("speed").textContent = recent.length ? `${sum("tokens")} tokens/s, ${sum("steps")} steps/s` : "at rest";
   }
 
-  return { show, about, count };
+  return { show, about, pool, count };
 })();

@@ -60,16 +60,28 @@ class Tape {
     const key = Math.min(Math.floor((step - this.first) / Tape.KEYFRAME_EVERY), this._keyframes.length - 1);
     const from = this.first + key * Tape.KEYFRAME_EVERY, isAhead = this._last.step <= step && this._last.step >= from;
     let { step: at, frame } = isAhead ? this._last : { step: from, frame: this._keyframes[key] };
-    for (; at < step; at += 1) frame = this.eventsOf(at + 1).reduce(Tape.advance, frame);
+    if (at < step) frame = this._play(frame, at, step);
     this._last = { step, frame };
     return frame;
   }
 
+  /** From the frame after step `at` to the one after `step`; `see` may look at each in between, and keep none. */
+  _play(frame, at, step, see = () => {}) {
+    return Reducer.together(() => {
+      for (; at < step; at += 1) {
+        frame = this.eventsOf(at + 1).reduce(Tape.advance, frame);
+        see(frame);
+      }
+      return frame;
+    });
+  }
+
   /** The share of the pool that was held after each step, the first one's too. */
   held() {
-    for (let step = this.first + this._held.length; step <= this.length; step += 1) {
-      this._held.push(Cells.shareHeld(this.frameAt(step).state));
-    }
+    const from = Math.max(this.first + this._held.length - 1, this.first), frame = this.frameAt(from);
+    const see = ({ state }) => this._held.push(Cells.shareHeld(state));
+    if (!this._held.length) see(frame);
+    if (from < this.length) this._last = { step: this.length, frame: this._play(frame, from, this.length, see) };
     return this._held;
   }
 

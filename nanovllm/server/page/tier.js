@@ -11,12 +11,13 @@ class Tier {
     this.grid = this._squares; // the one that shows it now
   }
 
-  shape(num_squares, noun) {
-    const isField = num_squares > Tier.MOST_SQUARES, num_columns = num_squares > 256 ? 32 : num_squares > 64 ? 16 : 8;
+  /** `most` is the number of squares of the larger pool: a block is of one size, on the device and on the host. */
+  shape(num_squares, noun, most = num_squares) {
+    const isField = most > Tier.MOST_SQUARES, num_columns = most > 256 ? 32 : most > 64 ? 16 : 8;
     this.grid = isField ? this._field : this._squares;
     for (const part of this.parts) part.element.hidden = part !== this.grid;
     this._squares.element.classList.toggle("dense", num_columns > 16);
-    this.grid.shape(num_squares, num_columns, noun);
+    this.grid.shape(num_squares, isField ? most : num_columns, noun);
   }
 
   show(cells, memory, selected, table) {

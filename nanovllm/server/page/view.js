@@ -50,9 +50,10 @@ const View = (() => {
     const size = isSlots ? Cells.SLOTS_A_SQUARE : pool.block_size;
     const num_squares = isSlots ? Math.ceil(pool.num_blocks / size) : pool.num_blocks;
     Dom.byId("stage").style.setProperty("--slots", size);
-    device.shape(num_squares, isSlots ? "slots, square" : "block");
+    const most = Math.max(num_squares, hostPool?.num_blocks ?? 0);
+    device.shape(num_squares, isSlots ? "slots, square" : "block", most);
     Dom.byId("host").hidden = !isThere(hostPool);
-    if (isThere(hostPool)) host.shape(hostPool.num_blocks, "host block");
+    if (isThere(hostPool)) host.shape(hostPool.num_blocks, "host block", most);
     Dom.byId("idea").textContent = idea;
     shaped = run;
     timed = null;
