@@ -81,7 +81,10 @@ FOUND = {"measured": {"nanovllm": {"step ms": 2.0}}, "says": ["the floor"], "mac
     [
         (f"import json; json.dump({FOUND}, open(sys.argv[-1], 'w'))", "## Decode; kernels"),
         ("sys.exit('error: no memory')", "Decode: exit status 1: error: no memory"),
-        ("import time; time.sleep(60)", "Decode: stopped after 1 seconds."),
+        (
+            "import time; print('peer: 9 tokens a second', file=sys.stderr, flush=True); time.sleep(60)",
+            "Decode: stopped after 1 seconds: peer: 9 tokens a second",
+        ),
     ],
     ids=["found", "failed", "late"],
 )

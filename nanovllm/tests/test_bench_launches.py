@@ -1,6 +1,7 @@
 """nanovllm bench launches: what a step starts, by engines one after the other."""
 
 import json
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -39,6 +40,7 @@ def test_calls_of_the_driver_by_name():
     events = [
         *(event("cudaLaunchKernel", 5), event("cuLaunchKernelEx", 2), event("cudaGraphLaunch", 10)),
         *(event("cudaMemcpyAsync", 3), event("cudaStreamSynchronize", 4), event("aten::mm", 9)),
+        event("cudaDeviceSynchronize", 1),  # as a profile ends
         *(event("attend_split", 7, DeviceType.CUDA), event("Memcpy HtoD (Pinned -> Device)", 3, DeviceType.CUDA)),
     ]
     assert launches.tally(events) == {
@@ -55,6 +57,22 @@ def test_a_gpu_has_three_ways_and_one_that_fails_is_told(run, monkeypatch):
     monkeypatch.setattr(launches, "ways", lambda engine: launches.WAYS_ON_GPU)
     status, out, _ = run("bench launches", "--rounds", "1", "--input-len", "4")
     assert status == 0 and "graphs: ValueError: attention_backend 'triton' cannot be had" in out
+
+
+def test_an_engine_is_gone_before_the_next_one_is_made_also_if_it_fails(run, monkeypatch):
+    engines = []
+
+    def failing(llm, *_):
+        assert not [each for each in engines if each() is not None], "an engine before it holds its memory"
+        engines.append(weakref.ref(llm.llm_engine))
+        raise KeyError("no kernel")  # as of a compiler: any kind of error
+
+    plain = {"attention_backend": "torch"}
+    monkeypatch.setattr(launches, "ways", lambda engine: {"first": plain, "second": plain})
+    monkeypatch.setattr(launches, "figures", failing)
+    status, out, err = run("bench launches", "--rounds", "1")
+    assert (status, out, len(engines)) == (2, "", 2)
+    assert err == "error: first: KeyError: 'no kernel'; second: KeyError: 'no kernel'\n"
 
 
 @pytest.mark.parametrize("command", ["launches", "peers", "published"])

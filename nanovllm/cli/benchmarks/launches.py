@@ -30,7 +30,7 @@ CALLS = {  # of CUDA, by how their names begin
     "kernels started": ("cudaLaunchKernel", "cuLaunchKernel"),
     "graphs started": ("cudaGraphLaunch",),
     "copies started": ("cudaMemcpyAsync",),
-    "waits": ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize"),
+    "waits": ("cudaStreamSynchronize", "cudaEventSynchronize"),  # cudaDeviceSynchronize: the profiler's, at its end
 }
 RAN, OPERATIONS = "kernels that ran", "operations of torch"
 
@@ -40,21 +40,35 @@ def measure(engine: dict[str, Any], rounds: int, batch_size: int, input_len: int
     says: list[str] = []
     found: dict[str, Any] = {}
     for name, options in ways(engine).items():
-        gc.collect()  # the engine before is gone, and its pool
+        free_memory()
         try:
-            llm = compiled_llm(engine | seats(engine, batch_size) | options)
-            found = found or machine(llm)
-            measured[name] = figures(llm, rounds, batch_size, input_len)
-            says.append(f"{name}: {llm.llm_engine.kernels.says}")
-            del llm
-        except (RuntimeError, ValueError) as error:  # too little memory, no triton: the other ways are measured
+            numbers, where = of_a_way(engine | seats(engine, batch_size) | options, rounds, batch_size, input_len)
+        except Exception as error:  # too little memory, no triton, a kernel: the other ways are measured
             says.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            continue
+        measured[name] = numbers
+        says.append(f"{name}: {where.pop('with')}")
+        found = found or where
     if not measured:
         raise ValueError("; ".join(says))
     settings = {"batch_size": batch_size, "input_len": input_len, "rounds": rounds, "counted_steps": COUNTED_STEPS}
     says.append("all numbers are those of one step; the time is a median, with nothing being counted")
-    found.pop("with")
     return {"bench": "launches", "settings": settings, "machine": found, "measured": measured, "says": says}
+
+
+def of_a_way(
+    engine: dict[str, Any], rounds: int, batch_size: int, input_len: int
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Its numbers, and what they belong to. The engine is gone when this returns, or raises."""
+    llm = compiled_llm(engine)
+    return figures(llm, rounds, batch_size, input_len), machine(llm)
+
+
+def free_memory() -> None:
+    """The next engine's pool takes what the device has free: torch keeps nothing of the engine before."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def ways(engine: dict[str, Any]) -> dict[str, dict[str, Any]]:

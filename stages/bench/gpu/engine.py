@@ -12,6 +12,8 @@ from stages.bench.gpu.common import Report, Row, Setup, shown
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL_POOL = ("--kv-cache-tokens", "32768", "--kv-offloading-tokens", "0")  # a peer's weights need room, too
+ONE_PREFILL = ("--max-num-batched-tokens", "32768")  # 256 prompts of 128: all sequences decode in all other steps
+LARGER_POOL = ("--kv-cache-tokens", "98304", "--kv-offloading-tokens", "0")
 TINY = ("--attention-backend", "torch", "--kv-cache-tokens", "512", "--offload-policy", "load")
 
 
@@ -31,6 +33,7 @@ FULL = {  # what is surest comes first: a part that is stopped keeps what it has
     6: [
         Bench("Decode, 1.1B, bfloat16", decodes("tinyllama-1.1b", "1,8,64", False, *SMALL_POOL)),
         Bench("Decode, 7B, bfloat16", decodes("llama-2-7b", "1,8", False, *SMALL_POOL)),
+        Bench("Decode, 1.1B, 256", decodes("tinyllama-1.1b", "256", False, *LARGER_POOL, *ONE_PREFILL)),
         Bench("Decode beside transformers, 1.1B", decodes("tinyllama-1.1b", "1,8", True, *SMALL_POOL)),
         Bench("Decode beside transformers, 7B", decodes("llama-2-7b", "1", True, *SMALL_POOL)),
     ],
@@ -70,8 +73,9 @@ def run(setup: Setup, report: Report, bench: Bench) -> None:
         done = subprocess.run(
             [*command, "--json", str(file.resolve())], cwd=ROOT, capture_output=True, text=True, timeout=seconds
         )
-    except subprocess.TimeoutExpired:
-        report.note(f"{bench.title}: stopped after {seconds:.0f} seconds.")
+    except subprocess.TimeoutExpired as late:  # its output is bytes, whatever was asked for
+        told = (late.stderr or b"").decode(errors="replace")
+        report.note(f"{bench.title}: stopped after {seconds:.0f} seconds: {last_line(told)}")
         return
     if done.returncode:
         report.note(f"{bench.title}: exit status {done.returncode}: {last_line(done.stderr)}")
