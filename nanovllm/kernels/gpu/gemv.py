@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .split import MAX_ROWS
+from .split import MAX_GEMV_ROWS
 
 NUMBERS = 4096  # of a tile
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """x [rows, size], at most MAX_ROWS rows; weight [outputs, size]; bias [outputs]; out [rows, outputs]"""
+    """x [rows, size], at most MAX_GEMV_ROWS rows; weight [outputs, size]; bias [outputs]; out [rows, outputs]"""
     (rows, size), outputs = x.shape, len(weight)
-    assert 1 <= rows <= MAX_ROWS, f"{rows} rows, at most {MAX_ROWS}"
+    assert 1 <= rows <= MAX_GEMV_ROWS, f"{rows} rows, at most {MAX_GEMV_ROWS}"
     assert weight.shape[1] == size and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     height = outputs_of_program(outputs)

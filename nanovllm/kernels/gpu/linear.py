@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .graphs import Capture, Step
 from .ops import Ops
-from .split import MAX_ROWS
+from .split import MAX_GEMV_ROWS
 
 REPEATS = 5
 LEAST_GAIN = 0.97  # of the library's time: two that are equally fast would take turns from start to start
@@ -62,7 +62,7 @@ class Linears:
         groups: dict[torch.Size, list[nn.Linear]] = {}
         for layer in layers:
             groups.setdefault(layer.weight.shape, []).append(layer)
-        for rows in (size for size in sizes if size <= MAX_ROWS):
+        for rows in (size for size in sizes if size <= MAX_GEMV_ROWS):
             for shape, group in groups.items():
                 x = group[0].weight.new_zeros(rows, shape[1])
                 library, kernel = (self._seconds(is_it, group, x, capture, timer) for is_it in (False, True))

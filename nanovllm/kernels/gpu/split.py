@@ -5,7 +5,7 @@ import torch
 MAX_SPLITS = 128
 PROGRAMS_FOR_SM = 2  # of each multiprocessor: one reads while the other computes
 PIECE = 2048  # logits of a program that looks for the likeliest
-MAX_ROWS = 4  # of gemv: more sums than that do not fit into registers
+MAX_GEMV_ROWS = 4  # more sums than theirs do not fit into registers
 QUERY_ROWS = 64  # of a program of prefill: a query has one for each query head of a KV head
 
 

@@ -30,7 +30,7 @@ from ...kernels.gpu.likeliest import find_likeliest
 from ...kernels.gpu.norm import add_rms_norm
 from ...kernels.gpu.prefill import paged_prefill
 from ...kernels.gpu.rope_write import rotate_and_write
-from ...kernels.gpu.split import MAX_ROWS, MAX_SPLITS, DecodeRoom, LikeliestRoom
+from ...kernels.gpu.split import MAX_GEMV_ROWS, MAX_SPLITS, DecodeRoom, LikeliestRoom
 from .pools import Shape
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -112,7 +112,7 @@ def launch_all(shape: Shape) -> None:
         rotate_and_write(qkv, angles, angles, numbers, numbers, blocks, 1, norm, norm, 1e-5, q)
     for residual in (x, None):
         add_rms_norm(x, residual, x[0], 1e-5, x)
-    for rows in range(1, MAX_ROWS + 1):
+    for rows in range(1, MAX_GEMV_ROWS + 1):
         gemv(x[:rows], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(rows, 6144, dtype=dtype))
     gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))
     silu_and_mul(x, x.view(8, 2048)[:4])
