@@ -138,7 +138,7 @@ def test_a_shape_is_served_with_random_weights(capsys, monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.parametrize("seconds", [240.0, 1e-9])
-def test_generate_batch_of_this_environment_serves_random_weights(tmp_path, seconds):
+def test_transformers_of_this_environment_serves_random_weights(tmp_path, seconds):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     engine = {"model": str(tmp_path), "load_format": "dummy", "skip_tokenizer_init": True, "device": "cpu"}
     found = published.measure(engine, True, seconds, num_requests=3, min_len=20, max_len=30, temperature=0.6)

@@ -81,9 +81,14 @@ WAYS = {
 POOLS = {"roomy": {}, "small": {"kv_cache_tokens": 96}, "chunks": {"max_num_batched_tokens": 8}}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("has_graphs", [True, False])
+ALL = [(way, pool, has_graphs) for way in WAYS for pool in POOLS for has_graphs in (True, False)]
+SHORT = {*((way, "roomy", True) for way in WAYS), ("greedy", "small", True), ("seeded", "chunks", False)}
+
+
+@pytest.mark.parametrize(
+    ("way", "pool", "has_graphs"),
+    [case if case in SHORT else pytest.param(*case, marks=pytest.mark.full) for case in ALL],
+)
 def test_tokens_are_those_of_plain_operations(checkpoint, way, pool, has_graphs):
     plain, fast = made(checkpoint, **POOLS[pool]), made(checkpoint, **POOLS[pool])
     capture = Recording() if has_graphs else None
