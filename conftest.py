@@ -63,26 +63,25 @@ def as_case(item: pytest.Item) -> Case:
 @pytest.hookimpl(trylast=True)  # after -k and -m: of two equal tests, the one that they leave runs
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, copies = config.getoption("part"), find_copies([as_case(item) for item in items], FOLDERS)
-    ends = costly_of_ends({item.path for item in items})
-    kinds = ["copies" if i in copies else "long" if is_long(item, ends) else "quick" for i, item in enumerate(items)]
+    last = costly_at_the_end({item.path for item in items})
+    kinds = ["copies" if i in copies else "long" if is_long(item, last) else "quick" for i, item in enumerate(items)]
     kept = {"quick": {"quick"}, "rest": {"copies", "long"}, "all": {"quick", "copies", "long"}}[part]
     config.stash[LEFT_OUT] = Counter(kind for kind in kinds if kind not in kept)
     config.hook.pytest_deselected(items=[item for item, kind in zip(items, kinds, strict=True) if kind not in kept])
     items[:] = [item for item, kind in zip(items, kinds, strict=True) if kind in kept]
 
 
-def costly_of_ends(paths: set[Path]) -> set[Path]:
-    """Of the costly files that are in this run, those of the first and of the last stage."""
-    ends = {folder / "tests" / name for folder in (STAGES[0], STAGES[-1]) for name in COSTLY}
-    return ends & paths
+def costly_at_the_end(paths: set[Path]) -> set[Path]:
+    """Of the costly files that are in this run, those of the last stage."""
+    return {STAGES[-1] / "tests" / name for name in COSTLY} & paths
 
 
-def is_long(item: pytest.Item, ends: set[Path]) -> bool:
-    """Marked so; or marked `ends`, or in a costly file of which an end runs too, and of a stage between the two."""
+def is_long(item: pytest.Item, last: set[Path]) -> bool:
+    """Marked so; or marked `ends` and of a stage between the two; or in a costly file that the last stage has, too."""
     between = STAGES[1:-1]
     stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")
     is_between = stage in [f"stages.{folder.name}" for folder in between] and item.get_closest_marker("ends")
-    is_costly = item.path.parent.parent in between and item.path.name in {end.name for end in ends}
+    is_costly = item.path.parent.parent in STAGES[:-1] and item.path.name in {path.name for path in last}
     return bool(item.get_closest_marker("full") or is_between or is_costly)
 
 

@@ -167,7 +167,7 @@ def run_pytest(repository: Path, *arguments: str) -> tuple[set[str], str]:
     return set(re.findall(r"^PASSED (\S+)", done.stdout, re.M)), done.stdout
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one", "two"])
+@pytest.mark.parametrize("processes", [(), pytest.param(("-n", "2"), marks=pytest.mark.full)], ids=["one", "two"])
 def test_quick_and_the_rest_are_all(repository, processes):
     """14 tests: 6 and an example in each stage. In the second one a test of LLM is not a copy, and one is long."""
     if processes:

@@ -59,15 +59,16 @@ def check_nothing_is_left(engine: AsyncLLM) -> None:
 
 
 def hold_steps(engine):
-    """Each step begins only once the event is set."""
-    may_step, step = threading.Event(), engine._thread.engine.step
+    """Each step begins only once the first event is set; the second one tells that a step waits for it."""
+    may_step, is_held, step = threading.Event(), threading.Event(), engine._thread.engine.step
 
     def held():
+        is_held.set()
         assert may_step.wait(timeout=10)
         return step()
 
     engine._thread.engine.step = held
-    return may_step
+    return may_step, is_held
 
 
 def slow_steps(engine):
@@ -148,7 +149,7 @@ def test_who_goes_away_is_aborted_within_a_step(make, how):
         outputs = engine.generate(PROMPT, greedy(40), "a")
         first = await anext(outputs)
         assert not first.finished
-        may_step = hold_steps(engine)  # the step that has begun may end, and one more may wait
+        may_step, _ = hold_steps(engine)  # the step that has begun may end, and one more may wait
         if how == "break":
             del outputs
             gc.collect()
@@ -178,9 +179,9 @@ def test_who_goes_away_is_aborted_within_a_step(make, how):
 
 def test_who_is_cancelled_before_the_request_is_added_adds_none(make):
     async def run(engine: AsyncLLM) -> None:
-        may_step = hold_steps(engine)
+        may_step, is_held = hold_steps(engine)
         first = asyncio.create_task(all_of(engine, PROMPT, greedy(2), "first"))
-        while not engine.get_num_unfinished_requests():
+        while not is_held.is_set():
             await asyncio.sleep(0.001)
         second = asyncio.create_task(all_of(engine, PROMPT, greedy(2), "second"))
         await asyncio.sleep(0.01)

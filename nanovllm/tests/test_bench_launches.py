@@ -52,6 +52,7 @@ def test_calls_of_the_driver_by_name():
     }
 
 
+@pytest.mark.full
 def test_a_gpu_has_three_ways_and_one_that_fails_is_told(run, monkeypatch):
     assert list(launches.ways({"device": "cuda:1"})) == ["plain operations", "kernels", "graphs"]
     monkeypatch.setattr(launches, "ways", lambda engine: launches.WAYS_ON_GPU)
@@ -59,6 +60,7 @@ def test_a_gpu_has_three_ways_and_one_that_fails_is_told(run, monkeypatch):
     assert status == 0 and "graphs: ValueError: attention_backend 'triton' cannot be had" in out
 
 
+@pytest.mark.full
 def test_an_engine_is_gone_before_the_next_one_is_made_also_if_it_fails(run, monkeypatch):
     engines = []
 

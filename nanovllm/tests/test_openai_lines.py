@@ -95,7 +95,7 @@ def test_null_and_what_asks_for_nothing_are_as_good_as_not_said():
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (line({"prompt": "a"}, url="/v1/embeddings"), 'url must be /v1/completions or /v1/chat/completions, not'),
+        (line({"prompt": "a"}, url="/v1/embeddings"), "url must be /v1/completions or /v1/chat/completions, not"),
         (line({"prompt": "a"}, method="GET"), 'method must be POST, not "GET"'),
         (line({"prompt": "a"}, custom_id=7), "custom_id must be a text, not 7"),
         (line({}) | {"body": []}, "body must be an object, not []"),

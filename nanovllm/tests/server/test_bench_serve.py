@@ -135,6 +135,7 @@ def test_an_answer_that_is_not_whole_has_failed(bench):
         assert status == 2 and "no request was answered: status 404: no such model" in err
 
 
+@pytest.mark.full
 def test_this_server(bench, served):
     status, found, table, _ = bench("--base-url", served.url, "--num-prompts", "3", "--request-rate", "50")
     numbers = found["measured"]["server"]

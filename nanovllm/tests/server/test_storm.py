@@ -64,6 +64,7 @@ def test_what_a_storm_calls_a_fault():
     assert malformed.fault_of(bad, Raw(b"", 0.1, True)) == "no answer"
 
 
+@pytest.mark.full
 def test_the_engine_is_killed_under_a_client_that_asks_again(served):
     """The front is this process here. The server that the client comes to then is another one."""
     ask = Ask("/v1/completions", '{"prompt": "Once", "max_tokens": 100, "stream": true, "ignore_eos": true}')
