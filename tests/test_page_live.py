@@ -205,8 +205,12 @@ def test_the_prompt_box_streams_a_text_and_shows_its_blocks(front, reader):
     alone = front.complete(prompt="Once upon a time there was a fox", max_tokens=4, temperature=0)
     said = reader.page.text_content("#answer")
     assert said.startswith("Once upon a time there was a fox") and len(said) > len(alone["choices"][0]["text"]) + 32
-    front.complete(prompt="The king", n=6, max_tokens=90, ignore_eos=True)  # takes every block of the pool
-    until(lambda: reader.text("#panel").startswith("Click a square"))
+
+    def is_let_go() -> bool:  # a page that is painted while others run in all blocks of the pool
+        front.complete(prompt="The king", n=6, max_tokens=90, ignore_eos=True)
+        return reader.text("#panel").startswith("Click a square")
+
+    until(is_let_go)
 
 
 @pytest.mark.full
