@@ -204,6 +204,7 @@ def test_kernels_make_the_tokens_of_plain_operations(checkpoint, device):
     pytest.importorskip("nanovllm.kernels.gpu.decode", reason="needs triton: make test-triton")
     options = {"device": device, "dtype": "float32", "max_num_batched_tokens": 8}
     plain, fast = made(checkpoint, **options), made(checkpoint, **options)
-    with_runner(fast, CudaCapture() if device == "cuda" else Recording(), ops=triton_ops())
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    assert outputs_of(fast, params) == outputs_of(plain, params)
+    with_runner(fast, CudaCapture() if device == "cuda" else Recording(), max_rows=4, ops=triton_ops())
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    found, expected = (llm.generate(PROMPTS[1:4], params) for llm in (fast, plain))  # the interpreter is slow
+    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
