@@ -47,8 +47,8 @@ def measure(
     answers = {HERE: serve_here(llm, load.tasks)} | answers
     measured = {name: figures(load, answer, bandwidth) for name, answer in answers.items()}
     if PEER in answers:
-        speeds = [measured[name]["tokens_per_second"] for name in (HERE, PEER)]
-        measured[PEER][f"{HERE} is times as fast"] = speeds[0] / speeds[1]
+        ratio = answers[HERE].tokens_per_second / answers[PEER].tokens_per_second
+        measured[PEER][f"{HERE} is times as fast"] = ratio
         says += cut_in_words(load.tasks, answers[PEER])
     num_prompt_tokens = sum(len(task.prompt) for task in load.tasks)
     settings = {"num_requests": num_requests, "lengths": f"{min_len} to {max_len}", "temperature": temperature}

@@ -4,7 +4,8 @@
     program r         row r: the same of all its pieces, and what is told of it
 
 A row of 150,000 logits is too much for one program: the others would wait while it reads. So its pieces are read by
-many, as the splits of a context are. For the same torch starts ten kernels, which turn all logits into float32 first.
+many, as the splits of a context are. torch's own operations turn all logits into float32 first, and go over them again
+for each step of it.
 """
 
 import triton

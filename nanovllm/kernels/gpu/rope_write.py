@@ -76,6 +76,28 @@ def rotate(first, second, cos, sin, DTYPE: tl.constexpr):
     return left.to(DTYPE), right.to(DTYPE)
 
 
+@triton.jit
+def turned(
+    heads,  # [heads, HALF_WIDTH], pointers to the first halves
+    is_number,  # as heads
+    weight,  # [SIZE], of the norm, or None
+    half,  # [HALF_WIDTH]
+    is_half,  # [HALF_WIDTH]
+    cos,  # [1, HALF_WIDTH]
+    sin,  # [1, HALF_WIDTH]
+    eps,
+    SIZE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Heads from memory, with their norm if there is one, rotated: two halves."""
+    first = tl.load(heads, mask=is_number, other=0.0).to(tl.float32)
+    second = tl.load(heads + SIZE // 2, mask=is_number, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        first, second = normalize(first, second, weight, half, is_half, eps, SIZE, DTYPE)
+    return rotate(first, second, cos, sin, DTYPE)
+
+
 @triton.jit(do_not_specialize=["positions", "slot_mapping"])
 def rotate_and_write_row(
     qkv,  # [rows, num_heads + 2 * num_kv_heads, head_dim]
@@ -113,11 +135,7 @@ def rotate_and_write_row(
     qkv += row * (GROUP + 2) * num_kv_heads * SIZE  # this row's
     heads = (kv_head * GROUP + head)[:, None] * SIZE + half[None, :]  # [HEADS, HALF_WIDTH]
     is_query = (head < GROUP)[:, None] & is_half[None, :]
-    first = tl.load(qkv + heads, mask=is_query, other=0.0).to(tl.float32)
-    second = tl.load(qkv + heads + HALF, mask=is_query, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        first, second = normalize(first, second, q_norm, half, is_half, eps, SIZE, DTYPE)
-    first, second = rotate(first, second, c, s, DTYPE)
+    first, second = turned(qkv + heads, is_query, q_norm, half, is_half, c, s, eps, SIZE, HAS_NORM, DTYPE)
     is_query = (head < GROUP)[:, None] & (half < HALF)[None, :]  # a padding row's too: zeros
     q_out += row * GROUP * num_kv_heads * SIZE
     tl.store(q_out + heads, first, mask=is_query)
@@ -126,11 +144,7 @@ def rotate_and_write_row(
     key = (GROUP * num_kv_heads + kv_head) * SIZE + half[None, :]  # [1, HALF_WIDTH]
     is_key = is_half[None, :]
     place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride + kv_head * SIZE + half[None, :]
-    first = tl.load(qkv + key, mask=is_key, other=0.0).to(tl.float32)
-    second = tl.load(qkv + key + HALF, mask=is_key, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        first, second = normalize(first, second, k_norm, half, is_half, eps, SIZE, DTYPE)
-    first, second = rotate(first, second, c, s, DTYPE)
+    first, second = turned(qkv + key, is_key, k_norm, half, is_half, c, s, eps, SIZE, HAS_NORM, DTYPE)
     tl.store(keys + place, first, mask=is_key)
     tl.store(keys + place + HALF, second, mask=is_key)
 

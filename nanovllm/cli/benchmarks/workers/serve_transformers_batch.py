@@ -24,13 +24,7 @@ def load(settings: Any) -> tuple[str, Serve]:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = load_model(transformers, settings)
-    generation = transformers.GenerationConfig(pad_token_id=0, eos_token_id=NO_TOKEN, do_sample=False)
-    if settings.temperature > 0:
-        generation.do_sample, generation.temperature = True, settings.temperature  # from all tokens: no top_k, no top_p
-    config = transformers.ContinuousBatchingConfig()
-    if model.device.type == "cpu":  # there it would take most of the machine's memory
-        config.num_blocks = blocks_of(settings, model.config, model.dtype.itemsize)
-        config.max_batch_tokens = 512
+    generation, config = configs(transformers, settings, model)
     attention = choose_attention(model, generation, config)
 
     def serve(prompts: list[list[int]], lengths: list[int]) -> Made:
@@ -48,6 +42,18 @@ def load(settings: Any) -> tuple[str, Serve]:
         return tokens, [times_of(found[id], started) if id in found else [] for id in ids]
 
     return f"{transformers.__version__} ({attention})", serve
+
+
+def configs(transformers: Any, settings: Any, model: Any) -> tuple[Any, Any]:
+    """Of the generation, and of the batching."""
+    generation = transformers.GenerationConfig(pad_token_id=0, eos_token_id=NO_TOKEN, do_sample=False)
+    if settings.temperature > 0:
+        generation.do_sample, generation.temperature = True, settings.temperature  # from all tokens: no top_k, no top_p
+    config = transformers.ContinuousBatchingConfig()
+    if model.device.type == "cpu":  # there it would take most of the machine's memory
+        config.num_blocks = blocks_of(settings, model.config, model.dtype.itemsize)
+        config.max_batch_tokens = 512
+    return generation, config
 
 
 def blocks_of(settings: Any, config: Any, itemsize: int) -> int:
