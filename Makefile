@@ -92,11 +92,11 @@ diff: ## what a stage changes in the one before, in reading order: STAGE=3; ARGS
 
 scoreboard: $(call needs,test) ## what each stage bought and what it cost; ARGS=--predict answers the lessons' questions
 	@$(PY) -m stages.bench $(or $(ARGS),scoreboard run)
-	@$(PY) -m stages.prose
+	@$(PY) -m stages.tools.prose
 
 measure: $(call needs,test) ## all figures of the course, in about 15 minutes alone on the machine; ARGS="decode offload", ARGS=--resume
 	@$(PY) -m stages.bench $(or $(ARGS),all)
-	@$(PY) -m stages.prose
+	@$(PY) -m stages.tools.prose
 
 gpu: $(call needs,test) ## what a GPU shows, in parts of minutes: PART=1, ... 9, else all; OUT=folder, ARGS="--device cpu --tiny"
 	@$(PY) -m stages.bench.gpu $(PART) --out $(or $(OUT),gpu-results) $(ARGS)

@@ -21,11 +21,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's imports are looked for beside it
 
-from stages.chaintools.check import faults
-from stages.chaintools.checking import check_exercise
-from stages.chaintools.copy import renew_copy
-from stages.chaintools.diffs import diff_md, show
-from stages.chaintools.exercise import (
+from stages.tools.chain.check import faults
+from stages.tools.chain.copy import renew_copy
+from stages.tools.chain.diffs import diff_md, show
+from stages.tools.chain.lines import added_lines, optional_lines
+from stages.tools.chain.load import load
+from stages.tools.chain.model import Chain, ChainError
+from stages.tools.chain.pager import show_in_pager
+from stages.tools.chain.progress import abort, begin
+from stages.tools.chain.propagate import propagate
+from stages.tools.exercise.check import check_exercise
+from stages.tools.exercise.folder import (
     changed_by_learner,
     exercise_folder,
     how_to,
@@ -35,13 +41,7 @@ from stages.chaintools.exercise import (
     what_next,
     write_exercise,
 )
-from stages.chaintools.lines import added_lines, optional_lines
-from stages.chaintools.load import load
-from stages.chaintools.model import Chain, ChainError
-from stages.chaintools.pager import show_in_pager
-from stages.chaintools.progress import abort, begin
-from stages.chaintools.proof import proof_faults
-from stages.chaintools.propagate import propagate
+from stages.tools.exercise.proof import declared_faults, proof_faults
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -100,7 +100,7 @@ def _add_exercise(commands: Any) -> None:
 
 
 def _check(chain: Chain, options: argparse.Namespace) -> int:
-    found = faults(chain)
+    found = [*faults(chain), *(fault for stage in chain.stages for fault in declared_faults(stage))]
     if options.exercises and not found:  # a proof on a broken chain would prove nothing
         found = [fault for stage in chain.stages for fault in proof_faults(stage)]
     for fault in found:

@@ -283,7 +283,7 @@ def number_faults(prose: Prose, allowed: Iterable[str] = ()) -> Iterator[str]:
         sentences = sentences.replace(text, " ")
     for match in MEASURED.finditer(sentences):
         around = sentences[max(0, match.start() - 30) : match.end() + 20]
-        yield f"{match[0]!r} was typed by hand in {around!r}: let stages/prose write it"
+        yield f"{match[0]!r} was typed by hand in {around!r}: let stages/tools/prose write it"
 
 
 def mark_faults(prose: Prose) -> Iterator[str]:

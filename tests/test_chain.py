@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from stages.chain import ROOT, main
-from stages.chaintools import ChainError, added_lines, load
-from stages.chaintools.diffs import diff_md
-from stages.chaintools.functions import find
-from stages.chaintools.lines import code_lines, optional_lines
-from stages.chaintools.proof import proof_faults
+from stages.tools.chain import ChainError, added_lines, load
+from stages.tools.chain.diffs import diff_md
+from stages.tools.chain.lines import code_lines, optional_lines
+from stages.tools.exercise.functions import find
+from stages.tools.exercise.proof import proof_faults
 from tests.helpers import find_stages, full
 
 POOL_1 = '''"""One pool."""

@@ -118,9 +118,9 @@ def test_a_key_is_shown_in_one_form():
 
 
 def test_figures_are_current():
-    from stages.prose import marks
+    from stages.tools.prose import marks
 
-    assert marks.stale(ROOT) == [], "python -m stages.prose brings them up to date"
+    assert marks.stale(ROOT) == [], "python -m stages.tools.prose brings them up to date"
 
 
 @pytest.mark.skipif(not (ROOT / "Makefile").exists(), reason="no Makefile")
@@ -318,7 +318,7 @@ def test_a_key_in_two_forms_is_found(made_up, texts, faults):
 
 
 def test_marks_in_a_notebook_are_filled_in_and_nothing_else_changes(tmp_path, monkeypatch):
-    from stages.prose import marks
+    from stages.tools.prose import marks
 
     monkeypatch.setattr(marks, "known", lambda root: {"a": {"gain": 4.25}})
     mark = "<!-- n: a.gain:.1f -->{}<!-- / -->"

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 
 from stages.bench import predict, scoreboard
 from stages.bench.engines import PACKAGES
-from stages.chaintools import load
-from stages.prose import ideas, tables
+from stages.tools.chain import load
+from stages.tools.prose import ideas, tables
 from tests.helpers import ROOT
 
 STAGES = [stage for stage in load(ROOT).stages if stage.key.startswith("s")]
@@ -21,7 +21,7 @@ each_stage = pytest.mark.parametrize("stage", STAGES, ids=[stage.key for stage i
 def test_a_stage_is_measured_and_asked(stage):
     assert PACKAGES[stage.key] == stage.name
     assert stage.key in predict.stages(), "stages/bench/predict has no file for it"
-    assert stage.key in ideas.EFFECTS, "stages/prose/ideas.py does not say what it brought"
+    assert stage.key in ideas.EFFECTS, "stages/tools/prose/ideas.py does not say what it brought"
     assert [v for v in scoreboard.VARIANTS if v.label.startswith(f"{stage.key},") and v.name == stage.key]
 
 

@@ -20,9 +20,9 @@ from models.training.checkpoint import write_checkpoint
 from models.training.stories import Paragraph, Recipe, epochs, read_corpus, rows, tokenize, train_tokenizer
 from models.training.train import Data, held_out_batches
 from models.training.trainer import Settings, Trainer, drop
-from stages.prose import model_card
 from stages.s1_contiguous_cache import LLM, SamplingParams
 from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
+from stages.tools.prose import model_card
 
 SHAPE = replace(
     training.trainer.SHAPE,

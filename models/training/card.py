@@ -1,6 +1,6 @@
 """The model card's pictures and samples, from a finished run: `python -m models.training.card`.
 
-Writes loss.svg and samples.json beside the checkpoint; `python -m stages.prose` then brings the card up to date.
+Writes loss.svg and samples.json beside the checkpoint; `python -m stages.tools.prose` then brings the card up to date.
 """
 
 import json

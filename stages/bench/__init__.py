@@ -16,5 +16,5 @@
     predict/       a file a lesson
     gpu/           what a GPU shows: `make gpu`, a file a part
 
-Arrows go one way: stages <- models <- stages.bench <- notebooks. stages.prose reads results.json alone.
+Arrows go one way: stages <- models <- stages.bench <- notebooks. stages.tools.prose reads results.json alone.
 """

@@ -1,7 +1,7 @@
 """Measure the stages: `python -m stages.bench [TABLE ...]`; "all" measures every table, without one scoreboard and run.
 
 Each table goes to stages/bench/results.json as soon as it is measured, so what is stopped goes on with --resume.
-`python -m stages.prose` writes the figures into the prose. Give the machine to the measurement alone: every other
+`python -m stages.tools.prose` writes the figures into the prose. Give the machine to the measurement alone: every other
 process that runs on it is measured too.
 """
 

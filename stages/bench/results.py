@@ -1,4 +1,4 @@
-"""results.json: what was measured, and on which machine. stages.prose writes it into the READMEs.
+"""results.json: what was measured, and on which machine. stages.tools.prose writes it into the READMEs.
 
 A key is a path in it: value("predict.s1.cache_at_990"). Beside a timed figure stands its spread over the rounds,
 cache_at_990_spread: the least and the largest. All of it is of one machine; "measured" names it, and each table's time.

@@ -27,7 +27,7 @@ class StepSeconds(NamedTuple):
 
 
 class Shown:
-    """Writes numbers into answers: each in a mark that names its key, as in all prose (stages/prose/marks.py).
+    """Writes numbers into answers: each in a mark that names its key, as in all prose (stages/tools/prose/marks.py).
 
     >>> Shown("predict.s9", {"cost": {"16": 1.25}})("cost.16", ".1f")
     '<!-- n: predict.s9.cost.16:.1f -->1.2<!-- / -->'

@@ -1,13 +1,13 @@
-"""Bring the numbers and tables of all README files up to date: `python -m stages.prose`; --check compares only."""
+"""Bring the numbers and tables of all README files up to date: `python -m stages.tools.prose`; --check compares."""
 
 import argparse
 import sys
 
-from stages.prose.marks import RESULTS, stale, write
+from stages.tools.prose.marks import RESULTS, stale, write
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m stages.prose", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m stages.tools.prose", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a number is not current")
     args = parser.parse_args(argv)
     names = stale() if args.check else write()

@@ -19,11 +19,11 @@ from typing import Any
 
 from safetensors import safe_open
 
-from stages.chaintools import added_lines, load
-from stages.prose import ideas, model_card, tables
-from stages.prose.markdown import look_up
+from stages.tools.chain import added_lines, load
+from stages.tools.prose import ideas, model_card, tables
+from stages.tools.prose.markdown import look_up
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path("stages/bench/results.json")
 BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS
 NUMBER = re.compile(r"(<!-- n: ([\w.]+)(?::([^ ]+))? -->).*?(<!-- / -->)", re.DOTALL)

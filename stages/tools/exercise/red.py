@@ -4,8 +4,8 @@ import re
 import textwrap
 from typing import Any
 
-from .exercise import how_to
-from .model import Stage, Step
+from ..chain.model import Stage, Step
+from .folder import how_to
 
 
 def say_red(stage: Stage, step: Step, num_green: int, red: list[dict[str, Any]]) -> None:

@@ -6,7 +6,7 @@ import tokenize
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .model import ChainError
+from ..chain.model import ChainError
 
 
 class Function(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .exercise import exercise_folder, how_to, open_functions, remember_step, step_of
+from ..chain.model import GAIN_TEST, ChainError, Stage, Step
+from .folder import exercise_folder, how_to, open_functions, remember_step, step_of
 from .functions import find
-from .model import GAIN_TEST, ChainError, Stage, Step
 from .red import say_red
 
 FLAGS = ("-q", "--tb=short", "--rootdir=.", "--confcutdir=.", "-c", os.devnull, "-p", "no:cacheprovider")
@@ -21,7 +21,7 @@ SETTINGS = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDO
 SETTINGS |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a stage needs pytest alone
 STORY = ("--temperature", "0", "--max-tokens", "40", "The fox looked at the table")
 
-TOOLS = Path(__file__).resolve().parents[2]
+TOOLS = Path(__file__).resolve().parents[3]
 
 
 class Result(NamedTuple):
@@ -102,7 +102,7 @@ def _body(text: str, name: str) -> str | None:
 def _run(stage: Stage, folder: Path, groups: list[tuple[str, ...]]) -> list[Result]:
     """Run groups of tests in one process; what each came to. Raises ChainError if they did not run."""
     tests = dict.fromkeys(test for group in groups for test in group)
-    command = [sys.executable, "-m", "pytest", *FLAGS, "-p", "stages.chaintools.told", *tests]
+    command = [sys.executable, "-m", "pytest", *FLAGS, "-p", "stages.tools.exercise.reporter", *tests]
     read_end, write_end = os.pipe()
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stages.prose.markdown import Column, duration, mib, table, table_of, whole
+from stages.tools.prose.markdown import Column, duration, mib, table, table_of, whole
 
 Results = dict[str, Any]  # what stages/bench/results.json holds
 NOT_YET = "Not measured yet.\n"

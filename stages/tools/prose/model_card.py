@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stages.prose.markdown import table
+from stages.tools.prose.markdown import table
 
-STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
+STORYTELLER = Path(__file__).resolve().parents[3] / "models" / "storyteller"
 Results = dict[str, Any]  # what stages/bench/results.json holds
 
 

@@ -8,9 +8,9 @@ import json
 import shutil
 from pathlib import Path
 
+from ..chain.model import ChainError, FunctionName, Stage, Step, files_under
 from .fits import gone
 from .functions import Function, find
-from .model import ChainError, FunctionName, Stage, Step, files_under
 
 RECORD = ".written.json"  # what was written into an exercise, so that a learner's work is told from it
 AT = ".step"  # the step that the learner is at

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .exercise import copy_stage, open_functions
-from .model import GAIN_TEST, ChainError, Stage
+from ..chain.model import GAIN_FIGURES, GAIN_TEST, ChainError, FunctionName, Stage, Step
+from .folder import copy_stage, open_functions
+from .functions import find
 
 SECONDS = 300  # for one run of the tests; an opened function may loop for ever
 FLAGS = ("-q", "--rootdir=.", "-p", "no:cacheprovider", "--color=no", "--tb=no", "--show-capture=no", "-rpfE")
@@ -21,6 +22,48 @@ SETTINGS = {
     "PYTEST_ADDOPTS": "",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a stage needs pytest alone
 }
+ALWAYS_GIVEN = ("__init__", "check_integrity")  # an exercise opens neither
+
+
+def declared_faults(stage: Stage) -> Iterator[str]:
+    """Yield each mistake in the steps that chain.toml declares, such as a function that does not exist."""
+    if (stage.before or stage.steps) and not 3 <= len(stage.steps) <= 5:
+        yield f"{stage.path}: its exercise has {len(stage.steps)} steps, and should have 3 to 5"
+    for file in (GAIN_TEST, GAIN_FIGURES) if stage.steps else ():
+        if not stage.text(file):
+            yield f"{stage.path}/{file} is missing"
+    for step in stage.steps:
+        for name in step.functions:
+            if fault := _fault_of_function(stage, name):
+                yield f"{stage.path}, step {step.number}: {name} {fault}"
+        yield from _missing_tests(stage, step)
+
+
+def _fault_of_function(stage: Stage, name: FunctionName) -> str:
+    assert stage.before, "the first stage has no steps"
+    if name.name.rpartition(".")[2] in ALWAYS_GIVEN:
+        return "is always given: choose another function"
+    try:
+        now, before = (find(side.text(name.file), name.name) for side in (stage, stage.before))
+    except ChainError as error:
+        return f"cannot be opened: {error}"
+    if now is None:
+        return "does not exist"
+    if before and before.body.strip() == now.body.strip():
+        return "is the same as in the stage before: there is nothing to write"
+    return ""
+
+
+def _missing_tests(stage: Stage, step: Step) -> Iterator[str]:
+    for test in step.tests:
+        file, _, name = test.partition("[")[0].partition("::")
+        try:
+            there = stage.text(file) and (not name or find(stage.text(file), name.replace("::", ".")))
+        except ChainError as error:
+            yield f"{stage.path}/{file}: {error}"
+            continue
+        if not there:
+            yield f"{stage.path}, step {step.number}: there is no test {test}"
 
 
 def proof_faults(stage: Stage, finished: bool = True) -> list[str]:

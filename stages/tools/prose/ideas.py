@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.chaintools import Stage, added_lines, load
-from stages.prose.markdown import look_up, table
+from stages.tools.chain import Stage, added_lines, load
+from stages.tools.prose.markdown import look_up, table
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 Results = dict[str, Any]  # what stages/bench/results.json holds
 
 

@@ -1,4 +1,4 @@
-"""The gain of a stage, counted twice on the same work: `python stages/chaintools/gain.py STAGE BEFORE NOW`.
+"""The gain of a stage, counted twice on the same work: `python stages/tools/exercise/gain.py STAGE BEFORE NOW`.
 
 STAGE is the package whose tests/gain.py counts: before(engine, folder) and now(engine, folder), each a dict of counts
 by name. BEFORE and NOW are the packages of the two engines: a learner's is exercises.s2. Prints a table.

@@ -5,11 +5,8 @@ from contextlib import suppress
 
 from .copy import copy_faults
 from .diffs import diff_md
-from .functions import find
 from .lines import added_lines, optional_lines
-from .model import GAIN_FIGURES, GAIN_TEST, Chain, ChainError, Change, FunctionName, Stage, Step, is_free
-
-ALWAYS_GIVEN = ("__init__", "check_integrity")  # an exercise opens neither
+from .model import Chain, ChainError, Change, Stage, is_free
 
 
 def faults(chain: Chain) -> list[str]:
@@ -20,7 +17,6 @@ def faults(chain: Chain) -> list[str]:
         found += _undeclared(stage)
         found += _size(stage)
         found += _diff_md(stage)
-        found += _exercise(stage)
     return [*found, *copy_faults(chain)]
 
 
@@ -86,55 +82,14 @@ def _size(stage: Stage) -> Iterator[str]:
     last = [change.file for change in stage.changes][len(stage.changes) - len(stage.optional.files) :]
     if {*stage.optional.files} != {*last}:
         yield f"{stage.path}: its optional files ({', '.join(stage.optional.files)}) are not the last of its files"
+    if [change.file for change in stage.changes[: len(stage.lesson)]] != [*stage.lesson]:
+        yield f"{stage.path}: the files of its lesson ({', '.join(stage.lesson)}) are not the first of its files"
 
 
 def _diff_md(stage: Stage) -> Iterator[str]:
     with suppress(ChainError):  # not Python: _size names the file
         if stage.text("DIFF.md") != diff_md(stage):
             yield f"{stage.path}/DIFF.md is not current: run python stages/chain.py write"
-
-
-def _exercise(stage: Stage) -> Iterator[str]:
-    """Steps that name what is not there, or what cannot be opened."""
-    if (stage.before or stage.steps) and not 3 <= len(stage.steps) <= 5:
-        yield f"{stage.path}: its exercise has {len(stage.steps)} steps, and should have 3 to 5"
-    for file in (GAIN_TEST, GAIN_FIGURES) if stage.steps else ():
-        if not stage.text(file):
-            yield f"{stage.path}/{file} is missing"
-    if [change.file for change in stage.changes[: len(stage.lesson)]] != [*stage.lesson]:
-        yield f"{stage.path}: the files of its lesson ({', '.join(stage.lesson)}) are not the first of its files"
-    for step in stage.steps:
-        for name in step.functions:
-            if fault := _fault_of_function(stage, name):
-                yield f"{stage.path}, step {step.number}: {name} {fault}"
-        yield from _missing_tests(stage, step)
-
-
-def _fault_of_function(stage: Stage, name: FunctionName) -> str:
-    assert stage.before, "the first stage has no steps"
-    if name.name.rpartition(".")[2] in ALWAYS_GIVEN:
-        return "is always given: choose another function"
-    try:
-        now, before = (find(side.text(name.file), name.name) for side in (stage, stage.before))
-    except ChainError as error:
-        return f"cannot be opened: {error}"
-    if now is None:
-        return "does not exist"
-    if before and before.body.strip() == now.body.strip():
-        return "is the same as in the stage before: there is nothing to write"
-    return ""
-
-
-def _missing_tests(stage: Stage, step: Step) -> Iterator[str]:
-    for test in step.tests:
-        file, _, name = test.partition("[")[0].partition("::")
-        try:
-            there = stage.text(file) and (not name or find(stage.text(file), name.replace("::", ".")))
-        except ChainError as error:
-            yield f"{stage.path}/{file}: {error}"
-            continue
-        if not there:
-            yield f"{stage.path}, step {step.number}: there is no test {test}"
 
 
 def _content(stage: Stage | None, file: str) -> bytes | None:
