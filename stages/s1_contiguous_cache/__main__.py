@@ -2,40 +2,90 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import get_args
 
 from .config import EngineConfig
-from .console import run_command
-from .flags import add_flags, flag_values
 from .llm import LLM
+from .outputs import RequestOutput
 from .sampling import SamplingParams
-from .stories import PROMPTS, show, summary, with_small_pool
+
+PROMPTS = [
+    '"Good morning," said the fox',
+    "The wolf knocked at the door",
+    "Once upon a time there was a princess",
+    "The King had three sons, and the youngest",
+    "Dorothy looked at the Scarecrow",
+    "Long ago, when animals could talk,",
+]
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: tell(parser().parse_args(argv)))
-
-
-def tell(args: argparse.Namespace) -> int:
-    """Tell the stories that the command line asks for. Returns the exit status."""
+    """Run the command line. Return its exit status."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=sys.modules[__package__].__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # the description has a list
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="texts to continue (default: six beginnings)")
+    add_flags(parser, EngineConfig)
+    add_flags(parser, SamplingParams)
+    parser.set_defaults(temperature=0.7, top_p=0.9, max_tokens=120, kv_cache_tokens=2048)
+    options = vars(parser.parse_args(argv))
+    prompts = options.pop("prompts") or PROMPTS
     try:
-        llm = LLM(**with_small_pool(flag_values(EngineConfig, args)))
-        params = SamplingParams(**flag_values(SamplingParams, args))
+        params = SamplingParams(**{name: options.pop(name) for name in flags_of(SamplingParams)})
+        llm = LLM(**options)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    outputs = show(llm.stream(args.prompts or PROMPTS, params))
-    print("\n" + summary(llm, outputs))
+        parser.error(str(error))
+    outputs = show(llm.stream(prompts, params))
+    print(summary(llm, outputs))
     return 1 if any(output.error for output in outputs) else 0
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=sys.modules[__package__].__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # the docstring is a list
-    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="texts to go on from; default: six beginnings")
-    add_flags(parser, EngineConfig)
-    add_flags(parser, SamplingParams)
-    parser.set_defaults(temperature=0.7, top_p=0.9, max_tokens=120)
-    return parser
+def flags_of(options: type) -> dict[str, type]:
+    """Return the fields of a dataclass that are flags, with their types: int for a field of type int | None."""
+    return {field.name: (*get_args(field.type), field.type)[0] for field in fields(options) if field.metadata}
+
+
+def add_flags(parser: argparse.ArgumentParser, options: type) -> None:
+    """Add a flag for each option: --max-num-seqs for max_num_seqs."""
+    for name, kind in flags_of(options).items():
+        field = options.__dataclass_fields__[name]
+        default = f" (default: {field.default})" if field.default is not None else ""
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=kind, default=field.default, help=field.metadata["help"] + default)
+
+
+def show(stream: Iterator[RequestOutput]) -> list[RequestOutput]:
+    """Print the first story as it comes, and the others when all have ended. Return their outputs."""
+    finished, num_printed = {}, 0
+    for output in stream:
+        if output.request_id == "0":
+            text = f"{output.prompt}{output.outputs[0].text}"
+            print(text[num_printed:], end="", flush=True)
+            num_printed = len(text)
+        if output.finished:
+            finished[int(output.request_id)] = output
+    for index, output in sorted(finished.items()):
+        completion = output.outputs[0]
+        print(f"{output.prompt}{completion.text}" if index else "", end="")
+        print(f"  [{len(completion.token_ids)} tokens, {output.error or completion.finish_reason}]\n")
+    return [output for _, output in sorted(finished.items())]
+
+
+def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
+    """Return one line: the speed of the run, and what it took of the pool at its peak."""
+    served = [output for output in outputs if not output.error]
+    if not served:
+        return "nothing was served"
+    num_tokens = sum(len(completion.token_ids) for output in served for completion in output.outputs)
+    start = served[0].metrics.arrival_time
+    seconds = max(output.metrics.finished_time for output in served) - start
+    first_token = served[0].metrics.first_token_time - start
+    pool = llm.peak
+    return (
+        f"{num_tokens / seconds:.0f} tokens/s, first token {first_token * 1000:.0f} ms, KV slots: {pool.held:,} of "
+        f"{pool.num_slots:,} reserved, {pool.used:,} used ({pool.used / pool.held:.0%}) |{pool.strip(32)}|"
+    )
 
 
 if __name__ == "__main__":

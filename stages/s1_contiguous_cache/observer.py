@@ -1,0 +1,33 @@
+"""Observer: hears of everything that an engine does. To trace an engine, give it an observer of your own."""
+
+
+class Observer:
+    """An observer that ignores everything. A subclass overrides tell().
+
+    add       seq                      it waits at the end of the queue
+    refuse    request_id, error        it cannot be served
+    begin                              a step begins
+    admit     seq, hits                it holds its slots; hits: nothing in this stage
+    wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
+    schedule  batch                    these sequences compute so many tokens in this step
+    step      batch, updated           the new tokens are appended; updated: sequences that have one
+    free      seq, slots               it has given these slots back
+    finish    seq                      it has ended and holds nothing
+    end       error                    the step is over; error: what it raised, or None
+    """
+
+    def tell(self, kind: str, *details: object) -> None:
+        """Note an event. The engine's thread calls this right after the thing has happened."""
+
+
+class ObservedStep:
+    """A step of an engine: the observer is told when it begins and when it ends."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def __enter__(self) -> None:
+        self._observer.tell("begin")
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._observer.tell("end", error)
