@@ -1,14 +1,14 @@
-"""The chain of stages: check it, read it, practise with it, mend it.
+"""The chain of stages: check it, read it, practice with it, mend it.
 
-    python stages/chain.py check [--exercises]   is every difference between two stages one that chain.toml declares?
-    python stages/chain.py diff 3                what stage 3 changes, in reading order
-    python stages/chain.py write                 write the DIFF.md of each stage, and the copy of the last one
-    python stages/chain.py size                  the lines of code that each stage adds
-    python stages/chain.py exercise 3            stage 3 with the functions of its exercise left to you
-    python stages/chain.py exercise 3 --check    is what you have written right, and what is won? Needs pytest and torch
-    python stages/chain.py propagate s2          merge an edit of s2 forward to the last stage and its copy
+    python stages/chain.py check [--exercises]   is every difference between two stages declared in chain.toml?
+    python stages/chain.py diff 3                what stage 3 changes, in reading order; diff nanovllm for the package
+    python stages/chain.py write                 write the DIFF.md of each stage
+    python stages/chain.py size                  count the lines of code that each stage adds
+    python stages/chain.py exercise 3            write stage 3 with the functions of its exercise left to you
+    python stages/chain.py exercise 3 --check    check your solution, and count the gain; needs pytest and torch
+    python stages/chain.py propagate s2          merge an edit of s2 forward, through the last stage into the package
 
-All else needs Python >= 3.11 and git. exercise --help and propagate --help tell the rest.
+Everything else needs only Python >= 3.11 and git. See also exercise --help and propagate --help.
 """
 
 import argparse
@@ -19,17 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's imports are looked for beside it
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script imports from its own folder
 
 from stages.tools.chain.check import faults
-from stages.tools.chain.copy import renew_copy
-from stages.tools.chain.diffs import diff_md, show
+from stages.tools.chain.diffs import diff_md, show, show_in_pager
 from stages.tools.chain.lines import added_lines, optional_lines
 from stages.tools.chain.load import load
 from stages.tools.chain.model import Chain, ChainError
-from stages.tools.chain.pager import show_in_pager
-from stages.tools.chain.progress import abort, begin
-from stages.tools.chain.propagate import propagate
+from stages.tools.chain.propagate import abort, begin, propagate
 from stages.tools.exercise.check import check_exercise
 from stages.tools.exercise.folder import (
     changed_by_learner,
@@ -47,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Run one command on the repository at `root`; returns the exit status: 1 for faults or conflicts, 2 for misuse."""
+    """Run one command on the repository at `root`. Return the exit status: 1 for faults or conflicts, 2 for misuse."""
     options = _parser().parse_args(arguments)
     try:
         return options.run(load(root), options)
@@ -62,22 +59,22 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="command")
-    check = commands.add_parser("check", help="compare the stages with chain.toml")
+    check = commands.add_parser("check", help="compare the stages and the package with chain.toml")
     check.set_defaults(run=_check)
     check.add_argument("--exercises", action="store_true", help="also prove the exercises, by running their tests")
     diff = commands.add_parser("diff", help="show what a stage changes, in reading order")
     diff.set_defaults(run=_diff)
-    diff.add_argument("stage", help="2, s2 or s2_block_manager")
-    diff.add_argument("--file", metavar="NAME", help="show this file alone")
-    diff.add_argument("--color", action="store_true", help="in colour even if this is no terminal")
-    commands.add_parser("write", help="write each DIFF.md, and the last stage's copy").set_defaults(run=_write)
-    commands.add_parser("size", help="the lines of code that each stage adds").set_defaults(run=_size)
+    diff.add_argument("stage", help="2, s2, s2_block_manager or nanovllm")
+    diff.add_argument("--file", metavar="NAME", help="show only this file")
+    diff.add_argument("--color", action="store_true", help="use color even if the output is not a terminal")
+    commands.add_parser("write", help="write each DIFF.md").set_defaults(run=_write)
+    commands.add_parser("size", help="count the lines of code that each stage adds").set_defaults(run=_size)
     _add_exercise(commands)
-    forward = commands.add_parser("propagate", help="merge an edit of a stage forward to the last")
+    forward = commands.add_parser("propagate", help="merge an edit of a stage forward, into the package at last")
     forward.set_defaults(run=_propagate)
     forward.add_argument("stage", nargs="?", help="the stage that was edited")
     forward.add_argument("--since", metavar="REV", help="the revision before the edit (default: HEAD)")
-    forward.add_argument("--abort", action="store_true", help="put all files back as they were before propagate")
+    forward.add_argument("--abort", action="store_true", help="restore all files as they were before propagate")
     return parser
 
 
@@ -89,34 +86,31 @@ def _add_exercise(commands: Any) -> None:
         "--step",
         type=int,
         metavar="K",
-        help="start at this step; those before it are given solved. Where there is work of yours: how to go on with it",
+        help="start at this step, with the steps before it solved. If you have begun already: print how to go on",
     )
-    exercise.add_argument("--check", action="store_true", help="test the step that you are at, or --step K alone")
-    exercise.add_argument(
-        "--hint", type=int, nargs="?", const=1, choices=(1, 2), help="print a hint, and write nothing"
-    )
-    exercise.add_argument("--reveal", metavar="NAME", help="print the solution of a function, and write nothing")
-    exercise.add_argument("--force", action="store_true", help="throw away your work in exercises/sN")
+    exercise.add_argument("--check", action="store_true", help="test your current step, or only --step K")
+    exercise.add_argument("--hint", type=int, nargs="?", const=1, choices=(1, 2), help="print a hint; write nothing")
+    exercise.add_argument("--reveal", metavar="NAME", help="print the solution of a function; write nothing")
+    exercise.add_argument("--force", action="store_true", help="discard your work in exercises/sN")
 
 
 def _check(chain: Chain, options: argparse.Namespace) -> int:
-    found = [*faults(chain), *(fault for stage in chain.stages for fault in declared_faults(stage))]
-    if options.exercises and not found:  # a proof on a broken chain would prove nothing
-        found = [fault for stage in chain.stages for fault in proof_faults(stage)]
-    for fault in found:
+    result = [*faults(chain), *(fault for stage in chain.stages for fault in declared_faults(stage))]
+    if options.exercises and not result:  # a proof on a broken chain would prove nothing
+        result = [fault for stage in chain.stages for fault in proof_faults(stage)]
+    for fault in result:
         print(fault)
     if len(chain.stages) == 1:
         print(f"{chain.stages[0].key} is the only stage: there is no link to compare yet")
-    what = "stages and exercises" if options.exercises else "stages"
-    print(
-        f"faults: {len(found)}" if found else f"{what} are as chain.toml says: {', '.join(s.key for s in chain.stages)}"
-    )
-    return 1 if found else 0
+    checked = "stages and exercises" if options.exercises else "stages"
+    keys = ", ".join(link.key for link in chain.links)
+    print(f"faults: {len(result)}" if result else f"{checked} are as chain.toml says: {keys}")
+    return 1 if result else 0
 
 
 def _diff(chain: Chain, options: argparse.Namespace) -> int:
     is_terminal = sys.stdout.isatty()
-    text = "\n".join(show(chain.stage(options.stage), options.color or is_terminal, options.file))
+    text = "\n".join(show(chain.link(options.stage), options.color or is_terminal, options.file))
     if not (is_terminal and show_in_pager(text)):
         print(text)
     return 0
@@ -128,8 +122,6 @@ def _write(chain: Chain, options: argparse.Namespace) -> int:
         is_current = stage.text("DIFF.md") == text
         (stage.folder / "DIFF.md").write_text(text, encoding="utf-8")
         print(f"{stage.path}/DIFF.md: {'was current' if is_current else 'written'}")
-    for line in renew_copy(chain):
-        print(line)
     return 0
 
 
@@ -141,16 +133,16 @@ def _size(chain: Chain, options: argparse.Namespace) -> int:
     return 0
 
 
-def _size_line(what: str, lines: int, budget: int | None, num_files: int) -> str:
+def _size_line(title: str, lines: int, budget: int | None, num_files: int) -> str:
     of = f"of {budget}" if budget else ""
-    return f"{what:28} {lines:5} {of:8} lines, {num_files} file{'' if num_files == 1 else 's'}"
+    return f"{title:28} {lines:5} {of:8} lines, {num_files} file{'' if num_files == 1 else 's'}"
 
 
 def _exercise(chain: Chain, options: argparse.Namespace) -> int:
     stage = chain.stage(options.stage)
     if stage.tries:
         print(f"Stage {stage.number} has no exercise: there is no stage before it. Try these on a copy:")
-        print("\n".join(f"  {number}. {what}" for number, what in enumerate(stage.tries, 1)))
+        print("\n".join(f"  {number}. {experiment}" for number, experiment in enumerate(stage.tries, 1)))
         return 0
     step = step_of(stage, options.step or remembered_step(stage))
     if options.check:
@@ -160,7 +152,7 @@ def _exercise(chain: Chain, options: argparse.Namespace) -> int:
     elif options.reveal:
         print(reveal(stage, options.reveal), end="")
     elif not options.force and changed_by_learner(exercise_folder(stage)):
-        print(f"Your work in exercises/{stage.key} stays as it is (ARGS=--force throws it away).")
+        print(f"Your work in exercises/{stage.key} stays as it is (ARGS=--force discards it).")
         print(how_to(stage, step.number))
     else:
         first = options.step or 1
@@ -172,7 +164,7 @@ def _exercise(chain: Chain, options: argparse.Namespace) -> int:
 def _propagate(chain: Chain, options: argparse.Namespace) -> int:
     if options.abort:
         for file in abort(chain.root):
-            print(f"{file}: as it was")
+            print(f"{file}: restored")
         return 0
     if not options.stage:
         raise ChainError("propagate which stage? Name the one that was edited, or give --abort")

@@ -92,10 +92,10 @@ def test_gain():
     pool.take(3)
     assert pool.size() == 2
 """
+BOX = "SIDES = 6\n"
 MAIN = '"""The command."""\n\nfrom .pool import Pool\n\nprint(Pool(8).size())\n'
 TOML = """
 stages = ["s1_pool", "s2_all_or_nothing", "s3_server"]
-copy = "../final/core"
 
 [s1]
 lesson = ["pool.py"]
@@ -104,6 +104,7 @@ files = [
     { new = "pool.py", why = "the pool" },
     { new = "__main__.py", why = "the command" },
     { new = "old.py", why = "soon gone" },
+    { new = "shape/box.py", why = "a shape" },
 ]
 
 [s2]
@@ -155,6 +156,23 @@ hints = ["One number.", "The one of the test."]
 minutes = 1
 """
 TOML += "".join(STEP_3.format(name) for name in ("port", "host", "both"))
+PACKAGE = """
+[package]
+folder = "../final"
+files = [
+    { changed = "serving/http.py", why = "another port" },
+    { changed = "engine/pool.py", why = "says how many are free" },
+    { changed = "engine/twice.py", why = "a function of pool.py, here in a file of its own" },
+    { removed = "__main__.py", why = "cli.py takes its place" },
+]
+
+[package.paths]
+"shape/" = "shapes/"
+"server.py" = "serving/http.py"
+"pool.py" = ["engine/pool.py", "engine/twice.py"]
+"*" = "engine/"
+"""
+TOML += PACKAGE
 SERVER = """def port() -> int:
     return 8000
 
@@ -204,12 +222,14 @@ STAGE_1 = {
     "__main__.py": MAIN,
     "pool.py": POOL_1,
     "old.py": "x = 1\n",
+    "shape/box.py": BOX,
     "README.md": "One.\n",
 }
 STAGE_2 = {
     "__init__.py": '"""Two."""\n\nfrom .pool import Pool\n',
     "__main__.py": MAIN,
     "pool.py": POOL_2,
+    "shape/box.py": BOX,
     "README.md": "Two.\n",
     "tests/__init__.py": "",
     "tests/test_pool.py": TESTS_2,
@@ -222,16 +242,29 @@ STAGE_3 = STAGE_2 | {
     "extra.py": "x = 1\n",
     "tests/test_gain.py": GAIN_3,
 }
+POOL_FINAL = POOL_2.split("\n\ndef twice")[0].replace("        return len(", "        # free\n        return len(")
+TWICE_FINAL = '"""Numbers."""\n\n\ndef twice(count: int) -> int: return 2 * count\n'
+FINAL = {
+    "__init__.py": '"""The package."""\n',
+    "engine/__init__.py": "",
+    "engine/pool.py": POOL_FINAL,
+    "engine/twice.py": TWICE_FINAL,
+    "engine/extra.py": "x = 1\n",
+    "engine/disk.py": "new = True\n",
+    "serving/http.py": SERVER.replace("8000", "80"),
+    "shapes/box.py": BOX,
+    "cli.py": "new = True\n",
+    "metrics/counters.py": "new = True\n",
+}
 CHAIN = {
     "stages/chain.toml": TOML,
     ".gitignore": "exercises/\n",
     **{f"stages/s1_pool/{file}": text for file, text in STAGE_1.items()},
     **{f"stages/s2_all_or_nothing/{file}": text for file, text in STAGE_2.items()},
     **{f"stages/s3_server/{file}": text for file, text in STAGE_3.items()},
-    "final/__init__.py": '"""The package."""\n',
-    "final/core/old.py": "gone = True\n",
+    **{f"final/{file}": text for file, text in FINAL.items()},
 }
-S1, S2, S3, CORE = "stages/s1_pool", "stages/s2_all_or_nothing", "stages/s3_server", "final/core"
+S1, S2, S3 = "stages/s1_pool", "stages/s2_all_or_nothing", "stages/s3_server"
 
 
 def git(root: Path, *arguments: str) -> None:
@@ -292,14 +325,14 @@ def edit(root: Path, file: str, old: str, new: str) -> None:
 
 class TestCheck:
     def test_the_chain_as_declared_passes(self, chain: Run) -> None:
-        assert chain("check") == (0, "stages are as chain.toml says: s1, s2, s3\n")
+        assert chain("check") == (0, "stages are as chain.toml says: s1, s2, s3, final\n")
 
     @pytest.mark.parametrize(
         ("file", "old", "new", "fault"),
         [
             (f"{S2}/__main__.py", "8", "9", "/__main__.py differs from the stage before and is not declared changed"),
             (f"{S2}/extra.py", "", "x = 1\n", f"{S2}/extra.py is new and not declared"),
-            (f"{S2}/old.py", "", "x = 1\n", f"{S2}/old.py is declared removed and is still there"),
+            (f"{S2}/old.py", "", "x = 1\n", f"{S2}/old.py is declared removed and still exists"),
             (f"{S2}/pool.py", POOL_2, POOL_1, "/pool.py is declared changed and is the same as in the stage before"),
             (f"{S2}/server.py", "", "x = 1\n", f"{S3}/server.py is declared new and is in the stage before"),
             (f"{S3}/server.py", "8000", "8000\n", f"{S3}/DIFF.md is not current: run python stages/chain.py write"),
@@ -309,17 +342,12 @@ class TestCheck:
             ("stages/chain.toml", '["extra.py"]', '["server.py"]', f"{S3}: its optional files (server.py) are not the"),
             ("stages/chain.toml", '["pool.py"]', '["old.py"]', f"{S1}: the files of its lesson (old.py) are not"),
             (f"{S2}/tests/gain.py", FIGURES, "", f"{S2}/tests/gain.py is missing"),
-            (f"{CORE}/pool.py", "size", "sizes", f"{CORE}/pool.py is not as in {S3}: run python stages/chain.py write"),
-            (f"{CORE}/more.py", "", "", f"{CORE}/more.py is not in {S3}: run python stages/chain.py write"),
-            (f"{CORE}/README.md", "", "", f"{CORE}/README.md is not in {S3}: run"),
-            (f"{S3}/__init__.py", "Three", "3", f"{CORE}/__init__.py is not as in {S3}: run"),
-            ("stages/chain.toml", "../final/core", "../final/code", "final/code/pool.py is missing: run python"),
             (f"{S2}/DIFF.md", "take all", "Take all", f"{S2}/DIFF.md is not current: run python stages/chain.py write"),
             (f"{S2}/tests/test_pool.py", "test_twice", "test_2", "3: there is no test tests/test_pool.py::test_twice"),
             (f"{S2}/pool.py", "def take", "def took", f"{S2}, step 1: pool.py:Pool.take does not exist"),
             ("stages/chain.toml", "Pool.take", "Pool.size", "step 1: pool.py:Pool.size is the same as in the"),
             ("stages/chain.toml", "Pool.take", "Pool.__init__", f"{S2}, step 1: pool.py:Pool.__init__ is always given"),
-            ("stages/chain.toml", "old.py", "older.py", f"{S1}/older.py is declared new and is not there"),
+            ("stages/chain.toml", "old.py", "older.py", f"{S1}/older.py is declared new and does not exist"),
             ("stages/chain.toml", "old.py", "older.py", f"{S1}/old.py is new and not declared"),
             ("stages/chain.toml", "old.py", "older.py", f"{S2}/old.py is missing and not declared removed"),
             (
@@ -356,11 +384,15 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
-            ("budget = 16", "budgets = 16", "chain.toml: [s2] lacks 'budget'"),
+            ("budget = 16", "budgets = 16", "chain.toml: [s2] needs 'budget'"),
             ("budget = 16", "budget = '16'", "chain.toml: [s2]: 'budget' must be of type int"),
-            (", budget = 1 }", " }", "chain.toml: [s3] optional lacks 'budget'"),
+            (", budget = 1 }", " }", "chain.toml: [s3] optional needs 'budget'"),
             ('["Count first.", ', "[", "chain.toml: [s2] step 1 needs two hints, a push and then the way; it has 1"),
-            ('"../final/core"', "1", "chain.toml: copy must be a folder, not 1"),
+            ('"../final"', "1", "chain.toml: [package]: 'folder' must be of type str"),
+            ('"../final"', '"../last"', "chain.toml: the folder of the package is missing: last"),
+            ('{ changed = "serving', '{ new = "serving', "[package] files, entry 1 needs one of changed, removed"),
+            ('"*" = "engine/"', '"*" = "engine"', "[package.paths] '*' must be one folder, with a slash at its end"),
+            ('"serving/http.py"\n', '"serving/"\n', "[package.paths] 'server.py' must be a file or a list of files"),
             ('{ new = "pool.py"', '{ now = "pool.py"', "[s1] files, entry 1 needs one of new, changed, removed"),
             ("pool.py:twice", "twice", "chain.toml: [s2] step 3: 'twice' is not of the form"),
             ("[s1]", "[s0]", "chain.toml: each of the stages needs one table; [s1] breaks that rule"),
@@ -376,7 +408,7 @@ class TestCheck:
 
     def test_a_single_stage_passes_and_says_so(self, chain: Run, root: Path) -> None:
         first = TOML.split("[s2]")[0].replace(', "s2_all_or_nothing", "s3_server"', "")
-        (root / "stages/chain.toml").write_text(first.replace('copy = "../final/core"', ""))
+        (root / "stages/chain.toml").write_text(first)
         shutil.rmtree(root / S2)
         shutil.rmtree(root / S3)
         status, printed = chain("check", "--exercises")
@@ -393,7 +425,7 @@ class TestSize:
 
     def test_a_stage_counts_what_it_adds(self, root: Path) -> None:
         first, second, last = load(root).stages
-        assert added_lines(first) == 2 + 7 + 1  # __main__.py, pool.py, old.py
+        assert added_lines(first) == 2 + 7 + 1 + 1  # __main__.py, pool.py, old.py, shape/box.py
         assert added_lines(second) == 12
         assert (added_lines(last), optional_lines(last)) == (6, 1)
 
@@ -428,9 +460,9 @@ class TestDiff:
 
     def test_of_the_first_stage_the_lesson_is_shown_and_the_rest_may_be_skipped(self, chain: Run) -> None:
         printed = chain("diff", "1")[1]
-        marks = ["1. pool.py ", "Skip on first reading:", "2. __main__.py", "=== 1 of 3: pool.py, new", "class Pool:"]
+        marks = ["1. pool.py ", "Skip on first reading:", "2. __main__.py", "=== 1 of 4: pool.py, new", "class Pool:"]
         places = [printed.index(mark) for mark in marks]
-        assert places == sorted(places) and "=== 2 of 3" not in printed
+        assert places == sorted(places) and "=== 2 of 4" not in printed
         assert "print(Pool(8).size())" in chain("diff", "1", "--file", "__main__.py")[1]
 
     def test_on_a_terminal_the_readers_pager_shows_it(
@@ -454,7 +486,7 @@ class TestDiff:
         assert second.endswith("## 2. old.py: removed, 1 line\n\nnot needed\n")
         third = (root / S3 / "DIFF.md").read_text()
         assert f"```python\n{SERVER}```\n\n</details>\n" in third, "a new file is there in full"
-        assert "6 lines of code are added" in third and "aside), and 1 more in the optional half" in third
+        assert "6 lines of code are added" in third and "docstrings), and 1 more in the optional half" in third
         assert "## 2. [extra.py](extra.py): new, optional, 1 line\n\nand more\n" in third
         assert "2 of 2: extra.py, new, optional =" in chain("diff", "3")[1]
 
@@ -706,7 +738,7 @@ class TestTheLearnersWork:
 
 class TestProof:
     def test_red_before_each_step_and_green_after(self, chain: Run) -> None:
-        assert chain("check", "--exercises") == (0, "stages and exercises are as chain.toml says: s1, s2, s3\n")
+        assert chain("check", "--exercises") == (0, "stages and exercises are as chain.toml says: s1, s2, s3, final\n")
 
     def test_what_is_not_so_is_named(self, root: Path) -> None:
         edit(root, f"{S2}/tests/test_pool.py", "== []", "or True")
@@ -724,23 +756,6 @@ class TestProof:
         assert all("pytest could not run them" in fault for fault in found)
 
 
-class TestCopy:
-    def test_holds_the_code_and_neither_lesson_nor_tests(self, root: Path) -> None:
-        code = {"__init__.py", "__main__.py", "pool.py", "server.py", "extra.py"}
-        assert {path.name for path in (root / CORE).iterdir()} == code
-        assert all((root / CORE / file).read_bytes() == (root / S3 / file).read_bytes() for file in code)
-
-    def test_is_renewed_after_an_edit_of_the_last_stage(self, chain: Run, root: Path) -> None:
-        edit(root, f"{S3}/server.py", "8000", "8001")
-        (root / S3 / "extra.py").unlink()
-        assert chain("propagate", "s3") == (
-            0,
-            f"{CORE}/extra.py is not in {S3}: mended\n{CORE}/server.py is not as in {S3}: mended\n"
-            "Next: python stages/chain.py write, then check.\n",
-        )
-        assert "8001" in (root / CORE / "server.py").read_text() and not (root / CORE / "extra.py").exists()
-
-
 class TestPropagate:
     def test_a_fix_flows_to_the_last_stage(self, chain: Run, root: Path) -> None:
         edit(root, f"{S1}/__main__.py", "8", "9")  # the same in all stages
@@ -754,7 +769,8 @@ class TestPropagate:
             [
                 *[f"{S2}/{line}" for line in ("__main__.py: follows", "pool.py: merged", "tests/test_fix.py: copied")],
                 *[f"{S3}/{line}" for line in ("__main__.py: follows", "pool.py: follows", "tests/test_fix.py: copied")],
-                *[f"{CORE}/{file} is not as in {S3}: mended" for file in ("__main__.py", "pool.py")],
+                "final/engine/__main__.py: left out: final has no such file",
+                "final/engine/pool.py: merged",
                 "Next: python stages/chain.py write, then check.",
             ],
         )
@@ -769,9 +785,8 @@ class TestPropagate:
         edit(root, f"{S1}/old.py", "1", "2")  # s2 does not have it
         status, printed = chain("propagate", "s1")
         assert status == 0
-        assert f"{S2}/__main__.py: deleted\n{S2}/old.py: left out: this stage has no such file\n" in printed
+        assert f"{S2}/__main__.py: deleted\n{S2}/old.py: left out: s2_all_or_nothing has no such file\n" in printed
         assert not (root / f"{S3}/__main__.py").exists()
-        assert not (root / f"{CORE}/__main__.py").exists()
 
     def test_an_edit_that_is_committed_already(self, chain: Run, root: Path) -> None:
         edit(root, f"{S2}/__main__.py", "8", "9")
@@ -806,7 +821,8 @@ class TestPropagate:
                 f"{S2}/__main__.py: follows",
                 f"{S3}/__main__.py: follows",
                 f"{S3}/pool.py: follows",
-                *[f"{CORE}/{file} is not as in {S3}: mended" for file in ("__main__.py", "pool.py")],
+                "final/engine/__main__.py: left out: final has no such file",
+                "final/engine/pool.py: merged",
                 "Next: python stages/chain.py write, then check.",
             ],
         )
@@ -818,7 +834,7 @@ class TestPropagate:
         (root / f"{S1}/pool.py").unlink()
         status, printed = chain("propagate", "s1")
         assert status == 1
-        assert f"{S2}/pool.py: CONFLICT: deleted in the stage before and changed in this one" in printed
+        assert f"{S2}/pool.py: CONFLICT: deleted in the stage before and changed in s2_all_or_nothing" in printed
         assert (root / f"{S2}/pool.py").read_text() == POOL_2
         assert chain("propagate", "s1")[0] == 0, "run again: it is kept"
         assert (root / f"{S3}/pool.py").read_text() == POOL_2
@@ -854,6 +870,162 @@ class TestPropagate:
         assert chain("propagate", "s1")[1].startswith("chain: stages/s2_blocks is not in HEAD: commit it")
 
 
+class TestPackage:
+    """The last link, from the last stage to the package, in which files have other names."""
+
+    @pytest.mark.parametrize(
+        ("file", "old", "new", "fault"),
+        [
+            (
+                "final/engine/extra.py",
+                "1",
+                "2",
+                f"engine/extra.py differs from {S3}/extra.py and is not declared changed",
+            ),
+            (f"{S3}/extra.py", "1", "2", f"engine/extra.py differs from {S3}/extra.py and is not declared changed"),
+            ("final/shapes/box.py", "6", "4", f"shapes/box.py differs from {S3}/shape/box.py and is not declared"),
+            ("final/shapes/ball.py", "", "", f"final/shapes/ball.py is not in {S3}/shape/"),
+            ("final/serving/http.py", "80", "8000", f"http.py is declared changed and is the same as {S3}/server.py"),
+            ("final/engine/__main__.py", "", "", f"{S3}/__main__.py is declared removed, and final/engine/__main__.py"),
+            ("stages/chain.toml", '"__main__.py", why = "c', '"main.py", why = "c', f"{S3}/main.py does not exist"),
+            (
+                "stages/chain.toml",
+                '"__main__.py", why = "c',
+                '"main.py", why = "c',
+                "final/engine/__main__.py is missing",
+            ),
+            (
+                "stages/chain.toml",
+                "http.py",
+                "https.py",
+                "final/serving/https.py is declared changed and does not exist",
+            ),
+            ("stages/chain.toml", '"engine/twice.py"]', '"twice.py"]', f"paths gives no file of {S3} this place"),
+            ("stages/chain.toml", '"*" = "engine/"', "", f"{S3}/extra.py has no place in [package.paths]"),
+            ("stages/chain.toml", '"server.py" =', '"servers.py" =', f"names 'servers.py', which {S3} does not have"),
+            ("stages/chain.toml", '"shape/" =', '"form/" =', f"names 'form/', which {S3} does not have"),
+            ("stages/chain.toml", '"engine/pool.py", why', '"engine/twice.py", why', "twice.py is declared 2 times"),
+        ],
+    )
+    def test_a_fault_is_named(self, chain: Run, root: Path, file: str, old: str, new: str, fault: str) -> None:
+        (root / file).touch()
+        edit(root, file, old, new)
+        status, printed = chain("check")
+        assert status == 1
+        assert fault in printed
+
+    def test_is_optional(self, chain: Run, root: Path) -> None:
+        edit(root, "stages/chain.toml", PACKAGE, "")
+        assert chain("check") == (0, "stages are as chain.toml says: s1, s2, s3\n")
+        assert chain("diff", "final")[0] == 2
+
+    def test_its_own_files_and_each_stages_are_free(self, chain: Run, root: Path) -> None:
+        (root / "final/engine/more.py").touch()
+        (root / f"{S3}/tests/test_more.py").touch()
+        edit(root, f"{S3}/__init__.py", "Three", "3")
+        assert chain("check")[0] == 0
+
+    def test_the_diff_is_in_reading_order_across_renamed_paths(self, chain: Run) -> None:
+        status, printed = chain("diff", "final")
+        assert status == 0
+        assert "final: what changes from s3_server, 4 files\n" in printed
+        assert "2 more files of s3_server are the same, byte for byte." in printed
+        assert "New in final, and not shown: cli.py, engine/disk.py, metrics/." in printed
+        marks = [
+            "=== 1 of 4: server.py -> serving/http.py, changed ",
+            "    another port\n\n@@ -1,5 +1,5 @@\n def port() -> int:\n-    return 8000\n+    return 80\n",
+            "=== 2 of 4: engine/pool.py, changed ",
+            "+        # free\n",
+            "=== 3 of 4: pool.py -> engine/twice.py, changed ",
+            "=== 4 of 4: __main__.py, removed ",
+            "-print(Pool(8).size())\n",
+        ]
+        places = [printed.index(mark) for mark in marks]
+        assert places == sorted(places)
+
+    def test_of_a_split_file_each_part_is_compared(self, chain: Run) -> None:
+        pool, twice = (chain("diff", "final", "--file", file)[1] for file in ("engine/pool.py", "twice.py"))
+        assert "twice" not in pool.split("\n", 1)[1]
+        assert "class Pool" not in twice and "return 2 * count" in twice
+        assert '-"""One pool, all or nothing."""' in twice and '+"""Numbers."""' in twice
+
+    def test_a_file_is_found_by_its_name_in_the_stage(self, chain: Run) -> None:
+        assert chain("diff", "final", "--file", "server.py") == chain("diff", "final", "--file", "serving/http.py")
+        assert (
+            "final does not change 'x'; it changes serving/http.py, engine/" in chain("diff", "final", "--file", "x")[1]
+        )
+
+    def test_has_no_exercise(self, chain: Run) -> None:
+        assert chain("exercise", "final") == (2, "chain: there is no stage 'final'; there are: s1, s2, s3\n")
+
+    def test_a_fix_of_the_last_stage_is_merged(self, chain: Run, root: Path) -> None:
+        edit(root, f"{S3}/extra.py", "1", "2")
+        edit(root, f"{S3}/server.py", '"::1"', '"::"')
+        edit(root, f"{S3}/pool.py", "2 * count", "count + count")
+        (root / f"{S3}/fresh.py").write_text("x = 1\n")
+        edit(root, f"{S3}/README.md", "Two", "2")
+        (root / f"{S3}/tests/test_fix.py").touch()
+        status, printed = chain("propagate", "s3")
+        assert (status, printed.splitlines()) == (
+            0,
+            [
+                "final/engine/extra.py: follows",
+                "final/engine/fresh.py: copied",
+                "final/engine/twice.py: merged",
+                "final/serving/http.py: merged",
+                "Next: python stages/chain.py write, then check.",
+            ],
+        )
+        assert (root / "final/serving/http.py").read_text() == SERVER.replace("8000", "80").replace("::1", "::")
+        assert (root / "final/engine/twice.py").read_text() == TWICE_FINAL.replace("2 * count", "count + count")
+        assert (root / "final/engine/pool.py").read_text() == POOL_FINAL
+        assert not (root / "final/README.md").exists() and not (root / "final/engine/tests").exists()
+
+    def test_a_new_function_goes_where_its_neighbor_is(self, chain: Run, root: Path) -> None:
+        (root / f"{S3}/pool.py").write_text(POOL_2 + "\n\ndef thrice(count: int) -> int: return 3 * count\n")
+        edit(root, f"{S3}/pool.py", "range(size)", "range(1, size)")
+        status, printed = chain("propagate", "s3")
+        assert status == 0
+        assert "final/engine/pool.py: merged\nfinal/engine/twice.py: merged\n" in printed
+        assert "thrice" in (root / "final/engine/twice.py").read_text()
+        assert (root / "final/engine/pool.py").read_text() == POOL_FINAL.replace("range(size)", "range(1, size)")
+
+    def test_a_conflict_is_marked_and_resumed(self, chain: Run, root: Path) -> None:
+        edit(root, "final/engine/pool.py", "range(size)", "range(size, 0, -1)")
+        edit(root, f"{S1}/pool.py", "range(size)", "range(1, size)")
+        edit(root, f"{S3}/pool.py", "2 * count", "count + count")
+        edit(root, f"{S3}/server.py", "8000", "8001")
+        edit(root, f"{S1}/__main__.py", "8", "9")
+        status, printed = chain("propagate", "s1")
+        assert status == 1
+        assert [line for line in printed.splitlines() if "final/" in line] == [
+            "final/engine/__main__.py: left out: final has no such file",
+            "final/engine/pool.py: CONFLICT: marked in the file",
+            "final/engine/twice.py: merged",
+            "final/serving/http.py: CONFLICT: marked in the file",
+            *[
+                f"conflict in final/{file}: resolve it and run the same command again, or propagate --abort"
+                for file in ("engine/pool.py", "serving/http.py")
+            ],
+        ]
+        assert "<<<<<<< final/serving/http.py\n    return 80\n" in (root / "final/serving/http.py").read_text()
+        assert chain("propagate", "s1")[0] == 1, "nothing is resolved yet"
+
+        (root / "final/engine/pool.py").write_text(POOL_FINAL.replace("range(size)", "range(size, 1, -1)"))
+        (root / "final/serving/http.py").write_text(SERVER.replace("8000", "81"))
+        assert chain("propagate", "s1") == (0, "nothing to propagate\n")
+        assert "count + count" in (root / "final/engine/twice.py").read_text()
+        assert (root / "final/serving/http.py").read_text() == SERVER.replace("8000", "81")
+
+    def test_giving_up_restores_its_files(self, chain: Run, root: Path) -> None:
+        edit(root, f"{S3}/extra.py", "1", "2")
+        edit(root, f"{S3}/server.py", "8000", "8001")
+        assert chain("propagate", "s3")[0] == 1
+        assert chain("propagate", "--abort")[0] == 0
+        assert (root / "final/engine/extra.py").read_text() == "x = 1\n"
+        assert (root / "final/serving/http.py").read_text() == FINAL["serving/http.py"]
+
+
 def test_without_git_one_line_says_so(chain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert chain("diff", "2") == (2, "chain: git is not installed, or not on the PATH\n")
@@ -864,9 +1036,6 @@ class TestTheRealChain:
         command = [sys.executable, "-I", "-S", str(ROOT / "stages/chain.py"), "check"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-
-    def test_the_finished_package_holds_the_last_stage(self) -> None:
-        assert load(ROOT).copy == "nanovllm/core"
 
     @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
     def test_exercises_are_red_before_each_step_and_green_after(self, link: int) -> None:

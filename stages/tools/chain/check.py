@@ -1,23 +1,27 @@
-"""Every way in which the stages can differ from what chain.toml says, one line each."""
+"""Every way in which the stages and the package can differ from chain.toml, one line each."""
 
 from collections.abc import Iterator
 from contextlib import suppress
 
-from .copy import copy_faults
 from .diffs import diff_md
 from .lines import added_lines, optional_lines
-from .model import Chain, ChainError, Change, Stage, is_free
+from .model import ALL_OTHERS, Chain, ChainError, Change, Link, Package, Stage, is_free
 
 
 def faults(chain: Chain) -> list[str]:
-    """All faults in the structure of the chain; none if all is as declared. Takes no test run."""
-    found = [f"{path} is not in chain.toml" for path in _unlisted(chain)]
+    """Return all faults in the structure of the chain. Runs no tests."""
+    result = [f"{path} is not in chain.toml" for path in _unlisted(chain)]
     for stage in chain.stages:
-        found += _declared(stage)
-        found += _undeclared(stage)
-        found += _size(stage)
-        found += _diff_md(stage)
-    return [*found, *copy_faults(chain)]
+        result += _declared(stage)
+        result += _undeclared(stage)
+        result += _size(stage)
+        result += _order(stage)
+        result += _diff_md(stage)
+    if chain.package:
+        result += _package_declared(chain.package)
+        result += _package_undeclared(chain.package)
+        result += _package_paths(chain.package)
+    return result
 
 
 def _unlisted(chain: Chain) -> list[str]:
@@ -26,24 +30,28 @@ def _unlisted(chain: Chain) -> list[str]:
 
 
 def _declared(stage: Stage) -> Iterator[str]:
-    """What chain.toml says of a file and is not so."""
-    files = [change.file for change in stage.changes]
+    """Yield each declaration in chain.toml that does not hold."""
+    yield from _repeated(stage)
     for change in stage.changes:
-        where = f"{stage.path}/{change.file}"
-        if files.count(change.file) > 1:
-            yield f"{where} is declared {files.count(change.file)} times"
         if is_free(change.file):
-            yield f"{where} differs in every stage: take it out of chain.toml"
+            yield f"{stage.path}/{change.file} differs in every stage: take it out of chain.toml"
         elif fault := _fault_of(change, stage):
-            yield f"{where} {fault}"
+            yield f"{stage.path}/{change.file} {fault}"
+
+
+def _repeated(link: Link) -> Iterator[str]:
+    files = [change.file for change in link.changes]
+    for file in dict.fromkeys(files):
+        if files.count(file) > 1:
+            yield f"{link.path}/{file} is declared {files.count(file)} times"
 
 
 def _fault_of(change: Change, stage: Stage) -> str:
-    before, now = _content(stage.before, change.file), _content(stage, change.file)
+    before, now = stage.before.content(change.file) if stage.before else None, stage.content(change.file)
     if change.kind != "removed" and now is None:
-        return f"is declared {change.kind} and is not there"
+        return f"is declared {change.kind} and does not exist"
     if change.kind == "removed" and now is not None:
-        return "is declared removed and is still there"
+        return "is declared removed and still exists"
     if change.kind == "new" and before is not None:
         return "is declared new and is in the stage before"
     if change.kind != "new" and before is None:
@@ -54,10 +62,10 @@ def _fault_of(change: Change, stage: Stage) -> str:
 
 
 def _undeclared(stage: Stage) -> Iterator[str]:
-    """Files that are not as in the stage before, without a word in chain.toml."""
+    """Yield each file that differs from the stage before and is not declared."""
     declared = {change.file for change in stage.changes}
     for file in sorted(stage.files() | (stage.before.files() if stage.before else set())):
-        before, now = _content(stage.before, file), _content(stage, file)
+        before, now = stage.before.content(file) if stage.before else None, stage.content(file)
         if file in declared or is_free(file) or before == now:
             continue
         if before is None:
@@ -79,19 +87,72 @@ def _size(stage: Stage) -> Iterator[str]:
     if optional > stage.optional.budget:
         files = ", ".join(stage.optional.files)
         yield f"{stage.path} adds {optional} optional lines of code ({files}); their budget is {stage.optional.budget}"
-    last = [change.file for change in stage.changes][len(stage.changes) - len(stage.optional.files) :]
-    if {*stage.optional.files} != {*last}:
-        yield f"{stage.path}: its optional files ({', '.join(stage.optional.files)}) are not the last of its files"
-    if [change.file for change in stage.changes[: len(stage.lesson)]] != [*stage.lesson]:
+
+
+def _order(stage: Stage) -> Iterator[str]:
+    """Yield a fault if the lesson's files are not the first, or the optional files not the last."""
+    files = [change.file for change in stage.changes]
+    if files[: len(stage.lesson)] != [*stage.lesson]:
         yield f"{stage.path}: the files of its lesson ({', '.join(stage.lesson)}) are not the first of its files"
+    if {*files[len(files) - len(stage.optional.files) :]} != {*stage.optional.files}:
+        yield f"{stage.path}: its optional files ({', '.join(stage.optional.files)}) are not the last of its files"
 
 
 def _diff_md(stage: Stage) -> Iterator[str]:
-    with suppress(ChainError):  # not Python: _size names the file
+    with suppress(ChainError):  # a file that is not Python: _size names it
         if stage.text("DIFF.md") != diff_md(stage):
             yield f"{stage.path}/DIFF.md is not current: run python stages/chain.py write"
 
 
-def _content(stage: Stage | None, file: str) -> bytes | None:
-    path = stage.folder / file if stage else None
-    return path.read_bytes() if path and path.is_file() else None
+def _package_declared(package: Package) -> Iterator[str]:
+    """Yield each declaration of the package's files that does not hold."""
+    yield from _repeated(package)
+    origins, last = package.origins(), package.before
+    for change in package.changes:
+        where = f"{package.path}/{change.file}"
+        if change.kind == "removed":
+            if last.content(change.file) is None:
+                yield f"{where} is declared removed, and {last.path}/{change.file} does not exist"
+            for place in package.places(change.file):
+                if package.content(place) is not None:
+                    yield f"{last.path}/{change.file} is declared removed, and {package.path}/{place} still exists"
+        elif change.file not in origins:
+            yield f"{where} is declared changed, and paths gives no file of {last.path} this place"
+        elif package.content(change.file) is None:
+            yield f"{where} is declared changed and does not exist"
+        elif package.content(change.file) == last.content(origins[change.file]):
+            yield f"{where} is declared changed and is the same as {last.path}/{origins[change.file]}"
+
+
+def _package_undeclared(package: Package) -> Iterator[str]:
+    """Yield each file of the last stage that the package does not have byte for byte, without a declaration."""
+    declared, last = {change.file for change in package.changes}, package.before
+    removed = {change.file for change in package.changes if change.kind == "removed"}
+    for place, file in sorted(package.origins().items()):
+        content = package.content(place)
+        if place in declared or file in removed or content == last.content(file):
+            continue
+        if content is None:
+            yield f"{package.path}/{place} is missing, and {last.path}/{file} is not declared removed"
+        else:
+            yield f"{package.path}/{place} differs from {last.path}/{file} and is not declared changed"
+
+
+def _package_paths(package: Package) -> Iterator[str]:
+    """Yield each file without a place, each path without a file, and each stranger in a folder that is taken over."""
+    files, origins, last = (
+        {file for file in package.before.files() if not is_free(file)},
+        package.origins(),
+        package.before,
+    )
+    removed = {change.file for change in package.changes if change.kind == "removed"}
+    for file in sorted(files - removed):
+        if not package.places(file):
+            yield f"{last.path}/{file} has no place in [package.paths], and is not declared removed"
+    for key, places in package.paths.items():
+        if key != ALL_OTHERS and not any(file == key or (key.endswith("/") and file.startswith(key)) for file in files):
+            yield f"chain.toml: [package.paths] names {key!r}, which {last.path} does not have"
+        if key != ALL_OTHERS and key.endswith("/"):
+            for file in sorted(package.files() - {*origins}):
+                if file.startswith(places[0]):
+                    yield f"{package.path}/{file} is not in {last.path}/{key}"

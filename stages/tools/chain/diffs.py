@@ -1,66 +1,129 @@
 """A link to read, file by file in the order of chain.toml: in a terminal, or as the stage's DIFF.md."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from itertools import dropwhile
 
 from .git import git
 from .lines import added_lines, optional_lines
-from .model import ChainError, Change, Stage
+from .model import ChainError, Change, Link, Package, Stage
+from .parts import old_text
 
-# All that a reader's own git settings could change in a diff is said here, so that DIFF.md is the same for everyone.
+# These options override everything in a reader's git settings that could change a diff: DIFF.md is the same for all.
 OPTIONS = (
     *("--no-ext-diff", "--no-textconv", "--no-renames", "--diff-algorithm=histogram", "--indent-heuristic"),
     *("--unified=3", "--inter-hunk-context=0", "--src-prefix=a/", "--dst-prefix=b/"),
 )
 
 
-def hunks(stage: Stage, file: str, color: bool) -> list[str]:
-    """The lines of git's diff of one file against the stage before; a file that is not there counts as empty."""
-    sides = [f"{side.path}/{file}" if side and side.text(file) else os.devnull for side in (stage.before, stage)]
-    config = ("-c", "diff.suppressBlankEmpty=false")
+def hunks(link: Link, change: Change, color: bool) -> list[str]:
+    """Return the lines of git's diff of one file against the stage before; a missing file counts as empty."""
+    now = os.devnull if change.kind == "removed" or not link.text(change.file) else f"{link.path}/{change.file}"
     when = "--color=always" if color else "--color=never"
-    diff = git(stage.root, *config, "diff", "--no-index", when, *OPTIONS, "--", *sides, codes=(0, 1))
-    return list(dropwhile(lambda line: "@@" not in line, diff.stdout.decode(errors="replace").split("\n")))[:-1]
+    command = ("-c", "diff.suppressBlankEmpty=false", "diff", "--no-index", when, *OPTIONS, "--", "-", now)
+    diff = git(link.root, *command, stdin=old_text(link, change).encode(), codes=(0, 1)).stdout
+    return list(dropwhile(lambda line: "@@" not in line, diff.decode(errors="replace").split("\n")))[:-1]
 
 
-def contents(stage: Stage) -> list[str]:
-    """The files of a link in reading order, a line each."""
-    of = f"what changes against {stage.before.name}" if stage.before else "in reading order"
+def contents(link: Link) -> list[str]:
+    """Return a table of the link's files in reading order, a line each."""
+    title = f"what changes from {link.before.name}" if link.before else "in reading order"
     rows = [
-        (f"{number}.", change.file, f"{_kind(stage, change)}, {_size(stage, change)}", change.why)
-        for number, change in enumerate(stage.changes, 1)
+        (f"{number}.", change.file, f"{_kind(link, change)}, {_size(link, change)}", change.why)
+        for number, change in enumerate(link.changes, 1)
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     lines = [f"  {a:{widths[0]}} {b:{widths[1]}}  {c:{widths[2]}}  {d}" for a, b, c, d in rows]
-    if num_first := len(stage.lesson):
+    if num_first := len(_lesson(link)):
         lines[num_first:num_first] = ["", "  Skip on first reading:"]
-    return [f"{stage.name}: {of}, {len(rows)} files", "", *lines]
+    return [f"{link.name}: {title}, {len(rows)} files", "", *lines]
 
 
-def show(stage: Stage, color: bool, only: str | None = None) -> Iterator[str]:
-    """The link for a terminal: its contents, and then in reading order each file's `why` above its diff.
+def show(link: Link, color: bool, only: str | None = None) -> Iterator[str]:
+    """Yield the link for a terminal: its contents, then each file's `why` and diff, in reading order.
 
-    only: that file alone, without the contents. Of the first stage the files of the lesson are shown.
+    only: show this file alone, without the contents. Of the first stage, only the lesson's files are shown.
     """
-    wanted = (only,) if only else stage.lesson or tuple(change.file for change in stage.changes)
-    shown = [change for change in stage.changes if change.file in wanted]
-    if not shown:
-        files = ", ".join(change.file for change in stage.changes)
-        raise ChainError(f"{stage.key} does not change {only!r}; it changes {files}")
+    shown = [_change_called(link, only)] if only else [each for each in link.changes if _is_in_lesson(link, each)]
     bold, plain = ("\033[1m", "\033[0m") if color else ("", "")
     if only is None:
-        one_file = f'One file alone: make diff STAGE={stage.number} ARGS="--file {shown[0].file}"'
-        yield "\n".join([*contents(stage), "", one_file, ""])
+        yield "\n".join([*contents(link), "", *_notes(link), ""])
     for change in shown:
-        number = stage.changes.index(change) + 1
-        title = f"{number} of {len(stage.changes)}: {change.file}, {_kind(stage, change)}"
-        diff = "\n".join(hunks(stage, change.file, color) if stage.before else stage.text(change.file).splitlines())
+        number = link.changes.index(change) + 1
+        title = f"{number} of {len(link.changes)}: {_renamed(link, change)}, {_kind(link, change)}"
+        diff = "\n".join(hunks(link, change, color) if link.before else link.text(change.file).splitlines())
         yield f"{bold}=== {title} {'=' * (100 - len(title))}{plain}\n    {change.why}\n\n{diff}\n"
 
 
+def show_in_pager(text: str) -> bool:
+    """Show `text` in the pager that git would use, and wait for its end. Return False if there is none.
+
+    It is the first of $GIT_PAGER, core.pager, $PAGER and less. A text that fits on the screen stays on it.
+    """
+    done = subprocess.run(["git", "var", "GIT_PAGER"], capture_output=True, text=True)
+    pager = done.stdout.strip()
+    if not pager or pager == "cat" or not shutil.which(pager.split()[0]):
+        return False
+    environment = {"LESS": "FRX", "LV": "-c", **os.environ}  # git's defaults: colors, and no pause for a short text
+    process = subprocess.Popen(pager, shell=True, stdin=subprocess.PIPE, text=True, env=environment)
+    try:
+        process.communicate(text + "\n")
+    except BrokenPipeError:  # the reader has seen enough
+        process.wait()
+    return True
+
+
+def _lesson(link: Link) -> tuple[str, ...]:
+    return link.lesson if isinstance(link, Stage) else ()
+
+
+def _is_in_lesson(link: Link, change: Change) -> bool:
+    return not _lesson(link) or change.file in _lesson(link)
+
+
+def _change_called(link: Link, name: str) -> Change:
+    """Return the change of the file called `name`, here or in the stage before, in full or by its last part."""
+    for change in link.changes:
+        if name == change.file:
+            return change
+    for change in link.changes:
+        if name == link.old_name(change) or change.file.endswith(f"/{name}"):
+            return change
+    files = ", ".join(change.file for change in link.changes)
+    raise ChainError(f"{link.key} does not change {name!r}; it changes {files}")
+
+
+def _notes(link: Link) -> Iterator[str]:
+    """Yield what a reader needs to know about the list of files above."""
+    if link.changes:
+        yield f'One file alone: make diff STAGE={link.number} ARGS="--file {link.changes[0].file}"'
+    if isinstance(link, Package):
+        origins = link.origins()
+        same = sum(link.content(place) == link.before.content(file) for place, file in origins.items())
+        yield f"{same} more files of {link.before.name} are the same, byte for byte."
+        yield f"New in {link.name}, and not shown: {', '.join(_new_in(link, {*origins}))}."
+
+
+def _new_in(package: Package, places: set[str]) -> list[str]:
+    """Return the code files that are new in the package; of a folder without a file of the last stage, its name."""
+    folders = {place.rpartition("/")[0] for place in places}
+    new: set[str] = set()
+    for file in package.files() - places:
+        folder = file.rpartition("/")[0]
+        if file.endswith(".py") and not file.endswith("__init__.py") and not f"/{file}".count("/tests/"):
+            new.add(file if folder in folders or not folder else f"{folder.split('/')[0]}/")
+    return sorted(new)
+
+
+def _renamed(link: Link, change: Change) -> str:
+    old = link.old_name(change)
+    return change.file if old in (change.file, change.file.rpartition("/")[2]) else f"{old} -> {change.file}"
+
+
 def diff_md(stage: Stage) -> str:
-    """What DIFF.md must hold."""
+    """Return the text that the stage's DIFF.md should have."""
     note = "<!-- Made by `python stages/chain.py write` from stages/chain.toml and the code. -->\n\n"
     return note + (_link_md(stage) if stage.before else _first_md(stage))
 
@@ -68,8 +131,8 @@ def diff_md(stage: Stage) -> str:
 def _first_md(stage: Stage) -> str:
     lines = [
         f"# {stage.name}, in reading order\n",
-        f"The first stage: there is nothing to compare it with. {added_lines(stage)} lines of code (blank lines,",
-        f"comments and docstrings aside) in {len(stage.changes)} files.\n",
+        f"The first stage: there is nothing to compare it with. {added_lines(stage)} lines of code (not counting blank",
+        f"lines, comments and docstrings) in {len(stage.changes)} files.\n",
     ]
     rest = [(number, change) for number, change in enumerate(stage.changes, 1) if change.file not in stage.lesson]
     if stage.lesson:
@@ -82,21 +145,22 @@ def _first_md(stage: Stage) -> str:
 
 
 def _link_md(stage: Stage) -> str:
-    assert stage.before, "only a stage that has one before it has a link"
+    assert stage.before, "the first stage is no link"
     folder = os.path.relpath(stage.before.folder, stage.folder).replace(os.sep, "/")
+    optional = f", and {optional_lines(stage)} more in the optional half, which comes last" * bool(stage.optional.files)
     head = [
-        f"# {stage.name}: what changes against [{stage.before.name}]({folder}/)\n",
-        f"{len(stage.changes)} files, in reading order; {added_lines(stage)} lines of code are added (blank lines,",
-        f"comments and docstrings aside){_optional_md(stage)}.",
-        "Every other file is the same, byte for byte, but for `__init__.py`, README.md and tests/,",
-        "which each stage writes anew. A new file is folded.",
-        f"In colour: `make diff STAGE={stage.number}`.\n",
+        f"# {stage.name}: what changes from [{stage.before.name}]({folder}/)\n",
+        f"{len(stage.changes)} files, in reading order; {added_lines(stage)} lines of code are added (not counting",
+        f"blank lines, comments and docstrings){optional}.",
+        "Every other file is the same, byte for byte, except `__init__.py`, README.md and tests/,",
+        "which each stage writes anew. New files are folded.",
+        f"In color: `make diff STAGE={stage.number}`.\n",
     ]
     return "\n".join(head + [_change_md(stage, change, number) for number, change in enumerate(stage.changes, 1)])
 
 
 def _change_md(stage: Stage, change: Change, number: int) -> str:
-    """A file's heading, why it changes, and its diff; a new file in full, folded."""
+    """Return a file's heading, why it changes, and its diff; a new file in full, folded."""
     if change.kind == "removed":
         return f"## {number}. {change.file}: removed, {_size(stage, change)}\n\n{change.why}\n"
     title = f"## {number}. [{change.file}]({change.file}): {_kind(stage, change)}, {_size(stage, change)}"
@@ -104,36 +168,32 @@ def _change_md(stage: Stage, change: Change, number: int) -> str:
         code = _fenced("python" if change.file.endswith(".py") else "", stage.text(change.file).rstrip("\n"))
         folded = f"<details><summary>{change.file} in full</summary>\n\n{code}\n\n</details>"
         return f"{title}\n\n{change.why}\n\n{folded}\n"
-    return f"{title}\n\n{change.why}\n\n{_fenced('diff', chr(10).join(hunks(stage, change.file, color=False)))}\n"
+    return f"{title}\n\n{change.why}\n\n{_fenced('diff', chr(10).join(hunks(stage, change, color=False)))}\n"
 
 
 def _fenced(language: str, text: str) -> str:
-    """A block of code: its fence is longer than any in the text."""
+    """Return a block of code whose fence is longer than any in the text."""
     fence = "````" if "```" in text else "```"
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def _size(stage: Stage, change: Change) -> str:
-    """How much of it there is to read."""
+def _size(link: Link, change: Change) -> str:
+    """Return how much of a file there is to read."""
     if change.kind == "removed":
-        assert stage.before, "the first stage removes nothing"
-        return _lines(stage.before, change.file)
+        assert link.before, "the first stage removes nothing"
+        return _lines(link.before, change.file)
     if change.kind == "new":
-        return _lines(stage, change.file)
-    lines = hunks(stage, change.file, color=False)
+        return _lines(link, change.file)
+    lines = hunks(link, change, color=False)
     added, removed = (sum(line.startswith(sign) for line in lines) for sign in "+-")
     return f"+{added} -{removed}"
 
 
-def _kind(stage: Stage, change: Change) -> str:
-    return f"{change.kind}, optional" if change.file in stage.optional.files else change.kind
+def _kind(link: Link, change: Change) -> str:
+    is_optional = isinstance(link, Stage) and change.file in link.optional.files
+    return f"{change.kind}, optional" if is_optional else change.kind
 
 
-def _optional_md(stage: Stage) -> str:
-    """What DIFF.md says of the optional half, if there is one."""
-    return f", and {optional_lines(stage)} more in the optional half, which comes last" if stage.optional.files else ""
-
-
-def _lines(stage: Stage, file: str) -> str:
-    count = len(stage.text(file).splitlines())
+def _lines(link: Link, file: str) -> str:
+    count = len(link.text(file).splitlines())
     return f"{count} line{'' if count == 1 else 's'}"

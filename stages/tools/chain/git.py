@@ -1,4 +1,4 @@
-"""git, run and checked."""
+"""Run git, and check its exit status."""
 
 import subprocess
 from collections.abc import Container
@@ -9,7 +9,7 @@ from .model import ChainError
 
 
 def git(root: Path, *arguments: str, stdin: bytes = b"", codes: Container[int] = (0,)) -> CompletedProcess[bytes]:
-    """Run git in `root`. Raises ChainError, in git's own words, on an exit status that is not in `codes`."""
+    """Run git in `root`. Raise ChainError, in git's own words, on an exit status that is not in `codes`."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, input=stdin, capture_output=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Lines of code, and how many of them a stage adds: what keeps a lesson small enough to read."""
+"""Lines of code, and how many of them a stage adds: budgets keep a lesson small enough to read."""
 
 import io
 import tokenize
@@ -10,9 +10,9 @@ LAYOUT = (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
 def code_lines(source: str) -> list[str]:
-    r'''The lines of a Python file without blank ones, comments and docstrings.
+    r'''Return the lines of a Python file without blank lines, comments and docstrings.
 
-    >>> code_lines('"""What it holds."""\n\nx = 1  # why\n# a note\ny = """\n  text\n"""\n')
+    >>> code_lines('"""A docstring."""\n\nx = 1  # why\n# a note\ny = """\n  text\n"""\n')
     ['x = 1', 'y = """', '  text', '"""']
     '''
     lines = source.split("\n")
@@ -35,21 +35,21 @@ def code_lines(source: str) -> list[str]:
 
 
 def added_lines(stage: Stage) -> int:
-    """The lines of code that a stage adds to the stage before; of the first stage, all its lines.
+    """Return how many lines of code a stage adds to the stage before; of the first stage, all its lines.
 
-    Blank lines, comments, docstrings, prose, tests and optional files aside.
+    Blank lines, comments, docstrings, prose, tests and optional files do not count.
     """
     files = stage.files() - {*stage.optional.files}
     return sum(added_in(stage, file) for file in files if not is_free(file))
 
 
 def optional_lines(stage: Stage) -> int:
-    """The lines of code that a stage adds in its optional files."""
+    """Return how many lines of code a stage adds in its optional files."""
     return sum(added_in(stage, file) for file in stage.optional.files)
 
 
 def added_in(stage: Stage, file: str) -> int:
-    """The lines of code that a stage adds in one file. Raises ChainError if it is a .py file that is not Python."""
+    """Return how many lines of code a stage adds in one file. Raise ChainError if a .py file is not Python."""
     now = stage.text(file)
     before = stage.before.text(file) if stage.before else ""
     if now == before:

@@ -1,4 +1,4 @@
-"""chain.toml, read into a Chain. Its schema is told in comments at the top of that file."""
+"""chain.toml, read into a Chain. Comments at the top of that file describe its schema."""
 
 import posixpath
 import tomllib
@@ -6,11 +6,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .model import KINDS, Chain, ChainError, Change, FunctionName, OptionalPart, Stage, Step, key_of
+from .model import (
+    ALL_OTHERS,
+    KINDS,
+    Chain,
+    ChainError,
+    Change,
+    FunctionName,
+    OptionalPart,
+    Package,
+    Stage,
+    Step,
+    key_of,
+)
 
 
 def load(root: Path) -> Chain:
-    """Read stages/chain.toml of the repository at `root`. Raises ChainError where it does not follow its schema."""
+    """Read stages/chain.toml of the repository at `root`. Raise ChainError where it does not follow its schema."""
     try:
         tables = tomllib.loads((root / "stages/chain.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -18,10 +30,9 @@ def load(root: Path) -> Chain:
     except tomllib.TOMLDecodeError as error:
         raise ChainError(f"chain.toml: {error}") from None
     names = _strings(tables.pop("stages", []), "stages")
-    copy = tables.pop("copy", None)
-    if not isinstance(copy, str | None):
-        raise ChainError(f"chain.toml: copy must be a folder, not {copy!r}")
-    return Chain(root, tuple(_stages(root, names, tables)), copy and _path(copy))
+    package = tables.pop("package", None)
+    stages = tuple(_stages(root, names, tables))
+    return Chain(root, stages, None if package is None else _package(stages[-1], package))
 
 
 def _stages(root: Path, names: tuple[str, ...], tables: dict[str, Any]) -> Iterator[Stage]:
@@ -31,29 +42,52 @@ def _stages(root: Path, names: tuple[str, ...], tables: dict[str, Any]) -> Itera
             raise ChainError(f"chain.toml: each of the stages needs one table; [{key}] breaks that rule")
     before = None
     for key, name in zip(keys, names, strict=True):
-        path = _path(name)
-        if not (root / path).is_dir():
-            raise ChainError(f"chain.toml: the folder of stage {name!r} is missing: {path}")
-        before = _stage(root, path, before, tables[key], f"[{key}]")
+        before = _stage(root, _folder(root, name, f"of stage {name!r}"), before, tables[key], f"[{key}]")
         yield before
 
 
-def _path(name: str) -> str:
-    """A path relative to chain.toml as one relative to the root."""
-    return posixpath.normpath(posixpath.join("stages", name))
+def _folder(root: Path, name: str, what: str) -> str:
+    """Return a folder named relative to chain.toml as one relative to the root."""
+    path = posixpath.normpath(posixpath.join("stages", name))
+    if not (root / path).is_dir():
+        raise ChainError(f"chain.toml: the folder {what} is missing: {path}")
+    return path
 
 
 def _stage(root: Path, path: str, before: Stage | None, table: dict[str, Any], where: str) -> Stage:
     if before is None:
-        _require({"lesson": [], "tries": [], **table}, where, {"files": list, "lesson": list, "tries": list})
+        defaults, required = {"lesson": [], "tries": []}, {"files": list, "lesson": list, "tries": list}
+        required |= {"budget": int} if "budget" in table else {}
     else:
-        wanted = {"files": list, "budget": int, "optional": dict, "steps": list}
-        _require({"steps": [], "optional": {}, **table}, where, wanted)
-    changes = [_change(entry, f"{where} files, entry {n}") for n, entry in enumerate(table["files"], 1)]
+        defaults, required = (
+            {"steps": [], "optional": {}},
+            {"files": list, "budget": int, "optional": dict, "steps": list},
+        )
+    _require({**defaults, **table}, where, required)
+    changes = [_change(entry, f"{where} files, entry {n}", KINDS) for n, entry in enumerate(table["files"], 1)]
     steps = [_step(entry, n, f"{where} step {n}") for n, entry in enumerate(table.get("steps", []), 1)]
     optional = _optional(table["optional"], f"{where} optional") if "optional" in table else OptionalPart()
     lesson, tries = (_strings(table[key], f"{where} {key}") if key in table else () for key in ("lesson", "tries"))
     return Stage(root, path, before, tuple(changes), table.get("budget"), optional, tuple(steps), lesson, tries)
+
+
+def _package(last: Stage, table: dict[str, Any]) -> Package:
+    _require(table, "[package]", {"folder": str, "paths": dict, "files": list})
+    paths = {key: _places(key, value, f"[package.paths] {key!r}") for key, value in table["paths"].items()}
+    kinds = tuple(kind for kind in KINDS if kind != "new")  # new files of the package are not declared
+    changes = [_change(entry, f"[package] files, entry {n}", kinds) for n, entry in enumerate(table["files"], 1)]
+    return Package(last.root, _folder(last.root, table["folder"], "of the package"), last, tuple(changes), paths)
+
+
+def _places(key: str, value: Any, where: str) -> tuple[str, ...]:
+    """Return where the package keeps a file, or in which folder it keeps a folder's files."""
+    is_folder = key == ALL_OTHERS or key.endswith("/")
+    places = _strings(value if isinstance(value, list) else [value], where)
+    if is_folder and not (len(places) == 1 and places[0].endswith("/")):
+        raise ChainError(f"chain.toml: {where} must be one folder, with a slash at its end")
+    if not is_folder and any(place.endswith("/") for place in places):
+        raise ChainError(f"chain.toml: {where} must be a file or a list of files")
+    return places
 
 
 def _optional(table: dict[str, Any], where: str) -> OptionalPart:
@@ -61,23 +95,23 @@ def _optional(table: dict[str, Any], where: str) -> OptionalPart:
     return OptionalPart(_strings(table["files"], f"{where} files"), table["budget"])
 
 
-def _change(table: dict[str, Any], where: str) -> Change:
-    kinds = [kind for kind in KINDS if kind in table]
+def _change(table: dict[str, Any], where: str, known: tuple[str, ...]) -> Change:
+    kinds = [kind for kind in known if kind in table]
     if len(kinds) != 1:
-        raise ChainError(f"chain.toml: {where} needs one of {', '.join(KINDS)}; it has {len(kinds)}")
+        raise ChainError(f"chain.toml: {where} needs one of {', '.join(known)}; it has {len(kinds)}")
     _require(table, where, {kinds[0]: str, "why": str})
     return Change(kinds[0], table[kinds[0]], table["why"])
 
 
 def _step(table: dict[str, Any], number: int, where: str) -> Step:
-    wanted = {"title": str, "functions": list, "tests": list, "works": str, "hints": list, "minutes": int}
-    _require(table, where, wanted)
+    required = {"title": str, "functions": list, "tests": list, "works": str, "hints": list, "minutes": int}
+    _require(table, where, required)
     functions = tuple(_function(text, where) for text in _strings(table["functions"], f"{where} functions"))
     tests = _strings(table["tests"], f"{where} tests")
     hints = _strings(table["hints"], f"{where} hints")
     if len(hints) != 2:
         raise ChainError(f"chain.toml: {where} needs two hints, a push and then the way; it has {len(hints)}")
-    return Step(number, table["title"], functions, tests, table["works"], hints, table["minutes"])
+    return Step(number, table["title"], functions, tests, table["works"], (hints[0], hints[1]), table["minutes"])
 
 
 def _function(text: str, where: str) -> FunctionName:
@@ -87,17 +121,17 @@ def _function(text: str, where: str) -> FunctionName:
     return FunctionName(file, name)
 
 
-def _require(table: Any, where: str, wanted: Mapping[str, type]) -> None:
-    """Raises ChainError unless `table` has the wanted keys, of the wanted types, and no other."""
+def _require(table: Any, where: str, required: Mapping[str, type]) -> None:
+    """Raise ChainError unless `table` has exactly the required keys, with values of the required types."""
     if not isinstance(table, dict):
         raise ChainError(f"chain.toml: {where} must be a table")
-    for key in [*wanted, *table]:
+    for key in [*required, *table]:
         if key not in table:
-            raise ChainError(f"chain.toml: {where} lacks {key!r}")
-        if key not in wanted:
+            raise ChainError(f"chain.toml: {where} needs {key!r}")
+        if key not in required:
             raise ChainError(f"chain.toml: {where} has the unknown key {key!r}")
-        if not isinstance(table[key], wanted[key]):
-            raise ChainError(f"chain.toml: {where}: {key!r} must be of type {wanted[key].__name__}")
+        if not isinstance(table[key], required[key]):
+            raise ChainError(f"chain.toml: {where}: {key!r} must be of type {required[key].__name__}")
 
 
 def _strings(values: Any, where: str) -> tuple[str, ...]:

@@ -1,26 +1,28 @@
-"""The chain: stages in order, what each one changes, and the steps of its exercise."""
+"""The chain: stages in order, what each one changes, the steps of its exercise; and the package at its end."""
 
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 KINDS = ("new", "changed", "removed")
 GAIN_TEST = "tests/test_gain.py"
-GAIN_FIGURES = "tests/gain.py"  # the figures of the gain test, of this stage and of the one before
+GAIN_FIGURES = "tests/gain.py"  # counts what the gain test compares, in this stage and in the one before
+ALL_OTHERS = "*"  # in a package's paths: every file that no other entry places
 
 
 class ChainError(ValueError):
-    """Something that the person at the keyboard can put right, said in one line."""
+    """An error that the person at the keyboard can fix, described in one line."""
 
 
 class Change(NamedTuple):
-    """One file that a stage adds, changes or removes."""
+    """One file that a link adds, changes or removes."""
 
     kind: str  # one of KINDS
-    file: str  # relative to the stage
+    file: str  # relative to the stage or package; a removed file has its name in the stage before
     why: str
 
 
@@ -35,50 +37,32 @@ class FunctionName(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of an exercise: the functions to write and the tests that they turn green."""
+    """One step of an exercise: functions to write, and the tests that they turn green."""
 
     number: int  # counts from 1
     title: str
     functions: tuple[FunctionName, ...]
     tests: tuple[str, ...]  # pytest node ids relative to the stage
-    works: str  # what a learner has when the tests are green
+    works: str  # what the learner has when the tests are green
     hints: tuple[str, str]  # a push, and then the way
     minutes: int
 
 
 class OptionalPart(NamedTuple):
-    """What a reader of a link may leave out: files of their own, which are counted apart."""
+    """Files of a link that a reader may skip; their lines are counted apart."""
 
     files: tuple[str, ...] = ()
     budget: int = 0  # of added lines of code
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One stage and its link to the stage before. All files of the first stage are new."""
+class Link:
+    """A folder of code, and what it changes in the stage before."""
 
     root: Path  # of the repository
     path: str  # relative to root: "stages/s2_block_manager"
     before: Stage | None
     changes: tuple[Change, ...]  # in reading order
-    budget: int | None  # of added lines of code, without the optional files
-    optional: OptionalPart
-    steps: tuple[Step, ...]
-    lesson: tuple[str, ...] = ()  # of the first stage: the files to read first
-    tries: tuple[str, ...] = ()  # of a stage without steps: what there is to try
-
-    @property
-    def required_steps(self) -> tuple[Step, ...]:
-        """The steps without those that write optional files only: these come last."""
-        return tuple(step for step in self.steps if not self.is_optional(step))
-
-    def is_optional(self, step: Step) -> bool:
-        return all(name.file in self.optional.files for name in step.functions)
-
-    @property
-    def minutes(self) -> int:
-        """How long the exercise takes, without its optional steps."""
-        return sum(step.minutes for step in self.required_steps)
 
     @property
     def name(self) -> str:
@@ -90,41 +74,113 @@ class Stage:
 
     @property
     def number(self) -> str:
-        """What a person types for it: STAGE=2."""
-        return self.key.removeprefix("s")
+        """The name that a person types: 2 for s2_block_manager, as in STAGE=2."""
+        return self.key
 
     @property
     def folder(self) -> Path:
         return self.root / self.path
 
     def files(self) -> set[str]:
-        """Every file of the stage, relative to it."""
+        """Return every file in the folder, relative to it."""
         return files_under(self.folder)
 
-    def text(self, file: str) -> str:
-        """A file's text; empty if there is no such file."""
+    def content(self, file: str) -> bytes | None:
+        """Return a file's bytes, or None if it does not exist."""
         path = self.folder / file
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        return path.read_bytes() if path.is_file() else None
+
+    def text(self, file: str) -> str:
+        """Return a file's text, or an empty string if it does not exist."""
+        return (self.content(file) or b"").decode(encoding="utf-8", errors="replace")
+
+    def old_name(self, change: Change) -> str:
+        """Return the name that a changed file has in the stage before."""
+        return change.file
+
+
+@dataclass(frozen=True)
+class Stage(Link):
+    """One stage and its link to the stage before. Every file of the first stage is new."""
+
+    budget: int | None  # of added lines of code, without the optional files
+    optional: OptionalPart
+    steps: tuple[Step, ...]
+    lesson: tuple[str, ...] = ()  # of the first stage: the files to read first
+    tries: tuple[str, ...] = ()  # of a stage without steps: experiments
+
+    @property
+    def number(self) -> str:
+        return self.key.removeprefix("s")
+
+    @property
+    def required_steps(self) -> tuple[Step, ...]:
+        """All steps but those that write optional files only, which come last."""
+        return tuple(step for step in self.steps if not self.is_optional(step))
+
+    def is_optional(self, step: Step) -> bool:
+        return all(name.file in self.optional.files for name in step.functions)
+
+    @property
+    def minutes(self) -> int:
+        """How long the exercise takes, without its optional steps."""
+        return sum(step.minutes for step in self.required_steps)
+
+
+@dataclass(frozen=True)
+class Package(Link):
+    """The finished package, in which every code file of the last stage has a place."""
+
+    before: Stage  # the last one
+    paths: Mapping[str, tuple[str, ...]]  # a file or folder/ of the last stage -> its place or places in the package
+
+    def places(self, file: str) -> tuple[str, ...]:
+        """Return where the package keeps a file of the last stage; several places if it is split."""
+        if file in self.paths:
+            return self.paths[file]
+        folders = [key for key in self.paths if key.endswith("/") and file.startswith(key)]
+        if folders:
+            (place,) = self.paths[longest := max(folders, key=len)]
+            return (place + file.removeprefix(longest),)
+        return tuple(place + file for place in self.paths.get(ALL_OTHERS, ()))
+
+    def origins(self) -> dict[str, str]:
+        """Return the name in the last stage of each file that the package should have of it."""
+        files = sorted(file for file in self.before.files() if not is_free(file))
+        return {place: file for file in files for place in self.places(file)}
+
+    def old_name(self, change: Change) -> str:
+        return self.origins().get(change.file, change.file)
 
 
 class Chain(NamedTuple):
-    """The stages of a repository, in order, and the folder that holds the code of the last one again."""
+    """The stages of a repository in order, and the package that they lead to, if it is declared."""
 
     root: Path
     stages: tuple[Stage, ...]
-    copy: str | None  # relative to root
+    package: Package | None
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return (*self.stages, self.package) if self.package else self.stages
 
     def stage(self, name: str) -> Stage:
-        """The stage called `name`: "2", "s2" or "s2_block_manager"."""
+        """Return the stage called `name`: "2", "s2" or "s2_block_manager". Raise ChainError if there is none."""
         for stage in self.stages:
             if name in (stage.name, stage.key, stage.number, stage.path):
                 return stage
         known = ", ".join(stage.key for stage in self.stages)
         raise ChainError(f"there is no stage {name!r}; there are: {known}")
 
+    def link(self, name: str) -> Link:
+        """Return the stage called `name`, or the package. Raise ChainError if there is neither."""
+        if self.package and name in (self.package.name, self.package.path):
+            return self.package
+        return self.stage(name)
+
 
 def key_of(name: str) -> str:
-    """A stage's short name.
+    """Return a stage's short name.
 
     >>> key_of("s2_block_manager"), key_of("s2")
     ('s2', 's2')
@@ -133,7 +189,7 @@ def key_of(name: str) -> str:
 
 
 def is_free(file: str) -> bool:
-    """True for what each stage writes anew and chain.toml does not list: the face, the prose and the tests.
+    """Return True for files that each stage writes anew: its `__init__.py`, prose and tests.
 
     >>> [is_free(file) for file in ("__init__.py", "DIFF.md", "tests/test_gain.py", "llama/__init__.py")]
     [True, True, True, False]
@@ -142,6 +198,6 @@ def is_free(file: str) -> bool:
 
 
 def files_under(folder: Path) -> set[str]:
-    """The files below `folder`, relative to it, without caches and hidden files."""
+    """Return the files below `folder`, relative to it, without caches and hidden files."""
     files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return {file.as_posix() for file in files if not any(part.startswith((".", "__pycache__")) for part in file.parts)}
