@@ -23,16 +23,15 @@ PROMPTS = [
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Return its exit status."""
-    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=sys.modules[__package__].__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # the description has a list
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__)
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="texts to continue (default: six beginnings)")
     add_flags(parser, EngineConfig)
-    add_flags(parser, SamplingParams)
+    of_request = add_flags(parser, SamplingParams)
     parser.set_defaults(temperature=0.7, top_p=0.9, max_tokens=120, kv_cache_tokens=2048)
     options = vars(parser.parse_args(argv))
     prompts = options.pop("prompts") or PROMPTS
     try:
-        params = SamplingParams(**{name: options.pop(name) for name in flags_of(SamplingParams)})
+        params = SamplingParams(**{name: options.pop(name) for name in of_request})
         llm = LLM(**options)
     except ValueError as error:
         parser.error(str(error))
@@ -41,35 +40,31 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(output.error for output in outputs) else 0
 
 
-def flags_of(options: type) -> dict[str, type]:
-    """Return the fields of a dataclass that are flags, with their types: int for a field of type int | None."""
-    return {field.name: (*get_args(field.type), field.type)[0] for field in fields(options) if field.metadata}
-
-
-def add_flags(parser: argparse.ArgumentParser, options: type) -> None:
-    """Add a flag for each option: --max-num-seqs for max_num_seqs."""
-    for name, kind in flags_of(options).items():
-        field = options.__dataclass_fields__[name]
-        default = f" (default: {field.default})" if field.default is not None else ""
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=kind, default=field.default, help=field.metadata["help"] + default)
+def add_flags(parser: argparse.ArgumentParser, options: type) -> list[str]:
+    """Add a flag for each option() of a dataclass: --max-num-seqs for max_num_seqs. Return their names."""
+    flags = [field for field in fields(options) if field.metadata]
+    for field in flags:
+        kind = (*get_args(field.type), field.type)[0]  # int for int | None
+        help = field.metadata["help"] + (f" (default: {field.default})" if field.default is not None else "")
+        parser.add_argument("--" + field.name.replace("_", "-"), type=kind, default=field.default, help=help)
+    return [field.name for field in flags]
 
 
 def show(stream: Iterator[RequestOutput]) -> list[RequestOutput]:
     """Print the first story as it comes, and the others when all have ended. Return their outputs."""
-    finished, num_printed = {}, 0
+    latest, num_printed = {}, 0
     for output in stream:
+        latest[int(output.request_id)] = output
         if output.request_id == "0":
             text = f"{output.prompt}{output.outputs[0].text}"
             print(text[num_printed:], end="", flush=True)
             num_printed = len(text)
-        if output.finished:
-            finished[int(output.request_id)] = output
-    for index, output in sorted(finished.items()):
+    outputs = [output for _, output in sorted(latest.items())]
+    for index, output in enumerate(outputs):
         completion = output.outputs[0]
         print(f"{output.prompt}{completion.text}" if index else "", end="")
         print(f"  [{len(completion.token_ids)} tokens, {output.error or completion.finish_reason}]\n")
-    return [output for _, output in sorted(finished.items())]
+    return outputs
 
 
 def summary(llm: LLM, outputs: list[RequestOutput]) -> str:

@@ -35,14 +35,13 @@ class ContiguousAttention:
 
         q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
         """
-        assert len(q) == step.query_start_loc[-1], f"{len(q)} queries, the step has {step.query_start_loc[-1]} tokens"
         self._kv_cache.write(layer, step.slot_mapping, k, v)
-        outs = []
+        out = torch.empty_like(q)
         for i, (start, context_len) in enumerate(zip(step.first_slots, step.context_lens, strict=True)):
-            queries = q[step.query_start_loc[i] : step.query_start_loc[i + 1]]  # [query_len, num_heads, head_dim]
+            rows = slice(step.query_start_loc[i], step.query_start_loc[i + 1])
             keys, values = self._kv_cache.read(layer, start, context_len)  # [context_len, num_kv_heads, head_dim]
-            outs.append(attend_one(queries, keys, values))
-        return torch.cat(outs)
+            out[rows] = attend_one(q[rows], keys, values)
+        return out
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

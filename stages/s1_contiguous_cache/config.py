@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-RESERVATIONS = ("max_model_len", "request")
 
 
 def option(default: Any, help: str) -> Any:
@@ -29,10 +28,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value that cannot be."""
-        if self.dtype not in ("auto", *DTYPES):
-            raise ValueError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {self.dtype}")
-        if self.reservation not in RESERVATIONS:
-            raise ValueError(f"reservation must be one of {', '.join(RESERVATIONS)}, not {self.reservation}")
+        for name, choices in (("dtype", ("auto", *DTYPES)), ("reservation", ("max_model_len", "request"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")
         for name in ("max_model_len", "max_num_seqs", "kv_cache_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

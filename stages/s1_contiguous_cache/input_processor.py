@@ -20,16 +20,17 @@ class InputProcessor:
 
     def process(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Sequence:
         """Return the prompt as a sequence. If it cannot be served, the sequence has finished with an error."""
-        text = prompt if isinstance(prompt, str) else None
-        token_ids = list(prompt) if text is None else self._tokenizer.encode(text) if self._tokenizer else []
-        eos_token_ids = () if params.ignore_eos else self._model.eos_token_ids
+        if isinstance(prompt, str):
+            text, token_ids = prompt, self._tokenizer.encode(prompt) if self._tokenizer else []
+        else:
+            text, token_ids = None, list(prompt)
         seq = Sequence(
             request_id=request_id,
             prompt=text,
             prompt_token_ids=token_ids,
             params=params,
             seed=self._seeds.getrandbits(62) if params.seed is None else params.seed,
-            stop_token_ids={*params.stop_token_ids, *eos_token_ids},
+            stop_token_ids={*params.stop_token_ids, *(() if params.ignore_eos else self._model.eos_token_ids)},
             max_num_tokens=min(len(token_ids) + params.max_tokens, self._max_model_len),
             decoder=StreamDecoder(self._tokenizer, token_ids) if self._tokenizer else None,
         )
@@ -44,7 +45,7 @@ class InputProcessor:
         if not token_ids:
             return "the checkpoint has no tokenizer.model: pass token ids instead of text"
         if len(token_ids) >= self._max_model_len:
-            return f"the prompt has {len(token_ids)} tokens, max_model_len is {self._max_model_len}: no room for a new one"
+            return f"the prompt has {len(token_ids)} tokens, max_model_len is {self._max_model_len}: none is left"
         if not all(0 <= token_id < self._model.vocab_size for token_id in token_ids):
             return f"the prompt has token ids outside of 0 .. {self._model.vocab_size - 1}"
         return None

@@ -42,6 +42,7 @@ class PoolReport:
     num_slots: int
     promised: int  # what the sequences may come to need: prompt + max_tokens of each
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each piece that is held, by start
+    largest_free: int  # free slots in one piece
 
     @property
     def held(self) -> int:
@@ -55,17 +56,10 @@ class PoolReport:
     def wasted(self) -> int:
         return self.held - self.used
 
-    @property
-    def largest_free(self) -> int:
-        """The size of the largest range of free slots: the largest piece that can be reserved."""
-        starts = [*(start for start, _, _ in self.pieces), self.num_slots]
-        ends = [0, *(start + size for start, size, _ in self.pieces)]
-        return max(start - end for start, end in zip(starts, ends, strict=True))
-
     def strip(self, width: int = 48) -> str:
         """Return a picture of the pool, `width` characters wide. Each shows what most of its slots are.
 
-        >>> PoolReport(8, promised=4, pieces=((0, 4, 2),)).strip(width=8)
+        >>> PoolReport(8, promised=4, pieces=((0, 4, 2),), largest_free=4).strip(width=8)
         '##--....'
         """
         cells = ["."] * self.num_slots

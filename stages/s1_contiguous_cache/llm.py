@@ -1,8 +1,7 @@
 """LLM: prompts in, outputs out, in static batches: a batch runs until its last sequence ends, then the next begins."""
 
 import itertools
-from collections import deque
-from collections.abc import Iterator
+from collections import abc, deque
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from .sampling import SamplingParams
 from .sequence import Sequence, request_output
 from .slot_manager import SlotManager
 
-Prompts = Prompt | list[Prompt]
-Params = SamplingParams | list[SamplingParams] | None  # one for all prompts, or one for each
+Prompts = Prompt | abc.Sequence[Prompt]
+Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each
 
 
 class LLM:
@@ -34,17 +33,15 @@ class LLM:
         self.config = config = EngineConfig(str(model), **options)
         self.observer = observer or Observer()
         self.model_config = ModelConfig.from_folder(model)
-        longest = self.model_config.max_context_len
-        self.max_model_len = config.max_model_len or min(longest, config.kv_cache_tokens)
+        num_slots, longest = config.kv_cache_tokens, self.model_config.max_context_len
+        self.max_model_len = config.max_model_len or min(longest, num_slots)
         if self.max_model_len > longest:
             raise ValueError(f"max_model_len is {self.max_model_len}, the model reads at most {longest} tokens")
         device, dtype = torch.device(config.device), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = Tokenizer(model) if (Path(model) / "tokenizer.model").exists() else None
         llama = load_model(model, self.model_config, dtype, device, self.max_model_len)
-        self.kv_cache = KVCache(self.model_config, config.kv_cache_tokens, dtype, device)
-        self.kv_cache_manager = SlotManager(
-            config.kv_cache_tokens, config.reservation, self.max_model_len, self.observer
-        )
+        self.kv_cache = KVCache(self.model_config, num_slots, dtype, device)
+        self.kv_cache_manager = SlotManager(num_slots, config.reservation, self.max_model_len, self.observer)
         self.model_runner = ModelRunner(llama, ContiguousAttention(self.kv_cache), device)
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
         self._request_ids = map(str, itertools.count())
@@ -62,7 +59,7 @@ class LLM:
         finished = [output for output in self.stream(prompts, sampling_params) if output.finished]
         return sorted(finished, key=lambda output: int(output.request_id))
 
-    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[RequestOutput]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
         """Yield the output of a request so far whenever it has a new token. Close the iterator to free its slots."""
         return self._serve([self._process(prompt, params) for prompt, params in pair(prompts, sampling_params)])
 
@@ -74,13 +71,16 @@ class LLM:
             seq.finish("error", f"the request reserves {needed} slots, the pool has {num_slots}")
         return seq
 
-    def _serve(self, seqs: list[Sequence]) -> Iterator[RequestOutput]:
+    def _serve(self, seqs: list[Sequence]) -> abc.Generator[RequestOutput, None, None]:
         """Run batch after batch, and yield the outputs of each step."""
+        refused = [seq for seq in seqs if seq.finished]
+        for seq in refused:
+            self.observer.tell("refuse", seq.request_id, seq.error)
         waiting, running = deque(seq for seq in seqs if not seq.finished), list[Sequence]()
-        for seq in seqs:
-            self.observer.tell(*(("refuse", seq.request_id, seq.error) if seq.finished else ("add", seq)))
+        for seq in waiting:
+            self.observer.tell("add", seq)
         try:
-            yield from [request_output(seq) for seq in seqs if seq.finished]
+            yield from [request_output(seq) for seq in refused]
             while waiting or running:
                 with ObservedStep(self.observer):
                     if not running:
@@ -104,9 +104,11 @@ class LLM:
             batch.append(waiting.popleft())
             manager.allocate(batch[-1])
             self.observer.tell("admit", batch[-1], [])
-        if waiting:
-            piece = "piece", manager.num_reserved(waiting[0]), manager.report().largest_free
-            self.observer.tell("wait", waiting[0], *(("seat", 1, 0) if len(batch) == max_num_seqs else piece))
+        if waiting and len(batch) == max_num_seqs:
+            self.observer.tell("wait", waiting[0], "seat", 1, 0)
+        elif waiting:
+            needed, largest_free = manager.num_reserved(waiting[0]), manager.report().largest_free
+            self.observer.tell("wait", waiting[0], "piece", needed, largest_free)
         assert batch, "no sequence fits: another stream() of this LLM holds slots"
         return batch
 
@@ -123,6 +125,7 @@ class LLM:
                 self._remove(seq)
 
     def _remove(self, seq: Sequence) -> None:
+        """Free the slots of a sequence that has finished."""
         if seq.slots:
             self.kv_cache_manager.free(seq)
         self.observer.tell("finish", seq)
@@ -135,9 +138,9 @@ def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, Sampli
     [4, 4]
     """
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        prompts = [prompts]
+        prompts = [prompts]  # type: ignore
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         sampling_params = [sampling_params or SamplingParams()] * len(prompts)
     if len(prompts) != len(sampling_params):
         raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params")
-    return list(zip(prompts, sampling_params, strict=True))
+    return list(zip(prompts, sampling_params, strict=True))  # type: ignore[arg-type]

@@ -2,22 +2,10 @@
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from .llama import StreamDecoder
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 from .sampling import SampledToken, SamplingParams, SamplingRow
-
-
-class SlotRange(NamedTuple):
-    """A contiguous range of slots: start .. start + size - 1."""
-
-    start: int
-    size: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size
 
 
 @dataclass(eq=False)
@@ -39,7 +27,7 @@ class Sequence:
     max_num_tokens: int  # prompt + output
     decoder: StreamDecoder | None = None  # without a decoder there is no text
     num_computed_tokens: int = 0
-    slots: SlotRange | None = None
+    slots: range | None = None  # in the pool
     text: str = ""
     cumulative_logprob: float = 0.0
     finish_reason: str | None = None
@@ -106,23 +94,12 @@ class Sequence:
         A stop string may straddle tokens, and text that a caller has seen is never taken back.
         """
         num_held_back = 0 if self.finished else max((len(stop) - 1 for stop in self.params.stop), default=0)
-        return CompletionOutput(
-            index=0,
-            text=self.text[: max(0, len(self.text) - num_held_back)],
-            token_ids=self.token_ids[self.num_prompt_tokens :],
-            cumulative_logprob=self.cumulative_logprob,
-            finish_reason=self.finish_reason,
-        )
+        text = self.text[: max(0, len(self.text) - num_held_back)]
+        token_ids = self.token_ids[self.num_prompt_tokens :]
+        return CompletionOutput(0, text, token_ids, self.cumulative_logprob, self.finish_reason)
 
 
 def request_output(seq: Sequence) -> RequestOutput:
     """Return the output of a request so far."""
-    return RequestOutput(
-        request_id=seq.request_id,
-        prompt=seq.prompt,
-        prompt_token_ids=seq.prompt_token_ids,
-        outputs=[seq.completion()],
-        finished=seq.finished,
-        metrics=replace(seq.metrics),  # a copy: the sequence goes on
-        error=seq.error,
-    )
+    outputs, metrics = [seq.completion()], replace(seq.metrics)  # a copy: the sequence goes on
+    return RequestOutput(seq.request_id, seq.prompt, seq.prompt_token_ids, outputs, seq.finished, metrics, seq.error)

@@ -11,13 +11,15 @@ ROPE_TYPES = ("default", "linear", "llama3")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How a model stretches its rotary angles to a longer context: a plain division, or the rule of Llama 3.1."""
+    """Numbers that stretch rotary angles to a longer context, by the rule of Llama 3.1.
 
-    rope_type: str  # "linear" | "llama3"
+    The linear rule gives only a factor. With an original context of 0 every frequency is low, and so divided by it.
+    """
+
     factor: float
-    low_freq_factor: float = 1.0  # these three are for llama3
+    low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
+    original_max_position_embeddings: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,14 @@ class ModelConfig:
         if family not in MODEL_TYPES or rope_type not in ROPE_TYPES or "quantization_config" in config:
             found = {"model_type": family, "rope_type": rope_type, "quantized": "quantization_config" in config}
             raise ValueError(f"unsupported model: {found}; supported: {MODEL_TYPES}, {ROPE_TYPES}, not quantized")
-        scaling = named_like_fields(rope, RopeScaling) | {"rope_type": rope_type}
+        scaling = RopeScaling(**named_like_fields(rope, RopeScaling)) if rope_type != "default" else None
         has_bias = config.get("attention_bias", False) and family in ("llama", "qwen3")
         eos = generation.get("eos_token_id", config.get("eos_token_id", []))  # one id, or a list
         given = {
             "num_key_value_heads": config.get("num_key_value_heads", heads),
             "head_dim": config.get("head_dim", config["hidden_size"] // heads),
             "rope_theta": rope.get("rope_theta", config.get("rope_theta", cls.rope_theta)),
-            "rope_scaling": RopeScaling(**scaling) if rope_type != "default" else None,
+            "rope_scaling": scaling,
             "attention_bias": has_bias or family == "qwen2",
             "attention_output_bias": has_bias,
             "mlp_bias": config.get("mlp_bias", False) and family == "llama",

@@ -48,15 +48,13 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
 
     >>> rope_frequencies(4, 10000.0, None).tolist()
     [1.0, 0.009999999776482582]
-    >>> rope_frequencies(4, 10000.0, RopeScaling("linear", 2.0)).tolist()
+    >>> rope_frequencies(4, 10000.0, RopeScaling(factor=2.0)).tolist()
     [0.5, 0.004999999888241291]
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim  # [head_dim / 2]
     frequencies = 1.0 / theta**exponents
     if scaling is None:
         return frequencies
-    if scaling.rope_type == "linear":
-        return frequencies / scaling.factor
     rotations = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the original context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = ((rotations - low) / (high - low)).clamp(0, 1)

@@ -39,8 +39,7 @@ class Tokenizer:
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of `token_ids`. Special tokens, and ids that are not in the vocabulary, have none."""
         hidden = self.specials.values()
-        text: str = self._sp.decode([i for i in token_ids if 0 <= i < self._num_pieces and i not in hidden])
-        return text
+        return str(self._sp.decode([i for i in token_ids if 0 <= i < self._num_pieces and i not in hidden]))
 
 
 class StreamDecoder:

@@ -10,18 +10,12 @@ from torch.overrides import TorchFunctionMode
 from .config import ModelConfig
 from .model import LlamaForCausalLM
 
-FUSED = {  # our parameter: the tensors of the checkpoint that are stacked in it, in order
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+# our parameter: the tensors of the checkpoint that are stacked in it, in order
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def load_model(
-    folder: str | Path,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int | None = None,
+    folder: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, max_model_len: int | None = None
 ) -> LlamaForCausalLM:
     """Return the model of a checkpoint in `dtype` on `device`, for texts of up to `max_model_len` tokens.
 
