@@ -390,6 +390,7 @@ class TestCheck:
             ('["Count first.", ', "[", "chain.toml: [s2] step 1 needs two hints, a push and then the way; it has 1"),
             ('"../final"', "1", "chain.toml: [package]: 'folder' must be of type str"),
             ('"../final"', '"../last"', "chain.toml: the folder of the package is missing: last"),
+            ('why = "another port"', 'why = " "', "chain.toml: [package] files, entry 1 has an empty why"),
             ('{ changed = "serving', '{ new = "serving', "[package] files, entry 1 needs one of changed, removed"),
             ('"*" = "engine/"', '"*" = "engine"', "[package.paths] '*' must be one folder, with a slash at its end"),
             ('"serving/http.py"\n', '"serving/"\n', "[package.paths] 'server.py' must be a file or a list of files"),

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from itertools import dropwhile
 
@@ -103,18 +104,28 @@ def _notes(link: Link) -> Iterator[str]:
         origins = link.origins()
         same = sum(link.content(place) == link.before.content(file) for place, file in origins.items())
         yield f"{same} more files of {link.before.name} are the same, byte for byte."
-        yield f"New in {link.name}, and not shown: {', '.join(_new_in(link, {*origins}))}."
+        new = f"New in {link.name}, and not shown: {', '.join(_new_in(link, {*origins}))}."
+        yield textwrap.fill(new, 110, break_on_hyphens=False)
 
 
 def _new_in(package: Package, places: set[str]) -> list[str]:
-    """Return the code files that are new in the package; of a folder without a file of the last stage, its name."""
-    folders = {place.rpartition("/")[0] for place in places}
+    """Return the package's new code files; a folder that has no file of the last stage stands for its files."""
+    mixed = {folder for place in places for folder in _folders(place)}
     new: set[str] = set()
     for file in package.files() - places:
-        folder = file.rpartition("/")[0]
-        if file.endswith(".py") and not file.endswith("__init__.py") and not f"/{file}".count("/tests/"):
-            new.add(file if folder in folders or not folder else f"{folder.split('/')[0]}/")
+        if file.endswith(".py") and not file.endswith("__init__.py") and "tests/" not in file:
+            new.add(next((folder for folder in _folders(file) if folder not in mixed), file))
     return sorted(new)
+
+
+def _folders(file: str) -> list[str]:
+    """Return the folders that a file is in, the outermost first.
+
+    >>> _folders("backends/torch/sampler.py")
+    ['backends/', 'backends/torch/']
+    """
+    parts = file.split("/")[:-1]
+    return ["/".join(parts[: n + 1]) + "/" for n in range(len(parts))]
 
 
 def _renamed(link: Link, change: Change) -> str:

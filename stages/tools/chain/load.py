@@ -55,15 +55,11 @@ def _folder(root: Path, name: str, what: str) -> str:
 
 
 def _stage(root: Path, path: str, before: Stage | None, table: dict[str, Any], where: str) -> Stage:
-    if before is None:
-        defaults, required = {"lesson": [], "tries": []}, {"files": list, "lesson": list, "tries": list}
-        required |= {"budget": int} if "budget" in table else {}
-    else:
-        defaults, required = (
-            {"steps": [], "optional": {}},
-            {"files": list, "budget": int, "optional": dict, "steps": list},
-        )
-    _require({**defaults, **table}, where, required)
+    defaults: dict[str, Any] = {"lesson": [], "tries": []} if before is None else {"steps": [], "optional": {}}
+    required: dict[str, type] = {"files": list, **{key: type(value) for key, value in defaults.items()}}
+    if before or "budget" in table:
+        required["budget"] = int
+    _require(defaults | table, where, required)
     changes = [_change(entry, f"{where} files, entry {n}", KINDS) for n, entry in enumerate(table["files"], 1)]
     steps = [_step(entry, n, f"{where} step {n}") for n, entry in enumerate(table.get("steps", []), 1)]
     optional = _optional(table["optional"], f"{where} optional") if "optional" in table else OptionalPart()
@@ -100,6 +96,8 @@ def _change(table: dict[str, Any], where: str, known: tuple[str, ...]) -> Change
     if len(kinds) != 1:
         raise ChainError(f"chain.toml: {where} needs one of {', '.join(known)}; it has {len(kinds)}")
     _require(table, where, {kinds[0]: str, "why": str})
+    if not table["why"].strip():
+        raise ChainError(f"chain.toml: {where} has an empty why")
     return Change(kinds[0], table[kinds[0]], table["why"])
 
 
