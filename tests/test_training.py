@@ -527,7 +527,7 @@ def test_evaluating_answers_a_mistake_in_one_line(library, folder, tmp_path):
     for arguments, message in (
         ((tmp_path / "nowhere", *text), "nowhere is not a checkpoint folder: it has no config.json"),
         ((library / "cats.txt", *text), "cats.txt is not a checkpoint folder: it has no config.json"),
-        ((bad, *text, "--window", "64"), "bad has no model.safetensors and no model.safetensors.index.json"),
+        ((bad, *text, "--window", "64"), "bad: tensor model.embed_tokens.weight is missing"),
         ((folder, *text, "--window", "65"), "small has 64 positions, a window would take 65"),
         ((folder, "--text", tmp_path / "nowhere"), "there is no folder"),
         ((folder, "--text", empty), "0 stories of 600 characters or more to hold out, and none to train on"),

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from stages.s1_contiguous_cache.llama import LlamaForCausalLM, ModelConfig
-from stages.s1_contiguous_cache.llama.weights import checkpoint_tensors
+from stages.s1_contiguous_cache.llama.weights import parts_of
 
 
 def write_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
@@ -15,9 +15,11 @@ def write_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
     config = model.config
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():  # a tied head is listed once
-        sources = checkpoint_tensors(name, parameter.shape, config)
-        parts = parameter.detach().to("cpu", torch.bfloat16).split([shape[0] for _, shape in sources])
-        tensors |= {source: part.contiguous() for (source, _), part in zip(sources, parts, strict=True)}
+        names = parts_of(name)
+        q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        sizes = [q, kv, kv] if "qkv_proj" in name else [len(parameter) // len(names)] * len(names)
+        parts = parameter.detach().to("cpu", torch.bfloat16).split(sizes)
+        tensors |= {part_name: part.contiguous() for part_name, part in zip(names, parts, strict=True)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", config_json(config))
     ids = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_ids[0]}

@@ -18,7 +18,6 @@ from models.training import train
 from models.training.stories import Recipe, held_out_rows, read_corpus, tokenize
 from models.training.trainer import mean_loss
 from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
-from stages.s1_contiguous_cache.llama.config import read_json_if_any
 
 BATCH_TOKENS = 4096
 
@@ -65,12 +64,20 @@ def num_characters(row: Tensor, tokenizer: Tokenizer) -> int:
     return sum(len(tokenizer.decode(part.tolist())) for part in row.tensor_split(starts))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if there is no file. Raise ValueError, naming it, for another."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+
+
 def training_of(folder: Path) -> dict[str, Any]:
     """What training.json, if there is one, says of the state that ships, and the command with all of its flags.
 
     Raises ValueError if it is not what models/training/train.py writes.
     """
-    run = read_json_if_any(folder / "training.json")
+    run = read_json(folder / "training.json")
     if not run:
         return {}
     if missing := {"settings", "shipped_tokens"} - run.keys():
@@ -91,7 +98,7 @@ def training_of(folder: Path) -> dict[str, Any]:
 def main(folders: tuple[Path, ...], text: Path, window: int, out: Path | None) -> None:
     """Print the loss of checkpoint folders on the stories that recipe.toml in the first of them holds out."""
     try:
-        results = read_json_if_any(out) if out else {}
+        results = read_json(out) if out else {}
         training = {folder.resolve().name: training_of(folder) for folder in folders}
         if len(training) < len(folders):
             raise ValueError(f"{len(folders)} folders have {len(training)} names, and results go by name")

@@ -44,6 +44,7 @@ class ModelConfig:
     qk_norm: bool = False  # a norm on each head of q and k, before rotation
     sliding_window: int | None = None  # tokens that a token attends to; None: all before it
     dtype: str = "float32"  # of the weights in the file
+    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @classmethod
