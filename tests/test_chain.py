@@ -651,7 +651,7 @@ class TestTheLearnersWork:
         assert printed.startswith("Step 1 of 3 is red: Take all or nothing.\n0 of 1 tests are green.")
         for words in (
             "  the test   tests/test_pool.py::test_take\n  expected   Take.\n             Three of two are none.\n",
-            "  found      IndexError: pop from empty list\n",
+            "  result     IndexError: pop from empty list\n",
             "  asked in   tests/test_pool.py, line 6: assert Pool(2).take(3)",
             "  your code  pool.py, line 15, Pool.take: return [self.free.pop() for _ in range(count)]",
             "make check STAGE=2\n",
@@ -661,7 +661,7 @@ class TestTheLearnersWork:
 
     def test_the_message_of_an_assert_is_said(self, check: Run, root: Path) -> None:
         solve(root, "take", "        return [1]\n")
-        assert "  because    none is taken\n  found      assert [1] == []\n" in check()[1]
+        assert "  because    none is taken\n  result     assert [1] == []\n" in check()[1]
 
     def test_green_says_what_works_and_the_next_command(self, check: Run, root: Path) -> None:
         solve(root, "take")
@@ -677,7 +677,7 @@ class TestTheLearnersWork:
         solve(root, "take")
         solve(root, "twice")  # the third step, before the second
         printed = check("--step", "2")[1]
-        assert "  found      Pool.Report.line is not written yet: pool.py, line 28\n" in printed
+        assert "  result     Pool.Report.line is not written yet: pool.py, line 28\n" in printed
 
     @pytest.mark.full
     def test_what_was_green_and_is_red_again_comes_first(self, check: Run, root: Path) -> None:
@@ -693,7 +693,7 @@ class TestTheLearnersWork:
     def test_an_import_that_is_broken_is_said(self, check: Run, root: Path) -> None:
         edit(root, "exercises/s2/pool.py", "def twice", "def thrice")
         printed = check()[1]
-        assert "  found      ImportError: cannot import name 'twice'" in printed
+        assert "  result     ImportError: cannot import name 'twice'" in printed
 
     @pytest.mark.full
     def test_a_loop_that_never_ends_is_ended(self, check: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -707,7 +707,7 @@ class TestTheLearnersWork:
         status, printed = check()
         assert status == 0
         assert "Step 3 of 3 is green" in printed and "What works now: All is twice." in printed
-        assert "A story, told by your code; every stage tells the same one:\n\n8\n" in printed
+        assert "A story from your code; every stage writes the same one:\n\n8\n" in printed
         assert "              stage 1  your code\n  slots left        0          2\n" in printed
         assert "Next:  make diff STAGE=2" in printed
 
@@ -717,7 +717,7 @@ class TestTheLearnersWork:
         solve(root, "take", "        return [] if count > 2 and self.free.pop() else [1]\n")
         status, printed = check()
         assert status == 1
-        assert "And yet nothing is won: a test of the gain is red." in printed and "expected   Gain." in printed
+        assert "The steps are green, but a test of the gain is red." in printed and "expected   Gain." in printed
 
     def test_what_is_not_there_is_one_line(self, chain: Run) -> None:
         message = "chain: there is no exercises/s2 yet: make exercise STAGE=2 writes it\n"
@@ -731,7 +731,7 @@ class TestTheLearnersWork:
         chain("exercise", "2")
         body = (root / "exercises/s2/pool.py").read_text().split("step 1: Take all or nothing\n")[1]
         assert body.startswith(
-            "        # Of what the stage before had here, this stage lacks: self.peak\n"
+            "        # The stage before used names that this stage does not have: self.peak\n"
             "        #     self.peak = 1\n        #     return [self.free.pop() for _ in range(count)]\n"
             '        raise NotImplementedError("step 1, '
         )

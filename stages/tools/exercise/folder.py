@@ -1,6 +1,6 @@
-"""The exercise of a stage: a copy that runs, in which the functions of its steps are opened for the learner.
+"""exercises/sN: a copy of a stage that runs, in which the functions of the exercise's steps are open for the learner.
 
-A function that is new raises NotImplementedError; one that the stage before has starts with that stage's body.
+A new function raises NotImplementedError; one that the stage before has starts with that stage's body.
 """
 
 import hashlib
@@ -9,11 +9,10 @@ import shutil
 from pathlib import Path
 
 from ..chain.model import ChainError, FunctionName, Stage, Step, files_under
-from .fits import gone
-from .functions import Function, find
+from .functions import Function, find, missing_names
 
-RECORD = ".written.json"  # what was written into an exercise, so that a learner's work is told from it
-AT = ".step"  # the step that the learner is at
+RECORD = ".written.json"  # digests of the files as written, so that the learner's work shows
+AT = ".step"  # the learner's current step
 
 
 def exercise_folder(stage: Stage) -> Path:
@@ -21,15 +20,15 @@ def exercise_folder(stage: Stage) -> Path:
 
 
 def write_exercise(stage: Stage, first: int, force: bool) -> Path:
-    """Write exercises/sN with the functions of step `first` and later opened.
+    """Write exercises/sN with the functions of step `first` and later open.
 
-    Raises ChainError, and leaves everything as it was, if the folder holds work of the learner's and not `force`.
+    Raise ChainError, and change nothing, if the folder holds work of the learner's, unless `force` is set.
     """
     step_of(stage, first)
     folder = exercise_folder(stage)
     if (work := changed_by_learner(folder)) and not force:
-        raise ChainError(f"exercises/{stage.key} holds work of yours ({', '.join(work)}): --force throws it away")
-    opened = open_functions(stage, first)  # first, so that a fault in chain.toml costs no one their folder
+        raise ChainError(f"exercises/{stage.key} holds your work ({', '.join(work)}): --force discards it")
+    opened = open_functions(stage, first)  # first: a mistake in chain.toml must not cost the folder
     if folder.exists():
         shutil.rmtree(folder)
     copy_stage(stage, folder, opened)
@@ -39,17 +38,17 @@ def write_exercise(stage: Stage, first: int, force: bool) -> Path:
 
 
 def changed_by_learner(folder: Path) -> list[str]:
-    """The files of an exercise that are not as write_exercise left them."""
+    """Return the files of an exercise that differ from what write_exercise() wrote."""
     if not folder.exists():
         return []
     record = folder / RECORD
     written = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
-    found = _digests(folder)
-    return sorted(file for file in written.keys() | found.keys() if written.get(file) != found.get(file))
+    now = _digests(folder)
+    return sorted(file for file in written.keys() | now.keys() if written.get(file) != now.get(file))
 
 
 def copy_stage(stage: Stage, folder: Path, opened: dict[str, str]) -> None:
-    """Copy a stage, with other texts for the opened files, and without DIFF.md, which holds the solution."""
+    """Copy a stage, with other texts for the open files, and without DIFF.md, which holds the solution."""
     for file in sorted(stage.files() - {"DIFF.md"}):
         target = folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +59,7 @@ def copy_stage(stage: Stage, folder: Path, opened: dict[str, str]) -> None:
 
 
 def open_functions(stage: Stage, first: int) -> dict[str, str]:
-    """The texts of the files that have functions of step `first` or later, with those functions opened."""
+    """Return the texts of the files that have functions of step `first` or later, with those functions open."""
     texts: dict[str, str] = {}
     for step in stage.steps[first - 1 :]:
         for name in step.functions:
@@ -71,15 +70,17 @@ def open_functions(stage: Stage, first: int) -> dict[str, str]:
 
 
 def _starting_body(stage: Stage, step: Step, name: FunctionName, function: Function) -> str:
-    """What the learner finds in the place of the solution."""
+    """Return the text that takes the place of the solution."""
     mark = f"{function.indent}# EXERCISE step {step.number}: {step.title}\n"
     before, now = (side.text(name.file) if side else "" for side in (stage.before, stage))
     old = find(before, name.name) if before else None
     if old and old.body.strip():
-        names = gone(name.name, before, now)
+        names = missing_names(name.name, before, now)
         if names:
-            mark += f"{function.indent}# Of what the stage before had here, this stage lacks: {', '.join(names)}\n"
-        if all(each.isidentifier() for each in names):  # an import is soon mended
+            mark += (
+                f"{function.indent}# The stage before used names that this stage does not have: {', '.join(names)}\n"
+            )
+        if all(each.isidentifier() for each in names):  # an import is easily fixed
             return mark + old.body_at(function.indent)
         mark += "".join(f"{function.indent}#     {line}\n" for line in old.body_at("").splitlines())
     message = json.dumps(f"step {step.number}, {step.title}: {step.tests[0]}", ensure_ascii=False)
@@ -87,7 +88,7 @@ def _starting_body(stage: Stage, step: Step, name: FunctionName, function: Funct
 
 
 def reveal(stage: Stage, wanted: str) -> str:
-    """The solution of one function, named as in chain.toml, or by the end of that name."""
+    """Return the solution of one function, named as in chain.toml or by the end of that name."""
     names = [name for step in stage.steps for name in step.functions]
     fitting = [name for name in names if f":{name}".replace(":", ".").endswith(f".{wanted.replace(':', '.')}")]
     if len(fitting) != 1:
@@ -98,16 +99,16 @@ def reveal(stage: Stage, wanted: str) -> str:
 
 
 def step_of(stage: Stage, number: int) -> Step:
-    """The step of that number. Raises ChainError if there is none."""
+    """Return the step with that number. Raise ChainError if there is none."""
     if not stage.steps:
-        raise ChainError(f"stage {stage.number} has no exercise; what there is to try is in {stage.path}/README.md")
+        raise ChainError(f"stage {stage.number} has no exercise; {stage.path}/README.md suggests experiments")
     if not 1 <= number <= len(stage.steps):
         raise ChainError(f"there is no step {number}: {stage.key} has steps 1 to {len(stage.steps)}")
     return stage.steps[number - 1]
 
 
 def what_next(stage: Stage, first: int) -> str:
-    """What a learner does after the exercise was written."""
+    """Return what the learner does next, after the exercise was written."""
     steps = stage.steps[first - 1 :]
     minutes = sum(step.minutes for step in stage.required_steps[first - 1 :])
     lines = [
@@ -120,9 +121,9 @@ def what_next(stage: Stage, first: int) -> str:
 
 
 def how_to(stage: Stage, number: int, function: str | None = None) -> str:
-    """Where a step is to be solved, and the commands that help, as one can paste them.
+    """Return where to solve a step, and the commands that help, ready to paste.
 
-    function: the one whose solution is offered; any of the step, if it is None.
+    function: offer the solution of this one; None for any of the step.
     """
     step, make = step_of(stage, number), f"make exercise STAGE={stage.number}"
     files = ", ".join(f"exercises/{stage.key}/{file}" for file in dict.fromkeys(each.file for each in step.functions))
@@ -140,19 +141,19 @@ def how_to(stage: Stage, number: int, function: str | None = None) -> str:
 
 
 def remember_step(stage: Stage, number: int) -> None:
-    """Note the step that the learner is at."""
+    """Store the number of the learner's current step."""
     (exercise_folder(stage) / AT).write_text(f"{number}\n", encoding="utf-8")
 
 
 def remembered_step(stage: Stage) -> int:
-    """The step that the learner was at when the work was last checked; the first, if it never was."""
+    """Return the learner's step at the last check; the first, if nothing was checked."""
     file = exercise_folder(stage) / AT
     text = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     return int(text) if text.isdigit() and 1 <= int(text) <= len(stage.steps) else 1
 
 
 def _places(step: Step) -> str:
-    """The functions of a step, file by file."""
+    """Return the functions of a step, file by file."""
     files: dict[str, list[str]] = {}
     for file, name in step.functions:
         files.setdefault(file, []).append(name)

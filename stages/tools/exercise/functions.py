@@ -1,6 +1,10 @@
-"""A function's place in a source file, so that its body can be shown, compared and swapped; comments stay."""
+"""A function's place in a source file, so that its body can be shown, compared and swapped; comments stay.
+
+missing_names() tells whether the body from the stage before still fits.
+"""
 
 import ast
+import builtins
 import io
 import tokenize
 from collections.abc import Iterator
@@ -19,12 +23,12 @@ class Function(NamedTuple):
     indent: str  # of the body
 
     def body_at(self, indent: str) -> str:
-        """The body, indented for another place."""
+        """Return the body, indented for another place."""
         body = self.body if self.head.endswith("\n") else f"{self.indent}{self.body.strip()}\n"  # def f(): return 1
         return shift(body, self.indent, indent)
 
     def with_body(self, body: str) -> str:
-        """The file with another body in the place of this one."""
+        """Return the file with another body in place of this one."""
         head = self.head if self.head.endswith("\n") else self.head + "\n"
         return self.above + head + body + self.below
 
@@ -39,16 +43,16 @@ def shift(text: str, old: str, new: str) -> str:
 
 
 def find(source: str, name: str) -> Function | None:
-    """The function called "name", "Class.method" or "Outer.Inner.method", if the file has it.
+    """Return the function called "name", "Class.method" or "Outer.Inner.method", or None.
 
-    Raises ChainError if the file is not Python, or has two of that name.
+    Raise ChainError if the file is not Python, or has two of that name.
     """
     node = find_node(source, name)
     return _cut(source, node) if node else None
 
 
 def find_node(source: str, name: str) -> ast.FunctionDef | None:
-    """The same as a node of the file's tree, with the same errors."""
+    """Return the same function as a node of the file's tree; raise the same errors."""
     try:
         nodes = [node for qualified, node in _functions(ast.parse(source), "") if qualified == name]
     except SyntaxError as error:
@@ -83,11 +87,65 @@ def _cut(source: str, node: ast.FunctionDef) -> Function:
 
 
 def _end_of_signature(lines: list[str], row: int) -> tuple[int, int]:
-    """Line (from 0) and column just behind the colon that ends the signature which begins in line `row`."""
+    """Return the line (from 0) and the column after the colon that ends the signature beginning in line `row`."""
     depth = 0
     for token in tokenize.generate_tokens(io.StringIO("".join(lines[row:])).readline):
         if token.type == tokenize.OP:
             depth += (token.string in "([{") - (token.string in ")]}")
             if token.string == ":" and depth == 0:
                 return row + token.end[0] - 1, token.end[1]
-    raise AssertionError("a function that was parsed has a colon behind its signature")
+    raise AssertionError("a parsed function has a colon after its signature")
+
+
+def missing_names(name: str, before: str, now: str) -> list[str]:
+    """Return the names that the body of function `name` uses in the file `before`, and that are not in the file `now`.
+
+    These are parameters, attributes of `self`, and names of the module; other objects are not examined.
+
+    >>> missing_names("f", "def f(count): return min(count, MAX)", "def f(size): return 1")
+    ['the parameter count', 'MAX']
+    >>> before = "class Pool:\\n def size(self): return self.free"
+    >>> missing_names("Pool.size", before, "class Pool:\\n def size(self): return 1")
+    ['self.free']
+    """
+    old, new, tree = find_node(before, name), find_node(now, name), ast.parse(now)
+    assert old and new, f"{name} is in both stages"
+    own = {id(node) for node in ast.walk(new)}
+    others = [node for node in ast.walk(tree) if id(node) not in own]
+    attributes = {each for node in others for each in _names_of(node)}
+    used = [node for statement in old.body for node in ast.walk(statement)]
+    local = {node.id for node in used if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    local |= {node.arg for node in used if isinstance(node, ast.arg)}
+    known = local | _parameters(new) | _module_names(tree) | {*dir(builtins)} | {f"self.{each}" for each in attributes}
+    missing = [each for node in used if (each := _named(node)) and each not in known]
+    return [f"the parameter {each}" if each in _parameters(old) else each for each in dict.fromkeys(missing)]
+
+
+def _named(node: ast.AST) -> str:
+    """Return the name that a node uses, such as "self.free" or "len"; an empty string if it uses none."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return f"self.{node.attr}"
+    return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else ""
+
+
+def _names_of(node: ast.AST) -> Iterator[str]:
+    """Yield the attributes that a node uses or defines."""
+    if isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        yield node.target.id
+
+
+def _parameters(node: ast.FunctionDef) -> set[str]:
+    return {arg.arg for arg in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]}
+
+
+def _module_names(tree: ast.Module) -> set[str]:
+    """Return the names that the module defines and imports."""
+    imported = (alias for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names)
+    assignments = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    assigned = (node.id for target in assignments for node in ast.walk(target) if isinstance(node, ast.Name))
+    defined = (node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    return {alias.asname or alias.name for alias in imported} | {*assigned} | {*defined}

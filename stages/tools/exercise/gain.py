@@ -1,4 +1,4 @@
-"""The gain of a stage, counted twice on the same work: `python stages/tools/exercise/gain.py STAGE BEFORE NOW`.
+"""The gain of a stage, counted on the same work: `python stages/tools/exercise/gain.py STAGE BEFORE NOW`.
 
 STAGE is the package whose tests/gain.py counts: before(engine, folder) and now(engine, folder), each a dict of counts
 by name. BEFORE and NOW are the packages of the two engines: a learner's is exercises.s2. Prints a table.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def table(before: dict[str, int], now: dict[str, int], titles: tuple[str, str]) -> str:
-    """One line a count.
+    """Return a table with one line per count.
 
     >>> print(table({"slots": 1024}, {"slots": 16}, ("stage 1", "yours")))
              stage 1  yours
@@ -24,7 +24,7 @@ def table(before: dict[str, int], now: dict[str, int], titles: tuple[str, str]) 
 
 
 def main(argv: list[str]) -> None:
-    sys.path.pop(0)  # the folder of this file: it has a copy.py
+    sys.path.pop(0)  # the folder of this file: its modules are not top-level ones
     stage, before, now = argv
     gain = import_module(f"{stage}.tests.gain")
     with tempfile.TemporaryDirectory() as folder:

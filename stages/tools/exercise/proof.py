@@ -58,32 +58,32 @@ def _missing_tests(stage: Stage, step: Step) -> Iterator[str]:
     for test in step.tests:
         file, _, name = test.partition("[")[0].partition("::")
         try:
-            there = stage.text(file) and (not name or find(stage.text(file), name.replace("::", ".")))
+            exists = stage.text(file) and (not name or find(stage.text(file), name.replace("::", ".")))
         except ChainError as error:
             yield f"{stage.path}/{file}: {error}"
             continue
-        if not there:
+        if not exists:
             yield f"{stage.path}, step {step.number}: there is no test {test}"
 
 
 def proof_faults(stage: Stage, finished: bool = True) -> list[str]:
-    """What the exercise of a stage does not hold: none if it is red and green as it should be.
+    """Run the exercise's tests before each step and after the last. Return a fault for each with the wrong color.
 
-    `finished`: with all steps solved, too. That is the stage as it is, so who runs its tests anyway need not ask.
+    finished: also run them with all steps solved. That is the stage itself, so its own tests prove the same.
     """
     if not stage.steps:
         return []
     if importlib.util.find_spec("pytest") is None:
         raise ChainError("the proof of an exercise runs pytest, and this Python has none: make setup")
     states = range(len(stage.steps) + finished)
-    opened = [open_functions(stage, solved + 1) for solved in states]  # not in threads, in which ast.parse may fail
+    opened = [open_functions(stage, solved + 1) for solved in states]  # not in the threads: ast.parse may fail there
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        found = pool.map(lambda solved: list(_state(stage, solved, opened[solved])), states)
-        return [fault for faults in found for fault in faults]
+        results = pool.map(lambda solved: list(_state(stage, solved, opened[solved])), states)
+        return [fault for faults in results for fault in faults]
 
 
 def _state(stage: Stage, solved: int, opened: dict[str, str]) -> Iterator[str]:
-    """Faults of the exercise with the first `solved` steps solved; `opened` are the texts of its files."""
+    """Yield the faults of the exercise with its first `solved` steps solved; `opened` are the texts of its files."""
     green = [test for step in stage.steps[:solved] for test in step.tests]
     red = [test for step in stage.steps[solved : solved + 1] for test in step.tests]
     if solved == 0:
@@ -105,7 +105,7 @@ def _state(stage: Stage, solved: int, opened: dict[str, str]) -> Iterator[str]:
 
 
 def _run(stage: Stage, opened: dict[str, str], tests: list[str]) -> str:
-    """pytest's report on a copy of the stage. Raises ChainError if the tests did not run to their end."""
+    """Return pytest's report on a copy of the stage. Raise ChainError if the tests did not run to their end."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / stage.name
         copy_stage(stage, folder, opened)

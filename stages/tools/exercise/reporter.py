@@ -1,10 +1,9 @@
-"""A plugin of pytest: tells how each test ended, as one line of JSON on a pipe, for checking.py to say in words.
+"""A pytest plugin that sends how each test ended, one line of JSON on a pipe.
 
-A red test is told with what it expects in words (its name, its docstring, the message of its assert), what it found, in
-a few short lines, and where that came from in the learner's code.
+The report of a red test has the expectation in words (its name, its docstring, the message of its assert), a few short
+lines of the result, and the line of the learner's code that it came from.
 """
 
-import json
 import os
 import re
 import signal
@@ -12,24 +11,25 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import pytest
 
-SECONDS = int(os.environ.get("SECONDS_FOR_A_TEST", "30"))  # what is half written may loop for ever
-MAX_LINES, MAX_WIDTH = 4, 110  # of what was found: it is there to be read
+from .report import Place, Report
+
+SECONDS = int(os.environ.get("SECONDS_FOR_A_TEST", "30"))  # half-written code may loop forever
+MAX_LINES, MAX_WIDTH = 4, 110  # of a result: people read it
 OBJECT = re.compile(r"<(?:\w+\.)*(\w+) object at 0x\w+>")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tell-to", type=int, help="the file descriptor of a pipe")
+    parser.addoption("--report-to", type=int, help="the file descriptor of a pipe")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    signal.signal(signal.SIGALRM, _time_is_over)
+    signal.signal(signal.SIGALRM, _time_out)
 
 
-def _time_is_over(number: int, frame: FrameType | None) -> None:
+def _time_out(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"the test did not end in {SECONDS} seconds: is there a loop that never ends?")
 
 
@@ -46,72 +46,74 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.failed or call.when == "call":
-        told = {"test": item.nodeid, "outcome": report.outcome}
-        _tell(item.config, told | (_in_words(item, call.excinfo) if report.failed and call.excinfo else {}))
+    outcome = yield
+    if outcome.failed and call.excinfo:
+        _send(item.config, _in_words(item, call.excinfo))
+    elif outcome.failed or call.when == "call":
+        _send(item.config, Report(item.nodeid, outcome.outcome))
     if call.excinfo and call.excinfo.errisinstance(TimeoutError):
-        item.session.shouldstop = "a loop that never ends: the other tests would find it, too"
-    return report
+        item.session.shouldstop = "a loop that never ends: the other tests would run into it, too"
+    return outcome
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.failed:
         lines = [line.removeprefix("E").strip() for line in str(report.longrepr).splitlines() if line.startswith("E ")]
-        _broken.append({"test": report.nodeid, "outcome": "broken", "found": lines[-1:] or ["it cannot be imported"]})
+        _broken.append(Report(report.nodeid, "broken", result=tuple(lines[-1:] or ["it cannot be imported"])))
 
 
-_broken: list[dict[str, Any]] = []
+_broken: list[Report] = []
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if torch := sys.modules.get("torch"):
         torch.set_printoptions(threshold=12, edgeitems=2, precision=4, linewidth=MAX_WIDTH)  # not pages of numbers
-    for told in _broken:
-        _tell(session.config, told)
+    for report in _broken:
+        _send(session.config, report)
 
 
-def _tell(config: pytest.Config, told: dict[str, Any]) -> None:
-    os.write(config.getoption("tell_to"), (json.dumps(told) + "\n").encode())
+def _send(config: pytest.Config, report: Report) -> None:
+    os.write(config.getoption("report_to"), (report.to_json() + "\n").encode())
 
 
-def _in_words(item: pytest.Item, error: pytest.ExceptionInfo) -> dict[str, Any]:
-    message, found = _message_and_found(error)
+def _in_words(item: pytest.Item, error: pytest.ExceptionInfo) -> Report:
+    message, result = _message_and_result(error)
     params = getattr(getattr(item, "callspec", None), "params", {})
-    return {
-        "docstring": (getattr(getattr(item, "obj", None), "__doc__", None) or "").strip(),
-        "params": [f"{name} = {_clip(repr(value), 60)}" for name, value in params.items()],
-        "message": message,
-        "found": [_clip(OBJECT.sub(r"<\1>", line), MAX_WIDTH) for line in found[:MAX_LINES]],
-        "is_open": error.errisinstance(NotImplementedError),
+    return Report(
+        item.nodeid,
+        "failed",
+        docstring=(getattr(getattr(item, "obj", None), "__doc__", None) or "").strip(),
+        params=tuple(f"{name} = {_clip(repr(value), 60)}" for name, value in params.items()),
+        message=message,
+        result=tuple(_clip(OBJECT.sub(r"<\1>", line), MAX_WIDTH) for line in result[:MAX_LINES]),
+        is_open=error.errisinstance(NotImplementedError),
         **_places(item, error),
-    }
+    )
 
 
-def _message_and_found(error: pytest.ExceptionInfo) -> tuple[str, list[str]]:
-    """The message of an assert, if it has one, and what was found; or what was raised."""
+def _message_and_result(error: pytest.ExceptionInfo) -> tuple[str, list[str]]:
+    """Return the message of an assert, if it has one, and the values compared; or the error raised."""
     text = str(error.value).strip()
     if error.errisinstance(AssertionError):
         message, mark, comparison = ("\n" + text).partition("\nassert ")
         lines = [line.strip() for line in f"{mark}{comparison}".splitlines() if line.strip()]
-        return (message.strip(), lines) if lines else ("", message.strip().splitlines())  # of pytest.raises()
+        return (message.strip(), lines) if lines else ("", message.strip().splitlines())  # from pytest.raises()
     if "DID NOT RAISE" in text:
-        return "", ["no error was raised: " + text.removeprefix("DID NOT RAISE").strip() + " is asked for"]
+        return "", ["no error was raised; expected " + text.removeprefix("DID NOT RAISE").strip()]
     return "", [f"{error.typename}: {line}" if n == 0 else line for n, line in enumerate((text or "-").splitlines())]
 
 
-def _places(item: pytest.Item, error: pytest.ExceptionInfo) -> dict[str, Any]:
-    """The last lines of the learner's code and of the tests that were under way."""
+def _places(item: pytest.Item, error: pytest.ExceptionInfo) -> dict[str, Place]:
+    """Return the last lines of the test and of the learner's code that ran, by field of Report."""
     root, places = item.config.rootpath, {}
     for entry in error.traceback:
         path = Path(entry.path)
         if path.is_relative_to(root):
             file = path.relative_to(root)
-            kind = "test_line" if file.parts[0] == "tests" else "code"
-            source = " ".join(str(entry.statement).split())
+            source = _clip(" ".join(str(entry.statement).split()), MAX_WIDTH)
             name = getattr(entry.frame.code.raw, "co_qualname", entry.name).partition(".<locals>")[0]
-            places[kind] = {"file": file.as_posix(), "line": entry.lineno + 1, "name": name}
-            places[kind]["source"] = _clip(source, MAX_WIDTH)
+            field = "asked" if file.parts[0] == "tests" else "code"
+            places[field] = Place(file.as_posix(), entry.lineno + 1, name, source)
     return places
 
 

@@ -1,0 +1,95 @@
+"""How a test ended: reporter.py sends it from pytest's process as a line of JSON, and check.py prints it in words."""
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of code, and the function that it is in."""
+
+    file: str
+    line: int
+    name: str
+    source: str
+
+    def __str__(self) -> str:
+        name = "" if self.name.startswith("test_") else f", {self.name}"
+        return f"{self.file}, line {self.line}{name}: {self.source}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of one test; if it is red, the reasons in words."""
+
+    test: str  # the node id; the file, if it could not be imported
+    outcome: str  # "passed", "failed", "skipped" or "broken"
+    docstring: str = ""
+    params: tuple[str, ...] = ()
+    message: str = ""  # of the assert
+    result: tuple[str, ...] = ()  # a few short lines: the values compared, or the error raised
+    is_open: bool = False  # a function of the exercise is not written yet
+    asked: Place | None = None  # the last line of the test that ran
+    code: Place | None = None  # the last line of the learner's code that ran
+
+    @property
+    def is_red(self) -> bool:
+        return self.outcome not in ("passed", "skipped")
+
+    def is_about(self, test: str) -> bool:
+        """Return True if this is the report of `test`, a node id: of one of its parameters, or of its file."""
+        if self.outcome == "broken":
+            return test.startswith(self.test)
+        return self.test == test or self.test.startswith((f"{test}[", f"{test}::"))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Report":
+        fields = json.loads(line)
+        for name in ("asked", "code"):
+            fields[name] = Place(**fields[name]) if fields[name] else None
+        return cls(**fields)
+
+    def lines(self) -> list[str]:
+        """Return a red test's report for a terminal, one aspect per paragraph."""
+        return [line for title, text in self._paragraphs() for line in _wrapped(title, text)]
+
+    def _paragraphs(self) -> Iterator[tuple[str, str]]:
+        yield "the test", self.test.partition("[")[0]
+        if self.outcome != "broken":
+            yield "expected", as_sentence(self.test)
+        yield from (("", " ".join(each.split())) for each in self.docstring.split("\n\n") if each.strip())
+        if self.params:
+            yield "with", ", ".join(self.params)
+        if self.message:
+            yield "because", self.message
+        if self.is_open and self.code:
+            yield "result", f"{self.code.name} is not written yet: {self.code.file}, line {self.code.line}"
+        else:
+            yield from (("result" if n == 0 else "", line) for n, line in enumerate(self.result))
+        if self.asked:
+            yield "asked in", str(self.asked)
+        if self.code and not self.is_open:
+            yield "your code", str(self.code)
+
+
+def as_sentence(test: str) -> str:
+    """Return a test's name as a sentence.
+
+    >>> as_sentence("tests/test_pool.py::TestTake::test_block_0_is_taken_first[4-a]")
+    'Block 0 is taken first.'
+    """
+    name = re.split(r"::", test.partition("[")[0])[-1].removeprefix("test_").replace("_", " ")
+    return name[:1].upper() + name[1:] + "."
+
+
+def _wrapped(title: str, text: str) -> list[str]:
+    """Return a title and its text, wrapped for a terminal."""
+    wrapper = textwrap.TextWrapper(110, break_on_hyphens=False, break_long_words=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = f"  {title:10} ", " " * 13
+    return wrapper.wrap(text)
