@@ -80,14 +80,14 @@ open-page: ## open notebooks/pool.html in a browser: it is in the repository, on
 	@echo notebooks/pool.html
 	@$(PYTHON) -m webbrowser -t "file://$(CURDIR)/notebooks/pool.html"
 
-exercise: ## write exercises/s3, a stage with steps for you to fill in: STAGE=3, or STAGE=3 STEP=2
+exercise: ## write exercises/s3, a stage with functions for you to write: STAGE=3, or STAGE=3 STEP=2
 	@$(PYTHON) stages/chain.py exercise $(one_stage) $(addprefix --step ,$(STEP)) $(ARGS)
 
-# A red test is no failure of make: it is what the learner asked for. chain.py's exit status is 1, and 2 for misuse.
-check: $(call needs,test) ## is your exercise right? tests of the step that you are at, at the end a story: STAGE=3
+# A red test is a result, not a failure of make. chain.py exits with 1 for red tests, and with 2 for misuse.
+check: $(call needs,test) ## check your exercise: the tests of your current step, and at the end a story; STAGE=3
 	@$(PY) stages/chain.py exercise $(one_stage) --check $(addprefix --step ,$(STEP)) $(ARGS) || test $$? -eq 1
 
-diff: ## what a stage changes in the one before, in reading order: STAGE=3; ARGS="--file scheduler.py" for one file
+diff: ## what a stage changes, in reading order: STAGE=3, or nanovllm; ARGS="--file scheduler.py" for one file
 	@$(PYTHON) stages/chain.py diff $(one_stage) $(ARGS)
 
 scoreboard: $(call needs,test) ## what each stage bought and what it cost; ARGS=--predict answers the lessons' questions

@@ -1,1 +1,1 @@
-"""What writes numbers and tables into the README files. It reads stages/bench/results.json and measures nothing."""
+"""Write measured numbers and tables into the README files. Reads stages/bench/results.json, and measures nothing."""

@@ -12,7 +12,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     names = stale() if args.check else write()
     for name in names:
-        print(f"{name}: {'numbers are not those of ' + str(RESULTS) if args.check else 'brought up to date'}")
+        print(f"{name}: {'numbers differ from ' + str(RESULTS) if args.check else 'updated'}")
     return 1 if args.check and names else 0
 
 

@@ -1,4 +1,4 @@
-"""The seven stages in a line each, and the two tables that are made of them."""
+"""The seven stages in a line each, and the two tables made of them."""
 
 import re
 from collections.abc import Callable
@@ -52,17 +52,17 @@ IDEAS = (
 
 
 def lessons() -> tuple[Stage, ...]:
-    """The stages; the finished package is a link of the chain, and no lesson."""
+    """Return the stages that have a lesson."""
     return tuple(stage for stage in load(ROOT).stages if stage.path.startswith("stages/"))
 
 
 def linked(number: int, stage: Stage, idea: Idea, start: Path) -> str:
-    """A stage's name, a link to its lesson relative to `start`."""
+    """Return a stage's name as a link to its lesson, relative to `start`."""
     return f"[{number}, {idea.name}]({(stage.folder / 'README.md').relative_to(start)})"
 
 
 def path_block(results: Results) -> str:
-    """The stages as a path: what each adds, and the question that it leaves open."""
+    """Return the stages as a path: what each adds, and the question that it leaves open."""
     rows = [
         [linked(number, stage, idea, ROOT / "stages"), idea.adds, idea.leaves_open]
         for number, (stage, idea) in enumerate(zip(lessons(), IDEAS, strict=True), start=1)
@@ -71,7 +71,7 @@ def path_block(results: Results) -> str:
 
 
 def stages_block(results: Results) -> str:
-    """The table of the chain: idea, lines in the diff, measured effect."""
+    """Return the table of the chain: idea, lines in the diff, measured effect."""
     rows = [
         [linked(number, stage, idea, ROOT), idea.adds, f"{added_lines(stage):,}", effect(stage.key, results)]
         for number, (stage, idea) in enumerate(zip(lessons(), IDEAS, strict=True), start=1)
@@ -101,7 +101,7 @@ EFFECTS = {  # {a key of results.json, or of derived():its format}
 
 
 def effect(stage: str, results: Results) -> str:
-    """What a stage brought, each number in a mark that names its key."""
+    """Return the effect of a stage, each number in a mark that names its key."""
     known = results | {"derived": derived(results)}
 
     def mark(match: re.Match[str]) -> str:
@@ -112,7 +112,7 @@ def effect(stage: str, results: Results) -> str:
 
 
 def derived(results: Results) -> dict[str, float]:
-    """What is worked out from several figures."""
+    """Return the numbers that are computed from several figures."""
     one, two = (empty_shares(results, stage) for stage in ("s1", "s2"))
     beside = results["predict"]["s3"]["extra_bytes"]
     return {
@@ -124,7 +124,7 @@ def derived(results: Results) -> dict[str, float]:
 
 
 def empty_shares(results: Results, stage: str) -> list[float]:
-    """Wasted over held, for each run of a stage on the scoreboard."""
+    """Return wasted bytes over held bytes, for each run of a stage on the scoreboard."""
     runs = [run for name, run in results["scoreboard"].items() if name.startswith(f"{stage},")]
     return [run["wasted_bytes"] / run["held_bytes"] for run in runs]
 

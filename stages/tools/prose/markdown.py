@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table.
+    """Return a Markdown table.
 
     >>> print(table(["a", "b"], [["1", "2"]]), end="")
     | a | b |
@@ -26,7 +26,7 @@ class Column(NamedTuple):
 
 
 def table_of(first: str, columns: Sequence[Column], rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line a row. A column that no row has is left out; a dash stands for a number that a row does not have.
+    """Return a table with one line per row. A column that no row has is left out; a missing number is a dash.
 
     >>> print(table_of("stage", [Column("seats", "n", str), Column("steps", "m", str)], {"s1": {"n": 3}}), end="")
     | stage | seats |
@@ -39,21 +39,22 @@ def table_of(first: str, columns: Sequence[Column], rows: Mapping[str, Mapping[s
 
 
 def look_up(results: Mapping[str, Any], key: str) -> Any:
-    """What stands under a key. Raises KeyError.
+    """Return the value under a dotted key. Raise KeyError if there is none.
 
     >>> look_up({"a": {"b": 4}}, "a.b")
     4
     """
-    found: Any = results
+    value: Any = results
     for part in key.split("."):
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise KeyError(key)
-        found = found[part]
-    return found
+        value = value[part]
+    return value
 
 
 def mib(size: float) -> str:
-    """
+    """Return a size in bytes as MiB.
+
     >>> mib(3 * 2**20)
     '3.0 MiB'
     """
@@ -61,7 +62,8 @@ def mib(size: float) -> str:
 
 
 def whole(number: float) -> str:
-    """
+    """Return a number without decimals.
+
     >>> whole(1200.0)
     '1,200'
     """
@@ -69,7 +71,8 @@ def whole(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """
+    """Return a duration in milliseconds, or in seconds from one second on.
+
     >>> duration(0.0804), duration(7.826)
     ('80 ms', '7.8 s')
     """

@@ -1,10 +1,10 @@
 """Marks in prose, and the numbers and tables that belong there.
 
-Nothing measured is typed by hand. Prose holds two kinds of marks, which a code host does not show:
+No measured number is typed by hand. Prose holds three kinds of marks, which a code host does not show:
 
     <!-- n: predict.s1.cache_at_16:.1f -->4.2<!-- / -->     one number: a path into results.json, and its format
     <!-- figures: stages --> ... <!-- /figures -->          a block: tables.py, ideas.py, model_card.py
-    <!-- said -->833,000 a second<!-- / -->                 a figure of somebody else's, as it stands there
+    <!-- said -->833,000 a second<!-- / -->                 somebody else's figure, as they give it
 
 Cells of notebooks hold the first and the last kind. A key is shown in one form everywhere.
 results.json is written by `python -m stages.bench`.
@@ -32,12 +32,12 @@ BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTA
 
 
 def stale(root: Path = ROOT) -> list[str]:
-    """The prose files, relative to `root`, whose numbers are not those of results.json."""
+    """Return the prose files, relative to `root`, whose numbers differ from results.json."""
     return [str(path.relative_to(root)) for path in prose_files(root) if render(path, root) != path.read_text("utf-8")]
 
 
 def write(root: Path = ROOT) -> list[str]:
-    """Bring the numbers of all prose files up to date; returns those that changed."""
+    """Update the numbers of all prose files, and return the files that changed."""
     changed = stale(root)
     for name in changed:
         (root / name).write_text(render(root / name, root), encoding="utf-8")
@@ -45,7 +45,7 @@ def write(root: Path = ROOT) -> list[str]:
 
 
 def prose_files(root: Path) -> list[Path]:
-    """Every page of prose but DIFF.md, which stages/chain.py makes, and the notebooks."""
+    """Return the notebooks, and every page of prose except DIFF.md, which stages/chain.py writes."""
     stages = sorted((root / "stages").glob("s[0-9]*"))
     folders = [root, root / "stages", *stages, root / "nanovllm", root / "models" / "storyteller", root / "notebooks"]
     pages = [path for folder in folders for path in sorted(folder.glob("*.md")) if path.name != "DIFF.md"]
@@ -53,7 +53,7 @@ def prose_files(root: Path) -> list[Path]:
 
 
 def render(path: Path, root: Path) -> str:
-    """The text of a file with its numbers filled in. Raises ValueError for a mark that names nothing.
+    """Return the text of a file with its numbers filled in. Raise ValueError for a mark with an unknown key.
 
     A notebook's text is JSON. A mark in a cell is on one line and has nothing that JSON would escape, so it is filled
     in where it stands, and nothing else of the file changes.
@@ -77,7 +77,7 @@ def render(path: Path, root: Path) -> str:
 
 
 def known(root: Path) -> dict[str, Any]:
-    """All that a mark can name: what was measured, "derived" from that, and "facts", what is counted here."""
+    """Return all that a mark can name: measured results, numbers "derived" from them, and "facts" counted here."""
     results = read(root / RESULTS)
     return results | {"derived": ideas.derived(results), "facts": facts(root)}
 
@@ -95,7 +95,7 @@ def read(path: Path) -> Any:
 
 @cache
 def facts(root: Path) -> dict[str, float]:
-    """What is counted, not measured: always current."""
+    """Return the numbers that are counted, not measured: they are always current."""
     model = read(root / "models/storyteller/config.json")
     heads_and_sizes = model["num_hidden_layers"] * model["num_key_value_heads"] * model["head_dim"]
     bytes_per_token = 2 * heads_and_sizes * 4  # a key and a value, float32

@@ -1,4 +1,4 @@
-"""Blocks of the model's card: how it was trained, what it is compared with, what it writes."""
+"""Blocks of the model's card: its training, a comparison, and samples."""
 
 import json
 import tomllib
@@ -13,7 +13,7 @@ Results = dict[str, Any]  # what stages/bench/results.json holds
 
 
 def training_block(results: Results) -> str:
-    """The model card's table of a training run."""
+    """Return the model card's table of a training run."""
     run = json.loads((STORYTELLER / "training.json").read_text("utf-8"))
     settings, last = run["settings"], run["curve"][-1]
     (shipped,) = [point for point in run["curve"] if point["tokens"] == run["shipped_tokens"]]
@@ -44,7 +44,7 @@ def millions(point: dict[str, float]) -> str:
 
 
 def baseline_block(results: Results) -> str:
-    """The checkpoint beside the one that the first settings make: losses, and the commands behind them."""
+    """Compare the checkpoint with one trained by the first settings: losses, and the commands behind them."""
     path = STORYTELLER / "comparison.json"
     scores = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if not {"storyteller", "baseline"} <= scores.keys():
@@ -79,7 +79,7 @@ def comparison_commands(scores: dict[str, Any], window: int) -> list[str]:
 
 
 def samples_block(results: Results) -> str:
-    """The model card's samples: the beginning in bold, what the model wrote after it."""
+    """Return the model card's samples: the prompt in bold, then the text that the model wrote."""
     samples = json.loads((STORYTELLER / "samples.json").read_text("utf-8"))
     stories = (f"**{sample['prompt']}**{sample['text']}" for sample in samples)
     return "\n\n".join("> " + story.strip().replace("\n", "\n>\n> ") for story in stories) + "\n"

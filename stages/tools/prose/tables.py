@@ -10,12 +10,12 @@ NOT_YET = "Not measured yet.\n"
 
 
 def run_block(results: Results) -> str:
-    """Three commands and what they print: the same story in one piece and in blocks, and the page."""
+    """Return three commands and their output: the same story in one piece and in blocks, and the page."""
     return "```console\n" + results["run"]["screen"] + "\n\n$ make open-page\nnotebooks/pool.html\n```\n"
 
 
 def screen_of(stage: str) -> Callable[[Results], str]:
-    """What a lesson's commands print at their end, where a stage shows what it is about."""
+    """Return a block with the last lines that a lesson's commands print, in which a stage shows its subject."""
 
     def block(results: Results) -> str:
         screens = results.get("run", {}).get("lessons", {})
@@ -29,7 +29,7 @@ def machine_block(results: Results) -> str:
 
 
 def answers_of(stage: str) -> Callable[[Results], str]:
-    """The lesson's questions with the measured answers, folded."""
+    """Return a block with the lesson's questions and their measured answers, folded."""
 
     def block(results: Results) -> str:
         folded = "<details><summary>{question}</summary>\n\n{answer}\n\n</details>\n"
@@ -71,7 +71,7 @@ NARROW = (  # what a lesson shows of SCORES, in tables that fit on a screen
 
 
 def scoreboard_of(number: int) -> Callable[[Results], str]:
-    """For a lesson: the rows of its stage, and of the stage before, in narrow tables."""
+    """Return a block for a lesson: the rows of its stage, and of the stage before, in narrow tables."""
 
     def block(results: Results) -> str:
         wanted = (f"s{number - 1},", f"s{number},")
@@ -84,7 +84,7 @@ def scoreboard_of(number: int) -> Callable[[Results], str]:
 
 
 def serving_block(results: Results) -> str:
-    """What serving.py measured: stages 3 and 4 from a small pool; transformers, and stage 4 with room for all."""
+    """Show serving.py's figures: stages 3 and 4 from a small pool; transformers, and stage 4 with room for all."""
     serving = results["serving"]
     small = {"s3": "s3, a pool of 2,048", "s4": "s4, a pool of 2,048"}
     roomy = {
@@ -99,14 +99,14 @@ def serving_block(results: Results) -> str:
 
 
 def samples_of_one_prompt_block(results: Results) -> str:
-    """Several outputs of one prompt: as requests of their own, as samples, as beams."""
+    """Compare several outputs of one prompt: as requests of their own, as samples, as beams."""
     runs = results["predict"]["s5"]["runs"]
     names = {"requests": "s4, 8 requests", "samples": "s5, n = 8", "beams": "s5, a beam of 4"}
     return table_of("stage", SCORES, {text: runs[name] for name, text in names.items()})
 
 
 def scarce_samples_of(*stages: str) -> Callable[[Results], str]:
-    """What samples.py counted in these stages: samples from pools that are too small for all of them."""
+    """Return a block with samples.py's counts in these stages: samples from pools too small for all of them."""
 
     def block(results: Results) -> str:
         if "samples" not in results:
@@ -120,15 +120,15 @@ def scarce_samples_of(*stages: str) -> Callable[[Results], str]:
 
 
 def overhead_block(results: Results) -> str:
-    """What the scoreboard's rounds say of those who need nothing new: each stage over the one before."""
+    """Show the cost of a stage where its feature is not used: each stage over the one before, in the same rounds."""
     overhead = results.get("overhead", {})
     pairs = [("s4", "s5"), ("s5", "s6"), ("s6", "s7")]
     if not {f"{after}_over_{before}" for before, after in pairs} <= overhead.keys():
         return NOT_YET
     rows = []
     for before, after in pairs:
-        found = overhead[f"{after}_over_{before}"]
-        rows.append([f"{after} over {before}", *(f"{found[key]:.2f}" for key in ("ratio", "least", "largest"))])
+        ratios = overhead[f"{after}_over_{before}"]
+        rows.append([f"{after} over {before}", *(f"{ratios[key]:.2f}" for key in ("ratio", "least", "largest"))])
     return table(["tokens/s", "median of the rounds", "the least", "the largest"], rows)
 
 
@@ -139,7 +139,7 @@ MOVED = (  # what a lesson shows of SCORES about a second tier
 
 
 def offload_block(results: Results) -> str:
-    """What offload.py measured: stage 6, and stage 7 with each policy, from a third of the memory, in narrow tables."""
+    """Show offload.py's figures: stage 6, and stage 7 with each policy, from a third of the memory."""
     if "offload" not in results:
         return NOT_YET
     names = {"s6": "s6", "recompute": "s7, recompute", "load": "s7, load", "auto": "s7, auto"}
@@ -149,7 +149,7 @@ def offload_block(results: Results) -> str:
 
 
 def offload_talks_block(results: Results) -> str:
-    """Conversations that pause while others talk: what stages 6 and 7 compute of them, and what they find."""
+    """Show conversations that pause while others talk: the tokens that stages 6 and 7 compute, and their hits."""
     talks = results.get("offload", {}).get("talks", {})
     names = {"s6": "s6", "load": "s7, load"}
     return table_of("stage", TALKS, {text: talks[name] for name, text in names.items()}) if talks else NOT_YET
@@ -166,7 +166,7 @@ TALKS = (
 
 
 def prefix_cache_block(results: Results) -> str:
-    """What prefix_cache.py measured: requests with a common prefix, with the cache off and on."""
+    """Show prefix_cache.py's figures: requests with a common prefix, with the cache off and on."""
     shared = results["prefix_cache"]["shared"]
     rows = []
     for name, text in (("off", "without"), ("on", "with")):
@@ -192,7 +192,7 @@ TRAFFIC = (
 
 
 def decode_table(cases: list[dict[str, Any]], columns: Sequence[Column]) -> str:
-    """A line a case of decode.py: batch and context, then what a step took."""
+    """Return a table with a line per case of decode.py: batch and context, then the time of a step."""
     rows = {
         f"{case['batch']} x {case['context']:,}" + (", the others 128" if case["is_mixed"] else ""): case
         for case in cases
@@ -201,12 +201,12 @@ def decode_table(cases: list[dict[str, Any]], columns: Sequence[Column]) -> str:
 
 
 def in_order(case: dict[str, Any]) -> tuple[bool, int, int]:
-    """Mixed batches last."""
+    """Return a sort key that puts mixed batches last."""
     return case["is_mixed"], case["context"], case["batch"]
 
 
 def decode_block(results: Results) -> str:
-    """Every case of decode.py: the times of the storyteller in float32; what such a step reads and the rest, folded."""
+    """Show every case of decode.py: times of the storyteller in float32; the bytes of a step and the rest, folded."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for case in sorted(results["decode"]["cases"].values(), key=in_order):
         groups.setdefault((case["model"], case["dtype"]), []).append(case)
@@ -219,7 +219,7 @@ def decode_block(results: Results) -> str:
 
 
 def decode_gain_block(results: Results) -> str:
-    """Where stage 3's gain over stage 2 ends, in each dtype."""
+    """Say where stage 3's gain over stage 2 ends, in each dtype."""
     return "".join(f"- {dtype}: {text}.\n" for dtype, text in sorted(results["decode"]["gain"].items(), reverse=True))
 
 
