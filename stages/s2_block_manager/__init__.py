@@ -1,9 +1,9 @@
 """Stage 2: a block manager.
 
 Unlike the stage before:
-- the pool is cut into blocks of a few slots, and a sequence takes one more whenever its tokens have filled the others;
-- a block table says where a sequence's blocks lie: anywhere, so nothing is lost between them;
-- attention gathers a sequence's blocks into one piece before it reads them: a copy of the whole history, every step.
+- the pool is cut into blocks of a few slots, and a sequence takes another one whenever its tokens have filled the rest;
+- a block table lists the blocks of a sequence: they may lie anywhere, so nothing is lost between them;
+- attention gathers the blocks of a sequence into one piece before it reads them: a copy of its whole text, every step.
 """
 
 from .config import EngineConfig

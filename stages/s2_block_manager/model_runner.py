@@ -1,4 +1,6 @@
-"""ModelRunner: from sequences to flat tensors, through the model, to one sampled token a sequence."""
+"""ModelRunner: from sequences to flat tensors, through the model, to one sampled token for each sequence."""
+
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ Scheduled = tuple[Sequence, int]  # a sequence, and how many of its tokens to co
 
 
 class ModelRunner:
+    """The model, and what it needs to run one step."""
+
     def __init__(
         self, model: LlamaForCausalLM, attention: GatherAttention, block_size: int, device: torch.device
     ) -> None:
@@ -20,55 +24,31 @@ class ModelRunner:
         self._block_size = block_size
         self._device = device
         self.num_steps = 0
-        self.num_tokens = 0  # through the model, since the start
+        self.num_tokens = 0  # computed since the start
 
     @torch.inference_mode()
-    def run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
-        """Compute the next `num_tokens` tokens of each sequence; sample one more where that was the last one.
+    def run(self, batch: list[Scheduled]) -> list[SampledToken]:
+        """Compute the next `num_tokens` tokens of each sequence, and sample the one behind them.
 
-        None stands for a sequence that has more to compute. The caller advances num_computed_tokens and appends the
-        tokens: if this raises, no sequence has changed, and its slots may be written again.
+        Sequences do not change: the caller advances num_computed_tokens and appends the sampled tokens.
         """
-        hidden, step = self.compute(batch)
-        return self.sample(batch, hidden, step)
-
-    def compute(self, batch: list[Scheduled]) -> tuple[Tensor, AttentionMetadata]:
-        """A step of the model: the hidden state of each token, [num_tokens, hidden_size], and which token is whose."""
         rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
         input_ids = self._tensor([seq.token_ids[position] for seq, position in rows])  # [num_tokens]
         positions = self._tensor([position for _, position in rows])  # [num_tokens]
-        step = self._metadata(batch, rows)
-        hidden = self._model(input_ids, positions, self._attention.plan(step))  # [num_tokens, hidden_size]
-        self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + len(rows)
-        return hidden, step
-
-    def sample(self, batch: list[Scheduled], hidden: Tensor, step: AttentionMetadata) -> list[SampledToken | None]:
-        """A token for each sequence whose last token is in this step; None for the others."""
-        complete = [i for i, (seq, _) in enumerate(batch) if step.context_lens[i] == seq.num_tokens]
-        logits = self.compute_logits(hidden, step, complete)
-        tokens: list[SampledToken | None] = [None] * len(batch)
-        for i, token in zip(complete, sample(logits, [batch[i][0].sampling_row() for i in complete]), strict=True):
-            tokens[i] = token
-        return tokens
-
-    def compute_logits(self, hidden: Tensor, step: AttentionMetadata, seqs: list[int]) -> Tensor:
-        """The logits of the last token of each of `seqs`, given as numbers in the batch: [len(seqs), vocab_size]."""
-        last_rows = self._tensor([step.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
-        return self._model.compute_logits(hidden[last_rows])
-
-    def _metadata(self, batch: list[Scheduled], rows: list[tuple[Sequence, int]]) -> AttentionMetadata:
-        query_start_loc = [0]
-        for _, num_tokens in batch:
-            query_start_loc.append(query_start_loc[-1] + num_tokens)
-        return AttentionMetadata(
-            query_start_loc=query_start_loc,
+        step = AttentionMetadata(
+            query_start_loc=[0, *accumulate(num_tokens for _, num_tokens in batch)],
             context_lens=[seq.num_computed_tokens + num_tokens for seq, num_tokens in batch],
             block_tables=[self._tensor(seq.block_table) for seq, _ in batch],
             slot_mapping=self._tensor([self._slot(seq, position) for seq, position in rows]),
         )
+        hidden = self._model(input_ids, positions, self._attention.plan(step))  # [num_tokens, hidden_size]
+        last_rows = self._tensor(step.query_start_loc[1:]) - 1  # [num_seqs]
+        logits = self._model.compute_logits(hidden[last_rows])  # [num_seqs, vocab_size]
+        self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + len(rows)
+        return sample(logits, [seq.sampling_row() for seq, _ in batch])
 
     def _slot(self, seq: Sequence, position: int) -> int:
-        """The slot of the token at `position`: block * block_size + offset."""
+        """Return the slot of a token: block * block_size + offset."""
         return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
     def _tensor(self, values: list[int]) -> Tensor:
