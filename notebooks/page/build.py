@@ -17,7 +17,8 @@ SOURCE = ROOT / "nanovllm" / "server" / "page"
 PAGE = ROOT / "notebooks" / "pool.html"
 LEAD = (
     "A server keeps the keys and values of every token it has read; a slot of memory holds one token's. Here are "
-    "320 slots, eight requests that share them, A to H, and seven ways to serve the eight. F asks for three texts."
+    "320 slots, eight requests that share them, A to H, and seven ways to serve the eight. F asks for three texts. "
+    "Stages 1 to 3 get all requests at once; from stage 4 on F, G and H arrive while others run."
 )
 STAGES = {
     "s1": ("One piece", "Each sequence reserves one piece of the pool for its whole life."),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from nanovllm.trace.events import KEYS
+from nanovllm.trace.events import KEYS, WITHOUT_BY
 from notebooks.page.record import TIMES, Event
 
 LEFT_OUT = ("kind", "step", *TIMES)  # the kind is the row's first number, steps are counted, clocks differ
@@ -12,7 +12,8 @@ TEXTS = ("seq", "request", "carried_by", "why", "by", "hash", "for", "behind", "
 
 def columns(kind: str) -> list[str]:
     """The columns of a kind of event; a $ behind the name says that a text stands there as a number."""
-    names = [name for name in (*KEYS[kind], "by") if name not in LEFT_OUT and (kind, name) != ("step", "by")]
+    names = [name for name in KEYS[kind] if name not in LEFT_OUT]
+    names += [] if kind in WITHOUT_BY else ["by"]
     return [f"{name}$" if is_text(kind, name) else name for name in names]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from nanovllm.trace import State, apply, traced
+from nanovllm.trace import State, Tracer, apply, traced
 from nanovllm.trace.replay import begin
 from notebooks.page.workload import build, serve
 
@@ -15,16 +15,17 @@ TIMES = ("seconds", "began")  # of the clock on the wall: another one in each ru
 
 
 def record(name: str) -> list[Event]:
-    """The events of stage `name` ("s1"), the snapshot first."""
+    """Return the events of stage `name` ("s1"), the snapshot first."""
     events: list[Event] = []
-    llm = build(name)
-    with traced(llm, events.append) as observer:
-        serve(name, llm, observer)
+    tracer = Tracer()
+    llm = build(name, tracer)
+    with traced(llm, events.append, tracer):
+        serve(name, llm)
     return list(renumbered({key: value for key, value in event.items() if key not in TIMES} for event in events))
 
 
 def renumbered(events: Iterable[Event]) -> Iterator[Event]:
-    """An event between two steps, as an arrival, is told with the step that comes.
+    """Yield events. One between two steps, such as an arrival, gets the number of the step that follows.
 
     >>> [event["step"] for event in renumbered([{"kind": "arrive", "step": 0}, {"kind": "step", "step": 1}])]
     [1, 1]

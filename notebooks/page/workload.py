@@ -1,11 +1,11 @@
-"""The workload: the same eight requests, which arrive while others run, served by any stage.
+"""The workload: the same eight requests, served by any stage.
 
-A step counts as one on the clock. A stage that has no samples serves a request with n = 3 as three; stages 1 to 3 serve
-static batches and cannot abort.
+From stage 4 on they arrive while others run; a step counts as one on the clock. Stages 1 to 3 serve static batches: they
+get all requests at once, in order of arrival, and abort none. A stage without samples serves n = 3 as three requests.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Request:
     aborted_after: int | None = None
 
     def options(self, has_n: bool) -> dict[str, Any]:
-        """SamplingParams': greedy, but for samples, which would all be the same."""
+        """Return the options of SamplingParams: greedy, except for samples, which would all be the same."""
         options = {"max_tokens": self.max_tokens, "stop": self.stop, "ignore_eos": True, "temperature": 0.0}
         if self.n > 1:
             options |= {"temperature": 0.8, "seed": 7}
@@ -53,8 +53,8 @@ WORKLOAD = (
 )
 
 
-def build(name: str) -> Any:
-    """The LLM of a stage, with a pool in which these requests meet."""
+def build(name: str, observer: Any = None) -> Any:
+    """Return the LLM of a stage, with a pool in which these requests meet."""
     options: dict[str, Any] = {"kv_cache_tokens": NUM_BLOCKS * BLOCK_SIZE, "max_num_seqs": 8, "max_model_len": 128}
     if name == "s1":
         options |= {"reservation": "request"}
@@ -64,19 +64,19 @@ def build(name: str) -> Any:
         options |= {"max_num_batched_tokens": 24}
     if name == "s7":
         options |= {"offload_policy": "load", "kv_offloading_tokens": NUM_HOST_BLOCKS * BLOCK_SIZE}
-    return stage(name).LLM(ROOT / "models" / "storyteller", device="cpu", dtype="float32", **options)
+    return stage(name).LLM(ROOT / "models" / "storyteller", observer, device="cpu", dtype="float32", **options)
 
 
-def serve(name: str, llm: Any, observer: Any = None, workload: tuple[Request, ...] = WORKLOAD) -> None:
-    """Serve them all to the end, one step after the other."""
+def serve(name: str, llm: Any, workload: tuple[Request, ...] = WORKLOAD) -> None:
+    """Serve all requests to the end."""
     if name in WITHOUT_SCHEDULER:
-        serve_batches(name, llm, observer, workload)
+        serve_batches(name, llm, workload)
     else:
         serve_continuously(name, llm, workload)
 
 
 def requests(name: str, workload: tuple[Request, ...]) -> Iterator[tuple[str, Request, Any]]:
-    """(request_id, request, SamplingParams), in order of arrival."""
+    """Yield (request_id, request, SamplingParams), in order of arrival."""
     has_n = name not in ONE_SEQUENCE_A_REQUEST
     for request in sorted(workload, key=lambda request: request.after):
         params = stage(name).SamplingParams(**request.options(has_n))
@@ -88,12 +88,13 @@ def requests(name: str, workload: tuple[Request, ...]) -> Iterator[tuple[str, Re
 
 
 def sampled_as(name: str, request: Request, index: int) -> Any:
-    """Without n each sample is a request of its own, with a seed of its own."""
+    """Return the SamplingParams of a sample that is a request of its own, with a seed of its own."""
     options = request.options(has_n=False)
     return stage(name).SamplingParams(**options | {"seed": options["seed"] + index})
 
 
 def serve_continuously(name: str, llm: Any, workload: tuple[Request, ...]) -> None:
+    """Add each request when it arrives, abort those that leave, and step until all have finished."""
     engine, coming, num_steps = llm.llm_engine, deque(requests(name, workload)), 0
     leaving = {request.name: request.aborted_after for request in workload if request.aborted_after is not None}
     while coming or engine.has_unfinished_requests():
@@ -106,19 +107,19 @@ def serve_continuously(name: str, llm: Any, workload: tuple[Request, ...]) -> No
         num_steps += 1
 
 
-def serve_batches(name: str, llm: Any, observer: Any, workload: tuple[Request, ...]) -> None:
-    """As LLM.generate() does, but for requests that join the queue while a batch runs."""
-    everyone = list(requests(name, workload))
-    llm._request_ids = iter([request_id for request_id, _, _ in everyone])
-    coming, waiting, running = deque(everyone), deque[Any](), list[Any]()
-    num_steps = 0
-    while coming or waiting or running:
-        while coming and coming[0][1].after <= num_steps:
-            _, request, params = coming.popleft()
-            waiting.append(llm._add_request(request.prompt, params))
-            if observer:
-                observer.join(waiting[-1])
-        running = running or llm._admit(waiting)
-        llm._step(running)
-        running = [seq for seq in running if not seq.finished]
-        num_steps += 1
+def serve_batches(name: str, llm: Any, workload: tuple[Request, ...]) -> None:
+    """Hand all requests to an LLM of stages 1 to 3, under the names of the workload."""
+    request_ids, asked, params = zip(*requests(name, workload), strict=True)
+    llm.input_processor = Named(llm.input_processor, request_ids)
+    for _ in llm.stream([request.prompt for request in asked], list(params)):
+        pass
+
+
+class Named:
+    """An input processor that gives requests names in place of the LLM's numbers."""
+
+    def __init__(self, input_processor: Any, names: Iterable[str]) -> None:
+        self._input_processor, self._names = input_processor, iter(names)
+
+    def process(self, request_id: str, prompt: str, params: Any) -> Any:
+        return self._input_processor.process(next(self._names), prompt, params)
