@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from notebooks.helpers import pictures, s1, size
 from notebooks.helpers.claims.table import BLOG, LAYOUT, SLABS, SOLVES, Finding
 from stages.bench import replay, timeline, workloads
-from stages.bench.engines import without_model
+from stages.bench.engines import silent, without_model
 from stages.bench.models import STORYTELLER
 from stages.s1_contiguous_cache import SamplingParams
 from stages.s1_contiguous_cache.input_processor import InputProcessor
@@ -64,7 +64,8 @@ def shares_by_policy(num_steps: int) -> dict[str, float]:
             asked = SamplingParams(max_tokens=max_tokens(request))
             seq = inputs.process(str(i), [1] * request.num_prompt_tokens, asked)
             arrivals.append((seq, request.num_output_tokens))
-        moments = replay.replay(SlotManager(POOL, reservation, LONGEST), arrivals, num_steps)  # type: ignore[arg-type]
+        manager = SlotManager(POOL, reservation, LONGEST, silent("s1"))
+        moments = replay.replay(manager, arrivals, num_steps, SlotManager.can_allocate)
         found[name] = statistics.mean(moment.report.used / POOL for moment in moments[num_steps // 5 :])
     return found
 
@@ -108,7 +109,7 @@ def first_fit(law: str, seed: int) -> tuple[dict[int, Churned], int]:
     is as full as after 1,000; and how many requests are refused from then on.
     """
     manager, inputs, rng = (
-        SlotManager(80 * 1024, "request", LONGEST),
+        SlotManager(80 * 1024, "request", LONGEST, silent("s1")),
         InputProcessor(CONFIG, None, LONGEST, 0),
         random.Random(seed),
     )
@@ -174,7 +175,8 @@ def seats(num_steps: int) -> tuple[tuple[float, float], tuple[float, float]]:
     """(share of the pool in use, sequences at once), in pieces of 1,024 and in stage 4, somebody always waiting."""
     crowd = workloads.traffic(num_steps, seed=1)
     arrivals = replay.arrivals("s1", CONFIG, crowd, LONGEST)
-    moments = replay.replay(SlotManager(POOL, "max_model_len", LONGEST), arrivals, num_steps)[num_steps // 5 :]
+    manager = SlotManager(POOL, "max_model_len", LONGEST, silent("s1"))
+    moments = replay.replay(manager, arrivals, num_steps, SlotManager.can_allocate)[num_steps // 5 :]
     pieces = (
         statistics.mean(m.report.used / POOL for m in moments),
         statistics.mean(len(m.report.pieces) for m in moments),
