@@ -5,17 +5,13 @@ class Counter:
     """A manager that counts slots: a sequence holds as many as it may come to have."""
 
     def __init__(self, num_slots):
-        self.num_slots, self.held, self.appended = num_slots, 0, 0
+        self.num_slots, self.held = num_slots, 0
 
     def can_allocate(self, seq):
         return self.held + seq.size <= self.num_slots
 
     def allocate(self, seq):
         self.held += seq.size
-
-    def append_slot(self, seq):
-        self.appended += 1
-        assert seq.num_tokens <= seq.size
 
     def free(self, seq):
         self.held -= seq.size
@@ -28,7 +24,7 @@ class Seq:
     def __init__(self, num_prompt_tokens, num_output_tokens):
         self.token_ids = [1] * num_prompt_tokens
         self.size = num_prompt_tokens + num_output_tokens
-        self.num_computed_tokens = 0
+        self.request_id, self.slots, self.num_computed_tokens = "", range(0), 0
 
     @property
     def num_tokens(self):

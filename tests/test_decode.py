@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stages.bench import decode
+from stages.bench.counting import Operations
 from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
 from stages.bench.engines import PACKAGES
 from stages.bench.models import num_parameters, random_model
@@ -47,7 +48,7 @@ def test_a_step_computes_one_token_of_each_sequence_and_can_be_repeated(folder, 
     step = DecodeStep(name, folder, CASE)
     for count in (1, 2):
         assert step() > 0
-        assert step.engine.model_runner.num_tokens == 3 * count
+        assert step.runner.num_tokens == 3 * count
     assert [seq.num_computed_tokens for seq in step.seqs] == [8, 8, 8]
 
 
@@ -70,8 +71,8 @@ def test_a_mixed_batch_has_one_long_context(folder, name):
 def test_the_pool_was_written_before_it_is_read(folder):
     """Memory that nobody wrote is one page of zeros, and is read from a cache."""
     for name in ("s1", "s3"):
-        pool = DecodeStep(name, folder, CASE).engine.kv_cache
-        assert all((x == torch.tensor(0.01)).all() for x in ([pool.k, pool.v] if name == "s1" else [pool.blocks]))
+        tensors = DecodeStep(name, folder, CASE).pool_tensors()
+        assert tensors and all((x == torch.tensor(0.01)).all() for x in tensors)
 
 
 def test_scattered_is_the_same_batch_and_pool_with_its_blocks_dealt_out_again(folder):
@@ -81,17 +82,18 @@ def test_scattered_is_the_same_batch_and_pool_with_its_blocks_dealt_out_again(fo
     after = [seq.block_table for seq in other.seqs]
     assert [seq.block_table for seq in step.seqs] == before != after
     assert sorted(chain(*after)) == sorted(chain(*before)) and [len(table) for table in after] == [9, 9, 9]
-    assert other.engine is step.engine and other() > 0
+    assert other.kv_cache is step.kv_cache and other() > 0
 
 
 @each_stage
-def test_attention_alone_leaves_the_engine_as_it_was(folder, name):
+def test_attention_alone_does_that_part_of_the_step_again(folder, name):
     step = DecodeStep(name, folder, CASE)
-    attention = step.engine.model_runner._attention
+    with Operations() as whole:
+        step()
     alone = AttentionAlone(step)
-    assert step.engine.model_runner._attention is attention
-    alone()
-    alone()
+    with Operations() as part:
+        alone()
+    assert 0 < part.count < whole.count and step.runner.num_steps == 1
 
 
 def test_cases_are_measured_and_told_in_a_line(folder, monkeypatch):

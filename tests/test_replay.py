@@ -1,6 +1,7 @@
 """Requests against a pool alone: stages/bench/replay.py by hand, and on the managers of stages 1 and 2."""
 
 from stages.bench import replay
+from stages.bench.engines import silent
 from stages.bench.workloads import Traffic, traffic
 from stages.s1_contiguous_cache.slot_manager import SlotManager
 from stages.s2_block_manager.block_manager import BlockManager
@@ -13,7 +14,7 @@ CONFIG = ModelConfig(64, 8, 8, 1, 1, 1, 8)
 
 def test_replay_admits_in_order_and_stops_when_nobody_waits():
     manager = Counter(8)
-    moments = replay.replay(manager, [(Seq(2, 3), 3), (Seq(2, 4), 4), (Seq(1, 1), 1)], num_steps=10)
+    moments = replay.replay(manager, [(Seq(2, 3), 3), (Seq(2, 4), 4), (Seq(1, 1), 1)], 10, Counter.can_allocate)
     assert [moment.report for moment in moments] == [5, 5, 5]  # the second needs 6: it waits, and so does the third
     assert {moment.waiting.size for moment in moments} == {6}
     assert manager.held == 8  # after three steps the first has ended, and the others are in
@@ -31,12 +32,13 @@ def sequences(*sizes, stage="s2", max_tokens=4):
     return [seq for seq, _ in replay.arrivals(stage, CONFIG, made, longest=64)]
 
 
-def test_a_promise_is_in_whole_blocks_and_counts_the_others():
-    manager = BlockManager(4, block_size=4)
-    first, same, larger = sequences(1, 4, 5)
-    manager.allocate(first)  # of 5 tokens it may come to have: 2 blocks
-    assert replay.can_promise(manager, same)
-    assert not replay.can_promise(manager, larger)
+def test_a_sequence_in_blocks_takes_one_when_it_needs_one():
+    manager = BlockManager(4, 4, silent("s2"))
+    made = [Traffic(size, 4, 4) for size in (1, 4, 5)]
+    moments = replay.replay(manager, replay.arrivals("s2", CONFIG, made, 64), 10, BlockManager.can_promise)
+    assert [moment.report.held for moment in moments] == [8, 12, 12, 12]  # 1 to 4 tokens, beside 4 to 7
+    assert {moment.num_running for moment in moments} == {2}
+    manager.check_integrity()
 
 
 def test_replay_asks_who_is_admitted():
@@ -46,7 +48,7 @@ def test_replay_asks_who_is_admitted():
 
 
 def test_pieces_are_moved_together_when_enough_is_free():
-    manager, compacting = SlotManager(16, "request", max_model_len=16), replay.Compacting()
+    manager, compacting = SlotManager(16, "request", 16, silent("s1")), replay.Compacting()
     a, b, c, d = sequences(2, 2, 2, 6, stage="s1")  # 6, 6, 6 and 10 slots
     for seq in (a, b):
         assert compacting(manager, seq)
@@ -61,4 +63,4 @@ def test_pieces_are_moved_together_when_enough_is_free():
 
 def test_texts_in_blocks_waste_their_last_block():
     report = replay.in_blocks(CONFIG, (1, 4, 5), block_size=4)
-    assert (report.held, report.used, report.num_blocks) == (16, 10, 4)
+    assert (report.held, report.used, report.num_slots) == (16, 10, 16)

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from stages.bench import locality, replay
-from stages.bench.engines import new_sequence, part, stage, without_model
+from stages.bench.engines import new_sequence, part, silent, stage, without_model
 from stages.bench.harness import ratio, seconds_of, take_turns, timed
 from stages.bench.locality import figure
-from stages.bench.models import STORYTELLER
+from stages.bench.models import STORYTELLER, bytes_per_token
 from stages.bench.workloads import Traffic, traffic
-from stages.s2_block_manager.block_pool import BlockPool, NoFreeBlocks
+from stages.s1_contiguous_cache.slot_manager import SlotManager
+from stages.s2_block_manager.block_manager import BlockManager
+from stages.s2_block_manager.block_pool import BlockPool
 
 BLOCK, POOL, LONGEST = 16, 4096, 1024
 
@@ -64,12 +66,12 @@ def microseconds(calls: Mapping[str, Callable[[], object]], times: int, rounds: 
 
 
 def books(rounds: int = 9, times: int = 1000) -> dict[str, Any]:
-    """Microseconds of what the bookkeeping does, and of of a tensor as large as a block, made by torch."""
+    """Return the microseconds of the bookkeeping, and of a tensor as large as a block, made by torch."""
     config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
-    pool, manager = BlockPool(POOL), part("s2", "block_manager").BlockManager(POOL, BLOCK)
+    pool, manager = BlockPool(POOL), block_manager(POOL)
     sequences = [seq for seq, _ in replay.arrivals("s2", config, [request_of(40), request_of(200)], longest=LONGEST)]
     manager.allocate(sequences[0])
-    numbers = BLOCK * part("s2", "kv_cache").bytes_per_token(config, torch.float32) // 4
+    numbers = BLOCK * bytes_per_token(config, torch.float32) // 4
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     calls = {
         "take_one_and_return": lambda: pool.free_blocks(pool.get_new_blocks(1)),
@@ -81,6 +83,10 @@ def books(rounds: int = 9, times: int = 1000) -> dict[str, Any]:
     return {"framework": device.type, **microseconds(calls, times, rounds)}
 
 
+def block_manager(num_blocks: int) -> BlockManager:
+    return BlockManager(num_blocks, BLOCK, silent("s2"))
+
+
 def request_of(num_prompt_tokens: int) -> Any:
     """A request of so many tokens and one more."""
     return traffic(1, seed=0)[0]._replace(num_prompt_tokens=num_prompt_tokens, max_tokens=1, num_output_tokens=1)
@@ -89,21 +95,17 @@ def request_of(num_prompt_tokens: int) -> Any:
 class FirstInFirstOut(BlockPool):
     """A pool that hands out the block that has been free for longest."""
 
+    free: Any  # a deque, whose left end is the front of the queue
+
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        self._queue = deque(range(num_blocks))
-
-    @property
-    def num_free_blocks(self) -> int:
-        return len(self._queue)
+        self.free = deque(range(num_blocks))
 
     def get_new_blocks(self, count: int) -> list[int]:
-        if count > len(self._queue):
-            raise NoFreeBlocks(f"{count} blocks are needed, {len(self._queue)} are free")
-        return [self._queue.popleft() for _ in range(count)]
+        return [self.free.popleft() for _ in range(count)]
 
     def free_blocks(self, blocks: list[int]) -> None:
-        self._queue.extend(blocks)
+        self.free.extend(blocks)
 
 
 def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count: int = 8) -> None:
@@ -125,7 +127,7 @@ def order(rounds: int = 9, num_blocks: int = 2048) -> dict[str, Any]:
     calls: dict[Hashable, Callable[[], float]] = {}
     for name, kind in pools.items():
         llm = stage("s2").LLM(STORYTELLER, dtype="float32", kv_cache_tokens=num_blocks * BLOCK, max_num_seqs=8)
-        llm.kv_cache_manager._pool = kind(num_blocks)
+        llm.kv_cache_manager.pool = kind(num_blocks)
         pool = kind(num_blocks)
         calls["written", name] = timed(partial(write_in_turn, pool, memory))
         calls["served", name] = timed(partial(llm.generate, [[5] * 40] * 8, params))
@@ -137,7 +139,7 @@ def fork(rounds: int = 9) -> dict[str, Any]:
     """Microseconds of a fork of 200 tokens, given back again, and of copies of blocks; a block of 70B is in fp16."""
     engine = without_model("s5", model=str(STORYTELLER), dtype="float32", kv_cache_tokens=8192)
     params = stage("s5").SamplingParams()
-    parent, child = (new_sequence("s5", engine, name, [1] * 200, params) for name in "ab")
+    parent, child = (new_sequence("s5", engine.input_processor, name, [1] * 200, params) for name in "ab")
     engine.kv_cache_manager.allocate(parent)
     parent.num_computed_tokens = 199
     copy, manager, pool = part("s5", "kv_cache").BlockCopy, engine.kv_cache_manager, engine.kv_cache
@@ -168,7 +170,7 @@ def moving(rounds: int = 5, num_steps: int = 1500) -> dict[str, Any]:
     config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
     replays = replays_of(config, traffic(num_steps, seed=1), num_steps)
     moved = replays["pieces"]()
-    kv = torch.zeros(POOL, part("s2", "kv_cache").bytes_per_token(config, torch.float32) // 4)
+    kv = torch.zeros(POOL, bytes_per_token(config, torch.float32) // 4)
 
     def copies() -> None:
         for slots in moved:
@@ -186,18 +188,19 @@ def replays_of(config: Any, requests: list[Traffic], num_steps: int) -> dict[str
     """Replays of one traffic. Each returns the slots of its moves."""
 
     def in_blocks() -> list[int]:
-        manager = part("s2", "block_manager").BlockManager(POOL // BLOCK, BLOCK)
-        replay.replay(manager, replay.arrivals("s2", config, requests, LONGEST), num_steps, replay.can_promise)
+        run("s2", block_manager(POOL // BLOCK), BlockManager.can_promise)
         return []
 
     def in_pieces() -> list[int]:
-        manager, compacting = part("s1", "slot_manager").SlotManager(POOL, "request", LONGEST), replay.Compacting()
-        replay.replay(manager, replay.arrivals("s1", config, requests, LONGEST), num_steps, compacting)
+        compacting = replay.Compacting()
+        run("s1", SlotManager(POOL, "request", LONGEST, silent("s1")), compacting)
         return compacting.moved
 
     def never_moved() -> list[int]:
-        manager = part("s1", "slot_manager").SlotManager(POOL, "request", LONGEST)
-        replay.replay(manager, replay.arrivals("s1", config, requests, LONGEST), num_steps)
+        run("s1", SlotManager(POOL, "request", LONGEST, silent("s1")), SlotManager.can_allocate)
         return []
+
+    def run(name: str, manager: Any, admits: Callable[[Any, Any], bool]) -> None:
+        replay.replay(manager, replay.arrivals(name, config, requests, LONGEST), num_steps, admits)
 
     return {"blocks": in_blocks, "pieces": in_pieces, "pieces_never_moved": never_moved}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stages.bench.engines import engine_of, new_sequence, stage
+from stages.bench.engines import new_sequence, part, stage
 from stages.bench.models import num_parameters
 
 SHORTEST = 128  # context of the shortest sequence of a mixed batch
@@ -50,36 +50,66 @@ class Case(NamedTuple):
 
 
 class DecodeStep:
-    """A stage with a batch in the middle of its decoding; a call computes one step and returns its seconds."""
+    """A stage with a batch in the middle of its decoding; a call computes one step and returns its seconds.
 
-    def __init__(self, name: str, folder: Path, case: Case, **options: Any) -> None:
-        """`options` are EngineConfig's."""
-        if name == "s1":
-            options |= {"reservation": "request"}
-        tokens = sum(case.contexts) + case.batch * (32 + options.get("block_size", 0))
-        llm = stage(name).LLM(folder, dtype=case.dtype, kv_cache_tokens=tokens, max_num_seqs=case.batch, **options)
-        self.engine = engine_of(name, llm)
+    There is no engine: each sequence has its slots, or its blocks, in a row.
+    """
+
+    def __init__(self, name: str, folder: Path, case: Case, block_size: int = 16, device: str = "cpu") -> None:
+        self._name, self._device = name, torch.device(device)
+        self._block_size = 1 if name == "s1" else block_size
+        dtype, llama = getattr(torch, case.dtype), part(name, "llama")
+        config = llama.ModelConfig.from_folder(folder)
+        self._model = llama.load_model(folder, config, dtype, self._device)
+        sizes = [-(-context // self._block_size) for context in case.contexts]  # in blocks; in stage 1 in slots
+        shape = (sum(sizes),) if name == "s1" else (sum(sizes), block_size)
+        self.kv_cache = part(name, "kv_cache").KVCache(config, *shape, dtype, self._device)
+        for tensor in self.pool_tensors():
+            tensor.fill_(0.01)  # memory that was never written does not exist yet, and is quick to read
+        self.attention = self._new_attention()
+        self.runner = self.new_runner(self.attention)
+        inputs = part(name, "input_processor").InputProcessor(config, None, config.max_position_embeddings, seed=0)
         params = stage(name).SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
         self.seqs = [
-            new_sequence(name, self.engine, str(i), [1] * context, params) for i, context in enumerate(case.contexts)
+            new_sequence(name, inputs, str(i), [1] * context, params) for i, context in enumerate(case.contexts)
         ]
-        for seq, context in zip(self.seqs, case.contexts, strict=True):
-            self.engine.kv_cache_manager.allocate(seq)
-            seq.num_computed_tokens = context - 1
-        pool = self.engine.kv_cache
-        for tensor in [pool.k, pool.v] if name == "s1" else [pool.blocks]:
-            tensor.fill_(0.01)  # memory that was never written is not there yet, and quick to read
-        self.num_kv_bytes = sum(case.contexts) * pool.bytes_per_token
-        itemsize = getattr(torch, case.dtype).itemsize
-        self.num_bytes = self.num_kv_bytes + num_parameters(llm.model_config) * itemsize  # what a step has to read
+        for seq, end, size in zip(self.seqs, itertools.accumulate(sizes), sizes, strict=True):
+            assert not seq.finished, seq.error
+            seq.num_computed_tokens = seq.num_tokens - 1
+            if name == "s1":
+                seq.slots = range(end - size, end)
+            else:
+                seq.block_table = list(range(end - size, end))
+        self.num_kv_bytes = sum(case.contexts) * self.kv_cache.bytes_per_token
+        self.num_bytes = self.num_kv_bytes + num_parameters(config) * dtype.itemsize  # a step reads as many
+
+    def pool_tensors(self) -> list[Tensor]:
+        return [self.kv_cache.k, self.kv_cache.v] if self._name == "s1" else [self.kv_cache.blocks]
+
+    def _new_attention(self) -> Any:
+        attention = part(self._name, "attention")
+        if self._name == "s1":
+            return attention.ContiguousAttention(self.kv_cache)
+        if self._name == "s2":
+            return attention.GatherAttention(self.kv_cache)
+        return attention.PagedAttention(self.kv_cache, stage(self._name).EngineConfig.tile_size)
+
+    def new_runner(self, attention: Any) -> Any:
+        """Return a ModelRunner of this model that attends with `attention`."""
+        sizes = () if self._name == "s1" else (self._block_size,)
+        return part(self._name, "model_runner").ModelRunner(self._model, attention, *sizes, self._device)
+
+    @property
+    def batch(self) -> list[tuple[Any, int]]:
+        return [(seq, 1) for seq in self.seqs]
 
     def __call__(self) -> float:
         started = time.perf_counter()
-        self.engine.model_runner.run([(seq, 1) for seq in self.seqs])
+        self.runner.run(self.batch)
         return time.perf_counter() - started
 
     def scattered(self, seed: int = 0) -> "DecodeStep":
-        """The same batch in the same pool, but its blocks are dealt out again, in random order."""
+        """Return the same batch in the same pool, but with its blocks dealt out again, in random order."""
         other = copy.copy(self)
         other.seqs = [copy.copy(seq) for seq in self.seqs]
         blocks = [block for seq in self.seqs for block in seq.block_table]
@@ -107,18 +137,12 @@ class Reading:
 
 
 class Recorder:
-    """Stands before an engine's attention until it is told to leave, and keeps what the last step asked of it."""
+    """An attention backend in front of another one. It keeps what the last step asked of it."""
 
-    def __init__(self, engine: Any) -> None:
-        self.attention = engine.model_runner._attention
+    def __init__(self, attention: Any) -> None:
+        self.attention = attention
         self.step: Any = None
         self.asked: list[tuple[Tensor, Tensor, Tensor]] = []  # of each layer: q, k, v
-        self._runner = engine.model_runner
-        self._runner._attention = self
-
-    def leave(self) -> None:
-        """Stand there no longer."""
-        self._runner._attention = self.attention
 
     def plan(self, step: Any) -> Any:
         self.step, self.asked = step, []
@@ -135,9 +159,8 @@ class AttentionAlone:
     """A stage's attention for a batch in the middle of its decoding; a call does that part of one step."""
 
     def __init__(self, step: DecodeStep) -> None:
-        self._recorder = Recorder(step.engine)
-        step()
-        self._recorder.leave()
+        self._recorder = Recorder(step.attention)
+        step.new_runner(self._recorder).run(step.batch)
 
     @torch.inference_mode()
     def __call__(self) -> None:

@@ -1,9 +1,8 @@
 """The stages by name, and one engine without a model that takes any of them.
 
-    engine = without_model("s6", kv_cache_tokens=8192)       it schedules, finds blocks, takes them and gives them back
-    engine = engine_class("s4")(by_sample, model=folder)     the class, for a notebook that overrides another build_*
+    engine = without_model("s6", model=folder, kv_cache_tokens=8192)    it schedules, takes blocks and gives them back
 
-What can be counted (steps, tokens, blocks, preemptions, hits) needs no model, and is the same on every machine.
+Whatever can be counted (steps, tokens, blocks, preemptions, hits) needs no model, and is the same on every machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +20,14 @@ PACKAGES = {
     "s7": "s7_cpu_offload",
 }
 WITHOUT_SCHEDULER = ("s1", "s2", "s3")  # these have no LLMEngine: the LLM itself holds the parts
-ONE_SEQUENCE_A_REQUEST = ("s1", "s2", "s3", "s4")  # later ones make one for each sample
+ONE_SEQUENCE_A_REQUEST = ("s1", "s2", "s3", "s4")  # later stages make one for each sample
 
 Seq = Any  # a stage's Sequence
-Script = Callable[[Seq], int]  # the token that comes next in a sequence
+Script = Callable[[Seq], int]  # the next token of a sequence
 
 
 def stage(name: str) -> ModuleType:
-    """The package of a stage, by its short name.
+    """Return the package of a stage, by its short name.
 
     >>> stage("s2").__name__
     'stages.s2_block_manager'
@@ -37,18 +36,18 @@ def stage(name: str) -> ModuleType:
 
 
 def part(name: str, module: str) -> ModuleType:
-    """A file of a stage: part("s2", "block_manager")."""
+    """Return a file of a stage: part("s2", "block_manager")."""
     return import_module(f"stages.{PACKAGES[name]}.{module}")
 
 
-def engine_of(name: str, llm: Any) -> Any:
-    """What holds the parts of an LLM of stage `name`: its LLMEngine, or before stage 4 the LLM itself."""
-    return llm if name in WITHOUT_SCHEDULER else llm.llm_engine
+def silent(name: str) -> Any:
+    """Return an observer of stage `name` that ignores everything, for managers without an engine."""
+    return part(name, "observer").Observer()
 
 
-def new_sequence(name: str, engine: Any, request_id: str, prompt: list[int], params: Any) -> Seq:
-    """A sequence as `engine`'s own input processor makes it, of one sample. Nobody has scheduled it."""
-    made = engine.input_processor.process(request_id, prompt, params)
+def new_sequence(name: str, inputs: Any, request_id: str, prompt: list[int], params: Any) -> Seq:
+    """Return a sequence of one sample as `inputs`, an InputProcessor of stage `name`, makes it."""
+    made = inputs.process(request_id, prompt, params)
     return made if name in ONE_SEQUENCE_A_REQUEST else made[0]
 
 
@@ -56,24 +55,24 @@ def new_sequence(name: str, engine: Any, request_id: str, prompt: list[int], par
 
 
 def same_token(seq: Seq) -> int:
-    """Every sequence goes on with the same token."""
+    """Continue every sequence with the same token."""
     return 3
 
 
 def by_sample(seq: Seq) -> int:
-    """Each sample of a prompt goes on with a token of its own. (From stage 5 on.)"""
+    """Continue each sample of a prompt with a token of its own. (From stage 5 on.)"""
     return 3 + seq.sample_index
 
 
 class ScriptedRunner:
-    """A model runner that computes nothing: the script says which token comes next."""
+    """A model runner that computes nothing: a script chooses the tokens."""
 
     def __init__(self, name: str, script: Script = same_token) -> None:
         self.num_steps = self.num_tokens = 0
         self._sampled, self._script = part(name, "sampling").SampledToken, script
 
     def run(self, batch: Sequence[tuple[Seq, int]]) -> list[Any]:
-        """A SampledToken for each sequence that is then complete, None for the others."""
+        """Return a SampledToken for each sequence that is then complete, None for the others."""
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + sum(count for _, count in batch)
         return [
             self._sampled(self._script(seq), 0.0) if seq.num_computed_tokens + count == seq.num_tokens else None
@@ -81,37 +80,15 @@ class ScriptedRunner:
         ]
 
 
-def engine_class(name: str) -> Any:
-    """The LLMEngine of a stage from 4 on, with a scripted runner. Its other build_ methods can be overridden."""
+def without_model(name: str, script: Script = same_token, observer: Any = None, **options: Any) -> Any:
+    """Return an engine of stage `name` with a scripted runner: an LLMEngine, or before stage 4 an LLM.
 
-    class EngineWithoutModel(stage(name).LLMEngine):  # type: ignore[misc]
-        def __init__(self, script: Script = same_token, **options: Any) -> None:
-            """`options` are EngineConfig's. Stage 7's policy is "load" unless they say "recompute"."""
-            self._script = script
-            if name == "s7":
-                options = {"offload_policy": "load", **options}
-                if options["offload_policy"] == "auto":
-                    raise ValueError('"auto" measures how fast a model is, and there is none: "load" or "recompute"')
-            super().__init__(stage(name).EngineConfig(**options))
-
-        def build_tokenizer(self) -> None:
-            return None
-
-        def build_model(self) -> Any:
-            return None
-
-        def build_model_runner(self, model: Any) -> ScriptedRunner:
-            return ScriptedRunner(name, self._script)
-
-    return EngineWithoutModel
-
-
-def without_model(name: str, script: Script = same_token, **options: Any) -> Any:
-    """What holds the parts of stage `name`, with a scripted runner in the model's place: an LLMEngine, or before stage
-    4 an LLM. `options` are EngineConfig's.
+    `options` are EngineConfig's. Stage 7 measures nothing: its policy is "load" unless they name another.
     """
+    if name == "s7":
+        options = {"offload_policy": "load", **options}
+    engine = stage(name).LLM(observer=observer, **options)
     if name not in WITHOUT_SCHEDULER:
-        return engine_class(name)(script, **options)
-    llm = stage(name).LLM(**options)
-    llm.model_runner = ScriptedRunner(name, script)
-    return llm
+        engine = engine.llm_engine
+    engine.model_runner = ScriptedRunner(name, script)
+    return engine

@@ -124,23 +124,3 @@ def microseconds(call: Callable[[], object], times: int = 2000, rounds: int = 7)
             call()
 
     return 1e6 * min(each[""] for each in take_turns({"": timed(many)}, rounds, warm_ups=0)) / times
-
-
-class Stopwatch:
-    """Times an object's methods while the object is in use: `seconds` has the total of each, `calls` their number."""
-
-    def __init__(self, watched: object, *names: str) -> None:
-        self.seconds, self.calls = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
-        for name in names:
-            setattr(watched, name, self._timed(name, getattr(watched, name)))
-
-    def _timed(self, name: str, method: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object) -> object:
-            started = time.perf_counter()
-            try:
-                return method(*args)
-            finally:
-                self.seconds[name] += time.perf_counter() - started
-                self.calls[name] += 1
-
-        return call

@@ -97,7 +97,7 @@ def roofline(rounds: int = 7, size: int = 1024) -> dict[str, Any]:
     for tokens in (32, 128, 512):
         step = DecodeStep("s3", STORYTELLER, Case("storyteller", "float32", 1, tokens))
         step.seqs[0].num_computed_tokens = 0
-        calls[f"prefill_{tokens}"] = partial(step.engine.model_runner.run, [(step.seqs[0], tokens)])
+        calls[f"prefill_{tokens}"] = partial(step.runner.run, [(step.seqs[0], tokens)])
     for batch, context in ((1, 128), (8, 128), (32, 128), (32, 960)):
         calls[f"decode_{batch}_{context}"] = DecodeStep(
             "s3", STORYTELLER, Case("storyteller", "float32", batch, context)

@@ -61,6 +61,11 @@ def storyteller_of(num_positions: int) -> Path:
     return random_model(replace(ModelConfig.from_folder(STORYTELLER), max_position_embeddings=num_positions))
 
 
+def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the size of the keys and values of one token in all layers."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+
+
 def num_parameters(config: ModelConfig) -> int:
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in LlamaForCausalLM(config).parameters())

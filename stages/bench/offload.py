@@ -21,10 +21,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from stages.bench.engines import engine_class, stage
+from stages.bench.engines import stage, without_model
 from stages.bench.harness import Scores, median_scores, ratio, take_turns, with_spreads
 from stages.bench.models import SHAPE_135M, STORYTELLER, model_135m
-from stages.bench.racing import Racer, computed_twice, race, sampling_params
+from stages.bench.racing import Racer, computed_twice, race, sampling_params, serve
 from stages.bench.results import machine
 from stages.bench.workloads import Request, growing_workload, random_tokens
 
@@ -86,11 +86,12 @@ def measure_pools(folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def row_of(policy: str, racer: Racer, requests: list[Request]) -> Scores:
-    """What a run that is over has shown; of "auto" the two speeds that it has measured, too."""
+    """What a run that is over has shown; of "auto" the speeds that it has measured, too."""
     row = {**racer.scores(), **counts(stage_of(policy), racer.llm.llm_engine, requests)}
     if policy == "auto":
         model = racer.llm.llm_engine.cost_model
-        row |= {"bytes_per_second": model.bytes_per_second, "prefill_tokens_per_second": model.tokens_per_second}
+        row |= {"bytes_per_second": model.load_bytes_per_second, "prefill_tokens_per_second": model.tokens_per_second}
+        row["store_bytes_per_second"] = model.store_bytes_per_second
     return row
 
 
@@ -101,8 +102,8 @@ def counts(name: str, engine: Any, requests: list[Request]) -> dict[str, int]:
         "computed_twice": computed_twice(name, engine.model_runner.num_tokens, requests),
     }
     if name == "s7":
-        host = engine.host_kv_cache
-        found |= {"blocks_stored": host.num_blocks_stored, "blocks_loaded": host.num_blocks_loaded}
+        tier = engine.host_tier
+        found |= {"blocks_stored": tier.num_blocks_stored, "blocks_loaded": tier.num_blocks_loaded}
     return found
 
 
@@ -110,11 +111,8 @@ def count_without_model(policy: str) -> dict[str, int]:
     """The counts of a run of the same requests without a model: the same on every machine."""
     requests, pool = workload(vocab_size=4096)
     name = stage_of(policy)
-    engine = engine_class(name)(model=str(STORYTELLER), **options_of(policy, pool))
-    for number, request in enumerate(requests):
-        engine.add_request(str(number), request.prompt_token_ids, sampling_params(name, request))
-    while engine.has_unfinished_requests():
-        engine.step()
+    engine = without_model(name, model=str(STORYTELLER), **options_of(policy, pool))
+    serve(name, engine, requests)
     return {"steps": engine.model_runner.num_steps, **counts(name, engine, requests)}
 
 
@@ -127,7 +125,7 @@ def count_talks(policy: str) -> dict[str, int]:
     """
     rng, name = random.Random(0), stage_of(policy)
     pool = TALKS * TURNS * 2 * TURN // PARTS
-    engine = engine_class(name)(model=str(STORYTELLER), **options_of(policy, pool))
+    engine = without_model(name, model=str(STORYTELLER), **options_of(policy, pool))
     talks: list[list[int]] = [[] for _ in range(TALKS)]
     for turn in range(TURNS):
         for number, talk in enumerate(talks):
@@ -167,7 +165,7 @@ class Asker:
 
     @property
     def num_blocks_loaded(self) -> int:
-        return self._engine.host_kv_cache.num_blocks_loaded
+        return self._engine.host_tier.num_blocks_loaded
 
 
 def measure_first_token(folder: Path, dtype: str, length: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Engines that serve the same requests side by side, a slice of the work at a time, each on a clock of its own."""
+"""Engines that serve requests: side by side, a slice of the work at a time, each on a clock of its own; or alone."""
 
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,14 @@ def sampling_params(name: str, request: Request) -> Any:
     """Greedy, or, of several samples, with a seed; exactly as many tokens as were asked for."""
     options: dict[str, Any] = {"temperature": 0.0} if request.n == 1 else {"n": request.n, "seed": 0}
     return stage(name).SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True, **options)
+
+
+def serve(name: str, engine: Any, requests: Sequence[Request]) -> None:
+    """Add the requests to an LLMEngine of stage `name`, all at once, and step until they have finished."""
+    for number, request in enumerate(requests):
+        engine.add_request(str(number), request.prompt_token_ids, sampling_params(name, request))
+    while engine.has_unfinished_requests():
+        engine.step()
 
 
 def race(racers: Mapping[str, Callable[[], Racer]], title: str | None = None) -> dict[str, Racer]:

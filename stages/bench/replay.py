@@ -9,31 +9,48 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from stages.bench.engines import part, stage
+from stages.bench.engines import part, silent, stage
 from stages.bench.workloads import Traffic
+from stages.s2_block_manager.block_manager import BlockManager
 
 Seq = Any  # a stage's Sequence
 
 
 class Manager(Protocol):
-    """The verbs that every stage's slot or block manager has."""
+    """The verbs that the slot manager of stage 1 and the block manager of stage 2 have in common."""
 
-    def can_allocate(self, seq: Seq) -> bool: ...
     def allocate(self, seq: Seq) -> None: ...
-    def append_slot(self, seq: Seq) -> object: ...
     def free(self, seq: Seq) -> None: ...
     def report(self) -> Any: ...
+
+
+class Holder(NamedTuple):
+    """A running sequence."""
+
+    request_id: str
+    slots: range | tuple[int, ...]  # of stage 1; or its block table
+    num_computed_tokens: int
+
+    @classmethod
+    def of(cls, seq: Seq) -> "Holder":
+        slots = seq.slots if hasattr(seq, "slots") else tuple(seq.block_table)
+        return cls(seq.request_id, slots, seq.num_computed_tokens)
 
 
 class Moment(NamedTuple):
     """The pool at one step, and the first sequence in the queue, which found no room."""
 
     report: Any
+    holders: list[Holder]
     waiting: Seq
+
+    @property
+    def num_running(self) -> int:
+        return len(self.holders)
 
 
 def arrivals(name: str, model: Any, requests: Iterable[Traffic], longest: int) -> list[tuple[Seq, int]]:
-    """What replay() takes: sequences of stage `name` (s1 to s4), and the number of tokens after which each ends.
+    """Return what replay() takes: sequences of stage `name` (s1 to s4), and after how many tokens each ends.
 
     `model` is a ModelConfig.
     """
@@ -43,13 +60,6 @@ def arrivals(name: str, model: Any, requests: Iterable[Traffic], longest: int) -
         params = stage(name).SamplingParams(max_tokens=request.max_tokens)
         made.append((inputs.process(str(number), [1] * request.num_prompt_tokens, params), request.num_output_tokens))
     return made
-
-
-def can_promise(manager: Any, seq: Seq) -> bool:
-    """What stage 2's LLM asks: beside the others, are there blocks for all that `seq` may come to need?"""
-    report = manager.report()
-    needed = -(-seq.max_num_tokens // report.block_size) * report.block_size
-    return report.promised + needed <= report.num_slots
 
 
 def admitted(manager: Any, sequences: Iterable[Seq], admits: Callable[[Any, Seq], bool]) -> int:
@@ -65,12 +75,13 @@ def replay(
     manager: Manager,
     arrivals: Iterable[tuple[Seq, int]],
     num_steps: int,
-    admits: Callable[[Any, Seq], bool] | None = None,
+    admits: Callable[[Any, Seq], bool],
 ) -> list[Moment]:
-    """First come, first served, for `num_steps` steps or until the queue is empty. An arrival is a sequence and the
-    number of tokens after which it ends. `admits` says whether the manager has room; without it `can_allocate` does.
+    """Serve first come, first served, for `num_steps` steps or until the queue is empty.
+
+    An arrival is a sequence and the number of tokens after which it ends. `admits` says whether the manager has room:
+    SlotManager.can_allocate, or BlockManager.can_promise.
     """
-    admits = admits or (lambda manager, seq: manager.can_allocate(seq))
     waiting = deque(arrivals)
     running: dict[Seq, int] = {}  # and how many tokens each has to go
     moments: list[Moment] = []
@@ -82,11 +93,12 @@ def replay(
         if not waiting:
             break
         for seq in running:
-            manager.append_slot(seq)
+            if isinstance(manager, BlockManager):  # a SlotManager has reserved the slot with all others
+                manager.append_slot(seq)
             seq.num_computed_tokens = seq.num_tokens  # where the model would run
             seq.token_ids.append(0)
             running[seq] -= 1
-        moments.append(Moment(manager.report(), waiting[0][0]))
+        moments.append(Moment(manager.report(), [Holder.of(seq) for seq in running], waiting[0][0]))
         for seq in [seq for seq, to_go in running.items() if to_go == 0]:
             manager.free(seq)
             del running[seq]
@@ -114,7 +126,7 @@ class Compacting:
     def _move_together(self, manager: Any) -> None:
         """First fit puts everybody at the beginning, in the order in which they lie."""
         self._admitted = [seq for seq in self._admitted if seq.slots is not None]
-        holders = sorted(self._admitted, key=lambda seq: seq.slots)
+        holders = sorted(self._admitted, key=lambda seq: seq.slots.start)
         starts = [seq.slots.start for seq in holders]
         for seq in holders:
             manager.free(seq)
@@ -125,12 +137,12 @@ class Compacting:
 
 
 def in_blocks(model: Any, lengths: Iterable[int], block_size: int) -> Any:
-    """The report of a pool of stage 2 that holds a text of each length, all computed. `model` is a ModelConfig."""
+    """Return the report of a pool of stage 2 that holds a text of each length. `model` is a ModelConfig."""
     requests = [Traffic(length, 1, 1) for length in lengths]
     longest = 2 + max(request.num_prompt_tokens for request in requests)
     seqs = [seq for seq, _ in arrivals("s2", model, requests, longest)]
     num_blocks = sum(-(-seq.num_tokens // block_size) for seq in seqs)
-    manager = part("s2", "block_manager").BlockManager(num_blocks, block_size)
+    manager = BlockManager(num_blocks, block_size, silent("s2"))
     for seq in seqs:
         manager.allocate(seq)
         seq.num_computed_tokens = seq.num_tokens

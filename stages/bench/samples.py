@@ -8,9 +8,9 @@ which finds it; and in stage 7, which has a host pool four times as large beside
 from argparse import Namespace
 from typing import Any
 
-from stages.bench.engines import by_sample, engine_class
+from stages.bench.engines import by_sample, without_model
 from stages.bench.models import STORYTELLER
-from stages.bench.racing import computed_twice, sampling_params
+from stages.bench.racing import computed_twice, sampling_params, serve
 from stages.bench.workloads import Request, even_prompt
 
 N, BLOCK_SIZE = 4, 16
@@ -25,15 +25,15 @@ def measure(args: Namespace) -> dict[str, Any]:
         name: {str(length): {f"n{n}": first_token_steps(name, length, n) for n in (1, N)} for length in PROMPTS}
         for name in ("s5", "s6", "s7")
     }
-    counts = {"first_tokens": first, "scarce": {name: scarce(name) for name in ("s5", "s6", "s7")}}
-    return {"samples": {"machine": "any: it is counted", **counts}}
+    few_blocks = {name: scarce(name) for name in ("s5", "s6", "s7")}
+    return {"samples": {"machine": "any: it is counted", "first_tokens": first, "scarce": few_blocks}}
 
 
 def engine_without_model(name: str, pool: int) -> Any:
     options = {"block_size": BLOCK_SIZE, "max_num_seqs": N * NUM_REQUESTS, "kv_cache_tokens": pool}
     if name == "s7":
         options["kv_offloading_tokens"] = TIMES_ON_HOST * pool
-    return engine_class(name)(by_sample, model=str(STORYTELLER), **options)
+    return without_model(name, by_sample, model=str(STORYTELLER), **options)
 
 
 def first_token_steps(name: str, num_prompt_tokens: int, n: int) -> int:
@@ -52,15 +52,12 @@ def scarce(name: str) -> dict[str, dict[str, int]]:
     prompts = [[3 + number, *even_prompt(PROMPT - 1)] for number in range(NUM_REQUESTS)]  # nothing shared between them
     requests = [Request(prompt, OUTPUT, N) for prompt in prompts]
     needed = sum(request.num_tokens + N * BLOCK_SIZE for request in requests)  # a last block that is not full, each
-    return {str(parts): serve(name, requests, needed // parts) for parts in PARTS}
+    return {str(parts): counts(name, requests, needed // parts) for parts in PARTS}
 
 
-def serve(name: str, requests: list[Request], pool: int) -> dict[str, int]:
+def counts(name: str, requests: list[Request], pool: int) -> dict[str, int]:
     engine = engine_without_model(name, pool)
-    for number, request in enumerate(requests):
-        engine.add_request(str(number), request.prompt_token_ids, sampling_params(name, request))
-    while engine.has_unfinished_requests():
-        engine.step()
+    serve(name, engine, requests)
     return {
         "pool_tokens": pool,
         "steps": engine.model_runner.num_steps,

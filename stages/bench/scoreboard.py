@@ -119,8 +119,8 @@ def blocks_moved(name: str, llm: Any) -> dict[str, int]:
     if name in ("s5", "s6", "s7"):
         moved["blocks_copied"] = llm.kv_cache.num_blocks_copied
     if name == "s7":
-        host = llm.llm_engine.host_kv_cache
-        moved |= {"blocks_stored": host.num_blocks_stored, "blocks_loaded": host.num_blocks_loaded}
+        tier = llm.llm_engine.host_tier
+        moved |= {"blocks_stored": tier.num_blocks_stored, "blocks_loaded": tier.num_blocks_loaded}
     return moved
 
 

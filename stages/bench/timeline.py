@@ -135,8 +135,8 @@ class Watch:
         self.now, self._left = max(self.now, moment), time.thread_time()
 
     def run(self, batch: Sequence[Any]) -> list[Any]:
-        manager = self._engine.kv_cache_manager
-        held = 1 - manager.num_free_blocks / manager.num_blocks
+        pool = self._engine.kv_cache_manager.pool
+        held = 1 - len(pool.free) / pool.num_blocks
         before = {int(seq.request_id): (seq.num_computed_tokens, count) for seq, count in batch}
         tokens = self._runner.run(batch)
         work = {i: Work(*part, token is not None) for (i, part), token in zip(before.items(), tokens, strict=True)}

@@ -15,15 +15,13 @@ import torch
 
 from stages.bench.engines import new_sequence, stage
 from stages.bench.gpu.common import SHAPES, Report, Row, Setup, compare, synchronize, timed_on
-from stages.bench.gpu.copies import store, wall
+from stages.bench.gpu.copies import hashes_of, load, store, wall
 from stages.bench.harness import ratio, take_turns, with_spreads
 from stages.bench.racing import sampling_params
 from stages.bench.workloads import Request, even_prompt
 from stages.s1_contiguous_cache.llama import ModelConfig
 from stages.s2_block_manager.block_pool import BlockPool
 from stages.s5_cow_sampling.kv_cache import BlockCopy, KVCache
-from stages.s7_cpu_offload.kv_cache import BlockCopy as HostCopy
-from stages.s7_cpu_offload.offload import HostKVCache
 
 BLOCK_SIZE = 16
 
@@ -138,15 +136,15 @@ def swap(setup: Setup, report: Report) -> list[Row]:
     sizes = {"kv_cache_tokens": 2 * longest, "max_num_batched_tokens": longest, "kv_offloading_tokens": longest}
     llm = stage("s7").LLM(setup.folder(model), offload_policy="load", **sizes, **setup.options())
     engine = llm.llm_engine
-    host = engine.host_kv_cache
     rows: list[Row] = []
     for length in lengths:
         if not report.has_time(length):
             break
-        copies = [HostCopy(i, i) for i in range(length // BLOCK_SIZE)]
+        hashes = hashes_of(length // BLOCK_SIZE)
+        store(engine.host_tier, hashes)
         calls: dict[str, Callable[[], object]] = {
-            "store": partial(store, host, copies),
-            "load": partial(load, host, copies),
+            "store": partial(store, engine.host_tier, hashes),
+            "load": partial(load, engine.host_tier, hashes),
             "compute": prefill(engine, length),
         }
         times = take_turns({name: wall(setup, call) for name, call in calls.items()}, setup.size(11, 1))
@@ -157,13 +155,9 @@ def swap(setup: Setup, report: Report) -> list[Row]:
     return rows
 
 
-def load(host: HostKVCache, copies: list[HostCopy]) -> None:
-    host.load(copies).wait()
-
-
 def prefill(engine: Any, length: int) -> Callable[[], object]:
     """One step that computes `length` tokens."""
     prompt = [token % engine.model_config.vocab_size for token in even_prompt(length)]
-    seq = new_sequence("s7", engine, str(length), prompt, sampling_params("s7", Request([], 1)))
+    seq = new_sequence("s7", engine.input_processor, str(length), prompt, sampling_params("s7", Request([], 1)))
     seq.block_table = list(range(-(-length // BLOCK_SIZE)))
     return lambda: engine.model_runner.run([(seq, length)])

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from stages.bench.decode_step import Case, DecodeStep
+from stages.bench.engines import silent
 from stages.bench.gpu.common import SHAPES, Report, Row, Setup, wall_seconds
 from stages.bench.harness import Spread, take_turns, with_spreads
+from stages.s7_cpu_offload.host_tier import HostTier
 from stages.s7_cpu_offload.kv_cache import BlockCopy, KVCache
-from stages.s7_cpu_offload.offload import HostKVCache
 
 BLOCK = 5_242_880  # bytes: 16 tokens of 80 layers, 8 heads of 128, bfloat16
 
@@ -57,9 +58,26 @@ def in_one_piece(setup: Setup, num_bytes: int) -> Row:
     return row
 
 
-def store(host: HostKVCache, copies: list[BlockCopy]) -> None:
-    for copy in copies:
-        host.store(copy)
+def hashes_of(num_blocks: int) -> list[bytes]:
+    """Return as many hashes, each of a text of its own."""
+    return [block.to_bytes(8) for block in range(num_blocks)]
+
+
+def store(tier: HostTier, hashes: list[bytes]) -> None:
+    """Store the device's first blocks under these hashes, in a tier that then has no others."""
+    tier.reset()
+    for block, block_hash in enumerate(hashes):
+        tier.store(block, block_hash)
+
+
+def start_load(tier: HostTier, hashes: list[bytes]) -> None:
+    """Start to load blocks that were stored under these hashes, to the device's first blocks."""
+    tier.load([BlockCopy(source, block) for block, source in enumerate(tier.hold(hashes))])
+
+
+def load(tier: HostTier, hashes: list[bytes]) -> None:
+    start_load(tier, hashes)
+    tier.collect(wait=True)
 
 
 def wall(setup: Setup, call: Callable[[], object]) -> Callable[[], float]:
@@ -70,12 +88,12 @@ def in_blocks(setup: Setup, model: str) -> Row:
     """Stage 7's store and load, a copy a block; and the same bytes in one piece."""
     num_blocks = setup.size(256, 4)
     cache = KVCache(SHAPES[model], num_blocks, 16, getattr(torch, setup.dtype), setup.device)
-    host = HostKVCache(cache.blocks, num_blocks)
-    every = [BlockCopy(i, i) for i in range(num_blocks)]
+    tier, hashes = HostTier(cache.blocks, num_blocks, silent("s7")), hashes_of(num_blocks)
+    store(tier, hashes)
     calls: dict[str, Callable[[], object]] = {
-        "store": partial(store, host, every),
-        "load": lambda: host.load(every).wait(),
-        "load in one piece": lambda: cache.blocks.copy_(host.blocks, non_blocking=True),
+        "store": partial(store, tier, hashes),
+        "load": partial(load, tier, hashes),
+        "load in one piece": lambda: cache.blocks.copy_(tier.blocks, non_blocking=True),
     }
     times = take_turns({name: wall(setup, call) for name, call in calls.items()}, setup.size(11, 1))
     size = cache.blocks.nbytes
@@ -131,19 +149,20 @@ def loads_beside_steps(setup: Setup) -> Row:
     step = DecodeStep("s7", setup.folder(model), case, device=str(setup.device))
     num_blocks = setup.size(512, 4)
     cache = KVCache(SHAPES[model], num_blocks, 16, getattr(torch, setup.dtype), setup.device)
-    host, every = HostKVCache(cache.blocks, num_blocks), [BlockCopy(i, i) for i in range(num_blocks)]
+    tier, hashes = HostTier(cache.blocks, num_blocks, silent("s7")), hashes_of(num_blocks)
+    store(tier, hashes)
 
     def both() -> None:
-        load = host.load(every)
+        start_load(tier, hashes)
         compute()
-        load.wait()
+        tier.collect(wait=True)
 
     def compute() -> None:
         for _ in range(num_steps):
             step()
 
     moved = {"model": model, "batch": case.batch, "steps": num_steps, "bytes": cache.blocks.nbytes}
-    return {**moved, **side_by_side(setup, compute, lambda: host.load(every).wait(), both)}
+    return {**moved, **side_by_side(setup, compute, partial(load, tier, hashes), both)}
 
 
 def side_by_side(

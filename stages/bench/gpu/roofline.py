@@ -57,7 +57,7 @@ def row_of(setup: Setup, model: str, case: tuple[int, int, int], flops: float, b
     work = [(seq, count) for seq in step.seqs]
 
     def run() -> None:
-        step.engine.model_runner.run(work)
+        step.runner.run(work)
 
     calls = {"ms": lambda: 1000 * wall_seconds(setup.device, run)}
     rounds = take_turns(calls, setup.size(MAX_ROUNDS, 2), least_rounds=MIN_ROUNDS, seconds=SECONDS)

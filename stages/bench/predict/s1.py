@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stages import s1_contiguous_cache as s1
+from stages.bench.engines import silent
 from stages.bench.harness import Spread
 from stages.bench.predict.common import Answer, Shown, ratio_of, run, with_answers
 from stages.bench.replay import Moment, admitted, arrivals, replay
@@ -61,9 +62,9 @@ def holes(model: Path) -> dict[str, float]:
 def crowded_moments(model: Path) -> list[Moment]:
     """The traffic's steps, but for the start, while the pool fills up."""
     pool, longest = 8192, 1024
-    manager = SlotManager(pool, "request", longest)
+    manager = SlotManager(pool, "request", longest, silent("s1"))
     asked = arrivals("s1", ModelConfig.from_folder(model), traffic(1500, seed=1), longest)
-    return replay(manager, asked, num_steps=1500)[300:]
+    return replay(manager, asked, 1500, SlotManager.can_allocate)[300:]
 
 
 def most_free(moments: list[Moment]) -> Moment:
@@ -83,7 +84,7 @@ def num_free(moment: Moment) -> int:
 def seats_in(num_slots: int, llm: s1.LLM) -> int:
     """How many sequences SlotManager lets in when each reserves max_model_len slots."""
     inputs = InputProcessor(llm.model_config, None, llm.max_model_len, seed=0)
-    manager = SlotManager(num_slots, "max_model_len", llm.max_model_len)
+    manager = SlotManager(num_slots, "max_model_len", llm.max_model_len, silent("s1"))
     sequences = (inputs.process(str(number), [1], s1.SamplingParams()) for number in itertools.count())
     return admitted(manager, sequences, SlotManager.can_allocate)
 

@@ -2,6 +2,7 @@
 
 import random
 import statistics
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import torch
 
 from stages import s2_block_manager as s2
 from stages.bench.counting import storages
+from stages.bench.engines import silent
 from stages.bench.harness import Spread, take_turns, timed
 from stages.bench.predict.common import Answer, Shown, with_answers
-from stages.bench.replay import Compacting, admitted, arrivals, can_promise, in_blocks, replay
+from stages.bench.replay import Compacting, Moment, admitted, arrivals, in_blocks, replay
 from stages.bench.results import decode_case
 from stages.bench.workloads import Traffic, mixed_workload, traffic
 from stages.s1_contiguous_cache.slot_manager import SlotManager
@@ -92,8 +94,8 @@ def seats_in_a_batch(config: ModelConfig) -> dict[str, int]:
     pieces = [seq for seq, _ in arrivals("s1", config, requests, LONGEST)]
     tables = [seq for seq, _ in arrivals("s2", config, requests, LONGEST)]
     return {
-        "slots": admitted(SlotManager(POOL, "request", LONGEST), pieces, SlotManager.can_allocate),
-        "blocks": admitted(BlockManager(POOL // BLOCK_SIZE, BLOCK_SIZE), tables, can_promise),
+        "slots": admitted(in_slots(), pieces, SlotManager.can_allocate),
+        "blocks": admitted(in_tables(), tables, BlockManager.can_promise),
     }
 
 
@@ -103,27 +105,34 @@ def at_once(config: ModelConfig) -> dict[str, float]:
     together whenever enough is free; `copied_over_moved`: the slots that gathering copies, over those that this moves.
     """
     compacting = Compacting()
-    pieces = replayed("s1", SlotManager(POOL, "request", LONGEST), config)[START:]
-    tables = replayed("s2", BlockManager(POOL // BLOCK_SIZE, BLOCK_SIZE), config, can_promise)
-    packed = replayed("s1", SlotManager(POOL, "request", LONGEST), config, compacting)[START:]
-    copied_over_moved = sum(report.held for report in tables) / sum(compacting.moved)
-    tables = tables[START:]
+    pieces = replayed("s1", in_slots(), config, SlotManager.can_allocate)[START:]
+    tables = replayed("s2", in_tables(), config, BlockManager.can_promise)
+    packed = replayed("s1", in_slots(), config, compacting)[START:]
+    copied_over_moved = sum(moment.report.held for moment in tables) / sum(compacting.moved)
+    reports, tables = [moment.report for moment in tables[START:]], tables[START:]
     return {
-        "slots": statistics.mean(len(report.pieces) for report in pieces),
-        "blocks": statistics.mean(len(report.tables) for report in tables),
-        "promised": statistics.mean(report.promised / POOL for report in tables),
-        "held": statistics.mean(report.held / POOL for report in tables),
-        "empty": statistics.mean(report.wasted / report.held for report in tables),
-        "empty_in_slots": statistics.mean(report.wasted / report.held for report in pieces),
-        "moving": statistics.mean(len(report.pieces) for report in packed),
+        "slots": statistics.mean(moment.num_running for moment in pieces),
+        "blocks": statistics.mean(moment.num_running for moment in tables),
+        "promised": statistics.mean(report.promised / POOL for report in reports),
+        "held": statistics.mean(report.held / POOL for report in reports),
+        "empty": statistics.mean(report.wasted / report.held for report in reports),
+        "empty_in_slots": statistics.mean(moment.report.wasted / moment.report.held for moment in pieces),
+        "moving": statistics.mean(moment.num_running for moment in packed),
         "copied_over_moved": copied_over_moved,
     }
 
 
-def replayed(name: str, manager: Any, config: ModelConfig, admits: Any = None) -> list[Any]:
-    """The reports of a manager of stage `name` under the traffic, step after step."""
-    asked = arrivals(name, config, traffic(1500, seed=1), LONGEST)
-    return [moment.report for moment in replay(manager, asked, 1500, admits)]
+def in_slots() -> SlotManager:
+    return SlotManager(POOL, "request", LONGEST, silent("s1"))
+
+
+def in_tables() -> BlockManager:
+    return BlockManager(POOL // BLOCK_SIZE, BLOCK_SIZE, silent("s2"))
+
+
+def replayed(name: str, manager: Any, config: ModelConfig, admits: Callable[[Any, Any], bool]) -> list[Moment]:
+    """Return the moments of a manager of stage `name` under the traffic, step after step."""
+    return replay(manager, arrivals(name, config, traffic(1500, seed=1), LONGEST), 1500, admits)
 
 
 def blocks_held(model: Path) -> list[int]:
@@ -152,9 +161,8 @@ def copy_milliseconds(config: ModelConfig, num_tokens: int = LONG) -> dict[int, 
 
 
 def read_layers(cache: KVCache, block_table: torch.Tensor, num_tokens: int, layers: range) -> None:
-    pieces = cache.pieces(block_table)
     for layer in layers:
-        cache.read(layer, pieces, num_tokens)
+        cache.read(layer, block_table, num_tokens)
 
 
 def gather_cost(model: Path) -> dict[str, Any]:

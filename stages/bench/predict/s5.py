@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.bench.engines import by_sample, engine_class, stage
+from stages.bench.engines import by_sample, stage, without_model
 from stages.bench.harness import median_scores, ratio, seconds_of, take_turns
 from stages.bench.predict.common import Answer, Shown, llm_of, with_answers
-from stages.bench.racing import computed_twice, sampling_params
+from stages.bench.racing import computed_twice, serve
 from stages.bench.workloads import Request, even_prompt
 
 POOL, BLOCK, ROUNDS = 8192, 16, 3
@@ -84,11 +84,8 @@ def counted(model: Path, num_prompt_tokens: int) -> dict[str, dict[str, int]]:
 
 def served(model: Path, requests: list[Request], pool: int = POOL, name: str = "s5") -> dict[str, int]:
     """All are there at once, in an engine of stage `name` without a model."""
-    engine = engine_class(name)(by_sample, model=str(model), kv_cache_tokens=pool, block_size=BLOCK)
-    for number, request in enumerate(requests):
-        engine.add_request(str(number), request.prompt_token_ids, sampling_params(name, request))
-    while engine.has_unfinished_requests():
-        engine.step()
+    engine = without_model(name, by_sample, model=str(model), kv_cache_tokens=pool, block_size=BLOCK)
+    serve(name, engine, requests)
     return {
         "blocks": engine.kv_cache_manager.peak.held // BLOCK,
         "copied": engine.kv_cache.num_blocks_copied,

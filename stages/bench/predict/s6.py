@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from stages.bench.engines import by_sample, engine_class
+from stages.bench.engines import by_sample, without_model
 from stages.bench.predict import s5
 from stages.bench.predict.common import Answer, Shown, serve, with_answers
 from stages.bench.racing import sampling_params
@@ -70,7 +70,7 @@ def about_preemption(show: Shown) -> Answer:
 
 
 def engine_for(model: Path) -> Any:
-    return engine_class("s6")(by_sample, model=str(model), kv_cache_tokens=8192)
+    return without_model("s6", by_sample, model=str(model), kv_cache_tokens=8192)
 
 
 def asked_again(model: Path, prompt: list[int]) -> int:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.bench import offload
-from stages.bench.engines import by_sample, engine_class
+from stages.bench.engines import by_sample, without_model
 from stages.bench.predict.common import Answer, Shown, serve, with_answers
 from stages.bench.racing import sampling_params
 from stages.bench.results import value
@@ -69,7 +69,7 @@ def about_samples(show: Shown) -> Answer:
 def samples_that_leave(model: Path) -> dict[str, int]:
     """Serve a request of SAMPLES samples, fill the pool with another text, and serve the first again."""
     options = {"kv_cache_tokens": POOL, "block_size": BLOCK_SIZE, "kv_offloading_tokens": 4 * POOL}
-    engine = engine_class("s7")(by_sample, model=str(model), offload_policy="load", **options)
+    engine = without_model("s7", by_sample, model=str(model), offload_policy="load", **options)
     request = Request(even_prompt(PROMPT), OUTPUT, SAMPLES)
     engine.add_request("first", request.prompt_token_ids, sampling_params("s7", request))
     entries = 0
@@ -77,8 +77,8 @@ def samples_that_leave(model: Path) -> dict[str, int]:
         entries = max(entries, sum(len(seq.block_table) for seq in engine.scheduler.running))
         engine.step()
     serve("s7", engine, "other", Request([9] * (POOL - 1), 1))
-    host = engine.host_kv_cache
-    stored, before = host.num_blocks_stored, host.num_blocks_loaded
+    tier = engine.host_tier
+    stored, before = tier.num_blocks_stored, tier.num_blocks_loaded
     serve("s7", engine, "again", request)
-    loaded = host.num_blocks_loaded - before
+    loaded = tier.num_blocks_loaded - before
     return {"entries": entries, "stored": stored, "shared": PROMPT // BLOCK_SIZE, "loaded": loaded}
