@@ -1,14 +1,10 @@
-"""What stage 1's notebook needs: what a pool was used for; and pieces of it over time, at the moment of a refusal, and
-in a row a stage.
-"""
+"""What stage 1's notebook needs: what a pool was used for; and pieces of it over time, and at the moment of a refusal."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 
 from notebooks.helpers.pictures import (
@@ -18,7 +14,6 @@ from notebooks.helpers.pictures import (
     PALE,
     PAPER,
     USED,
-    WIDTH,
     bare,
     box,
     label,
@@ -235,26 +230,6 @@ def key(ax: Axes) -> None:
         square = Rectangle((at, 1.045), 0.012, 0.05, facecolor=color, edgecolor=GREY, linewidth=0.6)
         ax.add_artist(square).set(transform=ax.transAxes, clip_on=False)
         ax.text(at + 0.017, 1.04, text, transform=ax.transAxes)
-
-
-def pool_rows(rows: Sequence[tuple[str, Pool]], finding: str) -> Figure:
-    """A strip a row, each with a text above it: what stands at the top of the README, one row a stage."""
-    fig = Figure(figsize=(WIDTH, 0.72 + 0.74 * len(rows)), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
-    fig.suptitle(finding, x=0.0165, ha="left", fontsize=12)
-    ax = fig.subplots()
-    for i, (text, pool) in enumerate(rows):
-        bottom = -1.9 * i
-        strip(ax, pool, bottom)
-        ax.text(0, bottom + 1.12, text, va="bottom", ha="left")
-    below, slots = -1.9 * len(rows) + 0.9, rows[0][1].num_slots
-    key = [(0, "used", USED), (0.09, "reserved, empty", PALE), (0.26, "free", PAPER)]
-    for at, text, color in key if any(holes_of(pool) for _, pool in rows) else key[:2]:
-        polygons(ax, [box(at * slots, 0.022 * slots, below, 0.5)], color, edge=GREY)
-        ax.text((at + 0.029) * slots, below + 0.23, text, va="center", ha="left")
-    ax.set(ylim=(below - 0.1, 1.6))
-    bare(ax)
-    ax.xaxis.set_visible(False)
-    return fig
 
 
 def holes_of(pool: Pool) -> list[tuple[int, int]]:

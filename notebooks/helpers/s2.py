@@ -1,8 +1,6 @@
-"""What stage 2's notebook needs: a pool as a square of slots, sequences of a given length."""
+"""What stage 2's notebook needs: a pool as a square of slots, and what a step moves."""
 
-import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,87 +10,47 @@ from matplotlib.patches import Rectangle
 
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, INK, PAPER, USED
+from stages.bench.replay import Holder, Moment
 
 # Hues of about the same darkness: in grey a sequence cannot be told from its neighbour by its hue, so one is followed
 # in the accent, which is lighter.
 HUES = (USED, "#7a2f5f", "#22633a", "#5a4a9c", "#84470f", "#0f6670", "#6d6a12", "#8f2a2a")
 TINT = 0.22  # of the hue, where a slot is held and empty
-SIDE = 16  # cells of SIDE slots in a row, and rows
+SIDE = 16  # slots of a cell, which is a block; cells in a row; rows
 
 
-class Pieces(NamedTuple):
-    """A pool as s1.Pool has it: of a sequence in blocks, every block is a piece."""
-
-    num_slots: int
-    pieces: tuple[tuple[int, int, int], ...]
-
-
-class Holder(NamedTuple):
-    number: int  # the same as long as the same sequence holds these slots
-    slots: np.ndarray  # in the order of its tokens
-    used: int
+def slots_of(holder: Holder) -> np.ndarray:
+    """The slots of a sequence in the order of its tokens, int64 [num_slots]. A block has SIDE slots."""
+    if isinstance(holder.slots, range):
+        return np.array(holder.slots)
+    return (np.array(holder.slots)[:, None] * SIDE + np.arange(SIDE)).ravel()
 
 
-def as_pieces(report: Any) -> Pieces:
-    """A report of stage 2 for s1.strip."""
-    size = report.block_size
-    pieces = [
-        (block * size, size, min(max(used - i * size, 0), size))
-        for table, used in report.tables
-        for i, block in enumerate(table)
-    ]
-    return Pieces(report.num_slots, tuple(sorted(pieces)))
-
-
-def slots_held(report: Any) -> dict[Hashable, tuple[np.ndarray, int]]:
-    """For each holder, by what stays the same during its life: its slots in the order of its tokens, and how many it
-    uses. Of stage 1 that is its piece, of stage 2 the first block of its table.
-    """
-    if hasattr(report, "pieces"):
-        return {(start, size): (np.arange(start, start + size), used) for start, size, used in report.pieces}
-    cell = np.arange(report.block_size)
-    blocks = ((np.array(table)[:, None] * report.block_size + cell, used) for table, used in report.tables)
-    return {int(slots[0, 0]): (slots.ravel(), used) for slots, used in blocks}
-
-
-def follow(reports: Sequence[Any]) -> Iterator[list[Holder]]:
-    """The holders at each step. One that uses exactly one slot more than at the step before is the same sequence."""
-    numbers, before = itertools.count(), {}
-    for report in reports:
-        now = {}
-        for key, (slots, used) in slots_held(report).items():
-            last = before.get(key)
-            number = last.number if last and used == last.used + 1 else next(numbers)
-            now[key] = Holder(number, slots, used)
-        before = now
-        yield list(now.values())
-
-
-def square(holders: Sequence[Holder], num_slots: int, followed: int, tiles: bool) -> np.ndarray:
+def square(holders: Sequence[Holder], num_slots: int, followed: str) -> np.ndarray:
     """The pool as an image, [SIDE * SIDE, SIDE * SIDE, 3]: a pixel is a slot wide, a row of cells SIDE pixels high."""
     image = np.ones((num_slots, 3))
     for holder in holders:
-        hue = np.array(to_rgb(ACCENT if holder.number == followed else HUES[holder.number % len(HUES)]))
-        image[holder.slots] = TINT * hue + 1 - TINT
-        image[holder.slots[: holder.used]] = hue
+        hue = ACCENT if holder.request_id == followed else HUES[int(holder.request_id) % len(HUES)]
+        slots, color = slots_of(holder), np.array(to_rgb(hue))
+        image[slots] = TINT * color + 1 - TINT
+        image[slots[: holder.num_computed_tokens]] = color
     image = image.reshape(-1, SIDE * SIDE, 3).repeat(SIDE, axis=0)
     image[::SIDE] = 1
-    if tiles:
-        image[:, ::SIDE] = 1
+    if not all(isinstance(holder.slots, range) for holder in holders):
+        image[:, ::SIDE] = 1  # an edge of each block
     return image
 
 
-def squares(finding: str, rows: Mapping[str, Sequence[Any]], steps: Sequence[int]) -> Figure:
-    """The pool at some steps, a row for each way to hand it out. `rows` maps a title to the report after each step."""
+def squares(finding: str, rows: Mapping[str, Sequence[Moment]], steps: Sequence[int]) -> Figure:
+    """The pool at some steps, a row for each way to hand it out. `rows` maps a title to the moment of each step."""
     fig, axes = pictures.figure(finding, 0.75 + 1.62 * len(rows), rows=len(rows), columns=len(steps))
-    for i, (title, reports) in enumerate(rows.items()):
-        frames = list(follow(reports[: max(steps) + 1]))
-        seen = [holder.number for step in steps for holder in frames[step]]
+    for i, (title, moments) in enumerate(rows.items()):
+        seen = [holder.request_id for step in steps for holder in moments[step].holders]
         followed = max(seen, key=seen.count)
         line = axes[i * len(steps) : (i + 1) * len(steps)]
         for ax, step in zip(line, steps, strict=True):
-            report = reports[step]
-            ax.imshow(square(frames[step], report.num_slots, followed, hasattr(report, "tables")), interpolation="none")
+            pool = square(moments[step].holders, moments[step].report.num_slots, followed)
+            ax.imshow(pool, interpolation="none")
             ax.set(xticks=[], yticks=[], title=" ")
             ax.spines[:].set(visible=True, color=GREY)
         beside(line[0], 0.0, 1.05, title)
