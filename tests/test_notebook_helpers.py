@@ -9,11 +9,15 @@ pytest.importorskip("matplotlib")
 
 import torch
 
+from matplotlib.colors import to_rgb
+from torch.nn import functional as F
+
 from notebooks.helpers import pictures, s1, s2, s3, size
 from stages.bench.claims import FirstInFirstOut
+from stages.bench.replay import Holder
 from stages.s2_block_manager.block_pool import BlockPool
-from stages.s2_block_manager.kv_cache import PoolReport
 from stages.s2_block_manager.llama import ModelConfig
+from stages.s3_paged_attention.online_softmax import merge_attn_states
 
 from .counted import Counter, Seq
 
@@ -69,20 +73,24 @@ def test_churn_frees_what_it_allocated():
 def test_first_in_first_out_is_the_other_order():
     for pool, expected in ((BlockPool(3), [0]), (FirstInFirstOut(3), [1])):
         pool.free_blocks(pool.get_new_blocks(1))
-        assert pool.get_new_blocks(1) == expected and pool.num_free_blocks == 2
+        assert pool.get_new_blocks(1) == expected and len(pool.free) == 2
 
 
-def test_a_pool_in_blocks_is_drawn_as_pieces():
-    report = PoolReport(4, block_size=4, promised=0, tables=(((3, 0), 5), ((1,), 4)))
-    assert s2.as_pieces(report) == (16, ((0, 4, 1), (4, 4, 4), (12, 4, 4)))
+def test_a_square_shows_blocks_where_they_are():
+    """A sequence in blocks 2 and 0 with 17 tokens: block 2 is full, and block 0 has one."""
+    image = s2.square([Holder("0", (2, 0), 17), Holder("1", (1,), 1)], 256, followed="0")
+    assert image.shape == (16, 256, 3)
+    followed = (image[1] == to_rgb(pictures.ACCENT)).all(1)
+    assert followed.nonzero()[0].tolist() == [*range(33, 48)], "but for the edges of the blocks"
+    slots = s2.slots_of(Holder("0", (2, 0), 17))
+    assert slots.tolist() == [*range(32, 48), *range(16)]
+    assert s2.slots_of(Holder("0", range(3, 5), 1)).tolist() == [3, 4]
 
 
-def test_a_sequence_is_followed_while_it_grows_by_one_slot_a_step():
-    tables = [(((1,), 3), ((0,), 1)), (((1,), 4), ((0,), 1)), (((1, 2), 5),)]
-    steps = list(s2.follow([PoolReport(4, 4, 0, step) for step in tables]))
-    assert [[holder.number for holder in step] for step in steps] == [[0, 1], [0, 2], [0]]
-    assert steps[2][0].slots.tolist() == [4, 5, 6, 7, 8, 9, 10, 11]
-    assert s2.square(steps[1], 256, followed=0, tiles=True).shape == (16, 256, 3)
+def test_attention_to_parts_is_attention_to_all():
+    q, k, v = torch.rand(1, 1, 1, 8), torch.rand(1, 1, 5, 8), torch.rand(1, 1, 5, 8)
+    merged = merge_attn_states(s3.attend(q, k[:, :, :2], v[:, :, :2]), s3.attend(q, k[:, :, 2:], v[:, :, 2:]))
+    torch.testing.assert_close(merged.out[0], F.scaled_dot_product_attention(q, k, v))
 
 
 def test_looks_back_is_what_the_last_token_asks():

@@ -11,6 +11,28 @@ from torch import Tensor
 
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, INK, PALE, USED
+from stages.bench.decode_step import Recorder
+from stages.s3_paged_attention import LLM
+from stages.s3_paged_attention.attention import PagedAttention
+from stages.s3_paged_attention.llama import load_model
+from stages.s3_paged_attention.model_runner import ModelRunner
+from stages.s3_paged_attention.online_softmax import Part, attend_part
+
+
+def record(llm: LLM) -> Recorder:
+    """Put a recorder in front of an LLM's attention."""
+    recorder, cpu = Recorder(PagedAttention(llm.kv_cache, llm.config.tile_size)), torch.device("cpu")
+    model = load_model(llm.config.model, llm.model_config, llm.kv_cache.blocks.dtype, cpu)
+    llm.model_runner = ModelRunner(model, recorder, llm.config.block_size, cpu)
+    return recorder
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Part:
+    """Return stage 3's attention to these keys, of one query that sees them all.
+
+    q [1, 1, 1, head_dim]; k, v [1, 1, num_keys, head_dim]; out [1, 1, 1, 1, head_dim]
+    """
+    return attend_part(q.unsqueeze(2), k, v, torch.zeros(1, 1, 1, 1, k.shape[2], dtype=torch.bool))
 
 
 def looks_back(asked: list[tuple[Tensor, Tensor, Tensor]]) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:

@@ -11,10 +11,9 @@ from notebooks.helpers.claims.reservations import CONFIG
 from notebooks.helpers.claims.table import BLOG, LAYOUT, SOLVES, Finding, Timing, committed, in_words
 from notebooks.helpers.pictures import ACCENT, GREY, USED, Line
 from stages.bench import locality
-from stages.bench.decode_step import Recorder
 from stages.bench.models import STORYTELLER
 from stages.s3_paged_attention import LLM, SamplingParams
-from stages.s3_paged_attention.online_softmax import attend_part_reference, merge_attn_states
+from stages.s3_paged_attention.online_softmax import merge_attn_states
 
 # ---- softmax in parts
 
@@ -22,7 +21,7 @@ from stages.s3_paged_attention.online_softmax import attend_part_reference, merg
 def largest_errors(num_tokens: int) -> dict[tuple[torch.dtype, int], float]:
     """Of any head in any layer of the storyteller, for its last token: (dtype, keys of a tile) -> relative error."""
     llm = LLM(STORYTELLER, dtype="float32", kv_cache_tokens=1024)
-    recorder = Recorder(llm)
+    recorder = s3.record(llm)
     llm.generate([[3 + 7 * i % 4000 for i in range(num_tokens)]], SamplingParams(temperature=0, max_tokens=1))
     looks, errors = s3.looks_back(recorder.asked), dict[tuple[torch.dtype, int], float]()
     for dtype, width in itertools.product((torch.float32, torch.bfloat16), (num_tokens, 64, 16)):
@@ -31,7 +30,7 @@ def largest_errors(num_tokens: int) -> dict[tuple[torch.dtype, int], float]:
             q, k, v = (x.to(dtype) for x in look)
             right = (q.double() @ k.double().transpose(2, 3) / CONFIG.head_dim**0.5).softmax(-1) @ v.double()
             tiles = zip(k.split(width, 2), v.split(width, 2), strict=True)
-            out = reduce(merge_attn_states, (attend_part_reference(q, keys, values) for keys, values in tiles)).out
+            out = reduce(merge_attn_states, (s3.attend(q, keys, values) for keys, values in tiles)).out
             worst = max(worst, ((out - right).norm() / right.norm()).item())
         errors[dtype, width] = worst
     return errors
