@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from notebooks.helpers import s4
+from notebooks.helpers.claims.victims import NeverPreempts
 from notebooks.helpers.s4 import Span, Toll
 from stages.bench import timeline
 from stages.bench.timeline import Arrival
@@ -45,10 +46,6 @@ def test_a_chunk_of_one_token_is_prefill_and_waiting_comes_first():
 
 
 def test_who_cannot_go_on_is_said_and_not_waited_for():
-    class NeverPreempts(Scheduler):
-        def _make_room(self, seq, output):
-            return self._kv_cache_manager.can_append(seq)
-
     both = [request(0, 7, 5), request(0, 6, 4)]
     with pytest.raises(timeline.Stuck, match="2 run, 0 wait"):
         continuous(both, num_blocks=4, watermark=0.0, policy=NeverPreempts)

@@ -13,9 +13,10 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from notebooks.helpers import pictures, size
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PAPER, USED
-from stages.bench.engines import engine_class
+from stages.bench.engines import without_model
 from stages.bench.timeline import Arrival, Run, Step, Stuck, continuous
 from stages.bench.workloads import Traffic, traffic
+from stages.s4_continuous_batching.block_manager import BlockManager
 from stages.s4_continuous_batching.scheduler import Scheduler
 
 
@@ -53,14 +54,15 @@ def fastest(call: Callable[[], object], rounds: int = 7) -> float:
     return min(times)
 
 
-def scheduled_by(policy: type[Scheduler], **options: Any) -> Any:
-    """Stage 4's engine without a model, with another scheduler."""
-
-    class Scheduled(engine_class("s4")):  # type: ignore[misc]
-        def build_scheduler(self) -> Scheduler:
-            return policy(self.config, self.kv_cache_manager)
-
-    return Scheduled(**options)
+def scheduled_by(
+    policy: type[Scheduler] = Scheduler, manager: type[BlockManager] = BlockManager, **options: Any
+) -> Any:
+    """Return stage 4's engine without a model, with another scheduler or another block manager."""
+    engine = without_model("s4", **options)
+    num_blocks, block_size = engine.kv_cache_manager.num_blocks, engine.kv_cache_manager.block_size
+    engine.kv_cache_manager = manager(num_blocks, block_size, engine.observer)
+    engine.scheduler = policy(engine.config, engine.kv_cache_manager, engine.observer)
+    return engine
 
 
 class Toll(NamedTuple):
@@ -74,14 +76,21 @@ class Toll(NamedTuple):
     for_100: float  # preemptions for 100 requests
 
 
-def overloaded(model: str, blocks: int, seed: int, policy: type[Scheduler] = Scheduler, watermark: float = 0.01) -> Run:
+def overloaded(
+    model: str,
+    blocks: int,
+    seed: int,
+    policy: type[Scheduler] = Scheduler,
+    manager: type[BlockManager] = BlockManager,
+    watermark: float = 0.01,
+) -> Run:
     """A pool of `blocks` blocks of 16, kept full for a while by requests that are all there at once. Raises Stuck.
 
     Seats and tokens of a step grow with the pool, so that it is the pool that bounds what runs.
     """
     num_requests = min(max(16, blocks // 5), size(1200, 100))
     bounds = {"kv_cache_tokens": 16 * blocks, "max_num_seqs": blocks, "max_num_batched_tokens": max(blocks, 64)}
-    engine = scheduled_by(policy, model=model, watermark=watermark, **bounds)
+    engine = scheduled_by(policy, manager, model=model, watermark=watermark, **bounds)
     return continuous(engine, poisson(traffic(num_requests, seed), mean_gap=0, seed=seed))
 
 

@@ -29,10 +29,9 @@ class State(NamedTuple):
 
 
 def of(engine: Any) -> State:
-    """Of an engine of stage 7."""
-    manager, pool = engine.kv_cache_manager, engine.kv_cache_manager._pool
-    idle = sum(block in pool._cached for block in pool._free)
-    host = engine.host_kv_cache
+    """Return the state of an engine of stage 7."""
+    manager, tier = engine.kv_cache_manager, engine.host_tier
+    idle = sum(block in manager.pool.hashes for block in manager.pool.free)
     return State(
         len(engine.scheduler.running),
         len(engine.scheduler.waiting),
@@ -41,8 +40,8 @@ def of(engine: Any) -> State:
         manager.num_free_blocks - idle,
         engine.scheduler.num_preemptions,
         manager.prefix_cache_stats.hits,
-        host.num_blocks_stored if host else 0,
-        host.num_blocks_loaded if host else 0,
+        tier.num_blocks_stored,
+        tier.num_blocks_loaded,
         engine.kv_cache.num_blocks_copied,
     )
 
@@ -60,7 +59,7 @@ def watch(num_requests: int = 16) -> tuple[list[State], int]:
     while engine.has_unfinished_requests():
         engine.step()
         states.append(of(engine))
-    return states, engine.scheduler._watermark_blocks
+    return states, int(engine.config.watermark * engine.kv_cache_manager.num_blocks)
 
 
 def draw(states: list[State], watermark: int) -> Figure:
@@ -92,7 +91,7 @@ def table(states: list[State]) -> str:
         f"| steps in which blocks ran out | {out_of_blocks} | scheduler.num_preemptions, before and after |\n"
         f"| preemptions | {last.preemptions} | scheduler.num_preemptions |\n"
         f"| tokens found in the cache | {last.hits:,} | kv_cache_manager.prefix_cache_stats.hits |\n"
-        f"| blocks stored, loaded | {last.stored}, {last.loaded} | host_kv_cache.num_blocks_stored, "
+        f"| blocks stored, loaded | {last.stored}, {last.loaded} | host_tier.num_blocks_stored, "
         "num_blocks_loaded |\n"
         f"| blocks copied to be written | {last.copied} | kv_cache.num_blocks_copied |\n"
     )

@@ -7,37 +7,31 @@ from typing import NamedTuple
 from notebooks.helpers import s4, size
 from notebooks.helpers.claims.table import POINTER, Finding
 from stages.bench.models import STORYTELLER
-from stages.s4_continuous_batching.block_manager import cdiv
+from stages.s4_continuous_batching.block_manager import BlockManager
+from stages.s4_continuous_batching.config import EngineConfig
+from stages.s4_continuous_batching.observer import Observer
 from stages.s4_continuous_batching.scheduler import Scheduler, SchedulerOutput
 from stages.s4_continuous_batching.sequence import Sequence
 
-Choice = Callable[[list[Sequence]], Sequence]
+Order = Callable[[Sequence], int]
 
-CHOICES: dict[str, Choice] = {
-    "the latest to come (stage 4)": lambda running: running[-1],
-    "the first to come": lambda running: running[0],
-    "who holds most blocks": lambda running: max(running, key=lambda seq: len(seq.block_table)),
-    "who has least computed": lambda running: min(running, key=lambda seq: seq.num_computed_tokens),
+ORDERS: dict[str, Order] = {  # of the running sequences: the last one is preempted first
+    "the latest to come (stage 4)": lambda seq: int(seq.request_id),
+    "the first to come": lambda seq: -int(seq.request_id),
+    "who holds most blocks": lambda seq: len(seq.block_table),
+    "who has least computed": lambda seq: -seq.num_computed_tokens,
 }
 
 
-def preempting(choose: Choice) -> type[Scheduler]:
-    """Stage 4's scheduler with another victim. One that was scheduled in this step is taken out of it again."""
+def preempting(order: Order) -> type[Scheduler]:
+    """Return stage 4's scheduler with another victim: it preempts the last in `running`, which is in another order."""
 
-    class Chooses(Scheduler):
-        def _make_room(self, seq: Sequence, output: SchedulerOutput) -> bool:
-            while not self._kv_cache_manager.can_append(seq):
-                if self.running == [seq]:
-                    self._fail(seq, output)
-                    return False
-                victim = choose(self.running)
-                output.batch[:] = [pair for pair in output.batch if pair[0] is not victim]
-                self._preempt(victim)
-                if victim is seq:
-                    return False
-            return True
+    class Ordered(Scheduler):
+        def schedule(self) -> SchedulerOutput:
+            self.running.sort(key=order)
+            return super().schedule()
 
-    return Chooses
+    return Ordered
 
 
 class Toll(NamedTuple):
@@ -51,9 +45,9 @@ class Toll(NamedTuple):
 def compare(blocks: int, seeds: int) -> dict[str, Toll]:
     """The same requests, more than the pool holds, all there at once, under each choice; no watermark."""
     found = {}
-    for name, choose in CHOICES.items():
+    for name, order in ORDERS.items():
         runs = [
-            s4.overloaded(str(STORYTELLER), blocks, seed, preempting(choose), watermark=0.0) for seed in range(seeds)
+            s4.overloaded(str(STORYTELLER), blocks, seed, preempting(order), watermark=0.0) for seed in range(seeds)
         ]
         toll = s4.mean_toll(runs)
         waits = statistics.mean(max(run.first_token_waits()) for run in runs)
@@ -76,35 +70,44 @@ def table(found: dict[str, Toll]) -> str:
 # ---- one threshold, or two
 
 
-class Thresholds(Scheduler):
-    """Preempt while more than 95% of the blocks are held; admit whoever leaves less than 80% held."""
+class PreemptsAbove95(BlockManager):
+    """No sequence grows while more than 95% of the blocks are held, so the scheduler preempts. One alone may grow.
 
-    def held(self, more: int = 0) -> float:
-        manager = self._kv_cache_manager
-        return 1 - (manager.num_free_blocks - more) / manager.num_blocks
+    A watermark of 20% is the other threshold: it admits whoever leaves at most 80% held.
+    """
 
-    def schedule(self) -> SchedulerOutput:
-        while len(self.running) > 1 and self.held() > 0.95:
-            self._preempt(self.running[-1])
-        return super().schedule()
-
-    def _may_admit(self, seq: Sequence) -> bool:
-        if not self.running:
-            return self._kv_cache_manager.can_allocate(seq)
-        return self.held(cdiv(seq.num_tokens, 16)) < 0.80
+    def can_append(self, seq: Sequence) -> bool:
+        num_held = self.num_blocks - self.num_free_blocks
+        is_alone = num_held == len(seq.block_table)
+        return super().can_append(seq) and (num_held <= 0.95 * self.num_blocks or is_alone)
 
 
 class NeverPreempts(Scheduler):
-    """Whoever finds no block waits until somebody ends."""
+    """A sequence that finds no free block waits until another one ends."""
 
-    def _make_room(self, seq: Sequence, output: SchedulerOutput) -> bool:
-        return self._kv_cache_manager.can_append(seq)
+    def __init__(self, config: EngineConfig, kv_cache_manager: BlockManager, observer: Observer) -> None:
+        super().__init__(config, kv_cache_manager, observer)
+        self.manager = kv_cache_manager
+
+    def schedule(self) -> SchedulerOutput:
+        """Leave those out of the step for which there is no block."""
+        everyone, num_free = list(self.running), self.manager.num_free_blocks
+        self.running = []
+        for seq in everyone:
+            is_full = seq.num_tokens > len(seq.block_table) * self.manager.block_size
+            if not is_full or num_free > 0:
+                self.running.append(seq)
+            num_free -= is_full
+        output = super().schedule()
+        admitted = [seq for seq in self.running if seq not in everyone]
+        self.running = [*everyone, *admitted]
+        return output
 
 
 def finding_8() -> Finding:
     model, seeds = str(STORYTELLER), range(size(2, 1))
     tolls = {w: s4.mean_toll(s4.overloaded(model, 512, seed, watermark=w) for seed in seeds) for w in (0.0, 0.01, 0.2)}
-    both = s4.mean_toll(s4.overloaded(model, 512, seed, Thresholds) for seed in seeds)
+    both = s4.mean_toll(s4.overloaded(model, 512, seed, manager=PreemptsAbove95, watermark=0.2) for seed in seeds)
     large = s4.mean_toll([s4.overloaded(model, 8206, 0)])
     stuck = {n: s4.gets_stuck(lambda n=n: s4.overloaded(model, n, 0, NeverPreempts)) for n in (512, 8206)}
     told = {n: "gets stuck" if is_stuck else "ends" for n, is_stuck in stuck.items()}
@@ -113,8 +116,7 @@ def finding_8() -> Finding:
         "a 1% watermark (82 of 8,206 blocks) avoids deadlock; preempt above 95%, admit below 80% avoids oscillation",
         (POINTER,),
         "stage 4's scheduler, more requests than the pool holds, counted; the same without preemption; two "
-        "thresholds as a "
-        "subclass",
+        "thresholds: a watermark of 20%, and a block manager that refuses to grow above 95%",
         f"without preemption and with 1% a run in 512 blocks {told[512]}, in 8,206 {told[8206]}; with it none is "
         "stuck. "
         f"Preemptions for 100 requests at 1%: {tolls[0.01].for_100:.0f} and {large.for_100:.1f}. Repeated preemptions: "
