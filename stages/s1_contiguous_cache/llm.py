@@ -13,7 +13,7 @@ from .input_processor import InputProcessor, Prompt
 from .kv_cache import KVCache, PoolReport
 from .llama import ModelConfig, Tokenizer, load_model
 from .model_runner import ModelRunner
-from .observer import ObservedStep, Observer
+from .observer import Observer
 from .outputs import RequestOutput
 from .sampling import SamplingParams
 from .sequence import Sequence, request_output
@@ -82,14 +82,15 @@ class LLM:
         try:
             yield from [request_output(seq) for seq in refused]
             while waiting or running:
-                with ObservedStep(self.observer):
-                    if not running:
-                        running = self._admit(waiting)
-                    elif waiting:
-                        self.observer.tell("wait", waiting[0], "batch", None, None)
-                    self._step(running)
-                    outputs = [request_output(seq) for seq in running]
-                    running = [seq for seq in running if not seq.finished]
+                self.observer.tell("begin")
+                if not running:
+                    running = self._admit(waiting)
+                elif waiting:
+                    self.observer.tell("wait", waiting[0], "batch", None, None)
+                self._step(running)
+                outputs = [request_output(seq) for seq in running]
+                running = [seq for seq in running if not seq.finished]
+                self.observer.tell("end", None)
                 yield from outputs
         finally:  # the iterator was closed, or a step has failed
             for seq in [*running, *waiting]:

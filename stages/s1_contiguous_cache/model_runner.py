@@ -29,6 +29,11 @@ class ModelRunner:
 
         Sequences do not change: the caller advances num_computed_tokens and appends the sampled tokens.
         """
+        return sample(self.compute_logits(batch), [seq.sampling_row() for seq, _ in batch])
+
+    @torch.inference_mode()
+    def compute_logits(self, batch: list[Scheduled]) -> Tensor:
+        """Run the model. Return the logits after the last token of each sequence, [num_seqs, vocab_size]."""
         rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
         input_ids = self._tensor([seq.token_ids[position] for seq, position in rows])  # [num_tokens]
         positions = self._tensor([position for _, position in rows])  # [num_tokens]
@@ -39,10 +44,9 @@ class ModelRunner:
             slot_mapping=self._tensor([seq.slots.start + position for seq, position in rows]),
         )
         hidden = self._model(input_ids, positions, self._attention.plan(step))  # [num_tokens, hidden_size]
-        last_rows = self._tensor(step.query_start_loc[1:]) - 1  # [num_seqs]
-        logits = self._model.compute_logits(hidden[last_rows])  # [num_seqs, vocab_size]
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + len(rows)
-        return sample(logits, [seq.sampling_row() for seq, _ in batch])
+        last_rows = self._tensor(step.query_start_loc[1:]) - 1  # [num_seqs]
+        return self._model.compute_logits(hidden[last_rows])
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -13,21 +13,8 @@ class Observer:
     step      batch, updated           the new tokens are appended; updated: sequences that have one
     free      seq, slots               it has given these slots back
     finish    seq                      it has ended and holds nothing
-    end       error                    the step is over; error: what it raised, or None
+    end       error                    the step is over; error: nothing in this stage
     """
 
     def tell(self, kind: str, *details: object) -> None:
         """Note an event. The engine's thread calls this right after the thing has happened."""
-
-
-class ObservedStep:
-    """A step of an engine: the observer is told when it begins and when it ends."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def __enter__(self) -> None:
-        self._observer.tell("begin")
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._observer.tell("end", error)

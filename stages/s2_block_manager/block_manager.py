@@ -66,17 +66,13 @@ class BlockManager:
     def report(self) -> PoolReport:
         """Return how much of the pool is promised, held and used now."""
         size = self.block_size
-        return PoolReport(
-            num_slots=self.num_blocks * size,
-            promised=sum(self.num_promised(seq) for seq in self._holders) * size,
-            pieces=tuple(
-                sorted(
-                    (block * size, size, min(max(seq.num_computed_tokens - i * size, 0), size))
-                    for seq in self._holders
-                    for i, block in enumerate(seq.block_table)
-                )
-            ),
-        )
+        pieces = {
+            (block * size, size, min(max(seq.num_computed_tokens - i * size, 0), size))
+            for seq in self._holders
+            for i, block in enumerate(seq.block_table)
+        }
+        promised = sum(self.num_promised(seq) for seq in self._holders) * size
+        return PoolReport(self.num_blocks * size, promised, pieces=tuple(sorted(pieces)))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless each block is free or in one table, and each table is as long as it must be."""

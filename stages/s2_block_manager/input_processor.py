@@ -2,7 +2,7 @@
 
 import random
 
-from .llama import ModelConfig, StreamDecoder, Tokenizer
+from .llama import ModelConfig, Tokenizer
 from .sampling import SamplingParams
 from .sequence import Sequence
 
@@ -32,7 +32,7 @@ class InputProcessor:
             seed=self._seeds.getrandbits(62) if params.seed is None else params.seed,
             stop_token_ids={*params.stop_token_ids, *(() if params.ignore_eos else self._model.eos_token_ids)},
             max_num_tokens=min(len(token_ids) + params.max_tokens, self._max_model_len),
-            decoder=StreamDecoder(self._tokenizer, token_ids) if self._tokenizer else None,
+            tokenizer=self._tokenizer,
         )
         if error := self._find_error(prompt, token_ids):
             seq.finish("error", error)

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field, replace
 
-from .llama import StreamDecoder
+from .llama import StreamDecoder, Tokenizer
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 from .sampling import SampledToken, SamplingParams, SamplingRow
 
@@ -25,17 +25,18 @@ class Sequence:
     seed: int
     stop_token_ids: set[int]
     max_num_tokens: int  # prompt + output
-    decoder: StreamDecoder | None = None  # without a decoder there is no text
-    num_computed_tokens: int = 0
-    block_table: list[int] = field(default_factory=list)  # token i is in block block_table[i // block_size]
-    text: str = ""
-    cumulative_logprob: float = 0.0
-    finish_reason: str | None = None
-    error: str | None = None
-    metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.perf_counter()))
+    tokenizer: Tokenizer | None = None  # without one there is no text
+    num_computed_tokens: int = field(default=0, init=False)
+    block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
+    text: str = field(default="", init=False)
+    cumulative_logprob: float = field(default=0.0, init=False)
+    finish_reason: str | None = field(default=None, init=False)
+    error: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
+        self.decoder = StreamDecoder(self.tokenizer, self.prompt_token_ids) if self.tokenizer else None
+        self.metrics = RequestMetrics(arrival_time=time.perf_counter())
 
     @property
     def num_prompt_tokens(self) -> int:

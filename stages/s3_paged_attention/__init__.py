@@ -1,8 +1,8 @@
 """Stage 3: paged attention.
 
 Unlike the stage before:
-- attention reads blocks where they lie, a tile at a time: no copy of a whole context is made;
-- all sequences that decode go through a tile together, in the same few operations whether they are one or a hundred.
+- attention reads a tile of blocks at a time, and merges the results: no copy of a whole context is made;
+- all sequences go through a tile together, in the same few operations whether they are one or a hundred.
 """
 
 from .config import EngineConfig

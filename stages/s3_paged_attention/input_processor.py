@@ -1,69 +1,51 @@
-"""InputProcessor: a prompt and its SamplingParams into a Sequence, or one clear error."""
+"""InputProcessor: from a prompt and its SamplingParams to a Sequence."""
 
 import random
 
-from .llama import ModelConfig, StreamDecoder, Tokenizer
+from .llama import ModelConfig, Tokenizer
 from .sampling import SamplingParams
 from .sequence import Sequence
 
-Prompt = str | list[int]  # a text (BOS is put before it) or token ids (taken as they are)
+Prompt = str | list[int]  # a text, which gets BOS, or token ids, which are taken as they are
 
 
 class InputProcessor:
-    sequence_class = Sequence  # a subclass may name one that keeps more
+    """A maker of sequences."""
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int, seed: int) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._seeds = random.Random(seed)  # for requests that bring none
-        self._eos_token_ids = set(model.eos_token_ids)
-        if tokenizer and not self._eos_token_ids:
-            self._eos_token_ids = {tokenizer.eos_token_id}
+        self._seeds = random.Random(seed)  # for requests without a seed of their own
 
     def process(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Sequence:
-        """Raises ValueError, naming both numbers, for a prompt that the model cannot take."""
-        token_ids = self._token_ids(prompt)
-        if not token_ids:
-            raise ValueError("the prompt is empty: 0 tokens, at least 1 is needed")
-        if len(token_ids) >= self._max_model_len:
-            raise ValueError(
-                f"the prompt has {len(token_ids)} tokens; max_model_len {self._max_model_len} leaves room for "
-                f"{self._max_model_len - 1} and one new token"
-            )
-        seed = self._seeds.getrandbits(62) if params.seed is None else params.seed
-        return self._sequence(request_id, prompt, token_ids, params, seed)
-
-    def _sequence(
-        self, request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams, seed: int
-    ) -> Sequence:
-        stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
-        return self.sequence_class(
+        """Return the prompt as a sequence. If it cannot be served, the sequence has finished with an error."""
+        if isinstance(prompt, str):
+            text, token_ids = prompt, self._tokenizer.encode(prompt) if self._tokenizer else []
+        else:
+            text, token_ids = None, list(prompt)
+        seq = Sequence(
             request_id=request_id,
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=text,
             prompt_token_ids=token_ids,
             params=params,
-            seed=seed,
-            stop_token_ids=frozenset(stop_token_ids),
+            seed=self._seeds.getrandbits(62) if params.seed is None else params.seed,
+            stop_token_ids={*params.stop_token_ids, *(() if params.ignore_eos else self._model.eos_token_ids)},
             max_num_tokens=min(len(token_ids) + params.max_tokens, self._max_model_len),
-            decoder=StreamDecoder(self._tokenizer, token_ids) if self._tokenizer else None,
+            tokenizer=self._tokenizer,
         )
+        if error := self._find_error(prompt, token_ids):
+            seq.finish("error", error)
+        return seq
 
-    def _token_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self._tokenizer is None:
-                raise ValueError("the checkpoint has no tokenizer.model: a prompt must be a list of token ids")
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as half:  # half a character; of a command line: a byte that is not UTF-8
-                raise ValueError(f"the prompt is no UTF-8 text: {prompt[half.start]!r} in place {half.start}") from None
-            token_ids = self._tokenizer.encode(prompt) if prompt else []
-        elif isinstance(prompt, list | tuple):
-            token_ids = list(prompt)
-        else:
-            raise ValueError(f"a prompt must be a text or a list of token ids, not {type(prompt).__name__}")
-        vocab_size = self._model.vocab_size  # a tokenizer may know more tokens than the model
-        wrong = [i for i in token_ids if type(i) is not int or not 0 <= i < vocab_size]
-        if wrong:
-            raise ValueError(f"token id {wrong[0]!r} is not an int from 0 to {vocab_size - 1}")
-        return token_ids
+    def _find_error(self, prompt: Prompt, token_ids: list[int]) -> str | None:
+        """Return why a prompt cannot be served, or None."""
+        if not prompt:
+            return "the prompt is empty"
+        if not token_ids:
+            return "the checkpoint has no tokenizer.model: pass token ids instead of text"
+        if len(token_ids) >= self._max_model_len:
+            return f"the prompt has {len(token_ids)} tokens, max_model_len is {self._max_model_len}: none is left"
+        if not all(0 <= token_id < self._model.vocab_size for token_id in token_ids):
+            return f"the prompt has token ids outside of 0 .. {self._model.vocab_size - 1}"
+        return None

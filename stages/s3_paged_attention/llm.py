@@ -1,21 +1,22 @@
-"""LLM: prompts in, outputs out, in static batches: a batch runs until its last member ends, then the next begins."""
+"""LLM: prompts in, outputs out, in static batches: a batch runs until its last sequence ends, then the next begins."""
 
 import itertools
 from collections import abc, deque
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .attention import PagedAttention
-from .block_manager import BlockManager, cdiv
+from .block_manager import BlockManager
 from .config import EngineConfig
 from .input_processor import InputProcessor, Prompt
-from .interrupts import interrupts_held_back
-from .kv_cache import KVCache, PoolReport, num_blocks_for
+from .kv_cache import KVCache, PoolReport
 from .llama import ModelConfig, Tokenizer, load_model
-from .model_runner import ModelRunner, Scheduled
+from .model_runner import ModelRunner
+from .observer import Observer
 from .outputs import RequestOutput
-from .sampling import SampledToken, SamplingParams
+from .sampling import SamplingParams
 from .sequence import Sequence, request_output
 
 Prompts = Prompt | abc.Sequence[Prompt]
@@ -23,144 +24,128 @@ Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all pro
 
 
 class LLM:
-    """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")
+    """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")"""
 
-    An LLM belongs to one thread, and has one open stream() at a time.
-    """
-
-    def __init__(self, model: str | Path = EngineConfig.model, **options: Any) -> None:
-        """`options` are the other fields of EngineConfig. Raises ValueError for a bad value or checkpoint."""
-        self.config = EngineConfig(str(model) if isinstance(model, Path) else model, **options)
+    def __init__(
+        self, model: str | Path = EngineConfig.model, observer: Observer | None = None, **options: Any
+    ) -> None:
+        """Load a checkpoint. `options` are the other fields of EngineConfig."""
+        self.config = config = EngineConfig(str(model), **options)
+        self.observer = observer or Observer()
         self.model_config = ModelConfig.from_folder(model)
-        self.max_model_len = self.config.longest_sequence(self.model_config.max_position_embeddings)
-        device = self.config.torch_device()
-        dtype = self.config.torch_dtype(self.model_config.dtype)
+        num_blocks, longest = config.kv_cache_tokens // config.block_size, self.model_config.max_context_len
+        self.max_model_len = config.max_model_len or min(longest, num_blocks * config.block_size)
+        if self.max_model_len > longest:
+            raise ValueError(f"max_model_len is {self.max_model_len}, the model reads at most {longest} tokens")
+        device, dtype = torch.device(config.device), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = Tokenizer(model) if (Path(model) / "tokenizer.model").exists() else None
         llama = load_model(model, self.model_config, dtype, device, self.max_model_len)
-        num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, device)
-        self.kv_cache = KVCache(self.model_config, num_blocks, self.config.block_size, dtype, device)
-        self.kv_cache_manager = BlockManager(num_blocks, self.config.block_size)
-        attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
-        self.model_runner = ModelRunner(llama, attention, self.config.block_size, device)
-        self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
+        self.kv_cache = KVCache(self.model_config, num_blocks, config.block_size, dtype, device)
+        self.kv_cache_manager = BlockManager(num_blocks, config.block_size, self.observer)
+        self.model_runner = ModelRunner(
+            llama, PagedAttention(self.kv_cache, config.tile_size), config.block_size, device
+        )
+        self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
         self._request_ids = map(str, itertools.count())
-        self._is_streaming = False
 
     @property
     def peak(self) -> PoolReport:
-        """The pool when most of it was held, in the engine's life."""
+        """The pool when most of it was held, since the start."""
         return self.kv_cache_manager.peak
 
     def generate(self, prompts: Prompts, sampling_params: Params = None) -> list[RequestOutput]:
-        """One finished output a prompt, in the order of the prompts.
+        """Return one finished output for each prompt, in their order.
 
-        A request that cannot be served ends with finish_reason "error" and RequestOutput.error, in its place.
+        A request that cannot be served has finish_reason "error", and RequestOutput.error says why.
         """
-        # Without closing(), the traceback of an error would keep the generator alive, and so its slots held.
-        with closing(self.stream(prompts, sampling_params)) as outputs:
-            finished = [output for output in outputs if output.finished]
+        finished = [output for output in self.stream(prompts, sampling_params) if output.finished]
         return sorted(finished, key=lambda output: int(output.request_id))
 
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
-        """Yield a request's output so far whenever it got a token. Closing the iterator gives back what it holds.
+        """Yield the output of a request so far whenever it has a new token. Close the iterator to free its blocks."""
+        return self._serve([self._process(prompt, params) for prompt, params in pair(prompts, sampling_params)])
 
-        Raises ValueError at once if there are not as many sampling_params as prompts, and when it begins if another
-        stream() of this LLM has begun and not ended. Ctrl-C is taken between two steps.
-        """
-        requests = [self._add_request(prompt, params) for prompt, params in pair(prompts, sampling_params)]
-        return self._serve(requests)
-
-    def _add_request(self, prompt: Prompt, params: SamplingParams) -> Sequence | RequestOutput:
-        """A sequence that can be served, at least alone; otherwise the output that says why not."""
-        request_id = next(self._request_ids)
-        try:
-            seq = self.input_processor.process(request_id, prompt, params)
-        except ValueError as error:
-            return RequestOutput.failed(request_id, prompt, str(error))
-        needed, num_blocks = cdiv(seq.max_num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
-        if needed > num_blocks:
-            why = f"the request may come to need {needed} blocks, the pool has {num_blocks}"
-            return RequestOutput.failed(request_id, prompt, why)
+    def _process(self, prompt: Prompt, params: SamplingParams) -> Sequence:
+        """Return a request as a sequence. If it cannot be served, the sequence has finished with an error."""
+        seq = self.input_processor.process(next(self._request_ids), prompt, params)
+        needed, num_blocks = self.kv_cache_manager.num_promised(seq), self.kv_cache_manager.num_blocks
+        if not seq.finished and needed > num_blocks:
+            seq.finish("error", f"the request may need {needed} blocks, the pool has {num_blocks}")
         return seq
 
-    def _serve(self, requests: list[Sequence | RequestOutput]) -> abc.Generator[RequestOutput, None, None]:
-        """All prompts of a batch in one step, then one token a step for each sequence that has not ended."""
-        if self._is_streaming:
-            raise ValueError("another stream() of this LLM is open: drain or close it first")
-        waiting = deque(request for request in requests if isinstance(request, Sequence))
-        running: list[Sequence] = []
-        with interrupts_held_back() as between_steps:
-            try:
-                self._is_streaming = True
-                outputs = [request for request in requests if isinstance(request, RequestOutput)]
-                with between_steps:
-                    yield from outputs
-                while waiting or running:
-                    running = running or self._admit(waiting)
-                    outputs = self._step(running)
-                    running = [seq for seq in running if not seq.finished]
-                    with between_steps:
-                        yield from outputs
-            finally:  # the caller closed the iterator, a step failed, Ctrl-C, or nothing is left to do
-                self._is_streaming = False
-                for seq in running:
-                    self.kv_cache_manager.free(seq)
+    def _serve(self, seqs: list[Sequence]) -> abc.Generator[RequestOutput, None, None]:
+        """Run batch after batch, and yield the outputs of each step."""
+        refused = [seq for seq in seqs if seq.finished]
+        for seq in refused:
+            self.observer.tell("refuse", seq.request_id, seq.error)
+        waiting, running = deque(seq for seq in seqs if not seq.finished), list[Sequence]()
+        for seq in waiting:
+            self.observer.tell("add", seq)
+        try:
+            yield from [request_output(seq) for seq in refused]
+            while waiting or running:
+                self.observer.tell("begin")
+                if not running:
+                    running = self._admit(waiting)
+                elif waiting:
+                    self.observer.tell("wait", waiting[0], "batch", None, None)
+                self._step(running)
+                outputs = [request_output(seq) for seq in running]
+                running = [seq for seq in running if not seq.finished]
+                self.observer.tell("end", None)
+                yield from outputs
+        finally:  # the iterator was closed, or a step has failed
+            for seq in [*running, *waiting]:
+                seq.finish("abort")
+                self._remove(seq)
 
     def _admit(self, waiting: deque[Sequence]) -> list[Sequence]:
-        """The next batch: first come first served, as many as max_num_seqs and the promises allow."""
+        """Return the next batch: first come, first served, as many as max_num_seqs and promises allow."""
+        manager, max_num_seqs = self.kv_cache_manager, self.config.max_num_seqs
         batch: list[Sequence] = []
-        while waiting and len(batch) < self.config.max_num_seqs and self._can_promise(waiting[0]):
-            self.kv_cache_manager.allocate(waiting[0])
+        while waiting and len(batch) < max_num_seqs and manager.can_promise(waiting[0]):
             batch.append(waiting.popleft())
-        assert batch, "nobody holds a slot, and _add_request() has seen that each fits alone"
+            manager.allocate(batch[-1])
+            self.observer.tell("admit", batch[-1], [])
+        if waiting and len(batch) == max_num_seqs:
+            self.observer.tell("wait", waiting[0], "seat", 1, 0)
+        elif waiting:
+            needed, free = manager.num_promised(waiting[0]), manager.num_unpromised_blocks
+            self.observer.tell("wait", waiting[0], "promise", needed, free)
+        assert batch, "no sequence fits: another stream() of this LLM holds blocks"
         return batch
 
-    def _can_promise(self, seq: Sequence) -> bool:
-        """Return True if `seq` can run to its end beside all that run now: no batch runs out of blocks half way."""
-        promised = self.kv_cache_manager.report().promised // self.config.block_size
-        return promised + cdiv(seq.max_num_tokens, self.config.block_size) <= self.kv_cache_manager.num_blocks
-
-    def _step(self, running: list[Sequence]) -> list[RequestOutput]:
+    def _step(self, running: list[Sequence]) -> None:
+        """Compute all that is uncomputed of each sequence, a prompt or a token, and append its next token."""
         for seq in running:
             self.kv_cache_manager.append_slot(seq)
-        scheduled = [(seq, seq.num_uncomputed_tokens) for seq in running]
-        for (seq, num_tokens), token in zip(scheduled, self._run(scheduled), strict=True):
-            if not seq.finished:  # else it has failed, and nothing of it was computed
-                seq.num_computed_tokens += num_tokens
-            if token is not None:
-                seq.append_token(token)
+        batch = [(seq, seq.num_uncomputed_tokens) for seq in running]
+        self.observer.tell("schedule", batch)
+        for (seq, num_tokens), token in zip(batch, self.model_runner.run(batch), strict=True):
+            seq.num_computed_tokens += num_tokens
+            seq.append_token(token)
+        self.observer.tell("step", batch, running)
         for seq in running:
             if seq.finished:
-                self.kv_cache_manager.free(seq)
-        return [request_output(seq) for seq in running]
+                self._remove(seq)
 
-    def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
-        """A step of the model. If it raises, its sequences run again one by one: one that raises alone has failed."""
-        try:
-            return self.model_runner.run(batch)
-        except Exception as error:
-            if len(batch) > 1:
-                return [token for scheduled in batch for token in self._run([scheduled])]
-            batch[0][0].fail(f"{type(error).__name__}: {error}")
-            return [None]
+    def _remove(self, seq: Sequence) -> None:
+        """Free the blocks of a sequence that has finished."""
+        if seq.block_table:
+            self.kv_cache_manager.free(seq)
+        self.observer.tell("finish", seq)
 
 
 def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:
-    """Each prompt with its parameters. Raises ValueError for what is neither, or if their numbers differ.
+    """Return each prompt with its parameters. Raise ValueError if there are not as many of each.
 
     >>> [params.max_tokens for _, params in pair(["a", "b"], SamplingParams(max_tokens=4))]
     [4, 4]
     """
-    if not isinstance(prompts, abc.Sequence):
-        raise ValueError(f"prompts must be a text, token ids or a list of such prompts, not {type(prompts).__name__}")
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         prompts = [prompts]  # type: ignore
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         sampling_params = [sampling_params or SamplingParams()] * len(prompts)
-    given = sampling_params if isinstance(sampling_params, abc.Sequence) else [sampling_params]
-    strangers = [type(params).__name__ for params in given if not isinstance(params, SamplingParams)]
-    if strangers:
-        raise ValueError(f"sampling_params must be one SamplingParams or a list of them, not {strangers[0]}")
     if len(prompts) != len(sampling_params):
         raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params")
     return list(zip(prompts, sampling_params, strict=True))  # type: ignore[arg-type]

@@ -1,27 +1,30 @@
-"""Softmax over keys that are never together: attention to one part of them at a time, and how to merge two parts.
+"""Softmax over keys that are never together: attend to one part of them at a time, and merge the parts.
 
     out = sum(exp(score) * value) / sum(exp(score))
 
-Of each part it is enough to know its `out` and the logarithm of its denominator: Milakov and Gimelshein 2018
-(arXiv:1805.02867), used for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (arXiv:2205.14135).
+A part is known by its `out` and the logarithm of its denominator: Milakov and Gimelshein 2018 (arXiv:1805.02867), used
+for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (Dao et al. 2022, arXiv:2205.14135).
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+HIDDEN = torch.finfo(
+    torch.float32
+).min  # score of a key that a query may not see: exp() of it is 0. -inf would give NaN
+
 
 class Part(NamedTuple):
     """Attention to some of the keys."""
 
-    out: Tensor  # [..., num_queries, head_dim], float32 once merged
-    lse: Tensor  # float32 [..., num_queries], the logarithm of the sum of the exponentials of the scores
+    out: Tensor  # float32 [..., num_queries, head_dim]
+    lse: Tensor  # float32 [..., num_queries], logarithm of the sum of exp(score)
 
 
 def merge_attn_states(a: Part, b: Part) -> Part:
-    """Attention to the keys of both, in float32; the parts stay as they are. A lse may be large: exp() of it overflows.
+    """Return attention to the keys of both. Only differences of lse are exponentiated: exp() of a large one overflows.
 
     Two keys of score 0 with the values 1 and 3, and a key of score 0 with the value 8:
     >>> two = Part(torch.tensor([[2.0]]), torch.tensor([2.0]).log())
@@ -34,33 +37,16 @@ def merge_attn_states(a: Part, b: Part) -> Part:
     return Part(a.out * share_a + b.out * share_b, lse)
 
 
-def merge_first(whole: Part, part: Part) -> Part:
-    """A new part: `part` has more keys for the first rows of the batch; the other rows stay as they are."""
-    n = len(part.lse)
-    merged = merge_attn_states(Part(whole.out[:n], whole.lse[:n]), part)
-    return Part(torch.cat((merged.out, whole.out[n:])), torch.cat((merged.lse, whole.lse[n:])))
+def attend_part(q: Tensor, k: Tensor, v: Tensor, is_hidden: Tensor) -> Part:
+    """Return attention to these keys, in float32.
 
-
-def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
-    """q [batch, heads, num_queries, head_dim]; k, v [batch, heads, num_keys, head_dim]; each query sees a key at least.
-
-    `mask` is added to the scores; `is_causal`: query i sees keys 0 .. i.
+    A query that may see none of them gets some finite `out` and an lse so low that merging gives it no share.
+    q [num_seqs, num_kv_heads, group, query_len, head_dim]: the query heads of a KV head are a group
+    k, v [num_seqs, num_kv_heads, num_keys, head_dim]; is_hidden bool [num_seqs, 1, 1, query_len, num_keys]
     """
-    assert k.shape[-2] > 0, "no keys: a query sees one at least"
-    if q.device.type == "cpu":  # the kernel behind F.scaled_dot_product_attention, which keeps the second result
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask)
-        return Part(out, lse)
-    return attend_part_reference(q, k, v, mask, is_causal)
-
-
-def attend_part_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
-    """The same in public operations. It holds all scores at once, float32 [batch, heads, num_queries, num_keys]."""
-    scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(q.shape[-1])
-    if mask is not None:
-        scores = scores + mask
-    if is_causal:
-        later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
-    lse = scores.logsumexp(-1)  # [batch, heads, num_queries]
-    weights = (scores - lse.unsqueeze(-1)).exp().to(v.dtype)
-    return Part(weights @ v, lse)
+    q, k, v = q.float() * q.shape[-1] ** -0.5, k.float().contiguous(), v.float()  # matmul copies strided keys slowly
+    scores = (q.flatten(2, 3) @ k.mT).unflatten(2, q.shape[2:4])  # [num_seqs, num_kv_heads, group, query_len, num_keys]
+    scores = scores.masked_fill(is_hidden, HIDDEN)
+    lse = scores.logsumexp(-1)  # [num_seqs, num_kv_heads, group, query_len]
+    weights = (scores - lse.unsqueeze(-1)).exp()
+    return Part((weights.flatten(2, 3) @ v).unflatten(2, q.shape[2:4]), lse)

@@ -1,49 +1,42 @@
-"""Sequence: one request on its way: its tokens, its text so far, where its keys and values are."""
+"""Sequence: the state of one request: its tokens, its text so far, and its blocks in the pool."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from .llama import StreamDecoder
+from .llama import StreamDecoder, Tokenizer
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 from .sampling import SampledToken, SamplingParams, SamplingRow
 
 
+@dataclass(eq=False)
 class Sequence:
-    """The token ids of a request, prompt and output, and how far they are computed.
+    """The tokens of a request, prompt and output, and how many of them are computed.
 
         token_ids   | prompt ............ | output ...... | last sampled |
         in the pool | keys and values of num_computed_tokens | not yet   |
 
-    A sampled token is appended at once; its keys and values are computed, and its slot written, in the next step.
+    A sampled token is appended at once. Its keys and values are computed, and its slot is written, in the next step.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        seed: int,
-        stop_token_ids: frozenset[int],
-        max_num_tokens: int,
-        decoder: StreamDecoder | None,
-    ) -> None:
-        """`max_num_tokens` bounds prompt + output; without a `decoder` there is no text."""
-        self.request_id = request_id
-        self.prompt = prompt
-        self.prompt_token_ids = prompt_token_ids
-        self.token_ids = list(prompt_token_ids)
-        self.params = params
-        self.seed = seed
-        self.stop_token_ids = stop_token_ids
-        self.max_num_tokens = max_num_tokens
-        self.num_computed_tokens = 0
-        self.block_table: list[int] = []  # token i is in block block_table[i // block_size]
-        self.cumulative_logprob = 0.0
-        self.finish_reason: str | None = None
-        self.error: str | None = None
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    stop_token_ids: set[int]
+    max_num_tokens: int  # prompt + output
+    tokenizer: Tokenizer | None = None  # without one there is no text
+    num_computed_tokens: int = field(default=0, init=False)
+    block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
+    text: str = field(default="", init=False)
+    cumulative_logprob: float = field(default=0.0, init=False)
+    finish_reason: str | None = field(default=None, init=False)
+    error: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self.decoder = StreamDecoder(self.tokenizer, self.prompt_token_ids) if self.tokenizer else None
         self.metrics = RequestMetrics(arrival_time=time.perf_counter())
-        self._text = OutputText(decoder, tuple(params.stop))
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -55,7 +48,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """1 while it decodes; more while tokens before its last one have no keys and values."""
+        """The whole prompt at first (prefill), then 1 (decode)."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
@@ -63,97 +56,51 @@ class Sequence:
         return self.finish_reason is not None
 
     def sampling_row(self) -> SamplingRow:
-        """What the sampler needs to draw this sequence's next token."""
+        """Return what the sampler needs to draw the next token."""
         return SamplingRow(self.params, self.seed, sample_index=0, position=self.num_tokens)
 
     def append_token(self, token: SampledToken) -> None:
-        """Take a sampled token; the sequence finishes if it is a stop token, ends a stop string, or was the last."""
+        """Append a sampled token. Finish at a stop token, at a stop string, or at the maximum length."""
         self.token_ids.append(token.token_id)
         self.cumulative_logprob += token.logprob
-        if self.metrics.first_token_time is None:
-            self.metrics = replace(self.metrics, first_token_time=time.perf_counter())
+        self.metrics.first_token_time = self.metrics.first_token_time or time.perf_counter()
         if token.token_id in self.stop_token_ids:
             self.finish("stop")
-        elif self._text.push(token.token_id):
+            return
+        if self.decoder:
+            self.text += self.decoder.push(token.token_id)
+        if self._cut_at_stop_string():
             self.finish("stop")
         elif self.num_tokens >= self.max_num_tokens:
             self.finish("length")
 
-    def finish(self, reason: str) -> None:
-        """`reason` is what the output says as its finish_reason."""
-        self.finish_reason = reason
-        self._text.close()
-        self.metrics = replace(self.metrics, finished_time=time.perf_counter())
+    def finish(self, reason: str, error: str | None = None) -> None:
+        """End the sequence: no more tokens come."""
+        if self.decoder:
+            self.text += self.decoder.flush()
+        self.finish_reason, self.error = reason, error
+        self.metrics.finished_time = time.perf_counter()
 
-    def fail(self, error: str) -> None:
-        """It cannot go on; what it has generated stays."""
-        self.error = error
-        self.finish("error")
+    def _cut_at_stop_string(self) -> bool:
+        """Cut the text before a stop string, and return True, if it contains one."""
+        ends = [(self.text.index(stop) + len(stop), -len(stop)) for stop in self.params.stop if stop in self.text]
+        if ends:
+            end, length = min(ends)  # the stop string that was complete first; of several the longest
+            self.text, self.decoder = self.text[: end + length], None
+        return bool(ends)
 
     def completion(self) -> CompletionOutput:
-        """All of the output so far."""
-        return CompletionOutput(
-            index=0,
-            text=self._text.shown,
-            token_ids=self.token_ids[self.num_prompt_tokens :],
-            cumulative_logprob=self.cumulative_logprob,
-            finish_reason=self.finish_reason,
-        )
+        """Return the output so far. While it runs, hold back an ending that may become a stop string.
+
+        A stop string may straddle tokens, and text that a caller has seen is never taken back.
+        """
+        num_held_back = 0 if self.finished else max((len(stop) - 1 for stop in self.params.stop), default=0)
+        text = self.text[: max(0, len(self.text) - num_held_back)]
+        token_ids = self.token_ids[self.num_prompt_tokens :]
+        return CompletionOutput(0, text, token_ids, self.cumulative_logprob, self.finish_reason)
 
 
 def request_output(seq: Sequence) -> RequestOutput:
-    """The output so far of a request."""
-    return RequestOutput(
-        request_id=seq.request_id,
-        prompt=seq.prompt,
-        prompt_token_ids=seq.prompt_token_ids,
-        outputs=[seq.completion()],
-        finished=seq.finished,
-        metrics=seq.metrics,
-        error=seq.error,
-    )
-
-
-class OutputText:
-    """The text of an output as it grows, cut at the first stop string.
-
-    A stop string may straddle tokens, and text once shown is never taken back: so an ending that may yet become a stop
-    string is held back.
-    """
-
-    def __init__(self, decoder: StreamDecoder | None, stop: tuple[str, ...]) -> None:
-        self._decoder = decoder
-        self._stop = stop
-        self._held_back = ""
-        self.shown = ""
-
-    def push(self, token_id: int) -> bool:
-        """Add the text of a token. True if a stop string ended the text; the text then ends before it."""
-        return self._add(self._decoder.push(token_id)) if self._decoder else False
-
-    def close(self) -> None:
-        """No more tokens come: show what was held back."""
-        if self._decoder:
-            self._add(self._decoder.flush())
-        self.shown, self._held_back, self._decoder = self.shown + self._held_back, "", None
-
-    def _add(self, piece: str) -> bool:
-        text = self._held_back + piece
-        found = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stop if stop in text]
-        if found:
-            _, start = min(found)  # the first to be complete, as if the characters came one by one
-            self.shown, self._held_back, self._decoder = self.shown + text[:start], "", None
-            return True
-        keep = len(text) - longest_beginning(text, self._stop)
-        self.shown, self._held_back = self.shown + text[:keep], text[keep:]
-        return False
-
-
-def longest_beginning(text: str, stops: tuple[str, ...]) -> int:
-    r"""Length of the longest end of `text` that begins a stop string.
-
-    >>> longest_beginning("and then The", ("The End", "\n\n"))
-    3
-    """
-    lengths = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
-    return max(lengths, default=0)
+    """Return the output of a request so far."""
+    outputs, metrics = [seq.completion()], replace(seq.metrics)  # a copy: the sequence goes on
+    return RequestOutput(seq.request_id, seq.prompt, seq.prompt_token_ids, outputs, seq.finished, metrics, seq.error)

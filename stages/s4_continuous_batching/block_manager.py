@@ -1,101 +1,93 @@
-"""BlockManager: who holds which blocks of the pool. A sequence holds as many as its tokens fill, wherever they lie.
+"""BlockManager: which sequence holds which blocks of the pool: as many as its tokens fill, wherever they lie.
 
     block size 4     tokens of A       tokens of B       block tables
                      0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
                                                          B: [1]      token 2 is in block 1, offset 2
     blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea is an operating system's: fixed pages and a table for each process, so that no slot is lost between blocks, and
-at most block_size - 1 in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
+The idea is an operating system's: fixed pages, and a table for each process. No slot is lost between blocks, and at
+most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from .block_pool import BlockPool
 from .kv_cache import PoolReport
+from .observer import Observer
 from .sequence import Sequence
 
 
 class BlockManager:
-    """A block table for each sequence: allocate() takes blocks for the tokens there are, append_slot() for one more."""
+    """A block table for each sequence. allocate() takes blocks for its tokens so far, append_slot() for one more."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, observer: Observer) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self._pool = BlockPool(num_blocks)
-        self._holders: dict[Sequence, None] = {}  # in order of admission
+        self.pool = BlockPool(num_blocks)
+        self._observer = observer
+        self._holders: set[Sequence] = set()
         self._peak = self.report()
 
     @property
     def num_free_blocks(self) -> int:
-        return self._pool.num_free_blocks
+        return len(self.pool.free)
 
-    def can_allocate(self, seq: Sequence, spare: int = 0) -> bool:
-        """Whether allocate() would succeed and leave `spare` blocks free."""
-        return cdiv(seq.num_tokens, self.block_size) + spare <= self.num_free_blocks
+    def num_needed(self, seq: Sequence) -> int:
+        """Return how many free blocks allocate() would take."""
+        return cdiv(seq.num_tokens, self.block_size)
 
     def allocate(self, seq: Sequence) -> None:
-        """Take blocks for all tokens that `seq` has now. It is a holder then, and was none before: that is asserted.
-
-        Raises NoFreeBlocks, and changes nothing, if too few are free.
-        """
+        """Take blocks for all tokens that `seq` has now."""
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
-        seq.block_table = self._pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size))
-        self._holders[seq] = None
+        seq.block_table = self.pool.get_new_blocks(self.num_needed(seq))
+        self._holders.add(seq)
+        self._observer.tell("admit", seq, [])
 
     def can_append(self, seq: Sequence) -> bool:
-        """Whether append_slot() would succeed."""
+        """Return True if append_slot() finds the block that it needs."""
         return not self._needs_block(seq) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> None:
-        """Make sure of a slot for the last token of `seq`: take a block if all of its blocks are full.
-
-        Raises NoFreeBlocks, and changes nothing, if there is none.
-        """
-        assert seq in self._holders, f"request {seq.request_id} was never allocated"
+        """Make sure that the last token of `seq` has a slot: take a block if all of its blocks are full."""
         if self._needs_block(seq):
-            seq.block_table += self._pool.get_new_blocks(1)
+            seq.block_table += self.pool.get_new_blocks(1)
+            self._observer.tell("grow", seq, None)
 
     def free(self, seq: Sequence) -> None:
-        """Give all blocks of `seq` back: its table is then empty, and it is no holder. The peak is noted before.
-
-        Raises ValueError, and changes nothing, if it is none ("request 7 holds no blocks"), or if its table names a
-        block that is not held.
-        """
-        if seq not in self._holders:
-            raise ValueError(f"request {seq.request_id} holds no blocks")
+        """Give back all blocks of `seq`."""
         self._peak = self.peak
-        self._pool.free_blocks(seq.block_table)
-        del self._holders[seq]
-        seq.block_table = []
+        self._holders.remove(seq)
+        blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0
+        self.pool.free_blocks(blocks)
+        self._observer.tell("free", seq, blocks)
 
     @property
     def peak(self) -> PoolReport:
-        """The pool when most of it was held. Less is held only after a free(): it is enough to look before each."""
-        is_less = (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held
-        return self._peak if is_less else max(self._peak, self.report(), key=lambda each: (each.held, each.used))
+        """The report with the most slots held so far. Only free() lowers their number, and it looks here first."""
+        return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:
-        """What of the pool is promised, held and used now."""
-        seqs = self._holders
-        return PoolReport(
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            promised=self.block_size * sum(cdiv(seq.max_num_tokens, self.block_size) for seq in seqs),
-            tables=tuple((tuple(seq.block_table), seq.num_computed_tokens) for seq in seqs),
-        )
+        """Return how much of the pool is promised, held and used now."""
+        size = self.block_size
+        pieces = {
+            (block * size, size, min(max(seq.num_computed_tokens - i * size, 0), size))
+            for seq in self._holders
+            for i, block in enumerate(seq.block_table)
+        }
+        promised = sum(cdiv(seq.max_num_tokens, size) for seq in self._holders) * size
+        return PoolReport(self.num_blocks * size, promised, pieces=tuple(sorted(pieces)))
 
     def check_integrity(self) -> None:
-        """Each block is free or in one place of one table, and no table is longer than its tokens need."""
-        self._pool.check_integrity([block for seq in self._holders for block in seq.block_table])
+        """Raise AssertionError unless each block is free or in one table, and each table is as long as it must be."""
+        self.pool.check_integrity([block for seq in self._holders for block in seq.block_table])
         for seq in self._holders:
-            assert len(seq.block_table) <= cdiv(seq.num_tokens, self.block_size), f"{seq.num_tokens}: {seq.block_table}"
-            assert seq.num_computed_tokens <= len(seq.block_table) * self.block_size
+            least, most = (cdiv(num, self.block_size) for num in (seq.num_computed_tokens, seq.num_tokens))
+            assert least <= len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
 
     def _needs_block(self, seq: Sequence) -> bool:
-        """Whether its last token has no slot in the blocks that it holds."""
+        """Return True if all blocks of `seq` are full, and its last token has no slot yet."""
         return seq.num_tokens > len(seq.block_table) * self.block_size
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up.
+    """Return a / b, rounded up.
 
     >>> [cdiv(num_tokens, 4) for num_tokens in (0, 1, 4, 5)]
     [0, 1, 1, 2]

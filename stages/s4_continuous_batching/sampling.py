@@ -1,137 +1,101 @@
-"""SamplingParams, and the sampler, which chooses one token for each row of logits."""
+"""SamplingParams, and the sampler: from a row of logits to one token.
 
-import math
-from collections import abc
-from collections.abc import Callable, Iterable
+A token is drawn by an exponential race: divide the probabilities p by Exp(1) noise, and the largest wins, token i with
+probability p[i] (the Gumbel-max trick in another form; Maddison et al. 2014, arXiv:1411.0030). The noise of a row is a
+function of (seed, sample_index, position), so a request gets the same tokens alone and in a batch, and there is no
+generator whose state would have to be saved.
+"""
+
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .checks import AT_LEAST_1, SEED, Rule, check_fields
-from .flags import knob
-from .race import Terms, noise_key, race_all, race_likeliest
-
-Kind = Callable[[Tensor, Terms], Tensor]  # logits [num_rows, vocab_size], terms -> tokens [num_rows]
-
-MAX_LOGITS = 1 << 20  # sampled from together on a CPU: what is made of them stays in its cache
-
-RULES: dict[str, Rule] = {
-    "temperature": ("0 or above", lambda temperature: temperature >= 0),
-    "top_k": ("a whole number, 0 (all) or above", lambda k: k >= 0),
-    "top_p": ("above 0 and at most 1", lambda p: 0 < p <= 1),
-    "max_tokens": AT_LEAST_1,
-    "seed": SEED,
-    "stop": ("a text or several, none of them empty", all),
-    "stop_token_ids": ("a list of whole numbers", lambda token_ids: True),
-}
+from .config import option
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    temperature: float = knob(1.0, "0 takes the likeliest token; above 1 flattens the distribution")
-    top_k: int = knob(0, "sample from the k likeliest tokens only; 0: from all")
-    top_p: float = knob(1.0, "sample from the fewest tokens whose probabilities sum to p")
-    max_tokens: int = knob(16, "most tokens to generate")
-    seed: int | None = None  # the same seed and prompt give the same text, alone or in company
-    stop: str | abc.Sequence[str] = ()
-    stop_token_ids: abc.Sequence[int] = ()
+    """The options of a request. Raises ValueError for a value that cannot be."""
+
+    temperature: float = option(1.0, "0: the most likely token; above 1: flatter than the model's distribution")
+    top_k: int = option(0, "sample from the k most likely tokens; 0: from all")
+    top_p: float = option(1.0, "sample from the fewest tokens whose probabilities sum to p")
+    max_tokens: int = option(16, "maximum number of tokens to generate")
+    seed: int | None = None  # None: one drawn by the engine
+    stop: str | Sequence[str] = ()  # texts that end the output; it is cut before them
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError, naming the parameter and its value."""
-        object.__setattr__(self, "stop", as_tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", as_tuple(self.stop_token_ids))
-        check_fields(self, RULES)
-
-
-def as_tuple(values: Any) -> Any:
-    """A tuple of one text or of several values; what is neither stays as it is, for an error to show.
-
-    >>> as_tuple("end"), as_tuple(["a", "b"]), as_tuple(None), as_tuple(5)
-    (('end',), ('a', 'b'), (), 5)
-    """
-    if values is None or isinstance(values, str):
-        return () if values is None else (values,)
-    try:
-        return tuple(values)
-    except TypeError:
-        return values
+        """Raise ValueError for a value that cannot be."""
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))  # the dataclass is frozen
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (all) or above, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if "" in self.stop:
+            raise ValueError("stop must not have an empty text: every output would end before its first character")
 
 
 class SamplingRow(NamedTuple):
-    """What the sampler must know of one row of logits."""
+    """All that the sampler needs to know about one row of logits."""
 
     params: SamplingParams
-    seed: int  # the request's, or one drawn for it on arrival
+    seed: int
     sample_index: int  # among the samples of one prompt
     position: int  # of the token to be sampled
 
 
 class SampledToken(NamedTuple):
+    """A token, and how likely the model found it."""
+
     token_id: int
     logprob: float  # natural log, of the raw logits
 
 
 def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-    """Choose one token for each row. logits [num_rows, vocab_size]
-
-    Raises FloatingPointError, naming the row, if a row has no probabilities: NaN, +inf or nothing but -inf in it.
-    """
-    assert logits.dim() == 2 and logits.shape[0] == len(rows), (logits.shape, len(rows))
-    if logits.device.type == "mps":  # it has no float64, which the noise is made with
-        logits = logits.cpu()
-    sampled: list[SampledToken] = []
-    size = max(1, MAX_LOGITS // logits.shape[1] if logits.device.type == "cpu" else len(rows))
-    for start in range(0, len(rows), size):
-        part = logits[start : start + size].float()
-        logprobs = part.log_softmax(dim=-1)  # [size, vocab_size]
-        for i, is_nan in enumerate(logprobs[:, 0].isnan().tolist()):  # if one of a row is, all are
-            if is_nan:
-                at_fault = f"the logits of row {start + i} are NaN, infinite or all -inf"
-                raise FloatingPointError(f"{at_fault}: no token can be sampled")
-        tokens = choose(part, rows[start : start + size])  # [size]
-        chosen = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
-        sampled += [SampledToken(*pair) for pair in zip(tokens.tolist(), chosen.tolist(), strict=True)]
-    return sampled
+    """Return one token for each row. logits [num_rows, vocab_size]"""
+    logits = logits.float()
+    tokens = torch.stack([sample_row(logits[i], row) for i, row in enumerate(rows)])  # [num_rows]
+    logprobs = logits.log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)  # [num_rows]
+    return [SampledToken(*pair) for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
 
 
-def choose(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
-    """Choose a token for each row. Rows of one kind go together. logits float32 [num_rows, vocab_size] -> [num_rows]"""
-    members: dict[Kind, list[int]] = {}
-    for i, row in enumerate(rows):
-        members.setdefault(kind_of(row.params, logits.shape[1]), []).append(i)
-    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    for kind, indices in members.items():
-        of_kind = logits if len(indices) == len(rows) else logits[indices]
-        tokens[indices] = kind(of_kind, terms_of([rows[i] for i in indices], logits.device))
-    return tokens
-
-
-def kind_of(params: SamplingParams, vocab_size: int) -> Kind:
+def sample_row(logits: Tensor, row: SamplingRow) -> Tensor:
+    """Return the token of one row. logits float32 [vocab_size] -> int64 []"""
+    params = row.params
     if params.temperature == 0:
-        return greedy
-    return race_likeliest if 0 < params.top_k < vocab_size else race_all
+        return logits.argmax()
+    probs = (logits / max(params.temperature, 1e-5)).softmax(dim=-1)
+    if params.top_k or params.top_p < 1:
+        probs = keep_most_likely(probs, params.top_k or len(probs), params.top_p)
+    return (probs / exponential_noise(row, len(probs)).to(probs.device)).argmax()
 
 
-def greedy(logits: Tensor, terms: Terms) -> Tensor:
-    """logits [num_rows, vocab_size] -> tokens [num_rows]"""
-    return logits.argmax(dim=-1)
+def keep_most_likely(probs: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Return `probs` with 0 for all tokens but the top_k most likely, and of these but the fewest that sum to top_p.
 
-
-def terms_of(rows: list[SamplingRow], device: torch.device) -> Terms:
+    >>> keep_most_likely(torch.tensor([0.1, 0.4, 0.2, 0.3]), top_k=3, top_p=0.5)
+    tensor([0.0000, 0.4000, 0.0000, 0.3000])
     """
-    >>> terms_of([SamplingRow(SamplingParams(top_p=0.5), 0, 0, 0)], torch.device("cpu")).top_p
-    tensor([[0.5000]])
-    """
+    ordered, tokens = probs.sort(descending=True, stable=True)
+    ordered[top_k:] = 0
+    before = ordered.cumsum(dim=0) - ordered  # total probability of all tokens that are more likely
+    ordered[1:][before[1:] >= top_p * ordered.sum()] = 0
+    return torch.empty_like(probs).scatter_(0, tokens, ordered)
 
-    def column(values: Iterable[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(list(values), dtype=dtype, device=device).unsqueeze(1)  # [num_rows, 1]
 
-    return Terms(
-        temperature=column((max(row.params.temperature, 1e-5) for row in rows), torch.float32),
-        top_k=column((min(row.params.top_k, 1 << 31) for row in rows), torch.int64),
-        top_p=column((row.params.top_p if row.params.top_p < 1 else math.inf for row in rows), torch.float32),
-        key=column((noise_key(row.seed, row.sample_index, row.position) for row in rows), torch.int64),
-    )
+def exponential_noise(row: SamplingRow, vocab_size: int) -> Tensor:
+    """Return the Exp(1) noise of a row, float32 [vocab_size]: the same for the same seed, sample index and position."""
+    key = f"{row.seed},{row.sample_index},{row.position}".encode()
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), signed=True))
+    return torch.empty(vocab_size).exponential_(generator=generator)

@@ -1,20 +1,22 @@
-"""LLMEngine: requests come and go at any time; step() computes some tokens of the unfinished ones.
+"""LLMEngine: requests come and go at any time, and step() computes some tokens of those that are unfinished.
 
-A step is three calls: schedule (who runs), run (the model), update (what came of it).
+A step is three calls: schedule (who runs), run (the model), update (what the new tokens change).
 """
 
 from pathlib import Path
 
+import torch
+
 from .attention import PagedAttention
-from .block_manager import BlockManager, cdiv
+from .block_manager import BlockManager
 from .config import EngineConfig
 from .cost_model import CostModel, measure
+from .host_tier import HostTier
 from .input_processor import InputProcessor, Prompt
-from .interrupts import interrupts_held_back
-from .kv_cache import KVCache, num_blocks_for
-from .llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
+from .kv_cache import KVCache
+from .llama import ModelConfig, Tokenizer, load_model
 from .model_runner import ModelRunner, Scheduled
-from .offload import MAX_DEFAULT_BYTES, HostKVCache
+from .observer import Observer
 from .outputs import RequestOutput
 from .sampling import SampledToken, SamplingParams
 from .scheduler import Scheduler
@@ -22,168 +24,110 @@ from .sequence import Sequence, request_output
 
 
 class LLMEngine:
-    """An engine belongs to one thread. Ctrl-C is taken between two steps."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        """Raises ValueError for a bad value or checkpoint. Each part has a method that builds it, to be overridden."""
-        self.config = config
+    def __init__(self, config: EngineConfig, observer: Observer | None = None) -> None:
+        """Load the checkpoint and allocate the pools."""
+        self.config, self.observer = config, observer or Observer()
         self.model_config = ModelConfig.from_folder(config.model)
-        self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
-        self.device = config.torch_device()
-        self.dtype = config.torch_dtype(self.model_config.dtype)
-        self.tokenizer = self.build_tokenizer()
-        model = self.build_model()
-        self.kv_cache = self.build_kv_cache()  # after the weights: on a GPU it takes what they leave
-        self.model_runner = self.build_model_runner(model)
-        self.input_processor = self.build_input_processor()
-        self.cost_model: CostModel | None = None
-        self.host_kv_cache = self.build_host_kv_cache()
-        self.kv_cache_manager = self.build_block_manager()
-        self.scheduler = self.build_scheduler()
-        self._requests: dict[str, list[Sequence]] = {}  # the samples of each; one of them at least has not ended
+        num_blocks, longest = config.kv_cache_tokens // config.block_size, self.model_config.max_context_len
+        self.max_model_len = config.max_model_len or min(longest, num_blocks * config.block_size)
+        if self.max_model_len > longest:
+            raise ValueError(f"max_model_len is {self.max_model_len}, the model reads at most {longest} tokens")
+        device, dtype = torch.device(config.device), config.torch_dtype(self.model_config.dtype)
+        self.tokenizer = Tokenizer(config.model) if (Path(config.model) / "tokenizer.model").exists() else None
+        model = load_model(config.model, self.model_config, dtype, device, self.max_model_len)
+        self.kv_cache = KVCache(self.model_config, num_blocks, config.block_size, dtype, device)
+        self.model_runner = ModelRunner(
+            model, PagedAttention(self.kv_cache, config.tile_size), config.block_size, device
+        )
+        self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
+        self.cost_model = self._measure() if config.offload_policy == "auto" else None
+        num_host_blocks = config.num_host_blocks if self._prefers_load() else 0
+        self.host_tier = HostTier(self.kv_cache.blocks, num_host_blocks, self.observer)
+        self.kv_cache_manager = BlockManager(
+            num_blocks, config.block_size, config.enable_prefix_caching, self.host_tier, self.observer
+        )
+        self.scheduler = Scheduler(config, self.kv_cache_manager, self.observer)
+        self._requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
+        self._refused: list[Sequence] = []  # ended on arrival: the next step returns their outputs
 
-    @interrupts_held_back()
+    def _measure(self) -> CostModel:
+        """Return what this machine does faster, with a prompt as long as a step, the model and the pool allow."""
+        pool_size = self.kv_cache.num_blocks * self.config.block_size
+        num_tokens = min(self.config.max_num_batched_tokens, self.max_model_len - 1, pool_size)
+        return measure(self.kv_cache, self.model_runner, self.input_processor, num_tokens)
+
+    def _prefers_load(self) -> bool:
+        """Return True if evicted blocks should be kept on the host."""
+        if self.cost_model:
+            return self.cost_model.prefers_load(self.kv_cache.bytes_per_token)
+        return self.config.offload_policy == "load"
+
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
-        """It runs from the next step on that has room. Raises ValueError for a request that can never be served."""
+        """Queue a request. It starts in the first step that has room for it.
+
+        If it can never be served, it has ended, and the next step returns its output with finish_reason "error".
+        """
         if request_id in self._requests:
-            raise ValueError(f"request {request_id} is being served already")
+            raise ValueError(f"request {request_id} has not finished: its id is in use")
         samples = self.input_processor.process(request_id, prompt, params or SamplingParams())
-        needed, num_blocks = cdiv(samples[0].num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
-        if needed > num_blocks:
-            raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
         self._requests[request_id] = samples
-        size = self.config.max_num_seqs  # the first of so many computes the prompt, the others are forked from it
+        if samples[0].finished:
+            self._refused.append(samples[0])
+            self.observer.tell("refuse", request_id, samples[0].error)
+            return
+        size = self.config.max_num_seqs  # so many samples can run at once: the first one computes the prompt for them
         for first, *others in (samples[start : start + size] for start in range(0, len(samples), size)):
             first.to_fork = others
             self.scheduler.add(first)
 
-    @interrupts_held_back()
     def abort_request(self, request_id: str) -> RequestOutput | None:
-        """End a request in any state. Returns its last output; None, and nothing happens, if it is not here."""
-        samples = self._requests.get(request_id)
-        if samples is None:
+        """End a request, whatever its state, and return its last output. Return None if it is not here."""
+        if request_id not in self._requests:
             return None
+        self.observer.tell("abort", request_id)
+        samples = self._requests.pop(request_id)
         for seq in samples:
-            self.scheduler.remove(seq)
             if not seq.finished:
                 seq.finish("abort")
-        [output] = self._outputs(samples)
-        return output
+                self.scheduler.remove(seq)
+        self._refused = [seq for seq in self._refused if seq not in samples]
+        return request_output(samples)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    @interrupts_held_back()
     def step(self) -> list[RequestOutput]:
-        """Compute some tokens. Returns the outputs so far of the requests that got a token or have ended.
-
-        If a sequence can never go on, it ends, and no model runs in this step. If nobody can run, it waits for what is
-        on its way from the host, and returns no outputs. A Ctrl-C that was pressed meanwhile is raised in place of the
-        outputs: they are then lost, also the last ones of requests that have ended.
-        """
-        batch, failed = self._schedule()
-        if failed:
-            return self._outputs(failed)
-        if not batch:
-            self.kv_cache_manager.collect_loads(wait=True)  # nobody can run until a block arrives
-        tokens = self._run(batch) if batch else []
-        return self._outputs(self._update(batch, tokens))
-
-    def _schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
-        """Return the batch and the failed sequences; the copies are made.
-
-        If this raises, all are preempted: none may read a block whose copy was not made.
-        """
-        try:
-            batch, copies, failed = self.scheduler.schedule()
-            self.kv_cache.copy_blocks(copies)
-            return batch, failed
-        except Exception:
-            self.scheduler.preempt_all()
-            raise
-
-    def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
-        """A step of the model. If it raises, its sequences run again one by one: one that raises alone has failed."""
-        try:
-            return self.model_runner.run(batch)
-        except Exception as error:
-            if len(batch) > 1:
-                return [token for scheduled in batch for token in self._run([scheduled])]
-            batch[0][0].fail(f"{type(error).__name__}: {error}")
-            return [None]
+        """Compute some tokens. Return the output so far of each request that got a token or has ended."""
+        self.observer.tell("begin")
+        output = self.scheduler.schedule()
+        self.kv_cache.copy_blocks(output.copies)
+        self.observer.tell("copy", output.copies)
+        tokens = self.model_runner.run(output.batch) if output.batch else []
+        self.kv_cache_manager.collect_loads(wait=not output.batch)  # if nobody can run until a block arrives
+        updated = [*self._refused, *output.failed, *self._update(output.batch, tokens)]
+        self._refused = []
+        self.observer.tell("end")
+        return self._outputs(updated)
 
     def _update(self, batch: list[Scheduled], tokens: list[SampledToken | None]) -> list[Sequence]:
-        """Returns the sequences that got a token or have failed; a sequence that ends gives its blocks back."""
+        """Append the new tokens, and remove the sequences that have ended. Return those that got a token."""
         updated = []
         for (seq, num_tokens), token in zip(batch, tokens, strict=True):
-            if not seq.finished:  # else it has failed, and nothing of it was computed
-                seq.num_computed_tokens += num_tokens
-                self.kv_cache_manager.cache_blocks(seq, num_tokens)
+            seq.num_computed_tokens += num_tokens
+            self.kv_cache_manager.cache_blocks(seq, num_tokens)
             if token is not None:
                 seq.append_token(token)
-            if token is not None or seq.finished:
                 updated.append(seq)
+        self.observer.tell("step", batch, updated)
         for seq in updated:
             if seq.finished:
                 self.scheduler.remove(seq)
         return updated
 
     def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
-        """Of their requests, so far, each once. The engine forgets a request that has finished."""
-        outputs = []
-        for request_id in dict.fromkeys(seq.request_id for seq in seqs):
-            output = self.build_output(self._requests[request_id])
+        """Return the outputs of the requests of `seqs`. Forget those that have finished."""
+        outputs = [request_output(self._requests[request_id]) for request_id in {seq.request_id: None for seq in seqs}]
+        for output in outputs:
             if output.finished:
-                del self._requests[request_id]
-            outputs.append(output)
+                del self._requests[output.request_id]
         return outputs
-
-    def build_output(self, samples: list[Sequence]) -> RequestOutput:
-        return request_output(samples)
-
-    def build_input_processor(self) -> InputProcessor:
-        return InputProcessor(self.model_config, self.tokenizer, self.max_model_len, self.config.seed)
-
-    def build_tokenizer(self) -> Tokenizer | None:
-        folder = Path(self.config.model)
-        return Tokenizer(folder) if (folder / "tokenizer.model").exists() else None
-
-    def build_model(self) -> LlamaForCausalLM:
-        return load_model(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
-
-    def build_kv_cache(self) -> KVCache:
-        num_blocks = num_blocks_for(self.config, self.model_config, self.max_model_len, self.device)
-        return KVCache(self.model_config, num_blocks, self.config.block_size, self.dtype, self.device)
-
-    def build_block_manager(self) -> BlockManager:
-        config = self.config
-        return BlockManager(
-            self.kv_cache.num_blocks, config.block_size, config.enable_prefix_caching, self.host_kv_cache
-        )
-
-    def build_host_kv_cache(self) -> HostKVCache:
-        """As many blocks as kv_offloading_tokens fill; without it as the device has, up to MAX_DEFAULT_BYTES.
-
-        None if no hit is possible (no prefix cache, or max_model_len within a block: a hit is a full block, and then a
-        token), or if nothing is to be stored: by the policy, or because computing is cheaper than loading. The
-        cost_model is measured under "auto" only, and only where blocks could be stored.
-        """
-        config = self.config
-        num_blocks = min(self.kv_cache.num_blocks, MAX_DEFAULT_BYTES // self.kv_cache.blocks[0].nbytes)
-        if config.kv_offloading_tokens is not None:
-            num_blocks = config.kv_offloading_tokens // config.block_size
-        can_hit = config.enable_prefix_caching and self.max_model_len > config.block_size  # a full block, then a token
-        if config.offload_policy == "recompute" or not can_hit:
-            num_blocks = 0
-        if config.offload_policy == "auto" and num_blocks:
-            self.cost_model = measure(self)
-            if not self.cost_model.prefers_load(self.kv_cache.bytes_per_token):
-                num_blocks = 0
-        return HostKVCache(self.kv_cache.blocks, num_blocks)
-
-    def build_scheduler(self) -> Scheduler:
-        return Scheduler(self.config, self.kv_cache_manager)
-
-    def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
-        attention = PagedAttention(self.kv_cache, self.config.slots_in_a_tile())
-        return ModelRunner(model, attention, self.config.block_size, self.device)

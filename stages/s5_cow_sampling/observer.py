@@ -1,0 +1,25 @@
+"""Observer: hears of everything that an engine does. To trace an engine, give it an observer of your own."""
+
+
+class Observer:
+    """An observer that ignores everything. A subclass overrides tell().
+
+    add       seq                      it waits at the end of the queue
+    refuse    request_id, error        it cannot be served
+    abort     request_id               somebody is about to end it
+    begin                              a step begins
+    admit     seq, hits                it holds its blocks; hits: nothing in this stage
+    fork      parent, child            child holds the blocks of parent too, and runs behind it
+    grow      seq, copy                it holds one block more, or its own copy of a shared one
+    copy      copies                   these blocks are copied
+    wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
+    schedule  output                   these sequences compute so many tokens in this step
+    preempt   seq, makes_room_for      it has lost its blocks, and waits at the front of the queue
+    step      batch, updated           the new tokens are appended; updated: sequences that have one
+    free      seq, blocks              it has given these blocks back
+    finish    seq                      it has ended and holds nothing
+    end       error                    the step is over; error: nothing in this stage
+    """
+
+    def tell(self, kind: str, *details: object) -> None:
+        """Note an event. The engine's thread calls this right after the thing has happened."""
