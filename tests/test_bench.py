@@ -11,12 +11,12 @@ pytest.importorskip("torch")
 
 from stages.bench import __main__ as command
 from stages.bench import offload, prefix_cache, results, samples, serving
-from stages.bench.engines import PACKAGES, WITHOUT_SCHEDULER, by_sample, engine_class, engine_of, stage, without_model
-from stages.bench.harness import Stopwatch, median_scores, microseconds, milliseconds, take_turns
+from stages.bench.engines import PACKAGES, WITHOUT_SCHEDULER, by_sample, without_model
+from stages.bench.harness import median_scores, microseconds, milliseconds, take_turns
 from stages.bench.models import STORYTELLER
 from stages.bench.predict import s6 as questions_of_s6
 from stages.bench.predict import s7 as questions_of_s7
-from stages.bench.racing import Racer, computed_twice, race, sampling_params
+from stages.bench.racing import Racer, computed_twice, race, sampling_params, serve
 from stages.bench.workloads import Request, even_prompt, mixed_workload
 
 each_stage = pytest.mark.parametrize("name", PACKAGES)
@@ -54,16 +54,6 @@ def test_times_are_of_the_calls():
     assert 0 < microseconds(lambda: None, times=10, rounds=2) < 1000
 
 
-def test_a_stopwatch_leaves_the_results_as_they_are():
-    class Watched:
-        def double(self, number):
-            return 2 * number
-
-    watched = Watched()
-    watch = Stopwatch(watched, "double")
-    assert watched.double(4) == 8 and watch.calls == {"double": 1} and watch.seconds["double"] > 0
-
-
 # The engine without a model
 
 
@@ -79,12 +69,12 @@ def test_any_stage_runs_without_a_model(name):
         output = outputs[-1]
     assert output.finished and output.outputs[0].token_ids == [5, 6, 7], "the script's tokens"
     assert (engine.model_runner.num_steps, engine.model_runner.num_tokens) == (3, 5 + 2)
-    assert engine_of(name, stage(name).LLM(STORYTELLER, **SMALL)).kv_cache_manager.report().held == 0
+    assert engine.kv_cache_manager.report().held == 0
 
 
 @pytest.mark.parametrize("name", ["s5", "s6", "s7"])
 def test_samples_go_on_differently(name):
-    engine = engine_class(name)(by_sample, model=str(STORYTELLER), kv_cache_tokens=256)
+    engine = without_model(name, by_sample, model=str(STORYTELLER), kv_cache_tokens=256)
     engine.add_request("0", even_prompt(20), sampling_params(name, Request([], 2, n=3)))
     outputs = []
     while engine.has_unfinished_requests():
@@ -95,13 +85,12 @@ def test_samples_go_on_differently(name):
 @from_s4
 def test_without_a_model_the_counts_are_those_with_one(name):
     requests = [request._replace(num_output_tokens=30) for request in mixed_workload(4096, 4, high=40)]
-    options = {"kv_cache_tokens": 160, "max_num_batched_tokens": 32}
+    options = {"kv_cache_tokens": 160, "max_num_batched_tokens": 32} | (
+        {"offload_policy": "load"} if name == "s7" else {}
+    )
     racer = race({name: partial(Racer, name, STORYTELLER, requests, dtype="float32", **options)})[name]
-    engine = engine_class(name)(model=str(STORYTELLER), **options)
-    for number, request in enumerate(requests):
-        engine.add_request(str(number), request.prompt_token_ids, sampling_params(name, request))
-    while engine.has_unfinished_requests():
-        engine.step()
+    engine = without_model(name, model=str(STORYTELLER), **options)
+    serve(name, engine, requests)
     counts = [
         (runner.num_steps, runner.num_tokens, scheduler.num_preemptions)
         for runner, scheduler in (
@@ -271,11 +260,8 @@ def test_counts_of_serving_are_current():
     """Of steps and tokens: no model is needed, and no clock. (A vocabulary only gives the prompts their tokens.)"""
     told = results.read()["serving"]
     for pool, row in ((serving.SMALL_POOL, told["s4"]), (serving.ROOMY_POOL, told["peers"]["s4"])):
-        engine = engine_class("s4")(model=str(STORYTELLER), kv_cache_tokens=pool)
-        for number, request in enumerate(mixed_workload(4096)):
-            engine.add_request(str(number), request.prompt_token_ids, sampling_params("s4", request))
-        while engine.has_unfinished_requests():
-            engine.step()
+        engine = without_model("s4", model=str(STORYTELLER), kv_cache_tokens=pool)
+        serve("s4", engine, mixed_workload(4096))
         runner = engine.model_runner
         assert (runner.num_steps, runner.num_tokens) == (row["steps"], row["tokens_computed"])
 

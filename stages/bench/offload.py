@@ -87,7 +87,8 @@ def measure_pools(folder: Path, dtype: str) -> dict[str, Any]:
 
 def row_of(policy: str, racer: Racer, requests: list[Request]) -> Scores:
     """What a run that is over has shown; of "auto" the speeds that it has measured, too."""
-    row = {**racer.scores(), **counts(stage_of(policy), racer.llm.llm_engine, requests)}
+    row = racer.scores()
+    row |= counts(stage_of(policy), racer.llm.llm_engine, row["tokens_computed"], requests)
     if policy == "auto":
         model = racer.llm.llm_engine.cost_model
         row |= {"bytes_per_second": model.load_bytes_per_second, "prefill_tokens_per_second": model.tokens_per_second}
@@ -95,11 +96,11 @@ def row_of(policy: str, racer: Racer, requests: list[Request]) -> Scores:
     return row
 
 
-def counts(name: str, engine: Any, requests: list[Request]) -> dict[str, int]:
-    """What a run computed twice and moved, of an engine that has served all `requests`."""
+def counts(name: str, engine: Any, tokens_computed: int, requests: list[Request]) -> dict[str, int]:
+    """Return what a run computed twice and moved, of an engine that has served all `requests`."""
     found = {
         "preemptions": engine.scheduler.num_preemptions,
-        "computed_twice": computed_twice(name, engine.model_runner.num_tokens, requests),
+        "computed_twice": computed_twice(name, tokens_computed, requests),
     }
     if name == "s7":
         tier = engine.host_tier
@@ -113,7 +114,8 @@ def count_without_model(policy: str) -> dict[str, int]:
     name = stage_of(policy)
     engine = without_model(name, model=str(STORYTELLER), **options_of(policy, pool))
     serve(name, engine, requests)
-    return {"steps": engine.model_runner.num_steps, **counts(name, engine, requests)}
+    runner = engine.model_runner
+    return {"steps": runner.num_steps, **counts(name, engine, runner.num_tokens, requests)}
 
 
 # ---- conversations that pause
@@ -150,7 +152,7 @@ class Asker:
 
     def __init__(self, folder: Path, dtype: str, prompts: Any, pool: int) -> None:
         """`prompts` is an iterator that never ends."""
-        options = options_of("load", pool)
+        options = options_of("load", pool) | {"max_model_len": pool + 1}  # room for the one token that is sampled
         self._engine = stage("s7").LLM(folder, dtype=dtype, **options).llm_engine
         self._prompts, self._num_asked = prompts, 0
 

@@ -20,6 +20,10 @@ class Racer:
     def __init__(self, name: str, folder: Path, requests: list[Request], **options: Any) -> None:
         """`options` are EngineConfig's."""
         self.llm = stage(name).LLM(folder, **options)
+        self._before = (
+            self.llm.model_runner.num_steps,
+            self.llm.model_runner.num_tokens,
+        )  # stage 7 has measured prefills
         self._num_scheduled = sum(request.n * request.num_output_tokens for request in requests)
         made = [sampling_params(name, request) for request in requests]
         self._stream = self.llm.stream([request.prompt_token_ids for request in requests], made)
@@ -46,6 +50,14 @@ class Racer:
         return seconds
 
     @property
+    def num_steps(self) -> int:
+        return self.llm.model_runner.num_steps - self._before[0]
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.llm.model_runner.num_tokens - self._before[1]
+
+    @property
     def seats(self) -> int:
         """The most requests that got a token in one step."""
         return max(self._seats.values())
@@ -54,13 +66,12 @@ class Racer:
         """Raises if a request is not served to its end."""
         assert self._num_tokens == self._num_scheduled, f"{self._num_tokens} of {self._num_scheduled} tokens came"
         assert next(self._stream, None) is None, "there are more tokens than were asked for"
-        runner = self.llm.model_runner
         return {
             "tokens_per_second": self._num_tokens / sum(self.slices),
             "seconds": sum(self.slices),
-            "steps": runner.num_steps,
-            "tokens_a_step": self._num_tokens / runner.num_steps,
-            "tokens_computed": runner.num_tokens,
+            "steps": self.num_steps,
+            "tokens_a_step": self._num_tokens / self.num_steps,
+            "tokens_computed": self.num_computed_tokens,
             "first_token_seconds": statistics.median(self._first_tokens.values()),
         }
 

@@ -15,7 +15,7 @@ import torch
 
 from stages.bench.engines import new_sequence, stage
 from stages.bench.gpu.common import SHAPES, Report, Row, Setup, compare, synchronize, timed_on
-from stages.bench.gpu.copies import hashes_of, load, store, wall
+from stages.bench.gpu.copies import Copies, wall
 from stages.bench.harness import ratio, take_turns, with_spreads
 from stages.bench.racing import sampling_params
 from stages.bench.workloads import Request, even_prompt
@@ -140,11 +140,11 @@ def swap(setup: Setup, report: Report) -> list[Row]:
     for length in lengths:
         if not report.has_time(length):
             break
-        hashes = hashes_of(length // BLOCK_SIZE)
-        store(engine.host_tier, hashes)
+        copies = Copies(engine.host_tier, length // BLOCK_SIZE)
+        copies.store()
         calls: dict[str, Callable[[], object]] = {
-            "store": partial(store, engine.host_tier, hashes),
-            "load": partial(load, engine.host_tier, hashes),
+            "store": copies.store,
+            "load": copies.load,
             "compute": prefill(engine, length),
         }
         times = take_turns({name: wall(setup, call) for name, call in calls.items()}, setup.size(11, 1))
