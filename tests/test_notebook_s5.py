@@ -10,7 +10,7 @@ from notebooks.helpers import s5 as helpers
 from notebooks.helpers.s5 import Ask, Moment
 from stages import s5_cow_sampling as s5
 from stages.bench.engines import without_model
-from stages.s5_cow_sampling.block_manager import BlockCopy
+from stages.s5_cow_sampling.kv_cache import BlockCopy
 from tests.helpers import STORYTELLER
 
 OPTIONS = {"model": str(STORYTELLER), "block_size": 4, "kv_cache_tokens": 256}

@@ -76,6 +76,6 @@ def test_only_a_hash_of_own_tokens_says_something_else():
 def test_a_tree_has_all_cached_blocks_and_a_row_for_each_end():
     counter, texts = engine(16), [text(3, 3), [*text(3, 3)[:8], *text(100, 1)], text(200, 1)]
     found(counter, *texts)
-    nodes = helpers.tree(texts, 4, counter.kv_cache_manager._pool._cached)
+    nodes = helpers.tree(texts, 4, counter.kv_cache_manager.pool.cached)
     assert [(node.depth, node.row) for node in nodes] == [(0, 0), (1, 0), (2, 0), (2, 1), (0, 2)]
     assert [node.token_ids for node in nodes if not node.depth] == [(3, 4, 5, 6), (200, 201, 202, 203)]

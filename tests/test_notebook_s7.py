@@ -53,4 +53,4 @@ def test_a_prompt_comes_back_from_the_host_or_is_computed():
         asker()
     counts = [asker.engine.model_runner.num_tokens for asker in (load, compute)]
     assert [after - b for after, b in zip(counts, before, strict=True)] == [1, 33]
-    assert load.engine.host_kv_cache.num_blocks_loaded == 2 and compute.engine.host_kv_cache.num_blocks_loaded == 0
+    assert load.engine.host_tier.num_blocks_loaded == 2 and compute.engine.host_tier.num_blocks_loaded == 0

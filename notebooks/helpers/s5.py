@@ -115,7 +115,7 @@ def watch_beams(llm: Any, prompt: str | list[int], width: int, max_tokens: int) 
 def watched(engine: Any) -> Iterator[list[BeamStep]]:
     """Stands before an engine's copies and steps; what it notes is empty at first."""
     steps, copied = list[BeamStep](), set[int]()
-    copy, compute = engine.kv_cache.copy_blocks, engine.model_runner.compute
+    copy, compute = engine.kv_cache.copy_blocks, engine.model_runner.compute_logits
 
     def noted_copy(copies: Any) -> None:
         copied.update(copy.target for copy in copies)
@@ -130,9 +130,9 @@ def watched(engine: Any) -> Iterator[list[BeamStep]]:
             copied.clear()
         return compute(batch)
 
-    engine.kv_cache.copy_blocks, engine.model_runner.compute = noted_copy, noted_compute
+    engine.kv_cache.copy_blocks, engine.model_runner.compute_logits = noted_copy, noted_compute
     yield steps
-    del engine.kv_cache.copy_blocks, engine.model_runner.compute
+    del engine.kv_cache.copy_blocks, engine.model_runner.compute_logits
 
 
 # ---- costs

@@ -19,10 +19,12 @@ from matplotlib.axes import Axes
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, INK, PALE, PAPER, USED
 from stages import s6_prefix_caching as s6
-from stages.bench.engines import engine_class
+from stages.bench.engines import without_model
 from stages.s6_prefix_caching import prefix_cache
+from stages.s6_prefix_caching.block_manager import BlockManager
 from stages.s6_prefix_caching.block_pool import BlockPool
 from stages.s6_prefix_caching.prefix_cache import BlockHash, extend_block_hashes
+from stages.s6_prefix_caching.scheduler import Scheduler
 
 BOS = 1
 
@@ -58,6 +60,16 @@ def serve(engine: Any, asks: Iterable[Ask]) -> list[Served]:
         served.append(Served(len(prompt), stats.hits - hits, seconds, answer))
         talks[ask.talk] = prompt + answer
     return served
+
+
+def forget(engine: Any) -> None:
+    """Empty the cache of an idle engine: its pool gets a new manager, and the manager a new scheduler."""
+    assert not engine.has_unfinished_requests(), "a request holds blocks"
+    blocks, config = engine.kv_cache, engine.config
+    engine.kv_cache_manager = BlockManager(
+        blocks.num_blocks, blocks.block_size, config.enable_prefix_caching, engine.observer
+    )
+    engine.scheduler = Scheduler(config, engine.kv_cache_manager, engine.observer)
 
 
 def hit_rate(served: Sequence[Served]) -> float:
@@ -165,8 +177,8 @@ class HeadFirst(BlockPool):
     def free_blocks(self, blocks: list[int]) -> None:
         super().free_blocks(blocks)
         for block in blocks:
-            if block in self._free and block in self._hashes:
-                self._free.move_to_end(block)
+            if block in self.free and block in self.hashes:
+                self.free.move_to_end(block)
 
 
 class FirstInFirstOut(BlockPool):
@@ -174,9 +186,9 @@ class FirstInFirstOut(BlockPool):
 
     def free_blocks(self, blocks: list[int]) -> None:
         super().free_blocks(blocks)
-        for block in self._cached.values():  # in the order in which they were computed
-            if block in self._free:
-                self._free.move_to_end(block)
+        for block in self.cached.values():  # in the order in which they were computed
+            if block in self.free:
+                self.free.move_to_end(block)
 
 
 ORDERS: dict[str, type[BlockPool]] = {
@@ -187,15 +199,11 @@ ORDERS: dict[str, type[BlockPool]] = {
 
 
 def evicting(order: type[BlockPool], **options: Any) -> Any:
-    """Stage 6's engine without a model, with another order of eviction."""
-
-    class Evicting(engine_class("s6")):  # type: ignore[misc]
-        def build_block_manager(self) -> Any:
-            manager = super().build_block_manager()
-            manager._pool = order(manager.num_blocks)
-            return manager
-
-    return Evicting(**options)
+    """Return stage 6's engine without a model, with another order of eviction."""
+    engine = without_model("s6", **options)
+    manager = engine.kv_cache_manager
+    manager.pool = order(manager.num_blocks, engine.observer)
+    return engine
 
 
 CHAINED = prefix_cache.hash_block_tokens

@@ -15,12 +15,14 @@ from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PALE, PAPER, USED, Line
 from stages import s7_cpu_offload as s7
 from stages.bench import offload
-from stages.bench.engines import engine_class
+from stages.bench.engines import without_model
 from stages.bench.models import STORYTELLER
 from stages.bench.racing import computed_twice, sampling_params
 from stages.bench.workloads import Request, even_prompt, random_tokens
+from stages.s7_cpu_offload.block_manager import BlockManager
 from stages.s7_cpu_offload.cost_model import CostModel
-from stages.s7_cpu_offload.offload import HostKVCache, Load
+from stages.s7_cpu_offload.host_tier import HostTier
+from stages.s7_cpu_offload.scheduler import Scheduler
 
 BLOCK = offload.BLOCK_SIZE
 
@@ -60,17 +62,18 @@ class Machine(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as long recompute takes as a store and a load. Above 1 the host wins.
+        """How many times as long recompute takes as a load. Above 1 the host wins.
 
         >>> Machine("", bytes_per_second=1e9, tokens_per_second=1000, bytes_per_token=50_000).ratio
-        10.0
+        20.0
         """
-        return self.bytes_per_second / (2 * self.bytes_per_token) / self.tokens_per_second
+        return self.bytes_per_second / self.bytes_per_token / self.tokens_per_second
 
     @property
     def prefers_load(self) -> bool:
         """What stage 7's "auto" decides there."""
-        return CostModel(self.bytes_per_second, self.tokens_per_second).prefers_load(self.bytes_per_token)
+        model = CostModel(self.bytes_per_second, self.bytes_per_second, self.tokens_per_second)
+        return model.prefers_load(self.bytes_per_token)
 
 
 # ---- a pool that is too small
@@ -92,7 +95,7 @@ def too_small(policy: str, share: float) -> tuple[Any, list[Request]]:
     """
     requests, _ = offload.workload(vocab_size=4096)
     pool = int(share * sum(request.num_tokens for request in requests))
-    engine = engine_class(offload.stage_of(policy))(model=str(STORYTELLER), **offload.options_of(policy, pool))
+    engine = without_model(offload.stage_of(policy), model=str(STORYTELLER), **offload.options_of(policy, pool))
     for number, request in enumerate(requests):
         params = sampling_params(offload.stage_of(policy), request)
         engine.add_request(str(number), request.prompt_token_ids, params)
@@ -104,8 +107,8 @@ def count(policy: str, share: float) -> Counts:
     while engine.has_unfinished_requests():
         engine.step()
     twice = computed_twice(offload.stage_of(policy), engine.model_runner.num_tokens, requests)
-    host = getattr(engine, "host_kv_cache", None)  # stage 6 has none
-    moved = (host.num_blocks_stored, host.num_blocks_loaded) if host else (0, 0)
+    tier = getattr(engine, "host_tier", None)  # stage 6 has none
+    moved = (tier.num_blocks_stored, tier.num_blocks_loaded) if tier else (0, 0)
     return Counts(engine.model_runner.num_steps, engine.scheduler.num_preemptions, twice, *moved)
 
 
@@ -128,8 +131,7 @@ def lives(policy: str, share: float) -> list[dict[int, str]]:
 def place_of(manager: Any, seq: Any) -> str:
     """Where the blocks are that a waiting sequence would hit."""
     hits = manager.find_hits(seq)
-    host = getattr(manager, "_host_pool", None)
-    if host is not None and any(hit.pool is host for hit in hits):
+    if None in hits:
         return "waits, on the host"
     return "waits, on the device" if hits else "waits, nowhere"
 
@@ -142,14 +144,14 @@ def found_in_turn(blocks: int, host_blocks: int, num_documents: int = 6, length:
     device, and on the host.
     """
     options = {"kv_cache_tokens": BLOCK * blocks, "kv_offloading_tokens": BLOCK * host_blocks}
-    engine = engine_class("s7")(model=str(STORYTELLER), block_size=BLOCK, offload_policy="load", **options)
+    engine = without_model("s7", model=str(STORYTELLER), block_size=BLOCK, **options)
     for turn, number in itertools.product(range(4), range(num_documents)):
         document = [10 * number + 3 + i % 7 for i in range(length * BLOCK)]
         engine.add_request(f"{turn}-{number}", [*document, *[500 + turn] * 8], s7.SamplingParams(max_tokens=1))
         while engine.has_unfinished_requests():
             engine.step()
     asked = 4 * num_documents * length
-    found, loaded = engine.kv_cache_manager.prefix_cache_stats.hits // BLOCK, engine.host_kv_cache.num_blocks_loaded
+    found, loaded = engine.kv_cache_manager.prefix_cache_stats.hits // BLOCK, engine.host_tier.num_blocks_loaded
     return (found - loaded) / asked, loaded / asked
 
 
@@ -163,36 +165,35 @@ class Clock:
         self.now = 0
 
 
-class SlowLoad(Load):
-    """Arrives at a moment of the clock."""
+class SlowEvent:
+    """What torch.cuda.Event is for a load: it comes at a moment of the clock."""
 
-    def __init__(self, copies: list[Any], clock: Clock, due: int) -> None:
-        super().__init__(copies, event=None)
+    def __init__(self, clock: Clock, due: int) -> None:
         self._clock, self._due = clock, due
 
-    def has_arrived(self) -> bool:
+    def query(self) -> bool:
         return self._clock.now >= self._due
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         self._clock.now = max(self._clock.now, self._due)
 
 
-class SlowHost(HostKVCache):
+class SlowHost(HostTier):
     """A load takes so many steps of the model. Without overlap the engine waits for it."""
 
-    def __init__(self, device_blocks: Any, num_blocks: int, num_steps: int, overlaps: bool) -> None:
-        super().__init__(device_blocks, num_blocks)
+    def __init__(self, device_blocks: Any, num_blocks: int, observer: Any, num_steps: int, overlaps: bool) -> None:
+        super().__init__(device_blocks, num_blocks, observer)
         self.clock, self.spans = Clock(), list[tuple[int, int]]()  # of each load, from when to when
         self._num_steps, self._overlaps = num_steps, overlaps
 
-    def load(self, copies: list[Any]) -> Load:
+    def load(self, copies: list[Any]) -> None:
         super().load(copies)
         begun, due = self.clock.now, self.clock.now + self._num_steps
         self.spans.append((begun, due))
-        load = SlowLoad(copies, self.clock, due)
+        event: Any = SlowEvent(self.clock, due)
+        self.loads[-1].event = event
         if not self._overlaps:
-            load.wait()
-        return load
+            event.synchronize()
 
 
 class Lanes(NamedTuple):
@@ -235,18 +236,17 @@ def two_streams(num_steps: int, overlaps: bool) -> Lanes:
 
 
 def engine_with_slow_host(num_steps: int, overlaps: bool) -> Any:
-    """Stage 7's engine, whose host takes `num_steps` for a load."""
-
-    class Slow(engine_class("s7")):  # type: ignore[misc]
-        def build_host_kv_cache(self) -> HostKVCache:
-            return SlowHost(self.kv_cache.blocks, 64, num_steps, overlaps)
-
-    return Slow(model=str(STORYTELLER), kv_cache_tokens=40 * BLOCK, block_size=BLOCK)
+    """Return stage 7's engine, whose host takes `num_steps` for a load."""
+    engine = without_model("s7", model=str(STORYTELLER), kv_cache_tokens=40 * BLOCK, block_size=BLOCK)
+    engine.host_tier = SlowHost(engine.kv_cache.blocks, 64, engine.observer, num_steps, overlaps)
+    engine.kv_cache_manager = BlockManager(40, BLOCK, True, engine.host_tier, engine.observer)
+    engine.scheduler = Scheduler(engine.config, engine.kv_cache_manager, engine.observer)
+    return engine
 
 
 def watched_lanes(engine: Any) -> Lanes:
     """What the engine's steps and loads will fill in, from step 0 on: the clock goes on by one a step."""
-    clock, lanes, run = engine.host_kv_cache.clock, Lanes([], engine.host_kv_cache.spans), engine.model_runner.run
+    clock, lanes, run = engine.host_tier.clock, Lanes([], engine.host_tier.spans), engine.model_runner.run
 
     def noted(batch: Any) -> Any:
         lanes.steps.append((clock.now, tuple(seq.request_id for seq, _ in batch)))
@@ -277,8 +277,8 @@ def map_of_winners(ax: Axes, machines: Sequence[Machine], shifts: Mapping[str, t
     Models with keys and values of different sizes share this map. `shifts`: where a machine's name stands.
     """
     low, high, bottom, top = 1e3, 1e8, 1e2, 1e6
-    even = [(low, low / 2), (2 * top, top)]
-    pictures.polygons(ax, [[(low, bottom), (high, bottom), (high, top), (2 * top, top), even[0]]], PALE)
+    even = [(low, low), (top, top)]
+    pictures.polygons(ax, [[(low, bottom), (high, bottom), (high, top), *reversed(even)]], PALE)
     ax.plot(*zip(*even, strict=True), color=INK, linewidth=1.2)
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
     ax.set(xlabel="link: keys and values of so many tokens a second, one way", ylabel="prefill, tokens a second")
