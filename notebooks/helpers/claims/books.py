@@ -8,7 +8,7 @@ from stages.bench import counting
 from stages.bench.engines import part, without_model
 from stages.bench.harness import microseconds
 from stages.bench.models import STORYTELLER
-from stages.s2_block_manager.block_pool import BlockPool, NoFreeBlocks
+from stages.s2_block_manager.block_pool import BlockPool
 
 
 class BitmapPool:
@@ -25,7 +25,7 @@ class BitmapPool:
 
     def get_new_blocks(self, count: int) -> list[int]:
         if count > self.num_free_blocks:
-            raise NoFreeBlocks(f"{count} blocks are needed, {self.num_free_blocks} are free")
+            raise ValueError(f"{count} blocks are needed, {self.num_free_blocks} are free")
         blocks = []
         for _ in range(count):
             lowest = self._free & -self._free
@@ -49,7 +49,7 @@ def side_by_side() -> list[tuple[str, str, str]]:
     listed, mapped, rows = BlockPool(8), BitmapPool(8), list[tuple[str, str, str]]()
 
     def note(what: str) -> None:
-        rows.append((what, "".join(f"[{block}]" for block in listed._free), str(mapped)))
+        rows.append((what, "".join(f"[{block}]" for block in reversed(listed.free)), str(mapped)))
 
     note("all free")
     taken = [pool.get_new_blocks(4) for pool in (listed, mapped)]

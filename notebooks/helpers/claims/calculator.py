@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from stages.bench.models import num_parameters
-from stages.s7_cpu_offload.kv_cache import bytes_per_token
+from stages.bench.models import bytes_per_token, num_parameters
 from stages.s7_cpu_offload.llama import ModelConfig
 
 MODELS = {  # vocabulary, hidden, MLP, layers, heads, KV heads, head size

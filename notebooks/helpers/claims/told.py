@@ -5,10 +5,9 @@ Names are those of the texts where they matter. Each is as short as its fault al
 
 from typing import Any, NamedTuple
 
-from stages.bench.engines import part
+from stages.bench.engines import part, silent
 from stages.bench.models import STORYTELLER
 from stages.s2_block_manager.block_manager import BlockManager as Blocks
-from stages.s2_block_manager.block_pool import NoFreeBlocks
 from stages.s5_cow_sampling.block_manager import BlockManager as SharedBlocks
 
 
@@ -55,7 +54,7 @@ class WithTwoFaults:
         table = []
         for _ in range(-(-num_tokens // self.block_size)):
             if not self.free:  # the fault: what is in `table` by now belongs to nobody, and is not given back
-                raise NoFreeBlocks("out of blocks")
+                raise RuntimeError("out of blocks")
             table.append(self.free.pop())
         self.tables[name] = table
 
@@ -67,11 +66,11 @@ class WithTwoFaults:
 
 
 def of_blocks() -> list[Case]:
-    faulty, mended = WithTwoFaults(4, 16), Blocks(4, 16)
+    faulty, mended = WithTwoFaults(4, 16), Blocks(4, 16, silent("s2"))
     attempt(lambda: faulty.allocate_sequence("large", 96))
     attempt(lambda: mended.allocate(sequence("s2", "large", [1] * 96)))
-    left = len(faulty.free), mended.num_free_blocks
-    faulty, mended, growing = WithTwoFaults(64, 16), Blocks(64, 16), sequence("s2", "growing", [1])
+    left = len(faulty.free), len(mended.pool.free)
+    faulty, mended, growing = WithTwoFaults(64, 16), Blocks(64, 16, silent("s2")), sequence("s2", "growing", [1])
     faulty.allocate_sequence("growing", 1)
     mended.allocate(growing)
     for _ in range(32):
@@ -110,7 +109,7 @@ class AppendsUnchecked:
 
 
 def of_append_slot() -> Case:
-    told, ours, seq = AppendsUnchecked(1, 4), Blocks(1, 4), sequence("s2", "a", [1] * 4)
+    told, ours, seq = AppendsUnchecked(1, 4), Blocks(1, 4, silent("s2")), sequence("s2", "a", [1] * 4)
     for _ in range(3):
         told.append_slot()
     ours.allocate(seq)
@@ -146,7 +145,7 @@ def of_fork() -> Case:
     told = CountsFromNothing(4)
     told.allocate("parent")
     told.fork("parent", "child")
-    manager = SharedBlocks(4, 16)
+    manager = SharedBlocks(4, 16, silent("s5"))
     parent, child = (sequence("s5", name, [1] * 5) for name in ("parent", "child"))
     manager.allocate(parent)
     parent.num_computed_tokens = 5

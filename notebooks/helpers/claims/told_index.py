@@ -3,7 +3,9 @@
 from collections import OrderedDict
 
 from notebooks.helpers.claims.told import Case, sequence
+from stages.bench.engines import silent
 from stages.s6_prefix_caching.block_manager import BlockManager as CachedBlocks
+from stages.s6_prefix_caching.sequence import Sequence
 
 PROMPT = list(range(3, 3 + 40))
 
@@ -59,24 +61,33 @@ class EvictsOldest:
         return None
 
 
+def cached_blocks(num_blocks: int, block_size: int) -> CachedBlocks:
+    return CachedBlocks(num_blocks, block_size, enable_caching=True, observer=silent("s6"))
+
+
+def admit(manager: CachedBlocks, seq: Sequence) -> None:
+    """Allocate as stage 6's scheduler does: with what is found in the cache."""
+    manager.allocate(seq, manager.find_hits(seq))
+
+
 def of_index() -> list[Case]:
     return [of_the_last_block(), of_the_same_prompt_twice(), of_blocks_taken_again(), of_a_held_block()]
 
 
 def of_the_last_block(size: int = 16) -> Case:
     table, _ = Index(8, size).allocate(PROMPT)
-    ours, seq = CachedBlocks(8, size, enable_prefix_caching=True), sequence("s6", "a", PROMPT)
-    ours.allocate(seq)
+    ours, seq = cached_blocks(8, size), sequence("s6", "a", PROMPT)
+    admit(ours, seq)
     told = f"{len(table)}: the last 8 have no slot"
     return Case("40 tokens in blocks of 16: how many blocks?", told, f"{len(seq.block_table)}")
 
 
 def of_the_same_prompt_twice(size: int = 16) -> Case:
-    told, ours = Index(8, size), CachedBlocks(8, size, enable_prefix_caching=True)
+    told, ours = Index(8, size), cached_blocks(8, size)
     told.allocate(PROMPT[:33])
-    ours.allocate(sequence("s6", "a", PROMPT))
+    admit(ours, sequence("s6", "a", PROMPT))
     again = sequence("s6", "b", PROMPT[:33])
-    ours.allocate(again)
+    admit(ours, again)
     return Case(
         "The same prompt before the first was computed: how many tokens hit?",
         f"{told.allocate(PROMPT[:33])[1]}, of which none is there",
@@ -111,30 +122,30 @@ def of_a_held_block() -> Case:
 
 def evicted_hits(prompt: list[int], size: int) -> int:
     """What stage 6 finds of a text whose blocks another has taken."""
-    manager = CachedBlocks(3, size, enable_prefix_caching=True)
+    manager = cached_blocks(3, size)
     seqs = [sequence("s6", name, ids) for name, ids in (("a", prompt), ("b", list(range(1000, 1033))), ("c", prompt))]
     for seq in seqs[:2]:
-        manager.allocate(seq)
+        admit(manager, seq)
         seq.num_computed_tokens = seq.num_tokens
         manager.cache_blocks(seq, seq.num_tokens)
         manager.free(seq)
-    manager.allocate(seqs[2])
+    admit(manager, seqs[2])
     manager.check_integrity()
     return seqs[2].num_computed_tokens
 
 
 def evictable_after() -> str:
     """Two texts of a block each in a pool of two, one of them held while the other goes; then all can go."""
-    manager = CachedBlocks(2, 16, enable_prefix_caching=True)
+    manager = cached_blocks(2, 16)
     held, other = (sequence("s6", name, list(range(start, start + 16))) for name, start in (("a", 3), ("b", 300)))
     for seq in (held, other):
-        manager.allocate(seq)
+        admit(manager, seq)
         seq.num_computed_tokens = 16
         manager.cache_blocks(seq, 16)
     manager.free(other)
     third = sequence("s6", "c", list(range(600, 616)))
-    manager.allocate(third)
+    admit(manager, third)
     manager.free(held)
     fourth = sequence("s6", "d", list(range(900, 916)))
-    manager.allocate(fourth)
+    admit(manager, fourth)
     return f"block {fourth.block_table[0]}: whoever is let go joins the queue"
