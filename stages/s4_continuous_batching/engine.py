@@ -64,11 +64,10 @@ class LLMEngine:
             return None
         self.observer.tell("abort", request_id)
         seq = self._requests.pop(request_id)
-        if seq.finished:
-            self._refused.remove(seq)
-        else:
+        if not seq.finished:
             seq.finish("abort")
             self.scheduler.remove(seq)
+        self._refused = [other for other in self._refused if other is not seq]
         return request_output(seq)
 
     def has_unfinished_requests(self) -> bool:
