@@ -1,4 +1,4 @@
-"""The gain in figures: steps and seats for a few long answers among short ones, with this stage's engine and before."""
+"""The gain in figures: steps and empty seats for a few long answers among short ones, now and in the stage before."""
 
 from pathlib import Path
 from types import ModuleType
