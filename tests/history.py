@@ -1,22 +1,21 @@
 """A history: an LLM of any stage on a script, what happens to it, and what must hold after each of its steps.
 
-Of each request it is known beforehand what its samples say and how they end (tests/asked.py). Only an abort, or an
-error that it alone was given, may end a sample sooner.
+Of each request it is known beforehand what its samples say and how they end (tests/asked.py). Only an abort may end a
+sample sooner: after a step that raised, all requests are aborted.
 """
 
 import gc
 import tempfile
 import weakref
 from collections import Counter
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.asked import Asked, asked_for
-from tests.plans import Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Reset, Step, Stream
-from tests.scripted import BrokenRule, Faults, Injected, Stage, carried
+from tests.plans import Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Step, Stream
+from tests.scripted import BrokenRule, Injected, Stage, carried
 
 MAX_SILENT_STEPS = 300  # of an engine with requests: the longest prompt in chunks of 1, late loads, and room to spare
 
@@ -33,17 +32,22 @@ class Progress(NamedTuple):
 class History:
     def __init__(self, stage: Stage, knobs: Knobs, folder: Path) -> None:
         self.stage, self.knobs = stage, knobs
-        self.faults = Faults(delays=cycle(knobs.load_delays))
-        self.llm = stage.build(folder, self.faults, **options(stage, knobs))
+        self.observer = stage.counter()
+        self.events = self.observer.counts  # of each kind
+        self.llm = stage.build(folder, self.observer, knobs.load_delays, **options(stage, knobs))
         self.open: dict[str, Asked] = {}
         self.last_text: list[int] = []  # of the request that ended last
         self.aborting: str | None = None
-        self.num_requests = self.num_steps = self.num_silent_steps = 0
+        self.num_requests = self.num_silent_steps = 0
         self.seqs: list[weakref.ref] = []
         self._folder = folder
-        owner, name = (self.llm.llm_engine, "step") if stage.has_engine else (self.llm, "_step")
-        self._step = getattr(owner, name)
-        setattr(owner, name, self.watched_step)
+        if stage.has_engine:
+            self._step = self.llm.llm_engine.step
+            self.llm.llm_engine.step = self.watched_step
+
+    @property
+    def num_steps(self) -> int:
+        return self.events["begin"]
 
     def apply(self, event: Event) -> None:
         handle = {
@@ -53,7 +57,6 @@ class History:
             Abort: self.abort,
             Stream: self.stream,
             Beams: self.beams,
-            Reset: self.reset,
             Fail: self.fail,
         }[type(event)]
         try:
@@ -65,23 +68,18 @@ class History:
 
     def ask(self, ask: Ask) -> None:
         request_id, asked = self.admit(ask)
-        add = self.llm.llm_engine.add_request
-        if asked.is_refused:
-            del self.open[request_id]
-            with pytest.raises(ValueError, match=r"needs \d+ blocks, the pool has|leaves room for"):
-                add(request_id, asked.prompt, self.params(ask))
-        else:
-            add(request_id, asked.prompt, self.params(ask))
-            self.seqs += [weakref.ref(seq) for seq in as_list(self.llm.llm_engine._requests[request_id])]
+        self.llm.llm_engine.add_request(request_id, asked.prompt, self.params(ask))
+        self.seqs += [weakref.ref(seq) for seq in as_list(self.llm.llm_engine._requests[request_id])]
         self.check()
 
     def step(self, step: Step) -> None:
         for _ in range(step.count):
             try:
                 self.llm.llm_engine.step()
-            except Injected:
-                if self.stage.has_samples:  # a copy may be lost
-                    assert not self.llm.llm_engine.scheduler.running, "a step broke off, and somebody runs"
+            except Injected:  # what the step has changed so far is of nobody any more
+                for request_id in list(self.open):
+                    self.abort_one(request_id)
+                assert not self.llm.llm_engine.has_unfinished_requests()
 
     def drain(self, _: Drain | None = None) -> None:
         while self.llm.llm_engine.has_unfinished_requests():
@@ -89,7 +87,10 @@ class History:
 
     def abort(self, abort: Abort) -> None:
         request_ids = [*self.open, "nobody"]
-        self.aborting = request_id = request_ids[abort.which % len(request_ids)]
+        self.abort_one(request_ids[abort.which % len(request_ids)])
+
+    def abort_one(self, request_id: str) -> None:
+        self.aborting = request_id
         output = self.llm.llm_engine.abort_request(request_id)
         assert (output is not None) == (request_id in self.open)
         if output:
@@ -101,19 +102,15 @@ class History:
 
     def stream(self, stream: Stream) -> None:
         if self.open:
-            with pytest.raises(ValueError, match="unfinished requests"):
-                next(self.llm.stream([[1]]))
-            return
+            return  # the engine is shared: the stream would serve them, too
         asked = [self.admit(ask) for ask in stream.asks]
-        self.llm._request_ids = iter([*self.open, *["a second stream's"] * 20])
+        self.llm._request_ids = iter(list(self.open))
         outputs = self.llm.stream([each.prompt for _, each in asked], [self.params(ask) for ask in stream.asks])
         try:
             for num_taken, output in enumerate(outputs, start=1):
-                if output.request_id in self.open and self.open[output.request_id].is_refused:
-                    self.open.pop(output.request_id).check_refusal(output)
-                if num_taken == 1 and (not self.stage.has_engine or self.llm.llm_engine.has_unfinished_requests()):
-                    with pytest.raises(ValueError, match="stream"):
-                        next(self.llm.stream([[1]]))
+                if not self.stage.has_engine:
+                    self.hear(output)
+                    self.llm.kv_cache_manager.check_integrity()
                 if num_taken == stream.take:
                     break
             else:
@@ -129,20 +126,26 @@ class History:
         """The same as with all the memory and no cache."""
         asked = self.asked(beams.ask)
         params = self.stage.module.BeamSearchParams(beams.width, beams.ask.max_tokens, ignore_eos=True)
-        if self.open or beams.width > self.knobs.max_num_seqs:
-            with pytest.raises(ValueError, match=r"unfinished requests|max_num_seqs is"):
+        if self.open:
+            return
+        if beams.width > self.knobs.max_num_seqs:
+            with pytest.raises(ValueError, match="max_num_seqs is"):
                 self.llm.beam_search([asked.prompt], params)
             return
         self.llm._request_ids = iter(["beams"])
-        [output] = self.llm.beam_search([asked.prompt], params)
-        if output.error and "blocks are needed" in output.error:
+        try:
+            [output] = self.llm.beam_search([asked.prompt], params)
+        except Injected:
+            self.check()
+            return
+        if asked.is_refused:
+            asked.check_refusal(output)
+        elif output.error:
             num_tokens = len(asked.prompt) + beams.ask.max_tokens
             assert self.knobs.num_blocks < beams.width * (-(-num_tokens // self.knobs.block_size) + 1), output.error
-        elif output.error:
-            assert "leaves room" in output.error or output.error in self.stage.operations, output.error
         else:
             knobs = self.knobs._replace(block_size=16, num_blocks=100, enable_prefix_caching=False)
-            alone = self.stage.build(self._folder, Faults(), **options(self.stage, knobs))
+            alone = self.stage.build(self._folder, self.stage.counter(), **options(self.stage, knobs))
             [expected] = alone.beam_search([asked.prompt], params)
             assert [(each.token_ids, each.finish_reason) for each in output.outputs] == [
                 (each.token_ids, each.finish_reason) for each in expected.outputs
@@ -150,19 +153,8 @@ class History:
         assert not self.llm.kv_cache_manager._holders, "a beam holds blocks"
         self.check()
 
-    def reset(self, _: Reset) -> None:
-        if self.stage.has_prefix_cache:
-            is_idle = not self.llm.kv_cache_manager._holders
-            assert self.llm.reset_prefix_cache() == is_idle
-            if is_idle:
-                manager = self.llm.kv_cache_manager
-                tiers = [manager._pool, manager._host_pool] if self.stage.has_tiers else [manager._pool]
-                assert not any(tier._cached for tier in tiers), "a text is left"
-                assert manager.prefix_cache_stats.queries == 0
-            self.check()
-
     def fail(self, fail: Fail) -> None:
-        self.faults.arm(*fail)
+        self.llm.model_runner.raises_after = fail.after
 
     # What must come of it
 
@@ -170,8 +162,6 @@ class History:
         self.num_requests += 1
         request_id = str(self.num_requests)
         self.open[request_id] = asked = self.asked(ask)
-        if ask.poison:
-            self.faults.poison[request_id, ask.poison.sample] = ask.poison.num_tokens
         return request_id, asked
 
     def asked(self, ask: Ask) -> Asked:
@@ -185,20 +175,18 @@ class History:
 
     def hear(self, output: Any) -> None:
         asked = self.open[output.request_id]  # KeyError: a request that has ended, or never came, says something
-        struck = {index for request_id, index in self.faults.struck if request_id == output.request_id}
-        asked.check(output, output.request_id == self.aborting, struck)
+        asked.check(output, output.request_id == self.aborting)
         if output.finished:
             self.last_text = [*asked.prompt, *output.outputs[0].token_ids][: self.knobs.max_model_len - 8]
             del self.open[output.request_id]
 
     # What must hold after each step
 
-    def watched_step(self, *args: Any) -> list[Any]:
+    def watched_step(self) -> list[Any]:
         """In place of the engine's step."""
         before = self.progress()
-        self.num_steps += 1
         try:
-            outputs = self._step(*args)
+            outputs = self._step()
         except Injected:
             self.num_silent_steps = 0
             self.check()
@@ -206,23 +194,22 @@ class History:
         for output in outputs:
             self.hear(output)
         self.check()
-        if self.stage.has_engine:
-            self.check_schedule(before, self.progress(), bool(outputs))
+        self.check_schedule(before, self.progress(), bool(outputs))
         self.num_silent_steps = 0 if outputs or not self.open else self.num_silent_steps + 1
         assert self.num_silent_steps < MAX_SILENT_STEPS, "it loops"
         return outputs
 
     def progress(self) -> Progress:
-        runner, engine = self.llm.model_runner, self.llm.llm_engine if self.stage.has_engine else None
-        num_preemptions = engine.scheduler.num_preemptions if engine else 0
-        return Progress(runner.num_steps, runner.num_tokens, num_preemptions, self.faults.calls["allocate"])
+        runner, scheduler = self.llm.model_runner, self.llm.llm_engine.scheduler
+        assert scheduler.num_preemptions == self.events["preempt"]
+        return Progress(runner.num_steps, runner.num_tokens, scheduler.num_preemptions, self.events["admit"])
 
     def check_schedule(self, before: Progress, after: Progress, has_outputs: bool) -> None:
         assert after.num_tokens - before.num_tokens <= self.knobs.max_num_batched_tokens
         if after.num_preemptions > before.num_preemptions:
             assert after.num_admitted == before.num_admitted, "admitted in a step that preempted"
         if self.stage.has_tiers and after.num_steps == before.num_steps and not has_outputs:
-            assert not self.llm.kv_cache_manager._loads, "nobody ran, and nobody waited for what is on its way"
+            assert not self.llm.llm_engine.host_tier.loads, "nobody ran, and nobody waited for what is on its way"
 
     def check(self) -> None:
         manager = self.llm.kv_cache_manager
@@ -243,7 +230,7 @@ class History:
 
     def finish(self) -> None:
         """All end, and nothing is left."""
-        self.faults.armed.clear()
+        self.llm.model_runner.raises_after = None
         if self.stage.has_engine:
             self.drain()
             assert not self.open and not self.llm.llm_engine._requests, "a request was lost"
@@ -255,19 +242,19 @@ class History:
         assert not manager._holders
         if self.stage.has_tiers:
             manager.collect_loads(wait=True)
-            assert manager._host_pool.num_free_blocks == self.llm.llm_engine.host_kv_cache.num_blocks
-        self.reset(Reset())
+            tier = self.llm.llm_engine.host_tier
+            assert not tier.loads and len(tier.pool.free) == tier.pool.num_blocks
         self.check()
         report = manager.report()
         assert report.held == 0 and report.num_slots == self.knobs.num_slots
         if self.stage.number > 1:
-            assert manager.num_free_blocks == self.knobs.num_blocks
+            assert len(manager.pool.free) == self.knobs.num_blocks
 
     def counts(self) -> Counter[str]:
         """What happened, in numbers."""
         llm = self.llm
-        counts = Counter(steps=self.num_steps, histories=1, requests=self.num_requests, **self.faults.raised)
-        counts["raised"] = self.faults.raised.total()
+        counts = Counter(steps=self.num_steps, histories=1, requests=self.num_requests)
+        counts["raised"] = llm.model_runner.num_raised
         counts["tokens"] = llm.model_runner.num_tokens
         if self.stage.has_engine:
             counts["preempted"] = llm.llm_engine.scheduler.num_preemptions
@@ -276,8 +263,8 @@ class History:
         if self.stage.has_prefix_cache:
             counts["tokens hit"] = llm.kv_cache_manager.prefix_cache_stats.hits
         if self.stage.has_tiers:
-            counts["blocks stored"] = llm.llm_engine.host_kv_cache.num_blocks_stored
-            counts["blocks loaded"] = llm.llm_engine.host_kv_cache.num_blocks_loaded
+            counts["blocks stored"] = llm.llm_engine.host_tier.num_blocks_stored
+            counts["blocks loaded"] = llm.llm_engine.host_tier.num_blocks_loaded
         return counts
 
 

@@ -31,13 +31,6 @@ class Knobs(NamedTuple):
         return self.block_size * self.num_blocks
 
 
-class Poison(NamedTuple):
-    """From so many tokens on a sample makes every step raise."""
-
-    sample: int
-    num_tokens: int
-
-
 class Ask(NamedTuple):
     """A request arrives."""
 
@@ -49,7 +42,6 @@ class Ask(NamedTuple):
     max_tokens: int
     seed: int
     stop_token_ids: tuple[int, ...]
-    poison: Poison | None
 
 
 class Step(NamedTuple):
@@ -76,16 +68,13 @@ class Beams(NamedTuple):
     width: int
 
 
-class Reset(NamedTuple):
-    """Of the prefix cache."""
-
-
 class Fail(NamedTuple):
-    operation: str
-    after: int  # so many of it that still go well
+    """A step of the model raises."""
+
+    after: int  # so many that still go well
 
 
-Event = Ask | Step | Drain | Abort | Stream | Beams | Reset | Fail
+Event = Ask | Step | Drain | Abort | Stream | Beams | Fail
 
 
 class Plan(NamedTuple):
@@ -115,7 +104,6 @@ def random_ask(rng: random.Random, n: tuple[int, ...] = (1,)) -> Ask:
     own = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 1, 1, 2, 5])))
     own = own if num_shared + len(own) else (0,)
     samples, max_tokens = rng.choice(n), rng.choice([1, 2, rng.randint(1, 12), rng.randint(1, 40)])
-    poison = Poison(rng.randrange(samples), rng.randint(1, num_shared + max_tokens + 5))
     return Ask(
         text=rng.randrange(len(TEXTS)),
         num_shared=num_shared,
@@ -125,7 +113,6 @@ def random_ask(rng: random.Random, n: tuple[int, ...] = (1,)) -> Ask:
         max_tokens=max_tokens,
         seed=rng.randrange(12),
         stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 3, 12]))),
-        poison=poison if rng.randint(0, 9) == 0 else None,
     )
 
 
@@ -134,8 +121,8 @@ def samples_of(stage: Stage) -> tuple[int, ...]:
     return (1, 1, 2, 3, 5) if stage.has_samples else (1,)
 
 
-def random_fail(stage: Stage, rng: random.Random) -> Fail:
-    return Fail(rng.choice(stage.operations), after=rng.choice([0, 0, 1, 2, 5]))
+def random_fail(rng: random.Random) -> Fail:
+    return Fail(after=rng.choice([0, 0, 1, 2, 5]))
 
 
 def random_stream(stage: Stage, rng: random.Random) -> Stream:
@@ -145,9 +132,8 @@ def random_stream(stage: Stage, rng: random.Random) -> Stream:
 
 def random_events(stage: Stage, rng: random.Random) -> Iterator[Event]:
     """What happens next: one event, or a few that belong together. A stage without an engine has streams only."""
-    fail: Callable[[], Fail] = lambda: random_fail(stage, rng)  # noqa: E731
     if not stage.has_engine:
-        yield fail() if rng.randint(0, 3) == 0 else random_stream(stage, rng)
+        yield random_fail(rng) if rng.randint(0, 3) == 0 else random_stream(stage, rng)
         return
     draw = rng.randrange(100)
     if draw < 24:
@@ -157,21 +143,13 @@ def random_events(stage: Stage, rng: random.Random) -> Iterator[Event]:
         yield Step(rng.choice([1, 2, 3, 5, 8]))
     elif draw < 86:
         yield Abort(rng.randrange(20))
-    elif draw < 93:
-        yield fail()
-    elif draw < 95:
-        yield Reset()
+    elif draw < 88:
+        yield random_fail(rng)
     else:
         if rng.randint(0, 3):
             yield Drain()
-        yield from rng.choice([[random_stream(stage, rng)], *after_a_drain(stage, rng)])
-
-
-def after_a_drain(stage: Stage, rng: random.Random) -> list[list[Event]]:
-    if not stage.has_samples:
-        return []
-    width = rng.choice([1, 2, 3, 5])
-    return [[Beams(random_ask(rng), width)]] + [[Reset()]] * stage.has_prefix_cache
+        beams = [Beams(random_ask(rng), rng.choice([1, 2, 3, 5]))] if stage.has_samples else []
+        yield rng.choice([random_stream(stage, rng), *beams])
 
 
 def random_plan(stage: Stage, rng: random.Random, num_events: int) -> Plan:

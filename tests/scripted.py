@@ -9,8 +9,8 @@ import importlib
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
 from pathlib import Path
@@ -38,11 +38,11 @@ CONFIG = {
 
 
 class Injected(RuntimeError):
-    """What the script was told to raise."""
+    """An error that a test has asked for."""
 
 
 class BrokenRule(BaseException):
-    """The engine did what it never may. No `except Exception` of the engine hides it."""
+    """The engine broke a rule. No `except Exception` hides it."""
 
 
 def must(holds: bool, broken: str) -> None:
@@ -82,50 +82,14 @@ def said_alone(prompt: list[int], max_tokens: int, seed: int, sample_index: int)
     return said
 
 
-# What goes wrong
-
-
-@dataclass
-class Faults:
-    """What raises, once each, and how late loads are."""
-
-    delays: Iterator[int] = field(default_factory=lambda: cycle([0]))  # of each load: how often it is asked in vain
-    armed: dict[str, int] = field(default_factory=dict)  # by operation: how often it still goes well
-    calls: Counter[str] = field(default_factory=Counter)  # of each operation that may raise
-    raised: Counter[str] = field(default_factory=Counter)
-    poison: dict[tuple[str, int], int] = field(default_factory=dict)  # of a sample: the number of tokens that raises
-    struck: set[tuple[str, int]] = field(default_factory=set)  # samples that raised alone though nothing ailed them
-
-    def arm(self, operation: str, after: int) -> None:
-        self.armed[operation] = after
-
-    def meet(self, operation: str) -> None:
-        """Raises Injected if it is the turn of this one."""
-        self.calls[operation] += 1
-        if operation in self.armed:
-            self.armed[operation] -= 1
-            if self.armed[operation] < 0:
-                del self.armed[operation]
-                self.raised[operation] += 1
-                raise Injected(operation)
-
-    def guard(self, owner: object, name: str, operation: str) -> None:
-        """From now on this method of `owner` raises, and does nothing, when it is its turn."""
-        method = getattr(owner, name)
-
-        def guarded(argument: Any) -> Any:
-            if argument:  # no copy cannot fail
-                self.meet(operation)
-            return method(argument)
-
-        setattr(owner, name, guarded)
+# The model
 
 
 class ScriptedRunner:
     """ModelRunner's methods, on the slots of the real pool."""
 
-    def __init__(self, llm: Any, faults: Faults) -> None:
-        cache, self._manager, self._faults = llm.kv_cache, llm.kv_cache_manager, faults
+    def __init__(self, llm: Any) -> None:
+        cache, self._manager = llm.kv_cache, llm.kv_cache_manager
         self._token_class = importlib.import_module(f"{type(llm).__module__.rpartition('.')[0]}.sampling").SampledToken
         for pool in [cache.blocks] if hasattr(cache, "blocks") else [cache.k, cache.v]:
             pool.fill_(-1)
@@ -136,48 +100,46 @@ class ScriptedRunner:
             self._keys, self._values = cache.k.numpy()[0, :, 0, :1], cache.v.numpy()[-1, :, -1, -1:]
         self._block_size = self._keys.shape[1]
         self.num_steps = self.num_tokens = 0
+        self.raises_after: int | None = None  # so many steps more, one raises
+        self.num_raised = 0
         self.batch: list[tuple[Any, int]] = []  # of the last step
 
     def run(self, batch: list[tuple[Any, int]]) -> list[Any]:
-        reads, _ = self.compute(batch)
         return [
             self._token_class(next_token(read.tobytes(), voice(*seq.sampling_row()[1:])), -1.0)
             if len(read) == seq.num_tokens
             else None
-            for (seq, _), read in zip(batch, reads, strict=True)
+            for (seq, _), read in zip(batch, self._compute(batch), strict=True)
         ]
 
-    def compute(self, batch: list[tuple[Any, int]]) -> tuple[list[numpy.ndarray], None]:
+    def compute_logits(self, batch: list[tuple[Any, int]]) -> torch.Tensor:
+        """Return the logits after each of these texts, [num_seqs, vocab_size]."""
+        seeds = [crc32(read.tobytes()) for read in self._compute(batch)]
+        rows = [numpy.random.default_rng(seed).standard_normal(VOCAB_SIZE, numpy.float32) for seed in seeds]
+        return torch.from_numpy(numpy.stack(rows))
+
+    def _compute(self, batch: list[tuple[Any, int]]) -> list[numpy.ndarray]:
         """Write the next tokens of each sequence, then read all tokens of each, float32 [num_tokens] each."""
         self.batch = batch
         must(len({id(seq) for seq, _ in batch}) == len(batch) > 0, f"a batch of {batch}")
         self.num_steps += 1
-        for seq, num_tokens in batch:
-            self._raise_what_is_due(seq, len(batch))  # with what the sequences before it have written
+        for i, (seq, num_tokens) in enumerate(batch):
+            if i == len(batch) - 1:
+                self._raise_if_due()  # with everything that the sequences before it have written
             self._write(seq, num_tokens)
         self.num_tokens += sum(num_tokens for _, num_tokens in batch)
-        return [self._read(seq, seq.num_computed_tokens + num_tokens) for seq, num_tokens in batch], None
+        return [self._read(seq, seq.num_computed_tokens + num_tokens) for seq, num_tokens in batch]
 
-    def compute_logits(self, reads: list[numpy.ndarray], step: None, seqs: list[int]) -> torch.Tensor:
-        """Of the token after each of these texts: [len(seqs), vocab_size]"""
-        seeds = [crc32(reads[i].tobytes()) for i in seqs]
-        rows = [numpy.random.default_rng(seed).standard_normal(VOCAB_SIZE, numpy.float32) for seed in seeds]
-        return torch.from_numpy(numpy.stack(rows))
-
-    def _raise_what_is_due(self, seq: Any, batch_size: int) -> None:
-        sample = seq.request_id, getattr(seq, "sample_index", 0)
-        if seq.num_tokens >= self._faults.poison.get(sample, 10**9):
-            self._faults.raised["poison"] += 1
-            raise Injected(f"poison in sample {sample}")
-        try:
-            self._faults.meet("run")
-        except Injected:
-            if batch_size == 1:  # it ends, and whoever it carries
-                self._faults.struck |= {sample, *((o.request_id, o.sample_index) for o in carried(seq))}
-            raise
+    def _raise_if_due(self) -> None:
+        if self.raises_after is not None:
+            self.raises_after -= 1
+            if self.raises_after < 0:
+                self.raises_after = None
+                self.num_raised += 1
+                raise Injected("a step of the model")
 
     def _write(self, seq: Any, num_tokens: int) -> None:
-        start, table, size = seq.num_computed_tokens, self._table(seq), self._block_size
+        start, table, size = seq.num_computed_tokens, table_of(seq), self._block_size
         must(0 < num_tokens <= seq.num_tokens - start, f"{num_tokens} tokens of {seq.num_tokens}, {start} computed")
         must(num_tokens < seq.num_tokens - start or not carried(seq), "the last token of a prompt that is to be forked")
         must(seq in self._manager._holders, "it runs and holds nothing")
@@ -190,55 +152,62 @@ class ScriptedRunner:
             self._keys[block, offset] = self._values[block, offset] = state
 
     def _check_may_write(self, block: int) -> None:
-        if pool := getattr(self._manager, "_pool", None):
+        if pool := getattr(self._manager, "pool", None):
             if hasattr(pool, "ref_counts"):
                 must(pool.ref_counts[block] == 1, f"it writes to block {block}, held by {pool.ref_counts[block]}")
-            must(block not in getattr(pool, "_hashes", ()), f"it writes to block {block}, which is cached")
+            must(block not in getattr(pool, "hashes", ()), f"it writes to block {block}, which is cached")
 
     def _read(self, seq: Any, num_tokens: int) -> numpy.ndarray:
-        table = self._table(seq)[: -(-num_tokens // self._block_size)]
+        table = table_of(seq)[: -(-num_tokens // self._block_size)]
         keys, values = (plane[table].ravel()[:num_tokens] for plane in (self._keys, self._values))
         must(keys.tobytes() == values.tobytes(), "keys and values are not of the same text")
         return keys
 
-    def _table(self, seq: Any) -> list[int]:
-        return list(range(seq.slots.start, seq.slots.end)) if hasattr(seq, "slots") else seq.block_table
+
+def table_of(seq: Any) -> list[int]:
+    """Return the blocks of a sequence in order; in stage 1 its slots."""
+    return list(seq.slots) if hasattr(seq, "slots") else seq.block_table
 
 
 def carried(seq: Any) -> list[Any]:
-    """The samples that wait for it to compute their prompt."""
+    """Return the samples that wait for `seq` to compute their prompt."""
     return getattr(seq, "to_fork", [])
 
 
-class LateLoad:
-    """Blocks on their way: they come when it has been asked `delay` times, or somebody waits. Until then they hold
-    what nobody may read, and what is on the host must stay."""
+class Late:
+    """The event of a load that arrives when it has been asked `delay` times, or somebody waits.
 
-    def __init__(self, host: Any, copies: list[Any], delay: int) -> None:
-        self.sources, self.targets = [copy.source for copy in copies], {copy.target for copy in copies}
-        self._host, self._copies, self._delay = host, copies, delay
-        host._device_blocks[[copy.target for copy in copies]] = -7
+    Until then nobody may read its targets, and its sources on the host must stay.
+    """
 
-    def has_arrived(self) -> bool:
+    def __init__(self, device: torch.Tensor, host: torch.Tensor, copies: list[Any], delay: int) -> None:
+        self._device, self._host, self._copies, self._delay = device, host, copies, delay
+        device[[copy.target for copy in copies]] = -7
+
+    def query(self) -> bool:
         self._delay -= 1
         if self._delay < 0:
-            self.wait()
+            self.synchronize()
         return not self._copies
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         for source, target in self._copies:
-            self._host._device_blocks[target].copy_(self._host.blocks[source])
+            self._device[target].copy_(self._host[source])
         self._copies = []
 
 
-def load_late(host: Any, faults: Faults) -> Callable[[list[Any]], LateLoad]:
-    """In place of `host.load`."""
+def load_late(tier: Any, device: torch.Tensor, delays: Iterator[int]) -> Callable[[list[Any]], None]:
+    """Return what stands in for `tier.load`. `device` is KVCache.blocks."""
+    make = importlib.import_module(type(tier).__module__).Load
 
-    def load(copies: list[Any]) -> LateLoad:
-        host.num_blocks_loaded += len(copies)
-        return LateLoad(host, copies, next(faults.delays))
+    def load(copies: list[Any]) -> None:
+        tier.loads.append(make(copies, Late(device, tier.blocks, copies, next(delays))))
+        tier.num_blocks_loaded += len(copies)
 
     return load
+
+
+# The stages
 
 
 @dataclass(frozen=True)
@@ -255,34 +224,39 @@ class Stage:
     def module(self) -> ModuleType:
         return importlib.import_module(self.name)
 
+    def part(self, name: str) -> ModuleType:
+        """Return a file of the stage."""
+        return importlib.import_module(f"{self.name}.{name}")
+
     has_engine = property(lambda self: self.number >= 4)
     has_samples = property(lambda self: self.number >= 5)
     has_prefix_cache = property(lambda self: self.number >= 6)
     has_tiers = property(lambda self: self.number >= 7)
 
-    def build(self, folder: Path, faults: Faults, **options: Any) -> Any:
-        """Its LLM on a script. `folder` is a place for config.json: there are no weights."""
+    def counter(self) -> Any:
+        """Return an observer of the stage that counts events, in `counts`."""
+
+        class Counting(self.part("observer").Observer):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                self.counts = Counter[str]()
+
+            def tell(self, kind: str, *details: Any) -> None:
+                self.counts[kind] += 1
+
+        return Counting()
+
+    def build(self, folder: Path, observer: Any, delays: Iterable[int] = (0,), **options: Any) -> Any:
+        """Return its LLM on a script. `folder` is a place for config.json: there are no weights.
+
+        `delays` are those of loads, in turn: how often each is asked for in vain.
+        """
         (folder / "config.json").write_text(json.dumps(CONFIG))
-        loader = importlib.import_module(f"{self.name}.{'engine' if self.has_engine else 'llm'}")
-        with mock.patch.object(loader, "load_model", lambda *_: None):
-            llm = self.module.LLM(folder, device="cpu", dtype="float32", **options)
-        llm.model_runner = ScriptedRunner(llm, faults)
-        faults.guard(llm.kv_cache_manager, "append_slot", "slot")
+        with mock.patch.object(self.part("engine" if self.has_engine else "llm"), "load_model", lambda *_: None):
+            llm = self.module.LLM(folder, observer, device="cpu", dtype="float32", **options)
+        llm.model_runner = ScriptedRunner(llm)
         if self.has_engine:
             llm.llm_engine.model_runner = llm.model_runner
-            faults.guard(llm.kv_cache_manager, "allocate", "allocate")
-        if self.has_samples:
-            faults.guard(llm.kv_cache, "copy_blocks", "copy")
         if self.has_tiers:
-            host = llm.llm_engine.host_kv_cache
-            host.load = load_late(host, faults)
-            faults.guard(host, "load", "load")
-            faults.guard(host, "store", "store")
+            tier = llm.llm_engine.host_tier
+            tier.load = load_late(tier, llm.kv_cache.blocks, cycle(delays))
         return llm
-
-    @property
-    def operations(self) -> list[str]:
-        """What can be made to raise in it."""
-        later = [("allocate", self.has_engine), ("copy", self.has_samples)]
-        later += [("store", self.has_tiers), ("load", self.has_tiers)]
-        return ["run", "slot", *(operation for operation, is_there in later if is_there)]

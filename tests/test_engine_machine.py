@@ -21,9 +21,9 @@ from tests.plans import (
     Ask,
     Beams,
     Drain,
+    Fail,
     Knobs,
     Plan,
-    Reset,
     Step,
     random_ask,
     random_fail,
@@ -65,7 +65,7 @@ class Served(RuleBasedStateMachine):
 
     @rule(rng=RANDOMS)
     def fail(self, rng: random.Random) -> None:
-        self.history.apply(random_fail(self.stage, rng))
+        self.history.apply(random_fail(rng))
 
     @precondition(lambda self: self.stage.has_engine)
     @rule(rng=RANDOMS, count=st.integers(1, 4))
@@ -93,11 +93,6 @@ class Served(RuleBasedStateMachine):
     def beams(self, rng: random.Random, width: int) -> None:
         self.history.apply(Beams(random_ask(rng), width))
 
-    @precondition(lambda self: self.stage.has_prefix_cache)
-    @rule()
-    def reset(self) -> None:
-        self.history.apply(Reset())
-
     def teardown(self) -> None:
         if hasattr(self, "history"):
             self.history.finish()
@@ -120,7 +115,7 @@ def test_any_history(stage, num_histories):
 def test_seeded_histories(stage, num_histories):
     counts, fault = soak.play_some(stage.name, 7, range(num_histories))
     assert fault is None, str(fault)
-    assert counts["steps"] > 50 * num_histories and counts["raised"] > num_histories, "this tests too little"
+    assert counts["steps"] > 50 * num_histories and counts["raised"] > num_histories / 3, "this tests too little"
     if stage.has_engine:
         assert counts["preempted"] > num_histories / 2, "this tests too little"
     if stage.has_prefix_cache:
@@ -179,7 +174,7 @@ KNOBS = Knobs(
     reservation="request",
     load_delays=(9,),
 )
-ASK = Ask(0, 22, (49,), follows=False, n=1, max_tokens=1, seed=4, stop_token_ids=(), poison=None)
+ASK = Ask(0, 22, (49,), follows=False, n=1, max_tokens=1, seed=4, stop_token_ids=())
 
 
 @each(from_stage(7))
@@ -188,6 +183,15 @@ def test_beams_wait_for_the_beginning_of_their_prompt(stage):
     others = ASK._replace(text=1, num_shared=30)
     counts = play(stage, Plan(KNOBS, [ASK, Drain(), others, Drain(), Beams(ASK._replace(max_tokens=9), width=1)]))
     assert counts["blocks loaded"] > 0
+
+
+@each(from_stage(4))
+def test_a_request_that_failed_in_a_step_that_raised_can_be_aborted(stage):
+    """The step's outputs are lost, and one of them said that the pool is too small for the request."""
+    large = ASK._replace(num_shared=38, own=())
+    play(stage, Plan(KNOBS._replace(num_blocks=2), [ASK._replace(num_shared=2), Fail(0), large, Drain()]))
+    small = ASK._replace(num_shared=2, max_tokens=1)
+    play(stage, Plan(KNOBS._replace(num_blocks=2), [large, small, Fail(0), Drain()]))
 
 
 # How soon
