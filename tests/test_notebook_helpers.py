@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("matplotlib")
 
 import torch
-
 from matplotlib.colors import to_rgb
 from torch.nn import functional as F
 

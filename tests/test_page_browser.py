@@ -163,7 +163,7 @@ def test_a_block_says_who_holds_it_its_words_and_the_code_that_moved_it(reader):
     panel = reader.text("#panel")
     assert panel.startswith("Block 1") and "Held by one sequence" in panel and "took it when it was admitted" in panel
     assert "Once" in panel or "time" in panel
-    assert "BlockPool.get_new_blocks" in panel and "block_pool.py:" in panel and "def get_new_blocks" in panel
+    assert "BlockManager.allocate" in panel and "block_manager.py:" in panel and "def allocate" in panel
     reader.square(1).click()
     assert reader.fragment == "#s4/20" and "Click a square" in reader.text("#panel")
 

@@ -1,4 +1,4 @@
-"""What stage 1's notebook needs: what a pool was used for; and pieces of it over time, and at the moment of a refusal."""
+"""What stage 1's notebook needs: what a pool was used for, and its pieces over time and at a refusal."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence

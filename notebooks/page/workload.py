@@ -1,7 +1,8 @@
 """The workload: the same eight requests, served by any stage.
 
-From stage 4 on they arrive while others run; a step counts as one on the clock. Stages 1 to 3 serve static batches: they
-get all requests at once, in order of arrival, and abort none. A stage without samples serves n = 3 as three requests.
+From stage 4 on they arrive while others run; a step counts as one on the clock. Stages 1 to 3 serve static batches:
+they get all requests at once, in order of arrival, and abort none. A stage without samples serves n = 3 as three
+requests.
 """
 
 from collections import deque

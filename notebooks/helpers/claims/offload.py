@@ -31,12 +31,12 @@ def finding_16() -> Finding:
         "again; "
         "two machines worked out",
         f"a load is {TOLD.ratio:.0f} times as fast by their own times, with its store {TOLD.ratio / 2:.0f} times; here "
-        f"{measured}; a set-up would have to take {1e6 * set_up_for_even(256):.0f} us a transfer to make it even at 256 "
-        "tokens, with a transfer for each layer of a block, out and in; an H200 with a link of 64 GB/s "
+        f"{measured}; a set-up would have to take {1e6 * set_up_for_even(256):.0f} us a transfer to make it even at "
+        "256 tokens, with a transfer for each layer of a block, out and in; an H200 with a link of 64 GB/s "
         f"{GPU.ratio:.1f} times, with 2 GB/s {SLOW.ratio:.1f} times",
-        "the host wins where the link is fast: by 22 in their numbers, by 11 if the store is counted too, which is paid "
-        "whether or not the block comes back; a set-up does not turn it around, a slow link does: refuted that it "
-        "always wins. On a GPU: make gpu PART=5",
+        "the host wins where the link is fast: by 22 in their numbers, by 11 if the store is counted too, which is "
+        "paid whether or not the block comes back; a set-up does not turn it around, a slow link does: refuted that "
+        "it always wins. On a GPU: make gpu PART=5",
     )
 
 
