@@ -12,11 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .block_manager import cdiv
 from .kv_cache import KVCache
 from .llama import Attend
 from .online_softmax import Part, attend_part, merge_attn_states
 
 MAX_QUERIES = 64  # in a row of a batch: a longer chunk of a prompt takes several rows
+MIN_SLOTS = 128  # of a row in a tile: a batch has no more rows than a tile has room for
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Tile(NamedTuple):
 
     rows: Tensor  # int64 [num_rows], of the batch
     blocks: Tensor  # int64 [num_rows, num_blocks]
-    is_hidden: Tensor  # bool [num_rows, 1, 1, query_len, num_slots], True where a query may not see a slot
+    keys: Tensor  # int64 [num_slots], positions in the text
+    queries: Tensor  # int64 [num_rows, 1, 1, query_len, 1], positions in the text
 
 
 class Batch(NamedTuple):
@@ -65,29 +68,33 @@ class PagedAttention:
     def plan(self, step: AttentionMetadata) -> Attend:
         """Clear the blocks that are new in this step. Cut it into batches and tiles, the same for all layers."""
         self._kv_cache.clear(step.new_blocks)
-        decodes, chunks = [], []
+        decodes: list[Queries] = []
+        chunks: list[Queries] = []
         for seq, (first, last) in enumerate(pairwise(step.query_start_loc)):
             for start in range(first, last, MAX_QUERIES):
                 end = min(start + MAX_QUERIES, last)
-                queries = Queries(seq, start, end, step.context_lens[seq] - (last - end))
-                (decodes if end - start == 1 else chunks).append(queries)
-        batches = [self._batch(step.block_tables, rows) for rows in (decodes, chunks) if rows]
+                row = Queries(seq, start, end, step.context_lens[seq] - (last - end))
+                (decodes if end - start == 1 else chunks).append(row)
+        size = max(1, self._tile_size // MIN_SLOTS)  # rows of a batch
+        groups = [rows[i : i + size] for rows in (decodes, chunks) for i in range(0, len(rows), size)]
+        batches = [self._batch(step.block_tables, rows) for rows in groups]
         return partial(self._attend, step.slot_mapping, batches)
 
-    def _batch(self, block_tables: Tensor, queries: list[Queries]) -> Batch:
-        """Return rows of queries with their tiles. block_tables [num_seqs, max_blocks]"""
-        block_size, query_len = self._kv_cache.block_size, max(row.end - row.start for row in queries)
-        seqs, starts, ends, context_lens = self._tensor(queries).unbind(1)  # [num_rows] each
-        tokens = starts.unsqueeze(1) + torch.arange(query_len, device=starts.device)  # [num_rows, query_len]
-        tokens = torch.minimum(tokens, ends.unsqueeze(1) - 1)
-        positions = tokens + (context_lens - ends).unsqueeze(1)  # [num_rows, query_len]
-        tiles, start = [], 0
-        while reaching := [i for i, row in enumerate(queries) if row.context_len > start]:
-            rows, num_blocks = self._tensor(reaching), max(1, self._tile_size // (len(reaching) * block_size))
-            blocks = block_tables[seqs[rows], start // block_size :][:, :num_blocks]  # [num_rows, num_blocks]
-            slots = start + torch.arange(blocks.shape[1] * block_size, device=rows.device)  # their positions
-            tiles.append(Tile(rows, blocks, slots > positions[rows, None, None, :, None]))
-            start += len(slots)
+    def _batch(self, block_tables: Tensor, rows: list[Queries]) -> Batch:
+        """Return rows with their tiles. block_tables int64 [num_seqs, max_blocks]"""
+        seqs, starts, ends, context_lens = self._tensor(rows).T.unsqueeze(-1)  # [num_rows, 1] each
+        query_len, longest = max(row.end - row.start for row in rows), max(row.context_len for row in rows)
+        tokens = torch.minimum(starts + torch.arange(query_len, device=starts.device), ends - 1)
+        positions = tokens + context_lens - ends  # [num_rows, query_len], as tokens
+        block_size, tiles, first = self._kv_cache.block_size, [], 0
+        while first * block_size < longest:
+            reaching = self._tensor([i for i, row in enumerate(rows) if row.context_len > first * block_size])
+            last = first + max(1, self._tile_size // (len(reaching) * block_size))
+            last = min(last, cdiv(longest, block_size))
+            blocks = block_tables[seqs[reaching, 0], first:last]
+            keys = torch.arange(first * block_size, last * block_size, device=blocks.device)
+            tiles.append(Tile(reaching, blocks, keys, positions[reaching, None, None, :, None]))
+            first = last
         return Batch(tokens, tiles)
 
     def _attend(
@@ -105,7 +112,8 @@ class PagedAttention:
             whole: Part | None = None
             for tile in tiles:
                 keys, values = self._kv_cache.read(layer, tile.blocks)  # [num_rows, num_slots, num_kv_heads, head_dim]
-                part = attend_part(grouped[tile.rows], keys.transpose(1, 2), values.transpose(1, 2), tile.is_hidden)
+                is_hidden = tile.keys > tile.queries  # [num_rows, 1, 1, query_len, num_slots], True: may not be seen
+                part = attend_part(grouped[tile.rows], keys.transpose(1, 2), values.transpose(1, 2), is_hidden)
                 if whole is None:  # the first tile has all rows
                     whole = part
                 else:

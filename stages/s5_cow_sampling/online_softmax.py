@@ -11,9 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-HIDDEN = torch.finfo(
-    torch.float32
-).min  # score of a key that a query may not see: exp() of it is 0. -inf would give NaN
+LIMITS = torch.finfo(torch.float32)
 
 
 class Part(NamedTuple):
@@ -38,15 +36,16 @@ def merge_attn_states(a: Part, b: Part) -> Part:
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, is_hidden: Tensor) -> Part:
-    """Return attention to these keys, in float32.
+    """Return attention to these keys, in float32. A query that may see none of them gets zeros and a very low lse.
 
-    A query that may see none of them gets some finite `out` and an lse so low that merging gives it no share.
     q [num_seqs, num_kv_heads, group, query_len, head_dim]: the query heads of a KV head are a group
     k, v [num_seqs, num_kv_heads, num_keys, head_dim]; is_hidden bool [num_seqs, 1, 1, query_len, num_keys]
     """
-    q, k, v = q.float() * q.shape[-1] ** -0.5, k.float().contiguous(), v.float()  # matmul copies strided keys slowly
+    q, k, v = q.float() * q.shape[-1] ** -0.5, k.float().contiguous(), v.float()  # matmul is slow on strided keys
     scores = (q.flatten(2, 3) @ k.mT).unflatten(2, q.shape[2:4])  # [num_seqs, num_kv_heads, group, query_len, num_keys]
-    scores = scores.masked_fill(is_hidden, HIDDEN)
-    lse = scores.logsumexp(-1)  # [num_seqs, num_kv_heads, group, query_len]
-    weights = (scores - lse.unsqueeze(-1)).exp()
-    return Part((weights.flatten(2, 3) @ v).unflatten(2, q.shape[2:4]), lse)
+    scores = scores.masked_fill_(is_hidden, float("-inf"))
+    top = scores.amax(-1, keepdim=True).clamp(min=LIMITS.min)  # [..., query_len, 1], finite: -inf - -inf is NaN
+    weights = scores.sub_(top).exp_()  # in [0, 1]
+    total = weights.sum(-1, keepdim=True).clamp(min=LIMITS.tiny)  # [..., query_len, 1]
+    out = (weights.flatten(2, 3) @ v).unflatten(2, q.shape[2:4]) / total
+    return Part(out, (top + total.log()).squeeze(-1))
