@@ -4,13 +4,11 @@ What each computes is kept in its slots: a copy that is missing, wrong or too ma
 does a hit of another text. Who holds which blocks is kept a second time, as plain lists.
 """
 
-import importlib
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy
-import pytest
+import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -29,23 +27,23 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self, stage: Stage) -> None:
         super().__init__()
         self.stage = stage
-        llama, sampling, processor, self.blocks, self.pool = (
-            importlib.import_module(f"{stage.name}.{name}")
-            for name in ("llama", "sampling", "input_processor", "block_manager", "block_pool")
-        )
-        self.SamplingParams, self.SampledToken = sampling.SamplingParams, sampling.SampledToken
-        self.config = llama.ModelConfig(9, 2, 2, 1, 1, 1, 2)
-        self.inputs = processor.InputProcessor(self.config, None, MAX_MODEL_LEN, seed=0)
+        self.SamplingParams, self.SampledToken = stage.module.SamplingParams, stage.part("sampling").SampledToken
+        self.config = stage.part("llama").ModelConfig(9, 2, 2, 1, 1, 1, 2)
+        self.inputs = stage.part("input_processor").InputProcessor(self.config, None, MAX_MODEL_LEN, seed=0)
 
     @initialize(num_blocks=st.integers(1, 20), block_size=st.sampled_from(BLOCK_SIZES), is_caching=st.booleans())
     def make(self, num_blocks: int, block_size: int, is_caching: bool) -> None:
         self.start(num_blocks, block_size, is_caching)
         self.slots = numpy.full((num_blocks, block_size), -1.0)
 
-    def start(self, num_blocks: int, block_size: int, is_caching: bool, **tiers: Any) -> None:
+    def start(self, num_blocks: int, block_size: int, is_caching: bool, tier: Any = None) -> None:
         self.block_size, self.is_caching = block_size, is_caching and self.stage.has_prefix_cache
-        caching = {"enable_prefix_caching": is_caching} if self.stage.has_prefix_cache else {}
-        self.manager = self.blocks.BlockManager(num_blocks, block_size, **caching, **tiers)
+        options = {"enable_caching": is_caching} if self.stage.has_prefix_cache else {}
+        if self.stage.has_tiers:
+            options["tier"] = tier or self.empty_tier(block_size)
+        self.observer = self.stage.counter()
+        make = self.stage.part("block_manager").BlockManager
+        self.manager = make(num_blocks, block_size, observer=self.observer, **options)
         self.held: dict[Any, list[int]] = {}  # once more: the blocks of each sequence
         self.running: list[Any] = []
         self.num_requests = 0
@@ -105,33 +103,14 @@ class PoolMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.leave(data.draw(st.sampled_from(self.running)))
 
-    @precondition(lambda self: self.stage.has_prefix_cache)
-    @rule()
-    def reset(self) -> None:
-        assert self.manager.reset_prefix_cache() == (not self.running)
-
-    @precondition(is_running)
-    @rule(data=st.data())
-    def give_back_what_is_not_held(self, data: st.DataObject) -> None:
-        """A request that never came, and one that has the name of one that runs."""
-        seq = data.draw(st.sampled_from(self.running))
-        stranger = self.request([1], 1)
-        for request_id in (stranger.request_id, seq.request_id):
-            stranger.request_id = request_id
-            self.changes_nothing(lambda: self.manager.free(stranger), ValueError)
-
     # With what must come of it
 
     def allocate(self, seq: Any) -> bool:
         num_blocks, holders = -(-seq.num_tokens // self.block_size), self.holders()
-        num_held = sum(block in holders for block in self.hits_here(seq))
-        is_enough = num_blocks - num_held <= self.manager.num_free_blocks
-        assert self.manager.can_allocate(seq) == is_enough
-        if not is_enough:
-            self.changes_nothing(lambda: self.manager.allocate(seq), self.pool.NoFreeBlocks)
-            assert not seq.block_table and not seq.num_computed_tokens
+        hits = [self.manager.find_hits(seq)] if self.stage.has_prefix_cache else []
+        if not self.has_room(seq, num_blocks, hits):
             return False
-        self.manager.allocate(seq)
+        self.manager.allocate(seq, *hits)
         assert len(set(seq.block_table)) == len(seq.block_table) == num_blocks
         assert seq.num_computed_tokens % self.block_size == 0 and seq.num_computed_tokens < seq.num_tokens
         fresh = seq.block_table[seq.num_computed_tokens // self.block_size :]
@@ -140,10 +119,20 @@ class PoolMachine(RuleBasedStateMachine):
         self.running.append(seq)
         return True
 
-    def hits_here(self, seq: Any) -> list[int]:
-        """The blocks of this tier that it would hit."""
-        hits = self.manager.find_hits(seq) if self.stage.has_prefix_cache else []
-        return [hit.block for hit in hits if hit.pool is self.manager._pool] if self.stage.has_tiers else hits
+    def has_room(self, seq: Any, num_blocks: int, hits: list[Any]) -> bool:
+        """Return True if the manager can allocate: until stage 3 it promises blocks for all that may come."""
+        if not self.stage.has_engine:
+            promised = sum(-(-other.max_num_tokens // self.block_size) for other in self.running)
+            is_promised = promised - (-seq.max_num_tokens // self.block_size) <= self.manager.num_blocks
+            assert self.manager.can_promise(seq) == is_promised
+            return is_promised
+        held = self.holders().keys() | self.arriving()
+        needed = num_blocks - sum(block in held for found in hits for block in found)  # None: it is on the host
+        assert self.manager.num_needed(seq, *hits) == needed
+        return needed <= self.num_free()
+
+    def num_free(self) -> int:
+        return len(self.manager.pool.free)
 
     def num_full(self, seq: Any) -> int:
         return seq.num_computed_tokens // self.block_size
@@ -161,12 +150,13 @@ class PoolMachine(RuleBasedStateMachine):
         mine, holders = self.held[seq], self.holders()
         is_new = seq.num_tokens > len(mine) * self.block_size
         is_shared = not is_new and seq.num_uncomputed_tokens == 1 and holders[mine[-1]] > 1
-        is_enough = not (is_new or is_shared) or self.manager.num_free_blocks > 0
+        is_enough = not (is_new or is_shared) or self.num_free() > 0
         if seq.num_uncomputed_tokens > 1 and not is_new:
             return True  # its slots were allocated with its prompt
-        assert self.manager.can_append(seq) == is_enough
+        assert is_enough or self.stage.has_engine, "it was promised a block"
+        if self.stage.has_engine:
+            assert self.manager.can_append(seq) == is_enough
         if not is_enough:
-            self.changes_nothing(lambda: self.manager.append_slot(seq), self.pool.NoFreeBlocks)
             return False
         copied = self.manager.append_slot(seq)
         last = seq.block_table[-1]
@@ -189,25 +179,19 @@ class PoolMachine(RuleBasedStateMachine):
             self.manager.cache_blocks(seq, num_tokens)
         if self.is_caching:
             filled = range((seq.num_computed_tokens - num_tokens) // self.block_size, self.num_full(seq))
-            texts = [self.manager._pool.get_cached_block(seq.block_hashes[i]) for i in filled]
-            assert None not in texts, "a block is full, and its text is not in the index"
+            cached = self.manager.pool.cached
+            assert all(seq.block_hashes[i] in cached for i in filled), "a block is full, and its text is not cached"
 
     def leave(self, seq: Any) -> None:
         self.manager.free(seq)
         self.running.remove(seq)
         del self.held[seq]
         assert seq.block_table == []
-        self.changes_nothing(lambda: self.manager.free(seq), ValueError)
 
-    def changes_nothing(self, operation: Callable[[], Any], error: type[Exception]) -> None:
-        before = self.state()
-        with pytest.raises(error):
-            operation()
-        assert self.state() == before
-
-    def state(self) -> Any:
-        pool = self.manager._pool
-        return self.manager.report(), sorted(pool._free), self.manager.num_free_blocks
+    def empty_tier(self, block_size: int) -> Any:
+        """Return a tier without room."""
+        kv_cache = self.stage.part("kv_cache").KVCache(self.config, 1, block_size, torch.float32, torch.device("cpu"))
+        return self.stage.part("host_tier").HostTier(kv_cache.blocks, 0, self.stage.counter())
 
     # The pool, once more
 
@@ -219,6 +203,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     def holders(self) -> Counter[int]:
         return Counter(block for blocks in self.held.values() for block in blocks)
+
+    def arriving(self) -> set[int]:
+        """Return the blocks that a load holds."""
+        return set()
 
     def write(self, block: int, offset: int, state: int) -> None:
         self.slots[block, offset] = state
@@ -236,7 +224,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.manager.check_integrity()
         assert {seq: list(seq.block_table) for seq in self.running} == self.held
         holders = self.holders()
-        assert self.manager.num_free_blocks == self.manager.num_blocks - len(holders)
+        assert self.num_free() == self.manager.num_blocks - len(holders.keys() | self.arriving())
         report = self.manager.report()
         assert report.held == self.block_size * len(holders) == report.used + report.wasted
         used = set()
@@ -253,8 +241,9 @@ class PoolMachine(RuleBasedStateMachine):
         for seq in getattr(self, "running", [])[:]:
             self.leave(seq)
         if hasattr(self, "manager"):
-            assert self.manager.num_free_blocks == self.manager.num_blocks
-            assert not self.stage.has_prefix_cache or self.manager.reset_prefix_cache()
+            assert self.num_free() == self.manager.num_blocks - len(self.arriving())
+            events = self.observer.counts
+            assert not self.stage.has_engine or events["admit"] + events["fork"] == events["free"]
 
 
 def state_of(token_ids: list[int]) -> int:

@@ -1,10 +1,9 @@
 """BlockManager with a second tier under any history that hypothesis can think of, with the bytes of every block.
 
-Loads are late: they read and write when somebody has asked often enough, or waits, while the device goes on. Stores
-and loads raise, and whoever fails has changed nothing. What a sequence has computed is there whenever it is ready.
+Loads are late: they read and write when somebody has asked often enough, or waits, while the device goes on. What a
+sequence has computed is there whenever it is ready.
 """
 
-import importlib
 from itertools import cycle, takewhile
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 from tests.helpers import ROOT, find_stages, full
 from tests.planted import PLANTED, plant
 from tests.pool_machine import PoolMachine
-from tests.scripted import Faults, Injected, Stage, load_late
+from tests.scripted import Stage, load_late
 
 STAGES = [stage for stage in map(Stage, find_stages(ROOT)) if stage.has_tiers]
 DELAYS = st.sampled_from([[0], [0, 2], [5, 0, 1], [30]])
@@ -31,66 +30,39 @@ class TierMachine(PoolMachine):
         delays=DELAYS,
     )
     def make(self, num_blocks: int, num_host_blocks: int, block_size: int, delays: list[int]) -> None:
-        kv_cache, offload = (importlib.import_module(f"{self.stage.name}.{name}") for name in ("kv_cache", "offload"))
-        self.kv_cache = kv_cache.KVCache(self.config, num_blocks, block_size, torch.float32, torch.device("cpu"))
+        kv_cache, device = self.stage.part("kv_cache"), torch.device("cpu")
+        self.kv_cache = kv_cache.KVCache(self.config, num_blocks, block_size, torch.float32, device)
         self.kv_cache.blocks.fill_(-1)
-        self.faults = Faults(delays=cycle(delays))
-        self.host = offload.HostKVCache(self.kv_cache.blocks, num_host_blocks)
-        self.host.blocks.fill_(-2)
-        self.host.load = load_late(self.host, self.faults)
-        self.faults.guard(self.host, "load", "load")
-        self.faults.guard(self.host, "store", "store")
-        self.start(num_blocks, block_size, is_caching=True, host=self.host)
-
-    @rule(operation=st.sampled_from(["store", "load"]), after=st.integers(0, 3))
-    def fail(self, operation: str, after: int) -> None:
-        """The copy after so many more raises."""
-        self.faults.arm(operation, after)
+        make = self.stage.part("host_tier").HostTier
+        self.tier = make(self.kv_cache.blocks, num_host_blocks, self.stage.counter())
+        self.tier.blocks.fill_(-2)
+        self.tier.load = load_late(self.tier, self.kv_cache.blocks, cycle(delays))
+        self.start(num_blocks, block_size, is_caching=True, tier=self.tier)
 
     @rule(wait=st.booleans())
     def collect(self, wait: bool) -> None:
         self.manager.collect_loads(wait)
-        assert not (wait and self.manager._loads)
+        assert not (wait and self.tier.loads)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def store_and_load(self, data: st.DataObject) -> None:
         """One leaves, others take all that is free, and it comes back: what the host has room for is found."""
         seq = data.draw(st.sampled_from(self.running))
-        num_cached = len(list(takewhile(lambda hit: hit.pool is self.manager._pool, self.manager.find_hits(seq))))
-        self.faults.armed.clear()
+        num_cached = len(list(takewhile(lambda hit: hit is not None, self.manager.find_hits(seq))))
         self.leave(seq)
         self.manager.collect_loads(wait=True)
-        evicted = self.manager._pool.get_new_blocks(self.manager.num_free_blocks)
-        self.manager._pool.free_blocks(evicted)
+        evicted = self.manager.pool.get_new_blocks(self.num_free())
+        self.manager.pool.free_blocks(evicted)
         self.kv_cache.blocks[evicted] = -3  # as if written
-        seq.num_computed_tokens = 0
-        if self.allocate(seq) and self.host.num_blocks >= self.manager.num_blocks:
+        if self.allocate(seq) and self.tier.pool.num_blocks >= self.manager.num_blocks:
             assert seq.num_computed_tokens >= num_cached * self.block_size, "a text is on neither tier"
-
-    def allocate(self, seq: Any) -> bool:
-        """It may fail in a copy, and has changed nothing then, but for what has gone to the host."""
-        before = self.state()
-        try:
-            return super().allocate(seq)
-        except Injected:
-            assert self.state() == before
-            assert not seq.block_table and not seq.num_computed_tokens and seq not in self.held
-            return False
-
-    def append_slot(self, seq: Any) -> bool:
-        before = self.state()
-        try:
-            return super().append_slot(seq)
-        except Injected:
-            assert self.state() == before and seq.block_table == self.held[seq]
-            return False
 
     def is_ready(self, seq: Any) -> bool:
         return self.manager.is_ready(seq)
 
-    def state(self) -> Any:
-        return *super().state(), list(self.manager._host_pool.ref_counts), len(self.manager._loads)
+    def arriving(self) -> set[int]:
+        return {copy.target for load in self.tier.loads for copy in load.copies}
 
     def write(self, block: int, offset: int, state: int) -> None:
         self.kv_cache.blocks[block, :, :, offset] = state
@@ -107,7 +79,7 @@ class TierMachine(PoolMachine):
         if hasattr(self, "manager"):
             self.manager.collect_loads(wait=True)
             self.manager.check_integrity()
-            assert self.manager._host_pool.num_free_blocks == self.host.num_blocks
+            assert len(self.tier.pool.free) == self.tier.pool.num_blocks
 
 
 def run(stage: Stage, num_histories: int, **options: object) -> None:
