@@ -185,6 +185,16 @@ def test_beams_wait_for_the_beginning_of_their_prompt(stage):
     assert counts["blocks loaded"] > 0
 
 
+@each(from_stage(7))
+def test_the_last_one_waits_for_blocks_that_a_load_still_holds(stage):
+    """The load was for a sequence that was preempted: nobody else runs, and the pool is large enough."""
+    knobs = KNOBS._replace(block_size=1, num_blocks=12, load_delays=(60,))
+    first, second = (ASK._replace(text=text, num_shared=size, own=()) for text, size in ((0, 6), (1, 11)))
+    long = ASK._replace(text=2, num_shared=4, own=(), max_tokens=9)
+    counts = play(stage, Plan(knobs, [first, Drain(), second, Drain(), long, Step(1), first, Drain()]))
+    assert counts["preempted"] > 0 and counts["blocks loaded"] > 0
+
+
 @each(from_stage(4))
 def test_a_request_that_failed_in_a_step_that_raised_can_be_aborted(stage):
     """The step's outputs are lost, and one of them said that the pool is too small for the request."""
