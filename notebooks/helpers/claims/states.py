@@ -23,7 +23,7 @@ ARROWS = [  # from, to, what is heard, bend, where the label stands
     ("running:\na token a step", "finished", "finish", 0.0, (8.72, 1.14)),
     ("running:\na token a step", "waiting", "preempt", -0.32, (4.2, 2.34)),
     ("running:\na token a step", "error", "finish", 0.0, (7.55, 0.1)),
-    ("waiting", "error", "refuse", 0.12, (3.6, -0.72)),
+    ("waiting", "error", "finish", 0.12, (3.6, -0.72)),
 ]
 
 
@@ -45,7 +45,7 @@ def check() -> None:
         engine.add_request(request_id, [3] * num_tokens, SamplingParams(max_tokens=5, ignore_eos=True))
     while engine.has_unfinished_requests():
         engine.step()
-    expected = {"add", *(kind for _, _, kind, _, _ in ARROWS)}
+    expected = {"add", "refuse", *(kind for _, _, kind, _, _ in ARROWS)}
     assert observer.heard >= expected, f"nobody tells of {expected - observer.heard}"
 
 
@@ -70,8 +70,8 @@ def draw() -> Figure:
         )
         ax.text(*at, name, ha="center", va="bottom", fontsize=8, color=pictures.darker(color))
     ax.text(10.0, 0.56, "stop, length,\nor abort", ha="center", va="top", fontsize=8)
-    ax.text(7.2, -1.08, "too long,\nor it outgrew the pool", ha="center", va="top", fontsize=8)
-    ax.text(0.1, 1.4, "add", ha="left", va="bottom", fontsize=8)
-    ax.set(xlim=(0.1, 11.2), ylim=(-1.6, 2.75), xticks=[], yticks=[])
+    ax.text(7.2, -1.08, "it outgrew the pool", ha="center", va="top", fontsize=8)
+    ax.text(0.1, 1.4, "add, or refuse", ha="left", va="bottom", fontsize=8)
+    ax.set(xlim=(0.1, 11.2), ylim=(-1.4, 2.75), xticks=[], yticks=[])
     pictures.bare(ax)
     return fig
