@@ -52,11 +52,11 @@ def play(engine: LLMEngine, rng: random.Random) -> list[str]:
 
 def play_step(engine: LLMEngine) -> dict:
     scheduler, steps = engine.scheduler, engine.model_runner.steps
-    oldest, running = [*scheduler.running, *scheduler.waiting][0], set(scheduler.running)
+    oldest, waiting = [*scheduler.running, *scheduler.waiting][0], set(scheduler.waiting)
     num_steps, num_preemptions = len(steps), scheduler.num_preemptions
     outputs = step(engine)
-    batch = dict(steps[-1]) if len(steps) > num_steps else {}
-    assert sum(batch.values()) <= engine.config.max_num_batched_tokens
-    assert oldest.request_id in batch or oldest.error, "the oldest request is never held up"
-    assert scheduler.num_preemptions == num_preemptions or set(scheduler.running) <= running, "admitted too early"
+    batch = steps[-1] if len(steps) > num_steps else []
+    assert sum(num_tokens for _, num_tokens in batch) <= engine.config.max_num_batched_tokens
+    assert oldest.request_id in dict(batch) or oldest.error, "the oldest request is never held up"
+    assert scheduler.num_preemptions == num_preemptions or waiting.isdisjoint(scheduler.running), "admitted"
     return outputs
