@@ -12,8 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from models.training.checkpoint import write_checkpoint
 from models.training.trainer import CausalAttend
-from stages.s1_contiguous_cache.llama import ModelConfig, StreamDecoder, Tokenizer, load_model
-from stages.s1_contiguous_cache.llama.families import FAMILIES
+from stages.s1_contiguous_cache.llama import ModelConfig, Tokenizer, load_model
 from tests.helpers import MAX_LOGIT_ERROR, STORYTELLER, Oracle
 from tests.prompts import CANDIDATES
 
@@ -84,46 +83,9 @@ def test_plain_text_survives_the_round_trip(text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.fixture(scope="module")
-def with_added_tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped tokenizer, to which the folder adds two tokens that are text, and two that are not."""
-    folder = tmp_path_factory.mktemp("added")
-    for name in ("tokenizer.model", "config.json"):
-        (folder / name).write_bytes((STORYTELLER / name).read_bytes())
-    tokens = [("<tool>", False), ("<|end|>", True), ("two words", False), ("<|turn|>", True)]
-    entries = {
-        str(4096 + i): {"content": text, "special": is_special, "normalized": False}
-        for i, (text, is_special) in enumerate(tokens)
-    }
-    config = json.loads((STORYTELLER / "tokenizer_config.json").read_text()) | {"added_tokens_decoder": entries}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
-
-
-ADDED = ["<tool>", "<|end|>", "two words", "<|turn|>"]
-
-
-def test_transformers_reads_and_shows_added_tokens_alike(with_added_tokens):
-    ours, theirs = Tokenizer(with_added_tokens), Oracle(with_added_tokens).tokenizer
-    assert len(ours) == len(theirs) == 4100
-
-    @settings(max_examples=150, deadline=None, derandomize=True)
-    @given(texts(*SPECIALS, *ADDED, "<tool", "two", " words"))
-    def same(text: str) -> None:
-        ids = ours.encode(text)
-        assert ids == theirs(text).input_ids
-        decoded = theirs.decode(ids, skip_special_tokens=True)
-        assert ours.decode(ids) == decoded
-        decoder = StreamDecoder(ours, [])
-        assert "".join(map(decoder.push, ids)) + decoder.flush() == decoded
-
-    same()
-    assert ours.decode(ours.encode("a<tool> b<|end|>c two words")) == "a<tool> bc two words"
-
-
 def test_ids_of_the_tokenizer_are_those_of_the_model():
     config = ModelConfig.from_folder(STORYTELLER)
-    assert len(tokenizer) == config.vocab_size == len(oracle.tokenizer) == 4096
+    assert config.vocab_size == len(oracle.tokenizer) == 4096
     assert (tokenizer.bos_token_id, (tokenizer.eos_token_id,)) == (config.bos_token_id, config.eos_token_ids)
     assert tokenizer.specials == {"<unk>": 0, "<s>": 1, "</s>": 2}
 
@@ -131,10 +93,9 @@ def test_ids_of_the_tokenizer_are_those_of_the_model():
 # The model
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_what_config_json_leaves_out_is_as_in_transformers(tmp_path, model_type):
+def test_defaults_of_config_json_are_those_of_transformers_for_llama(tmp_path):
     sizes = {"vocab_size": 320, "hidden_size": 128, "intermediate_size": 48, "num_hidden_layers": 2}
-    entries = {"model_type": model_type, **sizes, "num_attention_heads": 32}
+    entries = {"model_type": "llama", **sizes, "num_attention_heads": 32}
     (tmp_path / "config.json").write_text(json.dumps(entries))
     ours, theirs = ModelConfig.from_folder(tmp_path), AutoConfig.from_pretrained(tmp_path)
     head_dim = getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
