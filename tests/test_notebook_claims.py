@@ -24,6 +24,7 @@ from notebooks.helpers.claims import (
 from notebooks.helpers.claims.caching_allocator import MB, CachingAllocator, OutOfMemory
 from notebooks.helpers.claims.slabs import Full, SlabAllocator
 from stages.bench import claims, locality, results
+from stages.bench.engines import silent
 from stages.s7_cpu_offload.llama import ModelConfig
 
 MODULES = sorted(path.stem for path in (Path(helpers.__file__).parent / "claims").glob("[a-z]*.py"))
@@ -202,6 +203,20 @@ def test_every_victim_serves_all(monkeypatch):
     monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
     tolls = victims.compare(48, seeds=1)
     assert len(tolls) == 4 and all(toll.preemptions > 0 for toll in tolls.values())
+
+
+def test_above_95_percent_only_a_sequence_alone_may_grow():
+    """20 blocks of 4: two sequences hold 19 of them, which is 95%; then a third holds the last one."""
+    manager = victims.PreemptsAbove95(20, 4, silent("s4"))
+    two = [told.sequence("s4", name, [1] * 4 * size) for name, size in (("a", 10), ("b", 9))]
+    for seq in two:
+        manager.allocate(seq)
+    assert all(manager.can_append(seq) for seq in two)
+    manager.allocate(told.sequence("s4", "c", [1]))
+    assert not any(manager.can_append(seq) for seq in two)
+    alone, manager = told.sequence("s4", "d", [1] * 80), victims.PreemptsAbove95(20, 4, silent("s4"))
+    manager.allocate(alone)
+    assert manager.can_append(alone)
 
 
 def test_counters_add_up():

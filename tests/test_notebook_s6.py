@@ -35,6 +35,14 @@ def test_a_talk_goes_on_from_its_answer():
     assert helpers.hit_rate(served) == 12 / 29
 
 
+def test_an_engine_that_forgets_computes_all_again():
+    counter, asks = engine(16), [Ask(0, text(3, 2), 1)]
+    found = [helpers.serve(counter, asks)[0].num_cached_tokens for _ in range(2)]
+    helpers.forget(counter)
+    assert [*found, helpers.serve(counter, asks)[0].num_cached_tokens] == [0, 8, 0]
+    assert counter.kv_cache_manager.prefix_cache_stats.queries == 9
+
+
 FIRST_TO_GO = [(BlockPool, 12), (helpers.HeadFirst, 0), (helpers.FirstInFirstOut, 0)]
 
 
