@@ -1,4 +1,4 @@
-"""What this stage buys: a token's keys and values are computed once, and not again for each token that comes after."""
+"""The gain of this stage: the keys and values of a token are computed once, not again for each new token."""
 
 import pytest
 
@@ -12,7 +12,7 @@ PROMPT = [1, 300, 301, 302, 303]
 
 @pytest.fixture
 def counted(monkeypatch) -> list[int]:
-    """The tokens that go through the model: one number for each time that it runs."""
+    """Return a list that gets the number of tokens of each run of the model."""
     counts: list[int] = []
     forward = LlamaForCausalLM.forward
 
@@ -28,13 +28,13 @@ def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
-def test_a_prompt_is_computed_once_and_then_one_token_a_step(checkpoint, counted):
+def test_prompt_is_computed_once_and_then_one_token_in_each_step(checkpoint, counted):
     LLM(checkpoint).generate([PROMPT], greedy(12))
     assert counted == [5] + [1] * 11
 
 
-def test_the_cache_computes_16_tokens_where_without_it_there_are_126(checkpoint, model, counted):
-    """5 in the prompt and 12 new ones: 5 + 12 - 1 with a cache, 5 + 6 + ... + 16 without one. The text is the same."""
+def test_cache_computes_16_tokens_instead_of_126(checkpoint, model, counted):
+    """A prompt of 5 tokens and 12 new ones: 5 + 12 - 1 with a cache, 5 + 6 + ... + 16 without. The text is the same."""
     without = greedy_without_cache(model, PROMPT, 12)
     assert sum(counted) == sum(range(5, 17)) == 126
     counted.clear()
@@ -44,8 +44,7 @@ def test_the_cache_computes_16_tokens_where_without_it_there_are_126(checkpoint,
 
 
 @pytest.mark.parametrize("num_slots", [64, 1000])
-def test_a_batch_computes_no_token_twice(checkpoint, counted, num_slots):
-    """Also in waves, also for members that end early; and the engine's own count says so."""
+def test_batch_computes_no_token_twice(checkpoint, counted, num_slots):
     prompts, lengths = [[1] * n for n in (1, 7, 20, 3)], [4, 1, 9, 16]
     llm = LLM(checkpoint, kv_cache_tokens=num_slots)
     llm.generate(prompts, [greedy(n) for n in lengths])
@@ -53,6 +52,6 @@ def test_a_batch_computes_no_token_twice(checkpoint, counted, num_slots):
     assert len(counted) == llm.model_runner.num_steps
 
 
-def test_a_batch_takes_as_many_steps_as_its_longest_output(checkpoint, counted):
+def test_batch_takes_as_many_steps_as_its_longest_output(checkpoint, counted):
     LLM(checkpoint).generate([PROMPT] * 3, [greedy(n) for n in (4, 9, 2)])
     assert counted == [15, 3, 2, 2, 1, 1, 1, 1, 1]
