@@ -1,4 +1,4 @@
-"""The gain in figures: the slots that five requests hold, with this stage's engine and with the one before."""
+"""The gain in figures: the slots that five requests hold, in this stage and in the stage before."""
 
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +11,7 @@ LENGTHS = [30, 1, 13, 9, 20]
 
 
 def before(engine: ModuleType, folder: Path) -> dict[str, int]:
-    """Stage 1 reserves prompt + max_tokens."""
+    """Count in stage 1, where a sequence reserves prompt + max_tokens."""
     return _count(engine, engine.LLM(write_checkpoint(folder), kv_cache_tokens=128, reservation="request"))
 
 
