@@ -222,13 +222,15 @@ def test_samples_of_a_cached_prompt_run_in_the_step_that_admits_it(engine):
 
 
 def test_two_equal_beam_searches_hit_the_cache_the_second_time(checkpoint):
-    """A prompt of 13 tokens, and 5 more for each of two beams."""
+    """Of a prompt of 13 tokens 12 are cached then. Each beam computes 5 more."""
     llm, params = LLM(checkpoint, block_size=4), BeamSearchParams(2, 6, ignore_eos=True)
-    [first] = llm.beam_search(TEXT[:13], params)
-    assert llm.model_runner.num_tokens == 13 + 5 * 2 and llm.kv_cache_manager.prefix_cache_stats.hits == 0
-    [second] = llm.beam_search(TEXT[:13], params)
-    assert llm.model_runner.num_tokens == 13 + 1 + 2 * 5 * 2 and llm.kv_cache_manager.prefix_cache_stats.hits == 12
-    assert said_by_all(second) == said_by_all(first)
+    outputs, counts = [], [llm.model_runner.num_tokens]
+    for _ in range(2):
+        outputs += llm.beam_search(TEXT[:13], params)
+        counts.append(llm.model_runner.num_tokens)
+    assert [counts[1] - counts[0], counts[2] - counts[1]] == [13 + 2 * 5, 1 + 2 * 5]
+    assert llm.kv_cache_manager.prefix_cache_stats.hits == 12
+    assert said_by_all(outputs[0]) == said_by_all(outputs[1])
 
 
 def test_a_beam_search_and_a_request_find_what_the_other_one_has_computed(checkpoint):

@@ -1,163 +1,171 @@
-"""An engine whose model costs nothing and notices everything, for tests of who runs when.
+"""An engine whose model is a script, for tests of who runs when: it costs nothing and notices everything.
 
-It keeps each token in the slot of the pool that the block table names. What it says next depends on all that it then
-reads there, so a block lost, overwritten, not copied or not computed anew gives other tokens than `said_alone`.
+A token leaves its id in its slot. The next token depends on all ids that the sequence then reads through its block
+table, so a block that is lost, overwritten or not computed again gives other tokens than said_alone().
 """
 
-from collections import Counter
 from pathlib import Path
 from zlib import crc32
 
+from torch import Tensor
+
 from ..config import EngineConfig
 from ..engine import LLMEngine
-from ..kv_cache import KVCache
-from ..llama import LlamaForCausalLM
-from ..model_runner import ModelRunner
+from ..host_tier import HostTier
+from ..kv_cache import BlockCopy
+from ..model_runner import Scheduled
 from ..outputs import RequestOutput
-from ..prefix_cache import BlockHash, extend_block_hashes
 from ..sampling import SampledToken, SamplingParams
+from ..scheduler import SchedulerOutput
 from ..sequence import Sequence
 
-VOCAB_SIZE = 320
-Batch = list[tuple[Sequence, int]]
+BLOCK_SIZE = 4
 
 
-def params(max_tokens: int, **options) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True} | options)
+def next_token(token_ids: list[int], seed: int = 0, sample_index: int = 0) -> int:
+    return 3 + crc32(repr((token_ids, seed, sample_index)).encode()) % 300
 
 
-def next_token(token_ids: list[int], seed: int | None = None, sample_index: int = 0) -> int:
-    """What comes after these tokens; with a seed, as if drawn: each sample says something else."""
-    return crc32(repr((token_ids, seed, sample_index)).encode()) % VOCAB_SIZE
-
-
-def said_alone(prompt: list[int], num_tokens: int, seed: int | None = None, sample_index: int = 0) -> list[int]:
+def said_alone(prompt: list[int], num_tokens: int, seed: int = 0, sample_index: int = 0) -> list[int]:
+    """Return what a sample says if nobody else is there and memory has no end."""
     token_ids = list(prompt)
     for _ in range(num_tokens):
-        token_ids.append(next_token(token_ids, seed, sample_index if seed is not None else 0))
+        token_ids.append(next_token(token_ids, seed, sample_index))
     return token_ids[len(prompt) :]
 
 
-def answer(output: RequestOutput) -> list[int]:
+class ScriptedRunner:
+    """Stands in for ModelRunner, on the slots of the real pool."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._pool = engine.kv_cache_manager.pool
+        self._slots = engine.kv_cache.blocks.fill_(-1).numpy()[:, 0, 0, :, 0, 0]  # [num_blocks, block_size], a view
+        self.steps: list[list[tuple[str, int]]] = []  # of each step: request_id and number of tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(num_tokens for step in self.steps for _, num_tokens in step)
+
+    def run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
+        self.steps.append([(seq.request_id, num_tokens) for seq, num_tokens in batch])
+        for seq, num_tokens in batch:
+            assert 0 < num_tokens <= seq.num_uncomputed_tokens
+            for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
+                block = seq.block_table[position // BLOCK_SIZE]
+                assert self._pool.ref_counts[block] == 1, f"block {block} is shared, and written"
+                assert block not in self._pool.hashes, f"block {block} is cached, and written"
+                self._slots[block, position % BLOCK_SIZE] = seq.token_ids[position]
+        return [self._next(seq) if num_tokens == seq.num_uncomputed_tokens else None for seq, num_tokens in batch]
+
+    def _next(self, seq: Sequence) -> SampledToken:
+        read = self._slots[seq.block_table].flatten()[: seq.num_tokens].astype(int).tolist()
+        return SampledToken(next_token(read, seq.seed, seq.sampling_row().sample_index), -1.0)
+
+
+def scripted_engine(checkpoint: Path, num_blocks: int, **options) -> LLMEngine:
+    """Return an engine with a pool of that size, for texts of up to 64 tokens. `checkpoint` gives the model's shape.
+
+    It has no prefix cache unless a test enables it. Evicted blocks are loaded.
+    """
+    options = {"enable_prefix_caching": False, "offload_policy": "load"} | options
+    options = {"watermark": 0.0, "max_model_len": 64} | options
+    size = {"block_size": BLOCK_SIZE, "kv_cache_tokens": num_blocks * BLOCK_SIZE}
+    engine = LLMEngine(EngineConfig(str(checkpoint), **size, **options))
+    engine.model_runner = ScriptedRunner(engine)
+    return engine
+
+
+class Transfer:
+    """Stands in for the event of a load: it arrives when a test says so, or when the engine waits for it."""
+
+    def __init__(self, tier: HostTier, device_blocks: Tensor, copies: list[BlockCopy]) -> None:
+        self.has_arrived = False
+        self._tier, self._device_blocks, self._copies = tier, device_blocks, copies
+        device_blocks[[copy.target for copy in copies]] = -1
+
+    def query(self) -> bool:
+        return self.has_arrived
+
+    def synchronize(self) -> None:
+        for source, target in self._copies if not self.has_arrived else []:
+            self._device_blocks[target] = self._tier.blocks[source]
+        self.has_arrived = True
+
+
+def slow_loads(engine: LLMEngine) -> list[Transfer]:
+    """Let loads take their time, and return a list that will have them, in their order."""
+    tier, load = engine.host_tier, engine.host_tier.load
+    transfers: list[Transfer] = []
+
+    def load_slowly(copies: list[BlockCopy]) -> None:
+        load(copies)
+        transfers.append(Transfer(tier, engine.kv_cache.blocks, copies))
+        tier.loads[-1].event = transfers[-1]
+
+    tier.load = load_slowly
+    return transfers
+
+
+def add(engine: LLMEngine, request_id: str, num_tokens: int, max_tokens: int = 8, **options) -> list[int]:
+    """Add a request and return its prompt: `num_tokens` times the letter of its name."""
+    prompt = [ord(request_id[0])] * num_tokens
+    engine.add_request(request_id, prompt, SamplingParams(**{"max_tokens": max_tokens, "seed": 0} | options))
+    return prompt
+
+
+def start(engine: LLMEngine, request_id: str, num_tokens: int, num_computed: int) -> Sequence:
+    """Let a sequence run, of whose tokens some are computed. It has blocks for one token less than it has."""
+    seq = Sequence(request_id, None, [7] * (num_tokens - 1), SamplingParams(), 0, set(), max_num_tokens=64)
+    engine.kv_cache_manager.allocate(seq, [])
+    seq.token_ids.append(8)
+    seq.num_computed_tokens = num_computed
+    engine.scheduler.running.append(seq)
+    return seq
+
+
+def batch_of(output: SchedulerOutput) -> list[tuple[str, int]]:
+    return [(seq.request_id, num_tokens) for seq, num_tokens in output.batch]
+
+
+def names(seqs: list[Sequence]) -> str:
+    return " ".join(seq.request_id for seq in seqs)
+
+
+def step(engine: LLMEngine) -> dict[str, RequestOutput]:
+    """Return the outputs of one step, by request_id. Everything must be in its place before and after."""
+    outputs = engine.step()
+    check(engine)
+    return {output.request_id: output for output in outputs}
+
+
+def check(engine: LLMEngine) -> None:
+    """Raise AssertionError unless the pool and the queues are as they must be between two steps."""
+    engine.kv_cache_manager.check_integrity()
+    running, waiting = engine.scheduler.running, engine.scheduler.waiting
+    assert sum(1 + len(seq.to_fork) for seq in running) <= engine.config.max_num_seqs
+    assert all(not seq.finished and seq.num_uncomputed_tokens > 0 for seq in [*running, *waiting])
+    assert all(seq.num_computed_tokens == 0 and not seq.block_table for seq in waiting), "it waits and holds blocks"
+    arrivals = [seq.metrics.arrival_time for seq in [*running, *waiting]]
+    assert arrivals == sorted(arrivals), "somebody was overtaken"
+
+
+def run(engine: LLMEngine) -> dict[str, RequestOutput]:
+    """Step until all requests have finished. Return their outputs, by request_id. Nobody may hold a block then."""
+    finished: dict[str, RequestOutput] = {}
+    while engine.has_unfinished_requests() or engine.host_tier.loads:
+        finished |= {request_id: output for request_id, output in step(engine).items() if output.finished}
+    assert not engine.scheduler.running and not engine.scheduler.waiting
+    assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
+    return finished
+
+
+def said(output: RequestOutput) -> list[int]:
     return output.outputs[0].token_ids
 
 
-def answers(output: RequestOutput) -> list[list[int]]:
-    """Of all samples."""
+def said_by_all(output: RequestOutput) -> list[list[int]]:
     return [completion.token_ids for completion in output.outputs]
 
 
 def reason(output: RequestOutput) -> str | None:
     return output.outputs[0].finish_reason
-
-
-def reasons(output: RequestOutput) -> list[str | None]:
-    return [completion.finish_reason for completion in output.outputs]
-
-
-class ScriptedRunner(ModelRunner):
-    """Runs no model, and needs none."""
-
-    def __init__(self, kv_cache: KVCache) -> None:
-        kv_cache.blocks.fill_(-1)
-        self._slots = kv_cache.blocks[:, -1, -1, :, -1, -1]  # [num_blocks, block_size]
-        self._block_size = kv_cache.block_size
-        self.num_steps = self.num_tokens = 0
-        self.steps: list[list[tuple[str, int]]] = []  # of each step, request_id and number of tokens, in their order
-
-    def run(self, batch: Batch) -> list[SampledToken | None]:
-        self.num_steps += 1
-        self.num_tokens += sum(num_tokens for _, num_tokens in batch)
-        self.steps.append([(seq.request_id, num_tokens) for seq, num_tokens in batch])
-        for seq, num_tokens in batch:
-            assert 0 < num_tokens <= seq.num_uncomputed_tokens
-            for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
-                block, offset = seq.block_table[position // self._block_size], position % self._block_size
-                self._slots[block, offset] = seq.token_ids[position]
-        return [self._next(seq) if num_tokens == seq.num_uncomputed_tokens else None for seq, num_tokens in batch]
-
-    def _next(self, seq: Sequence) -> SampledToken:
-        read = [int(token) for token in self._slots[seq.block_table].flatten()[: seq.num_tokens].tolist()]
-        drawn = (seq.seed, seq.sample_index) if seq.params.temperature else ()
-        return SampledToken(next_token(read, *drawn), -1.0)
-
-
-class ScriptedEngine(LLMEngine):
-    model_runner: ScriptedRunner
-
-    def build_tokenizer(self) -> None:
-        return None
-
-    def build_model(self) -> None:
-        return None
-
-    def build_model_runner(self, model: LlamaForCausalLM) -> ScriptedRunner:
-        return ScriptedRunner(self.kv_cache)
-
-
-def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> ScriptedEngine:
-    """`checkpoint` gives the model's shape: 64 positions."""
-    options.setdefault("offload_policy", "load")  # "auto" would run it unasked, to measure
-    options = {"watermark": 0.0} | options
-    return ScriptedEngine(
-        EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **options)
-    )
-
-
-def step(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """One step of an engine that stays whole; the outputs by their request's id."""
-    outputs = engine.step()
-    assert_whole(engine)
-    return {output.request_id: output for output in outputs}
-
-
-def run_to_the_end(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """The last output of each request that ends from here on."""
-    ended: dict[str, RequestOutput] = {}
-    while engine.has_unfinished_requests():
-        outputs = step(engine)
-        ended |= {request_id: output for request_id, output in outputs.items() if output.finished}
-    assert_empty(engine)
-    return ended
-
-
-def assert_whole(engine: LLMEngine) -> None:
-    """What holds between any two steps: of the pool, of the queues, and of each request."""
-    manager, scheduler = engine.kv_cache_manager, engine.scheduler
-    manager.check_integrity()
-    queued = [*scheduler.running, *scheduler.waiting]
-    carried = [sample for seq in queued for sample in seq.to_fork]
-    unfinished = [seq for samples in engine._requests.values() for seq in samples if not seq.finished]
-    assert Counter(unfinished) == Counter([*queued, *carried]), "each sample is in one queue, or carried by one there"
-    assert all(any(not seq.finished for seq in samples) for samples in engine._requests.values())
-    assert manager._holders.keys() == set(scheduler.running)
-    assert len(scheduler.running) + sum(len(seq.to_fork) for seq in scheduler.running) <= engine.config.max_num_seqs
-    for seq in queued:
-        assert 0 <= seq.num_computed_tokens < seq.num_tokens, "the last token has no keys and values yet"
-        assert not seq.to_fork or seq.num_tokens == seq.num_prompt_tokens, "samples are forked before the first token"
-    for seq in [*scheduler.waiting, *carried]:
-        assert (seq.num_computed_tokens, seq.block_table) == (0, [])
-    assert not any(seq.to_fork for seq in carried)
-    for seq in scheduler.running:
-        assert_cached_blocks_are_its_own(engine, seq)
-    arrivals = [(seq.metrics.arrival_time, seq.sample_index) for seq in queued]
-    assert arrivals == sorted(arrivals), "all who run came before all who wait"
-
-
-def assert_cached_blocks_are_its_own(engine: LLMEngine, seq: Sequence) -> None:
-    """A block of its table that may be hit is full, computed, and known by the text up to its end."""
-    hashes: list[BlockHash] = []
-    extend_block_hashes(hashes, seq.token_ids, engine.config.block_size)
-    for i, block in enumerate(seq.block_table):
-        if block in engine.kv_cache_manager._pool._hashes:
-            assert engine.config.enable_prefix_caching and (i + 1) * engine.config.block_size <= seq.num_computed_tokens
-            assert engine.kv_cache_manager._pool._hashes[block] == hashes[i]
-
-
-def assert_empty(engine: LLMEngine) -> None:
-    """Nobody is left, and nothing of those who were."""
-    assert_whole(engine)
-    assert not engine.has_unfinished_requests() and not engine._requests
-    assert not engine.scheduler.running and not engine.scheduler.waiting
-    assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
-    assert engine.kv_cache_manager.report().tables == ()

@@ -1,193 +1,212 @@
-"""HostKVCache: what it is made of, what its copies move, and when a load has arrived."""
+"""Evicted blocks go to the host, and come back when they are hit: a request waits for its blocks while others run."""
 
 import pytest
-import torch
 
-from ..kv_cache import BlockCopy, KVCache
-from ..offload import HostKVCache, Load
-from .pool import make_cache, model_config
+from ..beam_search import BeamSearchParams
+from ..engine import LLMEngine
+from ..llm import LLM
+from ..sampling import SamplingParams
+from .scripted import add, check, run, said_alone, said_by_all, scripted_engine, slow_loads, step
 
-gpu = pytest.mark.gpu
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-SHAPE = (3, 2, 4, 2, 8)  # of a block: num_layers, 2, block_size, num_kv_heads, head_dim
-
-
-def filled(num_blocks: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> KVCache:
-    """No two numbers of it are alike."""
-    cache = make_cache(num_blocks, num_layers=3, dtype=dtype, device=device)
-    numbers = torch.randn(cache.blocks.shape, generator=torch.Generator().manual_seed(0))
-    cache.blocks.copy_(numbers)
-    return cache
+TEXT = list(range(10, 26))  # four blocks
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_it_has_blocks_like_the_device_s(dtype):
-    host = HostKVCache(filled(5, dtype).blocks, 7)
-    assert host.blocks.shape == (7, *SHAPE) and host.blocks.dtype == dtype
-    assert host.blocks.device.type == "cpu" and host.num_blocks == 7
-    assert (host.num_blocks_stored, host.num_blocks_loaded) == (0, 0)
+@pytest.fixture
+def engine(checkpoint) -> LLMEngine:
+    return scripted_engine(checkpoint, num_blocks=6, enable_prefix_caching=True, kv_offloading_tokens=64)
 
 
-def test_it_may_have_no_block():
-    assert HostKVCache(filled(5).blocks, 0).blocks.shape == (0, *SHAPE)
+def computed(engine: LLMEngine, prompt: list[int], n: int = 1) -> int:
+    """Return how many tokens go through the model for a request of one token. It must say what it says alone."""
+    before = engine.model_runner.num_tokens
+    engine.add_request("x", prompt, SamplingParams(max_tokens=1, seed=0, n=n))
+    assert said_by_all(run(engine)["x"]) == [said_alone(prompt, 1, sample_index=i) for i in range(n)]
+    return engine.model_runner.num_tokens - before
 
 
-def test_a_host_without_room_says_so_once_with_blocks_and_bytes():
-    """A block has 3 layers x 2 x 4 slots x 2 heads x 8 numbers of 4 bytes."""
-    error = "^the host has no room for 1,000,000,000,000,000 blocks, 1,536,000,000,000,000,000 bytes$"
-    with pytest.raises(ValueError, match=error) as raised:
-        HostKVCache(filled(1).blocks, 10**15)
-    assert raised.value.__cause__ is None and raised.value.__suppress_context__
+def drive_out(engine: LLMEngine, prompt: list[int]) -> None:
+    """Compute a text, and let another one take all blocks of the device."""
+    computed(engine, prompt)
+    add(engine, "z", 24, max_tokens=1)
+    run(engine)
 
 
-def test_a_store_moves_a_block_to_the_host_in_every_layer_and_nothing_else():
-    cache = filled(4)
-    host, device = HostKVCache(cache.blocks, 6), cache.blocks.clone()
-    host.blocks.zero_()
-    host.store(BlockCopy(source=0, target=5))
-    host.store(BlockCopy(source=3, target=2))
-    assert torch.equal(host.blocks[5], device[0]) and torch.equal(host.blocks[2], device[3])
-    assert not host.blocks[[0, 1, 3, 4]].any() and torch.equal(cache.blocks, device)
-    assert (host.num_blocks_stored, host.num_blocks_loaded) == (2, 0)
+def loaded(engine: LLMEngine) -> int:
+    return engine.host_tier.num_blocks_loaded
 
 
-def test_a_load_moves_blocks_to_the_device_in_every_layer_and_nothing_else():
-    cache = filled(4)
-    host, device = HostKVCache(cache.blocks, 6), cache.blocks.clone()
-    host.blocks.copy_(filled(6).blocks + 1)
-    kept = host.blocks.clone()
-    load = host.load([BlockCopy(source=5, target=1), BlockCopy(source=2, target=0)])
-    assert (load.sources, load.targets) == ([5, 2], {0, 1})
-    load.wait()
-    assert torch.equal(cache.blocks, torch.stack([kept[2], kept[5], device[2], device[3]]))
-    assert torch.equal(host.blocks, kept) and (host.num_blocks_stored, host.num_blocks_loaded) == (0, 2)
+def test_a_text_that_is_evicted_is_on_the_host_from_then_on(engine):
+    [seq] = engine.input_processor.process("y", TEXT, SamplingParams())
+    engine.kv_cache_manager.find_hits(seq)  # so that it has hashes
+    computed(engine, TEXT)
+    assert [block_hash in engine.host_tier for block_hash in seq.block_hashes] == [False] * 4
+    add(engine, "z", 24, max_tokens=1)
+    step(engine)
+    assert [block_hash in engine.host_tier for block_hash in seq.block_hashes] == [True] * 4
+    check(engine)
 
 
-def test_a_copy_that_fails_is_not_counted():
-    host = HostKVCache(filled(4).blocks, 6)
-    with pytest.raises(IndexError):
-        host.store(BlockCopy(source=0, target=6))
-    with pytest.raises(IndexError):
-        host.load([BlockCopy(source=0, target=1), BlockCopy(source=1, target=4)])
-    assert (host.num_blocks_stored, host.num_blocks_loaded) == (0, 0)
+def test_a_text_that_was_evicted_is_loaded_and_not_computed_again(engine):
+    drive_out(engine, TEXT)
+    assert computed(engine, TEXT) == 4 and loaded(engine) == 3
 
 
-def test_without_streams_a_load_has_arrived_when_the_call_returns():
-    cache = filled(4)
-    host = HostKVCache(cache.blocks, 6)
-    host.blocks.fill_(3)
-    load = host.load([BlockCopy(0, 1)])
-    assert load.has_arrived() and (cache.blocks[1] == 3).all()
-    load.wait()
+def test_only_what_the_device_does_not_have_is_loaded(engine):
+    """Two blocks of the text are computed again, by a request that is too short to hit the second one."""
+    drive_out(engine, TEXT)
+    assert computed(engine, TEXT[:8]) == 4 and loaded(engine) == 1
+    assert computed(engine, TEXT) == 4 and loaded(engine) == 1 + 1
 
 
-class Event:
-    """Like one of CUDA's, as far as a Load uses it."""
-
-    def __init__(self) -> None:
-        self.is_past = False
-
-    def query(self) -> bool:
-        return self.is_past
-
-    def synchronize(self) -> None:
-        self.is_past = True
+def test_a_loaded_block_is_found_on_the_device_from_then_on(engine):
+    drive_out(engine, TEXT)
+    assert [computed(engine, TEXT) for _ in range(2)] == [4, 4] and loaded(engine) == 3
 
 
-def test_a_load_has_arrived_when_its_event_is_past_or_somebody_has_waited():
-    load, other = (Load([BlockCopy(0, 1)], Event()) for _ in range(2))
-    assert not load.has_arrived()
-    load._event.is_past = True
-    assert load.has_arrived()
-    assert not other.has_arrived()
-    other.wait()
-    assert other.has_arrived()
+def test_a_load_makes_room_for_itself_and_not_at_the_cost_of_what_it_loads(checkpoint):
+    """The host has room for 4 blocks, and evicting 4 of the device for the load fills it."""
+    engine = scripted_engine(checkpoint, num_blocks=4, enable_prefix_caching=True, kv_offloading_tokens=16)
+    computed(engine, TEXT)
+    computed(engine, [7] * 16)
+    assert computed(engine, TEXT) == 4 and loaded(engine) == 3
 
 
-# On a GPU
+def test_a_block_on_the_host_needs_a_block_of_the_device(engine):
+    drive_out(engine, TEXT)
+    [seq] = engine.input_processor.process("y", TEXT, SamplingParams())
+    hits = engine.kv_cache_manager.find_hits(seq)
+    assert hits == [None] * 3 and engine.kv_cache_manager.num_needed(seq, hits) == 4
 
 
-def busy() -> None:
-    """Some milliseconds of work for the stream that computes."""
-    a = torch.randn(4096, 4096, device="cuda")
-    for _ in range(20):
-        a = (a @ a).softmax(dim=-1)
+@pytest.mark.parametrize("options", [{"offload_policy": "recompute"}, {"kv_offloading_tokens": 0}], ids=str)
+def test_without_a_tier_nothing_is_stored_and_evicted_text_is_computed_again(checkpoint, options):
+    engine = scripted_engine(checkpoint, num_blocks=6, enable_prefix_caching=True, **options)
+    drive_out(engine, TEXT)
+    assert computed(engine, TEXT) == 16
+    assert (engine.host_tier.num_blocks_stored, engine.host_tier.pool.num_blocks) == (0, 0)
 
 
-def large() -> tuple[KVCache, HostKVCache, list[BlockCopy]]:
-    """Both pools have 64 blocks of 16 MiB: to load all of it takes 64 times as long as to store one."""
-    cache = KVCache(model_config(8, 16, 64), 64, 256, torch.float32, torch.device("cuda"))
-    cache.blocks.zero_()
-    host = HostKVCache(cache.blocks, 64)
-    host.blocks.fill_(1)
-    return cache, host, [BlockCopy(i, i) for i in range(64)]
+def test_samples_of_a_text_on_the_host_load_it_once(engine):
+    drive_out(engine, TEXT[:9])
+    assert computed(engine, TEXT[:9], n=3) == 3 and loaded(engine) == 2
 
 
-@gpu
-@needs_cuda
-def test_on_a_gpu_the_host_s_memory_is_pinned_and_loads_have_a_stream_of_their_own():
-    host = HostKVCache(filled(4, device="cuda").blocks, 6)
-    assert host.blocks.is_pinned() and host._stream != torch.cuda.current_stream()
-    assert HostKVCache(filled(4, device="cuda").blocks, 0).num_blocks == 0
+# While blocks are on their way
 
 
-@gpu
-@needs_cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu_the_bytes_come_back_while_a_matmul_runs(dtype):
-    cache = filled(64, dtype, "cuda")
-    host, device = HostKVCache(cache.blocks, 64), cache.blocks.clone()
-    order = list(reversed(range(64)))
-    busy()
-    for target, source in enumerate(order):
-        host.store(BlockCopy(source, target))
-    cache.blocks.fill_(float("nan"))  # launched after the stores: they do not see it
-    load = host.load([BlockCopy(i, i) for i in range(64)])  # launched after the NaN: nor does it write over this
-    busy()
-    load.wait()
-    assert load.has_arrived() and torch.equal(cache.blocks, device[order])
+def start_load(engine: LLMEngine) -> str:
+    """Drive a text out, and add a request for it, which waits for its blocks beside one that runs."""
+    drive_out(engine, TEXT)
+    add(engine, "a", 2)
+    step(engine)
+    engine.add_request("b", TEXT, SamplingParams(max_tokens=4, seed=0))
+    return "b"
 
 
-@gpu
-@needs_cuda
-def test_on_a_gpu_a_store_is_in_the_order_of_the_steps():
-    cache = filled(256, device="cuda")
-    host = HostKVCache(cache.blocks, 256)
-    for number in range(10):
-        busy()
-        cache.blocks.fill_(number)
-        for i in range(256):
-            host.store(BlockCopy(i, i))
-        cache.blocks.fill_(-1)
-        torch.cuda.synchronize()
-        assert (host.blocks == number).all()
+def test_others_run_while_one_waits_for_its_blocks_and_it_runs_when_they_have_arrived(engine):
+    transfers, steps = slow_loads(engine), engine.model_runner.steps
+    start_load(engine)
+    for _ in range(3):
+        assert list(step(engine)) == ["a"]
+    transfers[0].synchronize()
+    step(engine)
+    assert steps[-1] == [("a", 1), ("b", 4)]
+    assert said_by_all(run(engine)["b"]) == [said_alone(TEXT, 4)]
 
 
-@gpu
-@needs_cuda
-def test_on_a_gpu_a_load_waits_for_the_store_of_what_it_reads():
-    cache = filled(512, device="cuda")
-    host = HostKVCache(cache.blocks, 256)
-    for number in range(1, 10):
-        busy()
-        cache.blocks[:256].fill_(number)
-        for i in range(256):
-            host.store(BlockCopy(i, i))
-        host.load([BlockCopy(i, 256 + i) for i in range(256)]).wait()
-        assert (cache.blocks[256:] == number).all()
+def test_a_second_request_for_the_same_text_waits_for_the_same_load(checkpoint):
+    engine = scripted_engine(checkpoint, num_blocks=8, enable_prefix_caching=True, kv_offloading_tokens=64)
+    drive_out(engine, TEXT)
+    add(engine, "z", 32, max_tokens=1)
+    run(engine)
+    transfers = slow_loads(engine)
+    add(engine, "a", 2)
+    for name in "bc":
+        engine.add_request(name, TEXT[:14], SamplingParams(max_tokens=1, seed=0))
+    assert list(step(engine)) == ["a"] and len(transfers) == 1
+    transfers[0].synchronize()
+    assert list(step(engine)) == ["a", "b", "c"]
 
 
-@gpu
-@needs_cuda
-def test_on_a_gpu_neither_a_step_nor_a_store_waits_for_a_load():
-    """A GiB is on its way; what is launched after it is over first."""
-    cache, host, copies = large()
-    host.load(copies[:1]).wait()
-    torch.cuda.synchronize()
-    load = host.load(copies[1:])
-    host.store(BlockCopy(0, 0))
-    _ = cache.blocks[0] * 2
-    torch.cuda.current_stream().synchronize()
-    assert not load.has_arrived(), "it was queued before what did not need it"
-    load.wait()
-    assert load.has_arrived() and (cache.blocks == 1).all()
+def test_a_step_in_which_nobody_can_run_waits(engine):
+    drive_out(engine, TEXT)
+    transfers = slow_loads(engine)
+    engine.add_request("b", TEXT, SamplingParams(max_tokens=1, seed=0))
+    assert step(engine) == {} and transfers[0].has_arrived
+    assert list(step(engine)) == ["b"]
+
+
+def test_samples_of_a_cached_prompt_run_while_a_stranger_waits_for_its_blocks(checkpoint):
+    """Of 9 tokens of "c" two blocks are cached: its samples run in the step that admits them."""
+    engine = scripted_engine(checkpoint, num_blocks=10, enable_prefix_caching=True, kv_offloading_tokens=64)
+    computed(engine, TEXT)
+    for _ in range(2):
+        add(engine, "z", 40, max_tokens=1)
+        run(engine)
+    prompt = add(engine, "c", 9, max_tokens=1)
+    run(engine)
+    transfers = slow_loads(engine)
+    engine.add_request("b", TEXT, SamplingParams(max_tokens=1, seed=0))
+    engine.add_request("c", prompt, SamplingParams(max_tokens=1, seed=0, n=2))
+    outputs = step(engine)
+    assert said_by_all(outputs["c"]) == [said_alone(prompt, 1, sample_index=i) for i in range(2)]
+    assert len(transfers) == 1 and not transfers[0].has_arrived
+
+
+def test_an_abort_does_not_wait_and_the_blocks_are_free_when_they_have_arrived(engine):
+    transfers = slow_loads(engine)
+    name = start_load(engine)
+    step(engine)
+    num_free = engine.kv_cache_manager.num_free_blocks
+    engine.abort_request(name)
+    check(engine)
+    assert not transfers[0].has_arrived and engine.kv_cache_manager.num_free_blocks == num_free + 1
+    transfers[0].synchronize()
+    step(engine)
+    assert engine.kv_cache_manager.num_free_blocks == num_free + 4
+    run(engine)
+
+
+def test_everything_is_in_its_place_when_a_load_has_arrived_and_nobody_has_collected_it(engine):
+    transfers = slow_loads(engine)
+    start_load(engine)
+    step(engine)
+    transfers[0].synchronize()
+    check(engine)
+
+
+def test_a_preempted_request_leaves_its_load_alone_and_finds_its_blocks(engine):
+    """ "a" outgrows its block while "b" waits for its own: "b" is preempted, and "a" waits for what the load holds."""
+    transfers = slow_loads(engine)
+    start_load(engine)
+    while not engine.scheduler.num_preemptions:
+        step(engine)
+    assert not transfers[0].has_arrived
+    outputs = run(engine)
+    assert said_by_all(outputs["b"]) == [said_alone(TEXT, 4)] and loaded(engine) == 3
+
+
+def test_the_last_sequence_waits_for_blocks_that_a_load_holds(checkpoint):
+    """Three blocks: "a" fills one, and a load for "b" holds the other two when "a" needs them."""
+    engine = scripted_engine(checkpoint, num_blocks=3, enable_prefix_caching=True, kv_offloading_tokens=64)
+    computed(engine, TEXT[:8])
+    computed(engine, [7] * 12)
+    slow_loads(engine)
+    prompt = add(engine, "a", 3, max_tokens=6)
+    step(engine)
+    engine.add_request("b", TEXT[:8], SamplingParams(max_tokens=1, seed=0))
+    outputs = run(engine)
+    assert engine.scheduler.num_preemptions > 0
+    assert said_by_all(outputs["a"]) == [said_alone(prompt, 6)] and said_by_all(outputs["b"]) == [
+        said_alone(TEXT[:8], 1)
+    ]
+
+
+def test_a_beam_search_waits_for_the_beginning_of_its_prompt(checkpoint):
+    options = {"kv_cache_tokens": 40, "max_model_len": 40, "kv_offloading_tokens": 200, "offload_policy": "load"}
+    llm, params = LLM(checkpoint, block_size=4, **options), BeamSearchParams(2, 4, ignore_eos=True)
+    [first] = llm.beam_search(TEXT, params)
+    llm.generate([7] * 36, SamplingParams(max_tokens=4, ignore_eos=True))
+    slow_loads(llm.llm_engine)
+    [second] = llm.beam_search(TEXT, params)
+    assert said_by_all(second) == said_by_all(first) and loaded(llm.llm_engine) == 3
