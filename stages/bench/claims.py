@@ -201,6 +201,6 @@ def replays_of(config: Any, requests: list[Traffic], num_steps: int) -> dict[str
         return []
 
     def run(name: str, manager: Any, admits: Callable[[Any, Any], bool]) -> None:
-        replay.replay(manager, replay.arrivals(name, config, requests, LONGEST), num_steps, admits)
+        replay.replay(manager, replay.arrivals(name, config, requests, LONGEST), num_steps, admits, reports=False)
 
     return {"blocks": in_blocks, "pieces": in_pieces, "pieces_never_moved": never_moved}

@@ -7,7 +7,7 @@ batch).
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from stages.bench.engines import part, silent, stage
 from stages.bench.workloads import Traffic
@@ -16,25 +16,12 @@ from stages.s2_block_manager.block_manager import BlockManager
 Seq = Any  # a stage's Sequence
 
 
-class Manager(Protocol):
-    """The verbs that the slot manager of stage 1 and the block manager of stage 2 have in common."""
-
-    def allocate(self, seq: Seq) -> None: ...
-    def free(self, seq: Seq) -> None: ...
-    def report(self) -> Any: ...
-
-
 class Holder(NamedTuple):
     """A running sequence."""
 
     request_id: str
     slots: range | tuple[int, ...]  # of stage 1; or its block table
     num_computed_tokens: int
-
-    @classmethod
-    def of(cls, seq: Seq) -> "Holder":
-        slots = seq.slots if hasattr(seq, "slots") else tuple(seq.block_table)
-        return cls(seq.request_id, slots, seq.num_computed_tokens)
 
 
 class Moment(NamedTuple):
@@ -72,16 +59,19 @@ def admitted(manager: Any, sequences: Iterable[Seq], admits: Callable[[Any, Seq]
 
 
 def replay(
-    manager: Manager,
+    manager: Any,
     arrivals: Iterable[tuple[Seq, int]],
     num_steps: int,
     admits: Callable[[Any, Seq], bool],
+    reports: bool = True,
 ) -> list[Moment]:
     """Serve first come, first served, for `num_steps` steps or until the queue is empty.
 
-    An arrival is a sequence and the number of tokens after which it ends. `admits` says whether the manager has room:
-    SlotManager.can_allocate, or BlockManager.can_promise.
+    `manager` is a SlotManager of stage 1 or a BlockManager of stage 2. An arrival is a sequence and the number of
+    tokens after which it ends. `admits` says whether the manager has room: SlotManager.can_allocate, or
+    BlockManager.can_promise. Without `reports` there are no moments, and no time is taken to make them.
     """
+    is_in_blocks = isinstance(manager, BlockManager)
     waiting = deque(arrivals)
     running: dict[Seq, int] = {}  # and how many tokens each has to go
     moments: list[Moment] = []
@@ -93,12 +83,17 @@ def replay(
         if not waiting:
             break
         for seq in running:
-            if isinstance(manager, BlockManager):  # a SlotManager has reserved the slot with all others
+            if is_in_blocks:  # a SlotManager has reserved the slot with all others
                 manager.append_slot(seq)
             seq.num_computed_tokens = seq.num_tokens  # where the model would run
             seq.token_ids.append(0)
             running[seq] -= 1
-        moments.append(Moment(manager.report(), [Holder.of(seq) for seq in running], waiting[0][0]))
+        if reports:
+            holders = [
+                Holder(seq.request_id, tuple(seq.block_table) if is_in_blocks else seq.slots, seq.num_computed_tokens)
+                for seq in running
+            ]
+            moments.append(Moment(manager.report(), holders, waiting[0][0]))
         for seq in [seq for seq, to_go in running.items() if to_go == 0]:
             manager.free(seq)
             del running[seq]
@@ -115,8 +110,7 @@ class Compacting:
         self._admitted: list[Seq] = []
 
     def __call__(self, manager: Any, seq: Seq) -> bool:
-        free = manager.num_slots - manager.report().held
-        if not manager.can_allocate(seq) and free >= manager.num_reserved(seq):
+        if not manager.can_allocate(seq) and sum(map(len, manager.free_ranges())) >= manager.num_reserved(seq):
             self._move_together(manager)
         fits = manager.can_allocate(seq)
         if fits:
