@@ -1,4 +1,4 @@
-"""The few rules of style that a machine can keep: types, sizes, and what a stage leaves to its command line."""
+"""The few rules of style that a machine can keep: types, private names, printing and devices."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ import pytest
 
 from tests.helpers import PACKAGE, ROOT, find_stages, folder_of
 
-LONGEST_FILE, LONGEST_FUNCTION = 250, 40  # 150 and 25 are the aim
 STAGES = [folder_of(name) for name in [*find_stages(ROOT), PACKAGE]]
 STAGE_FILES = [path for folder in STAGES for path in sorted(folder.rglob("*.py"))]
 TYPED_FILES = sorted({*STAGE_FILES, *ROOT.glob("stages/**/*.py"), *ROOT.glob("models/**/*.py")})
@@ -63,12 +62,13 @@ def untyped(tree: ast.Module) -> Iterator[str]:
             yield f"{function.name}:{function.lineno}: no type for {', '.join(bare)}"
 
 
-def long_functions(tree: ast.Module) -> Iterator[str]:
-    for function in functions(tree):
-        first = function.body[0] if is_kernel(function) else function
-        length = function.end_lineno - first.lineno + 1
-        if length > LONGEST_FUNCTION:
-            yield f"{function.name}:{function.lineno}: {length} lines, at most {LONGEST_FUNCTION}"
+def private_reads(tree: ast.Module) -> Iterator[str]:
+    """Names that begin with an underscore, of anything but self and cls; NamedTuple's own are public."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not is_own and node.attr not in ("_replace", "_asdict", "_fields"):
+                yield f"{ast.unparse(node)} in line {node.lineno}"
 
 
 def prints(tree: ast.Module) -> Iterator[str]:
@@ -97,15 +97,14 @@ def test_every_signature_has_types(path):
     assert list(untyped(tree_of(path))) == []
 
 
-@each(TYPED_FILES)
-def test_functions_are_short(path):
-    assert list(long_functions(tree_of(path))) == []
+@each([path for path in TYPED_FILES if PACKAGE not in path.relative_to(ROOT).parts])
+def test_no_private_name_of_others_is_read(path):
+    assert [read for read in private_reads(tree_of(path)) if not read.startswith("os._exit ")] == []
 
 
 @each(STAGE_FILES)
-def test_a_file_of_a_stage_is_one_concept(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
-    assert ast.get_docstring(tree_of(path)), "a module says what it holds"
+def test_a_module_says_what_it_holds(path):
+    assert ast.get_docstring(tree_of(path))
 
 
 @each([path for path in STAGE_FILES if path.name not in ("__main__.py", "stories.py", "console.py")])
@@ -130,11 +129,9 @@ def test_only_the_configuration_names_a_device(path):
         (untyped, "def f(*a, **b) -> None: ...", 1),
         (untyped, "class A:\n  def f(self, a) -> None: ...\n  @staticmethod\n  def g(a) -> None: ...", 2),
         (untyped, "def f() -> None:\n  def g(a): ...", 1),
-        (long_functions, "def f() -> None:\n" + "  pass\n" * 39, 0),
-        (long_functions, "def f() -> None:\n" + "  pass\n" * 40, 1),
+        (private_reads, "class A:\n  def f(self) -> int: return self._a + self.b.__len__() + self.c._replace(d=1)", 0),
+        (private_reads, "a._b = 1\nprint(self.a._b)\na._b()", 3),
         (untyped, "@triton.jit(do_not_specialize=['b'])\ndef f(a, b): ...\n@triton.jit\ndef g(a): ...", 0),
-        (long_functions, "@triton.jit\ndef f(\n" + "  a,\n" * 20 + "):\n" + "  pass\n" * 40, 0),
-        (long_functions, "@triton.jit\ndef f(\n" + "  a,\n" * 20 + "):\n" + "  pass\n" * 41, 1),
         (prints, "def f() -> None:\n  print('a')\nprint", 1),
         (fixed_devices, "if device.type == 'cuda': torch.cuda.synchronize()\nx = torch.empty(1, device='cpu')", 0),
         (fixed_devices, "def f(device: str = 'cuda:0') -> None: ...", 1),
