@@ -1,4 +1,4 @@
-"""The gain in figures: what a decode step takes beside the pool, with this stage's engine and with the one before."""
+"""The gain in figures: what a decode step takes beside the pool, in this stage and in the stage before."""
 
 from pathlib import Path
 from types import ModuleType
@@ -13,31 +13,32 @@ def before(engine: ModuleType, folder: Path) -> dict[str, int]:
 
 
 def now(engine: ModuleType, folder: Path) -> dict[str, int]:
-    return _count(engine, folder, tile_size=256)
+    return _count(engine, folder, tile_size=512)
 
 
-def _count(engine: ModuleType, folder: Path, **knobs: Any) -> dict[str, int]:
+def _count(engine: ModuleType, folder: Path, **options: Any) -> dict[str, int]:
     write_checkpoint(folder, CONFIG | {"max_position_embeddings": 2048})
-    llm = engine.LLM(folder, block_size=4, kv_cache_tokens=8192, **knobs)
+    llm = engine.LLM(folder, block_size=4, kv_cache_tokens=8192)
+    small = engine.LLM(folder, block_size=4, kv_cache_tokens=8192, **options)
     return {
-        "the largest tensor, context 256 (bytes)": _decode(engine, llm, [255]).largest,
-        "the largest tensor, context 2,000 (bytes)": _decode(engine, llm, [1999]).largest,
+        "the largest tensor, context 512 (bytes)": _decode(engine, small, [511]).largest,
+        "the largest tensor, context 2,000 (bytes)": _decode(engine, small, [1999]).largest,
         "operations for 2 sequences": _decode(engine, llm, [4] * 2).num_operations,
         "operations for 20 sequences": _decode(engine, llm, [4] * 20).num_operations,
     }
 
 
 def _decode(engine: ModuleType, llm: Any, lengths: list[int]) -> Watch:
-    """The second step of prompts of these lengths: each decodes one token."""
-    run, steps = llm.model_runner.run, []
+    """Watch the model in the second step of prompts of these lengths: each decodes one token."""
+    compute_logits, steps = llm.model_runner.compute_logits, []
 
-    def watched(batch: list) -> list:
-        with Watch() as seen:
-            tokens = run(batch)
-        steps.append(seen)
-        return tokens
+    def watched(batch: list) -> Any:
+        with Watch() as watch:
+            logits = compute_logits(batch)
+        steps.append(watch)
+        return logits
 
-    llm.model_runner.run = watched
+    llm.model_runner.compute_logits = watched
     llm.generate([[7] * n for n in lengths], engine.SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
-    del llm.model_runner.run
+    del llm.model_runner.compute_logits
     return steps[1]
