@@ -218,7 +218,7 @@ TIMED = re.compile(
     r"(.*_)?(ms|us|seconds|ratio|gain|bandwidth)|.*tokens_per_second|bytes_per_second|.*_over_\w+|cache_at.*"
 )
 COUNTED = {"predict.s2.at_once.copied_over_moved", "predict.s5.beams.ratio"}  # not timed: the same on any machine
-SETTLED = {"measured", "sampler"}  # how long a table took; its figures have "least" and "largest" of their own
+SETTLED = {"measured"}  # how long a table took
 
 
 def figures(part, path=""):

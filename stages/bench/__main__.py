@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from stages.bench import claims, decode, offload, predict, prefix_cache, results, sampler, samples, scoreboard, serving
+from stages.bench import claims, decode, offload, predict, prefix_cache, results, samples, scoreboard, serving
 
 Table = Callable[[argparse.Namespace], dict[str, Any]]
 TABLES: dict[str, Table] = {  # decode first: questions of stages 2 and 3 are answered from it
@@ -25,7 +25,6 @@ TABLES: dict[str, Table] = {  # decode first: questions of stages 2 and 3 are an
     "peers": scoreboard.measure_peers,
     "serving": serving.measure,
     "samples": samples.measure,
-    "sampler": sampler.measure,
     "prefix_cache": prefix_cache.measure,
     "offload": offload.measure,
     "claims": claims.measure,
