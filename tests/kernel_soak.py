@@ -23,9 +23,9 @@ import torch
 from tqdm import tqdm
 
 from nanovllm import EngineArgs, LLMEngine, SamplingParams
-from nanovllm.core.attention import AttentionMetadata
-from nanovllm.kernels import backend, layers, packed, sampler
-from nanovllm.kernels.few_rows import FewRows
+from nanovllm.backends.cpu import backend, layers, packed, sampler
+from nanovllm.backends.cpu.few_rows import FewRows
+from nanovllm.backends.torch.attention import AttentionMetadata
 from nanovllm.tests.helpers import write_checkpoint
 
 ROUND = 100  # requests

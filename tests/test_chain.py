@@ -866,7 +866,7 @@ class TestTheRealChain:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def test_the_finished_package_holds_the_last_stage(self) -> None:
-        assert load(ROOT).copy == "nanovllm/core"
+        assert load(ROOT).copy == "nanovllm/engine"
 
     @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
     def test_exercises_are_red_before_each_step_and_green_after(self, link: int) -> None:

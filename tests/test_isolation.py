@@ -30,7 +30,7 @@ IF_INSTALLED = {
     f"{WORKERS}/serve_transformers_batch.py": {"transformers", "serve_transformers"},  # the file beside it
     f"{WORKERS}/to_gguf.py": {"gguf"},
     **{f"kernels/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm" / "kernels").glob("*.py")},
-    **{f"tests/kernels/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/tests/kernels").glob("*.py")},
+    **{f"tests/cpu/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/tests/cpu").glob("*.py")},
     **{f"kernels/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm" / "kernels" / "gpu").glob("*.py")},
     **{f"tests/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm" / "tests" / "gpu").glob("*.py")},
 }

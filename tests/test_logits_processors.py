@@ -8,7 +8,7 @@ from transformers import generation
 
 from nanovllm import SamplingParams
 from nanovllm.api.logits_processors import make_processors
-from nanovllm.core.sampling import SamplingRow, sample
+from nanovllm.engine.sampling import SamplingRow, sample
 
 VOCAB = 40
 

@@ -14,9 +14,9 @@ pytest.importorskip("numba")
 
 import nbformat
 
-from nanovllm.core.online_softmax import attend_part, attend_part_reference
-from nanovllm.kernels import choice
-from nanovllm.kernels.attention import PART
+from nanovllm.backends.cpu import choice
+from nanovllm.backends.cpu.attention import PART
+from nanovllm.backends.torch.online_softmax import attend_part, attend_part_reference
 from notebooks.helpers import apart, launches, paged, pictures, taking, timelines, ways
 from notebooks.helpers import nanovllm as helpers
 from notebooks.helpers.roofline import LOOKS

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nanovllm.checkpoints.hf_tokenizer import HFTokenizer
 from nanovllm.checkpoints.load_tokenizer import load_tokenizer
-from nanovllm.core.llama import StreamDecoder
-from nanovllm.core.llama import Tokenizer as CoreTokenizer
+from nanovllm.llama import StreamDecoder
+from nanovllm.llama import Tokenizer as CoreTokenizer
 from nanovllm.tests.made_tokenizers import FORMS, PIECES, SENTENCEPIECE, fuzzed_texts, write_form, write_sentencepiece
 from tests.helpers import ROOT
 

@@ -1,6 +1,6 @@
 """bad_words as token ids."""
 
-from ..core.llama import Tokenizer
+from ..llama import Tokenizer
 
 
 def bad_words_token_ids(words: list[str], tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from ..core.beam_search import BeamSearch as CoreBeamSearch
-from ..core.beam_search import BeamSearchParams as CoreBeamSearchParams
-from ..core.beam_search import Candidate, Hypotheses
-from ..core.engine import LLMEngine
-from ..core.sequence import Sequence
+from ..engine.beam_search import BeamSearch as CoreBeamSearch
+from ..engine.beam_search import BeamSearchParams as CoreBeamSearchParams
+from ..engine.beam_search import Candidate, Hypotheses
+from ..engine.engine import LLMEngine
+from ..engine.sequence import Sequence
 from .logprobs import Logprob, top_logprobs
 from .only_in_vllm import refuse
 from .outputs import RequestOutput

@@ -6,8 +6,8 @@ from collections import abc
 from contextlib import closing
 from dataclasses import replace
 
-from ..core.outputs import RequestOutput as CoreRequestOutput
-from ..core.sampling import SamplingParams as CoreSamplingParams
+from ..engine.outputs import RequestOutput as CoreRequestOutput
+from ..engine.sampling import SamplingParams as CoreSamplingParams
 from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .prompts import ParsedPrompt

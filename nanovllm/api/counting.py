@@ -2,10 +2,10 @@
 
 from typing import Any, cast
 
-from ..core.prefix_cache import PrefixCacheStats
-from ..core.scheduler import Scheduler as CoreScheduler
-from ..core.scheduler import SchedulerOutput
-from ..core.sequence import Sequence as CoreSequence
+from ..engine.prefix_cache import PrefixCacheStats
+from ..engine.scheduler import Scheduler as CoreScheduler
+from ..engine.scheduler import SchedulerOutput
+from ..engine.sequence import Sequence as CoreSequence
 from .engine import BlockManager as BaseBlockManager
 from .sequence import Sequence
 from .stats import BlockCounts

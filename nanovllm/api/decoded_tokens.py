@@ -1,7 +1,7 @@
 """The text of each token that is told beside another, by itself."""
 
-from ..core.llama import Tokenizer
-from ..core.llama.stream_decoder import REPLACEMENT
+from ..llama import Tokenizer
+from ..llama.stream_decoder import REPLACEMENT
 from .logprobs import Logprob
 
 MAX_BEFORE = 4  # tokens: a character has 4 bytes at most

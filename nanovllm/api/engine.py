@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from ..backends.torch.attention import PagedAttention
 from ..checkpoints.hub import find_checkpoint
 from ..checkpoints.load_tokenizer import load_tokenizer
-from ..core.attention import PagedAttention
-from ..core.block_manager import BlockManager as CoreBlockManager
-from ..core.config import EngineConfig
-from ..core.engine import LLMEngine as CoreLLMEngine
-from ..core.llama import LlamaForCausalLM, Tokenizer
-from ..core.outputs import RequestOutput as CoreRequestOutput
-from ..core.sequence import Sequence as CoreSequence
+from ..engine.block_manager import BlockManager as CoreBlockManager
+from ..engine.config import EngineConfig
+from ..engine.engine import LLMEngine as CoreLLMEngine
+from ..engine.outputs import RequestOutput as CoreRequestOutput
+from ..engine.sequence import Sequence as CoreSequence
+from ..llama import LlamaForCausalLM, Tokenizer
 from .input_processor import InputProcessor
 from .model_runner import ModelRunner
 from .outputs import RequestOutput

@@ -9,10 +9,10 @@ from typing import Any, Self, get_type_hints
 import torch
 
 from ..checkpoints.hub import find_checkpoint, find_tokenizer
-from ..core.checks import is_number
-from ..core.config import POOL_SIZES, EngineConfig
-from ..core.kv_cache import bytes_per_token
-from ..core.llama import ModelConfig
+from ..engine.checks import is_number
+from ..engine.config import POOL_SIZES, EngineConfig
+from ..engine.kv_cache import bytes_per_token
+from ..llama import ModelConfig
 from .engine_args_checks import check_names, check_options
 from .engine_args_reading import dtype_name, flag_kind, whole_number
 from .only_in_vllm import OnlyInVllm, is_refused, refusal

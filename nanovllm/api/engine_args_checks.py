@@ -5,8 +5,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.checks import TYPES, Rule, is_whole
-from ..kernels import options
+from ..backends.cpu import options
+from ..engine.checks import TYPES, Rule, is_whole
 
 if TYPE_CHECKING:
     from .engine_args import EngineArgs

@@ -2,11 +2,11 @@
 
 from typing import Any, cast
 
-from ..core.input_processor import InputProcessor as CoreInputProcessor
-from ..core.input_processor import Prompt
-from ..core.llama import ModelConfig, StreamDecoder, Tokenizer
-from ..core.sampling import SamplingParams as CoreSamplingParams
-from ..core.sequence import Sequence as CoreSequence
+from ..engine.input_processor import InputProcessor as CoreInputProcessor
+from ..engine.input_processor import Prompt
+from ..engine.sampling import SamplingParams as CoreSamplingParams
+from ..engine.sequence import Sequence as CoreSequence
+from ..llama import ModelConfig, StreamDecoder, Tokenizer
 from .bad_words import bad_words_token_ids
 from .grammars import Grammars
 from .logits_processors import make_processors

@@ -7,17 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from ..backends.cpu.choice import Choice
+from ..backends.cpu.options import backend_of
+from ..backends.gpu.choice import GpuChoice
 from ..checkpoints.dummy import dummy_model
 from ..checkpoints.generation_config import eos_token_ids
 from ..checkpoints.hub import find_tokenizer
 from ..checkpoints.load_tokenizer import load_tokenizer
-from ..core.config import EngineConfig
-from ..core.llama import LlamaForCausalLM
-from ..core.sampling import SamplingParams as CoreSamplingParams
-from ..core.sequence import Sequence
-from ..kernels.choice import Choice
-from ..kernels.gpu.choice import GpuChoice
-from ..kernels.options import backend_of
+from ..engine.config import EngineConfig
+from ..engine.sampling import SamplingParams as CoreSamplingParams
+from ..engine.sequence import Sequence
+from ..llama import LlamaForCausalLM
 from .counting import BlockManager, CountedSequence, Scheduler
 from .engine import InputProcessor
 from .engine import LLMEngine as BaseLLMEngine
@@ -180,8 +180,8 @@ class LLMEngine(BaseLLMEngine):
 
     def build_model_runner(self, model: LlamaForCausalLM) -> ModelRunner:
         """It computes with kernels, or will when they are compiled, or never: `kernels` says."""
-        from ..kernels.gpu.runner import GpuRunner  # which are built on this package
-        from ..kernels.runner import KernelRunner, refusal
+        from ..backends.cpu.runner import KernelRunner, refusal
+        from ..backends.gpu.runner import GpuRunner  # which are built on this package
 
         args, is_gpu = self.engine_args, self.device.type == "cuda"
         backend = backend_of(args.attention_backend, args.enforce_eager, is_gpu)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.race import likeliest
+from ..backends.torch.race import likeliest
 
 MAX_LOGITS = 1 << 24  # computed together: a long chunk of a large vocabulary is cut
 MAX_IN_CACHE = 1 << 20  # looked at together: what is made of them stays in the processor's cache

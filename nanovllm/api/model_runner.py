@@ -6,10 +6,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..core.attention import AttentionMetadata
-from ..core.model_runner import ModelRunner as CoreModelRunner
-from ..core.model_runner import Scheduled
-from ..core.sampling import SampledToken, SamplingRow, sample
+from ..backends.torch.attention import AttentionMetadata
+from ..backends.torch.model_runner import ModelRunner as CoreModelRunner
+from ..backends.torch.model_runner import Scheduled
+from ..engine.sampling import SampledToken, SamplingRow, sample
 from .logprobs import MAX_LOGITS, Logprob, top_logprobs
 from .sequence import Sequence, ToldToken
 

@@ -1,8 +1,8 @@
 """OutputText: the text of an output, and where its parameters end it."""
 
-from ..core.llama import StreamDecoder
-from ..core.sequence import OutputText as CoreOutputText
-from ..core.sequence import longest_beginning
+from ..engine.sequence import OutputText as CoreOutputText
+from ..engine.sequence import longest_beginning
+from ..llama import StreamDecoder
 from .params import SamplingParams
 
 

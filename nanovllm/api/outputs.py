@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.outputs import CompletionOutput as CoreCompletionOutput
-from ..core.outputs import RequestOutput as CoreRequestOutput
+from ..engine.outputs import CompletionOutput as CoreCompletionOutput
+from ..engine.outputs import RequestOutput as CoreRequestOutput
 from .logprobs import Logprob
 
 

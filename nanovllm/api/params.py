@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
-from ..core.flags import knob
-from ..core.sampling import SamplingParams as CoreSamplingParams
+from ..engine.flags import knob
+from ..engine.sampling import SamplingParams as CoreSamplingParams
 from .params_checks import check_names, check_params, check_repetition
 from .params_reading import read_params
 from .structured_outputs import StructuredOutputsParams

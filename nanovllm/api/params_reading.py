@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..core.checks import is_number, is_whole
+from ..engine.checks import is_number, is_whole
 from .structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ A form that is none of these is an error that names its place: it never becomes 
 from collections import abc
 from typing import Any, NotRequired, TypedDict
 
-from ..core.checks import is_whole
-from ..core.input_processor import Prompt
+from ..engine.checks import is_whole
+from ..engine.input_processor import Prompt
 from .engine_args_checks import nearest
 
 

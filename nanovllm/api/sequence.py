@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from ..core.llama import StreamDecoder, Tokenizer
-from ..core.sampling import SampledToken
-from ..core.sequence import Sequence as CoreSequence
-from ..core.sequence import request_output as core_request_output
+from ..engine.sampling import SampledToken
+from ..engine.sequence import Sequence as CoreSequence
+from ..engine.sequence import request_output as core_request_output
+from ..llama import StreamDecoder, Tokenizer
 from .decoded_tokens import MAX_BEFORE, with_decoded_tokens
 from .flat_logprobs import FlatLogprobs
 from .logits_processors import LogitsProcessor

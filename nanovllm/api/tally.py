@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .metrics import Metric, Observations
 
 if TYPE_CHECKING:
-    from ..core.sequence import Sequence
+    from ..engine.sequence import Sequence
 
 SECONDS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),

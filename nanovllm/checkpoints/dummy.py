@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from ..core.llama import LlamaForCausalLM, ModelConfig
-from ..core.llama.weights import NoInit, check_window
+from ..llama import LlamaForCausalLM, ModelConfig
+from ..llama.weights import NoInit, check_window
 
 STD = 0.02  # of matrices and biases; weights of norms are 1
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.llama.config import read_eos
-from ..core.llama.entries import Entries, read_json, read_json_if_any
+from ..llama.config import read_eos
+from ..llama.entries import Entries, read_json, read_json_if_any
 
 NAMES = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),

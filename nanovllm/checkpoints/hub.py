@@ -11,8 +11,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..core.llama import ModelConfig
-from ..core.llama.entries import Entries, read_json
+from ..llama import ModelConfig
+from ..llama.entries import Entries, read_json
 from .forms import INDEX, WEIGHTS, check_form, why_refused
 from .hub_errors import one_line
 from .repository import Repository

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from .shapes import Shape
 
 if TYPE_CHECKING:
-    from ..core.llama import ModelConfig
+    from ..llama import ModelConfig
 
 Dimensions: TypeAlias = "ModelConfig | Shape"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

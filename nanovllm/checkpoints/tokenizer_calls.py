@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..core.checks import is_whole
+from ..engine.checks import is_whole
 from .chat_template import apply_chat_template
 from .tokenizer_config import NAMED
 

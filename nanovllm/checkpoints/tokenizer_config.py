@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tokenizers import AddedToken
 
-from ..core.llama.entries import Entries, read_json_if_any
+from ..llama.entries import Entries, read_json_if_any
 from .chat_template import find_chat_template
 
 MAX_TOKEN_ID = 2**24

@@ -32,7 +32,7 @@ def generate(
         texts += [read_prompt(file) for file in files]
 
     from ..api import LLM, SamplingParams
-    from ..core.stories import PROMPTS, show, summary, with_small_pool
+    from ..engine.stories import PROMPTS, show, summary, with_small_pool
     from .compiling import finish_compiling
     from .ticker import ticking
 

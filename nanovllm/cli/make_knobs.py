@@ -6,9 +6,9 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from ..api.params import SamplingParams
-from ..core.config import EngineConfig
-from ..core.flags import knobs
-from ..kernels.options import KernelOptions
+from ..backends.cpu.options import KernelOptions
+from ..engine.config import EngineConfig
+from ..engine.flags import knobs
 from ..server.options import ServerOptions
 
 HEAD = '''"""Every knob of engine, sampling and server, with its flag's help: --help is shown without torch.

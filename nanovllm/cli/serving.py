@@ -11,7 +11,7 @@ import click
 from tqdm import tqdm
 
 from ..api import LLM, RequestOutput
-from ..core.stories import pool_line
+from ..engine.stories import pool_line
 from ..server.openai.chats import Chat
 from .chats import add_request
 from .compiling import finish_compiling

@@ -7,7 +7,7 @@ The port alone is enough. The page's host is then this machine, also where clien
 import math
 from dataclasses import dataclass
 
-from ..core.flags import knob
+from ..engine.flags import knob
 from .origins import read_origins
 
 

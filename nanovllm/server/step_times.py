@@ -7,8 +7,8 @@ from ..api import LLMEngine
 from ..api.counting import CountedSequence
 from ..api.metrics import Observations
 from ..api.tally import A_TOKEN, STEP_TOKENS
-from ..core.model_runner import Scheduled
-from ..core.sequence import Sequence
+from ..backends.torch.model_runner import Scheduled
+from ..engine.sequence import Sequence
 
 
 class TimedEngine(LLMEngine):

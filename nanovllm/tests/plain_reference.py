@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .. import SamplingParams, core
 from ..api.bad_words import bad_words_token_ids
-from ..core.llama import LlamaForCausalLM, StreamDecoder, Tokenizer
-from ..core.sampling import SamplingRow, sample
+from ..engine.sampling import SamplingRow, sample
+from ..llama import LlamaForCausalLM, StreamDecoder, Tokenizer
 
 OUT = -float("inf")
 

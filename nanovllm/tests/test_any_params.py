@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from .. import EngineConfig, LLMEngine, RepetitionDetectionParams, RequestOutput, RequestOutputKind, SamplingParams
-from ..core.llama import LlamaForCausalLM, ModelConfig, load_model
+from ..llama import LlamaForCausalLM, ModelConfig, load_model
 from .plain_reference import Expected, expected_output
 
 MAX_MODEL_LEN, VOCAB = 40, 320

@@ -9,7 +9,7 @@ from .. import LLM
 from ..__main__ import main
 from ..cli.benchmarks import floor, timing, workload
 from ..cli.benchmarks.throughput import numbers
-from ..core.llama import load_model
+from ..llama import load_model
 from .helpers import OPTIONS, write_checkpoint
 
 SMALL = ("--input-len", "6", "--output-len", "3", "--rounds", "2")

@@ -15,9 +15,9 @@ from ..cli.benchmarks.published_load import Load, published_tasks
 from ..cli.benchmarks.shapes import folder_of_shape
 from ..cli.benchmarks.workers import serve_transformers_batch
 from ..cli.benchmarks.workload import Task
-from ..core.config import EngineConfig
-from ..core.kv_cache import bytes_per_token
-from ..core.llama import ModelConfig
+from ..engine.config import EngineConfig
+from ..engine.kv_cache import bytes_per_token
+from ..llama import ModelConfig
 from .fake_peer import ANSWERS, write_fake_peer
 from .helpers import CONFIG, UNMEASURED
 

@@ -177,7 +177,7 @@ def test_what_is_not_implemented_is_told_and_not_the_weights(tmp_path, entries, 
 PEAK = """
 import sys, threading, time
 import torch
-from {package}.core.llama import ModelConfig, load_model
+from {package}.llama import ModelConfig, load_model
 
 def anonymous():
     with open("/proc/self/status") as status:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .. import LLMEngine
-from ..core.stories import PROMPTS
+from ..engine.stories import PROMPTS
 from .helpers import UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = (

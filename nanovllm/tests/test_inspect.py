@@ -16,9 +16,9 @@ from ..checkpoints.memory import gpu_bytes, host_bytes
 from ..checkpoints.shapes import SHAPES, Shape
 from ..checkpoints.sizes import DTYPE_BYTES, Fit, kv_bytes_per_token, parameters
 from ..checkpoints.units import parse_bytes
-from ..core.kv_cache import bytes_per_token
-from ..core.llama import LlamaForCausalLM, ModelConfig
-from ..core.llama.weights import NoInit
+from ..engine.kv_cache import bytes_per_token
+from ..llama import LlamaForCausalLM, ModelConfig
+from ..llama.weights import NoInit
 from .helpers import OPTIONS
 
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import LLM, BeamSearchParams, Logprob, RequestOutput, SamplingParams, core
 from ..api import logprobs as module
 from ..api.logprobs import top_logprobs
-from ..core.llama import LlamaForCausalLM, ModelConfig, load_model
+from ..llama import LlamaForCausalLM, ModelConfig, load_model
 from .helpers import OPTIONS
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31, 5, 12, 33, 7, 21, 18, 6, 27, 11, 30]  # 5 blocks of 4

@@ -8,7 +8,7 @@ from .. import LLM, FlatLogprobs, RepetitionDetectionParams, RequestOutputKind, 
 from ..api.bad_words import bad_words_token_ids
 from ..api.decoded_tokens import decoded_token
 from ..api.output_text import OutputText
-from ..core.llama import StreamDecoder, Tokenizer
+from ..llama import StreamDecoder, Tokenizer
 from .helpers import OPTIONS
 
 EOS, FOX = 2, "the fox and the rabbit"

@@ -13,13 +13,13 @@ import pytest
 
 from .. import EngineConfig, SamplingParams, __version__
 from ..__main__ import main
+from ..backends.cpu.options import KernelOptions
 from ..cli import knobs as table
 from ..cli import make_knobs
 from ..cli.batch import batch
 from ..cli.commands import COMMANDS, nanovllm
 from ..cli.generate import generate
-from ..core.flags import knobs
-from ..kernels.options import KernelOptions
+from ..engine.flags import knobs
 from .helpers import start
 
 TOO_LONG = "9" * 23

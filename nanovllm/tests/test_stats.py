@@ -7,7 +7,7 @@ import pytest
 
 from .. import LLM, BeamSearchParams, Counter, EngineStats, Gauge, Histogram, SamplingParams
 from ..api.metrics import Observations
-from ..core.offload import Load
+from ..engine.offload import Load
 from .helpers import OPTIONS
 from .test_vllm_names import DATA
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from itertools import count
 from typing import Any
 
-from ..core.interrupts import interrupts_held_back
+from ..engine.interrupts import interrupts_held_back
 from .hooks import name_of
 from .observer import Observer, Seq, Write, in_words
 from .pools import DevicePool, Move

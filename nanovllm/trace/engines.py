@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..core.interrupts import interrupts_held_back
+from ..engine.interrupts import interrupts_held_back
 from .hooks import name_of
 from .managers import ManagerObserver
 from .observer import Seq, Write, carried, in_words

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..core.interrupts import interrupts_held_back
+from ..engine.interrupts import interrupts_held_back
 from .hidden import hidden
 from .hooks import Hooks
 

@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanovllm import LLM
-from nanovllm.core.block_manager import cdiv
-from nanovllm.kernels.gpu.graphs import buckets
-from nanovllm.kernels.gpu.inputs import StepInputs
-from nanovllm.kernels.gpu.ops import PLAIN, Ops
-from nanovllm.kernels.gpu.runner import MULTIPROCESSORS
-from nanovllm.kernels.gpu.split import DecodeRoom, LikeliestRoom, choose_splits
+from nanovllm.backends.gpu.graphs import buckets
+from nanovllm.backends.gpu.inputs import StepInputs
+from nanovllm.backends.gpu.ops import PLAIN, Ops
+from nanovllm.backends.gpu.runner import MULTIPROCESSORS
+from nanovllm.backends.gpu.split import DecodeRoom, LikeliestRoom, choose_splits
+from nanovllm.engine.block_manager import cdiv
 from notebooks.helpers import paged, pictures
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED
 from stages.bench.counting import storages

@@ -11,8 +11,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from nanovllm.kernels.cache import find_folder, is_complete
-from nanovllm.kernels.choice import lack
+from nanovllm.backends.cpu.cache import find_folder, is_complete
+from nanovllm.backends.cpu.choice import lack
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED, Line
 

@@ -19,14 +19,14 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.attention import AttentionMetadata
-from nanovllm.core.block_manager import cdiv
-from nanovllm.core.online_softmax import Part, attend_part
-from nanovllm.kernels import gpu
-from nanovllm.kernels.gpu.ops import PLAIN
-from nanovllm.kernels.gpu.plain import gather
-from nanovllm.kernels.gpu.runner import GpuRunner
-from nanovllm.kernels.gpu.split import DecodeRoom, tile_size
+from nanovllm.backends.cpu import gpu
+from nanovllm.backends.gpu.ops import PLAIN
+from nanovllm.backends.gpu.plain import gather
+from nanovllm.backends.gpu.runner import GpuRunner
+from nanovllm.backends.gpu.split import DecodeRoom, tile_size
+from nanovllm.backends.torch.attention import AttentionMetadata
+from nanovllm.backends.torch.online_softmax import Part, attend_part
+from nanovllm.engine.block_manager import cdiv
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED
 
@@ -100,7 +100,7 @@ def asked_of(llm: LLM) -> tuple[list[Asked], list[int]]:
 @torch.inference_mode()
 def by_numba(llm: LLM, asked: Asked) -> Tensor:
     """The CPU's kernel. It writes the newest keys and values once more: they are in the pool already."""
-    from nanovllm.kernels.backend import StepAttention
+    from nanovllm.backends.cpu.backend import StepAttention
 
     size, heads, rotary = llm.kv_cache.block_size, asked.q.shape[1], llm.llm_engine.model_runner._model.model.rotary_emb
     last, rows = asked.context_lens.long() - 1, torch.arange(len(asked.q))
@@ -121,7 +121,7 @@ def where_triton_runs() -> str | None:
 
 @torch.inference_mode()
 def by_triton(asked: Asked) -> Tensor:
-    from nanovllm.kernels.gpu.decode import paged_decode
+    from nanovllm.backends.gpu.decode import paged_decode
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, blocks, tables, lens = (x.to(device) for x in (asked.q, asked.blocks, asked.block_tables, asked.context_lens))

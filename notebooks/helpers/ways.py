@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.backends.cpu.choice import lack
 from nanovllm.cli.benchmarks.contexts import prompts_taken_as_computed
 from nanovllm.cli.benchmarks.floor import weight_bytes
-from nanovllm.kernels.choice import lack
 from stages.bench import harness
 from stages.bench.models import num_parameters
 
@@ -92,7 +92,7 @@ def as_it_is(runner: Any) -> Iterator[Callable]:
 @contextmanager
 def many_rows(runner: Any) -> Iterator[Callable]:
     """The swapped submodules, however few rows there are."""
-    from nanovllm.kernels.threads import numba_threads
+    from nanovllm.backends.cpu.threads import numba_threads
 
     few, runner._logits, runner._few = runner._few, None, None
     try:
@@ -121,8 +121,8 @@ def swapped_out(runner: Any, *kept: str) -> Iterator[Callable]:
 
 def unpack(model: Any) -> dict[int, Any]:
     """Put the plain linear layers in. Returns the packed ones, by the number of the plain one."""
-    from nanovllm.kernels.many_rows import swap_linears
-    from nanovllm.kernels.packed import PackedLinear
+    from nanovllm.backends.cpu.many_rows import swap_linears
+    from nanovllm.backends.cpu.packed import PackedLinear
 
     packed: dict[int, Any] = {}
 
@@ -138,7 +138,7 @@ def unpack(model: Any) -> dict[int, Any]:
 
 def pack(model: Any, packed: Mapping[int, Any]) -> None:
     """Undo unpack()."""
-    from nanovllm.kernels.many_rows import swap_linears
+    from nanovllm.backends.cpu.many_rows import swap_linears
 
     swap_linears(model, lambda module: packed.get(id(module), module))
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...api import LLM
-from ...core.config import POOL_SIZES
+from ...engine.config import POOL_SIZES
 from ..compiling import compiled_llm
 from .answers import Answer, serve_here
 from .floor import read_bandwidth

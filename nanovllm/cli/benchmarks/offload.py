@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from ...api import LLM
-from ...core.config import POOL_SIZES
-from ...core.cost_model import measure as measure_cost
+from ...engine.config import POOL_SIZES
+from ...engine.cost_model import measure as measure_cost
 from ..compiling import compiled_llm
 from .prefix import figures, serve_cached
 from .report import machine

@@ -7,9 +7,9 @@ import torch
 
 from ...api.engine_args import EngineArgs
 from ...checkpoints.sizes import kv_bytes_per_token
-from ...core.block_manager import cdiv
-from ...core.config import EngineConfig
-from ...core.llama import ModelConfig
+from ...engine.block_manager import cdiv
+from ...engine.config import EngineConfig
+from ...llama import ModelConfig
 from .answers import Answer
 from .floor import slots_read, weights_read
 from .workload import Task

@@ -13,7 +13,7 @@ from ...checkpoints.chat_template import render_chat
 from ...checkpoints.generation_config import default_sampling_params
 from ...checkpoints.hf_tokenizer import HFTokenizer
 from ...checkpoints.load_tokenizer import load_tokenizer
-from ...core.input_processor import Prompt
+from ...engine.input_processor import Prompt
 from ..errors import NotServed
 from .bodies import Unsaid
 from .chats import Chat

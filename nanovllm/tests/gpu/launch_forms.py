@@ -13,8 +13,8 @@ from typing import Any
 from triton.runtime.jit import JITFunction
 
 from ...api import LLM, SamplingParams
-from ...kernels.gpu.ops import PLAIN, Ops, triton_ops
-from ...kernels.gpu.runner import GpuRunner
+from ...backends.gpu.ops import PLAIN, Ops, triton_ops
+from ...backends.gpu.runner import GpuRunner
 from .compile_kernels import form_of
 
 PROMPTS: list[Any] = [[5, 6, 7] * 4, [5], [8, 9], [4] * 20, [7] * 3]

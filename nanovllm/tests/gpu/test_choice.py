@@ -2,11 +2,11 @@
 
 import pytest
 
-from ...kernels.gpu import choice as module
-from ...kernels.gpu.choice import GpuChoice
-from ...kernels.gpu.linear import seconds_on_gpu
-from ...kernels.gpu.ops import PLAIN
-from ...kernels.options import VARIABLE, backend_of
+from ...backends.cpu.options import VARIABLE, backend_of
+from ...backends.gpu import choice as module
+from ...backends.gpu.choice import GpuChoice
+from ...backends.gpu.linear import seconds_on_gpu
+from ...backends.gpu.ops import PLAIN
 
 
 class Runner:

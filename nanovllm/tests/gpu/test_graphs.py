@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ...kernels.gpu.graphs import CudaCapture, DecodeGraphs, buckets
-from ...kernels.gpu.runner import on_its_device
+from ...backends.gpu.graphs import CudaCapture, DecodeGraphs, buckets
+from ...backends.gpu.runner import on_its_device
 
 
 class Notes:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ...api import LLM, SamplingParams
-from ...kernels.gpu.graphs import CudaCapture, buckets
-from ...kernels.gpu.linear import seconds_on_gpu
-from ...kernels.gpu.ops import triton_ops
-from ...kernels.gpu.runner import GpuRunner
+from ...backends.gpu.graphs import CudaCapture, buckets
+from ...backends.gpu.linear import seconds_on_gpu
+from ...backends.gpu.ops import triton_ops
+from ...backends.gpu.runner import GpuRunner
 from .test_runner import PROMPTS, made, outputs_of
 
 pytestmark = pytest.mark.gpu

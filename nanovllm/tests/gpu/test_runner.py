@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ...api import LLM, BeamSearchParams, SamplingParams
-from ...kernels.gpu.graphs import Capture, CudaCapture, buckets
-from ...kernels.gpu.inputs import StepInputs
-from ...kernels.gpu.linear import Timer
-from ...kernels.gpu.ops import PLAIN, Ops, triton_ops
-from ...kernels.gpu.runner import GpuRunner
+from ...backends.gpu.graphs import Capture, CudaCapture, buckets
+from ...backends.gpu.inputs import StepInputs
+from ...backends.gpu.linear import Timer
+from ...backends.gpu.ops import PLAIN, Ops, triton_ops
+from ...backends.gpu.runner import GpuRunner
 
 PROMPTS: list[str | list[int]] = [
     "the fox",
@@ -201,7 +201,7 @@ def test_blocks_are_not_cleared_and_what_lay_there_is_never_read(checkpoint):
 
 def test_kernels_make_the_tokens_of_plain_operations(checkpoint, device):
     """In Triton's interpreter, or on a GPU: prompts in chunks, mixed steps, decodes."""
-    pytest.importorskip("nanovllm.kernels.gpu.decode", reason="needs triton: make test-triton")
+    pytest.importorskip("nanovllm.backends.gpu.decode", reason="needs triton: make test-triton")
     options = {"device": device, "dtype": "float32", "max_num_batched_tokens": 8}
     plain, fast = made(checkpoint, **options), made(checkpoint, **options)
     with_runner(fast, CudaCapture() if device == "cuda" else Recording(), max_rows=4, ops=triton_ops())

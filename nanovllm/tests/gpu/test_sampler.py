@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from ...core import race
-from ...core.sampling import SamplingParams, SamplingRow, sample
-from ...kernels.gpu import sampler
-from ...kernels.gpu.plain import find_likeliest
-from ...kernels.gpu.sampler import sample_rows
+from ...backends.gpu import sampler
+from ...backends.gpu.plain import find_likeliest
+from ...backends.gpu.sampler import sample_rows
+from ...backends.torch import race
+from ...engine.sampling import SamplingParams, SamplingRow, sample
 
 KINDS = [
     {"temperature": 0.0},

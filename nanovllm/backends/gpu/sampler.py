@@ -1,0 +1,126 @@
+"""Sampling on the device. The host waits once a step: for what came of it, in one copy.
+
+core's sampler looks at numbers of the device on its way: whether a row must draw again (top_p), how many candidates
+there are (top_k). Each look waits until the device has done all that was started, and then the device waits. Here the
+host goes by what it knows itself, the rows' parameters. With top_p a row draws again on the device, whether it must or
+not, as often as nearly always is enough. Where it is not, core's sampler makes the token.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import count, groupby
+
+import torch
+from torch import Tensor
+
+from ...engine.sampling import SampledToken, SamplingParams, SamplingRow, sample, terms_of
+from ..torch.race import Terms, draw, keep_likelier, likeliest, probs_in_chunks, race_among
+from .fields import fields_of, room_for
+
+REDRAWS = 3  # with top_p 0.9 one row in ten must draw again, and at most one in ten thousand more often than this
+GREEDY, LIKELIEST, ALL, ALL_WITH_TOP_P = range(4)  # kinds of rows
+DTYPES = {"order": torch.int64, "top_k": torch.int64, "key": torch.int64} | {
+    "temperature": torch.float32,
+    "top_p": torch.float32,
+}
+
+
+def sample_rows(
+    logits: Tensor, told: Tensor, rows: list[SamplingRow], meanwhile: Callable[[], None] = lambda: None
+) -> list[SampledToken]:
+    """As sample() of core: one token for each row, the same ones. `meanwhile` is done while the device computes.
+
+    logits [num_rows, vocab_size]; told float32 [num_rows, 3], what find_likeliest() tells of them.
+    Raises FloatingPointError, naming the row, if a row has no probabilities.
+    """
+    if any(row.params.temperature > 0 for row in rows):
+        told = draw_tokens(logits, told, rows)
+    copy = told.to("cpu", non_blocking=True)  # into pinned memory
+    meanwhile()
+    if told.is_cuda:
+        torch.cuda.current_stream(told.device).synchronize()
+    sampled = []
+    for i, (row, (token, logprob, is_open)) in enumerate(zip(rows, copy.tolist(), strict=True)):
+        if not math.isfinite(logprob):
+            at_fault = f"the logits of row {i} are NaN, infinite or all -inf"
+            raise FloatingPointError(f"{at_fault}: no token can be sampled")
+        if row.params.temperature > 0 and is_open:
+            sampled += sample(logits[i : i + 1], [row])
+        else:
+            sampled.append(SampledToken(int(token), logprob))
+    return sampled
+
+
+def draw_tokens(logits: Tensor, told: Tensor, rows: list[SamplingRow]) -> Tensor:
+    """What is told of the rows, with other tokens for those that are not greedy, and in the last place whether a row
+    is open: it has to draw again.
+
+    logits [num_rows, vocab_size]; told, out float32 [num_rows, 3]
+    """
+    kinds = [kind_of(row.params, logits.shape[1]) for row in rows]
+    order = sorted((i for i, kind in enumerate(kinds) if kind != GREEDY), key=kinds.__getitem__)
+    sampled = [rows[i] for i in order]
+    places, terms = to_device(order, sampled, logits.device)
+    numbers = (logits if order == list(range(len(rows))) else logits.index_select(0, places)).float()
+    parts, start = [], 0
+    for kind, group in groupby(order, key=kinds.__getitem__):
+        end = start + len(list(group))
+        own = Terms(*(term[start:end] for term in terms))
+        parts.append(race(kind, numbers[start:end], own, max(row.params.top_k for row in sampled[start:end])))
+        start = end
+    tokens, are_open = (torch.cat(each) for each in zip(*parts, strict=True))  # [len(order)] each
+    lses = told[:, 2].index_select(0, places)
+    logprobs = numbers.gather(1, tokens.unsqueeze(1)).squeeze(1) - lses  # [len(order)]
+    return told.index_copy(0, places, torch.stack((tokens.float(), logprobs, are_open.float()), dim=1))
+
+
+def kind_of(params: SamplingParams, vocab_size: int) -> int:
+    """
+    >>> kind_of(SamplingParams(temperature=0), 100), kind_of(SamplingParams(top_k=5, top_p=0.5), 100)
+    (0, 1)
+    >>> kind_of(SamplingParams(top_k=100), 100), kind_of(SamplingParams(top_p=0.5), 100)
+    (2, 3)
+    """
+    if params.temperature == 0:
+        return GREEDY
+    if 0 < params.top_k < vocab_size:
+        return LIKELIEST
+    return ALL if params.top_p == 1 else ALL_WITH_TOP_P
+
+
+def to_device(order: list[int], rows: list[SamplingRow], device: torch.device) -> tuple[Tensor, Terms]:
+    """int64 [len(rows)], and on which terms they are sampled, in one copy that nobody waits for."""
+    host = room_for(DTYPES, len(rows), torch.device("cpu"), is_pinned=device.type == "cuda")
+    fields = fields_of(host, DTYPES)
+    fields["order"].copy_(torch.tensor(order))
+    for name, term in terms_of(rows, torch.device("cpu"))._asdict().items():
+        fields[name].copy_(term.squeeze(1))
+    there = fields_of(host.to(device, non_blocking=True), DTYPES)
+    return there["order"], Terms(**{name: there[name].unsqueeze(1) for name in Terms._fields})
+
+
+def race(kind: int, numbers: Tensor, terms: Terms, top_k: int) -> tuple[Tensor, Tensor]:
+    """Rows of one kind; top_k: the largest. numbers float32 [num_rows, vocab_size] -> tokens, and bool: [num_rows]"""
+    if kind == LIKELIEST:
+        tokens = race_among(likeliest(numbers, top_k), numbers, terms)
+    elif kind == ALL_WITH_TOP_P:
+        return race_again(probs_in_chunks(numbers, terms), terms)
+    else:
+        tokens = draw(probs_in_chunks(numbers, terms), terms.key, attempt=0)
+    return tokens, torch.zeros_like(tokens, dtype=torch.bool)
+
+
+def race_again(probs: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
+    """What race_all() of core does, without a look at who must draw again: it is told of each row at the end.
+
+    probs float32 [num_rows, num_chunks, CHUNK] -> tokens [num_rows], bool [num_rows]
+    """
+    tokens = draw(probs, terms.key, attempt=0)
+    for attempt in count(1):
+        probs = keep_likelier(probs, tokens)
+        before = probs.sum(dim=(1, 2))  # [num_rows]
+        are_open = (before >= terms.top_p[:, 0]) & (before > 0)
+        if attempt > REDRAWS:
+            return tokens, are_open
+        tokens = torch.where(are_open, draw(probs, terms.key, attempt), tokens)
+    raise AssertionError

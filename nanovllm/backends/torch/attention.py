@@ -1,0 +1,163 @@
+"""The `attend` of this stage: keys and values are read where their blocks lie, a tile of blocks at a time.
+
+    context    tile 0   tile 1       tile 2
+    A (18)     ####     #### ####    #### ##..       block size 4, tile size 16: a block of each of three,
+    B (11)     ####     #### ###.                    or two of each of two, or four of one
+    C (3)      ###.                                  . masked: the rest of a last block
+
+In decode all sequences go through a tile together; a tile is shared out among the sequences that reach it. A tile
+gives each of them attention to the keys in it; merge_attn_states() adds it to that of the tiles before. So decode needs
+room for a tile or two besides the pool, however long the contexts are, and no operation is done once a sequence. (A
+tile has at least one block of each sequence. It is still copied before it is read: a kernel would read it in place. A
+short sequence beside a long one is padded up to the tile's end.)
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...engine.kv_cache import KVCache
+from .online_softmax import Part, attend_part, merge_attn_states, merge_first
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """What a step's tokens are: sequence i has rows query_start_loc[i] .. query_start_loc[i + 1] - 1."""
+
+    query_start_loc: list[int]  # [num_seqs + 1]
+    context_lens: list[int]  # [num_seqs], this step's tokens counted
+    block_tables: Tensor  # int64 [num_seqs, max_blocks], a shorter table goes on with its own last block
+    slot_mapping: Tensor  # int64 [num_tokens], the slot of each row
+    new_blocks: Tensor  # int64 [num_new_blocks], those whose first slot is written
+
+
+class Tile(NamedTuple):
+    """Some blocks of each sequence that reaches so far: of the first `num_seqs` of all that decode."""
+
+    num_seqs: int
+    num_slots: int  # of each sequence
+    pieces: Tensor  # of KVCache, int64 [num_seqs, 2 * blocks of each]
+    mask: Tensor  # [num_seqs, 1, 1, num_slots], 0 in a context, -inf behind its end
+
+
+class PagedAttention:
+    """The attention backend: plan() makes the `attend` of a step. One object for the life of an engine."""
+
+    def __init__(self, kv_cache: KVCache, tile_size: int) -> None:
+        """`tile_size` in slots, of all sequences together; a tile has whole blocks of each, at least one."""
+        self._kv_cache = kv_cache
+        self._tile_size = tile_size
+
+    def plan(self, step: AttentionMetadata) -> "PagedAttend":
+        """Clear the blocks that are new in this step, then return its `attend`: once for each run of the model."""
+        self._kv_cache.clear(step.new_blocks)
+        return PagedAttend(self._kv_cache, self._tile_size, step)
+
+
+class PagedAttend:
+    """The `attend` of one step: any mixture of prompts, chunks of prompts and newest tokens.
+
+    What is the same in all layers is worked out once: where to write, which rows decode, in which tiles.
+    """
+
+    def __init__(self, kv_cache: KVCache, tile_size: int, step: AttentionMetadata) -> None:
+        self._kv_cache = kv_cache
+        self._tile_size = tile_size
+        self._step = step
+        self._rows = kv_cache.rows(step.slot_mapping)  # [2 * num_tokens]
+        query_lens = [end - start for start, end in pairwise(step.query_start_loc)]
+        self._chunks = [i for i, query_len in enumerate(query_lens) if query_len > 1]
+        decodes = [i for i, query_len in enumerate(query_lens) if query_len == 1]
+        decodes.sort(key=lambda i: -step.context_lens[i])  # longest first: a tile is then for the first num_seqs
+        self._decode_rows = self._tensor([step.query_start_loc[i] for i in decodes])  # [num_decodes]
+        block_tables = step.block_tables.index_select(0, self._tensor(decodes))  # [num_decodes, max_blocks]
+        self._tiles = self._decode_tiles(block_tables, [step.context_lens[i] for i in decodes])
+
+    def _decode_tiles(self, block_tables: Tensor, context_lens: list[int]) -> list[Tile]:
+        """block_tables [num_decodes, max_blocks]; context_lens [num_decodes], longest first"""
+        block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.blocks.dtype, self._tensor(context_lens)
+        tiles, start = [], 0
+        while num_seqs := sum(context_len > start for context_len in context_lens):
+            num_blocks = min(self._blocks_of_each(num_seqs), -(-(context_lens[0] - start) // block_size))
+            num_slots = num_blocks * block_size
+            blocks = block_tables[:num_seqs, start // block_size :][:, :num_blocks]
+            positions = torch.arange(start, start + num_slots, device=ends.device)
+            is_behind = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, num_slots]
+            mask = torch.zeros(is_behind.shape, dtype=dtype, device=ends.device).masked_fill_(is_behind, float("-inf"))
+            tiles.append(Tile(num_seqs, num_slots, self._kv_cache.pieces(blocks), mask))
+            start += num_slots
+        return tiles
+
+    def _blocks_of_each(self, num_seqs: int) -> int:
+        """In a tile that `num_seqs` sequences share."""
+        return max(1, self._tile_size // (num_seqs * self._kv_cache.block_size))
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]"""
+        step = self._step
+        assert q.shape[0] == step.query_start_loc[-1], f"{q.shape[0]} queries, the step has {step.query_start_loc[-1]}"
+        self._kv_cache.write(layer, self._rows, k, v)
+        out = q.new_empty(q.shape)
+        if self._tiles:
+            decoded = self._decode(layer, q.index_select(0, self._decode_rows), num_kv_heads=k.shape[1])
+            out.index_copy_(0, self._decode_rows, decoded)
+        for i in self._chunks:
+            rows = slice(step.query_start_loc[i], step.query_start_loc[i + 1])
+            out[rows] = self._attend_chunk(layer, step.block_tables[i], step.context_lens[i], q[rows], k[rows], v[rows])
+        return out
+
+    def _decode(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:
+        """One query of each sequence, longest context first. q, out [num_decodes, num_heads, head_dim], of one dtype.
+
+        The first of num_heads / num_kv_heads query heads share the first KV head, and so on: nothing is repeated.
+        """
+        # One query sees every key, so the heads that share a KV head are the query axis: nothing is repeated for them.
+        grouped = q.unflatten(1, (num_kv_heads, -1))  # [num_decodes, num_kv_heads, num_heads / num_kv_heads, head_dim]
+        whole: Part | None = None
+        for tile in self._tiles:
+            k, v = self._kv_cache.read(layer, tile.pieces, tile.num_slots)  # [num_seqs, num_slots, num_kv_heads, ...]
+            part = attend_part(grouped[: tile.num_seqs], k.transpose(1, 2), v.transpose(1, 2), tile.mask)
+            whole = part if whole is None else merge_first(whole, part)
+        return whole.out.flatten(1, 2).to(q.dtype)
+
+    def _attend_chunk(
+        self, layer: int, block_table: Tensor, context_len: int, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Tokens of one sequence, on what was computed before, tile by tile, and on themselves.
+
+        Their own keys and values are at hand; the pool is read only before them. block_table may be longer than the
+        context. Heads that share a KV head read it through views: nothing is repeated for them here either.
+        q, out [query_len, num_heads, head_dim], of one dtype; k, v [query_len, num_kv_heads, head_dim];
+        block_table [max_blocks]
+        """
+        group = q.shape[1] // k.shape[1]
+        grouped = q.unflatten(1, (-1, group)).permute(2, 1, 0, 3)  # [group, num_kv_heads, query_len, head_dim]
+
+        def for_group(x: Tensor) -> Tensor:  # x [num_keys, num_kv_heads, head_dim]
+            return x.transpose(0, 1).expand(group, -1, -1, -1)  # a view: [group, num_kv_heads, num_keys, head_dim]
+
+        whole = attend_part(grouped, for_group(k), for_group(v), is_causal=True)
+        num_computed, block_size, num_blocks = context_len - len(q), self._kv_cache.block_size, self._blocks_of_each(1)
+        for start in range(0, num_computed, num_blocks * block_size):
+            blocks = block_table[start // block_size : -(-num_computed // block_size)][:num_blocks]
+            keys, values = self._kv_cache.read(layer, self._kv_cache.pieces(blocks), num_computed - start)
+            whole = merge_attn_states(whole, attend_part(grouped, for_group(keys), for_group(values)))
+        return whole.out.permute(2, 1, 0, 3).flatten(1, 2).to(q.dtype)
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._kv_cache.blocks.device)
+
+
+def compute_slot_mapping(block_tables: Tensor, seqs: Tensor, positions: Tensor, block_size: int) -> Tensor:
+    """The slot of each token: token i is of sequence seqs[i], at positions[i].
+
+    block_tables int64 [num_seqs, max_blocks]; seqs, positions, out int64 [num_tokens]
+
+    >>> seqs, positions = torch.tensor([0, 0, 1]), torch.tensor([3, 4, 2])
+    >>> compute_slot_mapping(torch.tensor([[3, 0], [1, 1]]), seqs, positions, block_size=4).tolist()
+    [15, 0, 6]
+    """
+    return block_tables[seqs, positions // block_size] * block_size + positions % block_size
