@@ -39,7 +39,7 @@ engine_thread.py      a thread that alone touches an engine
 async_llm.py          AsyncLLM: many callers of one engine
 """
 
-from ..engine import EngineConfig
+from ..engine.config import EngineConfig
 from .async_llm import AsyncLLM, AsyncLLMEngine
 from .beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .engine_args import AsyncEngineArgs, EngineArgs

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from ..engine.outputs import RequestOutput as CoreRequestOutput
-from ..engine.sampling import SamplingParams as CoreSamplingParams
+from ..engine.sampling_params import SamplingParams as CoreSamplingParams
 from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .prompts import ParsedPrompt

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from ..engine.input_processor import InputProcessor as CoreInputProcessor
 from ..engine.input_processor import Prompt
-from ..engine.sampling import SamplingParams as CoreSamplingParams
+from ..engine.sampling_params import SamplingParams as CoreSamplingParams
 from ..engine.sequence import Sequence as CoreSequence
 from ..llama import ModelConfig, StreamDecoder, Tokenizer
 from .bad_words import bad_words_token_ids

@@ -11,7 +11,7 @@ from ..checkpoints.generation_config import default_sampling_params
 from ..engine.config import EngineConfig
 from ..engine.llm import LLM as CoreLLM
 from ..engine.llm import Params, pair
-from ..engine.sampling import SamplingParams as CoreSamplingParams
+from ..engine.sampling_params import SamplingParams as CoreSamplingParams
 from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from .call_outputs import final_only, told, warn_of_errors, with_prompt
 from .conversations import Message, as_conversations, read_template

@@ -15,7 +15,7 @@ from ..checkpoints.generation_config import eos_token_ids
 from ..checkpoints.hub import find_tokenizer
 from ..checkpoints.load_tokenizer import load_tokenizer
 from ..engine.config import EngineConfig
-from ..engine.sampling import SamplingParams as CoreSamplingParams
+from ..engine.sampling_params import SamplingParams as CoreSamplingParams
 from ..engine.sequence import Sequence
 from ..llama import LlamaForCausalLM
 from .counting import BlockManager, CountedSequence, Scheduler

@@ -9,7 +9,8 @@ from torch import Tensor
 from ..backends.torch.attention import AttentionMetadata
 from ..backends.torch.model_runner import ModelRunner as CoreModelRunner
 from ..backends.torch.model_runner import Scheduled
-from ..engine.sampling import SampledToken, SamplingRow, sample
+from ..backends.torch.sampler import sample
+from ..engine.sampling_params import SampledToken, SamplingRow
 from .logprobs import MAX_LOGITS, Logprob, top_logprobs
 from .sequence import Sequence, ToldToken
 

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from ..engine.flags import knob
-from ..engine.sampling import SamplingParams as CoreSamplingParams
+from ..engine.sampling_params import SamplingParams as CoreSamplingParams
 from .params_checks import check_names, check_params, check_repetition
 from .params_reading import read_params
 from .structured_outputs import StructuredOutputsParams

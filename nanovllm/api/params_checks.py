@@ -8,7 +8,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..engine.checks import AT_LEAST_1, TYPES, Rule, is_number, is_whole
-from ..engine.sampling import RULES as CORE_RULES
+from ..engine.sampling_params import RULES as CORE_RULES
 
 if TYPE_CHECKING:
     from .params import Fields, RepetitionDetectionParams

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from ..engine.sampling import SampledToken
+from ..engine.sampling_params import SampledToken
 from ..engine.sequence import Sequence as CoreSequence
 from ..engine.sequence import request_output as core_request_output
 from ..llama import StreamDecoder, Tokenizer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..api import Logprob, RequestOutput
-from ..engine import CompletionOutput
+from ..engine.outputs import CompletionOutput
 from .openai_results import openai_result
 from .request import Request
 

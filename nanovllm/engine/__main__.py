@@ -7,7 +7,7 @@ from .config import EngineConfig
 from .console import run_command
 from .flags import add_flags, flag_values
 from .llm import LLM
-from .sampling import SamplingParams
+from .sampling_params import SamplingParams
 from .stories import PROMPTS, show, summary, with_small_pool
 
 

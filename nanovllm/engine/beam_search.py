@@ -21,7 +21,7 @@ from .engine import LLMEngine
 from .input_processor import Prompt
 from .interrupts import interrupts_held_back
 from .outputs import RequestOutput
-from .sampling import SampledToken, SamplingParams
+from .sampling_params import SampledToken, SamplingParams
 from .sequence import Sequence
 
 RULES: dict[str, Rule] = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .block_manager import cdiv
 from .kv_cache import BlockCopy
 from .offload import HostKVCache
-from .sampling import SamplingParams
+from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from .engine import LLMEngine

@@ -16,7 +16,7 @@ from .interrupts import interrupts_held_back
 from .kv_cache import KVCache, num_blocks_for
 from .offload import MAX_DEFAULT_BYTES, HostKVCache
 from .outputs import RequestOutput
-from .sampling import SampledToken, SamplingParams
+from .sampling_params import SampledToken, SamplingParams
 from .scheduler import Scheduler
 from .sequence import Sequence, request_output
 

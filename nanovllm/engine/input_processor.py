@@ -3,7 +3,7 @@
 import random
 
 from ..llama import ModelConfig, StreamDecoder, Tokenizer
-from .sampling import SamplingParams
+from .sampling_params import SamplingParams
 from .sequence import Sequence
 
 Prompt = str | list[int]  # a text (BOS is put before it) or token ids (taken as they are)

@@ -13,7 +13,7 @@ from .input_processor import Prompt
 from .interrupts import interrupts_held_back
 from .kv_cache import PoolReport
 from .outputs import RequestOutput
-from .sampling import SamplingParams
+from .sampling_params import SamplingParams
 
 Prompts = Prompt | abc.Sequence[Prompt]
 Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each

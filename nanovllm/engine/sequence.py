@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..llama import StreamDecoder
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 from .prefix_cache import BlockHash
-from .sampling import SampledToken, SamplingParams, SamplingRow
+from .sampling_params import SampledToken, SamplingParams, SamplingRow
 
 
 class Sequence:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from .. import SamplingParams, core
 from ..api.bad_words import bad_words_token_ids
-from ..engine.sampling import SamplingRow, sample
+from ..backends.torch.sampler import sample
+from ..engine.sampling_params import SamplingRow
 from ..llama import LlamaForCausalLM, StreamDecoder, Tokenizer
 
 OUT = -float("inf")

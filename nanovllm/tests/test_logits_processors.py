@@ -9,7 +9,7 @@ import torch
 from .. import SamplingParams
 from ..api.logits_processors import MinTokens, make_processors
 from ..api.model_runner import named_logprobs, sample_and_tell
-from ..engine.sampling import SamplingRow
+from ..engine.sampling_params import SamplingRow
 
 OUT = -math.inf
 

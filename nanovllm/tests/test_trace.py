@@ -11,7 +11,7 @@ import pytest
 
 from .. import LLM, SamplingParams
 from ..__main__ import main
-from ..engine import BeamSearchParams
+from ..engine.beam_search import BeamSearchParams
 from ..trace import read_trace, states, traced
 from ..trace.chrome import convert
 from ..trace.events import FileSink

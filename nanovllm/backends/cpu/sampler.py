@@ -11,7 +11,8 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from ...engine.sampling import SampledToken, SamplingRow, sample
+from ...engine.sampling_params import SampledToken, SamplingRow
+from ..torch.sampler import sample
 from .backend import like_of
 from .exp import exp
 from .lanes import exp_of, lane_numbers, largest_or_nan, maximum_or_nan, negative, where_below

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...api.model_runner import ModelRunner
 from ...engine.kv_cache import KVCache
-from ...engine.sampling import SampledToken, SamplingRow
+from ...engine.sampling_params import SampledToken, SamplingRow
 from ...llama import LlamaForCausalLM
 from ..torch.attention import AttentionMetadata, PagedAttention
 from ..torch.model_runner import Scheduled

@@ -13,8 +13,9 @@ from itertools import count, groupby
 import torch
 from torch import Tensor
 
-from ...engine.sampling import SampledToken, SamplingParams, SamplingRow, sample, terms_of
+from ...engine.sampling_params import SampledToken, SamplingParams, SamplingRow
 from ..torch.race import Terms, draw, keep_likelier, likeliest, probs_in_chunks, race_among
+from ..torch.sampler import sample, terms_of
 from .fields import fields_of, room_for
 
 REDRAWS = 3  # with top_p 0.9 one row in ten must draw again, and at most one in ten thousand more often than this

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ...engine.block_manager import cdiv
-from ...engine.sampling import SampledToken, sample
+from ...engine.sampling_params import SampledToken
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
+from .sampler import sample
 
 Scheduled = tuple[Sequence, int]  # a sequence, and how many of its tokens to compute in this step
 

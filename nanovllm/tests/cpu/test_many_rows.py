@@ -21,8 +21,9 @@ from ...backends.cpu.sampler import PIECE, sample_rows
 from ...backends.cpu.step_attention import JOB, MERGE, SPLIT
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.model_runner import ModelRunner
+from ...backends.torch.sampler import sample
 from ...engine.kv_cache import KVCache
-from ...engine.sampling import SamplingParams, SamplingRow, sample
+from ...engine.sampling_params import SamplingParams, SamplingRow
 from ...llama import LlamaForCausalLM, ModelConfig
 
 FULL = pytest.mark.full

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ...engine.llm import LLM
-from ...engine.sampling import SampledToken
+from ...engine.sampling_params import SampledToken
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
 from .helpers import train_tokenizer, write_checkpoint

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from sentencepiece import SentencePieceTrainer
 from torch import Tensor
 
-from ...engine.sampling import SamplingParams
+from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 

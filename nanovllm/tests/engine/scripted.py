@@ -14,7 +14,7 @@ from ...engine.engine import LLMEngine
 from ...engine.kv_cache import KVCache
 from ...engine.outputs import RequestOutput
 from ...engine.prefix_cache import BlockHash, extend_block_hashes
-from ...engine.sampling import SampledToken, SamplingParams
+from ...engine.sampling_params import SampledToken, SamplingParams
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 

@@ -11,7 +11,7 @@ from ...engine.cost_model import BLOCKS, ROUNDS, CostModel, copy_speed, measure,
 from ...engine.engine import LLMEngine
 from ...engine.llm import LLM
 from ...engine.offload import HostKVCache
-from ...engine.sampling import SamplingParams
+from ...engine.sampling_params import SamplingParams
 from .scripted import scripted_engine
 
 # A token has 1,000 bytes: out and in again takes 2 ms, to compute it 2 ms too.

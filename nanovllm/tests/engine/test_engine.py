@@ -9,7 +9,7 @@ import pytest
 
 from ...engine.engine import LLMEngine
 from ...engine.outputs import RequestOutput
-from ...engine.sampling import SampledToken, SamplingParams
+from ...engine.sampling_params import SampledToken, SamplingParams
 from ...engine.sequence import Sequence
 from .helpers import byte_ids
 from .scripted import (

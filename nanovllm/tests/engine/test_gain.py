@@ -6,7 +6,7 @@ import torch
 
 from ...engine.engine import LLMEngine
 from ...engine.llm import LLM
-from ...engine.sampling import SamplingParams
+from ...engine.sampling_params import SamplingParams
 from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
 from . import gain

@@ -8,7 +8,7 @@ import pytest
 
 from ...engine.kv_cache import BlockCopy
 from ...engine.outputs import RequestOutput
-from ...engine.sampling import SampledToken, SamplingParams
+from ...engine.sampling_params import SampledToken, SamplingParams
 from .scripted import Batch, answers, assert_empty, assert_whole, params, reasons, said_alone, scripted_engine, step
 
 NUM_POSITIONS = 64  # of the model

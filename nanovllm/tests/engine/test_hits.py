@@ -9,7 +9,7 @@ from ...engine.beam_search import BeamSearchParams
 from ...engine.engine import LLMEngine
 from ...engine.llm import LLM
 from ...engine.outputs import RequestOutput
-from ...engine.sampling import SampledToken, SamplingParams
+from ...engine.sampling_params import SampledToken, SamplingParams
 from .scripted import (
     Batch,
     ScriptedEngine,

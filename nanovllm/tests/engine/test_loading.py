@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...engine.llm import LLM
-from ...engine.sampling import SamplingParams
+from ...engine.sampling_params import SamplingParams
 from ...llama import LlamaForCausalLM, ModelConfig, load_model
 from ...llama.config import RopeScaling
 from .helpers import CONFIG, next_logits, random_tensors, write_checkpoint

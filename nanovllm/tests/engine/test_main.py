@@ -12,7 +12,7 @@ from ...engine import __main__ as command
 from ...engine.__main__ import PROMPTS, main, show
 from ...engine.llm import LLM
 from ...engine.outputs import RequestOutput
-from ...engine.sampling import SamplingParams
+from ...engine.sampling_params import SamplingParams
 from .helpers import CONFIG, write_checkpoint
 
 SUMMARY = (

@@ -20,7 +20,7 @@ from ...engine.kv_cache import BlockCopy
 from ...engine.llm import LLM
 from ...engine.offload import HostKVCache
 from ...engine.outputs import RequestOutput
-from ...engine.sampling import SampledToken, SamplingParams
+from ...engine.sampling_params import SampledToken, SamplingParams
 from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM

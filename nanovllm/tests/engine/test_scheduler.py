@@ -9,7 +9,7 @@ import pytest
 from ...engine.block_manager import BlockManager
 from ...engine.config import EngineConfig
 from ...engine.kv_cache import BlockCopy
-from ...engine.sampling import SampledToken
+from ...engine.sampling_params import SampledToken
 from ...engine.scheduler import Scheduler, SchedulerOutput
 from ...engine.sequence import Sequence
 from .helpers import make_samples

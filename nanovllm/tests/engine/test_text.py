@@ -13,7 +13,7 @@ import torch
 
 from ...engine.llm import LLM
 from ...engine.outputs import RequestOutput
-from ...engine.sampling import SamplingParams
+from ...engine.sampling_params import SamplingParams
 from ...llama import StreamDecoder, Tokenizer
 from .helpers import BOS, CONFIG, EOS, byte_ids, random_tensors, train_tokenizer, write_checkpoint
 
