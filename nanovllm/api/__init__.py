@@ -47,7 +47,7 @@ from .engine_thread import EngineDeadError
 from .flat_logprobs import FlatLogprobs
 from .llm import LLM
 from .llm_engine import LLMEngine
-from .logprobs import Logprob
+from ..backends.torch.logprobs import Logprob
 from .metrics import Counter, Gauge, Histogram, Metric, Vector
 from .outputs import CompletionOutput, RequestOutput
 from .params import RepetitionDetectionParams, RequestOutputKind, SamplingParams

@@ -10,7 +10,7 @@ from ..engine.beam_search import BeamSearchParams as CoreBeamSearchParams
 from ..engine.beam_search import Candidate, Hypotheses
 from ..engine.engine import LLMEngine
 from ..engine.sequence import Sequence
-from .logprobs import Logprob, top_logprobs
+from ..backends.torch.logprobs import Logprob, top_logprobs
 from .only_in_vllm import refuse
 from .outputs import RequestOutput
 from .prompts import ParsedPrompt

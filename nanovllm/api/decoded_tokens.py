@@ -2,7 +2,7 @@
 
 from ..llama import Tokenizer
 from ..llama.stream_decoder import REPLACEMENT
-from .logprobs import Logprob
+from ..backends.torch.logprobs import Logprob
 
 MAX_BEFORE = 4  # tokens: a character has 4 bytes at most
 

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends.cpu import options
+from ..backends import options
 from ..engine.checks import TYPES, Rule, is_whole
 
 if TYPE_CHECKING:

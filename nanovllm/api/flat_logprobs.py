@@ -10,7 +10,7 @@ again; this is a few, however long the output is.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .logprobs import Logprob
+from ..backends.torch.logprobs import Logprob
 
 Place = dict[int, Logprob] | None  # None for the first token of a prompt
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..backends.cpu.choice import Choice
-from ..backends.cpu.options import backend_of
+from ..backends.options import backend_of
 from ..backends.gpu.choice import GpuChoice
 from ..checkpoints.dummy import dummy_model
 from ..checkpoints.generation_config import eos_token_ids

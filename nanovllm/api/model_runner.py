@@ -11,7 +11,10 @@ from ..backends.torch.model_runner import ModelRunner as CoreModelRunner
 from ..backends.torch.model_runner import Scheduled
 from ..backends.torch.sampler import sample
 from ..engine.sampling_params import SampledToken, SamplingRow
-from .logprobs import MAX_LOGITS, Logprob, top_logprobs
+from ..backends.torch.logprobs import Logprob, named_logprobs, top_logprobs
+
+MAX_LOGITS = 1 << 24
+
 from .sequence import Sequence, ToldToken
 
 SampleRows = Callable[[Tensor, list[SamplingRow]], list[SampledToken]]  # logits [num_rows, vocab_size]
@@ -94,11 +97,3 @@ def process(logits: Tensor, seqs: list[Sequence]) -> Tensor:
         for processor in seq.logits_processors:
             processor.apply(row, output_token_ids)
     return logits
-
-
-def named_logprobs(logits: Tensor, token_ids: list[int]) -> dict[int, Logprob]:
-    """Of these tokens, each once, in this order. logits [vocab_size]"""
-    logprobs = logits.float().log_softmax(dim=-1)  # [vocab_size]
-    own = logprobs[token_ids]  # [num_tokens]
-    ranks = 1 + (logprobs > own.unsqueeze(1)).sum(dim=-1)  # [num_tokens]
-    return dict(zip(token_ids, map(Logprob, own.tolist(), ranks.tolist()), strict=True))

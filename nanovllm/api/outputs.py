@@ -5,7 +5,7 @@ from typing import Any
 
 from ..engine.outputs import CompletionOutput as CoreCompletionOutput
 from ..engine.outputs import RequestOutput as CoreRequestOutput
-from .logprobs import Logprob
+from ..backends.torch.logprobs import Logprob
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ..llama import StreamDecoder, Tokenizer
 from .decoded_tokens import MAX_BEFORE, with_decoded_tokens
 from .flat_logprobs import FlatLogprobs
 from .logits_processors import LogitsProcessor
-from .logprobs import Logprob
+from ..backends.torch.logprobs import Logprob
 from .output_text import OutputText
 from .outputs import CompletionOutput, RequestOutput
 from .params import RequestOutputKind, SamplingParams

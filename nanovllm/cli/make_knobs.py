@@ -1,14 +1,14 @@
 """Write knobs.py from the dataclasses that it repeats: python -m nanovllm.cli.make_knobs"""
 
-from dataclasses import Field
+from dataclasses import Field, dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from ..api.params import SamplingParams
-from ..backends.cpu.options import KernelOptions
+from ..backends.options import BACKENDS
 from ..engine.config import EngineConfig
-from ..engine.flags import knobs
+from ..engine.flags import knob, knobs
 from ..server.options import ServerOptions
 
 HEAD = '''"""Every knob of engine, sampling and server, with its flag's help: --help is shown without torch.
@@ -19,6 +19,14 @@ Made by `python -m nanovllm.cli.make_knobs` from the fields of four dataclasses.
 # ruff: noqa: E501
 from .knob import Knob
 '''
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    attention_backend: str = knob(
+        "auto", "numba: kernels on a CPU; triton: on a GPU; torch: plain operations; auto: the best", BACKENDS
+    )
+    enforce_eager: bool = knob(False, "on a GPU no CUDA graphs; on a CPU as --attention-backend torch")
 
 
 def source() -> str:

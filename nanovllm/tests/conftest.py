@@ -7,7 +7,7 @@ import torch
 
 from ..__main__ import main
 from ..api import engine_args
-from ..backends.cpu.options import VARIABLE
+from ..backends.options import VARIABLE
 from .helpers import UNMEASURED, write_checkpoint
 
 os.environ[VARIABLE] = "torch"  # nothing is compiled unless a test says so

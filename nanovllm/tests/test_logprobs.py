@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import LLM, BeamSearchParams, Logprob, RequestOutput, SamplingParams, core
-from ..api import logprobs as module
-from ..api.logprobs import top_logprobs
+from ..backends.torch import logprobs as module
+from ..backends.torch.logprobs import top_logprobs
 from ..llama import LlamaForCausalLM, ModelConfig, load_model
 from .helpers import OPTIONS
 

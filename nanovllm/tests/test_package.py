@@ -13,7 +13,7 @@ import pytest
 
 from .. import EngineConfig, SamplingParams, __version__
 from ..__main__ import main
-from ..backends.cpu.options import KernelOptions
+from ..backends.options import KernelOptions
 from ..cli import knobs as table
 from ..cli import make_knobs
 from ..cli.batch import batch

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...engine.sampling_params import SampledToken, SamplingParams, SamplingRow
-from ..torch.race import Terms, draw, keep_likelier, likeliest, probs_in_chunks, race_among
-from ..torch.sampler import sample, terms_of
+from ..torch.race import RowParams, draw, keep_likelier, likeliest, probs_in_chunks, race_among
+from ..torch.sampler import sample, row_params
 from .fields import fields_of, room_for
 
 REDRAWS = 3  # with top_p 0.9 one row in ten must draw again, and at most one in ten thousand more often than this
@@ -61,12 +61,12 @@ def draw_tokens(logits: Tensor, told: Tensor, rows: list[SamplingRow]) -> Tensor
     kinds = [kind_of(row.params, logits.shape[1]) for row in rows]
     order = sorted((i for i, kind in enumerate(kinds) if kind != GREEDY), key=kinds.__getitem__)
     sampled = [rows[i] for i in order]
-    places, terms = to_device(order, sampled, logits.device)
+    places, params = to_device(order, sampled, logits.device)
     numbers = (logits if order == list(range(len(rows))) else logits.index_select(0, places)).float()
     parts, start = [], 0
     for kind, group in groupby(order, key=kinds.__getitem__):
         end = start + len(list(group))
-        own = Terms(*(term[start:end] for term in terms))
+        own = RowParams(*(term[start:end] for term in params))
         parts.append(race(kind, numbers[start:end], own, max(row.params.top_k for row in sampled[start:end])))
         start = end
     tokens, are_open = (torch.cat(each) for each in zip(*parts, strict=True))  # [len(order)] each
@@ -89,39 +89,39 @@ def kind_of(params: SamplingParams, vocab_size: int) -> int:
     return ALL if params.top_p == 1 else ALL_WITH_TOP_P
 
 
-def to_device(order: list[int], rows: list[SamplingRow], device: torch.device) -> tuple[Tensor, Terms]:
-    """int64 [len(rows)], and on which terms they are sampled, in one copy that nobody waits for."""
+def to_device(order: list[int], rows: list[SamplingRow], device: torch.device) -> tuple[Tensor, RowParams]:
+    """int64 [len(rows)], and on which params they are sampled, in one copy that nobody waits for."""
     host = room_for(DTYPES, len(rows), torch.device("cpu"), is_pinned=device.type == "cuda")
     fields = fields_of(host, DTYPES)
     fields["order"].copy_(torch.tensor(order))
-    for name, term in terms_of(rows, torch.device("cpu"))._asdict().items():
+    for name, term in row_params(rows, torch.device("cpu"))._asdict().items():
         fields[name].copy_(term.squeeze(1))
     there = fields_of(host.to(device, non_blocking=True), DTYPES)
-    return there["order"], Terms(**{name: there[name].unsqueeze(1) for name in Terms._fields})
+    return there["order"], RowParams(**{name: there[name].unsqueeze(1) for name in RowParams._fields})
 
 
-def race(kind: int, numbers: Tensor, terms: Terms, top_k: int) -> tuple[Tensor, Tensor]:
+def race(kind: int, numbers: Tensor, params: RowParams, top_k: int) -> tuple[Tensor, Tensor]:
     """Rows of one kind; top_k: the largest. numbers float32 [num_rows, vocab_size] -> tokens, and bool: [num_rows]"""
     if kind == LIKELIEST:
-        tokens = race_among(likeliest(numbers, top_k), numbers, terms)
+        tokens = race_among(likeliest(numbers, top_k), numbers, params)
     elif kind == ALL_WITH_TOP_P:
-        return race_again(probs_in_chunks(numbers, terms), terms)
+        return race_again(probs_in_chunks(numbers, params), params)
     else:
-        tokens = draw(probs_in_chunks(numbers, terms), terms.key, attempt=0)
+        tokens = draw(probs_in_chunks(numbers, params), params.key, attempt=0)
     return tokens, torch.zeros_like(tokens, dtype=torch.bool)
 
 
-def race_again(probs: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
+def race_again(probs: Tensor, params: RowParams) -> tuple[Tensor, Tensor]:
     """What race_all() of core does, without a look at who must draw again: it is told of each row at the end.
 
     probs float32 [num_rows, num_chunks, CHUNK] -> tokens [num_rows], bool [num_rows]
     """
-    tokens = draw(probs, terms.key, attempt=0)
+    tokens = draw(probs, params.key, attempt=0)
     for attempt in count(1):
         probs = keep_likelier(probs, tokens)
         before = probs.sum(dim=(1, 2))  # [num_rows]
-        are_open = (before >= terms.top_p[:, 0]) & (before > 0)
+        are_open = (before >= params.top_p[:, 0]) & (before > 0)
         if attempt > REDRAWS:
             return tokens, are_open
-        tokens = torch.where(are_open, draw(probs, terms.key, attempt), tokens)
+        tokens = torch.where(are_open, draw(probs, params.key, attempt), tokens)
     raise AssertionError

@@ -1,7 +1,7 @@
-"""The exponential race: of things with weights p the one with the largest p / Exp(1) wins, with probability p / sum(p).
+"""The exponential race: of tokens with probabilities p the one with the largest p / Exp(1) wins, with probability p.
 
-Noise of 1e-5 in the logits almost never changes the winner. Inverting the cumulative distribution would shift every
-token behind the noise. Nothing is sorted: to sort a row of 128,256 takes longer than all else that is done with it.
+Noise of 1e-5 in the logits almost never changes the winner; inverting the cumulative distribution would shift every
+token behind the noise. Nothing is sorted: sorting a row of 128,256 logits takes longer than the rest of the sampler.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 CHUNK = 128  # tokens that race as one before they race with each other
-PIECE = 32  # tokens that are looked at together for the likeliest
+PIECE = 32  # tokens that share a maximum in the search for the likeliest ones
 
 
-class Terms(NamedTuple):
-    """On which terms each row is sampled. All are [num_rows, 1]."""
+class RowParams(NamedTuple):
+    """How each row is sampled. All are [num_rows, 1]."""
 
     temperature: Tensor
     top_k: Tensor
@@ -26,29 +26,29 @@ class Terms(NamedTuple):
     key: Tensor  # int64, of its noise
 
 
-def race_all(logits: Tensor, terms: Terms) -> Tensor:
+def race_all(logits: Tensor, params: RowParams) -> Tensor:
     """Sample each row from all tokens, or from the fewest whose probabilities sum to top_p.
 
-    Who draws a token that is not among these draws again, from the tokens that are likelier: with top_p 0.9 that is
-    one row in ten. logits float32 [num_rows, vocab_size] -> tokens, int64 [num_rows]
+    A row that draws a token outside of these draws again, from the tokens that are likelier: with top_p 0.9 that is one
+    row in ten. logits float32 [num_rows, vocab_size] -> tokens, int64 [num_rows]
     """
-    probs = probs_in_chunks(logits, terms)  # [num_rows, num_chunks, CHUNK]
-    tokens = draw(probs, terms.key, attempt=0)
+    probs = probs_in_chunks(logits, params)  # [num_rows, num_chunks, CHUNK]
+    tokens = draw(probs, params.key, attempt=0)
     rows = torch.arange(len(logits), device=logits.device)  # whose tokens may be left out by top_p
     for attempt in count(1):
-        if not terms.top_p[rows].isfinite().any():
+        if not params.top_p[rows].isfinite().any():
             return tokens
         probs = keep_likelier(probs, tokens[rows])
         before = probs.sum(dim=(1, 2))  # [len(rows)]
-        again = ((before >= terms.top_p[rows, 0]) & (before > 0)).nonzero().squeeze(1)
+        again = ((before >= params.top_p[rows, 0]) & (before > 0)).nonzero().squeeze(1)
         rows, probs = rows[again], probs[again]
-        tokens[rows] = draw(probs, terms.key[rows], attempt)
+        tokens[rows] = draw(probs, params.key[rows], attempt)
     raise AssertionError
 
 
-def probs_in_chunks(logits: Tensor, terms: Terms) -> Tensor:
-    """logits [num_rows, vocab_size] -> [num_rows, num_chunks, CHUNK]"""
-    probs = (logits / terms.temperature).softmax(dim=-1)
+def probs_in_chunks(logits: Tensor, params: RowParams) -> Tensor:
+    """Return the probabilities, in chunks of tokens. logits [num_rows, vocab_size] -> [num_rows, num_chunks, CHUNK]"""
+    probs = (logits / params.temperature).softmax(dim=-1)
     if logits.shape[1] % CHUNK:
         probs = pad(probs, (0, -logits.shape[1] % CHUNK))
     return probs.view(len(logits), -1, CHUNK)
@@ -84,27 +84,30 @@ def keep_likelier(probs: Tensor, tokens: Tensor) -> Tensor:
     return kept
 
 
-def race_likeliest(logits: Tensor, terms: Terms) -> Tensor:
+def race_likeliest(logits: Tensor, params: RowParams) -> Tensor:
     """Sample each row from its top_k likeliest tokens, or from the fewest of these whose probabilities sum to top_p.
 
     logits float32 [num_rows, vocab_size] -> tokens, int64 [num_rows]
     """
-    return race_among(likeliest(logits, int(terms.top_k.max())), logits, terms)
+    return race_among(likeliest(logits, int(params.top_k.max())), logits, params)
 
 
-def race_among(tokens: Tensor, logits: Tensor, terms: Terms) -> Tensor:
-    """The same, where `tokens` [num_rows, k] are the likeliest of each row, in order, at least top_k of them."""
+def race_among(tokens: Tensor, logits: Tensor, params: RowParams) -> Tensor:
+    """Sample like race_likeliest(), given the likeliest tokens of each row, in order, at least top_k of them.
+
+    tokens int64 [num_rows, k]; logits float32 [num_rows, vocab_size] -> int64 [num_rows]
+    """
     rank = torch.arange(tokens.shape[1], device=logits.device)  # [k]
-    ordered = (logits.gather(1, tokens) / terms.temperature).masked_fill(rank >= terms.top_k, -math.inf)
+    ordered = (logits.gather(1, tokens) / params.temperature).masked_fill(rank >= params.top_k, -math.inf)
     probs = ordered.softmax(dim=-1)  # [num_rows, k]
     before = probs.cumsum(dim=-1) - probs  # of all likelier tokens
-    probs = probs.masked_fill((before >= terms.top_p) & (rank > 0), 0)
-    winners = (probs / exponential_noise(terms.key, tokens)).argmax(dim=-1, keepdim=True)  # [num_rows, 1]
+    probs = probs.masked_fill((before >= params.top_p) & (rank > 0), 0)
+    winners = (probs / exponential_noise(params.key, tokens)).argmax(dim=-1, keepdim=True)  # [num_rows, 1]
     return tokens.gather(1, winners).squeeze(1)
 
 
 def likeliest(logits: Tensor, k: int) -> Tensor:
-    """The k likeliest tokens of each row, the likeliest first, and of equals the first. int64 [num_rows, k]
+    """Return the k likeliest tokens of each row, the likeliest first, and of equals the first. int64 [num_rows, k]
 
     They are in the k pieces with the largest maxima, so only these are searched. logits float32 [num_rows, vocab_size]
     """
@@ -118,7 +121,7 @@ def likeliest(logits: Tensor, k: int) -> Tensor:
 
 
 def first_in_order(values: Tensor, ids: Tensor, k: int) -> Tensor:
-    """The ids of the k largest values of each row; of equals the smallest ids. values float32, ids int64 [num_rows, n]
+    """Return the ids of the k largest values of each row; of equals the smallest ids. values float32, ids int64 [num_rows, n]
 
     Value and id are packed into one number, in whose order they are: the bits of the float above, minus the id below.
     """
@@ -129,13 +132,13 @@ def first_in_order(values: Tensor, ids: Tensor, k: int) -> Tensor:
 
 
 def noise_key(seed: int, sample_index: int, position: int) -> int:
-    """64 bits on which all noise of a row depends. Nothing else does: not what runs beside it, not what ran before."""
+    """Return 64 bits that determine all noise of a row, whatever runs beside it and whatever ran before."""
     text = f"{seed},{sample_index},{position}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
 
 
 def exponential_noise(keys: Tensor, places: Tensor) -> Tensor:
-    """Exp(1) noise, a function of key and place alone, the same on every device. float32 [num_rows, n]
+    """Return Exp(1) noise, a function of key and place alone, the same on every device. float32 [num_rows, n]
 
     The numbers are those of splitmix64 (Steele, Lea and Flood, 2014).
     keys int64 [num_rows, 1], places int64 [n] or [num_rows, n]

@@ -13,7 +13,7 @@ from ... import __main__ as command
 from ...backends.cpu import choice as module
 from ...backends.cpu import threads
 from ...backends.cpu.choice import Choice
-from ...backends.cpu.options import VARIABLE, backend_of
+from ...backends.options import VARIABLE, backend_of
 from ...backends.cpu.runner import KernelRunner
 from ..helpers import OPTIONS
 

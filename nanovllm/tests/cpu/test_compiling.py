@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ...backends.cpu import cache, compiler, compiling
-from ...backends.cpu.options import VARIABLE
+from ...backends.options import VARIABLE
 
 PACKAGE = Path(__file__).resolve().parents[2]
 

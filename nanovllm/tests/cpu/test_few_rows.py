@@ -23,7 +23,7 @@ from ... import LLM, SamplingParams
 from ...backends.cpu import plain
 from ...backends.cpu.few_rows import MAX_ROWS, FewRows
 from ...backends.cpu.many_rows import swap_linears
-from ...backends.cpu.options import VARIABLE
+from ...backends.options import VARIABLE
 from ...backends.cpu.packed import PackedLinear, why_not_packed
 from ...backends.cpu.phases import FEW, SPLIT
 from ...engine.kv_cache import KVCache

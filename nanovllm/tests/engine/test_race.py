@@ -9,7 +9,7 @@ from torch import Tensor
 from ...backends.torch.race import (
     CHUNK,
     PIECE,
-    Terms,
+    RowParams,
     exponential_noise,
     keep_likelier,
     likeliest,
@@ -30,10 +30,10 @@ def some_logits(num_rows: int, vocab_size: int) -> Tensor:
     return logits
 
 
-def terms(num_rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = math.inf) -> Terms:
+def params(num_rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = math.inf) -> RowParams:
     keys = torch.tensor([[noise_key(7, 0, position)] for position in range(num_rows)])
     temperatures, top_ks, top_ps = (torch.full((num_rows, 1), value) for value in (temperature, top_k, top_p))
-    return Terms(temperatures, top_ks, top_ps, keys)
+    return RowParams(temperatures, top_ks, top_ps, keys)
 
 
 def probs_by_sorting(logits: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -90,7 +90,7 @@ def test_each_token_has_the_chance_that_sorting_gives_it(vocab_size, top_k, top_
     logits = some_logits(2, vocab_size)
     race = race_likeliest if top_k else race_all
     for row, chances in zip(logits, probs_by_sorting(logits, top_k, top_p), strict=True):
-        tokens = race(row.expand(6000, -1), terms(6000, 1.0, top_k, top_p))
+        tokens = race(row.expand(6000, -1), params(6000, 1.0, top_k, top_p))
         assert_chances(tokens, chances)
 
 
@@ -100,8 +100,8 @@ def test_each_token_has_its_chance_in_a_real_vocabulary(top_k, top_p):
     logits = some_logits(2, 128_256)
     race = race_likeliest if top_k else race_all
     for row, chances in zip(logits, probs_by_sorting(logits, top_k, top_p), strict=True):
-        each = terms(4000, 1.0, top_k, top_p)
-        parts = (Terms(*(column[i : i + 8] for column in each)) for i in range(0, 4000, 8))
+        each = params(4000, 1.0, top_k, top_p)
+        parts = (RowParams(*(column[i : i + 8] for column in each)) for i in range(0, 4000, 8))
         assert_chances(torch.cat([race(row.expand(8, -1), part) for part in parts]), chances)
 
 
@@ -109,7 +109,7 @@ def test_each_token_has_its_chance_in_a_real_vocabulary(top_k, top_p):
 def test_the_likeliest_token_is_always_left(top_p):
     logits = some_logits(50, 300)
     for race, top_k in ((race_all, 0), (race_likeliest, 9)):
-        assert torch.equal(race(logits, terms(50, 1.0, top_k, top_p)), likeliest(logits, 1).squeeze(1))
+        assert torch.equal(race(logits, params(50, 1.0, top_k, top_p)), likeliest(logits, 1).squeeze(1))
 
 
 # The noise
@@ -150,8 +150,8 @@ def test_every_bit_of_a_seed_matters_and_so_do_sample_and_position():
 def test_every_device_makes_the_same_noise_and_draws_the_same():
     logits = some_logits(40, 5000)
     for race, top_k, top_p in ((race_all, 0, math.inf), (race_all, 0, 0.8), (race_likeliest, 40, 0.9)):
-        each = terms(40, 0.9, top_k, top_p)
-        there = Terms(*(column.cuda() for column in each))
+        each = params(40, 0.9, top_k, top_p)
+        there = RowParams(*(column.cuda() for column in each))
         noise, noise_there = (
             exponential_noise(key, torch.arange(999, device=key.device)) for key in (each.key, there.key)
         )

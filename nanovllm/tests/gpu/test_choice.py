@@ -2,7 +2,7 @@
 
 import pytest
 
-from ...backends.cpu.options import VARIABLE, backend_of
+from ...backends.options import VARIABLE, backend_of
 from ...backends.gpu import choice as module
 from ...backends.gpu.choice import GpuChoice
 from ...backends.gpu.linear import seconds_on_gpu

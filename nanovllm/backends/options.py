@@ -1,29 +1,15 @@
-"""Which operations an engine computes with, as its caller says it."""
+"""attention_backend and enforce_eager: which operations an engine computes with, as its user asks for them."""
 
 import os
-from dataclasses import dataclass
 from typing import Any
-
-from ...engine.checks import Rule
-from ...engine.flags import knob
 
 BACKENDS = ("auto", "numba", "triton", "torch")
 VARIABLE = "NANOVLLM_ATTENTION_BACKEND"  # of the environment: what auto stands for
-RULE: Rule = (f"one of {', '.join(BACKENDS)} (vLLM's own are not here)", lambda value: value in BACKENDS)
-
-
-@dataclass(frozen=True)
-class KernelOptions:
-    """The knobs of the command line. EngineArgs has them too."""
-
-    attention_backend: str = knob(
-        "auto", "numba: kernels on a CPU; triton: on a GPU; torch: plain operations; auto: the best", BACKENDS
-    )
-    enforce_eager: bool = knob(False, "on a GPU no CUDA graphs; on a CPU as --attention-backend torch")
+RULE = (f"one of {', '.join(BACKENDS)} (vLLM's own are not here)", lambda value: value in BACKENDS)
 
 
 def backend_of(attention_backend: str | None, enforce_eager: Any, is_gpu: bool = False) -> str:
-    """One of BACKENDS. Raises ValueError if the two contradict each other, or for a wrong word in the environment.
+    """Return one of BACKENDS. Raise ValueError if the two contradict each other, or for a wrong word in VARIABLE.
 
     Eager on a GPU is without graphs, as in vLLM. A CPU's kernels are compiled as a whole: eager is without them.
     """

@@ -1,14 +1,13 @@
-"""Of rows of logits, the likeliest tokens and their log-probabilities."""
+"""Log-probabilities of the likeliest tokens of a row of logits, and of tokens that are named."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..backends.torch.race import likeliest
+from .race import likeliest
 
-MAX_LOGITS = 1 << 24  # computed together: a long chunk of a large vocabulary is cut
-MAX_IN_CACHE = 1 << 20  # looked at together: what is made of them stays in the processor's cache
+MAX_IN_CACHE = 1 << 20  # logits that are handled together: intermediate results of so many stay in the CPU's cache
 
 
 class Logprob(NamedTuple):
@@ -18,9 +17,9 @@ class Logprob(NamedTuple):
 
 
 def top_logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict[int, Logprob]]:
-    """For each row the `count` likeliest tokens, in this order, and then the row's token if it is not among them.
+    """Return the `count` likeliest tokens of each row, in order, and then the row's own token if it is not among them.
 
-    logits [num_rows, vocab_size], token_ids one for each row
+    logits [num_rows, vocab_size]; token_ids has one for each row
 
     >>> [row] = top_logprobs(torch.tensor([[0.0, 1.0, -1.0]]), [2], count=1)
     >>> {token: entry.rank for token, entry in row.items()}
@@ -33,7 +32,7 @@ def top_logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict[
 
 
 def _top_logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict[int, Logprob]]:
-    """The same for a few rows. logits float32 [num_rows, vocab_size]"""
+    """Do the same for a few rows. logits float32 [num_rows, vocab_size]"""
     logprobs = logits.log_softmax(dim=-1)  # [num_rows, vocab_size]
     own = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))  # [num_rows, 1]
     ranks = 1 + (logprobs > own).sum(dim=-1)  # [num_rows]
@@ -45,3 +44,11 @@ def _top_logprobs(logits: Tensor, token_ids: list[int], count: int) -> list[dict
         row.setdefault(token_id, Logprob(logprob, rank))
         rows.append(row)
     return rows
+
+
+def named_logprobs(logits: Tensor, token_ids: list[int]) -> dict[int, Logprob]:
+    """Return the log-probabilities of these tokens, each once, in this order. logits [vocab_size]"""
+    logprobs = logits.float().log_softmax(dim=-1)  # [vocab_size]
+    own = logprobs[token_ids]  # [num_tokens]
+    ranks = 1 + (logprobs > own.unsqueeze(1)).sum(dim=-1)  # [num_tokens]
+    return dict(zip(token_ids, map(Logprob, own.tolist(), ranks.tolist()), strict=True))
