@@ -10,8 +10,10 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..backends.torch.sampler import SampledToken as SampledToken  # until all import it from there
+from ..backends.torch.sampler import SamplingRow as SamplingRow
 from .checks import AT_LEAST_1, SEED, Rule, check_field, is_number, is_whole, shown
 from .flags import knob
 from .structured_outputs import StructuredOutputsParams
@@ -189,20 +191,6 @@ class SamplingParams:
 SamplingParams.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [each for each in inspect.signature(SamplingParams.__init__).parameters.values() if each.name != "self"]
 )
-
-
-class SamplingRow(NamedTuple):
-    """What the sampler must know of one row of logits."""
-
-    params: SamplingParams
-    seed: int  # the request's, or one drawn for it on arrival
-    sample_index: int  # among the samples of one prompt
-    position: int  # of the token to be sampled
-
-
-class SampledToken(NamedTuple):
-    token_id: int
-    logprob: float  # natural log, of the raw logits
 
 
 AT_LEAST_0: Rule = ("a whole number, 0 or above", lambda number: number >= 0)
