@@ -1,14 +1,15 @@
 """Choice: whether an engine computes with kernels or with plain operations, and why.
 
-installed, of use, in the cache     kernels from the first request on: they are loaded in less than a second
-installed, of use, not compiled     a spawned process compiles them; plain operations until it has ended, and until
-                                    no request is there: a request never meets both
-forced by the caller                kernels or an error; what is not compiled is compiled before the engine is there
-else                                plain operations
+installed, suitable, in the cache   kernels from the first request on: they load in less than a second
+installed, suitable, not compiled   a spawned process compiles them; plain operations until it has ended and there is no
+                                    request, so that no request meets both
+forced by the caller                kernels or an error; they are compiled before the engine is ready
+otherwise                           plain operations
 """
 
 import os
 import weakref
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from ..torch.backend import Backend
 from .cache import discard, find_folder, is_complete, note_use
 from .compiler import Compiler
 from .compiling import compile_here
@@ -27,34 +29,44 @@ FORKED = "this process was forked from one with kernels"
 
 
 class Runner(Protocol):
-    def use_kernels(self) -> None: ...
-    def drop_kernels(self) -> None: ...
+    backend: Backend
 
 
 class Choice:
-    """An engine's. It belongs to the engine's thread."""
+    """What an engine on a CPU computes with. It belongs to the engine's thread."""
 
-    def __init__(self, backend: str, runner: Runner, dtype: torch.dtype, refusal: str | None = None) -> None:
-        """backend: one of BACKENDS; refusal: why kernels cannot serve the engine's model, if so.
+    def __init__(
+        self,
+        backend: str,
+        runner: Runner,
+        build: Callable[[], Backend],
+        dtype: torch.dtype,
+        refusal: str | None = None,
+    ) -> None:
+        """`backend` is one of BACKENDS; `runner` has the plain backend now, and gets that of build() in its place.
 
-        Raises ValueError if kernels are forced and cannot be had.
+        `refusal` says why kernels cannot serve the engine's model, if so. Raise ValueError if kernels are forced and
+        unavailable.
         """
         if backend == "triton":
             raise ValueError("attention_backend 'triton' cannot be had: its kernels are for a GPU (--device cuda)")
-        self._runner = runner
+        self._runner, self._plain, self._build = runner, runner.backend, build
         self._compiler: Compiler | None = None
         self.uses_kernels = False
-        self.why = "they were asked for" if backend == "torch" else refusal or lack()  # plain operations
+        self.why = "they were asked for" if backend == "torch" else refusal or missing_requirement()  # plain operations
         if self.why is None:
             folder = find_folder(str(dtype).removeprefix("torch."))
-            self._force(dtype, folder) if backend == "numba" else self._begin(dtype, folder)
+            if backend == "numba":
+                self._force(dtype, folder)
+            else:
+                self._begin(dtype, folder)
         elif backend == "numba":
             raise ValueError(f"attention_backend 'numba' cannot be had: {self.why}")
         CHOICES.add(self)
 
     @property
     def says(self) -> str:
-        """For the last line of a command."""
+        """Return the choice in words, for the last line of a command."""
         if not self.uses_kernels:
             return f"plain operations: {self.why}"
         return f"kernels: numba {version('numba')}, {torch.get_num_threads()} threads"
@@ -65,16 +77,16 @@ class Choice:
 
     @property
     def awaits_idle(self) -> bool:
-        """There is something to take up, as soon as no request is there."""
+        """Return whether kernels are ready to be taken up as soon as there is no request."""
         return self._compiler is not None and self._compiler.has_ended
 
     def wait(self, seconds: float) -> None:
-        """For a compiler, at most so long."""
+        """Wait for the compiler, at most so long."""
         if self._compiler is not None:
             self._compiler.wait(seconds)
 
     def take_up(self) -> None:
-        """Use the kernels if they have been compiled meanwhile. No request may be there."""
+        """Use the kernels if they have been compiled in the meantime. There must be no request."""
         if not self.awaits_idle:
             return
         error, self._compiler = self._compiler.error, None
@@ -84,7 +96,7 @@ class Choice:
             self.why = f"kernels could not be compiled: {error}"
 
     def close(self) -> None:
-        """End a compiler that still runs."""
+        """End the compiler if it is still running."""
         if self._compiler is not None:
             self._compiler.close()
             self._compiler, self.why = None, "the engine was ended"
@@ -92,7 +104,7 @@ class Choice:
     def _force(self, dtype: torch.dtype, folder: Path | None) -> None:
         try:
             compile_here(dtype, folder)
-            self._runner.use_kernels()
+            self._runner.backend = self._build()
         except Exception as error:
             raise ValueError(f"attention_backend 'numba' cannot be had: {type(error).__name__}: {error}") from error
         self.uses_kernels, self.why = True, None
@@ -112,24 +124,25 @@ class Choice:
 
     def _use(self) -> None:
         try:
-            self._runner.use_kernels()
+            self._runner.backend = self._build()
         except Exception as error:  # too little memory, no thread: plain operations need less
             self.why = f"kernels could not be taken up: {type(error).__name__}: {error}"
         else:
             self.uses_kernels, self.why = True, None
 
-    def _forked(self) -> None:
-        """In a forked child: no thread of the parent is there, and the compiler is not the child's."""
+    def drop_threads(self) -> None:
+        """Go on in a forked child, without the threads and the compiler of its parent."""
         if self._compiler is not None:
             self._compiler.forget()
             self._compiler, self.why = None, "this process was forked"
         if self.uses_kernels:
-            self._runner.drop_kernels()
+            self._runner.backend.close()
+            self._runner.backend = self._plain
             self.uses_kernels, self.why = False, FORKED
 
 
 def is_loaded(dtype: torch.dtype, folder: Path) -> bool:
-    """Load the kernels, if all of them are there. Files that cannot be read are removed, to be written anew."""
+    """Load the kernels, and return True, if all of them are in the folder. Remove files that cannot be read."""
     if not is_complete(folder):
         return False
     try:
@@ -141,8 +154,8 @@ def is_loaded(dtype: torch.dtype, folder: Path) -> bool:
     return True
 
 
-def lack() -> str | None:
-    """What this process lacks for kernels, if so."""
+def missing_requirement() -> str | None:
+    """Return why kernels are unavailable in this process, or None."""
     if is_forked():
         return f"{FORKED}: spawn it"
     if find_spec("numba") is None:
@@ -160,11 +173,11 @@ CHOICES: weakref.WeakSet[Choice] = weakref.WeakSet()
 
 
 def after_fork() -> None:
-    """OpenMP waits in the child, too, for the threads that it had in the parent: one thread waits for nobody."""
+    """Use one thread in the child: OpenMP would wait there for the threads that it had in the parent."""
     if choices := list(CHOICES):
         torch.set_num_threads(1)
     for choice in choices:
-        choice._forked()
+        choice.drop_threads()
 
 
 if hasattr(os, "register_at_fork"):

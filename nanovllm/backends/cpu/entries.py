@@ -7,10 +7,10 @@ import torch
 
 from . import step_attention
 from .attention import Pool
-from .backend import like_of
 from .decode_step import decode_step
 from .layers import add_and_norm, silu_and_mul
 from .matmul import packed_linear, type_of
+from .plan import like_of
 from .sampler import find_peaks, join_pieces
 from .step_attention import attend_step
 from .step_parts import Model, Room, Sizes, Step, Weights

@@ -1,22 +1,24 @@
 """Steps of few rows: a model whose layers are one compiled function (decode_step.py)."""
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
 from .attention import PART, PLACES, Pool
-from .backend import like_of
 from .decode_step import decode_step
 from .matmul import type_of
 from .packed import PackedLinear
 from .phases import FEW, PHASES, SPLIT
+from .plan import like_of
 from .step_parts import Model, Room, Sizes, Step, Weights
 from .team import STRIDE, Helpers
+
+if TYPE_CHECKING:
+    from ...engine.kv_cache import KVCache
 
 NO_STEP = Step(*[0] * len(Step._fields))
 MAX_ROWS = 64  # more of them are a step of many rows
@@ -25,7 +27,7 @@ MAX_ROWS = 64  # more of them are a step of many rows
 class FewRows:
     """A model's decode step for one to max_rows sequences: FEW, or MAX_ROWS if its linear layers are packed."""
 
-    def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
+    def __init__(self, model: LlamaForCausalLM, kv_cache: "KVCache", max_model_len: int) -> None:
         self._model, self._blocks = model, kv_cache.blocks  # what addresses are taken of must live as long
         self._max_model_len = max_model_len
         self.max_rows = MAX_ROWS if isinstance(model.lm_head, PackedLinear) else FEW

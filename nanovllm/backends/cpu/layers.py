@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ...llama import LlamaForCausalLM
 from . import activation
-from .backend import StepAttend, like_of
 from .packed import PackedLinear
+from .plan import StepAttend, like_of
 from .vectors import (
     ENTRY,
     OPTIONS,

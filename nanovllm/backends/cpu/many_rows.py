@@ -1,20 +1,22 @@
 """The path of steps of many rows: what is swapped into a model, and the attention backend that goes with it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
-from .backend import StepAttention
 from .layers import ManyRows
 from .packed import PackedLinear, why_not_packed
+from .plan import StepAttention
+
+if TYPE_CHECKING:
+    from ...engine.kv_cache import KVCache
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
-def swap_in(model: LlamaForCausalLM, kv_cache: KVCache, workers: int, packs: bool | None = None) -> StepAttention:
+def swap_in(model: LlamaForCausalLM, kv_cache: "KVCache", workers: int, packs: bool | None = None) -> StepAttention:
     """Change the submodules of `model`; its weights stay as they are. Returns the attention backend for it.
 
     workers: threads of a kernel. packs: whether weights are packed; None: where they can be, see why_not_packed()

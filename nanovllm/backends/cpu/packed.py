@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...llama import LlamaForCausalLM
-from .backend import like_of
 from .matmul import COLUMNS, pack, packed_linear, type_of
+from .plan import like_of
 
 
 class PackedLinear(nn.Module):

@@ -1,7 +1,7 @@
 """The likeliest token of each row, and the logarithm of the sum of exponentials: two walks over a piece in the cache.
 
-core's sampler turns all logits into float32 and into log-probabilities first, several walks over memory. A greedy row
-needs two numbers beside its token: the peak, and log(sum(exp(logit - peak))).
+The plain sampler first turns all logits into float32 and into log-probabilities, several walks over memory. A greedy
+row needs two numbers beside its token: the peak, and log(sum(exp(logit - peak))).
 """
 
 import math
@@ -11,11 +11,10 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from ...engine.sampling_params import SampledToken, SamplingRow
-from ..torch.sampler import sample
-from .backend import like_of
+from ..torch.sampler import SampledToken, SamplingRow, no_probabilities, sample
 from .exp import exp
 from .lanes import exp_of, lane_numbers, largest_or_nan, maximum_or_nan, negative, where_below
+from .plan import like_of
 from .vectors import (
     ENTRY,
     OPTIONS,
@@ -80,17 +79,16 @@ def peak_of(logits: Memory, size: int) -> tuple[int, float, float]:
 
 
 def sample_rows(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-    """As sample() of core: one token for each row. logits [num_rows, vocab_size], on the CPU
+    """Sample one token for each row, as the plain sampler does. logits [num_rows, vocab_size], on the CPU
 
-    Raises FloatingPointError, naming the row, if a row has no probabilities.
+    Raise FloatingPointError, naming the row, if a row has no probabilities.
     """
     if not rows or not any(row.params.temperature == 0 for row in rows):
         return sample(logits, rows)
     tokens, logprobs, are_sound = likeliest(logits)
     for i, is_sound in enumerate(are_sound):
         if not is_sound:
-            at_fault = f"the logits of row {i} are NaN, infinite or all -inf"
-            raise FloatingPointError(f"{at_fault}: no token can be sampled")
+            raise FloatingPointError(no_probabilities(i))
     sampled = list(map(SampledToken, tokens, logprobs))
     others = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if others:

@@ -1,15 +1,17 @@
 """The attention backend: what of a step is the same in all layers is worked out once, and brought to the device."""
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...engine.kv_cache import KVCache
 from ..torch.attention import AttentionMetadata
 from .ops import Ops
 from .split import DecodeRoom, choose_splits, query_tiles
+
+if TYPE_CHECKING:
+    from ...engine.kv_cache import KVCache
 
 
 class Decodes(NamedTuple):
@@ -84,7 +86,7 @@ class KernelAttention:
     Kernels never read what was not written: no block is cleared.
     """
 
-    def __init__(self, pool: Pool, kv_cache: KVCache) -> None:
+    def __init__(self, pool: Pool, kv_cache: "KVCache") -> None:
         self._pool, self._block_size = pool, kv_cache.block_size
 
     def plan(self, step: AttentionMetadata) -> KernelAttend:

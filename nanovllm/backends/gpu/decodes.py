@@ -1,18 +1,19 @@
 """GraphedDecodes: steps in which each sequence decodes one token, as CUDA graphs on memory that never moves."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...engine.block_manager import cdiv
 from ...llama import LlamaForCausalLM
-from ..torch.model_runner import Scheduled
 from .attention import Decodes, KernelAttend, Pool
 from .graphs import Capture, DecodeGraphs
 from .inputs import StepInputs
 from .linear import Linears
 from .split import LikeliestRoom
+
+if TYPE_CHECKING:
+    from ...engine.executor import Scheduled
 
 
 class Decoded(NamedTuple):
@@ -20,7 +21,7 @@ class Decoded(NamedTuple):
 
     hidden: Tensor  # [num_seqs, hidden_size]
     logits: Tensor  # [num_seqs, vocab_size]
-    told: Tensor  # float32 [num_seqs, 3], of the logits: see find_likeliest()
+    likeliest: Tensor  # float32 [num_seqs, 3], of the logits: see find_likeliest() in plain.py
 
 
 class GraphedDecodes:
@@ -40,7 +41,7 @@ class GraphedDecodes:
         self._model, self._linears, self._pool, self.max_rows = model, linears, pool, sizes[-1]
         blocks, config = pool.blocks, model.config
         block_size, device = blocks.shape[3], blocks.device
-        self.inputs = StepInputs(self.max_rows, cdiv(max_model_len, block_size), block_size, device)
+        self.inputs = StepInputs(self.max_rows, -(-max_model_len // block_size), block_size, device)
         self._made = Decoded(
             blocks.new_empty(self.max_rows, config.hidden_size),
             blocks.new_empty(self.max_rows, config.vocab_size),
@@ -51,7 +52,7 @@ class GraphedDecodes:
         self.inputs.fill([])  # nothing but padding
         self._graphs = DecodeGraphs(self._step, sizes, capture, progress)
 
-    def run(self, batch: list[Scheduled]) -> Decoded:
+    def run(self, batch: "list[Scheduled]") -> Decoded:
         """Start a step of at most max_rows sequences. What it returns is overwritten by the next."""
         rows = self.inputs.fill(batch)
         self._graphs.run(len(rows))
@@ -69,4 +70,4 @@ class GraphedDecodes:
         attend = KernelAttend(self._pool, inputs["slot_mapping"][:rows], decodes, None)
         made.hidden.copy_(self._model(inputs["input_ids"][:rows], inputs["positions"][:rows], attend))
         self._linears(self._model.lm_head, made.hidden, out=made.logits)
-        self._pool.ops.find_likeliest(made.logits, self._likeliest_room, made.told)
+        self._pool.ops.find_likeliest(made.logits, self._likeliest_room, made.likeliest)

@@ -12,11 +12,15 @@ While the device computes, the next step is prepared: prepare() guesses that the
 fill() compares, and then has little left to write. What was guessed wrong is made anew.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from ...engine.sequence import Sequence
-from ..torch.model_runner import Scheduled
 from .fields import fields_of, numbers_of, room_for
+
+if TYPE_CHECKING:
+    from ...engine.executor import Scheduled
+    from ...engine.sequence import Sequence
 
 NO_SLOT = -1
 DTYPES = {
@@ -49,7 +53,7 @@ class StepInputs:
         self._positions: list[int] = []
         self._is_prepared = False
 
-    def fill(self, batch: list[Scheduled]) -> list[int]:
+    def fill(self, batch: "list[Scheduled]") -> list[int]:
         """Bring a step to the device. Returns the row of each sequence of the batch, all below len(batch)."""
         seqs = [seq for seq, _ in batch]
         positions = [seq.num_computed_tokens for seq in seqs]
@@ -82,7 +86,7 @@ class StepInputs:
         if self._copied:
             self._copied.synchronize()
 
-    def _begin(self, seqs: list[Sequence], positions: list[int]) -> None:
+    def _begin(self, seqs: "list[Sequence]", positions: list[int]) -> None:
         """A step as if there had been none before."""
         self._wait_for_copy()
         self._seqs, self._positions, self._rows = seqs, positions, self._seated(seqs)
@@ -93,10 +97,10 @@ class StepInputs:
         numbers["context_lens"][rows] = [at + 1 for at in positions]
         numbers["slot_mapping"][rows] = [self._slot(seq, at) for seq, at in zip(seqs, positions, strict=True)]
 
-    def _slot(self, seq: Sequence, position: int) -> int:
+    def _slot(self, seq: "Sequence", position: int) -> int:
         return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
-    def _seated(self, seqs: list[Sequence]) -> list[int]:
+    def _seated(self, seqs: "list[Sequence]") -> list[int]:
         """A seat below len(seqs) for each; who has one keeps it."""
         num, still = len(seqs), set(map(id, seqs))
         seats = [seq if seq is not None and id(seq) in still else None for seq in self._seats]
@@ -110,7 +114,7 @@ class StepInputs:
                 self._seats[row], self._known[row] = seq, []
         return [rows[id(seq)] for seq in seqs]
 
-    def _note_changes(self, seqs: list[Sequence]) -> None:
+    def _note_changes(self, seqs: "list[Sequence]") -> None:
         """What the device lacks of the tables is told, and the slots of rows that begin a block are put right."""
         places, blocks, size = list[int](), list[int](), self._block_size
         for row, seq, position in zip(self._rows, seqs, self._positions, strict=True):

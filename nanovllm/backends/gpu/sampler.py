@@ -1,22 +1,25 @@
-"""Sampling on the device. The host waits once a step: for what came of it, in one copy.
+"""Sampling on the device. The host waits once a step, for the result, which is one copy.
 
-core's sampler looks at numbers of the device on its way: whether a row must draw again (top_p), how many candidates
-there are (top_k). Each look waits until the device has done all that was started, and then the device waits. Here the
-host goes by what it knows itself, the rows' parameters. With top_p a row draws again on the device, whether it must or
-not, as often as nearly always is enough. Where it is not, core's sampler makes the token.
+The plain sampler looks at numbers of the device on its way: which rows must draw again (top_p), how many candidates
+there are (top_k). Each look waits until the device is idle, and then the device waits for the host. Here the host
+relies on what it knows itself, the parameters of the rows. With top_p each row draws again on the device, whether it
+must or not, as often as is nearly always enough. Where that is not enough, the plain sampler chooses the token.
 """
 
 import math
 from collections.abc import Callable
 from itertools import count, groupby
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ...engine.sampling_params import SampledToken, SamplingParams, SamplingRow
 from ..torch.race import RowParams, draw, keep_likelier, likeliest, probs_in_chunks, race_among
-from ..torch.sampler import sample, row_params
+from ..torch.sampler import SampledToken, SamplingRow, no_probabilities, row_params, sample
 from .fields import fields_of, room_for
+
+if TYPE_CHECKING:
+    from ...engine.sampling_params import SamplingParams
 
 REDRAWS = 3  # with top_p 0.9 one row in ten must draw again, and at most one in ten thousand more often than this
 GREEDY, LIKELIEST, ALL, ALL_WITH_TOP_P = range(4)  # kinds of rows
@@ -27,24 +30,24 @@ DTYPES = {"order": torch.int64, "top_k": torch.int64, "key": torch.int64} | {
 
 
 def sample_rows(
-    logits: Tensor, told: Tensor, rows: list[SamplingRow], meanwhile: Callable[[], None] = lambda: None
+    logits: Tensor, likeliest: Tensor, rows: list[SamplingRow], meanwhile: Callable[[], None] = lambda: None
 ) -> list[SampledToken]:
-    """As sample() of core: one token for each row, the same ones. `meanwhile` is done while the device computes.
+    """Sample the same tokens as the plain sampler. `meanwhile` is called while the device computes.
 
-    logits [num_rows, vocab_size]; told float32 [num_rows, 3], what find_likeliest() tells of them.
-    Raises FloatingPointError, naming the row, if a row has no probabilities.
+    logits [num_rows, vocab_size]; likeliest float32 [num_rows, 3], by find_likeliest() from the logits.
+    Raise FloatingPointError, naming the row, if a row has no probabilities.
     """
+    chosen = likeliest
     if any(row.params.temperature > 0 for row in rows):
-        told = draw_tokens(logits, told, rows)
-    copy = told.to("cpu", non_blocking=True)  # into pinned memory
+        chosen = draw_tokens(logits, likeliest, rows)
+    copy = chosen.to("cpu", non_blocking=True)  # into pinned memory
     meanwhile()
-    if told.is_cuda:
-        torch.cuda.current_stream(told.device).synchronize()
+    if chosen.is_cuda:
+        torch.cuda.current_stream(chosen.device).synchronize()
     sampled = []
     for i, (row, (token, logprob, is_open)) in enumerate(zip(rows, copy.tolist(), strict=True)):
         if not math.isfinite(logprob):
-            at_fault = f"the logits of row {i} are NaN, infinite or all -inf"
-            raise FloatingPointError(f"{at_fault}: no token can be sampled")
+            raise FloatingPointError(no_probabilities(i))
         if row.params.temperature > 0 and is_open:
             sampled += sample(logits[i : i + 1], [row])
         else:
@@ -52,11 +55,11 @@ def sample_rows(
     return sampled
 
 
-def draw_tokens(logits: Tensor, told: Tensor, rows: list[SamplingRow]) -> Tensor:
-    """What is told of the rows, with other tokens for those that are not greedy, and in the last place whether a row
-    is open: it has to draw again.
+def draw_tokens(logits: Tensor, greedy: Tensor, rows: list[SamplingRow]) -> Tensor:
+    """Return for each row a token, its log-probability, and whether the row is open: it has to draw again.
 
-    logits [num_rows, vocab_size]; told, out float32 [num_rows, 3]
+    Greedy rows stay as they are, but for the third number.
+    logits [num_rows, vocab_size]; greedy, by find_likeliest(), and out float32 [num_rows, 3]
     """
     kinds = [kind_of(row.params, logits.shape[1]) for row in rows]
     order = sorted((i for i, kind in enumerate(kinds) if kind != GREEDY), key=kinds.__getitem__)
@@ -66,17 +69,19 @@ def draw_tokens(logits: Tensor, told: Tensor, rows: list[SamplingRow]) -> Tensor
     parts, start = [], 0
     for kind, group in groupby(order, key=kinds.__getitem__):
         end = start + len(list(group))
-        own = RowParams(*(term[start:end] for term in params))
+        own = RowParams(*(column[start:end] for column in params))
         parts.append(race(kind, numbers[start:end], own, max(row.params.top_k for row in sampled[start:end])))
         start = end
     tokens, are_open = (torch.cat(each) for each in zip(*parts, strict=True))  # [len(order)] each
-    lses = told[:, 2].index_select(0, places)
+    lses = greedy[:, 2].index_select(0, places)
     logprobs = numbers.gather(1, tokens.unsqueeze(1)).squeeze(1) - lses  # [len(order)]
-    return told.index_copy(0, places, torch.stack((tokens.float(), logprobs, are_open.float()), dim=1))
+    return greedy.index_copy(0, places, torch.stack((tokens.float(), logprobs, are_open.float()), dim=1))
 
 
-def kind_of(params: SamplingParams, vocab_size: int) -> int:
-    """
+def kind_of(params: "SamplingParams", vocab_size: int) -> int:
+    """Return how rows with these parameters are sampled.
+
+    >>> from nanovllm import SamplingParams
     >>> kind_of(SamplingParams(temperature=0), 100), kind_of(SamplingParams(top_k=5, top_p=0.5), 100)
     (0, 1)
     >>> kind_of(SamplingParams(top_k=100), 100), kind_of(SamplingParams(top_p=0.5), 100)
@@ -90,18 +95,21 @@ def kind_of(params: SamplingParams, vocab_size: int) -> int:
 
 
 def to_device(order: list[int], rows: list[SamplingRow], device: torch.device) -> tuple[Tensor, RowParams]:
-    """int64 [len(rows)], and on which params they are sampled, in one copy that nobody waits for."""
+    """Return `order` as int64 [len(rows)], and the rows' parameters, in one copy that nobody waits for."""
     host = room_for(DTYPES, len(rows), torch.device("cpu"), is_pinned=device.type == "cuda")
     fields = fields_of(host, DTYPES)
     fields["order"].copy_(torch.tensor(order))
-    for name, term in row_params(rows, torch.device("cpu"))._asdict().items():
-        fields[name].copy_(term.squeeze(1))
-    there = fields_of(host.to(device, non_blocking=True), DTYPES)
-    return there["order"], RowParams(**{name: there[name].unsqueeze(1) for name in RowParams._fields})
+    for name, column in row_params(rows, torch.device("cpu"))._asdict().items():
+        fields[name].copy_(column.squeeze(1))
+    copied = fields_of(host.to(device, non_blocking=True), DTYPES)
+    return copied["order"], RowParams(**{name: copied[name].unsqueeze(1) for name in RowParams._fields})
 
 
 def race(kind: int, numbers: Tensor, params: RowParams, top_k: int) -> tuple[Tensor, Tensor]:
-    """Rows of one kind; top_k: the largest. numbers float32 [num_rows, vocab_size] -> tokens, and bool: [num_rows]"""
+    """Sample rows of one kind, `top_k` the largest of theirs. Return the tokens, and which rows are open: [num_rows].
+
+    numbers float32 [num_rows, vocab_size]
+    """
     if kind == LIKELIEST:
         tokens = race_among(likeliest(numbers, top_k), numbers, params)
     elif kind == ALL_WITH_TOP_P:
@@ -112,7 +120,7 @@ def race(kind: int, numbers: Tensor, params: RowParams, top_k: int) -> tuple[Ten
 
 
 def race_again(probs: Tensor, params: RowParams) -> tuple[Tensor, Tensor]:
-    """What race_all() of core does, without a look at who must draw again: it is told of each row at the end.
+    """Do what race_all() does without a look at which rows must draw again. Return that for each row at the end.
 
     probs float32 [num_rows, num_chunks, CHUNK] -> tokens [num_rows], bool [num_rows]
     """

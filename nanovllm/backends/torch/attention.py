@@ -14,13 +14,15 @@ short sequence beside a long one is padded up to the tile's end.)
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...engine.kv_cache import KVCache
 from .online_softmax import Part, attend_part, merge_attn_states, merge_first
+
+if TYPE_CHECKING:
+    from ...engine.kv_cache import KVCache
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Tile(NamedTuple):
 class PagedAttention:
     """The attention backend: plan() makes the `attend` of a step. One object for the life of an engine."""
 
-    def __init__(self, kv_cache: KVCache, tile_size: int) -> None:
+    def __init__(self, kv_cache: "KVCache", tile_size: int) -> None:
         """`tile_size` in slots, of all sequences together; a tile has whole blocks of each, at least one."""
         self._kv_cache = kv_cache
         self._tile_size = tile_size
@@ -63,7 +65,7 @@ class PagedAttend:
     What is the same in all layers is worked out once: where to write, which rows decode, in which tiles.
     """
 
-    def __init__(self, kv_cache: KVCache, tile_size: int, step: AttentionMetadata) -> None:
+    def __init__(self, kv_cache: "KVCache", tile_size: int, step: AttentionMetadata) -> None:
         self._kv_cache = kv_cache
         self._tile_size = tile_size
         self._step = step

@@ -121,8 +121,9 @@ def likeliest(logits: Tensor, k: int) -> Tensor:
 
 
 def first_in_order(values: Tensor, ids: Tensor, k: int) -> Tensor:
-    """Return the ids of the k largest values of each row; of equals the smallest ids. values float32, ids int64 [num_rows, n]
+    """Return the ids of the k largest values of each row; of equals the smallest ids.
 
+    values float32, ids int64 [num_rows, n]
     Value and id are packed into one number, in whose order they are: the bits of the float above, minus the id below.
     """
     bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0

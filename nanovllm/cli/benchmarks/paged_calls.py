@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ...backends.gpu import plain
 from ...backends.gpu.ops import Ops
-from ...backends.gpu.runner import num_multiprocessors
+from ...backends.gpu.backend import num_multiprocessors
 from ...backends.gpu.split import DecodeRoom, choose_splits
 from ...checkpoints.shapes import Shape
 from ...engine.block_manager import cdiv
