@@ -14,14 +14,12 @@ from threading import Thread
 from typing import Any
 
 from ..api import CompletionOutput, EngineArgs, LLMEngine, RequestOutput
-from ..trace import watch
+from ..engine.stats import Metric
+from ..trace import tracer
 from .messages import Abort, Add, Answer, Ask, Delta, Failed, Note, Piece, Ready, Step, Stop, Watch, receive, send
+from .step_times import StepTimes
 
 Build = Callable[[EngineArgs], LLMEngine]
-ANSWERS: dict[str, Callable[[LLMEngine], Any]] = {
-    "stats": LLMEngine.stats,
-    "metrics": LLMEngine.get_metrics,
-}
 
 
 def run(pipe: Connection, args: EngineArgs, build: Build) -> None:
@@ -72,7 +70,10 @@ class Worker:
         self._news = select.poll()
         self._news.register(pipe.fileno(), select.POLLIN)
         self._is_over = False
-        self._watch = watch.Watch(engine)
+        self._watch = tracer.Watch(engine)
+        self._step_times = StepTimes()
+        engine.observers.append(self._step_times)
+        self._answers: dict[str, Callable[[], Any]] = {"stats": engine.stats, "metrics": self.metrics}
         self._held: list[Add] = []  # until nobody runs
         self._refused: list[Delta] = []  # requests that were not taken, until the next message says so
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -134,7 +135,12 @@ class Worker:
         self.engine.abort_request(message.request_id)
 
     def answer(self, message: Ask) -> None:
-        send(self._pipe, Answer(message.number, ANSWERS[message.name](self.engine)))
+        send(self._pipe, Answer(message.number, self._answers[message.name]()))
+
+    def metrics(self) -> list[Metric]:
+        """Return the engine's metrics, and those that only a server measures."""
+        numbers = self.engine.get_metrics()
+        return [*numbers, *self._step_times.histograms(numbers[0].labels)]
 
     def watch(self, message: Watch) -> None:
         if message.is_on:

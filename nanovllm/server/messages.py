@@ -24,7 +24,7 @@ class Abort(NamedTuple):
 
 class Ask(NamedTuple):
     number: int  # its answer has the same
-    name: str  # one of engine_process.ANSWERS
+    name: str  # "stats" or "metrics"
 
 
 class Watch(NamedTuple):

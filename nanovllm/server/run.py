@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from ..api import EngineArgs, EngineDeadError
+from ..api import EngineArgs, EngineDeadError, LLMEngine
 from ..cli.plain_template import read_template
 from ..cli.streams import tell
 from .addresses import address_of, listening_sockets
@@ -22,7 +22,6 @@ from .engine_process import Build
 from .http_protocol import HttpProtocol
 from .openai.served import served_model
 from .options import ServerOptions
-from .step_times import TimedEngine
 from .system import prepare
 
 RED = 1.0  # seconds in which /health says that the engine is dead, before the front ends, too
@@ -86,7 +85,7 @@ class Front:
 
 
 def run_server(
-    model: str, args: EngineArgs, options: ServerOptions, build: Build = TimedEngine.from_engine_args
+    model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args
 ) -> int:
     """Serve until a signal or the engine's end; returns the exit status.
 
