@@ -1,4 +1,4 @@
-"""The engine: stage 7's scheduler, block manager and tiers, grown up.
+"""The engine: stage 7 grown up, one class per concept.
 
-Start with llm_engine.py, whose step() is three calls: schedule, run, update. Nothing here imports a backend's kernels.
+Start reading at llm_engine.py: a step is schedule (scheduler.py), launch (executor.py) and update.
 """

@@ -1,73 +1,84 @@
-"""CostModel: is it cheaper to bring a block back from the host, or to compute its tokens again?
+"""CostModel: which is cheaper, to load a block from the host or to compute its tokens again?
 
-    load        bytes out and bytes in again / bandwidth of the copies
-    recompute   tokens / speed of a prefill
+    load        bytes of the block / bandwidth from the host
+    recompute   tokens of the block / speed of a prefill
 
-Both grow with the number of tokens, so the answer hardly depends on it: it is a ratio of two speeds of the machine.
+Both times grow with the number of tokens, so the answer is mostly a ratio of two speeds of the machine, measured once.
+The store that a load needs has been paid for when the block was evicted, whether or not the block ever comes back.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from .block_manager import cdiv
-from .kv_cache import BlockCopy
-from .offload import HostKVCache
+import torch
+
+from ..backends.torch.model_runner import ModelRunner
+from .block_manager import BlockManager
+from .host_tier import HostTier
+from .input_processor import InputProcessor
+from .kv_cache import KVCache
+from .observer import Observer
 from .sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from .engine import LLMEngine
-
-ROUNDS, BLOCKS = 2, 8  # the better of two rounds (the first one warms up), of this many blocks
+NUM_BLOCKS = 8  # copied to measure a bandwidth
 
 
 @dataclass(frozen=True)
 class CostModel:
-    bytes_per_second: float  # of a copy between the tiers, one way
+    load_bytes_per_second: float
+    store_bytes_per_second: float
     tokens_per_second: float  # of a prefill
 
     def prefers_load(self, bytes_per_token: int) -> bool:
-        """Whether to store a token's keys and values and to load them takes less time than to compute them again.
+        """Return whether the keys and values of a token are loaded faster than computed.
 
-        >>> model = CostModel(bytes_per_second=1e9, tokens_per_second=1000)
+        >>> model = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1000)
         >>> model.prefers_load(bytes_per_token=50_000), model.prefers_load(bytes_per_token=5_000_000)
         (True, False)
         """
-        return 2 * bytes_per_token / self.bytes_per_second < 1 / self.tokens_per_second
+        return bytes_per_token / self.load_bytes_per_second < 1 / self.tokens_per_second
 
     def __str__(self) -> str:
-        return f"copies {self.bytes_per_second / 1e9:.1f} GB/s, prefill {self.tokens_per_second:,.0f} tokens/s"
+        return (
+            f"loads {self.load_bytes_per_second / 1e9:.1f} GB/s, stores {self.store_bytes_per_second / 1e9:.1f} GB/s, "
+            f"prefill {self.tokens_per_second:,.0f} tokens/s"
+        )
 
 
-def measure(engine: "LLMEngine") -> CostModel:
-    """Both speeds on this machine, before the first request. The pool's content is of no use yet."""
-    return CostModel(copy_speed(engine), prefill_speed(engine))
+def measure(kv_cache: KVCache, runner: ModelRunner, input_processor: InputProcessor, num_tokens: int) -> CostModel:
+    """Measure this machine, with a prefill of `num_tokens`. Call it before the first request: it overwrites the pool."""
+    num_blocks = min(NUM_BLOCKS, kv_cache.num_blocks)
+    tier = HostTier(kv_cache.blocks, num_blocks, Observer())
+    hashes = [bytes([block]) for block in range(num_blocks)]
+
+    def store() -> None:
+        tier.reset()
+        for block, block_hash in enumerate(hashes):
+            tier.store(block, block_hash)
+
+    def load() -> None:
+        tier.load(tier.hold(hashes), targets=list(range(num_blocks)))
+        tier.collect(wait=True)
+
+    no_tier = HostTier(kv_cache.blocks, 0, Observer())
+    manager = BlockManager(kv_cache.num_blocks, kv_cache.block_size, False, no_tier, Observer())
+    [seq] = input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
+    manager.allocate(seq, hits=[])
+    store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
+    prefill_seconds = best_time(lambda: runner.run([(seq, num_tokens)]), kv_cache)
+    runner.num_steps = runner.num_tokens = 0  # they count from the first request on
+    num_bytes = num_blocks * kv_cache.blocks[0].nbytes
+    return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)
 
 
-def copy_speed(engine: "LLMEngine") -> float:
-    """Bytes a second, one way, there and back on average."""
-    num_blocks = min(BLOCKS, engine.kv_cache.num_blocks)
-    host, copies = HostKVCache(engine.kv_cache.blocks, num_blocks), [BlockCopy(i, i) for i in range(num_blocks)]
+def best_time(work: Callable[[], object], kv_cache: KVCache) -> float:
+    """Return the seconds of the faster of two runs. The first one warms up."""
     seconds = []
-    for _ in range(ROUNDS):
+    for _ in range(2):
         started = time.perf_counter()
-        for copy in copies:
-            host.store(copy)
-        host.load(copies).wait()
+        work()
+        if kv_cache.blocks.is_cuda:
+            torch.cuda.synchronize(kv_cache.blocks.device)
         seconds.append(time.perf_counter() - started)
-    return 2 * host.blocks.nbytes / min(seconds)
-
-
-def prefill_speed(engine: "LLMEngine") -> float:
-    """Tokens a second of a prompt as long as a step, the model and the pool allow."""
-    block_size, num_blocks, runner = engine.config.block_size, engine.kv_cache.num_blocks, engine.model_runner
-    num_tokens = min(engine.config.max_num_batched_tokens, engine.max_model_len - 1, num_blocks * block_size)
-    [seq] = engine.input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
-    seq.block_table = list(range(cdiv(num_tokens, block_size)))
-    seconds = []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        runner.run([(seq, num_tokens)])
-        seconds.append(time.perf_counter() - started)
-    runner.num_steps = runner.num_tokens = 0
-    return num_tokens / min(seconds)
+    return min(seconds)

@@ -1,22 +1,22 @@
-r"""The prefix cache: how a block's text is named, so that whoever begins with the same text finds it.
+r"""Names for blocks: a hash of all text up to a block's end, so that a sequence can find blocks that it can reuse.
 
-    the cat sat on (block 7) --- the mat and ate (block 2)      block size 4: each block is named by the hash of its
-                             \-- a warm stone by (block 5)      tokens and of all before them, a chain of hashes
+    the cat sat on (block 7) --- the mat and ate (block 2)      block size 4: a block's hash covers its own tokens
+                             \-- a warm stone by (block 5)      and the hash of the block before it
 
-Keys and values of a token depend on all tokens before it, so equal tokens after different prefixes are different
-blocks. The index from names to blocks is BlockPool's. vLLM's automatic prefix caching (2024) works like this; as a
-tree, it is RadixAttention (Zheng et al. 2023, arXiv:2312.07104).
+The keys and values of a token depend on all tokens before it, so equal tokens after different prefixes need different
+blocks. The index from hash to block is in BlockPool. vLLM's automatic prefix caching works this way; RadixAttention
+keeps the same information in a tree (Zheng et al. 2023, arXiv:2312.07104).
 """
 
 import hashlib
 from array import array
 from dataclasses import dataclass
 
-BlockHash = bytes  # 16 bytes of blake2b: two texts with one hash are not to be expected, so no tokens are compared
+BlockHash = bytes  # 16 bytes of blake2b; two texts never get the same hash in practice, so tokens are not compared
 
 
 def hash_block_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
-    """Return the hash of a block's tokens and of all before them: `parent` is the hash of these, b"" if there are none.
+    """Return the hash of a block. `parent` is the hash of the block before it, b"" for the first one.
 
     >>> hash_block_tokens(b"", [1, 2]) == hash_block_tokens(b"", [1, 2])
     True
@@ -27,7 +27,7 @@ def hash_block_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
 
 
 def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_size: int) -> None:
-    """Append to `hashes` until there is one for each full block of `token_ids`; what is known stays.
+    """Append to `hashes` until each full block of `token_ids` has one.
 
     >>> hashes: list[BlockHash] = []
     >>> extend_block_hashes(hashes, [1, 2, 3, 4, 5], block_size=2)
@@ -40,7 +40,7 @@ def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_siz
 
 @dataclass
 class PrefixCacheStats:
-    """In tokens, of all admissions since the start or the last reset."""
+    """Tokens of all admitted sequences (a preempted one counts again), and how many of them were cached."""
 
     queries: int = 0
     hits: int = 0

@@ -1,186 +1,176 @@
-"""Scheduler: which sequences run in this step, and how many tokens of each. It is decided anew at every step.
+"""Scheduler: which sequences run in the next step, and how many tokens of each. It decides anew for every step.
 
     add -> waiting -- admit, first come first served --> running -> finish
               ^                                             |
-              +------- preempt, the latest one first -------+
+              +------- preempt, the newest first -----------+
 
-Both queues together are in order of arrival at all times: a sequence that waits came after all that run. So none is
-overtaken, and a preempted sequence is the next one to be admitted.
+`running` and then `waiting` are in order of arrival at all times, so nobody is overtaken, and a preempted sequence is
+the next one to be admitted. Scheduling per step is Orca's idea (Yu et al. 2022), chunked prefill is Sarathi-Serve's
+(Agrawal et al. 2024, arXiv:2403.02310).
 """
 
 from collections import OrderedDict
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
-from ..backends.torch.model_runner import Scheduled
 from .block_manager import BlockManager, cdiv
 from .config import EngineConfig
+from .executor import Scheduled
 from .kv_cache import BlockCopy
+from .observer import Observer
 from .sequence import Sequence
 
 
-class SchedulerOutput(NamedTuple):
-    batch: list[Scheduled]
-    copies: list[BlockCopy]  # to be made before the step writes, also if nobody runs in it
-    failed: list[Sequence]  # sequences that can never go on: they have ended
+@dataclass
+class SchedulerOutput:
+    """The next step."""
+
+    budget: int  # how many more tokens the step may compute
+    batch: list[Scheduled] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)  # to make before the step writes
+    failed: list[Sequence] = field(default_factory=list)  # sequences that can never go on
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, kv_cache_manager: BlockManager) -> None:
-        self.waiting: OrderedDict[Sequence, None] = OrderedDict()  # a queue from which anyone can leave at once
+    def __init__(self, config: EngineConfig, kv_cache_manager: BlockManager, observer: Observer) -> None:
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()  # a queue that each sequence can leave in O(1)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._kv_cache_manager = kv_cache_manager
+        self._observer = observer
         self._max_num_seqs = config.max_num_seqs
         self._max_num_batched_tokens = config.max_num_batched_tokens
-        self._watermark_blocks = int(config.watermark * kv_cache_manager.num_blocks)
+        self.watermark_blocks = int(config.watermark * kv_cache_manager.num_blocks)
 
     def add(self, seq: Sequence) -> None:
         self.waiting[seq] = None
+        self._observer.tell("add", seq)
 
     def remove(self, seq: Sequence) -> None:
-        """`seq` has ended, whatever its state: it leaves its queue and gives its blocks back."""
+        """Take a sequence that has ended out of its queue, and free its blocks. Do nothing if it is in no queue.
+
+        The samples that it still carries have ended too.
+        """
         if seq in self.waiting:
             del self.waiting[seq]
-        elif seq in self.running:  # else it has left already, or was never forked
+        elif seq in self.running:
             self.running.remove(seq)
             self._kv_cache_manager.free(seq)
+        else:
+            return
+        for ended in [seq, *seq.to_fork]:
+            self._observer.tell("finish", ended)
 
     def schedule(self) -> SchedulerOutput:
-        """Decodes first, a token each; then chunks of prompts, with what is left of max_num_batched_tokens.
-
-        Takes the blocks that the step will write to. Ends as soon as a sequence has failed.
-        """
-        output = SchedulerOutput(batch=[], copies=[], failed=[])
+        """Fill a step with up to max_num_batched_tokens tokens, and take the blocks that they will be written to."""
+        output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
-        self._kv_cache_manager.collect_loads()
-        self._fork_prompts()
-        budget = self._schedule_decodes(output, self._max_num_batched_tokens)
-        budget = self._schedule_chunks(output, budget)
-        # A preempted sequence would be admitted first, and preempted again in the next step.
-        if self.num_preemptions == num_preemptions and not output.failed:
-            self._admit(output, budget)
+        for seq in list(self.running):
+            self._fork_samples(seq)
+
+        # First one token for each sequence that decodes, the oldest first. If no block is free, the newest sequence
+        # is preempted. It stands behind all that are in the batch already, so none of these loses a block.
+        index = 0
+        while index < len(self.running) and output.budget > 0 and not output.failed:
+            seq = self.running[index]
+            if seq.num_uncomputed_tokens > 1 or not self._kv_cache_manager.is_ready(seq):
+                index += 1
+            elif self._kv_cache_manager.can_append(seq):
+                self._take(seq, output)
+                index += 1
+            elif len(self.running) > 1:
+                self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
+            else:
+                self._fail(seq, output)
+
+        # Then prompts, in chunks as large as the budget allows. Their blocks were allocated on admission.
+        for seq in self.running:
+            if seq.num_uncomputed_tokens > 1 and output.budget > 0:
+                self._take(seq, output)
+
+        # Then the waiting sequences, unless a sequence was just preempted: it would be admitted, and preempted again.
+        while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions and not output.failed:
+            seq = next(iter(self.waiting))
+            if cdiv(seq.num_tokens, self._kv_cache_manager.block_size) > self._kv_cache_manager.num_blocks:
+                self._fail(seq, output)
+                break
+            hits = self._kv_cache_manager.find_hits(seq)
+            if not self._may_admit(seq, hits):
+                break
+            self._kv_cache_manager.allocate(seq, hits)  # it may raise: the queues are as they were then
+            del self.waiting[seq]
+            self.running.append(seq)
+            for sample in [seq, *self._fork_samples(seq)]:
+                if output.budget > 0 and self._kv_cache_manager.can_append(sample):
+                    self._take(sample, output)
+
+        self._observer.tell("schedule", output)
         return output
 
-    def _fork_prompts(self) -> None:
-        """Where one token of a prompt is left to compute, its samples run from now on, each with a token of its own.
+    def _take(self, seq: Sequence, output: SchedulerOutput) -> None:
+        """Add as many tokens of `seq` to the step as the budget allows; none if its blocks have not arrived.
 
-        They stand right behind the one that carried them, so `running` stays in order of arrival.
+        A sequence that carries samples leaves its last token alone: each of them computes it for itself.
         """
-        for seq in [seq for seq in self.running if seq.to_fork and seq.num_uncomputed_tokens == 1]:
-            for sample in seq.to_fork:
-                self._kv_cache_manager.fork(seq, sample)
-            behind = self.running.index(seq) + 1
-            self.running[behind:behind], seq.to_fork = seq.to_fork, []
+        num_tokens = min(seq.num_uncomputed_tokens - bool(seq.to_fork), output.budget)
+        if num_tokens == 0 or not self._kv_cache_manager.is_ready(seq):
+            return
+        copy = self._kv_cache_manager.append_slot(seq)
+        output.copies.extend([copy] if copy else [])
+        output.batch.append((seq, num_tokens))
+        output.budget -= num_tokens
 
-    def _schedule_decodes(self, output: SchedulerOutput, budget: int) -> int:
-        """A sequence that is not ready is passed over, and nobody makes room for it. Returns what is left."""
-        for seq in list(self.running):
-            if budget == 0 or output.failed:
-                break
-            is_preempted = seq in self.waiting  # by one before it
-            if seq.num_uncomputed_tokens > 1 or is_preempted or not self._kv_cache_manager.is_ready(seq):
-                continue
-            if self._make_room(seq, output):
-                copy = self._kv_cache_manager.append_slot(seq)
-                output.copies.extend([copy] if copy else [])
-                output.batch.append((seq, 1))
-                budget -= 1
-        return budget
+    def _fork_samples(self, seq: Sequence) -> list[Sequence]:
+        """Fork the samples that `seq` carries once only its last token is left to compute. Return them.
 
-    def _schedule_chunks(self, output: SchedulerOutput, budget: int) -> int:
-        """As many tokens as the budget allows of each running sequence that has more than one to compute, in order.
-
-        Their blocks were allocated on admission. Returns what is left of the budget.
+        They run right behind it, so that `running` stays in order of arrival.
         """
-        for seq in self.running:
-            if seq.num_uncomputed_tokens > 1:
-                budget = self._schedule_chunk(seq, output, budget)
-        return budget
+        if not seq.to_fork or seq.num_uncomputed_tokens > 1:
+            return []
+        samples, seq.to_fork = seq.to_fork, []
+        behind = self.running.index(seq) + 1
+        self.running[behind:behind] = samples
+        for sample in samples:
+            self._kv_cache_manager.fork(seq, sample)
+        return samples
 
-    def _schedule_chunk(self, seq: Sequence, output: SchedulerOutput, budget: int) -> int:
-        """As many tokens of `seq` as it has to compute and the budget allows; none if it is not ready.
+    def _may_admit(self, seq: Sequence, hits: list[int | None]) -> bool:
+        """Return whether there are seats for `seq` and its samples, and blocks for its tokens.
 
-        One that carries samples stops before its last token, which each of them computes by itself. Returns what is
-        left of the budget.
+        Beside others it must leave the watermark free, for them to grow into, and a block for each of its samples.
         """
-        if not self._kv_cache_manager.is_ready(seq):  # it takes no budget: others run meanwhile
-            return budget
-        # The last token of a prompt that is to be forked is left to each of its samples.
-        num_tokens = min(seq.num_uncomputed_tokens - bool(seq.to_fork), budget)
-        if num_tokens > 0:
-            output.batch.append((seq, num_tokens))
-        return budget - num_tokens
-
-    def _admit(self, output: SchedulerOutput, budget: int) -> None:
-        """From waiting to running, in order, while there is a seat, budget, and what _may_admit() asks for.
-
-        Each takes the blocks of all its tokens. If they are ready, it is scheduled for as many tokens as the budget has
-        left. One that needs more blocks than the pool has fails: it outgrew the pool.
-        """
-        while self.waiting and budget > 0:
-            seq = next(iter(self.waiting))
-            if self._num_blocks(seq) > self._kv_cache_manager.num_blocks:
-                self._fail(seq, output)
-                break
-            if not self._may_admit(seq):
-                break
-            self._kv_cache_manager.allocate(seq)
-            self.waiting.popitem(last=False)
-            self.running.append(seq)
-            budget = self._schedule_chunk(seq, output, budget)
-
-    def _may_admit(self, seq: Sequence) -> bool:
-        """Return True if there is a seat for `seq` and for each sample that it carries, and blocks for all its tokens.
-
-        Beside others a sequence, new or preempted, must leave the watermark free, for those that run to grow into, and
-        a block for each sample that it carries.
-        """
-        num_seats = sum(1 + len(other.to_fork) for other in [seq, *self.running])
-        if num_seats > self._max_num_seqs:
+        seats = self._max_num_seqs - sum(1 + len(other.to_fork) for other in self.running)
+        if 1 + len(seq.to_fork) > seats:
+            self._observer.tell("wait", seq, "seat", 1 + len(seq.to_fork), seats)
             return False
-        spare = self._watermark_blocks + len(seq.to_fork) if self.running else 0
-        return self._kv_cache_manager.can_allocate(seq, spare)
+        spare = self.watermark_blocks + len(seq.to_fork) if self.running else 0
+        needed, free = self._kv_cache_manager.num_needed(seq, hits) + spare, self._kv_cache_manager.num_free_blocks
+        if needed > free:
+            self._observer.tell("wait", seq, "blocks", needed, free)
+        return needed <= free
 
-    def _make_room(self, seq: Sequence, output: SchedulerOutput) -> bool:
-        """Preempt, the latest first, until `seq` can have a slot for its last token.
+    def _preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
+        """Free the blocks of a running sequence, and put it in front of the queue.
 
-        Returns False if it cannot: it was the latest itself, and waits; or it is alone, and has failed.
+        Once it is admitted again, its prompt and its output so far are computed like one long prompt.
         """
-        while not self._kv_cache_manager.can_append(seq):
-            if self.running == [seq]:
-                self._fail(seq, output)
-                return False
-            # It is `seq` or behind it, and the batch so far is in front of `seq`: nobody scheduled loses a block.
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is seq:
-                return False
-        return True
-
-    def _preempt(self, seq: Sequence) -> None:
-        """Take its blocks and put it in front of all that wait; nothing of it is computed then.
-
-        num_preemptions counts it. When it is admitted again, its prompt and all that it generated are prefilled as one
-        prompt would be.
-        """
-        self._kv_cache_manager.free(seq)
-        seq.num_computed_tokens = 0
         self.running.remove(seq)
+        self._kv_cache_manager.free(seq)
         self.waiting[seq] = None
         self.waiting.move_to_end(seq, last=False)
         self.num_preemptions += 1
+        seq.num_preemptions += 1
+        self._observer.tell("preempt", seq, makes_room_for)
 
     def preempt_all(self) -> None:
-        """A step broke off: what it began is forgotten, and computed again."""
+        """Start over with all running sequences: a step broke off, and nobody may read what it has not written."""
         while self.running:
-            self._preempt(self.running[-1])
+            self._preempt(self.running[-1], makes_room_for=None)
 
     def _fail(self, seq: Sequence, output: SchedulerOutput) -> None:
-        needed, num_blocks = self._num_blocks(seq), self._kv_cache_manager.num_blocks
-        self.remove(seq)
-        seq.fail(f"{seq.num_tokens} tokens need {needed} blocks, the pool has {num_blocks}")
+        """End a sequence that has outgrown the whole pool."""
+        needed = cdiv(seq.num_tokens, self._kv_cache_manager.block_size)
+        error = f"{seq.num_tokens} tokens need {needed} blocks, the pool has {self._kv_cache_manager.num_blocks}"
+        for sample in [seq, *seq.to_fork]:
+            sample.finish("error", error)
+            self.remove(sample)
         output.failed.append(seq)
-
-    def _num_blocks(self, seq: Sequence) -> int:
-        """That all its tokens fill."""
-        return cdiv(seq.num_tokens, self._kv_cache_manager.block_size)
