@@ -10,8 +10,8 @@ from typing import IO
 import click
 from tqdm import tqdm
 
-from ..api import LLM, RequestOutput
-from ..engine.stories import pool_line
+from ..engine.outputs import RequestOutput
+from ..llm import LLM
 from ..server.openai.chats import Chat
 from .chats import add_request
 from .compiling import finish_compiling
@@ -21,6 +21,7 @@ from .request import Request
 from .requests_file import RequestsFile
 from .results import result_line
 from .results_file import write_whole
+from .stories import pool_line
 from .streams import tell
 from .ticker import Ticker
 

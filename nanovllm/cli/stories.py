@@ -1,15 +1,15 @@
-"""Stories for the command: six beginnings, a pool to tell them from, and how they come to the screen."""
+"""Stories for `nanovllm generate`: six beginnings, a pool of a few stories, and how they appear on the screen."""
 
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from ..engine.config import POOL_SIZES
+from ..engine.kv_cache import PoolReport
+from ..engine.outputs import CompletionOutput, RequestOutput
 from ..llama import ModelConfig
-from .config import POOL_SIZES
-from .kv_cache import PoolReport
-from .llm import LLM
-from .outputs import CompletionOutput, RequestOutput
+from ..llm import LLM
 
 PROMPTS = [
     '"Good morning," said the fox',
@@ -33,7 +33,7 @@ def with_small_pool(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(stream: Iterator[RequestOutput]) -> list[RequestOutput]:
-    """Print the first story as it comes and the others whole, in order, once they have ended. Returns all of them."""
+    """Print the first story as it comes, and then the others, in order, once they have ended. Return all of them."""
     finished: dict[int, RequestOutput] = {}
     num_shown, printed = 0, 0  # stories, and characters of the first
     for output in stream:
@@ -51,12 +51,12 @@ def show(stream: Iterator[RequestOutput]) -> list[RequestOutput]:
 
 
 def story(output: RequestOutput, completion: CompletionOutput) -> str:
-    """Return the prompt and the text generated for it; nothing if an error came before any text."""
+    """Return the prompt and the text generated for it; no text if an error came before any."""
     return f"{output.prompt}{completion.text}" if completion.text or not output.error else ""
 
 
 def print_ending(output: RequestOutput) -> None:
-    """Print what is not on the screen yet: of the first story nothing is left, of the others all."""
+    """Print what is not on the screen yet: nothing of the first story, all of the others."""
     for completion in output.outputs:
         is_shown = output.request_id == "0" and completion.index == 0
         text = "" if is_shown else story(output, completion)
@@ -66,7 +66,7 @@ def print_ending(output: RequestOutput) -> None:
 
 
 def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
-    """Return one line: how fast the run was, what it took of the pool at its peak, and what this stage counts."""
+    """Return one line: how fast the run was, what it took of the pool at its peak, and what the engine counted."""
     served = [output for output in outputs if output.metrics.first_token_time is not None]
     if not served:
         return "nothing was served"
@@ -79,7 +79,7 @@ def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
 
 
 def pool_line(pool: PoolReport) -> str:
-    """Return what a run took of the pool at its peak."""
+    """Return how much of the pool was reserved and used at the peak of a run."""
     share = pool.used / max(pool.held, 1)
     return (
         f"KV slots: {pool.held:,} of {pool.num_slots:,} reserved, {pool.used:,} used ({share:.0%}) |{pool.strip(32)}|"
@@ -87,12 +87,12 @@ def pool_line(pool: PoolReport) -> str:
 
 
 def counts(llm: LLM) -> str:
-    """Return what this stage is about, in the engine's life; shared are the blocks in several tables at the peak."""
+    """Return the engine's counts since its start. Shared blocks are those in several tables at the peak."""
     holders = Counter(block for table, _ in llm.peak.tables for block in table)
     shared = sum(count > 1 for count in holders.values())
     preemptions = f"preemptions: {llm.llm_engine.scheduler.num_preemptions}"
     sharing = f"blocks shared: {shared}, copied: {llm.kv_cache.num_blocks_copied}"
     cache = llm.kv_cache_manager.prefix_cache_stats
     hits = f"tokens hit: {cache.hits:,} of {cache.queries:,}"
-    host = llm.llm_engine.host_kv_cache
+    host = llm.llm_engine.host_tier
     return f"{preemptions}, {sharing}, {hits}, stored: {host.num_blocks_stored}, loaded: {host.num_blocks_loaded}"
