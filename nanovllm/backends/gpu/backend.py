@@ -56,7 +56,7 @@ class TritonBackend:
         linears = Linears(ops)
         swap_in(model, ops, linears)
         try:
-            with self._on_device():
+            with on_device(self._device):
                 try_kernels(model, pool, self._attention)
                 if capture is not None:
                     sizes = buckets(max_rows)
@@ -70,32 +70,25 @@ class TritonBackend:
     def close(self) -> None:
         swap_out(self._model)
 
-    def _on_device(self) -> AbstractContextManager[None]:
-        """Return the context that kernels and graphs are started in.
-
-        A thread's current device is 0, and they would start there, wherever their tensors are.
-        """
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
-
     def decode(self, batch: "list[Scheduled]") -> Computed | None:
         self._decoded = None
         is_decode = all(num_tokens == 1 for _, num_tokens in batch)
         if self._decodes is None or not is_decode or len(batch) > self._decodes.max_rows:
             return None
-        with self._on_device():
+        with on_device(self._device):
             self._decoded = self._decodes.run(batch)
         context_lens = [seq.num_computed_tokens + 1 for seq, _ in batch]
         return Computed(self._decoded.hidden, list(range(len(batch) + 1)), context_lens, self._decoded.logits)
 
     def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
-        with self._on_device():
+        with on_device(self._device):
             return self._model(input_ids, positions, self._attention.plan(step))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._model.compute_logits(hidden)
 
     def sampling(self, computed: Computed) -> AbstractContextManager[None]:
-        return self._on_device()
+        return on_device(self._device)
 
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         """`logits` are those of the newest step, or what processors have made of them. [num_rows, vocab_size]"""
@@ -106,6 +99,14 @@ class TritonBackend:
         likeliest = logits.new_empty(len(logits), 3, dtype=torch.float32)
         self._ops.find_likeliest(logits, LikeliestRoom(len(logits), logits.shape[1], logits.device), likeliest)
         return sample_rows(logits, likeliest, rows)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[None]:
+    """Return the context that kernels and graphs are started in.
+
+    The current device of a thread is 0, and they would start there, wherever their tensors are.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def num_multiprocessors(device: torch.device) -> int:

@@ -43,7 +43,7 @@ class ModelRunner:
         self, model: LlamaForCausalLM, attention: PagedAttention, block_size: int, device: torch.device
     ) -> None:
         self.backend: Backend = TorchBackend(model, attention)
-        self._vocab_size = model.config.vocab_size
+        self.model = model
         self._block_size = block_size
         self._device = device
         self.num_steps = 0
@@ -101,9 +101,10 @@ class ModelRunner:
         """
         start = max(len(seq.prompt_logprobs) - seq.num_computed_tokens, 0)  # the row before the next token
         end = min(len(hidden), seq.num_prompt_tokens - 1 - seq.num_computed_tokens)
-        count = self._vocab_size if seq.params.prompt_logprobs == -1 else seq.params.prompt_logprobs
+        vocab_size = self.model.config.vocab_size
+        count = vocab_size if seq.params.prompt_logprobs == -1 else seq.params.prompt_logprobs
         logprobs: list[dict[int, Logprob]] = []
-        size = max(1, MAX_LOGITS // self._vocab_size)
+        size = max(1, MAX_LOGITS // vocab_size)
         for row in range(start, end, size):
             rows = hidden[row : min(row + size, end)]  # [at most size, hidden_size]
             token_ids = seq.token_ids[seq.num_computed_tokens + row + 1 :][: len(rows)]

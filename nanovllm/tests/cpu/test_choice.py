@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from threading import Event
 from types import SimpleNamespace
 
@@ -10,28 +11,33 @@ import torch
 
 from ... import LLM, EngineArgs, SamplingParams
 from ... import __main__ as command
+from ...backends import choice as backends
 from ...backends.cpu import choice as module
 from ...backends.cpu import threads
 from ...backends.cpu.choice import Choice
 from ...backends.options import VARIABLE, backend_of
-from ...backends.cpu.runner import KernelRunner
+from ...backends.torch.attention import PagedAttention
+from ...backends.torch.backend import TorchBackend
 from ..helpers import OPTIONS
 
 
+class Kernels:
+    """In place of a backend with kernels: it notes when it is built, and when it is closed."""
+
+    def __init__(self, calls):
+        self._calls = calls
+        calls.append("use")
+
+    def close(self):
+        self._calls.append("drop")
+
+
 class Runner:
-    def __init__(self):
-        self.calls = []
-
-    def use_kernels(self):
-        self.calls.append("use")
-
-    def drop_kernels(self):
-        self.calls.append("drop")
+    backend = "plain"
 
 
-class Poor(Runner):
-    def use_kernels(self):
-        raise MemoryError("you tried to allocate 30 bytes")
+def fails_for_lack_of_memory():
+    raise MemoryError("you tried to allocate 30 bytes")
 
 
 class Compiler:
@@ -65,7 +71,7 @@ def stand_ins(monkeypatch, tmp_path):
     COMPILERS.clear()
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setattr(module, "Compiler", Compiler)
-    monkeypatch.setattr(module, "lack", lambda: None)
+    monkeypatch.setattr(module, "missing_requirement", lambda: None)
     monkeypatch.setattr(module, "find_folder", lambda dtype: tmp_path)
     monkeypatch.setattr(module, "is_complete", lambda folder: (folder / "complete").exists())
     monkeypatch.setattr(module, "compile_here", lambda dtype, folder: None)
@@ -73,8 +79,8 @@ def stand_ins(monkeypatch, tmp_path):
 
 
 def choose(backend="auto", refusal=None) -> tuple[Choice, list[str]]:
-    runner = Runner()
-    return Choice(backend, runner, torch.float32, refusal), runner.calls
+    calls = []
+    return Choice(backend, Runner(), partial(Kernels, calls), torch.float32, refusal), calls
 
 
 # What is asked for
@@ -129,7 +135,7 @@ def test_kernels_that_cannot_be_loaded_are_compiled_anew(stand_ins, monkeypatch)
 
 @pytest.mark.parametrize("backend", ["auto", "numba"])
 def test_what_is_missing_is_said_or_raised(backend, monkeypatch):
-    monkeypatch.setattr(module, "lack", lambda: "numba is not installed (pip install nanovllm[kernels])")
+    monkeypatch.setattr(module, "missing_requirement", lambda: "numba is not installed (pip install nanovllm[kernels])")
     if backend == "auto":
         found, calls = choose()
         assert found.says == "plain operations: numba is not installed (pip install nanovllm[kernels])" and not calls
@@ -158,11 +164,11 @@ def test_a_forced_choice_is_there_before_the_engine_or_raises(monkeypatch):
 
 def test_kernels_that_the_machine_has_no_room_for(stand_ins):
     (stand_ins / "complete").touch()
-    found = Choice("auto", Poor(), torch.float32)
+    found = Choice("auto", Runner(), fails_for_lack_of_memory, torch.float32)
     assert not found.uses_kernels
     assert found.says.endswith("kernels could not be taken up: MemoryError: you tried to allocate 30 bytes")
     with pytest.raises(ValueError, match="'numba' cannot be had: MemoryError: you tried"):
-        Choice("numba", Poor(), torch.float32)
+        Choice("numba", Runner(), fails_for_lack_of_memory, torch.float32)
 
 
 def test_nowhere_to_keep_them(monkeypatch):
@@ -182,11 +188,11 @@ def test_no_process_can_be_started(monkeypatch):
 
 def test_numba_of_another_version_or_none(monkeypatch):
     monkeypatch.undo()
-    assert module.lack() is None
+    assert module.missing_requirement() is None
     monkeypatch.setattr(module, "version", lambda name: "0.59.1")
-    assert module.lack() == "numba 0.59.1 is installed, 0.68 is needed (pip install nanovllm[kernels])"
+    assert module.missing_requirement() == "numba 0.59.1 is installed, 0.68 is needed (pip install nanovllm[kernels])"
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    assert module.lack() == "numba is not installed (pip install nanovllm[kernels])"
+    assert module.missing_requirement() == "numba is not installed (pip install nanovllm[kernels])"
 
 
 # Taken up
@@ -194,14 +200,16 @@ def test_numba_of_another_version_or_none(monkeypatch):
 
 @pytest.fixture
 def llm(checkpoint, monkeypatch):
-    llm = LLM(checkpoint, kv_cache_tokens=64, **OPTIONS)
-    monkeypatch.setattr(llm.llm_engine.kernels, "_runner", Runner())
+    """Its kernels are those of plain operations, but that `calls` notes when they are taken up."""
+    llm, calls = LLM(checkpoint, kv_cache_tokens=64, **OPTIONS), []
+    plain = llm.llm_engine.executor.backend
+    monkeypatch.setattr(llm.llm_engine.kernels, "_build", lambda: calls.append("use") or plain)
+    llm.calls = calls
     return llm
 
 
 def test_kernels_are_taken_up_only_while_no_request_is_there(llm):
-    engine = llm.llm_engine
-    calls = engine.kernels._runner.calls
+    engine, calls = llm.llm_engine, llm.calls
     engine.add_request("a", PROMPT, PARAMS)
     COMPILERS[0].ended.set()
     while engine.has_unfinished_requests():
@@ -242,7 +250,12 @@ def test_a_command_waits_for_the_compiler_that_it_started_and_says_so(run, monke
 def test_a_bench_measures_what_it_says(run, monkeypatch):
     monkeypatch.setattr(Compiler, "wait", lambda self, seconds: self.ended.set())
     used = []
-    monkeypatch.setattr(KernelRunner, "use_kernels", lambda self: used.append(self))
+
+    def build(model, kv_cache, max_model_len):
+        used.append(model)
+        return TorchBackend(model, PagedAttention(kv_cache, tile_size=64))
+
+    monkeypatch.setattr(backends, "NumbaBackend", build)
     small = ("--input-len", "4", "--output-len", "3", "--rounds", "1", "--no-peer")
     status, out, _ = run("bench latency", *small)
     assert status == 0 and len(used) == 1 and "with kernels: numba" in out

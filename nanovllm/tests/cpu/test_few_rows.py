@@ -23,9 +23,9 @@ from ... import LLM, SamplingParams
 from ...backends.cpu import plain
 from ...backends.cpu.few_rows import MAX_ROWS, FewRows
 from ...backends.cpu.many_rows import swap_linears
-from ...backends.options import VARIABLE
 from ...backends.cpu.packed import PackedLinear, why_not_packed
 from ...backends.cpu.phases import FEW, SPLIT
+from ...backends.options import VARIABLE
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
 from ..helpers import OPTIONS
@@ -384,7 +384,7 @@ def test_an_engine_that_has_no_memory_for_kernels_goes_on_plainly(checkpoint, wi
     llm = made(checkpoint, "auto")
     assert tokens(llm.generate([[5, 6, 7]], params())) == expected
     assert llm.llm_engine.kernels.says.endswith("taken up: RuntimeError: can't allocate memory")
-    names = {type(module).__name__ for module in llm.llm_engine.model_runner._model.modules()}
+    names = {type(module).__name__ for module in llm.llm_engine.executor.model.modules()}
     assert "Linear" in names and not {"PackedLinear", "ManyRows"} & names
 
 
@@ -400,7 +400,7 @@ def test_plain_operations_take_over_in_the_middle_of_a_request(checkpoint, with_
     found = {}
     for step in range(20):
         if step == 8:  # both have begun a second block
-            engine.kernels._forked()
+            engine.kernels.drop_threads()
         found |= {output.request_id: output for output in engine.step() if output.finished}
         if len(found) == 2:
             break

@@ -13,17 +13,17 @@ from torch import nn
 pytest.importorskip("numba")
 
 from ...backends.cpu import packed
-from ...backends.cpu.backend import jobs_of, like_of
 from ...backends.cpu.layers import add_and_norm
 from ...backends.cpu.many_rows import swap_in, swap_out
 from ...backends.cpu.packed import PackedLinear, why_not_packed
+from ...backends.cpu.plan import jobs_of, like_of
 from ...backends.cpu.sampler import PIECE, sample_rows
 from ...backends.cpu.step_attention import JOB, MERGE, SPLIT
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.model_runner import ModelRunner
-from ...backends.torch.sampler import sample
+from ...backends.torch.sampler import SamplingRow, sample
 from ...engine.kv_cache import KVCache
-from ...engine.sampling_params import SamplingParams, SamplingRow
+from ...engine.sampling_params import SamplingParams
 from ...llama import LlamaForCausalLM, ModelConfig
 
 FULL = pytest.mark.full

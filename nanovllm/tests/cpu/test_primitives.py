@@ -20,7 +20,7 @@ from numba import njit
 from ...backends.cpu import activation, attention, dot, lanes, linear, matmul, norm, plain, rotary, team
 from ...backends.cpu import exp as exp_module
 from ...backends.cpu.attention import PART, PLACES, Pool
-from ...backends.cpu.backend import like_of
+from ...backends.cpu.plan import like_of
 from ...backends.cpu.team import STRIDE, Helpers
 from ...backends.cpu.vectors import WIDTH, at, floats, get, integers, load, put, read, store, stored, write
 

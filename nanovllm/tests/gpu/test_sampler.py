@@ -7,8 +7,8 @@ from ...backends.gpu import sampler
 from ...backends.gpu.plain import find_likeliest
 from ...backends.gpu.sampler import sample_rows
 from ...backends.torch import race
-from ...backends.torch.sampler import sample
-from ...engine.sampling_params import SamplingParams, SamplingRow
+from ...backends.torch.sampler import SamplingRow, sample
+from ...engine.sampling_params import SamplingParams
 
 KINDS = [
     {"temperature": 0.0},
