@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..backends.torch.logprobs import Logprob, top_logprobs
+from ..backends.torch.model_runner import ModelRunner
 from ..backends.torch.sampler import SampledToken
 from .checks import AT_LEAST_1, Rule, check_fields
 from .interrupts import interrupts_held_back
@@ -136,6 +137,8 @@ class BeamSearch:
             raise ValueError(f"params must be BeamSearchParams, not {type(params).__name__}")
         if params.beam_width > engine.config.max_num_seqs:
             raise ValueError(f"beam_width is {params.beam_width}, max_num_seqs is {engine.config.max_num_seqs}")
+        if not isinstance(engine.executor, ModelRunner):
+            raise ValueError(f"beam search needs logits, and {type(engine.executor).__name__} returns tokens")
         self._kv_cache_manager, self._kv_cache = engine.kv_cache_manager, engine.kv_cache
         self._model_runner, self._input_processor = engine.executor, engine.input_processor
         self._observers, self._tokenizer = engine.observers, engine.tokenizer

@@ -184,7 +184,7 @@ class BlockManager:
         )
 
     def check_integrity(self) -> None:
-        """Assert that each block is free, or held as often as it is counted, and that no table is longer than needed."""
+        """Assert that each block is free, or held as often as counted, and that no table is longer than needed."""
         held = [block for seq in self._holders for block in seq.block_table]
         self.pool.check_integrity(held + self.tier.arriving())
         self.tier.check_integrity()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..backends.torch.model_runner import ModelRunner
 from .block_manager import BlockManager
+from .executor import Executor
 from .host_tier import HostTier
 from .input_processor import InputProcessor
 from .kv_cache import KVCache
@@ -46,8 +46,8 @@ class CostModel:
         )
 
 
-def measure(kv_cache: KVCache, runner: ModelRunner, input_processor: InputProcessor, num_tokens: int) -> CostModel:
-    """Measure this machine, with a prefill of `num_tokens`. Call it before the first request: it overwrites the pool."""
+def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcessor, num_tokens: int) -> CostModel:
+    """Measure this machine, with a prefill of `num_tokens`. Call it first: it overwrites the pool."""
     num_blocks = min(NUM_BLOCKS, kv_cache.num_blocks)
     tier = HostTier(kv_cache.blocks, num_blocks, Observer())
     hashes = [bytes([block]) for block in range(num_blocks)]
@@ -66,8 +66,7 @@ def measure(kv_cache: KVCache, runner: ModelRunner, input_processor: InputProces
     [seq] = input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
     manager.allocate(seq, hits=[])
     store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
-    prefill_seconds = best_time(lambda: runner.run([(seq, num_tokens)]), kv_cache)
-    runner.num_steps = runner.num_tokens = 0  # they count from the first request on
+    prefill_seconds = best_time(lambda: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
     return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)
 

@@ -8,18 +8,18 @@ from collections import abc
 from dataclasses import replace
 from typing import Any, Self
 
-from ..backends.choice import choose_backend
+from ..backends.choice import Kernels, choose_backend
 from ..backends.torch.sampler import SampledToken
 from ..checkpoints.dummy import dummy_model
 from ..checkpoints.generation_config import eos_token_ids
 from ..checkpoints.hf_tokenizer import HFTokenizer
 from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..checkpoints.load_tokenizer import load_tokenizer
-from ..llama import ModelConfig, load_model
+from ..llama import LlamaForCausalLM, ModelConfig, load_model
 from .block_manager import BlockManager, cdiv
 from .config import EngineArgs, EngineConfig
 from .cost_model import CostModel, measure
-from .executor import Scheduled
+from .executor import Executor, Scheduled
 from .host_tier import MAX_DEFAULT_BYTES, HostTier
 from .input_processor import InputProcessor
 from .interrupts import interrupts_held_back
@@ -38,10 +38,16 @@ from .vllm_options import refuse
 class LLMEngine:
     """An engine belongs to the thread that made it; any thread may call stats(). Ctrl-C takes effect between steps."""
 
-    def __init__(self, config: EngineConfig, observers: abc.Iterable[object] = ()) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        observers: abc.Iterable[object] = (),
+        executor: abc.Callable[[KVCache], Executor] | None = None,
+    ) -> None:
         """Load the checkpoint and allocate the pools. Raise ValueError for a bad value or checkpoint.
 
-        `config.model` is a folder, or a name on the hub.
+        `config.model` is a folder, or a name on the hub. Its weights are loaded, to compute in this process, unless
+        `executor` returns another Executor for the pool.
         """
         if config.load_format != "dummy":
             config = replace(config, model=str(find_checkpoint(config.model)))
@@ -51,20 +57,23 @@ class LLMEngine:
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
         self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = tokenizer_of(config)
-        load = dummy_model if config.load_format == "dummy" else load_model
-        model = load(config.model, self.model_config, self.dtype, self.device, self.max_model_len)
+        model = None if executor else self._load_model()
         num_blocks = num_blocks_for(config, self.model_config, self.max_model_len, self.device)  # after the weights
         self.kv_cache = KVCache(self.model_config, num_blocks, config.block_size, self.dtype, self.device)
-        chosen = choose_backend(
-            model,
-            self.kv_cache,
-            config.slots_in_a_tile(),
-            self.max_model_len,
-            config.max_num_seqs,
-            config.attention_backend,
-            config.enforce_eager,
-        )
-        self.executor, self.kernels = chosen.executor, chosen.kernels
+        self.executor: Executor
+        self.kernels: Kernels = NoKernels()
+        if model is None:
+            self.executor = executor(self.kv_cache)
+        else:
+            self.executor, self.kernels = choose_backend(
+                model,
+                self.kv_cache,
+                config.slots_in_a_tile(),
+                self.max_model_len,
+                config.max_num_seqs,
+                config.attention_backend,
+                config.enforce_eager,
+            )
         if config.generation_config not in ("auto", "vllm"):
             self.model_config = replace(self.model_config, eos_token_ids=eos_token_ids(config.generation_config))
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
@@ -178,8 +187,7 @@ class LLMEngine:
         for seq in samples:
             if not seq.finished:
                 seq.finish("abort")
-        for seq in samples:
-            self.scheduler.remove(seq)
+                self.scheduler.remove(seq)
         [output] = self._outputs(samples)
         self._failed = [seq for seq in self._failed if seq.request_id != request_id]
         return output
@@ -233,7 +241,9 @@ class LLMEngine:
             self.observers.tell("raise", batch, error)
             if len(batch) > 1:
                 return [token for scheduled in batch for token in self._run([scheduled])]
-            batch[0][0].fail(f"{type(error).__name__}: {error}")
+            [(seq, _)] = batch
+            for sample in [seq, *seq.to_fork]:
+                sample.finish("error", f"{type(error).__name__}: {error}")
             return [None]
 
     def _update(self, batch: list[Scheduled], tokens: list[SampledToken | None]) -> list[Sequence]:
@@ -252,8 +262,8 @@ class LLMEngine:
                 updated.append(seq)
         self.observers.tell("step", batch, updated)
         for seq in updated:
-            if seq.finished:
-                self.scheduler.remove(seq)
+            for ended in [seq, *seq.to_fork] if seq.finished else ():
+                self.scheduler.remove(ended)
         return updated
 
     def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
@@ -314,6 +324,10 @@ class LLMEngine:
                 "AsyncLLM serves several callers with one engine"
             )
 
+    def _load_model(self) -> LlamaForCausalLM:
+        load = dummy_model if self.config.load_format == "dummy" else load_model
+        return load(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
+
     def _num_host_blocks(self) -> int:
         """Return the size of the host's pool: kv_offloading_tokens, by default as the device's, up to 4 GiB.
 
@@ -334,6 +348,23 @@ class LLMEngine:
             if not self.cost_model.prefers_load(self.kv_cache.bytes_per_token):
                 return 0
         return num_blocks
+
+
+class NoKernels:
+    """The Kernels of an engine whose caller brought an Executor: nothing to compile, and nothing to choose."""
+
+    uses_kernels = is_compiling = awaits_idle = False
+    why: str | None = "the caller brought an executor"
+    says = f"plain operations: {why}"
+
+    def take_up(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def tokenizer_of(config: EngineConfig) -> HFTokenizer | None:
@@ -357,8 +388,11 @@ def listed_ids(request_ids: object) -> list[str]:
     >>> listed_ids("a"), listed_ids(("a", "b"))
     (['a'], ['a', 'b'])
     """
-    ids = [request_ids] if isinstance(request_ids, str) or not isinstance(request_ids, abc.Iterable) else [*request_ids]
-    for each in ids:
+    if isinstance(request_ids, str) or not isinstance(request_ids, abc.Iterable):
+        request_ids = [request_ids]
+    ids: list[str] = []
+    for each in request_ids:
         if not isinstance(each, str):
             raise ValueError(f"a request_id must be a text, not {each!r}")
+        ids.append(each)
     return ids

@@ -46,19 +46,13 @@ class Scheduler:
         self._observer.tell("add", seq)
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence that has ended out of its queue, and free its blocks. Do nothing if it is in no queue.
-
-        The samples that it still carries have ended too.
-        """
+        """Take a sequence that has ended out of its queue, and free its blocks. An unforked sample is in no queue."""
         if seq in self.waiting:
             del self.waiting[seq]
         elif seq in self.running:
             self.running.remove(seq)
             self._kv_cache_manager.free(seq)
-        else:
-            return
-        for ended in [seq, *seq.to_fork]:
-            self._observer.tell("finish", ended)
+        self._observer.tell("finish", seq)
 
     def schedule(self) -> SchedulerOutput:
         """Fill a step with up to max_num_batched_tokens tokens, and take the blocks that they will be written to."""
@@ -70,7 +64,7 @@ class Scheduler:
         # First one token for each sequence that decodes, the oldest first. If no block is free, the newest sequence
         # is preempted. It stands behind all that are in the batch already, so none of these loses a block.
         index = 0
-        while index < len(self.running) and output.budget > 0 and not output.failed:
+        while index < len(self.running) and output.budget > 0:
             seq = self.running[index]
             if seq.num_uncomputed_tokens > 1 or not self._kv_cache_manager.is_ready(seq):
                 index += 1
@@ -88,11 +82,11 @@ class Scheduler:
                 self._take(seq, output)
 
         # Then the waiting sequences, unless a sequence was just preempted: it would be admitted, and preempted again.
-        while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions and not output.failed:
+        while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
             seq = next(iter(self.waiting))
             if cdiv(seq.num_tokens, self._kv_cache_manager.block_size) > self._kv_cache_manager.num_blocks:
                 self._fail(seq, output)
-                break
+                continue
             hits = self._kv_cache_manager.find_hits(seq)
             if not self._may_admit(seq, hits):
                 break
@@ -100,7 +94,7 @@ class Scheduler:
             del self.waiting[seq]
             self.running.append(seq)
             for sample in [seq, *self._fork_samples(seq)]:
-                if output.budget > 0 and self._kv_cache_manager.can_append(sample):
+                if self._kv_cache_manager.can_append(sample):
                     self._take(sample, output)
 
         self._observer.tell("schedule", output)

@@ -140,17 +140,11 @@ class Sequence:
         for each in logprobs:
             self.prompt_logprobs.append(self._decoded(each, 1 + len(self.prompt_logprobs)))
 
-    def finish(self, reason: str) -> None:
-        """End the sequence. `reason` is its output's finish_reason."""
-        self.finish_reason = reason
+    def finish(self, reason: str, error: str | None = None) -> None:
+        """End the sequence. `reason` is its output's finish_reason, `error` says why it could not be served."""
+        self.finish_reason, self.error = reason, error
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
-
-    def fail(self, error: str) -> None:
-        """End the sequence, and the samples that it carries, with finish_reason "error". Its output so far stays."""
-        for seq in [self, *self.to_fork]:
-            seq.error = error
-            seq.finish("error")
 
     def completion(self) -> CompletionOutput:
         """Return all of the output so far; for a stream of deltas, the part that no output has reported yet."""
