@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 
-from nanovllm.api import EngineArgs, LLMEngine
+from nanovllm.engine.config import EngineArgs
+from nanovllm.engine.llm_engine import LLMEngine
 from nanovllm.server import engine_process
 from nanovllm.server.addresses import address_of, listening_socket
 from nanovllm.server.engine_client import EngineClient

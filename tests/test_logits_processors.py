@@ -7,7 +7,7 @@ import torch
 from transformers import generation
 
 from nanovllm import SamplingParams
-from nanovllm.api.logits_processors import make_processors
+from nanovllm.engine.logits_processors import make_processors
 from nanovllm.engine.sampling import SamplingRow, sample
 
 VOCAB = 40

@@ -3,8 +3,9 @@
 from contextlib import ExitStack
 from typing import Any
 
-from ..api import LLM, SamplingParams
 from ..checkpoints.generation_config import default_sampling_params
+from ..engine.sampling_params import SamplingParams
+from ..llm import LLM
 from .batch import BatchOptions
 from .chats import check_template
 from .common import located, one_line_errors

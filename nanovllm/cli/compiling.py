@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from ..api import LLM
+from ..llm import LLM
 from .interrupts import ctrl_c_raises
 from .streams import tell
 

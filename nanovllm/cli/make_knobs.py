@@ -5,10 +5,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from ..api.params import SamplingParams
 from ..backends.options import BACKENDS
 from ..engine.config import EngineConfig
 from ..engine.flags import knob, knobs
+from ..engine.sampling_params import SamplingParams
 from ..server.options import ServerOptions
 
 HEAD = '''"""Every knob of engine, sampling and server, with its flag's help: --help is shown without torch.

@@ -3,7 +3,7 @@
 import time
 from typing import Any, cast
 
-from ..api import CompletionOutput, RequestOutput
+from ..engine.outputs import CompletionOutput, RequestOutput
 from ..server.openai.choices import chat_choice, completion_choice, told_of_prompt, usage
 from ..server.openai.fields import CHAT
 from .request import Request

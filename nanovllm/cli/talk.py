@@ -4,7 +4,9 @@ import itertools
 import sys
 from threading import Event
 
-from ..api import LLM, RequestOutput, SamplingParams
+from ..engine.outputs import RequestOutput
+from ..engine.sampling_params import SamplingParams
+from ..llm import LLM
 from .conversation import Conversation
 from .interrupts import ctrl_c_noted
 from .messages import check_text, messages

@@ -31,9 +31,14 @@ class ProgressBar:
         """Count a sample that has ended."""
         self._add(1, seq.num_prompt_tokens, seq.num_output_tokens)
 
-    def add_refused(self, output: RequestOutput) -> None:
+    def on_refuse(self, request_id: str, error: str) -> None:
         """Count a request that the engine did not take."""
-        self._add(len(output.outputs), len(output.prompt_token_ids), 0)
+        self._add(1, 0, 0)
+
+    def add(self, output: RequestOutput) -> None:
+        """Count a request that a beam search has served."""
+        num_samples, num_tokens = len(output.outputs), sum(len(sample.token_ids) for sample in output.outputs)
+        self._add(num_samples, num_samples * len(output.prompt_token_ids), num_tokens)
 
     def _add(self, num_samples: int, num_prompt_tokens: int, num_output_tokens: int) -> None:
         self._num_prompt_tokens += num_prompt_tokens

@@ -12,8 +12,6 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
-from ..backends.torch.sampler import SampledToken as SampledToken  # until all import it from there
-from ..backends.torch.sampler import SamplingRow as SamplingRow
 from .checks import AT_LEAST_1, SEED, Rule, check_field, is_number, is_whole, shown
 from .flags import knob
 from .structured_outputs import StructuredOutputsParams
@@ -138,7 +136,7 @@ class SamplingParams:
         return copy.copy(self) if self.skip_clone else copy.deepcopy(self)
 
     def checked(self) -> "SamplingParams":
-        """Return a copy whose lists are its own, for one request. Raise ValueError if a field was set to a bad value."""
+        """Return a copy with lists of its own, for one request. Raise ValueError if a field was set to a bad value."""
         params = copy.copy(self)
         params.__post_init__()
         return params

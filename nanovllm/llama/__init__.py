@@ -7,8 +7,7 @@
 
 from .config import ModelConfig
 from .model import Attend, LlamaForCausalLM
-from .stream_decoder import StreamDecoder
 from .tokenizer import Tokenizer
 from .weights import load_model
 
-__all__ = ["Attend", "LlamaForCausalLM", "ModelConfig", "StreamDecoder", "Tokenizer", "load_model"]
+__all__ = ["Attend", "LlamaForCausalLM", "ModelConfig", "Tokenizer", "load_model"]

@@ -11,8 +11,9 @@ from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from ..api import EngineArgs, EngineDeadError
+from ..async_llm import EngineDeadError
 from ..cli.streams import tell
+from ..engine.config import EngineArgs
 from . import engine_process
 from .errors import RequestFailed
 from .messages import Abort, Add, Answer, Ask, Delta, Failed, Note, Ready, Step, Stop, Watch, receive, send

@@ -13,7 +13,9 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any
 
-from ..api import CompletionOutput, EngineArgs, LLMEngine, RequestOutput
+from ..engine.config import EngineArgs
+from ..engine.llm_engine import LLMEngine
+from ..engine.outputs import CompletionOutput, RequestOutput
 from ..engine.stats import Metric
 from ..trace import tracer
 from .messages import Abort, Add, Answer, Ask, Delta, Failed, Note, Piece, Ready, Step, Stop, Watch, receive, send

@@ -8,7 +8,7 @@ import pickle
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from ..api import SamplingParams
+from ..engine.sampling_params import SamplingParams
 
 
 class Add(NamedTuple):

@@ -11,9 +11,11 @@ from typing import Any
 
 import uvicorn
 
-from ..api import EngineArgs, EngineDeadError, LLMEngine
+from ..async_llm import EngineDeadError
 from ..cli.plain_template import read_template
 from ..cli.streams import tell
+from ..engine.config import EngineArgs
+from ..engine.llm_engine import LLMEngine
 from .addresses import address_of, listening_sockets
 from .app import State, make_apps
 from .checked_connection import HttpLimits

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from .. import SamplingParams, core
-from ..api.bad_words import bad_words_token_ids
-from ..backends.torch.sampler import sample
-from ..engine.sampling_params import SamplingRow
-from ..llama import LlamaForCausalLM, StreamDecoder, Tokenizer
+from ..backends.torch.sampler import SamplingRow, sample
+from ..checkpoints.stream_decoder import StreamDecoder
+from ..engine.logits_processors import bad_words_token_ids
+from ..llama import LlamaForCausalLM, Tokenizer
 
 OUT = -float("inf")
 

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams
-from ..api.engine_thread import Stream
+from ..async_llm import Stream
 from .helpers import OPTIONS
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, EngineConfig, LLMEngine
-from ..api.engine_args import default_device
+from ..engine.config import default_device
 
 REAL_DEFAULT_DEVICE = default_device  # the tests' own is the CPU
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from .. import SamplingParams
-from ..api.logits_processors import MinTokens, make_processors
-from ..api.model_runner import named_logprobs, sample_and_tell
-from ..engine.sampling_params import SamplingRow
+from ..backends.torch.model_runner import named_logprobs, sample_and_tell
+from ..backends.torch.sampler import SamplingRow
+from ..engine.logits_processors import MinTokens, make_processors
 
 OUT = -math.inf
 

@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 
 from .. import LLM, FlatLogprobs, RepetitionDetectionParams, RequestOutputKind, SamplingParams
-from ..api.bad_words import bad_words_token_ids
-from ..api.decoded_tokens import decoded_token
-from ..api.output_text import OutputText
-from ..llama import StreamDecoder, Tokenizer
+from ..checkpoints.stream_decoder import StreamDecoder, decoded_token
+from ..engine.logits_processors import bad_words_token_ids
+from ..engine.sequence import OutputText
+from ..llama import Tokenizer
 from .helpers import OPTIONS
 
 EOS, FOX = 2, "the fox and the rabbit"

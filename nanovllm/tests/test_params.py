@@ -23,8 +23,7 @@ from .. import (
     SamplingParams,
     core,
 )
-from ..api.params import MAX_POSITIONAL
-from ..api.params_checks import GONE, REFUSED
+from ..engine.sampling_params import GONE, MAX_POSITIONAL, REFUSED
 
 np = pytest.importorskip("numpy")
 DATA = json.loads((Path(__file__).parent / "data" / "vllm_0_32" / "sampling_params.json").read_text())

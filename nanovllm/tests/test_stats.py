@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from .. import LLM, BeamSearchParams, Counter, EngineStats, Gauge, Histogram, SamplingParams
-from ..api.metrics import Observations
 from ..engine.offload import Load
+from ..engine.stats import Observations
 from .helpers import OPTIONS
 from .test_vllm_names import DATA
 

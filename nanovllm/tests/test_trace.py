@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import resource
 import signal
 import threading
@@ -9,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from .. import LLM, SamplingParams
+from .. import LLM, BeamSearchParams, SamplingParams
 from ..__main__ import main
 from ..engine.beam_search import BeamSearchParams
 from ..trace import read_trace, states, traced
@@ -40,7 +41,7 @@ def events(llm):
 
 
 def test_the_package_is_traced_as_any_stage(llm, events):
-    assert events[0]["stage"] == "nanovllm" and stage_of(llm.kv_cache_manager) == "nanovllm"
+    assert events[0]["stage"] == "nanovllm"
     kinds = Counter(event["kind"] for event in events)
     assert kinds["arrive"] == kinds["end"] == 6 and kinds["token"] == 6 * 14 and kinds["forked"] == 2
     assert kinds["preempt"] and kinds["hit"] and kinds["copied"] and kinds["stored"]
@@ -50,9 +51,9 @@ def test_the_package_is_traced_as_any_stage(llm, events):
 
 def test_replayed_all_ends_as_it_ended(llm, events):
     *_, state = states(events)
-    pool = llm.kv_cache_manager._pool
+    pool = llm.kv_cache_manager.pool
     assert not state.sequences and not state.running and not state.waiting and sum(state.ref_counts) == 0
-    assert state.free == list(pool._free) and {*state.cached.values()} == {hash_.hex() for hash_ in pool._cached}
+    assert state.free == list(pool.free) and {*state.cached.values()} == {each.hex() for each in pool.cached}
 
 
 def test_a_beam_search_is_steps_too(llm):
@@ -100,6 +101,167 @@ def test_in_another_thread_it_works_too(checkpoint):
     thread.start()
     thread.join()
     assert [event["kind"] for event in events].count("step") == 2
+
+
+# Random histories
+
+
+class Lost(RuntimeError):
+    pass
+
+
+class History:
+    """Random requests, aborts, resets, beam searches and faults, traced. After each step the events are replayed."""
+
+    def __init__(self, checkpoint, seed):
+        self.rng = rng = random.Random(seed)
+        self.num_blocks, block_size = rng.randint(3, 20), rng.choice([1, 2, 4, 4, 8])
+        caching = rng.random() < 0.9
+        self.llm = LLM(
+            checkpoint,
+            kv_cache_tokens=self.num_blocks * block_size,
+            block_size=block_size,
+            max_num_batched_tokens=rng.choice([1, 3, 8, 64]),
+            max_num_seqs=rng.choice([1, 2, 4, 32]),
+            watermark=rng.choice([0.0, 0.0, 0.1, 0.5]),
+            enable_prefix_caching=caching,
+            kv_offloading_tokens=block_size * rng.choice([0, 1, 4, 30]),
+            skip_tokenizer_init=True,
+            **OPTIONS,
+        )
+        self.engine = self.llm.llm_engine
+        self.tracer = Tracer()
+        self.twin = Twin(self.llm, self.tracer)
+        self.beginnings = [[rng.randrange(3, 320) for _ in range(40)] for _ in range(2)]
+        self.num_requests = 0
+        share = rng.choice([0.0, 0.0, 0.05])
+        for owner, name in (
+            (self.engine.kv_cache, "copy_blocks"),
+            (self.engine.host_tier, "load"),
+            (self.engine.host_tier, "store"),
+            (self.engine.executor, "launch"),
+            (self.engine.scheduler, "schedule"),
+        ):
+            self.may_fail(owner, name, share)
+        self.delay_loads(rng.choice([0, 0, 2]))
+
+    def may_fail(self, owner, name, share):
+        method = getattr(owner, name)
+
+        def failing(*details):
+            if self.rng.random() < share:
+                raise Lost(name)
+            return method(*details)
+
+        setattr(owner, name, failing)
+
+    def delay_loads(self, num_looks):
+        """Let a load arrive only when it has been looked at so often, or somebody waits."""
+        tier, load = self.engine.host_tier, self.engine.host_tier.load
+
+        class Event:
+            looks = 0
+
+            def query(self):
+                self.looks += 1
+                return self.looks > num_looks
+
+            def synchronize(self):
+                self.looks = num_looks
+
+        def late(*details):
+            load(*details)
+            tier.loads[-1].event = Event()
+
+        if num_looks:
+            tier.load = late
+
+    def act(self):
+        draw, rng, engine = self.rng.random(), self.rng, self.engine
+        if draw < 0.25:
+            self.add()
+        elif draw < 0.29:
+            engine.abort_request(str(rng.randint(0, self.num_requests)))
+        elif draw < 0.31:
+            engine.reset_prefix_cache(reset_running_requests=rng.random() < 0.5)
+        elif draw < 0.32 and not engine.has_unfinished_requests() and engine.config.max_num_seqs > 2:
+            self.llm.beam_search([{"prompt_token_ids": self.prompt()}], BeamSearchParams(3, rng.randint(1, 9)))
+        else:
+            try:
+                engine.step()
+            except Lost:
+                assert not engine.scheduler.running, "a step broke off"
+        engine.kv_cache_manager.check_integrity()
+        self.twin.compare()
+
+    def prompt(self):
+        rng = self.rng
+        own = [rng.randrange(3, 320) for _ in range(rng.randint(1, 8))]
+        return rng.choice(self.beginnings)[: rng.choice([0, rng.randint(1, 30)])] + own
+
+    def add(self):
+        rng, name = self.rng, str(self.num_requests)
+        self.num_requests += 1
+        params = SamplingParams(
+            n=rng.choice([1, 1, 2, 4]),
+            max_tokens=rng.choice([1, 2, rng.randint(1, 40)]),
+            temperature=rng.choice([0.0, 1.0]),
+            seed=rng.randrange(9),
+            ignore_eos=True,
+        )
+        try:
+            self.engine.add_request(name, self.prompt(), params)
+        except ValueError as error:
+            assert "the pool has" in str(error)
+
+    def play(self, num_before, num_acts):
+        """Return the events. The first happenings are not traced."""
+        for _ in range(num_before):
+            self.act()
+        with traced(self.llm, self.twin, self.tracer):
+            for _ in range(num_acts):
+                self.act()
+        return self.twin.events
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_replay_of_random_histories_is_the_engine(checkpoint, part):
+    kinds, whys = Counter(), Counter()
+    for i in range(12):
+        for event in History(checkpoint, part * 100 + i).play(num_before=i % 3 * 15, num_acts=80):
+            kinds[event["kind"]] += 1
+            expected = {*KEYS[event["kind"]], *COMMON} - ({"by"} if event["kind"] in WITHOUT_BY else set())
+            assert {*event} == expected
+            if "why" in event and event["kind"] in WHYS:
+                whys[event["kind"], event["why"]] += 1
+    assert kinds["step"] > 500 and kinds["pools"] > 3 and kinds["preempt"] > 10, "this tests too little"
+    assert {*KEYS} - {*kinds} <= {"reserved", "released"}
+    assert {*whys} <= {(kind, why) for kind, all_ in WHYS.items() for why in all_}
+
+
+def test_a_wrong_event_is_noticed(checkpoint, monkeypatch):
+    """With one token too many in the replayed state the comparison fails."""
+
+    def twice(state, event):
+        state.sequences[event["seq"]].tokens.extend([event["token"]] * 2)
+
+    monkeypatch.setitem(replaying.CHANGES, "token", twice)
+    with pytest.raises(AssertionError):
+        History(checkpoint, 0).play(num_before=0, num_acts=80)
+
+
+def test_one_trace_at_a_time(llm):
+    events = []
+    with traced(llm, events.append), pytest.raises(ValueError, match="traced already"), traced(llm, print):
+        pass
+    assert [event["kind"] for event in events] == ["snapshot"]
+
+
+def test_nothing_is_left_in_the_engine(llm):
+    before = list(llm.llm_engine.observers)
+    with traced(llm, lambda event: None):
+        assert len(list(llm.llm_engine.observers)) == len(before) + 1
+    assert list(llm.llm_engine.observers) == before
 
 
 # Files

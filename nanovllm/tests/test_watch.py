@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..api import EngineArgs, LLMEngine, SamplingParams
+from ..engine.config import EngineArgs
+from ..engine.llm_engine import LLMEngine
+from ..engine.sampling_params import SamplingParams
 from ..trace import apply
 from ..trace.hidden import type_of
 from ..trace.replay import State, begin

@@ -10,8 +10,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from ...api import LLM
 from ...engine.config import POOL_SIZES
+from ...llm import LLM
 from ..compiling import compiled_llm
 from .answers import Answer, serve_here
 from .floor import read_bandwidth

@@ -4,9 +4,9 @@ import random
 from functools import partial
 from typing import Any
 
-from ...api import LLM
 from ...engine.config import POOL_SIZES
 from ...engine.cost_model import measure as measure_cost
+from ...llm import LLM
 from ..compiling import compiled_llm
 from .prefix import figures, serve_cached
 from .report import machine

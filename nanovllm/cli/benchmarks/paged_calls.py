@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...backends.gpu import plain
-from ...backends.gpu.ops import Ops
 from ...backends.gpu.backend import num_multiprocessors
+from ...backends.gpu.ops import Ops
 from ...backends.gpu.split import DecodeRoom, choose_splits
 from ...checkpoints.shapes import Shape
 from ...engine.block_manager import cdiv

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...api import LLM
+from ...llm import LLM
 from ..compiling import compiled_llm
 from .agreement import agreement, as_sentence
 from .answers import Answer, Job, Serve, serve_here

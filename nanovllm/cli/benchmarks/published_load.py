@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...api.engine_args import EngineArgs
 from ...checkpoints.sizes import kv_bytes_per_token
 from ...engine.block_manager import cdiv
-from ...engine.config import EngineConfig
+from ...engine.config import EngineArgs, EngineConfig
 from ...llama import ModelConfig
 from .answers import Answer
 from .floor import slots_read, weights_read

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ... import __version__
-from ...api import LLM
+from ...llm import LLM
 
 
 def machine(llm: LLM) -> dict[str, Any]:

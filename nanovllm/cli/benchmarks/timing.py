@@ -4,7 +4,8 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from ...api import LLM, RequestOutput
+from ...engine.outputs import RequestOutput
+from ...llm import LLM
 from .workload import Task
 
 IDS = map(str, itertools.count())

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...api import RequestOutputKind, SamplingParams
+from ...engine.sampling_params import RequestOutputKind, SamplingParams
 from ..messages import Add, Delta, Piece
 from ..request_stream import joined
 from .bodies import Body

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...engine.llm import LLM
-from ...engine.sampling_params import SampledToken
+from ...backends.torch.sampler import SampledToken
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
+from ...llm import LLM
 from .helpers import train_tokenizer, write_checkpoint
 
 

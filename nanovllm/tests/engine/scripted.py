@@ -9,12 +9,13 @@ from pathlib import Path
 from zlib import crc32
 
 from ...backends.torch.model_runner import ModelRunner
+from ...backends.torch.sampler import SampledToken
 from ...engine.config import EngineConfig
 from ...engine.engine import LLMEngine
 from ...engine.kv_cache import KVCache
 from ...engine.outputs import RequestOutput
 from ...engine.prefix_cache import BlockHash, extend_block_hashes
-from ...engine.sampling_params import SampledToken, SamplingParams
+from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 

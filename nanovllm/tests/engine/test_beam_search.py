@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ...backends.torch.model_runner import Scheduled
 from ...engine.beam_search import BeamSearch, BeamSearchParams, Candidate, Hypotheses
-from ...engine.llm import LLM
 from ...engine.outputs import RequestOutput
 from ...llama import LlamaForCausalLM
+from ...llm import LLM
 from .helpers import CONFIG, EOS, greedy_without_cache, make_sequence, next_logits, write_checkpoint
 from .scripted import assert_empty, params, run_to_the_end
 from .test_interrupts import each_line, lines_run

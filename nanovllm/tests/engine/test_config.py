@@ -12,8 +12,8 @@ import torch
 from ...engine.config import EngineConfig
 from ...engine.flags import add_flags, flag_values
 from ...engine.kv_cache import num_blocks_for
-from ...engine.llm import LLM
 from ...llama import ModelConfig
+from ...llm import LLM
 
 MODEL = ModelConfig(320, 32, 48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 TOKEN = 2 * 2 * 2 * 8 * 4  # bytes of a token in the pool: layers x (key + value) x KV heads x head_dim x float32

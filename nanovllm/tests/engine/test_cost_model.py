@@ -9,9 +9,9 @@ from ...engine import engine as engine_module
 from ...engine.config import EngineConfig
 from ...engine.cost_model import BLOCKS, ROUNDS, CostModel, copy_speed, measure, prefill_speed
 from ...engine.engine import LLMEngine
-from ...engine.llm import LLM
 from ...engine.offload import HostKVCache
 from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
 from .scripted import scripted_engine
 
 # A token has 1,000 bytes: out and in again takes 2 ms, to compute it 2 ms too.

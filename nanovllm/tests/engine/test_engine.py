@@ -7,9 +7,10 @@ import weakref
 
 import pytest
 
+from ...backends.torch.sampler import SampledToken
 from ...engine.engine import LLMEngine
 from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SampledToken, SamplingParams
+from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from .helpers import byte_ids
 from .scripted import (

@@ -5,10 +5,10 @@ from importlib import import_module
 import torch
 
 from ...engine.engine import LLMEngine
-from ...engine.llm import LLM
 from ...engine.sampling_params import SamplingParams
 from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
+from ...llm import LLM
 from . import gain
 
 BLOCK_SIZE = 4

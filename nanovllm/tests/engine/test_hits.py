@@ -5,11 +5,12 @@ from functools import partial
 
 import pytest
 
+from ...backends.torch.sampler import SampledToken
 from ...engine.beam_search import BeamSearchParams
 from ...engine.engine import LLMEngine
-from ...engine.llm import LLM
 from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SampledToken, SamplingParams
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
 from .scripted import (
     Batch,
     ScriptedEngine,

@@ -14,8 +14,8 @@ import pytest
 
 from ...engine import llm as llm_module
 from ...engine.interrupts import interrupts_held_back
-from ...engine.llm import LLM
 from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
 
 STAGE = os.path.dirname(llm_module.__file__)
 PROMPTS = [[1, 5, 9], [], [1, 300, 301, 302, 303], [1, 44]]  # the second is refused

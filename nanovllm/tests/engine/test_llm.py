@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...engine.llm import LLM
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
+from ...llm import LLM
 from .helpers import CONFIG, greedy_without_cache, next_logits, write_checkpoint
 from .scripted import assert_empty, run_to_the_end
 

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...engine.llm import LLM
 from ...engine.sampling_params import SamplingParams
 from ...llama import LlamaForCausalLM, ModelConfig, load_model
 from ...llama.config import RopeScaling
+from ...llm import LLM
 from .helpers import CONFIG, next_logits, random_tensors, write_checkpoint
 
 IDS = [1, 300, 5, 44]

@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from ...backends.torch.sampler import SampledToken
 from ...engine.beam_search import BeamSearch, BeamSearchParams
 from ...engine.config import EngineConfig
 from ...engine.engine import LLMEngine
 from ...engine.kv_cache import BlockCopy
-from ...engine.llm import LLM
 from ...engine.offload import HostKVCache
 from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SampledToken, SamplingParams
+from ...engine.sampling_params import SamplingParams
 from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
+from ...llm import LLM
 from .scripted import (
     Batch,
     ScriptedEngine,

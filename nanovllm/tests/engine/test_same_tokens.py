@@ -7,9 +7,9 @@ import torch
 
 from ...engine.config import EngineConfig
 from ...engine.engine import LLMEngine
-from ...engine.llm import LLM
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
 from .helpers import greedy_without_cache
 from .scripted import answer, params, reason, run_to_the_end, step
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...backends.torch import sampler
-from ...backends.torch.sampler import sample
-from ...engine.llm import LLM
-from ...engine.sampling_params import SampledToken, SamplingParams, SamplingRow
+from ...backends.torch.sampler import SampledToken, SamplingRow, sample
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
 
 PROBS = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = torch.tensor(PROBS).log() + 3  # a shift that softmax does not see

@@ -6,10 +6,10 @@ Blocks have 4 slots, nothing is kept free, unless a test says otherwise.
 
 import pytest
 
+from ...backends.torch.sampler import SampledToken
 from ...engine.block_manager import BlockManager
 from ...engine.config import EngineConfig
 from ...engine.kv_cache import BlockCopy
-from ...engine.sampling_params import SampledToken
 from ...engine.scheduler import Scheduler, SchedulerOutput
 from ...engine.sequence import Sequence
 from .helpers import make_samples

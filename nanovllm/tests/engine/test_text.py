@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...engine.llm import LLM
+from ...checkpoints.stream_decoder import StreamDecoder
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
-from ...llama import StreamDecoder, Tokenizer
+from ...llama import Tokenizer
+from ...llm import LLM
 from .helpers import BOS, CONFIG, EOS, byte_ids, random_tensors, train_tokenizer, write_checkpoint
 
 REPLACEMENT = "\ufffd"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from ...backends.gpu.backend import on_device
 from ...backends.gpu.graphs import CudaCapture, DecodeGraphs, buckets
 
 

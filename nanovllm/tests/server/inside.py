@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 
-from ...api import EngineArgs, LLMEngine
+from ...engine.config import EngineArgs
+from ...engine.llm_engine import LLMEngine
 from ...server import engine_process
 from ...server.addresses import address_of, listening_sockets
 from ...server.engine_client import EngineClient

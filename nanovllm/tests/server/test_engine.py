@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ...api import LLMEngine
+from ...engine.llm_engine import LLMEngine
 from ...server.messages import Delta, Piece
 from ...server.request_stream import RequestStream
 from .inside import inside, until

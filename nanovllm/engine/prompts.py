@@ -1,4 +1,4 @@
-"""What a caller may give as a prompt, made into what core takes: vLLM's forms, and arrays of token ids.
+"""Prompts and conversations as callers give them, made into texts and token ids: vLLM's forms, and arrays.
 
     a text | token ids | {"prompt": text} | {"prompt_token_ids": ids} | a list or tuple of these, mixed
     token ids are a list, a tuple, a numpy array or a tensor; an array of two dimensions is a prompt a row
@@ -7,11 +7,12 @@ A form that is none of these is an error that names its place: it never becomes 
 """
 
 from collections import abc
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from ..engine.checks import is_whole
-from ..engine.input_processor import Prompt
-from .engine_args_checks import nearest
+from ..checkpoints.message_contents import contents
+from ..checkpoints.template_values import plain
+from .checks import is_whole, nearest
 
 
 class TextPrompt(TypedDict):
@@ -23,8 +24,10 @@ class TokensPrompt(TypedDict):
     prompt: NotRequired[str]  # the text of these tokens, if the output is to show one
 
 
+Prompt = str | list[int]  # a text (BOS is put before it) or token ids (taken as they are)
 PromptType = Prompt | TextPrompt | TokensPrompt
 ParsedPrompt = str | list[int] | TokensPrompt  # what as_prompt() makes of it: a dictionary has ids, and their text
+Message = dict[str, Any]  # {"role": "user", "content": "Hello"}
 FIELDS = ("prompt", "prompt_token_ids")
 ONLY_IN_VLLM = {
     "multi_modal_data": "it reads text only",
@@ -41,7 +44,7 @@ ONLY_IN_VLLM = {
 
 
 def as_prompts(prompts: Any) -> list[ParsedPrompt]:
-    """One prompt, or several, as a list. Raises ValueError, naming the place, for what is no prompt.
+    """Return one prompt, or several, as a list. Raise ValueError, naming the place, for a value that is no prompt.
 
     >>> as_prompts("a"), as_prompts((1, 2)), as_prompts(["a", {"prompt_token_ids": [3]}, [4, 5]])
     (['a'], [[1, 2]], ['a', [3], [4, 5]])
@@ -55,7 +58,7 @@ def as_prompts(prompts: Any) -> list[ParsedPrompt]:
 
 
 def as_prompt(prompt: Any, name: str = "the prompt") -> ParsedPrompt:
-    """A text or a list of ids; with a text beside its ids, a dictionary of both. Raises ValueError, naming it."""
+    """Return a text or a list of ids; for a text beside its ids, a dictionary of both. Raise ValueError, naming it."""
     prompt = without_array(prompt)
     if isinstance(prompt, abc.Mapping):
         return from_mapping(dict(prompt), name)
@@ -67,6 +70,7 @@ def as_prompt(prompt: Any, name: str = "the prompt") -> ParsedPrompt:
 
 
 def from_mapping(prompt: dict[str, Any], name: str) -> ParsedPrompt:
+    """Read a prompt in vLLM's dictionary form."""
     for field, value in prompt.items():
         if field in ONLY_IN_VLLM and value is not None:
             raise ValueError(f"{name}: vLLM has {field}, nanovllm has not: {ONLY_IN_VLLM[field]}")
@@ -84,12 +88,12 @@ def from_mapping(prompt: dict[str, Any], name: str) -> ParsedPrompt:
 
 
 def without_array(value: Any) -> Any:
-    """An array or tensor as a list of numbers."""
+    """Return an array or tensor as a list of numbers, and other values as they are."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def is_token_ids(value: Any) -> bool:
-    """Whether it is one prompt of token ids, right or wrong: a list that begins with a number.
+    """Return whether `value` is one prompt of token ids, right or wrong: a list that begins with a number.
 
     >>> is_token_ids([1, 2]), is_token_ids([1, 2.5]), is_token_ids(["a", 1]), is_token_ids([])
     (True, True, False, False)
@@ -98,7 +102,7 @@ def is_token_ids(value: Any) -> bool:
 
 
 def whole_numbers(values: abc.Sequence[Any], name: str) -> list[int]:
-    """Python's own, whatever library they came from."""
+    """Return the token ids as Python's own ints, whatever library they came from."""
     numbers = [without_array(each) for each in values]
     for each in numbers:
         if not is_whole(each):
@@ -107,7 +111,7 @@ def whole_numbers(values: abc.Sequence[Any], name: str) -> list[int]:
 
 
 def options_of(name: str, options: Any) -> dict[str, Any]:
-    """The options that a call passes on under `name`. Raises ValueError if they are no dictionary with names.
+    """Return the options that a call passes on under `name`. Raise ValueError if they are no dictionary with names.
 
     >>> options_of("tokenization_kwargs", None), options_of("tokenization_kwargs", {"add_special_tokens": False})
     ({}, {'add_special_tokens': False})
@@ -120,9 +124,67 @@ def options_of(name: str, options: Any) -> dict[str, Any]:
 
 
 def whole_text(text: str) -> str:
-    """Raises ValueError, naming the place, if it has half of a character: no tokenizer takes that."""
+    """Return `text`. Raise ValueError, naming the place, if it has half of a character: no tokenizer takes that."""
     try:
         text.encode()
     except UnicodeEncodeError as half:
         raise ValueError(f"the prompt is no UTF-8 text: {text[half.start]!r} in place {half.start}") from None
     return text
+
+
+def as_conversations(messages: Any, content_format: str = "auto") -> list[list[Message]]:
+    """Return one conversation, or several, as a list. Raise ValueError, naming the place, for a value that is none.
+
+    A content may be parts, as OpenAI's clients write it. The format "string" makes one text of them, a part a line,
+    "openai" makes parts of a text, and "auto" leaves it to the template.
+    """
+    if content_format not in ("auto", "string", "openai"):
+        raise ValueError(f"chat_template_content_format must be auto, string or openai, not {content_format!r}")
+    if not isinstance(messages, list | tuple):
+        raise ValueError(f"messages must be a list of messages or of conversations, not {type(messages).__name__}")
+    is_one = bool(messages) and all(isinstance(message, abc.Mapping) for message in messages)
+    conversations = [messages] if is_one else messages
+    for i, conversation in enumerate(conversations):
+        check_conversation(conversation, f"conversation {i}")
+    return [[in_format(message, content_format) for message in conversation] for conversation in conversations]
+
+
+def check_conversation(messages: Any, name: str) -> None:
+    """Raise ValueError, naming the place, unless `messages` are the messages of one conversation."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise ValueError(f"{name} must be a list of messages, at least one, not {messages!r}")
+    for i, message in enumerate(messages):
+        if not isinstance(message, abc.Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(f'{name}: a message must be a dictionary with a text as its "role", not {message!r}')
+        if isinstance(content := message.get("content"), str | None):
+            continue
+        if not isinstance(content, list | tuple):
+            kind = type(content).__name__
+            raise ValueError(f"{name}, message {i}: content must be a text or a list of parts, not {kind}")
+        contents(plain(content), takes_parts=False, where=f"{name}, message {i}")  # raises for a part that is no text
+
+
+def in_format(message: Message, content_format: str) -> Message:
+    """Return the message with its content in the format "string" or "openai".
+
+    >>> in_format({"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}, "string")["content"]
+    'a\\nb'
+    """
+    content = message.get("content")
+    if content_format == "openai" and isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    elif content_format == "string" and isinstance(content, list | tuple):
+        content = contents(plain(content), takes_parts=False, where="content")
+    return {**message, "content": content} if "content" in message else {**message}
+
+
+def read_template(template: str | Path | None) -> str | None:
+    """Return the template itself, or the one in a file. Raise ValueError if it is neither."""
+    if not isinstance(template, str | Path | None):
+        raise ValueError(f"chat_template must be a template or a file's name, not {template!r}")
+    if template is None or (isinstance(template, str) and any(sign in template for sign in "{}\n")):
+        return template
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"chat_template {str(template)!r} is no template, and cannot be read: {error}") from None
