@@ -1,6 +1,4 @@
-"""The fast paths on a CPU: kernels in Python, which Numba compiles. The engine runs without any of them.
-
-gpu/ has those of a GPU, in Triton.
+"""The fast paths on a CPU: kernels in Python, which Numba compiles. The engine runs without them.
 
 How a kernel is written, in reading order:
 
@@ -13,21 +11,21 @@ team.py            workers that share a step, and never wait for one that the sy
 
 A step of few rows, at most 64 sequences that decode:
 
-few_rows.py        a model's weights and room, as addresses
+few_rows.py        the weights and buffers of a model, as addresses
 decode_step.py     all layers in one call; phases.py has the phases of a layer, step_parts.py the tuples
 
 A step of many rows, and prompts:
 
-many_rows.py       what is swapped into the model
+many_rows.py       swaps submodules of the model
 packed.py          linear layers whose weights are packed
 layers.py          a layer: four packed linear layers, and four calls between them
-step_attention.py  the attention backend: rotation, the write to the pool and attention in one call
+step_attention.py  rotation, the write to the pool and attention in one call; plan.py: the jobs of a step
 sampler.py         the likeliest token of each row
 
 Around them:
 
-runner.py          the ModelRunner that takes the one path or the other
-choice.py          what an engine computes with, and why; options.py: attention_backend and enforce_eager
-entries.py         what is compiled; compiling.py, compiler.py, cache.py: by whom, when, and where it is kept
+backend.py         the Backend that takes the one path or the other
+choice.py          whether an engine uses kernels, and why
+entries.py         the compiled functions; compiling.py, compiler.py, cache.py: who compiles them, when, and where
 threads.py         Numba's threads, the same as torch's
 """

@@ -1,4 +1,4 @@
-"""The fast path on a GPU: kernels in Triton, and decode steps as CUDA graphs. The engine runs without any of them.
+"""The fast path on a GPU: kernels in Triton, and decode steps as CUDA graphs. The engine runs without them.
 
 How a kernel is written, in reading order:
 
@@ -11,20 +11,20 @@ rope_write.py      norm of heads, rotation, and the write of keys and values to 
 norm.py activation.py gemv.py
 likeliest.py       the likeliest token of each row of logits, and its log-probability
 
-How a step is made of them:
+How they make up a step:
 
 ops.py             kernels, or their plain twins, as one table
 linear.py          a linear layer of few rows: gemv or the library's matmul, as each was timed
-layers.py          what stands in the place of core's model: four matmuls a layer, five kernels between them
+layers.py          the model with four matmuls a layer, and five kernels between them
 attention.py       the attention backend: any mixture of prompts, chunks and decodes
 fields.py          numbers of several types in one copy to the device
-inputs.py          what a decode step reads, at addresses that never change, prepared while the step before runs
+inputs.py          inputs of a decode step at fixed addresses, prepared while the step before runs
 graphs.py          CUDA graphs, for a few numbers of rows
-decodes.py         decode steps as graphs: what they read, what they write
+decodes.py         decode steps as graphs, with their inputs and outputs
 trial.py           a first launch of every kernel, so that no request waits for the compiler
-sampler.py         tokens are chosen on the device, one copy to the host a step
-runner.py          the ModelRunner that takes the one path or the other
-choice.py          what an engine computes with, and why
+sampler.py         sampling on the device, with one copy to the host a step
+backend.py         the Backend that takes the one path or the other
+choice.py          which of them an engine uses, and why
 
 The kernel files import triton, so import them only where it is installed.
 """

@@ -1,8 +1,8 @@
-"""FusedModel: what stands in the place of core's LlamaModel. A layer is four matmuls, and five kernels between them.
+"""FusedModel: a LlamaModel whose layers are four matmuls each, and five kernels between them.
 
-    residual += x, norm            one kernel, core has seven operations
+    residual += x, norm            one kernel, seven plain operations
     qkv_proj
-    norm of heads, rotation, write one kernel, core has a dozen and the copy into the pool
+    norm of heads, rotation, write one kernel, a dozen plain operations and the copy into the pool
     attention
     o_proj
     residual += x, norm
@@ -10,7 +10,7 @@
     silu(gate) * up                one kernel, or for one row a part of gate_up_proj's
     down_proj
 
-Weights, and the modules that hold them, are core's own.
+The weights, and the modules that hold them, are the plain model's.
 """
 
 from typing import Any
@@ -25,14 +25,14 @@ from .ops import Ops
 
 class FusedModel(nn.Module):
     def __init__(self, model: Any, ops: Ops, linears: Linears) -> None:
-        """model: core's LlamaModel; it stays as it is."""
+        """Take the layers of a LlamaModel; it stays as it is."""
         super().__init__()
         self.plain, self._ops, self._linears = model, ops, linears
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
         """input_ids, positions int64 [num_tokens]; attend: a KernelAttend -> [num_tokens, hidden_size]"""
         residual = self.plain.embed_tokens(input_ids)  # [num_tokens, hidden_size]
-        x: Tensor | None = None  # what the residual still lacks
+        x: Tensor | None = None  # to be added to the residual
         for layer in self.plain.layers:
             x = self._attention(layer, self._norm(x, residual, layer.input_layernorm), positions, attend)
             x = self._mlp(layer.mlp, self._norm(x, residual, layer.post_attention_layernorm))

@@ -7,7 +7,7 @@ The softmax of a row of scores needs their peak and their sum. A program that se
     out    [rows, width]   the sum of exp(score - peak) * value so far
 
 and when a tile brings a larger peak, it scales the other two down by exp(old peak - new peak). out / total is attention
-to what was seen so far. core/online_softmax.py does the same with whole tensors.
+to what was seen so far. backends/torch does the same with whole tensors.
 
 A function with @triton.jit that a kernel calls is compiled into the kernel: it costs no launch.
 """

@@ -1,4 +1,4 @@
-"""A step in plain torch, on any device.
+"""A step in plain torch, on any device. The engine runs with this folder alone; faster backends are compared with it.
 
-The engine runs with this folder alone, and every faster backend is compared with it. Start reading in model_runner.py.
+Start reading in model_runner.py.
 """

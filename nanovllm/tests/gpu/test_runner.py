@@ -129,7 +129,7 @@ def test_blocks_that_went_to_the_host_come_back(checkpoint):
     with_kernels(fast, Recording())
     for _ in range(3):
         assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
-    assert fast.llm_engine.host_kv_cache.num_blocks_loaded > 0
+    assert fast.llm_engine.host_tier.num_blocks_loaded > 0
 
 
 def test_a_graph_is_captured_for_each_bucket_and_a_larger_batch_runs_without(checkpoint):
