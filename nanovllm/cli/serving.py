@@ -105,7 +105,7 @@ def outputs_of(llm: LLM, work: Work, interrupted: Event, ticker: Ticker) -> Iter
                 yield request, failed(request, error)
             request = next(following, None)
         ticker.tick()
-        for output in map(RequestOutput.of, engine.step() if held else []):
+        for output in engine.step() if held else []:
             owner = held[output.request_id]
             if output.finished:
                 del held[output.request_id]

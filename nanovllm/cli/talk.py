@@ -87,7 +87,7 @@ def show_answer(llm: LLM, token_ids: list[int], params: SamplingParams, interrup
     engine.add_request(request_id, token_ids, params)
     while True:
         outputs = [engine.abort_request(request_id)] if interrupted.is_set() else engine.step()
-        for output in map(RequestOutput.of, outputs):
+        for output in outputs:
             text = output.outputs[0].text.lstrip()
             sys.stdout.write(text[shown:] + ("\n" if output.finished else ""))
             sys.stdout.flush()

@@ -106,7 +106,7 @@ class Worker:
             for message in held:
                 self.add(message)
         outputs = self.engine.step() if self.engine.has_unfinished_requests() else []
-        deltas = [*self._refused, *map(delta_of, map(RequestOutput.of, outputs))]
+        deltas = [*self._refused, *map(delta_of, outputs)]
         self._refused = []
         events = self._watch.take()
         if deltas or events:
@@ -156,7 +156,7 @@ class Worker:
 
 def delta_of(output: RequestOutput) -> Delta:
     """Of an output that holds what is new."""
-    pieces = [piece_of(each) for each in output.outputs]  # type: ignore[arg-type]
+    pieces = [piece_of(each) for each in output.outputs]
     cached, told = output.num_cached_tokens, output.prompt_logprobs
     return Delta(output.request_id, pieces, output.finished, cached, told, output.error)
 

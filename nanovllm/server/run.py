@@ -86,9 +86,7 @@ class Front:
         self.state.engine.cut("the server is shutting down")
 
 
-def run_server(
-    model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args
-) -> int:
+def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args) -> int:
     """Serve until a signal or the engine's end; returns the exit status.
 
     Raises ValueError or OSError, before anything is served, for what cannot be.

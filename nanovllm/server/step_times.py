@@ -1,4 +1,4 @@
-"""StepTimes: an observer that reads a clock in each step. An engine by itself counts only sequences that come and go."""
+"""StepTimes: an observer that reads a clock in each step. An engine alone counts sequences as they come and go."""
 
 import time
 

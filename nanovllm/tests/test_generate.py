@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .. import LLM, LLMEngine, SamplingParams
-from ..cli.stories import PROMPTS
+from ..cli.stories import PROMPTS, show
 from .helpers import OPTIONS, UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = (
@@ -97,7 +97,7 @@ def test_if_there_is_something_to_choose_the_two_speeds_are_told_last(run):
     _, out, _ = run("generate", "the", "--offload-policy", "auto")
     *_, summary, speeds = out.splitlines()
     assert re.fullmatch(SUMMARY, summary)
-    assert re.fullmatch(r"load or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
+    assert re.fullmatch(r"load or recompute: loads \d+\.\d GB/s, stores \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
 
 
 def test_without_prompts_there_are_six_beginnings(run):

@@ -12,12 +12,12 @@ import pytest
 
 from .. import LLM, BeamSearchParams, SamplingParams
 from ..__main__ import main
-from ..engine.beam_search import BeamSearchParams
-from ..trace import read_trace, states, traced
+from ..trace import Tracer, read_trace, states, traced
+from ..trace import replay as replaying
 from ..trace.chrome import convert
-from ..trace.events import FileSink
-from ..trace.snapshot import stage_of
+from ..trace.events import COMMON, KEYS, WHYS, WITHOUT_BY, FileSink
 from .helpers import OPTIONS, start
+from .twin import Twin
 
 PROMPTS = ["the fox", "Once upon a time", "the fox", "the rabbit and the wood"]
 FOUR = ("--max-tokens", "4", "--ignore-eos")
@@ -296,7 +296,7 @@ def test_an_old_trace_is_replaced_and_nothing_else_is(llm, tmp_path):
             llm.generate("the fox", SamplingParams(max_tokens=2))
         assert [event["kind"] for event in read_trace(file)].count("snapshot") == 1
     file.write_text("my notes\n")
-    with pytest.raises(ValueError, match=r"run.jsonl is there already, and is no trace"), traced(llm, file):
+    with pytest.raises(ValueError, match=r"run.jsonl exists and is not a trace"), traced(llm, file):
         pass
     assert file.read_text() == "my notes\n"
     with pytest.raises(ValueError, match="can be traced, not str"), traced("llm", tmp_path / "new.jsonl"):
@@ -310,7 +310,7 @@ def test_a_last_line_that_was_cut_is_left_out(events, tmp_path):
     assert list(read_trace(tmp_path / "cut.jsonl")) == events[:-1]
 
 
-SNAPSHOT = '{"kind": "snapshot", "step": 0, "version": 1, "stage": "s1", "pool": {}, "host": null, "state": {}, '
+SNAPSHOT = '{"kind": "snapshot", "step": 0, "version": 2, "stage": "s1", "pool": {}, "host": null, "state": {}, '
 SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
 
 
@@ -319,14 +319,14 @@ SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
     [
         ("", "has no whole line: a trace begins with a snapshot"),
         ('{"kind":"snapshot"', "has no whole line: a trace begins with a snapshot"),
-        ("[" * 100_000 + "\n", "line 1: no JSON: maximum recursion depth"),
-        ("\udcff\n", "line 1: no JSON: Expecting value"),
-        ("hello\n", "line 1: no JSON: Expecting value"),
-        ('["kind"]\n', "line 1: no event of a trace"),
-        ('{"kind": "brew"}\n', "line 1: no event of a trace"),
+        ("[" * 100_000 + "\n", "line 1: not JSON: maximum recursion depth"),
+        ("\udcff\n", "line 1: not JSON: Expecting value"),
+        ("hello\n", "line 1: not JSON: Expecting value"),
+        ('["kind"]\n', "line 1: not an event of a trace"),
+        ('{"kind": "brew"}\n', "line 1: not an event of a trace"),
         ('{"kind": "step", "step": 1, "began": 0, "seconds": 0, "error": null}\n', "one snapshot, its first line"),
         (SNAPSHOT + SNAPSHOT, "line 2: a trace has one snapshot, its first line"),
-        (SNAPSHOT.replace('"version": 1', '"version": 2'), "is a trace of version 2, this reads version 1"),
+        (SNAPSHOT.replace('"version": 2', '"version": 1'), "is a trace of version 1, this reads version 2"),
         (SNAPSHOT + '{"kind": "free", "step": 1, "place": "front"}\n', "line 2: free has no block"),
     ],
 )
@@ -357,7 +357,7 @@ def test_batch_writes_a_trace(run, tmp_path):
     assert status == 0 and out.count("\n") == 2
     assert {event["seq"] for event in read_trace(file) if event["kind"] == "end"} == {"a", "b.0", "b.1"}
     status, out, err = run("batch", str(requests), *FOUR, "--trace", str(requests))
-    assert (status, out) == (2, "") and "requests.jsonl is there already, and is no trace" in err
+    assert (status, out) == (2, "") and "requests.jsonl exists and is not a trace" in err
     both = str(tmp_path / "both.jsonl")
     status, _, err = run("batch", str(requests), *FOUR, "--output", both, "--trace", both)
     assert status == 2 and "the trace needs another file" in err

@@ -114,7 +114,7 @@ class Tracer:
         seen, by = self._know(seq), teller()
         if self.pool is None:
             slots = getattr(seq, "slots")  # noqa: B009  # stage 1 has them in place of a block table
-            self._emit("reserved", {"seq": seen.name, "start": slots.start, "end": slots.end}, by)
+            self._emit("reserved", {"seq": seen.name, "start": slots.start, "end": slots.stop}, by)
         else:
             hit_places = {place for place, block in enumerate(hits) if block is not None}
             for place, block in enumerate(seq.block_table):
@@ -159,7 +159,7 @@ class Tracer:
         """Write what `seq` gave back: a list of blocks; in stage 1 a piece of the pool."""
         seen, by = self.seen[seq], teller()
         if self.pool is None:
-            self._emit("released", {"seq": seen.name, "start": blocks.start, "end": blocks.end}, by)
+            self._emit("released", {"seq": seen.name, "start": blocks.start, "end": blocks.stop}, by)
         else:
             why = {None: "preempt", "abort": "abort"}.get(seq.finish_reason, "end")
             for block in reversed(blocks):  # as the pool does
@@ -234,7 +234,7 @@ class Tracer:
 
     def on_end(self, error: BaseException | None = None) -> None:
         if self._began is not None:
-            self._close_step(error and in_words(error))
+            self._close_step(None if error is None else in_words(error))
 
     # Blocks of the two tiers
 
