@@ -59,7 +59,7 @@ class LLM:
         self.tokenizer, self.model_config = engine.tokenizer, engine.model_config
         self.max_model_len = engine.max_model_len
         self.kv_cache, self.kv_cache_manager = engine.kv_cache, engine.kv_cache_manager
-        self.input_processor = engine.input_processor
+        self.model_runner, self.input_processor = engine.executor, engine.input_processor
         self._request_ids = map(str, itertools.count())
         self._is_streaming = False
 
@@ -196,13 +196,11 @@ class LLM:
         """Return the last outputs, whatever kind of outputs the parameters ask for."""
         requests = [(prompt, final_only(params)) for prompt, params in requests]
         # Without closing(), the traceback of an error would keep the generator alive, and so its requests unfinished.
-        num_samples = sum(params.n for _, params in requests)
-        with closing(self._serve(requests)) as stream, ProgressBar(use_tqdm, num_samples) as bar:
-            self.llm_engine.observers.append(bar)
-            try:
-                outputs = list(stream)
-            finally:
-                self.llm_engine.observers.remove(bar)
+        outputs, num_samples = [], sum(params.n for _, params in requests)
+        with ProgressBar(use_tqdm, num_samples) as bar, closing(self._serve(requests)) as stream:
+            for output in stream:
+                outputs.append(output)
+                bar.add(output)
         warn_of_errors(outputs, stacklevel=4)
         return sorted(outputs, key=lambda output: int(output.request_id))
 

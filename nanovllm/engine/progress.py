@@ -7,11 +7,13 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from .outputs import RequestOutput
-from .sequence import Sequence
 
 
 class ProgressBar:
-    """An Observer of the engine that moves a bar by one for each sample that ends."""
+    """A bar that moves when a request ends.
+
+    It is no Observer: a bar may be a caller's own and raise, which is harmless only between two steps.
+    """
 
     def __init__(self, use_tqdm: bool | Callable[..., Any], total: int) -> None:
         """Show a bar of `total` samples.
@@ -27,22 +29,11 @@ class ProgressBar:
         if use_tqdm:
             self._bar = use_tqdm(**options) if callable(use_tqdm) else tqdm(**options, disable=None)
 
-    def on_finish(self, seq: Sequence) -> None:
-        """Count a sample that has ended."""
-        self._add(1, seq.num_prompt_tokens, seq.num_output_tokens)
-
-    def on_refuse(self, request_id: str, error: str) -> None:
-        """Count a request that the engine did not take."""
-        self._add(1, 0, 0)
-
     def add(self, output: RequestOutput) -> None:
-        """Count a request that a beam search has served."""
-        num_samples, num_tokens = len(output.outputs), sum(len(sample.token_ids) for sample in output.outputs)
-        self._add(num_samples, num_samples * len(output.prompt_token_ids), num_tokens)
-
-    def _add(self, num_samples: int, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        self._num_prompt_tokens += num_prompt_tokens
-        self._num_output_tokens += num_output_tokens
+        """Count a request that has ended: all of its samples."""
+        num_samples = len(output.outputs)
+        self._num_prompt_tokens += num_samples * len(output.prompt_token_ids)
+        self._num_output_tokens += sum(len(sample.token_ids) for sample in output.outputs)
         if self._bar is not None:
             self._bar.postfix = self._speed(time.perf_counter() - self._start)
             self._bar.update(num_samples)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from .. import LLM, BeamSearchParams, Logprob, RequestOutput, SamplingParams, core
+from .. import LLM, BeamSearchParams, Logprob, RequestOutput, SamplingParams
 from ..backends.torch import logprobs as module
 from ..backends.torch.logprobs import top_logprobs
 from ..llama import LlamaForCausalLM, ModelConfig, load_model
@@ -88,8 +88,8 @@ def test_a_number_that_cannot_be_is_named(name, wrong):
     assert str(caught.value) == f"{name} must be a whole number, 0 or above, or -1 for all, not {wrong!r}"
 
 
-def test_parameters_of_core_ask_for_none(make):
-    [output] = make().generate(PROMPT, core.SamplingParams(max_tokens=2, n=2))
+def test_there_are_none_unless_they_are_requested(make):
+    [output] = make().generate(PROMPT, SamplingParams(max_tokens=2, n=2))
     assert output.prompt_logprobs is None and [each.logprobs for each in output.outputs] == [None, None]
 
 
@@ -239,8 +239,8 @@ def test_a_step_that_raises_after_it_has_told_tells_nothing_twice(make, monkeypa
     [expected] = make().generate(PROMPT, greedy(2, prompt_logprobs=0))
     sample = llm.model_runner.sample
 
-    def poisoned(batch, hidden, step):
-        tokens = sample(batch, hidden, step)
+    def poisoned(batch, computed):
+        tokens = sample(batch, computed)
         runs.append(len(batch))
         if len(batch) > 1:
             raise RuntimeError("poisoned")
@@ -255,13 +255,13 @@ def test_a_step_that_raises_after_it_has_told_tells_nothing_twice(make, monkeypa
 
 def test_logits_of_a_prompt_are_computed_for_those_who_ask_only(make, monkeypatch):
     llm, rows = make(), []
-    compute = llm.model_runner._model.compute_logits
+    compute = llm.model_runner.model.compute_logits
 
     def watched(hidden: Tensor) -> Tensor:
         rows.append(len(hidden))
         return compute(hidden)
 
-    monkeypatch.setattr(llm.model_runner._model, "compute_logits", watched)
+    monkeypatch.setattr(llm.model_runner.model, "compute_logits", watched)
     llm.generate(PROMPT, greedy(1))
     llm.generate(PROMPT, greedy(1, prompt_logprobs=0, logprobs=1))
     assert sorted(rows) == [1, 1, 19], "and those of the sampled token are not computed twice"

@@ -21,7 +21,6 @@ from .. import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
-    core,
 )
 from ..engine.sampling_params import GONE, MAX_POSITIONAL, REFUSED
 
@@ -252,11 +251,10 @@ def test_a_clone_is_a_deep_copy_unless_it_need_not_be():
     assert replace(params, n=2).n == 2
 
 
-def test_they_are_parameters_of_core_and_cores_are_taken():
-    assert isinstance(SamplingParams(), core.SamplingParams)
-    theirs = core.SamplingParams(n=2, temperature=0.5, top_k=3, seed=4, stop="a", stop_token_ids=[5], ignore_eos=True)
-    ours = SamplingParams(n=2, temperature=0.5, top_k=3, seed=4, stop="a", stop_token_ids=[5], ignore_eos=True)
-    assert SamplingParams.of(theirs) == ours and SamplingParams.of(ours) is ours
+@pytest.mark.parametrize("params", [None, {"n": 2}, "greedy"])
+def test_a_value_of_another_type_is_not_taken_for_parameters(params):
+    with pytest.raises(ValueError, match=f"sampling_params must be SamplingParams, not {type(params).__name__}"):
+        SamplingParams.of(params)
 
 
 # FlatLogprobs
