@@ -1,8 +1,11 @@
-"""check_fields: what a caller gave for the fields of a dataclass, against their types and a table of rules."""
+"""Options as fields of a dataclass: what a field may be, and which fields are knobs, with a flag on the command line.
+
+check_fields() holds what a caller gave against the types of the fields and a table of rules.
+"""
 
 import math
 from collections.abc import Callable
-from dataclasses import Field, fields
+from dataclasses import Field, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType
@@ -14,28 +17,38 @@ AT_LEAST_1: Rule = ("a whole number, at least 1", lambda number: number >= 1)
 SEED: Rule = ("a whole number of 64 bits", lambda seed: -(2**63) <= seed < 2**63)
 
 
+def knob(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+    """Return a dataclass field with the help, and the choices, of its flag."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+def knobs(options: type) -> list[Field]:
+    """Return the fields of the dataclass `options` that have a flag."""
+    return [option for option in fields(options) if option.metadata]
+
+
 def check_fields(options: Any, rules: dict[str, Rule]) -> None:
     """Check each field of the dataclass `options`: its type first, then its rule. None breaks no rule.
 
     Store a number as Python's own int or float, whatever library it came from.
     Raise ValueError, naming the field and its value.
     """
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if (checked := check_field(field, value, rules)) is not value:
-            object.__setattr__(options, field.name, checked)  # the dataclass may be frozen
+    for option in fields(options):
+        value = getattr(options, option.name)
+        if (checked := check_field(option, value, rules)) is not value:
+            object.__setattr__(options, option.name, checked)  # the dataclass may be frozen
 
 
-def check_field(field: Field, value: Any, rules: dict[str, Rule]) -> Any:
+def check_field(option: Field, value: Any, rules: dict[str, Rule]) -> Any:
     """Return `value`, a number as Python's own. Raise ValueError, naming field and value, for a wrong one."""
-    kinds = (field.type,) if field.type in TYPES else get_args(field.type) or (field.type,)  # of int | None: both
+    kinds = (option.type,) if option.type in TYPES else get_args(option.type) or (option.type,)  # of int | None: both
     if value is None and NoneType in kinds:
         return None
     kinds = tuple(kind for kind in kinds if kind is not NoneType)
     fitting = [kind for kind in kinds if rule_of_type(kind)[1](value)]
-    words, holds = rules.get(field.name) or choice(field) or (rule_of_type(kinds[0])[0], lambda value: True)
+    words, holds = rules.get(option.name) or choice(option) or (rule_of_type(kinds[0])[0], lambda value: True)
     if not fitting or not holds(value):
-        raise ValueError(f"{field.name} must be {words}, not {shown(value)}")
+        raise ValueError(f"{option.name} must be {words}, not {shown(value)}")
     return fitting[0](value) if fitting[0] in (int, float) else value
 
 
@@ -44,9 +57,9 @@ def rule_of_type(kind: Any) -> Rule:
     return TYPES.get(kind) or (f"a {kind.__name__}", lambda value: isinstance(value, kind))
 
 
-def choice(field: Field) -> Rule | None:
+def choice(option: Field) -> Rule | None:
     """Return the rule of a field that has choices."""
-    choices = field.metadata.get("choices")
+    choices = option.metadata.get("choices")
     return (f"one of {', '.join(choices)}", lambda value: value in choices) if choices else None
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 
+from ..backends.options import BACKENDS
 from ..backends.options import RULE as BACKEND
 from ..backends.options import backend_of
-from .checks import AT_LEAST_1, SEED, TYPES, Rule, check_fields, is_number, is_whole, nearest
-from .flags import knob
+from .checks import AT_LEAST_1, SEED, TYPES, Rule, check_fields, is_number, is_whole, knob, nearest
 from .vllm_options import OnlyInVllm, is_refused, refusal
 
 if TYPE_CHECKING:
@@ -85,8 +85,10 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
     gpu_memory_utilization: float | None = knob(None, "share of the GPU's memory for weights and pool (0.9 on cuda)")
     seed: int = knob(0, "what requests without a seed of their own draw theirs from")
-    attention_backend: str | None = None  # one of backends.options.BACKENDS
-    enforce_eager: bool = False  # on a GPU no graphs, on a CPU plain operations
+    attention_backend: str = knob(
+        "auto", "numba: kernels on a CPU; triton: on a GPU; torch: plain operations; auto: the best", BACKENDS
+    )
+    enforce_eager: bool = knob(False, "on a GPU no CUDA graphs; on a CPU as --attention-backend torch")
     load_format: str = "auto"  # "dummy": random weights of the shape that config.json says
     tokenizer: str | None = None  # of another folder, or name of the hub, than the model
     tokenizer_revision: str | None = None

@@ -12,8 +12,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
-from .checks import AT_LEAST_1, SEED, Rule, check_field, is_number, is_whole, shown
-from .flags import knob
+from .checks import AT_LEAST_1, SEED, Rule, check_field, is_number, is_whole, knob, shown
 from .structured_outputs import StructuredOutputsParams
 
 MAX_POSITIONAL = 28  # vLLM's class has private fields behind them, which are not taken here

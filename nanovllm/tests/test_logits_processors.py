@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from .. import SamplingParams
-from ..backends.torch.model_runner import sample_with_logprobs
 from ..backends.torch.logprobs import named_logprobs
+from ..backends.torch.model_runner import sample_with_logprobs
 from ..backends.torch.sampler import SamplingRow
 from ..engine.logits_processors import MinTokens, make_processors
 
@@ -135,7 +135,8 @@ def test_a_step_without_processors_copies_no_logits():
 
     logits = torch.zeros(1, 4, dtype=torch.bfloat16)
     sample_with_logprobs(logits, [Asked()], watched)
-    sample_with_logprobs(logits, [Asked(min_tokens=0, repetition_penalty=1.0, min_p=0.5)], watched)  # greedy: min_p has no say
+    greedy = Asked(min_tokens=0, repetition_penalty=1.0, min_p=0.5)  # min_p has no say
+    sample_with_logprobs(logits, [greedy], watched)
     assert len(seen) == 2 and all(each is logits for each in seen)
 
 

@@ -13,13 +13,10 @@ import pytest
 
 from .. import EngineConfig, SamplingParams, __version__
 from ..__main__ import main
-from ..backends.options import KernelOptions
-from ..cli import knobs as table
-from ..cli import make_knobs
 from ..cli.batch import batch
 from ..cli.commands import COMMANDS, nanovllm
 from ..cli.generate import generate
-from ..engine.flags import knobs
+from ..engine.checks import knobs
 from .helpers import start
 
 TOO_LONG = "9" * 23
@@ -92,11 +89,6 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_says():
     assert own == {name: says for name, (_, says) in COMMANDS.items()}
 
 
-def test_the_table_of_knobs_is_that_of_the_dataclasses():
-    """python -m nanovllm.cli.make_knobs makes it anew."""
-    assert Path(table.__file__).read_text() == make_knobs.source()
-
-
 def test_ctrl_c_while_torch_is_imported_ends_it_in_one_line(tmp_path):
     (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
     process = start("generate", path=tmp_path)
@@ -134,7 +126,7 @@ def test_every_knob_is_an_option(command):
     own = {"file", "output", "overwrite", "resume", "chat_template"} if command is batch else {"prompts", "files"}
     own |= {"revision", "stats", "trace"}
     asked = {"stop", "stop_token_ids", "ignore_eos"} | ({"logprobs", "prompt_logprobs"} if command is batch else set())
-    names = {field.name for kind in (EngineConfig, KernelOptions, SamplingParams) for field in knobs(kind)}
+    names = {field.name for kind in (EngineConfig, SamplingParams) for field in knobs(kind)}
     assert {option.name for option in command.params} - own == names | asked
 
 
