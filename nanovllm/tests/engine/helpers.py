@@ -10,8 +10,12 @@ from safetensors.torch import save_file
 from sentencepiece import SentencePieceTrainer
 from torch import Tensor
 
+from ...engine.block_manager import BlockManager
+from ...engine.host_tier import HostTier
+from ...engine.observer import Observer
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
+from ...engine.tier import Tier
 from ...llama import LlamaForCausalLM
 
 BOS, EOS = 1, 2
@@ -162,3 +166,27 @@ def make_samples(request_id: str, num_prompt_tokens: int, max_tokens: int, n: in
     first, *others = [make_sequence(request_id, num_prompt_tokens, max_tokens, i) for i in range(n)]
     first.to_fork = others
     return [first, *others]
+
+
+def make_manager(
+    num_blocks: int,
+    block_size: int = 4,
+    is_caching: bool = False,
+    tier: Tier | None = None,
+    observer: Observer | None = None,
+) -> BlockManager:
+    """A BlockManager without a pool of tensors; by default it has no host's pool either."""
+    observer = observer or Observer()
+    tier = tier or HostTier(torch.empty(num_blocks, 1), 0, observer)
+    return BlockManager(num_blocks, block_size, is_caching, tier, observer)
+
+
+def admit(manager: BlockManager, seq: Sequence) -> Sequence:
+    """Let `seq` hold blocks for all its tokens, cached ones first."""
+    manager.allocate(seq, manager.find_hits(seq))
+    return seq
+
+
+def fits(manager: BlockManager, seq: Sequence, spare: int = 0) -> bool:
+    """Return whether allocate() would succeed, and leave `spare` blocks free."""
+    return manager.num_needed(seq, manager.find_hits(seq)) + spare <= manager.num_free_blocks

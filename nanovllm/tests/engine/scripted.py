@@ -8,19 +8,19 @@ from collections import Counter
 from pathlib import Path
 from zlib import crc32
 
-from ...backends.torch.model_runner import ModelRunner
+from ...backends.torch.model_runner import FinishedStep
 from ...backends.torch.sampler import SampledToken
 from ...engine.config import EngineConfig
-from ...engine.engine import LLMEngine
+from ...engine.executor import Scheduled
 from ...engine.kv_cache import KVCache
+from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
 from ...engine.prefix_cache import BlockHash, extend_block_hashes
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
-from ...llama import LlamaForCausalLM
 
 VOCAB_SIZE = 320
-Batch = list[tuple[Sequence, int]]
+Batch = list[Scheduled]
 
 
 def params(max_tokens: int, **options) -> SamplingParams:
@@ -56,7 +56,7 @@ def reasons(output: RequestOutput) -> list[str | None]:
     return [completion.finish_reason for completion in output.outputs]
 
 
-class ScriptedRunner(ModelRunner):
+class ScriptedExecutor:
     """Runs no model, and needs none."""
 
     def __init__(self, kv_cache: KVCache) -> None:
@@ -64,7 +64,10 @@ class ScriptedRunner(ModelRunner):
         self._slots = kv_cache.blocks[:, -1, -1, :, -1, -1]  # [num_blocks, block_size]
         self._block_size = kv_cache.block_size
         self.num_steps = self.num_tokens = 0
-        self.steps: list[list[tuple[str, int]]] = []  # of each step, request_id and number of tokens, in their order
+        self.steps: list[list[tuple[str, int]]] = []  # request_id and number of tokens, in the order of each step
+
+    def launch(self, batch: Batch) -> FinishedStep:
+        return FinishedStep(self.run(batch))
 
     def run(self, batch: Batch) -> list[SampledToken | None]:
         self.num_steps += 1
@@ -83,26 +86,11 @@ class ScriptedRunner(ModelRunner):
         return SampledToken(next_token(read, *drawn), -1.0)
 
 
-class ScriptedEngine(LLMEngine):
-    model_runner: ScriptedRunner
-
-    def build_tokenizer(self) -> None:
-        return None
-
-    def build_model(self) -> None:
-        return None
-
-    def build_model_runner(self, model: LlamaForCausalLM) -> ScriptedRunner:
-        return ScriptedRunner(self.kv_cache)
-
-
-def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> ScriptedEngine:
-    """`checkpoint` gives the model's shape: 64 positions."""
-    options.setdefault("offload_policy", "load")  # "auto" would run it unasked, to measure
-    options = {"watermark": 0.0} | options
-    return ScriptedEngine(
-        EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **options)
-    )
+def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> LLMEngine:
+    """`checkpoint` gives the model's shape: 64 positions. The executor is a ScriptedExecutor."""
+    options = {"offload_policy": "load", "watermark": 0.0, "skip_tokenizer_init": True} | options  # "auto" measures
+    config = EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **options)
+    return LLMEngine(config, executor=ScriptedExecutor)
 
 
 def step(engine: LLMEngine) -> dict[str, RequestOutput]:
@@ -128,9 +116,9 @@ def assert_whole(engine: LLMEngine) -> None:
     manager.check_integrity()
     queued = [*scheduler.running, *scheduler.waiting]
     carried = [sample for seq in queued for sample in seq.to_fork]
-    unfinished = [seq for samples in engine._requests.values() for seq in samples if not seq.finished]
+    unfinished = [seq for samples in engine.requests.values() for seq in samples if not seq.finished]
     assert Counter(unfinished) == Counter([*queued, *carried]), "each sample is in one queue, or carried by one there"
-    assert all(any(not seq.finished for seq in samples) for samples in engine._requests.values())
+    assert all(any(not seq.finished for seq in samples) for samples in engine.requests.values())
     assert manager._holders.keys() == set(scheduler.running)
     assert len(scheduler.running) + sum(len(seq.to_fork) for seq in scheduler.running) <= engine.config.max_num_seqs
     for seq in queued:
@@ -150,15 +138,15 @@ def assert_cached_blocks_are_its_own(engine: LLMEngine, seq: Sequence) -> None:
     hashes: list[BlockHash] = []
     extend_block_hashes(hashes, seq.token_ids, engine.config.block_size)
     for i, block in enumerate(seq.block_table):
-        if block in engine.kv_cache_manager._pool._hashes:
+        if block in engine.kv_cache_manager.pool.hashes:
             assert engine.config.enable_prefix_caching and (i + 1) * engine.config.block_size <= seq.num_computed_tokens
-            assert engine.kv_cache_manager._pool._hashes[block] == hashes[i]
+            assert engine.kv_cache_manager.pool.hashes[block] == hashes[i]
 
 
 def assert_empty(engine: LLMEngine) -> None:
     """Nobody is left, and nothing of those who were."""
     assert_whole(engine)
-    assert not engine.has_unfinished_requests() and not engine._requests
+    assert not engine.has_unfinished_requests() and not engine.requests
     assert not engine.scheduler.running and not engine.scheduler.waiting
     assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
     assert engine.kv_cache_manager.report().tables == ()

@@ -7,13 +7,13 @@ import pytest
 
 from ...backends.torch.sampler import SampledToken
 from ...engine.beam_search import BeamSearchParams
-from ...engine.engine import LLMEngine
+from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from .scripted import (
     Batch,
-    ScriptedEngine,
+    LLMEngine,
     answers,
     assert_empty,
     assert_whole,
@@ -34,11 +34,11 @@ def serve(engine: LLMEngine, prompt: list[int], max_tokens: int = 3, **options) 
     return run_to_the_end(engine)["a"]
 
 
-def serve_counted(engine: ScriptedEngine, prompt: list[int], max_tokens: int = 3, **options) -> tuple[int, int]:
+def serve_counted(engine: LLMEngine, prompt: list[int], max_tokens: int = 3, **options) -> tuple[int, int]:
     """The same; returns how many tokens were hit and how many were computed. It says what it says alone."""
-    hits, computed = engine.kv_cache_manager.prefix_cache_stats.hits, engine.model_runner.num_tokens
+    hits, computed = engine.kv_cache_manager.prefix_cache_stats.hits, engine.executor.num_tokens
     assert answers(serve(engine, prompt, max_tokens, **options)) == [said_alone(prompt, max_tokens)]
-    return engine.kv_cache_manager.prefix_cache_stats.hits - hits, engine.model_runner.num_tokens - computed
+    return engine.kv_cache_manager.prefix_cache_stats.hits - hits, engine.executor.num_tokens - computed
 
 
 def test_a_prompt_whose_blocks_are_all_cached_computes_its_last_token(checkpoint):
@@ -69,7 +69,7 @@ def test_who_comes_a_step_later_holds_the_same_blocks(checkpoint):
     engine = scripted_engine(checkpoint, 32)
     engine.add_request("a", PROMPT, params(4)), step(engine)
     engine.add_request("b", PROMPT, params(4)), step(engine)
-    assert engine.model_runner.steps[-1] == [("a", 1), ("b", 4)]
+    assert engine.executor.steps[-1] == [("a", 1), ("b", 4)]
     held = [seq.block_table for seq in engine.scheduler.running]
     assert held[0][:4] == held[1][:4] and held[0][4] != held[1][4]
     assert answers(run_to_the_end(engine)["b"]) == [said_alone(PROMPT, 4)]
@@ -79,9 +79,9 @@ def test_who_waits_hits_a_prompt_as_far_as_it_is_computed_when_it_is_admitted(ch
     engine = scripted_engine(checkpoint, 32, max_num_batched_tokens=9)
     engine.add_request("a", PROMPT, params(1)), step(engine)  # 9 tokens of a: two full blocks
     engine.add_request("b", [*PROMPT[:16], 5], params(1)), step(engine)
-    assert engine.model_runner.steps[-1] == [("a", 9)], "no budget is left for b"
+    assert engine.executor.steps[-1] == [("a", 9)], "no budget is left for b"
     step(engine)
-    assert engine.model_runner.steps[-1] == [("a", 2), ("b", 1)]
+    assert engine.executor.steps[-1] == [("a", 2), ("b", 1)]
 
 
 def test_found_tokens_cost_no_budget(checkpoint):
@@ -90,7 +90,7 @@ def test_found_tokens_cost_no_budget(checkpoint):
     serve(engine, PROMPT)
     engine.add_request("a", PROMPT[:18], params(2)), engine.add_request("b", [77] * 9, params(2))
     step(engine)
-    assert engine.model_runner.steps[-1] == [("a", 2), ("b", 6)]
+    assert engine.executor.steps[-1] == [("a", 2), ("b", 6)]
     run_to_the_end(engine)
 
 
@@ -98,7 +98,7 @@ def test_a_prompt_finds_room_though_every_free_block_is_cached(checkpoint):
     engine = scripted_engine(checkpoint, 6)
     for first in range(50, 60):
         assert answers(serve(engine, [first] * 20)) == [said_alone([first] * 20, 3)]
-    assert len(engine.kv_cache_manager._pool._cached) == 5
+    assert len(engine.kv_cache_manager.pool.cached) == 5
 
 
 # What is cut off
@@ -112,19 +112,19 @@ def test_of_a_prompt_that_was_cut_off_only_what_was_computed_is_hit(checkpoint, 
         engine.abort_request("a")
         assert serve_counted(engine, PROMPT, 1) == (4, 16)
     else:
-        engine.scheduler._preempt(engine.scheduler.running[0])
+        engine.scheduler._preempt(engine.scheduler.running[0], None)
         assert_whole(engine)
         assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT, 1)]
-        assert engine.model_runner.num_tokens == 6 + 16
+        assert engine.executor.num_tokens == 6 + 16
 
 
 class Poisoned:
     """The model writes nonsense for these requests, and raises: in any batch, and alone."""
 
-    def __init__(self, engine: ScriptedEngine, *names: str) -> None:
+    def __init__(self, engine: LLMEngine, *names: str) -> None:
         self.engine, self.names, self.from_token = engine, names, 0
-        self._run = engine.model_runner.run
-        engine.model_runner.run = self.run  # type: ignore[method-assign]
+        self._run = engine.executor.run
+        engine.executor.run = self.run  # type: ignore[method-assign]
 
     def run(self, batch: Batch) -> list[SampledToken | None]:
         for seq, _ in batch:
@@ -150,7 +150,7 @@ def test_nothing_of_a_step_that_failed_is_hit(checkpoint, others):
     assert serve_counted(engine, PROMPT) == (12, 8 + 2)
 
 
-@pytest.mark.parametrize("part", ["copies", "admission"])
+@pytest.mark.parametrize("part", ["copies", "scheduling"])
 def test_a_step_that_breaks_off_leaves_what_was_computed_before_it(checkpoint, part, monkeypatch):
     """It raises in the step in which the samples are forked. All come back, and hit the four blocks of the prompt."""
     engine = scripted_engine(checkpoint, 32)
@@ -161,12 +161,13 @@ def test_a_step_that_breaks_off_leaves_what_was_computed_before_it(checkpoint, p
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((engine.kv_cache, "copy_blocks") if part == "copies" else (engine.scheduler, "_admit")), fails)
+        broken = (engine.kv_cache, "copy_blocks") if part == "copies" else (engine.kv_cache_manager, "append_slot")
+        patch.setattr(*broken, fails)
         with pytest.raises(RuntimeError, match="device lost"):
             engine.step()
     assert_whole(engine)
     assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT[:18], 4, 3, i) for i in range(3)]
-    assert engine.model_runner.num_tokens == 17 + 3 * 2 + 3 * 3, "16 tokens are found by each, and two are computed"
+    assert engine.executor.num_tokens == 17 + 3 * 2 + 3 * 3, "16 tokens are found by each, and two are computed"
 
 
 # Preemption
@@ -179,12 +180,12 @@ def test_a_preempted_sequence_computes_what_was_not_a_full_block_again(checkpoin
     engine.add_request("a", PROMPT, params(9))
     for _ in range(num_steps):
         step(engine)
-    engine.scheduler._preempt(engine.scheduler.running[0])
+    engine.scheduler._preempt(engine.scheduler.running[0], None)
     step(engine)
-    assert engine.model_runner.steps[-1] == [("a", again)]
+    assert engine.executor.steps[-1] == [("a", again)]
     assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT, 9)]
     assert engine.kv_cache_manager.prefix_cache_stats.queries == 20 + (20 + num_steps), "on each admission"
-    computed_twice = engine.model_runner.num_tokens - (20 + 8)
+    computed_twice = engine.executor.num_tokens - (20 + 8)
     assert computed_twice == again - 1 < engine.config.block_size
 
 
@@ -194,12 +195,12 @@ def test_samples_that_were_preempted_find_the_prompt_and_their_own_blocks(checkp
     engine.add_request("a", PROMPT[:18], params(12, n=3, temperature=1.0, seed=3))
     for _ in range(11):
         step(engine)
-    samples = engine._requests["a"]
+    samples = engine.requests["a"]
     assert [seq.num_tokens for seq in samples] == [28] * 3
     for seq in reversed(samples[1:]):
-        engine.scheduler._preempt(seq)
+        engine.scheduler._preempt(seq, None)
     step(engine)
-    assert engine.model_runner.steps[-1] == [("a", 1), ("a", 4), ("a", 4)], "of 28 tokens 24 are found"
+    assert engine.executor.steps[-1] == [("a", 1), ("a", 4), ("a", 4)], "of 28 tokens 24 are found"
     tables = [seq.block_table for seq in samples if not seq.finished]
     assert len({tuple(table[:4]) for table in tables}) == 1, "the prompt is there once again"
     assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT[:18], 12, 3, i) for i in range(3)]
@@ -212,7 +213,7 @@ def test_what_a_preempted_sequence_had_is_evicted_only_as_far_as_others_need_roo
     ended = run_to_the_end(engine)
     assert engine.scheduler.num_preemptions == 1
     assert [answers(ended["a"]), answers(ended["b"])] == [[said_alone(PROMPT[:15], 6)], [said_alone(PROMPT[4:20], 3)]]
-    assert [("b", 5)] in engine.model_runner.steps and engine.model_runner.num_tokens == 15 + 5 + 16 + 5 + 1
+    assert [("b", 5)] in engine.executor.steps and engine.executor.num_tokens == 15 + 5 + 16 + 5 + 1
 
 
 # Samples and beams
@@ -223,10 +224,10 @@ def test_the_samples_of_a_prompt_hit_once(checkpoint, num_tokens, computed):
     """All but the last token may be found: then they are forked in the next step, and nobody runs in this one."""
     engine = scripted_engine(checkpoint, 32)
     serve(engine, PROMPT)
-    before, queries = engine.model_runner.num_tokens, engine.kv_cache_manager.prefix_cache_stats.queries
+    before, queries = engine.executor.num_tokens, engine.kv_cache_manager.prefix_cache_stats.queries
     output = serve(engine, PROMPT[:num_tokens], n=3, temperature=1.0, seed=5)
     assert answers(output) == [said_alone(PROMPT[:num_tokens], 3, 5, i) for i in range(3)]
-    assert engine.model_runner.num_tokens - before == computed
+    assert engine.executor.num_tokens - before == computed
     assert engine.kv_cache_manager.prefix_cache_stats.queries - queries == num_tokens
 
 
@@ -244,7 +245,7 @@ def test_a_search_begins_with_what_is_cached_and_finds_the_same_beams(checkpoint
     [expected], [output] = cold.beam_search([PROMPT], search), warm.beam_search([PROMPT], search)
     assert answers(output) == answers(expected)
     assert warm.kv_cache_manager.prefix_cache_stats.hits == 16
-    assert len(warm.kv_cache_manager._pool._cached) == 5, "beams leave nothing"
+    assert len(warm.kv_cache_manager.pool.cached) > 5, "beams fill the cache"
     assert_empty(warm.llm_engine)
     assert answers(warm.generate(PROMPT, params(3))[0]) == answers(cold.generate(PROMPT, params(3))[0])
 
@@ -255,7 +256,7 @@ def test_a_search_begins_with_what_is_cached_and_finds_the_same_beams(checkpoint
 def test_off_nothing_is_hit_and_every_block_is_taken_last_in_first_out(checkpoint):
     engine = scripted_engine(checkpoint, 16, enable_prefix_caching=False)
     assert [serve_counted(engine, PROMPT) for _ in range(2)] == [(0, 22)] * 2
-    assert list(engine.kv_cache_manager._pool._free) == list(range(16))
+    assert list(engine.kv_cache_manager.pool.free) == list(range(16))
 
 
 def test_it_is_on_unless_it_is_turned_off(checkpoint):

@@ -13,7 +13,7 @@ from ...engine.block_manager import BlockManager
 from ...engine.block_pool import BlockPool, NoFreeBlocks
 from ...engine.prefix_cache import BlockHash, extend_block_hashes, hash_block_tokens
 from ...engine.sequence import Sequence
-from .helpers import make_sequence
+from .helpers import admit, fits, make_manager, make_sequence
 
 TEXT = list(range(10, 26))  # four blocks
 
@@ -67,7 +67,7 @@ def test_each_block_is_hashed_once_however_often_the_text_is_asked_for(monkeypat
 
 def queue(pool: BlockPool) -> list[int]:
     """The free blocks, front first."""
-    return list(pool._free)
+    return list(pool.free)
 
 
 def cached_pool(num_blocks: int, *texts: int) -> BlockPool:
@@ -98,7 +98,7 @@ def test_of_a_text_the_end_is_taken_before_the_beginning():
     pool = cached_pool(6, 0, 1, 2)
     assert queue(pool) == [3, 4, 5, 2, 1, 0]
     assert pool.get_new_blocks(4) == [3, 4, 5, 2]
-    assert [pool.get_cached_block(name(block)) for block in range(3)] == [0, 1, None]
+    assert [pool.cached.get(name(block)) for block in range(3)] == [0, 1, None]
 
 
 def test_the_least_recently_used_text_is_taken_first():
@@ -107,7 +107,7 @@ def test_the_least_recently_used_text_is_taken_first():
     pool.free_blocks([2])  # used again
     assert queue(pool) == [1, 0, 2]
     assert pool.get_new_blocks(2) == [1, 0]
-    assert pool.get_cached_block(name(2)) == 2
+    assert pool.cached.get(name(2)) == 2
 
 
 def test_a_hit_leaves_the_middle_of_the_queue():
@@ -127,10 +127,10 @@ def test_a_hit_leaves_the_middle_of_the_queue():
 def test_a_block_that_is_taken_forgets_its_text_and_may_get_another():
     pool = cached_pool(1, 0)
     [block] = pool.get_new_blocks(1)
-    assert pool.get_cached_block(name(0)) is None
+    assert pool.cached.get(name(0)) is None
     pool.cache_block(block, b"another")
     pool.free_blocks([block])
-    assert (pool.get_cached_block(b"another"), pool.get_cached_block(name(0))) == (block, None)
+    assert (pool.cached.get(b"another"), pool.cached.get(name(0))) == (block, None)
     pool.check_integrity([])
 
 
@@ -145,7 +145,7 @@ def test_of_two_blocks_with_one_text_the_first_stays_known():
     first, second = pool.get_new_blocks(2)
     pool.cache_block(first, b"a text")
     pool.cache_block(second, b"a text")
-    assert pool.get_cached_block(b"a text") == first
+    assert pool.cached.get(b"a text") == first
     pool.free_blocks([second])
     assert queue(pool) == [second, 2], "the second is of no use any more"
     pool.free_blocks([first])
@@ -159,7 +159,7 @@ def test_too_few_free_blocks_leave_every_text_in_its_place():
     with pytest.raises(NoFreeBlocks, match="3 blocks are needed, 2 are free"):
         pool.get_new_blocks(3)
     assert queue(pool) == [2, 1]
-    assert pool.get_cached_block(name(1)) == 1
+    assert pool.cached.get(name(1)) == 1
     pool.check_integrity([0])
 
 
@@ -167,7 +167,7 @@ def test_too_few_free_blocks_leave_every_text_in_its_place():
 
 
 def manager_of(num_blocks: int, block_size: int = 4) -> BlockManager:
-    return BlockManager(num_blocks, block_size, enable_prefix_caching=True)
+    return make_manager(num_blocks, block_size, is_caching=True)
 
 
 def with_tokens(token_ids: list[int], request_id: str = "a") -> Sequence:
@@ -191,7 +191,7 @@ def compute(manager: BlockManager, seq: Sequence, num_tokens: int | None = None)
 def held(manager: BlockManager, token_ids: list[int], request_id: str = "a") -> Sequence:
     """A sequence that holds its blocks and has computed all its tokens."""
     seq = with_tokens(token_ids, request_id)
-    manager.allocate(seq)
+    admit(manager, seq)
     compute(manager, seq)
     return seq
 
@@ -242,7 +242,7 @@ def test_what_was_generated_is_found_like_a_prompt():
 def test_only_what_is_computed_is_found_whatever_the_chunks(chunks):
     manager = manager_of(8)
     seq = with_tokens(TEXT)
-    manager.allocate(seq)
+    admit(manager, seq)
     assert hits(manager, [*TEXT, 1]) == 0, "its blocks are there, and nobody has written to them"
     for num_tokens in chunks:
         compute(manager, seq, num_tokens)
@@ -253,7 +253,7 @@ def test_only_what_is_computed_is_found_whatever_the_chunks(chunks):
 def test_who_goes_in_the_middle_of_its_prompt_leaves_what_it_has_computed():
     manager = manager_of(8)
     seq = with_tokens(TEXT)
-    manager.allocate(seq)
+    admit(manager, seq)
     compute(manager, seq, 7)
     manager.free(seq)  # preempted or aborted
     manager.check_integrity()
@@ -264,7 +264,7 @@ def test_an_end_is_found_again_when_its_beginning_is_computed_anew_in_another_bl
     manager = manager_of(5)
     first, second = with_tokens(TEXT[:4]), with_tokens(TEXT[:8], "b")
     for seq in (first, second):  # in one step: neither finds the other's, and the first one's block 0 is known
-        manager.allocate(seq)
+        admit(manager, seq)
     for seq in (first, second):
         compute(manager, seq)
     manager.free(first)
@@ -276,7 +276,7 @@ def test_an_end_is_found_again_when_its_beginning_is_computed_anew_in_another_bl
 
 
 def test_without_a_cache_nothing_is_hashed_or_found_and_all_blocks_are_taken_last_in_first_out():
-    manager = BlockManager(8, 4)
+    manager = make_manager(8, 4)
     seq = held(manager, TEXT)
     manager.free(seq)
     manager.check_integrity()
@@ -292,9 +292,9 @@ def test_who_hits_holds_the_same_blocks_and_computes_the_rest():
     manager = manager_of(8)
     first = held(manager, TEXT[:8])
     second = with_tokens([*TEXT[:8], 99], "b")
-    manager.allocate(second)
+    admit(manager, second)
     assert second.block_table == [*first.block_table, 2] and second.num_computed_tokens == 8
-    assert manager._pool.ref_counts[:3] == [2, 2, 1]
+    assert manager.pool.ref_counts[:3] == [2, 2, 1]
     manager.check_integrity()
 
 
@@ -303,7 +303,7 @@ def test_a_hit_after_all_have_gone_holds_the_blocks_again():
     left(manager, TEXT[:8])
     assert manager.num_free_blocks == 4
     seq = with_tokens([*TEXT[:8], 99])
-    manager.allocate(seq)
+    admit(manager, seq)
     assert seq.block_table[:2] == [0, 1]
     assert manager.num_free_blocks == 1, "what is hit is no longer counted as free"
     manager.check_integrity()
@@ -313,11 +313,11 @@ def test_who_came_in_the_same_step_holds_its_own_blocks_and_the_next_hits_the_fi
     manager = manager_of(8)
     seqs = [with_tokens(TEXT[:8], request_id) for request_id in "ab"]
     for seq in seqs:
-        manager.allocate(seq)
+        admit(manager, seq)
     for seq in seqs:
         compute(manager, seq)
     late = with_tokens(TEXT[:9], "c")
-    manager.allocate(late)
+    admit(manager, late)
     assert seqs[1].block_table == [2, 3] and late.block_table[:2] == seqs[0].block_table == [0, 1]
     manager.check_integrity()
 
@@ -327,7 +327,7 @@ def test_a_sequence_goes_on_from_a_duplicate_as_from_the_first():
     manager = manager_of(12)
     seqs = [with_tokens(TEXT[:8], request_id) for request_id in "ab"]
     for seq in seqs:
-        manager.allocate(seq)
+        admit(manager, seq)
     for seq in seqs:
         compute(manager, seq)
     second = seqs[1]
@@ -337,7 +337,7 @@ def test_a_sequence_goes_on_from_a_duplicate_as_from_the_first():
         compute(manager, second)
         second.token_ids.append(token_id)
     late = with_tokens(TEXT[:13], "c")
-    manager.allocate(late)
+    admit(manager, late)
     assert late.block_table[:3] == [*seqs[0].block_table, second.block_table[2]]
 
 
@@ -346,7 +346,7 @@ def test_the_rest_of_a_prompt_does_not_evict_what_it_has_just_hit():
     left(manager, TEXT[:8])  # blocks 0 and 1 are cached, 2 is of no use: a queue of 2, 1, 0
     left(manager, [50] * 4)  # now 2 is cached, and behind 1 and 0
     seq = with_tokens(TEXT[:12])
-    manager.allocate(seq)
+    admit(manager, seq)
     assert seq.block_table == [0, 1, 2] and seq.num_computed_tokens == 8
     manager.check_integrity()
 
@@ -355,12 +355,12 @@ def test_the_rest_of_a_prompt_does_not_evict_what_it_has_just_hit():
 def test_a_hit_that_nobody_holds_is_a_block_that_is_taken(num_blocks, can):
     manager = manager_of(num_blocks)
     left(manager, TEXT[:8])
-    manager.allocate(with_tokens([50] * 2, "b"))
+    admit(manager, with_tokens([50] * 2, "b"))
     seq = with_tokens(TEXT[:12])  # two blocks from the queue's end, and one from its front
-    assert (manager.can_allocate(seq), manager.can_allocate(seq, spare=1)) == (can, False)
+    assert (fits(manager, seq), fits(manager, seq, spare=1)) == (can, False)
     if not can:
-        with pytest.raises(NoFreeBlocks, match="1 blocks are needed, 0 are free"):
-            manager.allocate(seq)
+        with pytest.raises(NoFreeBlocks, match="3 blocks are needed, 2 are free"):
+            admit(manager, seq)
         assert (manager.num_free_blocks, hits(manager, TEXT)) == (2, 8)
         assert seq.block_table == [] and seq.num_computed_tokens == 0
         assert manager.prefix_cache_stats.queries == 8 + 2, "not of one that was not admitted"
@@ -371,8 +371,8 @@ def test_a_hit_that_somebody_holds_needs_no_room():
     manager = manager_of(3)
     held(manager, TEXT[:8])
     seq = with_tokens(TEXT[:12], "b")
-    assert (manager.can_allocate(seq), manager.can_allocate(seq, spare=1)) == (True, False)
-    manager.allocate(seq)
+    assert (fits(manager, seq), fits(manager, seq, spare=1)) == (True, False)
+    admit(manager, seq)
     assert manager.num_free_blocks == 0
     manager.check_integrity()
 
@@ -384,11 +384,11 @@ def test_forks_of_a_hit_hold_it_too_and_each_goes_on_with_a_text_of_its_own():
     manager = manager_of(12)
     left(manager, TEXT[:8])
     parent = with_tokens(TEXT[:11], "b")
-    manager.allocate(parent)
+    admit(manager, parent)
     compute(manager, parent, 2)  # one token is left: here samples are forked
     child = with_tokens(TEXT[:11], "c")
     manager.fork(parent, child)
-    assert child.block_table == parent.block_table and manager._pool.ref_counts[:3] == [2, 2, 2]
+    assert child.block_table == parent.block_table and manager.pool.ref_counts[:3] == [2, 2, 2]
     for seq, token_ids in ((parent, [1, 2, 3]), (child, [4, 5, 6])):
         manager.append_slot(seq)
         for token_id in token_ids:
@@ -398,7 +398,7 @@ def test_forks_of_a_hit_hold_it_too_and_each_goes_on_with_a_text_of_its_own():
     assert parent.block_table[2] != child.block_table[2], "who writes copies what others hold"
     for seq, token_id in ((parent, 1), (child, 4)):
         again = with_tokens([*TEXT[:11], token_id, 9], f"after {seq.request_id}")
-        manager.allocate(again)
+        admit(manager, again)
         assert again.block_table[:3] == seq.block_table[:3] and again.num_computed_tokens == 12
     manager.check_integrity()
 
@@ -419,7 +419,7 @@ def test_of_a_text_that_is_evicted_the_end_goes_first():
     found = []
     for num_blocks in (1, 2, 3):
         seq = with_tokens([50] * (4 * num_blocks - 1), "b")
-        manager.allocate(seq)
+        admit(manager, seq)
         found.append(hits(manager, [*TEXT, 1]))
         manager.free(seq)
         manager.check_integrity()
@@ -431,7 +431,7 @@ def test_a_text_that_is_hit_again_goes_after_the_others():
     left(manager, TEXT[:8])
     left(manager, [50] * 8)
     left(manager, TEXT[:8])
-    manager.allocate(with_tokens([60] * 7, "b"))
+    admit(manager, with_tokens([60] * 7, "b"))
     assert hits(manager, [*TEXT[:8], 1]) == 8 and hits(manager, [50] * 9) == 0
     manager.check_integrity()
 
@@ -441,9 +441,9 @@ def test_what_somebody_holds_is_never_evicted():
     holder = held(manager, TEXT[:8])
     left(manager, [50] * 8)
     with pytest.raises(NoFreeBlocks, match="3 blocks are needed, 2 are free"):
-        manager.allocate(with_tokens([60] * 12, "b"))
+        admit(manager, with_tokens([60] * 12, "b"))
     seq = with_tokens([60] * 8, "b")
-    manager.allocate(seq)
+    admit(manager, seq)
     assert hits(manager, TEXT) == 8 and hits(manager, [50] * 9) == 0
     assert set(holder.block_table).isdisjoint(seq.block_table)
 
@@ -459,14 +459,14 @@ def test_tokens_asked_for_and_hit_are_counted_on_each_admission():
     assert (stats.queries, stats.hits) == (20, 8)
 
 
-def test_a_reset_forgets_everything_and_loses_no_block():
+def test_reset_empties_the_cache_and_its_counts_go_on():
     manager = manager_of(8)
     left(manager, TEXT)
-    before = queue(manager._pool)
+    before = queue(manager.pool)
     assert manager.reset_prefix_cache() is True
-    assert hits(manager, TEXT) == 0 and queue(manager._pool) == before
+    assert hits(manager, TEXT) == 0 and queue(manager.pool) == before
     stats = manager.prefix_cache_stats
-    assert (stats.queries, stats.hits) == (0, 0)
+    assert (stats.queries, stats.hits) == (16, 0)
     manager.check_integrity()
     left(manager, TEXT)
     assert hits(manager, TEXT) == 12
@@ -483,27 +483,27 @@ def test_a_reset_while_somebody_holds_blocks_changes_nothing():
 
 
 def lose_a_block(pool: BlockPool) -> None:
-    pool._free.popitem()
+    pool.free.popitem()
 
 
 def know_a_text_without_its_block(pool: BlockPool) -> None:
-    pool._hashes.popitem()
+    pool.hashes.popitem()
 
 
 def know_a_block_without_its_text(pool: BlockPool) -> None:
-    pool._cached.popitem()
+    pool.cached.popitem()
 
 
 def know_a_block_that_is_to_be_taken_first(pool: BlockPool) -> None:
-    pool.cache_block(next(iter(pool._free)), b"x")
+    pool.cache_block(next(iter(pool.free)), b"x")
 
 
 def know_a_text_as_two_blocks(pool: BlockPool) -> None:
-    pool._hashes[5] = next(iter(pool._cached))
+    pool.hashes[5] = next(iter(pool.cached))
 
 
 def hold_a_free_block(pool: BlockPool) -> None:
-    pool.ref_counts[next(reversed(pool._free))] += 1
+    pool.ref_counts[next(reversed(pool.free))] += 1
 
 
 SPOILS: list[Callable[[BlockPool], None]] = [
@@ -521,7 +521,7 @@ def test_the_check_notices(spoil):
     manager = manager_of(8)
     left(manager, TEXT[:8])
     manager.check_integrity()
-    spoil(manager._pool)
+    spoil(manager.pool)
     with pytest.raises(AssertionError):
         manager.check_integrity()
 
@@ -543,8 +543,8 @@ class World:
         most = 3 * self.block_size
         own = [self.rng.randrange(2) for _ in range(self.rng.randrange(1, self.block_size + 2))]
         seq = with_tokens(TEXT[: self.rng.randrange(most)] + own, str(self.rng.random()))
-        if self.manager.can_allocate(seq):
-            self.manager.allocate(seq)
+        if fits(self.manager, seq):
+            admit(self.manager, seq)
             self.num_hits += seq.num_computed_tokens // self.block_size
             self.running.append(seq)
 
@@ -556,8 +556,8 @@ class World:
     def compute(self, seq: Sequence, num_tokens: int) -> None:
         for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
             block = seq.block_table[position // self.block_size]
-            assert self.manager._pool.ref_counts[block] == 1, "who writes to a block holds it alone"
-            assert block not in self.manager._pool._hashes, "a cached block is never written"
+            assert self.manager.pool.ref_counts[block] == 1, "who writes to a block holds it alone"
+            assert block not in self.manager.pool.hashes, "a cached block is never written"
             self.slots[block, position % self.block_size] = seq.token_ids[: position + 1]
         compute(self.manager, seq, num_tokens)
 

@@ -7,20 +7,20 @@ Blocks have 4 slots, nothing is kept free, unless a test says otherwise.
 import pytest
 
 from ...backends.torch.sampler import SampledToken
-from ...engine.block_manager import BlockManager
 from ...engine.config import EngineConfig
 from ...engine.kv_cache import BlockCopy
-from ...engine.scheduler import Scheduler, SchedulerOutput
+from ...engine.observer import Observer
+from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
-from .helpers import make_samples
+from .helpers import make_manager, make_samples
 
 
 class Drive:
     """A scheduler, and what an engine does with what it says."""
 
     def __init__(self, num_blocks: int = 100, block_size: int = 4, **knobs) -> None:
-        self.manager = BlockManager(num_blocks, block_size)
-        self.scheduler = Scheduler(EngineConfig(**{"watermark": 0.0} | knobs), self.manager)
+        self.manager = make_manager(num_blocks, block_size)
+        self.scheduler = Scheduler(EngineConfig(**{"watermark": 0.0} | knobs), self.manager, Observer())
         self.seqs: dict[str, Sequence] = {}
         self.failed: list[str] = []
         self.copies: list[BlockCopy] = []  # of the last step
@@ -36,9 +36,10 @@ class Drive:
 
     def step(self) -> str:
         """Who ran. A sequence that is complete gets a token, another one in each sample; who has all its leaves."""
-        batch, self.copies, failed = self.scheduler.schedule()
+        output = self.scheduler.schedule()
+        batch, self.copies = output.batch, output.copies
         self.manager.check_integrity()
-        self.failed += [name_of(seq) for seq in failed]
+        self.failed += [name_of(seq) for seq in output.failed]
         for seq, num_tokens in batch:
             self.assert_alone(seq, num_tokens)
         for seq, num_tokens in batch:
@@ -61,9 +62,9 @@ class Drive:
         return [self.step() for _ in range(num)]
 
     def admit(self, budget: int) -> str:
-        """Admission alone, with so many tokens left in the step."""
-        output = SchedulerOutput(batch=[], copies=[], failed=[])
-        self.scheduler._admit(output, budget)
+        """The first step, of so many tokens: all in it are admitted. Nothing is computed."""
+        self.scheduler._max_num_batched_tokens = budget
+        output = self.scheduler.schedule()
         self.manager.check_integrity()
         self.failed += [name_of(seq) for seq in output.failed]
         return says(output.batch)
@@ -128,8 +129,7 @@ def test_max_num_seqs_bounds_those_who_run():
     drive = Drive(max_num_seqs=2)
     for name in "abc":
         drive.add(name, 3)
-    assert drive.admit(budget=100) == "a3 b3"
-    assert drive.admit(budget=100) == ""
+    assert drive.steps(2) == ["a3 b3", "a1 b1"]
     assert drive.queues == "ab | c"
 
 
@@ -171,7 +171,8 @@ def test_blocks_are_taken_in_the_step_after_they_are_given_back():
 
 
 def test_with_nobody_there_nothing_is_scheduled():
-    assert Drive().scheduler.schedule() == ([], [], [])
+    output = Drive().scheduler.schedule()
+    assert (output.batch, output.copies, output.failed) == ([], [], [])
 
 
 # The watermark: 0.25 of 8 blocks are 2
@@ -409,11 +410,11 @@ def test_nobody_is_admitted_in_a_step_that_had_to_preempt(monkeypatch):
     drive.add("a", 4), drive.add("b", 8), drive.add("c", 1)
     assert drive.step() == "a4 b8"
     with monkeypatch.context() as patch:
-        patch.setattr(drive.scheduler, "_may_admit", lambda seq: True)
+        patch.setattr(drive.scheduler, "_may_admit", lambda seq, hits: True)
         assert drive.step() == "a1"
     assert drive.queues == "a | bc" and drive.num_free == 1
     asked = []
-    monkeypatch.setattr(drive.scheduler, "_may_admit", lambda seq: asked.append(seq.request_id))
+    monkeypatch.setattr(drive.scheduler, "_may_admit", lambda seq, hits: asked.append(seq.request_id))
     assert drive.step() == "a1" and asked == ["b"], "in the next step the first that waits is asked"
 
 
@@ -422,7 +423,7 @@ def test_the_watermark_holds_a_preempted_sequence_back_as_well():
     drive = Drive(num_blocks=8, watermark=0.25)
     drive.add("a", 16, max_tokens=3), drive.add("b", 8)
     assert drive.step() == "a16 b8"
-    drive.scheduler._preempt(drive.seqs["b"])
+    drive.scheduler._preempt(drive.seqs["b"], makes_room_for=None)
     assert drive.num_free == 4
     assert drive.steps(3) == ["a1", "a1", "b9"]
 
@@ -439,12 +440,11 @@ def test_one_that_fills_the_pool_alone_and_cannot_grow_fails_with_both_numbers()
     assert seq.num_tokens == 9, "what it has generated stays"
 
 
-def test_a_step_ends_with_the_first_failure_and_the_others_go_on_in_the_next():
+def test_those_who_wait_are_admitted_in_the_step_in_which_another_fails():
     drive = Drive(num_blocks=2)
     drive.add("a", 7), drive.add("b", 4), drive.add("c", 1)
     assert drive.steps(2) == ["a7", "a1"]
-    assert drive.step() == "" and drive.failed == ["a"] and drive.queues == " | bc"
-    assert drive.step() == "b4 c1"
+    assert drive.step() == "b4 c1" and drive.failed == ["a"] and drive.queues == "bc | "
 
 
 def test_what_a_failed_step_took_for_the_others_is_of_use_in_the_next(monkeypatch):
@@ -465,20 +465,19 @@ def test_it_fails_only_when_all_others_are_out():
     drive = Drive(num_blocks=2)
     drive.add("a", 1), drive.add("b", 1, max_tokens=6)
     assert drive.steps(4) == ["a1 b1"] * 4
-    assert drive.steps(6) == ["a1"] * 4 + ["", "b5"]
+    assert drive.steps(5) == ["a1"] * 4 + ["b5"]
     assert drive.failed == ["a"] and drive.seqs["a"].num_tokens == 9
     assert drive.steps(3) == ["b1", "", ""] and drive.seqs["b"].finish_reason == "length"
 
 
-def test_one_that_outgrew_the_pool_while_it_waited_fails_and_ends_admission():
+def test_one_that_outgrew_the_pool_while_it_waited_fails_and_the_next_is_admitted():
     drive = Drive(num_blocks=2)
     seq = drive.add("a", 8)
     drive.add("b", 8)
     seq.append_token(SampledToken(7, -1.0))
-    assert drive.admit(budget=100) == ""
+    assert drive.admit(budget=100) == "b8"
     assert drive.failed == ["a"] and seq.error == "9 tokens need 3 blocks, the pool has 2"
-    assert seq.finish_reason == "error" and drive.queues == " | b"
-    assert drive.admit(budget=100) == "b8" and drive.failed == ["a"]
+    assert seq.finish_reason == "error" and drive.queues == "b | "
 
 
 def test_one_that_fills_the_pool_to_its_last_slot_does_not_fail():
@@ -560,10 +559,10 @@ def test_samples_are_in_no_queue_before_the_fork_and_right_behind_the_first_from
 
 @pytest.mark.parametrize(
     "num_prompt_tokens, chunks",
-    [(10, ["a4", "a4", "a1"]), (9, ["a4", "a4"]), (8, ["a4", "a3"]), (2, ["a1"]), (1, [""])],
+    [(10, ["a4", "a4", "a1"]), (9, ["a4", "a4"]), (8, ["a4", "a3"]), (2, ["a1"]), (1, [])],
 )
 def test_the_chunks_of_a_prompt_stop_one_token_short_of_its_end(num_prompt_tokens, chunks):
-    """Of a prompt of one token nothing is computed for all: it gets its blocks, and is forked in the next step."""
+    """Of a prompt of one token nothing is computed for all: it is forked in the step that admits it."""
     drive = Drive(max_num_batched_tokens=4)
     drive.add_samples("a", num_prompt_tokens, n=3)
     assert drive.steps(len(chunks) + 2) == [*chunks, "a1 a'1 a''1", "a1 a'1 a''1"]
@@ -683,7 +682,7 @@ def test_one_that_is_preempted_before_the_fork_keeps_what_it_carries_and_starts_
     drive = Drive(max_num_batched_tokens=4)
     first, *others = drive.add_samples("a", 9, n=3)
     assert drive.step() == "a4"
-    drive.scheduler._preempt(first)
+    drive.scheduler._preempt(first, makes_room_for=None)
     assert (first.block_table, first.num_computed_tokens, first.to_fork) == ([], 0, others)
     assert drive.queues == " | a" and drive.num_free == 100
     assert drive.steps(3) == ["a4", "a4", "a1 a'1 a''1"]
@@ -694,7 +693,7 @@ def test_one_that_is_preempted_after_the_fork_comes_back_alone():
     drive = Drive(max_num_seqs=3)
     samples = drive.add_samples("a", 6, n=3)
     drive.steps(3)
-    drive.scheduler._preempt(samples[2])
+    drive.scheduler._preempt(samples[2], makes_room_for=None)
     assert drive.queues == "aa' | a''" and drive.step() == "a1 a'1 a''8"
 
 
@@ -712,7 +711,7 @@ def test_a_sample_that_outgrows_the_pool_fails_alone():
     """As a request of one would: each gets two tokens, and has no room for a third."""
     drive = Drive(num_blocks=2)
     samples = drive.add_samples("a", 7, n=2)
-    assert drive.steps(7) == ["a6", "a1", "a1", "", "a'7", "a'1", ""]
+    assert drive.steps(6) == ["a6", "a1", "a1", "a'7", "a'1", ""]
     assert drive.failed == ["a", "a'"] and drive.num_free == 2
     assert [seq.error for seq in samples] == ["9 tokens need 3 blocks, the pool has 2"] * 2
 
