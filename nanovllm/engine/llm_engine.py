@@ -10,12 +10,13 @@ from typing import Any, Self
 
 from ..backends.choice import Kernels, choose_backend
 from ..backends.torch.sampler import SampledToken
-from ..checkpoints.dummy import dummy_model
 from ..checkpoints.generation_config import eos_token_ids
 from ..checkpoints.hf_tokenizer import HFTokenizer
 from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..checkpoints.load_tokenizer import load_tokenizer
-from ..llama import LlamaForCausalLM, ModelConfig, load_model
+from ..checkpoints.model_config import read_model_config
+from ..checkpoints.weights import dummy_model, load_model
+from ..llama import LlamaForCausalLM
 from .block_manager import BlockManager, cdiv
 from .config import EngineArgs, EngineConfig
 from .cost_model import CostModel, measure
@@ -28,7 +29,7 @@ from .observer import Observers
 from .outputs import RequestOutput
 from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, whole_text
 from .sampling_params import SamplingParams
-from .scheduler import Scheduler
+from .scheduler import Scheduler, SchedulerOutput
 from .sequence import Sequence, is_due, request_output
 from .stats import EngineStats, Metric, Tally, collect, get_metrics
 from .tier import Tier, Tiers
@@ -53,7 +54,7 @@ class LLMEngine:
             config = replace(config, model=str(find_checkpoint(config.model)))
         self.config = config
         self._thread = threading.current_thread()
-        self.model_config = ModelConfig.from_folder(config.model)
+        self.model_config = read_model_config(config.model)
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
         self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = tokenizer_of(config)
@@ -94,7 +95,7 @@ class LLMEngine:
         )
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observers)
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
-        self._failed: list[Sequence] = []  # ended while a step was scheduled, and in no output yet
+        self._unreported: list[Sequence] = []  # ended in a step that broke off: the next one returns their outputs
 
     @classmethod
     def from_engine_args(
@@ -189,7 +190,7 @@ class LLMEngine:
                 seq.finish("abort")
                 self.scheduler.remove(seq)
         [output] = self._outputs(samples)
-        self._failed = [seq for seq in self._failed if seq.request_id != request_id]
+        self._unreported = [seq for seq in self._unreported if seq not in samples]
         return output
 
     def has_unfinished_requests(self) -> bool:
@@ -204,31 +205,30 @@ class LLMEngine:
         """
         self.observers.tell("begin")
         try:
-            batch = self._schedule()
-            tokens = self._run(batch) if batch else []
-            self.kv_cache_manager.collect_loads(
-                wait=not batch and not self._failed
-            )  # if nobody can run until they come
-            updated = [*self._failed, *self._update(batch, tokens)]
+            output = self._schedule()
+            tokens = self._run(output.batch) if output.batch else []
+            self.kv_cache_manager.collect_loads(wait=not output.batch)  # if nobody can run until a block arrives
+            updated = [*self._unreported, *output.failed, *self._update(output.batch, tokens)]
+            self._unreported = []
         except BaseException as error:
+            ended = [samples for samples in self.requests.values() if all(seq.finished for seq in samples)]
+            self._unreported = [seq for samples in ended for seq in samples]
             self.observers.tell("end", error)
             raise
-        self._failed = []
         self.observers.tell("end", None)
         return self._outputs(updated)
 
-    def _schedule(self) -> list[Scheduled]:
-        """Return the batch; its copies are made. If this raises, all sequences start over.
+    def _schedule(self) -> SchedulerOutput:
+        """Decide on the step, and make its copies. If this raises, all sequences start over.
 
         None of them may read a block whose copy was not made.
         """
         try:
             output = self.scheduler.schedule()
-            self._failed += output.failed  # if a copy raises, the next step returns them
             if output.copies:
                 self.kv_cache.copy_blocks(output.copies)
                 self.observers.tell("copy", output.copies)
-            return output.batch
+            return output
         except Exception:
             self.scheduler.preempt_all()
             raise

@@ -5,8 +5,12 @@ import pytest
 import torch
 
 from ...backends.torch.sampler import SampledToken
+from ...checkpoints.hf_tokenizer import HFTokenizer
+from ...checkpoints.load_tokenizer import load_tokenizer
+from ...checkpoints.model_config import read_model_config
+from ...checkpoints.weights import load_model
 from ...engine.sequence import Sequence
-from ...llama import LlamaForCausalLM, ModelConfig, Tokenizer, load_model
+from ...llama import LlamaForCausalLM
 from ...llm import LLM
 from .helpers import train_tokenizer, write_checkpoint
 
@@ -33,12 +37,12 @@ def checkpoint(tokenizer_model: bytes, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def model(checkpoint: Path) -> LlamaForCausalLM:
-    return load_model(checkpoint, ModelConfig.from_folder(checkpoint), torch.float32, torch.device("cpu"))
+    return load_model(checkpoint, read_model_config(checkpoint), torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture(scope="session")
-def tokenizer(checkpoint: Path) -> Tokenizer:
-    return Tokenizer(checkpoint)
+def tokenizer(checkpoint: Path) -> HFTokenizer:
+    return load_tokenizer(checkpoint)
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ def scripted(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[lis
         def run(batch: list[tuple[Sequence, int]]) -> list[SampledToken]:
             return [SampledToken(token_ids[seq.num_tokens - seq.num_prompt_tokens], -1.0) for seq, _ in batch]
 
-        monkeypatch.setattr(llm.model_runner, "run", run)
+        monkeypatch.setattr(llm.llm_engine.executor, "run", run)
         return llm
 
     return engine

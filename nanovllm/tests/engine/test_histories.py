@@ -110,7 +110,7 @@ class History:
         if self.tried:
             batch = self.tried[0]
             assert sum(num_tokens for _, num_tokens in batch) <= self.budget
-            assert first is None or first in dict(batch), "who came first is never held up"
+            assert first is None or first in dict(batch) or first.error, "who came first is never held up"
             assert len(set(batch)) == len(batch)
             assert self.tried[1:] in ([], [[one] for one in batch] if len(batch) > 1 else []), "one by one, once"
         else:
