@@ -10,7 +10,9 @@ from torch import Tensor
 from .. import LLM, BeamSearchParams, Logprob, RequestOutput, SamplingParams
 from ..backends.torch import logprobs as module
 from ..backends.torch.logprobs import top_logprobs
-from ..llama import LlamaForCausalLM, ModelConfig, load_model
+from ..checkpoints.model_config import read_model_config
+from ..checkpoints.weights import load_model
+from ..llama import LlamaForCausalLM
 from .helpers import OPTIONS
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31, 5, 12, 33, 7, 21, 18, 6, 27, 11, 30]  # 5 blocks of 4
@@ -26,7 +28,7 @@ def make(checkpoint):
 
 @pytest.fixture(scope="module")
 def model(checkpoint) -> LlamaForCausalLM:
-    return load_model(checkpoint, ModelConfig.from_folder(checkpoint), torch.float32, torch.device("cpu"))
+    return load_model(checkpoint, read_model_config(checkpoint), torch.float32, torch.device("cpu"))
 
 
 def greedy(max_tokens: int, **params) -> SamplingParams:
@@ -237,16 +239,16 @@ def test_a_step_that_raises_after_it_has_told_tells_nothing_twice(make, monkeypa
     """The engine runs its sequences again one by one."""
     llm, runs = make(), []
     [expected] = make().generate(PROMPT, greedy(2, prompt_logprobs=0))
-    sample = llm.model_runner.sample
+    run = llm.model_runner.run
 
-    def poisoned(batch, computed):
-        tokens = sample(batch, computed)
+    def poisoned(batch):
+        tokens = run(batch)
         runs.append(len(batch))
         if len(batch) > 1:
             raise RuntimeError("poisoned")
         return tokens
 
-    monkeypatch.setattr(llm.model_runner, "sample", poisoned)
+    monkeypatch.setattr(llm.model_runner, "run", poisoned)
     outputs = llm.generate([PROMPT, PROMPT[::-1]], greedy(2, prompt_logprobs=0))
     assert max(runs) == 2 and [output.error for output in outputs] == [None, None]
     assert [len(output.prompt_logprobs) for output in outputs] == [20, 20]

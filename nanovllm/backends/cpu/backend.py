@@ -54,7 +54,7 @@ class NumbaBackend:
         context_lens = [seq.num_computed_tokens + 1 for seq, _ in batch]
         self._clear_new_blocks(batch)
         hidden, logits = self._few.run(token_ids, [seq.block_table for seq, _ in batch], context_lens)
-        return Computed(hidden, list(range(len(batch) + 1)), context_lens, logits)
+        return Computed(hidden, list(range(len(batch) + 1)), logits)
 
     def _clear_new_blocks(self, batch: "list[Scheduled]") -> None:
         """Kernels read only what was written; plain operations, which may take over, read the rest of a block too."""

@@ -77,8 +77,7 @@ class TritonBackend:
             return None
         with on_device(self._device):
             self._decoded = self._decodes.run(batch)
-        context_lens = [seq.num_computed_tokens + 1 for seq, _ in batch]
-        return Computed(self._decoded.hidden, list(range(len(batch) + 1)), context_lens, self._decoded.logits)
+        return Computed(self._decoded.hidden, list(range(len(batch) + 1)), self._decoded.logits)
 
     def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
         with on_device(self._device):

@@ -18,7 +18,6 @@ class Computed(NamedTuple):
 
     hidden: Tensor  # [num_tokens, hidden_size]
     query_start_loc: list[int]  # [num_seqs + 1]
-    context_lens: list[int]  # [num_seqs], including the tokens of this step
     logits: Tensor | None = None  # [num_seqs, vocab_size], if decode() computed them along with the hidden states
 
 

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,13 +38,13 @@ class FinishedStep:
 
 
 class ModelRunner:
-    """An Executor that runs a step when it is launched."""
+    """The model, and what it needs to run one step. An Executor whose steps run when they are launched."""
 
     def __init__(
         self, model: LlamaForCausalLM, attention: PagedAttention, block_size: int, device: torch.device
     ) -> None:
-        self.backend: Backend = TorchBackend(model, attention)
         self.model = model
+        self.backend: Backend = TorchBackend(model, attention)
         self._block_size = block_size
         self._device = device
         self.num_steps = 0
@@ -58,15 +59,29 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: "list[Scheduled]") -> list[SampledToken | None]:
-        """Compute the next `num_tokens` tokens of each sequence, and sample one more if that was its last one.
+        """Compute the next `num_tokens` tokens of each sequence, and sample the one behind its last token.
 
-        None stands for a sequence that has more to compute. The caller advances num_computed_tokens and appends the
-        tokens: if this raises, no sequence has changed, and its slots may be written again.
+        A sequence with more tokens to compute gets None. Sequences do not change but for logprobs of their prompts: the
+        caller advances num_computed_tokens and appends the sampled tokens.
         """
-        return self.sample(batch, self.compute(batch))
+        computed = self.compute(batch)
+        complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
+        tokens: list[SampledToken | None] = [None] * len(batch)
+        with self.backend.sampling(computed):
+            if complete:
+                logits = self.compute_logits(computed, complete)  # [num_complete, vocab_size]
+                sampled = sample_with_logprobs(logits, [batch[i][0] for i in complete], self.backend.sample)
+                for i, token in zip(complete, sampled, strict=True):
+                    tokens[i] = token
+            for i, (seq, _) in enumerate(batch):
+                if seq.awaits_prompt_logprobs:
+                    hidden = computed.hidden[computed.query_start_loc[i] : computed.query_start_loc[i + 1]]
+                    seq.add_prompt_logprobs(self._prompt_logprobs(seq, hidden))
+        return tokens
 
+    @torch.inference_mode()
     def compute(self, batch: "list[Scheduled]") -> Computed:
-        """Run the model."""
+        """Compute the tokens of a batch."""
         computed = self.backend.decode(batch)
         if computed is None:
             rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
@@ -74,27 +89,20 @@ class ModelRunner:
             positions = self._tensor([position for _, position in rows])  # [num_tokens]
             step = self._metadata(batch, positions)
             hidden = self.backend.forward(input_ids, positions, step)  # [num_tokens, hidden_size]
-            computed = Computed(hidden, step.query_start_loc, step.context_lens)
+            computed = Computed(hidden, step.query_start_loc)
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + computed.query_start_loc[-1]
         return computed
 
-    def sample(self, batch: "list[Scheduled]", computed: Computed) -> list[SampledToken | None]:
-        """Return a token for each sequence whose last token is in this step, and None for the others."""
-        complete = [i for i, (seq, _) in enumerate(batch) if computed.context_lens[i] == seq.num_tokens]
-        tokens: list[SampledToken | None] = [None] * len(batch)
-        with self.backend.sampling(computed):
-            logits = self.compute_logits(computed, complete)  # [len(complete), vocab_size]
-            sampled = sample_with_logprobs(logits, [batch[i][0] for i in complete], self.backend.sample)
-            for i, token in zip(complete, sampled, strict=True):
-                tokens[i] = token
-            for i, (seq, _) in enumerate(batch):
-                if seq.awaits_prompt_logprobs:
-                    hidden = computed.hidden[computed.query_start_loc[i] : computed.query_start_loc[i + 1]]
-                    seq.add_prompt_logprobs(self._prompt_logprobs(seq, hidden))
-        return tokens
+    @torch.inference_mode()
+    def compute_logits(self, computed: Computed, seqs: list[int]) -> Tensor:
+        """Return the logits behind the last token of each of `seqs`, indices of the batch: [len(seqs), vocab_size]."""
+        if computed.logits is not None:
+            return computed.logits if len(seqs) == len(computed.logits) else computed.logits[seqs]
+        last_rows = self._tensor([computed.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
+        return self.backend.compute_logits(computed.hidden[last_rows])
 
     def _prompt_logprobs(self, seq: "Sequence", hidden: Tensor) -> list[dict[int, Logprob]]:
-        """Return the log-probabilities of the prompt's tokens that come next: each row predicts the token after it.
+        """Return the logprobs of the prompt's tokens that come next: each row predicts the token after it.
 
         Skip those that an earlier step has added: the prompt of a preempted sequence is computed twice.
         hidden [num_tokens, hidden_size], of the tokens that are computed now
@@ -111,27 +119,17 @@ class ModelRunner:
             logprobs += top_logprobs(self.backend.compute_logits(rows), token_ids, count)
         return logprobs
 
-    def compute_logits(self, computed: Computed, seqs: list[int]) -> Tensor:
-        """Return the logits of the last token of each of `seqs`, which are indices of the batch.
-
-        They are [len(seqs), vocab_size].
-        """
-        if computed.logits is not None:
-            return computed.logits if len(seqs) == len(computed.logits) else computed.logits[seqs]
-        last_rows = self._tensor([computed.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
-        return self.backend.compute_logits(computed.hidden[last_rows])
-
     def _metadata(self, batch: "list[Scheduled]", positions: Tensor) -> AttentionMetadata:
-        query_start_loc, context_lens, tables, new_blocks = [0], [], [], []
+        """Return which token is whose, and where keys and values are. positions int64 [num_tokens]"""
+        context_lens, tables, new_blocks = [], [], []
         for seq, num_tokens in batch:
-            query_start_loc.append(query_start_loc[-1] + num_tokens)
             context_lens.append(seq.num_computed_tokens + num_tokens)
-            tables.append(seq.block_table[: -(-context_lens[-1] // self._block_size)])  # without those of later chunks
+            tables.append(seq.block_table[: -(-context_lens[-1] // self._block_size)])
             new_blocks += tables[-1][-(-seq.num_computed_tokens // self._block_size) :]
         block_tables = self._block_tables(tables)
         seqs = self._tensor([i for i, (_, num_tokens) in enumerate(batch) for _ in range(num_tokens)])  # [num_tokens]
         return AttentionMetadata(
-            query_start_loc=query_start_loc,
+            query_start_loc=[0, *accumulate(num_tokens for _, num_tokens in batch)],
             context_lens=context_lens,
             block_tables=block_tables,
             slot_mapping=compute_slot_mapping(block_tables, seqs, positions, self._block_size),
@@ -139,10 +137,9 @@ class ModelRunner:
         )
 
     def _block_tables(self, tables: list[list[int]]) -> Tensor:
-        """Return the tables as int64 [num_seqs, max_blocks].
+        """Return the tables as int64 [num_seqs, max_blocks], each padded with its own last block.
 
-        Each is padded with its own last block, so nobody reads the memory of others. No list of lists is made: torch
-        would go through it number by number.
+        No list of lists is made: torch would go through it number by number.
         """
         width, flat = max(len(table) for table in tables), array("q")
         for table in tables:
