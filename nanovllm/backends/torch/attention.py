@@ -1,15 +1,14 @@
-"""The `attend` of this stage: keys and values are read where their blocks lie, a tile of blocks at a time.
+"""Attention over tiles of blocks: all sequences attend to a few blocks of each at a time, and the results are merged.
 
     context    tile 0   tile 1       tile 2
     A (18)     ####     #### ####    #### ##..       block size 4, tile size 16: a block of each of three,
     B (11)     ####     #### ###.                    or two of each of two, or four of one
     C (3)      ###.                                  . masked: the rest of a last block
 
-In decode all sequences go through a tile together; a tile is shared out among the sequences that reach it. A tile
-gives each of them attention to the keys in it; merge_attn_states() adds it to that of the tiles before. So decode needs
-room for a tile or two besides the pool, however long the contexts are, and no operation is done once a sequence. (A
-tile has at least one block of each sequence. It is still copied before it is read: a kernel would read it in place. A
-short sequence beside a long one is padded up to the tile's end.)
+All sequences that decode go through a tile together; a tile is divided among the sequences that reach it. It is copied
+out of the pool before it is read, so decode needs memory for a tile or two beside the pool, whatever the contexts, and
+no operation is done once for each sequence. (A tile has at least one block of each sequence.) A kernel goes one step
+further: it reads the blocks in place.
 """
 
 from dataclasses import dataclass
@@ -27,43 +26,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """What a step's tokens are: sequence i has rows query_start_loc[i] .. query_start_loc[i + 1] - 1."""
+    """The tokens of a step: sequence i has tokens query_start_loc[i] .. query_start_loc[i + 1] - 1."""
 
     query_start_loc: list[int]  # [num_seqs + 1]
-    context_lens: list[int]  # [num_seqs], this step's tokens counted
-    block_tables: Tensor  # int64 [num_seqs, max_blocks], a shorter table goes on with its own last block
-    slot_mapping: Tensor  # int64 [num_tokens], the slot of each row
-    new_blocks: Tensor  # int64 [num_new_blocks], those whose first slot is written
+    context_lens: list[int]  # [num_seqs], including the tokens of this step
+    block_tables: Tensor  # int64 [num_seqs, max_blocks], each padded with its own last block
+    slot_mapping: Tensor  # int64 [num_tokens], slot of each token
+    new_blocks: Tensor  # int64 [num_new_blocks], blocks whose first slot is written in this step
 
 
 class Tile(NamedTuple):
-    """Some blocks of each sequence that reaches so far: of the first `num_seqs` of all that decode."""
+    """A few blocks of each sequence whose context reaches that far: the first `num_seqs` of those that decode."""
 
     num_seqs: int
     num_slots: int  # of each sequence
-    pieces: Tensor  # of KVCache, int64 [num_seqs, 2 * blocks of each]
+    pieces: Tensor  # int64 [num_seqs, 2 * num_blocks], see KVCache.pieces()
     mask: Tensor  # [num_seqs, 1, 1, num_slots], 0 in a context, -inf behind its end
 
 
 class PagedAttention:
-    """The attention backend: plan() makes the `attend` of a step. One object for the life of an engine."""
+    """The attention backend: plan() returns the `attend` of one step: any mixture of prompts, chunks and decodes."""
 
     def __init__(self, kv_cache: "KVCache", tile_size: int) -> None:
-        """`tile_size` in slots, of all sequences together; a tile has whole blocks of each, at least one."""
+        """`tile_size` is in slots of all sequences together. A tile has whole blocks, and at least one of each."""
         self._kv_cache = kv_cache
         self._tile_size = tile_size
 
     def plan(self, step: AttentionMetadata) -> "PagedAttend":
-        """Clear the blocks that are new in this step, then return its `attend`: once for each run of the model."""
+        """Clear the blocks that are new in this step. Return its `attend`, for one run of the model."""
         self._kv_cache.clear(step.new_blocks)
         return PagedAttend(self._kv_cache, self._tile_size, step)
 
 
 class PagedAttend:
-    """The `attend` of one step: any mixture of prompts, chunks of prompts and newest tokens.
-
-    What is the same in all layers is worked out once: where to write, which rows decode, in which tiles.
-    """
+    """The `attend` of one step. It plans once for all layers where to write, which rows decode, and in which tiles."""
 
     def __init__(self, kv_cache: "KVCache", tile_size: int, step: AttentionMetadata) -> None:
         self._kv_cache = kv_cache
@@ -79,7 +75,10 @@ class PagedAttend:
         self._tiles = self._decode_tiles(block_tables, [step.context_lens[i] for i in decodes])
 
     def _decode_tiles(self, block_tables: Tensor, context_lens: list[int]) -> list[Tile]:
-        """block_tables [num_decodes, max_blocks]; context_lens [num_decodes], longest first"""
+        """Return the tiles of all sequences that decode.
+
+        block_tables int64 [num_decodes, max_blocks]; context_lens [num_decodes], longest first
+        """
         block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.blocks.dtype, self._tensor(context_lens)
         tiles, start = [], 0
         while num_seqs := sum(context_len > start for context_len in context_lens):
@@ -94,11 +93,14 @@ class PagedAttend:
         return tiles
 
     def _blocks_of_each(self, num_seqs: int) -> int:
-        """In a tile that `num_seqs` sequences share."""
+        """Return how many blocks of each sequence a tile has that `num_seqs` sequences share."""
         return max(1, self._tile_size // (num_seqs * self._kv_cache.block_size))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]"""
+        """Store the keys and values of this step, then attend.
+
+        q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
+        """
         step = self._step
         assert q.shape[0] == step.query_start_loc[-1], f"{q.shape[0]} queries, the step has {step.query_start_loc[-1]}"
         self._kv_cache.write(layer, self._rows, k, v)
@@ -112,10 +114,7 @@ class PagedAttend:
         return out
 
     def _decode(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:
-        """One query of each sequence, longest context first. q, out [num_decodes, num_heads, head_dim], of one dtype.
-
-        The first of num_heads / num_kv_heads query heads share the first KV head, and so on: nothing is repeated.
-        """
+        """Attend with one query of each sequence, longest context first. q, out [num_decodes, num_heads, head_dim]"""
         # One query sees every key, so the heads that share a KV head are the query axis: nothing is repeated for them.
         grouped = q.unflatten(1, (num_kv_heads, -1))  # [num_decodes, num_kv_heads, num_heads / num_kv_heads, head_dim]
         whole: Part | None = None
@@ -128,12 +127,12 @@ class PagedAttend:
     def _attend_chunk(
         self, layer: int, block_table: Tensor, context_len: int, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Tokens of one sequence, on what was computed before, tile by tile, and on themselves.
+        """Attend with several tokens of one sequence, to themselves and then, tile by tile, to all before them.
 
-        Their own keys and values are at hand; the pool is read only before them. block_table may be longer than the
-        context. Heads that share a KV head read it through views: nothing is repeated for them here either.
-        q, out [query_len, num_heads, head_dim], of one dtype; k, v [query_len, num_kv_heads, head_dim];
-        block_table [max_blocks]
+        Their own keys and values are at hand; the pool is read only before them. Heads that share a KV head read it
+        through views: nothing is repeated for them here either.
+        q, out [query_len, num_heads, head_dim]; k, v [query_len, num_kv_heads, head_dim];
+        block_table [max_blocks], which may be longer than the context
         """
         group = q.shape[1] // k.shape[1]
         grouped = q.unflatten(1, (-1, group)).permute(2, 1, 0, 3)  # [group, num_kv_heads, query_len, head_dim]
@@ -154,7 +153,7 @@ class PagedAttend:
 
 
 def compute_slot_mapping(block_tables: Tensor, seqs: Tensor, positions: Tensor, block_size: int) -> Tensor:
-    """The slot of each token: token i is of sequence seqs[i], at positions[i].
+    """Return the slot of each token. Token i belongs to sequence seqs[i], at positions[i].
 
     block_tables int64 [num_seqs, max_blocks]; seqs, positions, out int64 [num_tokens]
 

@@ -1,9 +1,9 @@
-"""Softmax over keys that are never together: attention to one part of them at a time, and how to merge two parts.
+"""Softmax over keys that are never together: attend to one part of them at a time, and merge the parts.
 
     out = sum(exp(score) * value) / sum(exp(score))
 
-Of each part it is enough to know its `out` and the logarithm of its denominator: Milakov and Gimelshein 2018
-(arXiv:1805.02867), used for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (arXiv:2205.14135).
+A part needs to keep only its `out` and the logarithm of its denominator: Milakov and Gimelshein 2018 (arXiv:1805.02867),
+used for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (Dao et al. 2022, arXiv:2205.14135).
 """
 
 import math
@@ -21,7 +21,7 @@ class Part(NamedTuple):
 
 
 def merge_attn_states(a: Part, b: Part) -> Part:
-    """Attention to the keys of both, in float32; the parts stay as they are. A lse may be large: exp() of it overflows.
+    """Return attention to the keys of both. Only differences of lse are exponentiated: exp() of a large one overflows.
 
     Two keys of score 0 with the values 1 and 3, and a key of score 0 with the value 8:
     >>> two = Part(torch.tensor([[2.0]]), torch.tensor([2.0]).log())
@@ -35,16 +35,17 @@ def merge_attn_states(a: Part, b: Part) -> Part:
 
 
 def merge_first(whole: Part, part: Part) -> Part:
-    """A new part: `part` has more keys for the first rows of the batch; the other rows stay as they are."""
+    """Return `whole` merged with `part`, which has more keys for the first rows of the batch."""
     n = len(part.lse)
     merged = merge_attn_states(Part(whole.out[:n], whole.lse[:n]), part)
     return Part(torch.cat((merged.out, whole.out[n:])), torch.cat((merged.lse, whole.lse[n:])))
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
-    """q [batch, heads, num_queries, head_dim]; k, v [batch, heads, num_keys, head_dim]; each query sees a key at least.
+    """Return attention to these keys. Each query must see at least one of them.
 
     `mask` is added to the scores; `is_causal`: query i sees keys 0 .. i.
+    q [batch, heads, num_queries, head_dim]; k, v [batch, heads, num_keys, head_dim]
     """
     assert k.shape[-2] > 0, "no keys: a query sees one at least"
     if q.device.type == "cpu":  # the kernel behind F.scaled_dot_product_attention, which keeps the second result
@@ -54,7 +55,10 @@ def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_
 
 
 def attend_part_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
-    """The same in public operations. It holds all scores at once, float32 [batch, heads, num_queries, num_keys]."""
+    """Do the same in public operations, on any device.
+
+    All scores exist at once, float32 [batch, heads, num_queries, num_keys].
+    """
     scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None:
         scores = scores + mask
