@@ -2,8 +2,9 @@
 
     out = sum(exp(score) * value) / sum(exp(score))
 
-A part needs to keep only its `out` and the logarithm of its denominator: Milakov and Gimelshein 2018 (arXiv:1805.02867),
-used for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (Dao et al. 2022, arXiv:2205.14135).
+A part needs to keep only its `out` and the logarithm of its denominator: Milakov and Gimelshein 2018
+(arXiv:1805.02867), used for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (Dao et al. 2022,
+arXiv:2205.14135).
 """
 
 import math
