@@ -87,7 +87,7 @@ class Choice:
 
     def take_up(self) -> None:
         """Use the kernels if they have been compiled in the meantime. There must be no request."""
-        if not self.awaits_idle:
+        if self._compiler is None or not self._compiler.has_ended:
             return
         error, self._compiler = self._compiler.error, None
         if error is None:

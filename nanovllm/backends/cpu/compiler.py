@@ -74,6 +74,7 @@ def start(dtype: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def watch(process: subprocess.Popen[bytes], state: State, dtype: torch.dtype, folder: Path) -> None:
+    assert process.stdout is not None, "it is a pipe, as stdin is"
     said = process.stdout.read().decode(errors="replace").split("\n")
     status = process.wait()
     if status:
@@ -92,5 +93,6 @@ def end(process: subprocess.Popen[bytes], state: State, thread: Thread) -> None:
     process.kill()
     if thread is not current_thread():  # a garbage collector runs in any
         thread.join(LOADING)
+    assert process.stdin is not None
     with suppress(OSError):
         process.stdin.close()

@@ -122,6 +122,7 @@ class PagedAttend:
             k, v = self._kv_cache.read(layer, tile.pieces, tile.num_slots)  # [num_seqs, num_slots, num_kv_heads, ...]
             part = attend_part(grouped[: tile.num_seqs], k.transpose(1, 2), v.transpose(1, 2), tile.mask)
             whole = part if whole is None else merge_first(whole, part)
+        assert whole is not None, "no sequence decodes"
         return whole.out.flatten(1, 2).to(q.dtype)
 
     def _attend_chunk(

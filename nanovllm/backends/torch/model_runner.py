@@ -109,14 +109,14 @@ class ModelRunner:
         """
         start = max(len(seq.prompt_logprobs) - seq.num_computed_tokens, 0)  # the row before the next token
         end = min(len(hidden), seq.num_prompt_tokens - 1 - seq.num_computed_tokens)
-        vocab_size = self.model.config.vocab_size
-        count = vocab_size if seq.params.prompt_logprobs == -1 else seq.params.prompt_logprobs
+        vocab_size, count = self.model.config.vocab_size, seq.params.prompt_logprobs
+        assert count is not None, "nobody asks for logprobs of the prompt"
         logprobs: list[dict[int, Logprob]] = []
         size = max(1, MAX_LOGITS // vocab_size)
         for row in range(start, end, size):
             rows = hidden[row : min(row + size, end)]  # [at most size, hidden_size]
             token_ids = seq.token_ids[seq.num_computed_tokens + row + 1 :][: len(rows)]
-            logprobs += top_logprobs(self.backend.compute_logits(rows), token_ids, count)
+            logprobs += top_logprobs(self.backend.compute_logits(rows), token_ids, vocab_size if count == -1 else count)
         return logprobs
 
     def _metadata(self, batch: "list[Scheduled]", positions: Tensor) -> AttentionMetadata:
@@ -175,7 +175,7 @@ def sample_with_logprobs(
             raw = logits[row].float()  # [vocab_size]
             logprob = raw[tokens[row].token_id] - raw.logsumexp(dim=-1)
             tokens[row] = tokens[row]._replace(logprob=logprob.item())
-    for count in {seq.params.logprobs for seq in seqs} - {None}:
+    for count in {seq.params.logprobs for seq in seqs if seq.params.logprobs is not None}:
         rows = [row for row, seq in enumerate(seqs) if seq.params.logprobs == count]
         token_ids = [tokens[row].token_id for row in rows]
         likeliest = top_logprobs(logits[rows], token_ids, logits.shape[1] if count == -1 else count)
