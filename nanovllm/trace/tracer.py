@@ -162,9 +162,11 @@ class Tracer:
             self._emit("released", {"seq": seen.name, "start": blocks.start, "end": blocks.stop}, by)
         else:
             why = {None: "preempt", "abort": "abort"}.get(seq.finish_reason, "end")
+            ref_counts = getattr(self.pool, "ref_counts", None)  # up to stage 4 a block has one holder at most
             for block in reversed(blocks):  # as the pool does
                 self._emit("given_back", {"block": block, "seq": seen.name, "why": "end" if seen.is_beam else why}, by)
-                self._emit_if_free(block, by)
+                if ref_counts is None or not ref_counts[block]:
+                    self._emit_free(block, by)
         if seen.is_beam:  # its children go on, or the search is over
             self._end(seq, "beam")
 
@@ -182,7 +184,6 @@ class Tracer:
             self._close_step("the step broke off")
         self.step += 1
         self._began = self.seconds
-        self._forget_step()
 
     def on_schedule(self, output: "SchedulerOutput") -> None:
         """Write who is first in the queue, and why it was not admitted."""
@@ -263,11 +264,12 @@ class Tracer:
             self._emit("loaded", {"from": copy.source, "to": copy.target, "seq": name})
 
     def on_arrive(self, copies: "list[BlockCopy]") -> None:
-        """Write it in the order of the host's pool. The device's blocks are freed next, together: see _put()."""
+        """Write it in the order of the host's pool. The device's blocks are freed next, those of all loads together."""
+        assert self.pool is not None, "stage 1 has no blocks"
         by = teller()
         for copy in reversed(copies):
             self._emit("arrived", {"from": copy.source, "to": copy.target}, by)
-        self._arrived += [copy.target for copy in copies]
+        self._arrived += [copy.target for copy in copies if self.pool.ref_counts[copy.target] == 1]  # the load's own
 
     # How an event is written
 
@@ -280,10 +282,10 @@ class Tracer:
         self._put({"kind": kind, "step": self.step, **fields, "by": by or teller()})
 
     def _put(self, event: Event) -> None:
-        if self._arrived and event["kind"] != "arrived":  # a load's hold on its blocks has ended since
+        if self._arrived and event["kind"] != "arrived":  # freed since
             arrived, self._arrived = self._arrived, []
             for block in reversed(arrived):
-                self._emit_if_free(block, "BlockManager.collect_loads")
+                self._emit_free(block, "BlockManager.collect_loads")
         if self._write is None or self.error:
             return
         try:
@@ -311,13 +313,10 @@ class Tracer:
         seen = self.seen.pop(seq)
         self._emit("end", {"seq": seen.name, "why": why, "error": seq.error, "seconds": self.seconds})
 
-    def _emit_if_free(self, block: int, by: str) -> None:
-        """Write where in the queue a block goes that has lost a holder."""
-        assert self.pool is not None, "stage 1 has no blocks"
-        ref_counts = getattr(self.pool, "ref_counts", None)  # up to stage 4 a block has one holder at most
-        if ref_counts is None or not ref_counts[block]:
-            is_cached = block in getattr(self.pool, "hashes", ())
-            self._emit("idle" if is_cached else "free", {"block": block, "place": "back" if is_cached else "front"}, by)
+    def _emit_free(self, block: int, by: str) -> None:
+        """Write where in the queue a block goes that has no holder any more."""
+        is_cached = block in getattr(self.pool, "hashes", ())
+        self._emit("idle" if is_cached else "free", {"block": block, "place": "back" if is_cached else "front"}, by)
 
     def _forget_step(self) -> None:
         self._held_up, self._has_preempted, self._copying = None, False, {}
@@ -330,6 +329,7 @@ class Tracer:
             self._put({"kind": "pools", "step": self.step, **indexed})
         began, self._began = self._began, None
         self._put({"kind": "step", "step": self.step, "began": began, "seconds": self.seconds, "error": error})
+        self._forget_step()
 
     # The first line
 
@@ -432,7 +432,8 @@ def teller() -> str:
     frame = sys._getframe(2)
     while frame.f_code.co_name != "tell" and frame.f_back:
         frame = frame.f_back
-    return frame.f_back.f_code.co_qualname if frame.f_back else ""
+    name = frame.f_back.f_code.co_qualname if frame.f_back else ""
+    return name.partition(".<locals>")[0]  # a lambda belongs to the function that it is in
 
 
 def decoder(tokenizer: Any, show_text: bool) -> Callable[[int], str | None]:
