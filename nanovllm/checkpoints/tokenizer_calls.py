@@ -1,11 +1,11 @@
 """The calls that scripts make on a tokenizer of transformers: tokenizer(text), special tokens by name, and so on."""
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..engine.checks import is_whole
 from .chat_template import apply_chat_template
 from .tokenizer_config import NAMED
 
@@ -101,10 +101,15 @@ def listed_ids(token_ids: Any) -> Sequence[int]:
     ([5], (5, 6))
     """
     ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids  # of numpy and torch
-    ids = [ids] if is_whole(ids) else ids
+    ids = [ids] if is_id(ids) else ids
     if not isinstance(ids, list | tuple):
         raise ValueError(f"token ids must be whole numbers in a list, not {type(ids).__name__}")
     for each in ids:
-        if not is_whole(each):
+        if not is_id(each):
             raise ValueError(f"a token id must be a whole number, not {each!r}")
     return ids
+
+
+def is_id(value: object) -> bool:
+    """Return whether `value` is a whole number of any library."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
