@@ -147,6 +147,7 @@ def assert_cached_blocks_are_its_own(engine: LLMEngine, seq: Sequence) -> None:
 
 def assert_empty(engine: LLMEngine) -> None:
     """Nobody is left, and nothing of those who were."""
+    engine.kv_cache_manager.collect_loads(wait=True)  # of requests that were aborted
     assert_whole(engine)
     assert not engine.has_unfinished_requests() and not engine.requests
     assert not engine.scheduler.running and not engine.scheduler.waiting

@@ -272,9 +272,7 @@ def test_a_block_that_several_hold_counts_once():
 SPOILERS = {
     "a holder too many": lambda manager, a, b: manager.pool.ref_counts.__setitem__(0, 3),
     "a holder too few": lambda manager, a, b: manager.pool.ref_counts.__setitem__(0, 1),
-    "a holder counted at another block": lambda manager, a, b: manager.pool.ref_counts.__setitem__(
-        slice(0, 2), [1, 2]
-    ),
+    "a holder counted at another block": lambda manager, a, b: manager.pool.ref_counts.__setitem__(slice(0, 2), [1, 2]),
     "a shared block counted as free": lambda manager, a, b: manager.pool.ref_counts.__setitem__(0, 0),
     "a shared block in the queue": lambda manager, a, b: manager.pool.free.__setitem__(0, None),
     "a free block lost": lambda manager, a, b: manager.pool.free.pop(4),

@@ -9,26 +9,25 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from ...backends.torch.sampler import SampledToken
+from ...engine import llm_engine
 from ...engine.beam_search import BeamSearch, BeamSearchParams
 from ...engine.config import EngineConfig
-from ...engine.engine import LLMEngine
-from ...engine.kv_cache import BlockCopy
-from ...engine.offload import HostKVCache
+from ...engine.host_tier import HostTier
+from ...engine.kv_cache import BlockCopy, KVCache
+from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
-from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
-from ...llama import LlamaForCausalLM
 from ...llm import LLM
 from .scripted import (
     Batch,
-    ScriptedEngine,
-    ScriptedRunner,
+    ScriptedExecutor,
     answers,
     assert_empty,
     params,
@@ -37,7 +36,7 @@ from .scripted import (
     said_alone,
     step,
 )
-from .tiers import CopyFailed, SlowHostKVCache
+from .tiers import CopyFailed, SlowHostTier
 
 FIRST, SECOND = list(range(10, 22)), list(range(50, 62))
 
@@ -46,53 +45,66 @@ class RunFailed(Exception):
     pass
 
 
-class WatchedScheduler(Scheduler):
-    num_lost = 0  # computed tokens of preempted sequences that were in no full block
+class Lost:
+    """An Observer that counts computed tokens of preempted sequences that were in no full block."""
 
-    def _preempt(self, seq: Sequence) -> None:
-        self.num_lost += seq.num_computed_tokens % self._kv_cache_manager.block_size
-        super()._preempt(seq)
+    def __init__(self, block_size: int) -> None:
+        self.num_tokens, self._block_size = 0, block_size
+        self._computed: dict[Sequence, int] = {}
 
+    def on_admit(self, seq: Sequence, hits: list[int | None]) -> None:
+        self._computed[seq] = seq.num_computed_tokens
 
-class TieredEngine(ScriptedEngine):
-    """Its loads can be slow, and its copies and its model fail. Its model sees what it may not read or write."""
+    def on_fork(self, parent: Sequence, child: Sequence) -> None:
+        self._computed[child] = child.num_computed_tokens
 
-    host_kv_cache: SlowHostKVCache
-    scheduler: WatchedScheduler
-    run_fails: Callable[[], bool]  # asked before each step of more than one sequence
+    def on_step(self, batch: Batch, updated: list[Sequence]) -> None:
+        self._computed |= {seq: seq.num_computed_tokens for seq, _ in batch}
 
-    def build_host_kv_cache(self) -> HostKVCache:
-        is_of_use = self.config.enable_prefix_caching and self.config.offload_policy == "load"
-        num_blocks = self.config.kv_offloading_tokens // self.config.block_size if is_of_use else 0
-        return SlowHostKVCache(self.kv_cache.blocks, num_blocks)
-
-    def build_scheduler(self) -> Scheduler:
-        return WatchedScheduler(self.config, self.kv_cache_manager)
-
-    def build_model_runner(self, model: LlamaForCausalLM) -> ScriptedRunner:
-        engine, size = self, self.config.block_size
-        self.run_fails = lambda: False
-
-        class Careful(ScriptedRunner):
-            def run(self, batch: Batch) -> list[SampledToken | None]:
-                if len(batch) > 1 and engine.run_fails():
-                    raise RunFailed
-                pool = engine.kv_cache_manager._pool
-                for seq, num_tokens in batch:
-                    assert engine.kv_cache_manager.is_ready(seq), "it runs only when its blocks are there"
-                    end = seq.num_computed_tokens + num_tokens
-                    for block in seq.block_table[seq.num_computed_tokens // size : -(-end // size)]:
-                        assert pool.ref_counts[block] == 1, "it writes to a block that others hold"
-                        assert block not in pool._hashes, "it writes to a block that is cached"
-                return super().run(batch)
-
-        return Careful(self.kv_cache)
+    def on_preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
+        self.num_tokens += self._computed.pop(seq) % self._block_size
 
 
-def engine_of(checkpoint, num_blocks: int = 8, block_size: int = 4, **knobs) -> TieredEngine:
+class CarefulExecutor(ScriptedExecutor):
+    """It sees blocks that it may not read or write, and can fail."""
+
+    engine: LLMEngine
+
+    def __init__(self, kv_cache: KVCache) -> None:
+        super().__init__(kv_cache)
+        self.fails: Callable[[], bool] = lambda: False  # before each step of more than one sequence
+
+    def run(self, batch: Batch) -> list[SampledToken | None]:
+        if len(batch) > 1 and self.fails():
+            raise RunFailed
+        manager, size = self.engine.kv_cache_manager, self.engine.config.block_size
+        for seq, num_tokens in batch:
+            assert manager.is_ready(seq), "it runs only when its blocks are there"
+            end = seq.num_computed_tokens + num_tokens
+            for block in seq.block_table[seq.num_computed_tokens // size : -(-end // size)]:
+                assert manager.pool.ref_counts[block] == 1, "it writes to a block that others hold"
+                assert block not in manager.pool.hashes, "it writes to a block that is cached"
+        return super().run(batch)
+
+
+class TieredEngine(LLMEngine):
+    """Its attributes are those of the tests' parts."""
+
+    host_tier: SlowHostTier
+    executor: CarefulExecutor
+    lost: Lost
+
+
+def engine_of(checkpoint, num_blocks: int = 8, block_size: int = 4, tier: type = SlowHostTier, **knobs) -> TieredEngine:
+    """Its loads can be slow, and its copies and its model fail."""
     options: dict[str, Any] = {"watermark": 0.0, "offload_policy": "load", "kv_offloading_tokens": 1000} | knobs
     size: dict[str, Any] = {"block_size": block_size, "kv_cache_tokens": num_blocks * block_size}
-    return TieredEngine(EngineConfig(str(checkpoint), **size, **options))
+    lost = Lost(block_size)
+    config = EngineConfig(str(checkpoint), skip_tokenizer_init=True, **size, **options)
+    with patch.object(llm_engine, "HostTier", tier):
+        engine = TieredEngine(config, observers=[lost], executor=CarefulExecutor)
+    engine.executor.engine, engine.lost = engine, lost
+    return engine
 
 
 def two(checkpoint, max_tokens: int = 12, n: int = 1, **knobs) -> TieredEngine:
@@ -118,8 +130,8 @@ def needed(ended: dict[str, RequestOutput]) -> int:
 def leave_the_device(engine: LLMEngine, *seqs: Sequence) -> None:
     """These are preempted, and somebody uses all blocks that are free then."""
     for seq in reversed(seqs):
-        engine.scheduler._preempt(seq)
-    pool = engine.kv_cache_manager._pool
+        engine.scheduler._preempt(seq, None)
+    pool = engine.kv_cache_manager.pool
     blocks = pool.get_new_blocks(pool.num_free_blocks)
     engine.kv_cache.blocks[blocks] = -5
     pool.free_blocks(blocks)
@@ -135,7 +147,7 @@ def test_each_says_what_it_says_alone_whatever_becomes_of_the_preempted(checkpoi
     engine = two(checkpoint, n=n, num_blocks=4 + 4 * n, offload_policy=policy, enable_prefix_caching=is_caching)
     assert_said_alone(run_to_the_end(engine))
     assert engine.scheduler.num_preemptions > 0
-    assert (engine.host_kv_cache.num_blocks_stored > 0) == (policy == "load" and is_caching)
+    assert (engine.host_tier.num_blocks_stored > 0) == (policy == "load" and is_caching)
 
 
 @pytest.mark.parametrize("budget", [4, 7, 512])
@@ -144,8 +156,8 @@ def test_of_a_preempted_sequence_only_what_was_no_full_block_is_computed_again(c
     engine = two(checkpoint, n=n, num_blocks=num_blocks, max_num_batched_tokens=budget)
     ended = run_to_the_end(engine)
     assert_said_alone(ended)
-    assert engine.scheduler.num_preemptions > 0 and engine.host_kv_cache.num_blocks_loaded > 0
-    assert engine.model_runner.num_tokens == needed(ended) + engine.scheduler.num_lost
+    assert engine.scheduler.num_preemptions > 0 and engine.host_tier.num_blocks_loaded > 0
+    assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
 
 
 def test_a_chunk_of_a_prompt_that_was_preempted_is_not_computed_again(checkpoint):
@@ -158,14 +170,14 @@ def test_a_chunk_of_a_prompt_that_was_preempted_is_not_computed_again(checkpoint
     ended = run_to_the_end(engine)
     assert_said_alone(ended)
     assert engine.scheduler.num_preemptions > 0
-    assert engine.model_runner.num_tokens == needed(ended) + engine.scheduler.num_lost
+    assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
 
 
 def test_under_recompute_what_is_evicted_is_computed_twice(checkpoint):
     engine = two(checkpoint, offload_policy="recompute")
     ended = run_to_the_end(engine)
-    assert engine.model_runner.num_tokens > needed(ended) + engine.scheduler.num_lost
-    assert engine.host_kv_cache.num_blocks == engine.host_kv_cache.num_blocks_stored == 0
+    assert engine.executor.num_tokens > needed(ended) + engine.lost.num_tokens
+    assert engine.host_tier.num_blocks == engine.host_tier.num_blocks_stored == 0
 
 
 def test_one_preempted_before_its_fork_finds_its_chunks_again_and_is_forked_then(checkpoint):
@@ -177,8 +189,8 @@ def test_one_preempted_before_its_fork_finds_its_chunks_again_and_is_forked_then
     assert len(seq.to_fork) == 2
     ended = run_to_the_end(engine)
     assert_said_alone(ended)
-    assert engine.host_kv_cache.num_blocks_loaded == 1 and engine.scheduler.num_lost == 1
-    assert engine.model_runner.num_tokens == needed(ended) + 1
+    assert engine.host_tier.num_blocks_loaded == 1 and engine.lost.num_tokens == 1
+    assert engine.executor.num_tokens == needed(ended) + 1
 
 
 def test_of_eight_forks_that_leave_the_device_the_prompt_moves_once(checkpoint):
@@ -189,14 +201,14 @@ def test_of_eight_forks_that_leave_the_device_the_prompt_moves_once(checkpoint):
         step(engine)
     assert {(seq.num_tokens, seq.num_computed_tokens) for seq in engine.scheduler.running} == {(22, 21)}
     leave_the_device(engine, *engine.scheduler.running)
-    assert engine.host_kv_cache.num_blocks_stored == 4 + 8
+    assert engine.host_tier.num_blocks_stored == 4 + 8
     step(engine)
-    assert engine.host_kv_cache.num_blocks_loaded == 4 + 8 and len(engine.scheduler.running) == 8
+    assert engine.host_tier.num_blocks_loaded == 4 + 8 and len(engine.scheduler.running) == 8
     tables = zip(*(seq.block_table for seq in engine.scheduler.running), strict=True)
     assert [len(set(blocks)) for blocks in tables] == [1, 1, 1, 1, 8, 8], "what was shared is shared again"
     ended = run_to_the_end(engine)
     assert_said_alone(ended)
-    assert engine.model_runner.num_tokens == needed(ended) + 8 * 1
+    assert engine.executor.num_tokens == needed(ended) + 8 * 1
 
 
 def test_a_preempted_sequence_comes_back_before_a_new_one_starts(checkpoint):
@@ -207,7 +219,7 @@ def test_a_preempted_sequence_comes_back_before_a_new_one_starts(checkpoint):
     engine.add_request("c", [3], params(12, temperature=1.0, seed=3))
     while engine.has_unfinished_requests():
         running = [seq.request_id for seq in engine.scheduler.running]
-        assert "c" not in running or "b" in running or "b" not in engine._requests
+        assert "c" not in running or "b" in running or "b" not in engine.requests
         step(engine)
 
 
@@ -219,7 +231,7 @@ def test_a_host_without_room_is_no_worse_than_none(checkpoint, tokens):
     assert engine.scheduler.num_preemptions > 0
     recompute = two(checkpoint, offload_policy="recompute")
     run_to_the_end(recompute)
-    assert engine.model_runner.num_tokens <= recompute.model_runner.num_tokens
+    assert engine.executor.num_tokens <= recompute.executor.num_tokens
 
 
 def test_one_that_outgrew_the_pool_fails_with_both_numbers_and_leaves_nothing(checkpoint):
@@ -238,7 +250,7 @@ def slow_b(checkpoint, **knobs) -> TieredEngine:
     for _ in range(2):
         step(engine)
     leave_the_device(engine, *(seq for seq in engine.scheduler.running if seq.request_id == "b"))
-    engine.host_kv_cache.arrives = lambda: False
+    engine.host_tier.arrives = lambda: False
     return engine
 
 
@@ -247,9 +259,9 @@ def test_others_run_while_one_is_on_its_way_and_it_runs_when_it_has_arrived(chec
     for _ in range(3):
         assert list(step(engine)) == ["a"]
         assert [seq.request_id for seq in engine.scheduler.running] == ["a", "b"]
-    engine.host_kv_cache.arrives = lambda: True
+    engine.host_tier.arrives = lambda: True
     assert list(step(engine)) == ["a", "b"]
-    assert not engine.kv_cache_manager._loads, "the host's blocks are free again"
+    assert not engine.host_tier.loads, "the host's blocks are free again"
     assert_said_alone(run_to_the_end(engine))
 
 
@@ -261,8 +273,8 @@ def test_one_that_hits_what_is_on_its_way_waits_with_it(checkpoint):
         assert list(step(engine)) == ["a"]
     assert [seq.request_id for seq in engine.scheduler.running] == ["a", "b", "c"]
     _, b, c = engine.scheduler.running
-    assert b.block_table[:3] == c.block_table[:3] and engine.host_kv_cache.num_blocks_loaded == 3
-    engine.host_kv_cache.arrives = lambda: True
+    assert b.block_table[:3] == c.block_table[:3] and engine.host_tier.num_blocks_loaded == 3
+    engine.host_tier.arrives = lambda: True
     assert list(step(engine)) == ["a", "b", "c"]
     assert_said_alone(run_to_the_end(engine))
 
@@ -270,60 +282,54 @@ def test_one_that_hits_what_is_on_its_way_waits_with_it(checkpoint):
 def test_the_step_in_which_nobody_can_run_waits(checkpoint):
     engine = slow_b(checkpoint)
     engine.abort_request("a")
-    assert step(engine) == {} and not engine.kv_cache_manager._loads, "it waited"
+    assert step(engine) == {} and not engine.host_tier.loads, "it waited"
     assert list(step(engine)) == ["b"]
     assert_said_alone(run_to_the_end(engine))
 
 
 def test_what_is_there_at_once_costs_no_step(checkpoint):
     engine = slow_b(checkpoint)
-    engine.host_kv_cache.arrives = lambda: True
+    engine.host_tier.arrives = lambda: True
     assert list(step(engine)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_an_abort_of_one_that_is_on_its_way_waits_and_leaves_nothing(checkpoint, n):
+def test_an_abort_of_one_that_is_on_its_way_does_not_wait_and_leaves_nothing(checkpoint, n):
     engine = slow_b(checkpoint, n=n)
     step(engine)
-    assert engine.kv_cache_manager._loads
+    assert engine.host_tier.loads
     output = engine.abort_request("b")
     assert output is not None and reasons(output) == ["abort"] * n
-    assert not engine.kv_cache_manager._loads
+    assert engine.host_tier.loads and engine.host_tier.arriving(), "the load goes on, to blocks that it holds"
     engine.kv_cache_manager.check_integrity()
     assert_said_alone(run_to_the_end(engine))
     engine.add_request("b", SECOND, params(12, temperature=1.0, seed=3))
     assert_said_alone(run_to_the_end(engine))
 
 
-def test_a_preemption_of_one_that_is_on_its_way_waits_and_it_comes_back(checkpoint):
+def test_one_that_is_preempted_on_its_way_comes_back(checkpoint):
     engine = slow_b(checkpoint)
     step(engine)
     leave_the_device(engine, engine.scheduler.running[-1])
-    assert not engine.kv_cache_manager._loads
+    assert engine.host_tier.loads, "nobody waited"
     ended = run_to_the_end(engine)
     assert_said_alone(ended)
-    assert engine.model_runner.num_tokens == needed(ended) + engine.scheduler.num_lost
-
-
-class SlowModelEngine(LLMEngine):
-    """A real model; no load arrives before somebody waits."""
-
-    def build_host_kv_cache(self) -> HostKVCache:
-        host = SlowHostKVCache(self.kv_cache.blocks, 32)
-        host.arrives = lambda: False
-        return host
+    assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
 
 
 def test_a_beam_search_waits_for_the_beginning_of_its_prompt(checkpoint):
-    engine = SlowModelEngine(EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=44))
+    config = EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=44, offload_policy="load")
+    with patch.object(llm_engine, "HostTier", SlowHostTier):
+        engine = LLMEngine(config)  # with a real model; no load arrives before somebody waits
+    engine.host_tier.arrives = lambda: False
     search = BeamSearch(engine, BeamSearchParams(beam_width=2, max_tokens=3))
     first = search.run("a", FIRST)
-    assert engine.host_kv_cache.num_blocks_loaded == 0
+    assert engine.host_tier.num_blocks_loaded == 0
     engine.add_request("b", FIRST, params(2))
     run_to_the_end(engine)
     leave_the_device(engine)
     assert answers(search.run("c", FIRST)) == answers(first)
-    assert engine.host_kv_cache.num_blocks_loaded > 0
+    assert engine.host_tier.num_blocks_loaded > 0
     assert_empty(engine)
 
 
@@ -335,7 +341,7 @@ def test_a_real_model_says_the_same_from_a_small_pool_as_from_a_large_one(checkp
     small, large = (LLM(checkpoint, kv_cache_tokens=tokens, **knobs) for tokens in (48, 800))
     said, expected = (llm.generate(prompts, sampling) for llm in (small, large))
     assert [answers(output) for output in said] == [answers(output) for output in expected]
-    assert small.llm_engine.scheduler.num_preemptions > 0 and small.llm_engine.host_kv_cache.num_blocks_loaded > 0
+    assert small.llm_engine.scheduler.num_preemptions > 0 and small.llm_engine.host_tier.num_blocks_loaded > 0
 
 
 @pytest.mark.gpu
@@ -343,20 +349,13 @@ def test_a_real_model_says_the_same_from_a_small_pool_as_from_a_large_one(checkp
 @pytest.mark.parametrize("n", [1, 3])
 def test_on_a_gpu_each_says_what_it_says_alone(checkpoint, n):
     """The copies are the real ones."""
-
-    class CudaEngine(TieredEngine):
-        def build_host_kv_cache(self) -> HostKVCache:
-            return ScriptedEngine.build_host_kv_cache(self)
-
-    sizes: dict[str, Any] = {"block_size": 4, "kv_cache_tokens": 52, "kv_offloading_tokens": 1000}
-    knobs: dict[str, Any] = {"device": "cuda", "dtype": "float32", "watermark": 0.0, "offload_policy": "load"}
-    engine = CudaEngine(EngineConfig(str(checkpoint), **sizes, **knobs))
+    engine = engine_of(checkpoint, num_blocks=13, tier=HostTier, device="cuda", dtype="float32")
     for name, prompt in (("a", FIRST), ("b", SECOND), ("c", FIRST[::-1])):
         engine.add_request(name, prompt, params(12, n=n, temperature=1.0, seed=3))
     ended = run_to_the_end(engine)
     assert_said_alone(ended)
-    assert engine.host_kv_cache.num_blocks_loaded > 0
-    assert engine.model_runner.num_tokens == needed(ended) + engine.scheduler.num_lost
+    assert engine.host_tier.num_blocks_loaded > 0
+    assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
 
 
 # Copies that raise
@@ -365,7 +364,7 @@ def test_on_a_gpu_each_says_what_it_says_alone(checkpoint, n):
 @pytest.mark.parametrize("verb", ["store", "load"])
 def test_an_error_in_a_copy_is_an_error_of_the_step_and_the_next_one_goes_on(checkpoint, verb):
     engine = two(checkpoint)
-    copy = getattr(engine.host_kv_cache, verb)
+    copy = getattr(engine.host_tier, verb)
     calls: list[str] = []
 
     def fail_once(*what):
@@ -374,7 +373,7 @@ def test_an_error_in_a_copy_is_an_error_of_the_step_and_the_next_one_goes_on(che
             raise CopyFailed(verb)
         return copy(*what)
 
-    setattr(engine.host_kv_cache, verb, fail_once)
+    setattr(engine.host_tier, verb, fail_once)
     ended: dict[str, RequestOutput] = {}
     while not calls and engine.has_unfinished_requests():
         try:
@@ -406,10 +405,10 @@ class History:
             watermark=rng.choice([0.0, 0.0, 0.05, 0.3]),
             enable_prefix_caching=rng.random() < 0.85,
         )
-        late, failing, raising = rng.choice([0.0, 0.8, 0.97]), rng.choice([0.0, 0.1]), rng.choice([0.0, 0.1])
-        self.engine.host_kv_cache.arrives = lambda: rng.random() >= late
-        self.engine.host_kv_cache.fails = lambda: rng.random() < failing
-        self.engine.run_fails = lambda: rng.random() < raising
+        late, failing, raising = rng.choice([0.0, 0.9, 0.99]), rng.choice([0.0, 0.1]), rng.choice([0.0, 0.1])
+        self.engine.host_tier.arrives = lambda: rng.random() >= late
+        self.engine.host_tier.fails = lambda: rng.random() < failing
+        self.engine.executor.fails = lambda: rng.random() < raising
         copy_blocks = self.engine.kv_cache.copy_blocks
 
         def copy_or_fail(copies: list[BlockCopy]) -> None:
@@ -447,7 +446,7 @@ class History:
             self.engine.kv_cache_manager.check_integrity()
             self.num_seen["failed"] += 1
             return
-        self.num_seen["slow"] += bool(self.engine.kv_cache_manager._loads)
+        self.num_seen["slow"] += bool(self.engine.host_tier.loads)
         for output in outputs.values():
             if output.finished:
                 self.end(output)
@@ -479,7 +478,7 @@ class History:
             assert self.num_seen["steps"] < 20_000, "it does not end"
         assert_empty(self.engine)
         assert self.ended.keys() == self.asked.keys()
-        host = self.engine.host_kv_cache
+        host = self.engine.host_tier
         self.num_seen += Counter(stored=host.num_blocks_stored, loaded=host.num_blocks_loaded)
         self.num_seen["preempted"] += self.engine.scheduler.num_preemptions
 
@@ -491,4 +490,4 @@ def test_in_any_history_each_says_what_it_says_alone(checkpoint, seed):
         history = History(checkpoint, 1000 * seed + i)
         history.run(history.rng.randrange(1, 20))
         seen += history.num_seen
-    assert min(seen[kind] for kind in ("failed", "slow", "stored", "loaded", "preempted")) > 20, f"too little: {seen}"
+    assert min(seen[kind] for kind in ("failed", "slow", "stored", "loaded", "preempted")) > 10, f"too little: {seen}"

@@ -397,14 +397,15 @@ def test_a_step_that_breaks_off_leaves_nobody_running_and_loses_no_copy(checkpoi
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((engine.kv_cache, "copy_blocks") if part == "copies" else (engine.scheduler, "_may_admit")), fails)
+        patch.setattr(
+            *((engine.kv_cache, "copy_blocks") if part == "copies" else (engine.scheduler, "_may_admit")), fails
+        )
         with pytest.raises(RuntimeError, match="device lost"):
             engine.step()
     assert not engine.scheduler.running and engine.kv_cache_manager.num_free_blocks == 20
     assert_whole(engine)
     ended = run_to_the_end(engine)
     assert answers(ended["a"]) == said_by([1] * 6, 4, n=3) and answers(ended["b"]) == said_by([2] * 5, 4, n=2)
-
 
 
 def test_a_step_in_which_a_sequence_fails_makes_the_copies_of_the_others(checkpoint):

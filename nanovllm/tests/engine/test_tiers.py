@@ -11,6 +11,7 @@ import pytest
 from ...engine.block_pool import NoFreeBlocks
 from ...engine.prefix_cache import PrefixCacheStats
 from ...engine.sequence import Sequence
+from .helpers import admit, fits
 from .tiers import CopyFailed, Tiers
 
 TEXT = list(range(10, 19))
@@ -45,14 +46,14 @@ def test_a_store_is_over_before_the_block_is_taken():
     seen: list[tuple[int, str]] = []
     store = tiers.host.store
 
-    def watched(copy):
-        assert tiers.manager._pool.ref_counts[copy.source] == 0, "it is taken already"
-        seen.append((copy.source, tiers.places(TEXT)))
-        store(copy)
+    def watched(block, block_hash):
+        assert tiers.manager.pool.ref_counts[block] == 0, "it is taken already"
+        seen.append((block, tiers.places(TEXT)))
+        store(block, block_hash)
 
     tiers.host.store = watched
     tiers.evict()
-    assert [places for _, places in seen] == ["dd", "db"], "the end first; no block has left the device's index yet"
+    assert [places for _, places in seen] == ["dd", "dh"], "the end first"
     assert tiers.places(TEXT) == "hh"
 
 
@@ -68,10 +69,10 @@ def test_only_cached_blocks_are_stored():
 def test_the_bytes_on_the_host_are_those_that_left():
     tiers = Tiers()
     tiers.left(TEXT)
-    before = {text: tiers.kv_cache.blocks[block].clone() for text, block in tiers.manager._pool._cached.items()}
+    before = {text: tiers.kv_cache.blocks[block].clone() for text, block in tiers.manager.pool.cached.items()}
     tiers.evict()
-    assert tiers.manager._host_pool._cached.keys() == before.keys() and len(before) == 2
-    for text, block in tiers.manager._host_pool._cached.items():
+    assert tiers.manager.tier.pool.cached.keys() == before.keys() and len(before) == 2
+    for text, block in tiers.manager.tier.pool.cached.items():
         assert (tiers.host.blocks[block] == before[text]).all()
 
 
@@ -139,7 +140,7 @@ def test_a_store_that_fails_takes_nothing_and_leaks_nothing():
     assert tiers.places(TEXT) == "hh"
 
 
-def test_stores_that_worked_before_one_failed_are_kept_and_are_on_both_tiers():
+def test_stores_that_worked_before_one_failed_are_kept_and_no_block_is_lost():
     tiers = Tiers()
     tiers.left(TEXT)
     answers = iter([False, True])
@@ -147,7 +148,7 @@ def test_stores_that_worked_before_one_failed_are_kept_and_are_on_both_tiers():
     with pytest.raises(CopyFailed):
         tiers.evict()
     tiers.manager.check_integrity()
-    assert tiers.places(TEXT) == "db" and tiers.num_free == (4, 8)
+    assert tiers.places(TEXT) == "dh" and tiers.num_free == (4, 8)
 
 
 # Loaded when hit
@@ -252,17 +253,17 @@ def test_idle_hits_and_hits_on_the_host_need_a_block_each_and_held_ones_none(is_
     assert tiers.places(TEXT) == "dh"
     if is_held:
         tiers.admitted([*TEXT[:4], 90], "holder")
-    taken = tiers.manager._pool.get_new_blocks(tiers.num_free[0] - num_free)
+    taken = tiers.manager.pool.get_new_blocks(tiers.num_free[0] - num_free)
     seq, needed = tiers.sequence(TEXT), 2 if is_held else 3
-    assert tiers.manager.can_allocate(seq) == (num_free >= needed)
-    assert [tiers.manager.can_allocate(seq, spare) for spare in (1, 2)] == [num_free >= needed + s for s in (1, 2)]
+    assert fits(tiers.manager, seq) == (num_free >= needed)
+    assert [fits(tiers.manager, seq, spare) for spare in (1, 2)] == [num_free >= needed + s for s in (1, 2)]
     if num_free < needed:
         with pytest.raises(NoFreeBlocks):
-            tiers.manager.allocate(seq)
+            admit(tiers.manager, seq)
     else:
-        tiers.manager.allocate(seq)
+        admit(tiers.manager, seq)
         assert tiers.num_free[0] == num_free - needed
-    tiers.manager._pool.free_blocks(taken)
+    tiers.manager.pool.free_blocks(taken)
     tiers.manager.check_integrity()
 
 
@@ -273,7 +274,7 @@ def raise_in(tiers: Tiers, part: str) -> None:
         raise CopyFailed
 
     if part == "get_new_blocks":
-        tiers.manager._pool.get_new_blocks(tiers.num_free[0] - 1)
+        tiers.manager.pool.get_new_blocks(tiers.num_free[0] - 1)
     else:
         setattr(tiers.host, part, fail)
 
@@ -289,7 +290,7 @@ def test_an_allocation_that_fails_gives_the_blocks_of_both_tiers_back(part):
     before, places = tiers.state(), tiers.places(TEXT)
     seq = tiers.sequence(TEXT)
     with pytest.raises(NoFreeBlocks if part == "get_new_blocks" else CopyFailed):
-        tiers.manager.allocate(seq)
+        admit(tiers.manager, seq)
     assert tiers.state() == before and tiers.places(TEXT) == places
     assert (seq.block_table, seq.num_computed_tokens) == ([], 0)
     if part != "get_new_blocks":
@@ -356,10 +357,17 @@ def test_a_fork_of_a_sequence_that_waits_waits_too():
     tiers.assert_bytes(child)
 
 
-def test_blocks_that_are_arriving_are_given_back_when_they_have_arrived():
-    """Or whoever takes them next is written over."""
+def test_blocks_that_are_arriving_are_free_once_they_have_arrived():
+    """Or whoever takes them next is written over. Nobody waits for that."""
     tiers, seq = arriving(num_blocks=4)
     tiers.manager.free(seq)
+    tiers.manager.check_integrity()
+    assert tiers.num_free == (2, 6), "the load holds both ends of its copies"
+    with pytest.raises(NoFreeBlocks):
+        tiers.manager.pool.get_new_blocks(3)
+    tiers.manager.collect_loads()
+    assert tiers.num_free == (2, 6), "it has not arrived"
+    tiers.manager.collect_loads(wait=True)
     tiers.assert_empty()
     assert tiers.places(TEXT) == "bb"
     again = tiers.admitted(TEXT)
@@ -371,17 +379,21 @@ def test_one_that_shares_what_arrives_may_leave_and_one_that_does_not_need_not_w
     tiers, seq = arriving()
     other, stranger = tiers.admitted([*TEXT, 99], "b"), tiers.admitted([7], "c")
     tiers.manager.free(stranger)
-    assert not tiers.manager.is_ready(seq), "nobody had to wait for that"
     tiers.manager.free(other)
+    assert not tiers.manager.is_ready(seq), "nobody had to wait for that"
     tiers.manager.check_integrity()
+    tiers.manager.collect_loads(wait=True)
     assert tiers.manager.is_ready(seq)
     tiers.assert_bytes(seq)
 
 
-def test_what_has_arrived_unnoticed_is_collected_before_its_blocks_are_given_back():
+def test_a_load_that_has_arrived_and_is_not_collected_yet_holds_its_blocks():
     tiers, seq = arriving()
     tiers.host.arrives = lambda: True
     tiers.manager.free(seq)
+    tiers.manager.check_integrity()
+    assert tiers.num_free[0] < tiers.manager.num_blocks
+    tiers.manager.collect_loads()
     tiers.assert_empty()
 
 
@@ -391,7 +403,7 @@ def test_two_loads_arrive_one_by_one():
     tiers.evict()
     tiers.host.arrives = lambda: False
     one, two = tiers.admitted(TEXT, "one"), tiers.admitted(OTHER, "two")
-    tiers.manager._loads[1].wait()
+    tiers.host.loads[1].event.synchronize()
     tiers.manager.collect_loads()
     assert (tiers.manager.is_ready(one), tiers.manager.is_ready(two)) == (False, True)
     assert tiers.num_free == (2, 6)
@@ -407,7 +419,7 @@ def test_a_reset_forgets_both_tiers():
     assert (tiers.places(TEXT), tiers.places(OTHER)) == ("hh", "dd")
     assert tiers.manager.reset_prefix_cache() is True
     assert (tiers.places(TEXT), tiers.places(OTHER)) == ("--", "--")
-    assert tiers.manager.prefix_cache_stats == PrefixCacheStats()
+    assert tiers.manager.prefix_cache_stats == PrefixCacheStats(queries=18), "the counts go on"
     tiers.assert_empty()
     tiers.evict()
     assert tiers.moved == (2, 0), "nothing was left to be stored"
@@ -440,13 +452,13 @@ def test_in_any_history_what_is_found_is_what_was_computed_for_that_text(seed):
             tiers.manager.free(seq)
         else:
             seq = tiers.sequence([10 + rng.randrange(2) for _ in range(rng.randrange(1, 16))])
-            fits = tiers.manager.can_allocate(seq)
+            has_room = fits(tiers.manager, seq)
             try:
-                tiers.manager.allocate(seq)
+                admit(tiers.manager, seq)
                 running.append(seq)
-                assert fits
+                assert has_room
             except NoFreeBlocks:
-                assert not fits
+                assert not has_room
             except CopyFailed:
                 assert seq.block_table == []
         tiers.manager.collect_loads()

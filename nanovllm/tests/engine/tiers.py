@@ -10,13 +10,13 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from ...engine.block_manager import BlockManager
 from ...engine.block_pool import BlockPool
+from ...engine.host_tier import HostTier
+from ...engine.observer import Observer
 from ...engine.kv_cache import BlockCopy
-from ...engine.offload import HostKVCache, Load
-from ...engine.prefix_cache import extend_block_hashes
+from ...engine.prefix_cache import BlockHash, extend_block_hashes
 from ...engine.sequence import Sequence
-from .helpers import make_sequence
+from .helpers import admit, make_manager, make_sequence
 from .pool import BLOCK_SIZE, make_cache
 
 NUM_LAYERS = 3
@@ -26,46 +26,46 @@ class CopyFailed(Exception):
     pass
 
 
-class SlowLoad(Load):
-    """What it brings is there once `host.arrives()` says so or somebody has waited; until then there is nothing."""
+class SlowEvent:
+    """The event of a load that arrives once `tier.arrives()` says so, or somebody waits; until then there is NaN."""
 
-    def __init__(self, host: "SlowHostKVCache", copies: list[BlockCopy]) -> None:
-        super().__init__(copies, None)
-        self._host, self._copies, self._is_here, self._num_asked = host, copies, False, 0
-        host._device_blocks[[copy.target for copy in copies]] = float("nan")
+    def __init__(self, tier: "SlowHostTier", copies: list[BlockCopy]) -> None:
+        self._tier, self._copies, self._is_here, self._num_asked = tier, copies, False, 0
+        tier._device_blocks[[copy.target for copy in copies]] = float("nan")
 
-    def has_arrived(self) -> bool:
+    def query(self) -> bool:
         self._num_asked += 1
         assert self._num_asked < 5_000, "it is asked for ever, and nobody waits"
-        if not self._is_here and self._host.arrives():
-            self.wait()
+        if not self._is_here and self._tier.arrives():
+            self.synchronize()
         return self._is_here
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         if not self._is_here:
             for source, target in self._copies:
-                self._host._device_blocks[target] = self._host.blocks[source]
+                self._tier._device_blocks[target] = self._tier.blocks[source]
         self._is_here = True
 
 
-class SlowHostKVCache(HostKVCache):
+class SlowHostTier(HostTier):
     """Its loads arrive when `arrives()` says so, its copies raise when `fails()` does. At first all is well."""
 
-    def __init__(self, device_blocks: Tensor, num_blocks: int) -> None:
-        super().__init__(device_blocks, num_blocks)
+    def __init__(self, device_blocks: Tensor, num_blocks: int, observer: Observer) -> None:
+        super().__init__(device_blocks, num_blocks, observer)
         self.arrives: Callable[[], bool] = lambda: True
         self.fails: Callable[[], bool] = lambda: False
 
-    def store(self, copy: BlockCopy) -> None:
-        if self.fails():
+    def store(self, block: int, block_hash: BlockHash) -> None:
+        if self.fails() and block_hash not in self and self.pool.num_free_blocks:
             raise CopyFailed("a store")
-        super().store(copy)
+        super().store(block, block_hash)
 
-    def load(self, copies: list[BlockCopy]) -> Load:
+    def load(self, held: list[int], targets: list[int]) -> None:
         if self.fails():
             raise CopyFailed("a load")
-        self.num_blocks_loaded += len(copies)
-        return SlowLoad(self, copies)
+        super().load(held, targets)
+        [*_, load] = self.loads
+        load.event = SlowEvent(self, load.copies)
 
 
 class Tiers:
@@ -73,9 +73,9 @@ class Tiers:
 
     def __init__(self, num_blocks: int = 4, num_host_blocks: int = 8, is_caching: bool = True) -> None:
         self.kv_cache = make_cache(num_blocks, num_layers=NUM_LAYERS)
-        self.host = SlowHostKVCache(self.kv_cache.blocks, num_host_blocks)
-        self.manager = BlockManager(num_blocks, BLOCK_SIZE, is_caching, self.host)
-        self.pools: tuple[BlockPool, BlockPool] = (self.manager._pool, self.manager._host_pool)
+        self.host = SlowHostTier(self.kv_cache.blocks, num_host_blocks, Observer())
+        self.manager = make_manager(num_blocks, BLOCK_SIZE, is_caching, self.host)
+        self.pools: tuple[BlockPool, BlockPool] = (self.manager.pool, self.host.pool)
 
     @property
     def num_free(self) -> tuple[int, int]:
@@ -96,7 +96,7 @@ class Tiers:
     def admitted(self, token_ids: list[int], name: str = "a") -> Sequence:
         """It holds its blocks; what of it was found on the host may be on its way."""
         seq = self.sequence(token_ids, name)
-        self.manager.allocate(seq)
+        admit(self.manager, seq)
         self.manager.check_integrity()
         return seq
 
@@ -109,9 +109,9 @@ class Tiers:
 
     def evict(self) -> None:
         """Somebody takes all free blocks of the device, writes to them, and goes."""
-        blocks = self.manager._pool.get_new_blocks(self.num_free[0])
+        blocks = self.manager.pool.get_new_blocks(self.num_free[0])
         self.kv_cache.blocks[blocks] = float("nan")
-        self.manager._pool.free_blocks(blocks)
+        self.manager.pool.free_blocks(blocks)
         self.manager.check_integrity()
 
     def compute(self, seq: Sequence, num_tokens: int | None = None) -> None:
@@ -120,8 +120,8 @@ class Tiers:
         end = seq.num_tokens if num_tokens is None else start + num_tokens
         for position in range(start, end):
             block = seq.block_table[position // BLOCK_SIZE]
-            assert self.manager._pool.ref_counts[block] == 1, "a block is written by its only holder"
-            assert block not in self.manager._pool._hashes, "a cached block is never written"
+            assert self.manager.pool.ref_counts[block] == 1, "a block is written by its only holder"
+            assert block not in self.manager.pool.hashes, "a cached block is never written"
             self.kv_cache.blocks[block, :, :, position % BLOCK_SIZE] = keys_and_values(seq.token_ids, position)
         seq.num_computed_tokens = end
         self.manager.cache_blocks(seq, end - start)
@@ -141,19 +141,19 @@ class Tiers:
         extend_block_hashes(hashes, token_ids, BLOCK_SIZE)
         names = {(True, False): "d", (False, True): "h", (True, True): "b", (False, False): "-"}
         device, host = self.pools
-        return "".join(names[each in device._cached, each in host._cached] for each in hashes)
+        return "".join(names[each in device.cached, each in host.cached] for each in hashes)
 
     def state(self) -> tuple:
         """All that an allocation that fails may not change; which block of the queue comes first it may."""
         tables = [(seq.request_id, list(seq.block_table)) for seq in self.manager._holders]
-        pools = [(set(pool._free), list(pool.ref_counts)) for pool in self.pools]
-        return pools, tables, self.manager.report(), list(self.manager._loads), self.manager.prefix_cache_stats
+        pools = [(set(pool.free), list(pool.ref_counts)) for pool in self.pools]
+        return pools, tables, self.manager.report(), list(self.host.loads), self.manager.prefix_cache_stats
 
     def assert_empty(self) -> None:
         """Nobody is left: every block is free on both tiers, and nothing is on its way."""
         self.manager.check_integrity()
         assert self.num_free == tuple(pool.num_blocks for pool in self.pools)
-        assert not self.manager._loads and not self.manager._holders
+        assert not self.host.loads and not self.manager._holders
 
 
 def keys_and_values(token_ids: list[int], position: int) -> Tensor:
