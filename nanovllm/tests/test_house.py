@@ -12,8 +12,12 @@ PACKAGE = Path(__file__).parents[1]
 PREFIX = "nanovllm."
 # Public, in spite of their names: a NamedTuple's, os._exit and sys._getframe.
 PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_field_defaults", "_exit", "_getframe"}
-# Private names of torch without a public twin.
-EXCEPTIONS = {("backends/torch/online_softmax.py", "_scaled_dot_product_flash_attention_for_cpu")}
+# Private names of libraries, where they have no public one for it.
+EXCEPTIONS = {
+    ("backends/torch/online_softmax.py", "_scaled_dot_product_flash_attention_for_cpu"),  # attention with its lse
+    ("cli/benchmarks/workers/serve_transformers_batch.py", "_attn_implementation"),
+    ("server/http_protocol.py", "_unset_keepalive_if_required"),  # of uvicorn's protocol, which is subclassed there
+}
 
 
 class Import(NamedTuple):
