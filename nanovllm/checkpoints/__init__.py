@@ -1,4 +1,4 @@
-"""A checkpoint as people have it: where it lies, in what form, its tokenizer, and what it says of itself.
+"""Checkpoints as people have them: finding and checking one, its weights, its tokenizer, its recommendations.
 
 hub.py                 a folder, or a name of the hub, whose files are fetched
 repository.py          the files of a model of the hub
@@ -14,7 +14,10 @@ chat_template.py       messages to a prompt
 message_contents.py    messages as OpenAI's interface has them, in the form that a template expects
 template_environment.py  where a template runs, and its limits; template_values.py what it may see
 tool_schema.py         Python functions to the JSON schemas of tools
-dummy.py               random weights in place of a checkpoint's
+model_config.py        config.json, each entry checked, as llama/'s ModelConfig
+weights.py             safetensors into the model, each tensor checked; or random weights
+entries.py             entries of a JSON file, read as what they must be
+stream_decoder.py      tokens to text as they come
 generation_config.py   sampling parameters that a checkpoint recommends
 sizes.py               parameters, bytes of weights, and what of a memory is left for keys and values
 memory.py              how much memory this machine has

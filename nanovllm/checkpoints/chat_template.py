@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..llama.entries import Entries, brief, read_json_if_any
+from .entries import Entries, brief, read_json_if_any
 from .message_contents import as_template_expects
 from .template_environment import render
 from .template_values import plain

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ..llama import ModelConfig
+from .model_config import read_model_config
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONVERT = (
@@ -40,7 +40,7 @@ def check_form(path: Path) -> None:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     if why := why_refused(names):
         if "config.json" in names:
-            ModelConfig.from_folder(path)  # another architecture need not be converted
+            read_model_config(path)  # another architecture need not be converted
         command = f": convert it with: {convert_command(path)}" if has_pickle(names) else ""
         raise ValueError(f"{path} {why}{command}")
 

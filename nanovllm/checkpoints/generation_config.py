@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..llama.config import read_eos
-from ..llama.entries import Entries, read_json, read_json_if_any
+from .entries import Entries, read_json, read_json_if_any
+from .model_config import read_eos
 
 NAMES = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),

@@ -11,10 +11,10 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..llama import ModelConfig
-from ..llama.entries import Entries, read_json
+from .entries import Entries, read_json
 from .forms import INDEX, WEIGHTS, check_form, why_refused
 from .hub_errors import one_line
+from .model_config import read_model_config
 from .repository import Repository
 
 SHIPPED = "models/storyteller"  # the default of EngineConfig.model: a folder of the repository, and no name of the hub
@@ -83,7 +83,7 @@ def fetch(found: Repository) -> Path:
     with one_line(found):
         folder = found.snapshot(FILES)
     if (folder / "config.json").exists():
-        ModelConfig.from_folder(folder)  # another architecture is told before its weights are fetched
+        read_model_config(folder)  # another architecture is told before its weights are fetched
     weights = weight_files(folder)
     found = replace(found, revision=folder.name)  # the same commit, whatever is pushed meanwhile
     with one_line(found):  # the weights come last: where they are, all is

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
-from ..llama.entries import Entries, brief, read_json
+from .entries import Entries, brief, read_json
 from .tokenizer_config import TokenizerConfig
 
 Vocabulary = dict[str, int]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from tokenizers import AddedToken
 
-from ..llama.entries import Entries, read_json_if_any
 from .chat_template import find_chat_template
+from .entries import Entries, read_json_if_any
 
 MAX_TOKEN_ID = 2**24
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from ..checkpoints.model_config import read_model_config
 from ..engine.config import POOL_SIZES
 from ..engine.kv_cache import PoolReport
 from ..engine.outputs import CompletionOutput, RequestOutput
-from ..llama import ModelConfig
 from ..llm import LLM
 
 PROMPTS = [
@@ -28,7 +28,7 @@ def with_small_pool(options: dict[str, Any]) -> dict[str, Any]:
         return options
     longest = options["max_model_len"]
     if longest is None:
-        longest = min(MAX_MODEL_LEN, ModelConfig.from_folder(options["model"]).max_position_embeddings)
+        longest = min(MAX_MODEL_LEN, read_model_config(options["model"]).max_position_embeddings)
     return options | {"max_model_len": longest, "kv_cache_tokens": max(POOL_TOKENS, 2 * longest)}
 
 

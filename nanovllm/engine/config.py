@@ -12,9 +12,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 
-from ..backends.options import BACKENDS
+from ..backends.options import BACKENDS, backend_of
 from ..backends.options import RULE as BACKEND
-from ..backends.options import backend_of
 from .checks import AT_LEAST_1, SEED, TYPES, Rule, check_fields, is_number, is_whole, knob, nearest
 from .vllm_options import OnlyInVllm, is_refused, refusal
 
@@ -244,14 +243,14 @@ class EngineArgs(OnlyInVllm):
 
     def _host_tokens(self, config: EngineConfig) -> int:
         """Return the tokens whose keys and values fill kv_offloading_size GiB."""
-        from ..llama import ModelConfig
+        from ..checkpoints.model_config import read_model_config
         from .kv_cache import bytes_per_token
 
         if not is_number(self.kv_offloading_size) or self.kv_offloading_size < 0:
             raise ValueError(f"kv_offloading_size must be a number of GiB, 0 or above, not {self.kv_offloading_size!r}")
         if self.kv_offloading_tokens is not None:
             raise ValueError("the host's pool was given 2 times: kv_offloading_size, kv_offloading_tokens")
-        model = ModelConfig.from_folder(config.model)
+        model = read_model_config(config.model)
         return int(self.kv_offloading_size * GIB) // bytes_per_token(model, config.torch_dtype(model.dtype))
 
     @classmethod

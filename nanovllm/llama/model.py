@@ -1,14 +1,13 @@
-"""Llama, and its near relations, on flat tokens: the part of an engine that never changes.
+"""Llama and its close relatives on flat tokens: the part of an engine that never changes.
 
     hidden = model(input_ids, positions, attend)
     logits = model.compute_logits(hidden[rows])
 
-The tokens of all sequences lie end to end, in one dimension. Everything here treats a token alone, except attention,
-and that is handed in: `attend` stores this step's keys and values wherever the stage keeps them, and lets each token
-attend to what it may see.
+The tokens of all sequences lie end to end, in one dimension. Everything here treats each token alone, except for
+attention, which is passed in: `attend` stores the keys and values of this step, and attends to what each token may see.
 
-Every matmul, norm, rotation and activation is a submodule, so that it can be swapped (packed, fused, sharded)
-without a change in this file. Names follow transformers' Llama; q, k, v are one matmul, and so are gate and up.
+Every matmul, norm, rotation and activation is a submodule, so a backend can swap it (packed, fused, sharded) without a
+change in this file. Names follow transformers' Llama. q, k and v are one matmul, and so are gate and up.
 """
 
 import math
@@ -22,7 +21,7 @@ from .config import ModelConfig, RopeScaling
 
 
 class Attend(Protocol):
-    """q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]."""
+    """Attention of one step. q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
@@ -43,24 +42,22 @@ class RMSNorm(nn.Module):
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """The angle by which one position turns each pair of a head, float32 [head_dim / 2].
+    """Return the angle by which one position rotates each pair of a head, float32 [head_dim / 2].
 
-    Llama 3.1 divides the slow turns (few in the original context) by `factor`, keeps the fast ones, blends between.
+    Llama 3.1 divides low frequencies by `factor`, keeps high ones, and interpolates between.
 
     >>> rope_frequencies(4, 10000.0, None).tolist()
     [1.0, 0.009999999776482582]
-    >>> rope_frequencies(4, 10000.0, RopeScaling("linear", 2.0)).tolist()
+    >>> rope_frequencies(4, 10000.0, RopeScaling(factor=2.0)).tolist()
     [0.5, 0.004999999888241291]
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim  # [head_dim / 2]
     frequencies = 1.0 / theta**exponents
     if scaling is None:
         return frequencies
-    if scaling.rope_type == "linear":
-        return frequencies / scaling.factor
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the original context
+    rotations = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the original context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    keep = ((rotations - low) / (high - low)).clamp(0, 1)
     return (1 - keep) * frequencies / scaling.factor + keep * frequencies
 
 
@@ -75,7 +72,7 @@ class RotaryEmbedding(nn.Module):
         # on the CPU even under torch.device("meta"): no checkpoint brings these
         frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         positions = torch.arange(max_model_len, dtype=torch.float32, device="cpu")
-        angles = torch.outer(positions, frequencies).repeat(1, 2)  # both halves of a head turn by the same angles
+        angles = torch.outer(positions, frequencies).repeat(1, 2)  # for both halves of a head
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -85,7 +82,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class Rotate(nn.Module):
-    """Turn each pair (x[i], x[i + head_dim / 2]) of a head by its position's angle."""
+    """The rotation of each pair (x[i], x[i + head_dim / 2]) of a head by the angle of its position."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x, out [num_tokens, any heads, head_dim]; cos, sin [num_tokens, 1, head_dim]"""
@@ -94,7 +91,7 @@ class Rotate(nn.Module):
 
 
 class SiluAndMul(nn.Module):
-    """silu(gate) * up, from both side by side (the SwiGLU of Shazeer 2020, arXiv:2002.05202)."""
+    """silu(gate) * up (the SwiGLU of Shazeer 2020, arXiv:2002.05202)."""
 
     def forward(self, gate_up: Tensor) -> Tensor:
         """gate_up [num_tokens, 2 * intermediate_size] -> [num_tokens, intermediate_size]"""
@@ -103,7 +100,7 @@ class SiluAndMul(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    """Project, rotate, attend, project. Keys and values leave through `attend` and are not seen here again."""
+    """Self-attention. Keys and values leave through `attend`, and are not seen here again."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -123,10 +120,10 @@ class LlamaAttention(nn.Module):
         """x, out [num_tokens, hidden_size]"""
         qkv = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self.qk_norm:  # of each head by itself
+        if self.qk_norm:  # each head by itself
             q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        qk = self.rotate(qk, cos, sin)  # queries and keys turn alike, in one go
+        qk = self.rotate(qk, cos, sin)  # queries and keys in one go
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
         out = attend(self.layer, q, k, v)  # [num_tokens, num_heads, head_dim]
         assert out.shape == q.shape, f"attend turned {tuple(q.shape)} into {tuple(out.shape)}"
@@ -134,6 +131,8 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
+    """The feed-forward part of a layer."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
@@ -146,6 +145,8 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to its input."""
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -160,6 +161,8 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
+    """Embedding, layers and the last norm."""
+
     def __init__(self, config: ModelConfig, max_model_len: int) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -177,12 +180,10 @@ class LlamaModel(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """Llama (Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288), Mistral, Qwen 2.5 and Qwen 3.
-
-    It places `max_model_len` tokens; None stands for all that it was trained for, max_position_embeddings.
-    """
+    """Llama (Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288), Mistral, Qwen 2.5 and Qwen 3."""
 
     def __init__(self, config: ModelConfig, max_model_len: int | None = None) -> None:
+        """Build the model for texts of up to `max_model_len` tokens. Default: as long as it was trained for."""
         super().__init__()
         self.config = config
         self.model = LlamaModel(config, max_model_len or config.max_position_embeddings)
@@ -190,7 +191,7 @@ class LlamaForCausalLM(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """With tied embeddings the head is a Linear that shares the embedding's weight."""
+        """Share the weight of the embedding with the head, if the config says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -200,5 +201,5 @@ class LlamaForCausalLM(nn.Module):
         return self.model(input_ids, positions, attend)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]; the caller picks the rows that it samples from."""
+        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]; the caller picks the rows to sample from."""
         return self.lm_head(hidden)

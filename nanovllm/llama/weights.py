@@ -1,67 +1,49 @@
-"""safetensors into the model: one file or shards, q, k, v and gate, up side by side."""
+"""load_model: from safetensors, one file or several, to the model."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from safetensors import safe_open
 from torch.overrides import TorchFunctionMode
 
 from .config import ModelConfig
-from .entries import Entries, read_json
 from .model import LlamaForCausalLM
 
-FUSED = {  # our parameter: the checkpoint's tensors that are stacked in it, in order
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-IGNORED = ("rotary_emb.inv_freq",)  # old checkpoints store what config.json already says
+# our parameter: the tensors of the checkpoint that are stacked in it, in order
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def load_model(
-    folder: str | Path,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int | None = None,
+    folder: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, max_model_len: int | None = None
 ) -> LlamaForCausalLM:
-    """The checkpoint in `folder` as a model in `dtype` on `device`, for inference on `max_model_len` positions.
+    """Return the model of a checkpoint in `dtype` on `device`, for texts of up to `max_model_len` tokens.
 
-    Raises ValueError, naming the file and the tensor, if a tensor is missing, misshapen, unreadable or unknown; and
-    for a sliding window that a text of `max_model_len` tokens (None: max_position_embeddings) would outgrow.
+    Raise ValueError for a tensor that is missing or unknown; torch raises RuntimeError for one of a wrong shape.
     """
-    max_model_len = max_model_len or config.max_position_embeddings
-    check_window(config.sliding_window, max_model_len, Path(folder))
-    with torch.device("meta"), NoInit():  # shapes without memory: the real tensors replace these
+    files = [safe_open(path, framework="pt") for path in sorted(Path(folder).glob("model*.safetensors"))]
+    file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+    with torch.device("meta"), NoInit():  # shapes without memory
         model = LlamaForCausalLM(config, max_model_len)
-    with TensorReader(Path(folder)) as reader:
-        if config.tie_word_embeddings:
-            reader.check_tied_head((config.vocab_size, config.hidden_size))
-        state = {}
-        for name, parameter in model.named_parameters():  # a tied head is listed once, as embed_tokens
-            state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
-            parts = checkpoint_tensors(name, parameter.shape, config)
-            for rows, part in zip(state[name].split([shape[0] for _, shape in parts]), parts, strict=True):
-                rows.copy_(reader.read(*part))  # to its place and dtype in one go: nothing is held twice
-        reader.check_all_read()
-    model.load_state_dict(state, assign=True, strict=False)  # only a tied head can be missing: read() raises
+    state = {}
+    for name, _ in model.named_parameters():  # a tied head is listed once, as embed_tokens
+        parts = parts_of(name)
+        missing = [part for part in parts if part not in file_of]
+        if missing:
+            raise ValueError(f"{folder}: tensor {missing[0]} is missing")
+        state[name] = torch.cat([file_of.pop(part).get_tensor(part).to(device, dtype) for part in parts])
+    if config.tie_word_embeddings:
+        file_of.pop("lm_head.weight", None)  # the same as embed_tokens
+    unused = [name for name in file_of if not name.endswith("rotary_emb.inv_freq")]  # old checkpoints store it
+    if unused:
+        raise ValueError(f"{folder}: the model of config.json has no tensor {unused[0]}")
+    model.load_state_dict(state, strict=False, assign=True)  # only a tied head can be missing
     model.tie_weights()
     return model.to(device, dtype).eval().requires_grad_(False)
 
 
-def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -> None:
-    """`attend` lets a token see all before it: that is the same as with a window only if no text is longer."""
-    if sliding_window is not None and sliding_window < max_model_len:
-        path = folder / "config.json"
-        raise ValueError(
-            f"{path}: sliding_window {sliding_window} is not implemented: it needs a max_model_len of at most "
-            f"{sliding_window}, not {max_model_len}"
-        )
-
-
 class NoInit(TorchFunctionMode):
-    """Skips torch.nn.init: on the meta device its first call is slow, and the weights are replaced anyway."""
+    """A mode that skips torch.nn.init: weights are replaced anyway, and its first call on the meta device is slow."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -70,87 +52,13 @@ class NoInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def checkpoint_tensors(name: str, shape: torch.Size, config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """The checkpoint's tensors (name, shape) that make up our parameter `name`, to be stacked along dimension 0."""
+def parts_of(name: str) -> list[str]:
+    """Return the tensors of the checkpoint that make up our parameter `name`, stacked along dimension 0.
+
+    >>> parts_of("mlp.gate_up_proj.weight")
+    ['mlp.gate_proj.weight', 'mlp.up_proj.weight']
+    """
     for fused, parts in FUSED.items():
         if fused in name:
-            rows = part_rows(fused, config)
-            return [(name.replace(fused, part), (rows[i], *shape[1:])) for i, part in enumerate(parts)]
-    return [(name, tuple(shape))]
-
-
-def part_rows(fused: str, config: ModelConfig) -> tuple[int, ...]:
-    if fused == "gate_up_proj":
-        return (config.intermediate_size,) * 2
-    kv_rows = config.num_key_value_heads * config.head_dim
-    return (config.num_attention_heads * config.head_dim, kv_rows, kv_rows)
-
-
-class TensorReader:
-    """Tensors by name from model.safetensors, or from the shards that model.safetensors.index.json lists."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: dict[str, safe_open] = {}
-        self._file_of: dict[str, str] = {}  # tensor -> file name
-        self._read: set[str] = set()
-
-    def __enter__(self) -> "TensorReader":
-        index = self._folder / "model.safetensors.index.json"
-        if (self._folder / "model.safetensors").is_file():
-            self._file_of = dict.fromkeys(self._open("model.safetensors").keys(), "model.safetensors")
-        elif index.exists():
-            weight_map = Entries(read_json(index), index).entries("weight_map")
-            self._file_of = {name: weight_map.text(name) for name in weight_map.values}
-        else:
-            raise ValueError(f"{self._folder} has no model.safetensors and no {index.name}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.clear()
-
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor `name`, which must have `shape`."""
-        if name not in self._file_of:
-            raise ValueError(f"{self._folder}: tensor {name} {list(shape)} is missing")
-        file_name = self._file_of[name]
-        try:
-            tensor = self._open(file_name).get_tensor(name)
-        except SafetensorError as error:
-            raise ValueError(f"{self._folder / file_name}: tensor {name} cannot be read: {error}") from None
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{self._folder / file_name}: tensor {name} is {list(tensor.shape)}, config.json makes it {list(shape)}"
-            )
-        if not tensor.is_floating_point():
-            raise ValueError(f"{self._folder / file_name}: tensor {name} is {tensor.dtype}: only floats are run here")
-        self._read.add(name)
-        return tensor
-
-    def check_tied_head(self, shape: tuple[int, int]) -> None:
-        """The head of a tied model is its embedding: a file that has another one contradicts config.json."""
-        head, embedding = "lm_head.weight", "model.embed_tokens.weight"
-        if head not in self._file_of:
-            return
-        weight = self.read(head, shape)
-        if not torch.equal(weight, self.read(embedding, shape).to(weight.dtype)):
-            path = self._folder / self._file_of[head]
-            raise ValueError(f"{path}: {head} is not {embedding}, but config.json has tie_word_embeddings true")
-
-    def check_all_read(self) -> None:
-        """A tensor that nobody asked for means another architecture."""
-        extra = sorted(name for name in self._file_of if name not in self._read and not name.endswith(IGNORED))
-        if extra:
-            what = f"{len(extra)} tensors that the model of config.json does not have"
-            raise ValueError(f"{self._folder}: {what}, the first is {extra[0]}")
-
-    def _open(self, file_name: str) -> safe_open:
-        if file_name not in self._files:
-            path = self._folder / file_name
-            if not path.is_file():
-                raise ValueError(f"{self._folder}: the index names {file_name}, which is not there")
-            try:
-                self._files[file_name] = safe_open(path, framework="pt", device="cpu")
-            except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
-        return self._files[file_name]
+            return [name.replace(fused, part) for part in parts]
+    return [name]

@@ -11,8 +11,10 @@ from safetensors.torch import save_file
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...checkpoints.model_config import read_model_config
+from ...checkpoints.weights import load_model
 from ...engine.sampling_params import SamplingParams
-from ...llama import LlamaForCausalLM, ModelConfig, load_model
+from ...llama import LlamaForCausalLM, ModelConfig
 from ...llama.config import RopeScaling
 from ...llm import LLM
 from .helpers import CONFIG, next_logits, random_tensors, write_checkpoint
@@ -23,7 +25,7 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    return load_model(folder, ModelConfig.from_folder(folder), dtype, torch.device("cpu"))
+    return load_model(folder, read_model_config(folder), dtype, torch.device("cpu"))
 
 
 def read_config(folder: Path, generation: dict | None = None, **changes) -> ModelConfig:
@@ -32,7 +34,7 @@ def read_config(folder: Path, generation: dict | None = None, **changes) -> Mode
     (folder / "config.json").write_text(json.dumps(config))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return ModelConfig.from_folder(folder)
+    return read_model_config(folder)
 
 
 # config.json
@@ -108,12 +110,12 @@ def test_the_dtype_has_an_old_and_a_new_name(tmp_path, name):
 )
 def test_rope_scaling_is_read_from_old_and_new_entries(tmp_path, entries):
     config = read_config(tmp_path, **entries)
-    assert config.rope_theta == 500.0 and config.rope_scaling == RopeScaling("llama3", **LLAMA3)
+    assert config.rope_theta == 500.0 and config.rope_scaling == RopeScaling(**LLAMA3)
 
 
 def test_linear_rope_scaling_needs_a_factor_alone(tmp_path):
     config = read_config(tmp_path, rope_scaling={"type": "linear", "factor": 4.0})
-    assert config.rope_theta == 10000.0 and config.rope_scaling == RopeScaling("linear", 4.0)
+    assert config.rope_theta == 10000.0 and config.rope_scaling == RopeScaling(4.0)
 
 
 def test_default_rope_parameters_scale_nothing(tmp_path):
@@ -123,7 +125,7 @@ def test_default_rope_parameters_scale_nothing(tmp_path):
 
 def test_of_two_entries_for_rope_the_old_one_counts(tmp_path):
     config = read_config(tmp_path, rope_scaling={"type": "linear", "factor": 4.0}, rope_parameters={"factor": 2.0})
-    assert config.rope_scaling == RopeScaling("linear", 4.0)
+    assert config.rope_scaling == RopeScaling(4.0)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +330,7 @@ def test_a_window_is_there_if_some_layer_has_it(tmp_path, entries, window):
 
 def test_a_window_that_a_text_would_outgrow_is_refused_before_any_weight_is_read(tmp_path):
     folder = write_checkpoint(tmp_path, CONFIG | MISTRAL | {"sliding_window": 16})
-    config = ModelConfig.from_folder(folder)
+    config = read_model_config(folder)
     device = torch.device("cpu")
     assert load_model(folder, config, torch.float32, device, max_model_len=16), "it sees all of 16 tokens"
     (folder / "model.safetensors").unlink()
@@ -616,5 +618,5 @@ def test_a_folder_that_is_none_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"^there is no folder .*nowhere"):
         LLM(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="file is a file, not a checkpoint.s folder"):
+    with pytest.raises(ValueError, match="file is a file, not a checkpoint's folder"):
         LLM(tmp_path / "file")

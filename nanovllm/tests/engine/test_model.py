@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...llama import LlamaForCausalLM, ModelConfig, load_model
+from ...checkpoints.model_config import read_model_config
+from ...checkpoints.weights import load_model
+from ...llama import LlamaForCausalLM
 from ...llama.config import RopeScaling
 from ...llama.model import rope_frequencies
 from .helpers import CONFIG, attend_without_cache, next_logits, random_tensors, write_checkpoint
@@ -33,7 +35,7 @@ FAMILIES = {
     "Qwen 3 has a norm on each head": QWEN3 | {"rms_norm_eps": 0.1},
     "Qwen 3 with biases": QWEN3 | {"attention_bias": True},
 }
-LLAMA3 = RopeScaling("llama3", 8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+LLAMA3 = RopeScaling(8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 
 
 def family_tensors(config: dict) -> dict[str, Tensor]:
@@ -96,7 +98,7 @@ def test_logits_are_those_of_the_architecture(tmp_path, changes):
     config = CONFIG | changes
     tensors = family_tensors(config)
     folder = write_checkpoint(tmp_path, config, tensors)
-    model = load_model(folder, ModelConfig.from_folder(folder), torch.float32, torch.device("cpu"))
+    model = load_model(folder, read_model_config(folder), torch.float32, torch.device("cpu"))
     token_ids = [1, 300, 5, 5, 260, 17, 319, 44]
     torch.testing.assert_close(
         next_logits(model, token_ids), plain_logits(config, tensors, token_ids), rtol=1e-4, atol=1e-4
@@ -132,7 +134,7 @@ def test_only_the_distance_of_two_tokens_counts(model):
 
 def test_a_tied_head_is_the_embedding_itself(tmp_path):
     folder = write_checkpoint(tmp_path, CONFIG | {"tie_word_embeddings": True})
-    model = load_model(folder, ModelConfig.from_folder(folder), torch.float32, torch.device("cpu"))
+    model = load_model(folder, read_model_config(folder), torch.float32, torch.device("cpu"))
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
@@ -144,7 +146,7 @@ def test_an_attend_that_changes_the_shape_is_refused(model: LlamaForCausalLM):
 def test_the_norms_of_heads_are_modules_and_no_other_family_has_them(tmp_path, model):
     config = CONFIG | QWEN3
     folder = write_checkpoint(tmp_path, config, family_tensors(config))
-    qwen = load_model(folder, ModelConfig.from_folder(folder), torch.float32, torch.device("cpu"))
+    qwen = load_model(folder, read_model_config(folder), torch.float32, torch.device("cpu"))
     norms = {name for name, _ in qwen.named_modules() if name.endswith(("q_norm", "k_norm"))}
     assert norms == {f"model.layers.{i}.self_attn.{name}" for i in range(2) for name in ("q_norm", "k_norm")}
     assert not any(name.endswith(("q_norm", "k_norm")) for name, _ in model.named_modules())
@@ -156,7 +158,7 @@ def test_the_norms_of_heads_are_modules_and_no_other_family_has_them(tmp_path, m
 def test_the_rope_table_has_a_row_for_each_position_of_the_longest_text(tmp_path, model):
     """A model of a million positions costs no more than the texts that it is run on, and its angles are the same."""
     folder = write_checkpoint(tmp_path, CONFIG | {"max_position_embeddings": 1_000_000})
-    args = (folder, ModelConfig.from_folder(folder), torch.float32, torch.device("cpu"))
+    args = (folder, read_model_config(folder), torch.float32, torch.device("cpu"))
     rope = load_model(*args, max_model_len=10).model.rotary_emb
     assert rope.cos.shape == rope.sin.shape == (10, 8)
     whole = model.model.rotary_emb
@@ -179,7 +181,7 @@ def test_the_rope_tables_are_made_in_float32_whatever_the_model_is(tmp_path):
     """bfloat16 cannot tell position 257 from 258: the angles must be rounded last."""
     config = CONFIG | {"max_position_embeddings": 512}
     folder = write_checkpoint(tmp_path, config)
-    model = load_model(folder, ModelConfig.from_folder(folder), torch.bfloat16, torch.device("cpu"))
+    model = load_model(folder, read_model_config(folder), torch.bfloat16, torch.device("cpu"))
     cos, sin = model.model.rotary_emb(torch.tensor([257, 258]))
     assert cos.dtype == sin.dtype == torch.bfloat16
     assert cos[:, 0, 0].tolist() == [torch.tensor(math.cos(p)).bfloat16().item() for p in (257, 258)]

@@ -10,7 +10,7 @@ MAX_NUMBER = 1e30  # far inside float32; excludes infinity and NaN, too
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ValueError, naming the file, if there is none."""
+    """Return the object in a JSON file. Raise ValueError, naming the file, if there is none."""
     if not path.is_file():
         raise ValueError(f"{path.parent} is not a checkpoint folder: it has no {path.name}")
     try:
@@ -25,6 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_any(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if there is no file."""
     return read_json(path) if path.exists() else {}
 
 
@@ -40,7 +41,7 @@ class Entries:
         return self.values.get(name) is not None
 
     def integer(self, name: str, default: int | None = None, least: int = 1, most: int = MAX_INT) -> int:
-        """A whole number from `least` to `most`. Each reader takes `default` for an entry that is null or not there."""
+        """Return a whole number from `least` to `most`. A reader takes `default` for an entry that has no value."""
         value = self._get(name, default)
         if type(value) is int and value > most:
             raise self.error(name, f"at most {most}")
@@ -49,33 +50,35 @@ class Entries:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number, and a finite one."""
+        """Return a positive and finite number."""
         value = self._get(name, default)
         if type(value) not in (int, float) or not 0 < value < MAX_NUMBER:
             raise self.error(name, "a positive number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
+        """Return true or false."""
         value = self._get(name, default)
         if not isinstance(value, bool):
             raise self.error(name, "true or false")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
+        """Return a text that is not empty."""
         value = self._get(name, default)
         if not isinstance(value, str) or not value:
             raise self.error(name, "a text")
         return value
 
     def entries(self, name: str) -> "Entries":
-        """The object `name`: one without entries if it is null or not there."""
+        """Return the object `name`; one without entries if it is null or left out."""
         value = self._get(name, {})
         if not isinstance(value, dict):
             raise self.error(name, "an object")
         return Entries(value, self.path, f"{self.within}{name}.")
 
     def error(self, name: str, must_be: str) -> ValueError:
-        """`must_be` completes "NAME must be ..."."""
+        """Return the error of an entry; `must_be` completes "NAME must be ..."."""
         return ValueError(f"{self.path}: {self.within}{name} must be {must_be}, not {brief(self.values.get(name))}")
 
     def _get(self, name: str, default: Any) -> Any:
@@ -84,7 +87,7 @@ class Entries:
 
 
 def brief(value: object) -> str:
-    """A value from a file as it stands in an error: on one line, and not longer than that.
+    """Return a value from a file for an error: on one line, and not a long one.
 
     >>> brief("4" * 1000)[:9], len(brief("4" * 1000))
     ("'44444444", 80)
