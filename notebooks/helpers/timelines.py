@@ -74,7 +74,7 @@ def one_worker(step: DecodeStep) -> Any:
     from nanovllm.backends.cpu.few_rows import FewRows
 
     with one_thread():
-        return FewRows(step._runner._model, step.llm.kv_cache, step.context + 32)
+        return FewRows(step.runner.model, step.llm.kv_cache, step.context + 32)
 
 
 def spans_of(times: Sequence[float]) -> list[Span]:
