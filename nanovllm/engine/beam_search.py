@@ -83,7 +83,11 @@ class Candidate(NamedTuple):
     parent: Sequence
     token_id: int
     logprob: float  # of the whole output
-    logprobs: list[dict[int, Logprob]]  # of each token of the output, the most likely ones in its place
+    row: dict[int, Logprob] = {}  # the most likely tokens in its place
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]]:
+        return [*self.parent.logprobs, self.row]
 
     @property
     def output(self) -> list[int]:
@@ -100,7 +104,7 @@ class Hypothesis(NamedTuple):
     score: float
     token_ids: list[int]
     logprob: float
-    logprobs: list[dict[int, Logprob]]
+    logprobs: list[dict[int, Logprob]]  # of each token, the most likely ones in its place
 
 
 class Hypotheses:
@@ -110,10 +114,8 @@ class Hypotheses:
         self.best: list[Hypothesis] = []  # best first
         self._params = params
 
-    def add(self, ended: Candidate) -> None:
-        """Keep an ended candidate, if it is among the best."""
-        score = self._score(ended.logprob, len(ended.output))
-        hypothesis = Hypothesis(score, ended.output, ended.logprob, ended.logprobs)
+    def add(self, token_ids: list[int], logprob: float, logprobs: list[dict[int, Logprob]] | None = None) -> None:
+        hypothesis = Hypothesis(self._score(logprob, len(token_ids)), token_ids, logprob, logprobs or [])
         self.best = sorted([*self.best, hypothesis], key=lambda h: -h.score)[: self._params.beam_width]
 
     def are_final(self, logprob: float, num_tokens: int, max_tokens: int) -> bool:
@@ -188,8 +190,8 @@ class BeamSearch:
             try:
                 self._kv_cache_manager.collect_loads(wait=True)
                 while beams:
-                    with between_steps:
-                        pass  # a Ctrl-C takes effect here
+                    between_steps.let_through()
+                    between_steps.hold_back()
                     self._observers.tell("begin")
                     beams = self._step(beams, hypotheses)
                     self._observers.tell("end", None)
@@ -222,7 +224,7 @@ class BeamSearch:
         top = logprobs.topk(min(count, logprobs.shape[1]))  # [num_beams, count]
         rows = top_logprobs(logprobs, top.indices[:, 0].tolist(), count)  # the same, with the rank of each token
         candidates = [
-            Candidate(beam, token_id, beam.cumulative_logprob + logprob, [*beam.logprobs, row])
+            Candidate(beam, token_id, beam.cumulative_logprob + logprob, row)
             for beam, row, token_ids, values in zip(beams, rows, top.indices.tolist(), top.values.tolist(), strict=True)
             for token_id, logprob in zip(token_ids, values, strict=True)
         ]
@@ -248,7 +250,7 @@ class BeamSearch:
         width = self._params.beam_width
         for candidate in candidates[:width]:
             if candidate.has_ended:
-                hypotheses.add(candidate)
+                hypotheses.add(candidate.output, candidate.logprob, candidate.logprobs)
         kept = [candidate for candidate in candidates if not candidate.has_ended][:width]
         if not kept:
             return []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from ..backends.choice import Kernels, choose_backend
+from ..backends.torch.model_runner import ModelRunner
 from ..backends.torch.sampler import SampledToken
 from ..checkpoints.generation_config import eos_token_ids
 from ..checkpoints.hf_tokenizer import HFTokenizer
@@ -345,6 +346,8 @@ class LLMEngine:
             num_slots = self.kv_cache.num_blocks * config.block_size
             num_tokens = min(config.max_num_batched_tokens, self.max_model_len - 1, num_slots)
             self.cost_model = measure(self.kv_cache, self.executor, self.input_processor, num_tokens)
+            if isinstance(self.executor, ModelRunner):
+                self.executor.num_steps = self.executor.num_tokens = 0  # they count what requests need
             if not self.cost_model.prefers_load(self.kv_cache.bytes_per_token):
                 return 0
         return num_blocks

@@ -13,15 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ...backends.torch.model_runner import Scheduled
+from ...engine.executor import Scheduled
 from ...engine.beam_search import BeamSearch, BeamSearchParams, Candidate, Hypotheses
 from ...engine.outputs import RequestOutput
 from ...llama import LlamaForCausalLM
 from ...llm import LLM
-from .helpers import CONFIG, EOS, greedy_without_cache, make_sequence, next_logits, write_checkpoint
+from .helpers import CONFIG, EOS, admit, greedy_without_cache, make_sequence, next_logits, write_checkpoint
 from .scripted import assert_empty, params, run_to_the_end
 from .test_interrupts import each_line, lines_run
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*requests were not served")
 NUM_POSITIONS = 64
 PROMPTS = [[1, 5, 9], [1, 300, 301, 302, 303], list(range(3, 15)), [1]]
 ENDINGS = list(range(10, 320, 16))
@@ -330,7 +331,7 @@ def test_before_whatever_line_of_a_search_ctrl_c_is_pressed_nothing_is_left(chec
 
     for place in each_line(search, new()):
         if not place[0].endswith("beam_search.py"):
-            continue  # stage 4's tests press there
+            continue  # other tests press there
         llm = new()
         with pytest.raises(KeyboardInterrupt):
             lines_run(search, llm, press_at=place)
@@ -385,7 +386,7 @@ def test_parameters_that_cannot_be_are_named_with_their_value(options, error):
         ([], "the prompt is empty"),
         ([320], "token id 320 is not an int from 0 to 319"),
         ([1] * 64, "the prompt has 64 tokens; max_model_len 64 leaves room for 63"),
-        ("text", "the checkpoint has no tokenizer.model"),
+        ("text", "the checkpoint has neither tokenizer.json nor tokenizer.model"),
     ],
     ids=str,
 )
@@ -430,11 +431,16 @@ def test_the_likeliest_of_all_continuations_of_all_beams(checkpoint, monkeypatch
     search = BeamSearch(LLM(checkpoint, block_size=4).llm_engine, BeamSearchParams(2))
     beams, logprobs = [beam_of(-1.0), beam_of(-2.0)], torch.full((2, 320), -9.0)
     for beam in beams:
-        search._kv_cache_manager.allocate(beam)
+        admit(search._kv_cache_manager, beam)
     logprobs[0, 5], logprobs[0, 6], logprobs[1, 7], logprobs[1, 5] = -0.5, -3.0, -0.25, -1.0
     monkeypatch.setattr(search, "_compute", lambda beams: logprobs)
-    (first, second), found = beams, search._likeliest(beams)
-    assert found == [(first, 5, -1.5), (second, 7, -2.25), (second, 5, -3.0), (first, 6, -4.0)]
+    (first, second), found = beams, search._most_likely(beams)
+    assert [candidate[:3] for candidate in found] == [
+        (first, 5, -1.5),
+        (second, 7, -2.25),
+        (second, 5, -3.0),
+        (first, 6, -4.0),
+    ]
 
 
 def test_a_candidate_has_ended_with_a_stop_token_or_the_last_that_there_is_room_for():
@@ -481,3 +487,17 @@ def test_a_search_is_over_when_no_beam_can_become_better_than_the_worst_that_cou
     hypotheses.add([6], -3.0)
     assert hypotheses.are_final(-6.0, num_tokens=2, max_tokens=10) == are_final
     assert hypotheses.are_final(-1.0, num_tokens=2, max_tokens=10) == (early_stopping is True)
+
+
+def test_a_search_finds_what_an_equal_one_has_computed(checkpoint):
+    """All full blocks of the prompt and of the beams are cached."""
+    llm = LLM(checkpoint, block_size=4)
+    search = BeamSearchParams(3, 9, ignore_eos=True)
+    first = llm.beam_search([PROMPTS[2]], search)
+    assert llm.kv_cache_manager.prefix_cache_stats.hits == 0
+    second = llm.beam_search([PROMPTS[2]], search)
+    assert llm.kv_cache_manager.prefix_cache_stats.hits == 8, "two blocks of a prompt of 12 tokens"
+    assert_same(second[0], beams(first[0]))
+    best = first[0].outputs[0].token_ids
+    llm.generate([[*PROMPTS[2], *best]], params(1))
+    assert llm.kv_cache_manager.prefix_cache_stats.hits == 8 + 20, "and what the best beam has said"

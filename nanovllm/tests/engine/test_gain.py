@@ -1,15 +1,13 @@
-"""What this stage buys: what has left the device is brought back and not computed again. Counted, never timed."""
-
-from importlib import import_module
+"""The gain of the host tier: blocks that left the device are loaded, and not computed again. Counted, never timed."""
 
 import torch
 
-from ...engine.engine import LLMEngine
+from ...engine.llm_engine import LLMEngine
 from ...engine.sampling_params import SamplingParams
-from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
 from ...llm import LLM
-from . import gain
+from .helpers import admit
+from .test_offload_engine import Lost
 
 BLOCK_SIZE = 4
 PROMPTS = [[3 + (7 * i + 11 * j) % 300 for i in range(12)] for j in range(6)]
@@ -38,34 +36,28 @@ def test_bytes_are_equal_after_the_round_trip(checkpoint):
     before, table = bytes_of(engine, seq), list(seq.block_table)
     engine.scheduler.preempt_all()
     [blocker] = engine.input_processor.process("b", list(range(63)), GREEDY)
-    engine.kv_cache_manager.allocate(blocker)  # all 16 blocks
+    admit(engine.kv_cache_manager, blocker)  # all 16 blocks
     engine.kv_cache.blocks.fill_(float("nan"))
     engine.kv_cache_manager.free(blocker)
-    engine.kv_cache_manager._pool.get_new_blocks(2)  # so that no table is what it was
+    engine.kv_cache_manager.pool.get_new_blocks(2)  # so that no table is what it was
     engine.scheduler.schedule()
     assert seq.num_computed_tokens == 16 and seq.block_table != table
     assert torch.equal(bytes_of(engine, seq), before)
 
 
-def test_in_a_third_of_the_memory_hardly_a_token_is_computed_twice(checkpoint, monkeypatch):
+def test_in_a_third_of_the_memory_hardly_a_token_is_computed_twice(checkpoint):
     """Six requests, and room for two as they end. Without the host nearly all that a preempted one had is lost."""
     needed = sum(len(prompt) + MAX_TOKENS - 1 for prompt in PROMPTS)
-    preempt, lost = Scheduler._preempt, []
-
-    def watched(scheduler: Scheduler, seq: Sequence) -> None:
-        lost.append(seq.num_computed_tokens % BLOCK_SIZE)
-        preempt(scheduler, seq)
-
-    monkeypatch.setattr(Scheduler, "_preempt", watched)
     twice, said = {}, {}
     for policy in ("load", "recompute"):
-        lost.clear()
-        llm = llm_of(checkpoint, NUM_BLOCKS // 3, policy)
+        llm, lost = llm_of(checkpoint, NUM_BLOCKS // 3, policy), Lost(BLOCK_SIZE)
+        llm.llm_engine.observers.append(lost)
         said[policy] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
-        twice[policy] = llm.model_runner.num_tokens - needed
+        twice[policy] = llm.llm_engine.executor.num_tokens - needed
         assert llm.llm_engine.scheduler.num_preemptions >= 5
         if policy == "load":
-            assert twice["load"] == sum(lost), "a preemption costs what was in no full block"
+            assert twice["load"] == lost.num_tokens, "a preemption costs what was in no full block"
+            assert llm.llm_engine.host_tier.num_stores_loaded > 0
     assert 5 * twice["load"] <= twice["recompute"]
     assert said["load"] == said["recompute"]
 
@@ -76,15 +68,7 @@ def test_texts_that_a_small_device_pool_cannot_keep_are_found_on_the_host(checkp
     prompts = [[3 + (7 * i + j) % 300 for i in range(40)] for j in range(3)]
     one = SamplingParams(temperature=0.0, max_tokens=1)
     first = [llm.generate(prompt, one)[0] for prompt in prompts]
-    assert llm.model_runner.num_tokens == 3 * 40
+    assert llm.llm_engine.executor.num_tokens == 3 * 40
     again = [llm.generate(prompt, one)[0] for prompt in prompts]
-    assert llm.model_runner.num_tokens == 3 * 40 + 3 * 4, "the last block of each, which the last token is in"
+    assert llm.llm_engine.executor.num_tokens == 3 * 40 + 3 * 4, "the last block of each, which the last token is in"
     assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in first]
-
-
-def test_the_gain_in_figures(tmp_path):
-    """They are told at the end of the exercise, beside those of the stage before."""
-    assert gain.now(import_module("..", __package__), tmp_path) == {
-        "tokens computed twice, 6 requests in a third of the memory": 0,
-        "tokens computed twice, 3 texts that come again": 12,
-    }
