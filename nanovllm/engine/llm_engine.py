@@ -190,6 +190,8 @@ class LLMEngine:
             if not seq.finished:
                 seq.finish("abort")
                 self.scheduler.remove(seq)
+            elif seq in self.scheduler.running:  # it ended in a step that broke off before it was removed
+                self.scheduler.remove(seq)
         [output] = self._outputs(samples)
         self._unreported = [seq for seq in self._unreported if seq not in samples]
         return output
