@@ -1,18 +1,20 @@
-"""BlockManager: which blocks each sequence holds: as many as its tokens fill, wherever they are.
+"""BlockManager: which sequence holds which blocks of the pool: as many as its tokens fill, wherever they lie.
 
     block size 4     tokens of A       tokens of B       block tables
                      0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
                                                          B: [1]      token 2 is in block 1, offset 2
     blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea comes from operating systems: pages of one size, and a page table per process. No slot is lost between blocks,
-and at most block_size - 1 in the last block of a sequence (PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
+The idea is an operating system's: fixed pages, and a table for each process. No slot is lost between blocks, and at
+most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
 """
 
-from .block_pool import BlockPool, NoFreeBlocks
+from itertools import takewhile
+
+from .block_pool import BlockPool
 from .kv_cache import BlockCopy, PoolReport
 from .observer import Observer
-from .prefix_cache import BlockHash, PrefixCacheStats, extend_block_hashes
+from .prefix_cache import PrefixCacheStats, extend_block_hashes
 from .sequence import Sequence
 from .tier import Tier
 
@@ -21,77 +23,76 @@ class BlockManager:
     """A block table for each sequence. allocate() takes blocks for its tokens so far, append_slot() for one more."""
 
     def __init__(self, num_blocks: int, block_size: int, enable_caching: bool, tier: Tier, observer: Observer) -> None:
-        """Start with all blocks free. `tier` is where evicted blocks go, and come back from."""
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.pool = BlockPool(num_blocks, on_evict=self._evict)
-        self.tier = tier
+        self.tier = tier  # where evicted blocks go, and come back from
+        self.pool = BlockPool(num_blocks, observer, tier.store)
         self.prefix_cache_stats = PrefixCacheStats()
         self._enable_caching = enable_caching
         self._observer = observer
-        self._holders: dict[Sequence, None] = {}  # sequences that hold blocks, in order of admission
+        self._holders: dict[Sequence, None] = {}  # in order of admission
         self._peak = self.report()
 
     @property
     def num_free_blocks(self) -> int:
-        return self.pool.num_free_blocks
+        return len(self.pool.free)
 
     def find_hits(self, seq: Sequence) -> list[int | None]:
-        """Return the cached blocks that `seq` begins with: None stands for a block that only the tier has.
+        """Return the cached blocks that `seq` begins with. None stands for a block that only the tier has.
 
-        The last token is never part of a hit: it must be computed, since its logits choose the next token.
+        Its last token is never part of a hit: it must be computed, since its logits choose the next token.
         """
         if not self._enable_caching or not seq.may_hit:
             return []
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
-        hits: list[int | None] = []
-        for block_hash in seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]:
-            if block_hash not in self.pool.cached and block_hash not in self.tier:
-                break
-            hits.append(self.pool.cached.get(block_hash))
-        return hits
+        hashes = seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]
+        cached = takewhile(lambda block_hash: block_hash in self.pool.cached or block_hash in self.tier, hashes)
+        return [self.pool.cached.get(block_hash) for block_hash in cached]
 
     def num_needed(self, seq: Sequence, hits: list[int | None]) -> int:
-        """Return how many free blocks allocate() would take. A hit that nobody holds is one of them."""
+        """Return how many free blocks allocate() would take. A hit that no sequence holds is one of them."""
         num_held = sum(block is not None and self.pool.ref_counts[block] > 0 for block in hits)
         return cdiv(seq.num_tokens, self.block_size) - num_held
 
     def allocate(self, seq: Sequence, hits: list[int | None]) -> None:
-        """Take blocks for all tokens of `seq`. The tokens of `hits` count as computed: is_ready() says when they are.
+        """Take blocks for all tokens that `seq` has now. Those of `hits` are computed already, or on their way.
 
         Raise NoFreeBlocks if too few are free, or what a copy raises, and then take none.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
-        if (needed := self.num_needed(seq, hits)) > self.num_free_blocks:
-            raise NoFreeBlocks(f"{needed} blocks are needed, {self.num_free_blocks} are free")
-        cached = [block for block in hits if block is not None]
-        self.pool.touch(cached)  # before new blocks are taken: they might evict these,
+        here, new = [block for block in hits if block is not None], list[int]()
+        self.pool.touch(here)  # first: the rest might evict them
         held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])  # or these
-        new: list[int] = []
         try:
-            new = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(cached))
-            targets = new[: len(held)]
+            new = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here))
             if held:
-                self.tier.load(held, targets)
+                self.tier.load(held, new[: len(held)])
         except Exception:
-            self.pool.free_blocks(cached + new)
+            self.pool.free_blocks(here + new)
             self.tier.release(held)
             raise
-        self.pool.touch(targets)  # until they have arrived, the load is a holder of its targets too
         fresh = iter(new)
         seq.block_table = [next(fresh) if block is None else block for block in hits] + list(fresh)
         seq.num_computed_tokens = len(hits) * self.block_size
         if seq.num_preemptions == 0:
             seq.num_cached_tokens = seq.num_computed_tokens
         self._holders[seq] = None
-        self._observer.tell("admit", seq, hits)
-        if held:
-            self._observer.tell("load", seq, [BlockCopy(*pair) for pair in zip(held, targets, strict=True)])
-        self.cache_blocks(seq, seq.num_computed_tokens)  # others may hit what is on its way, and wait for it too
         self.prefix_cache_stats.queries += seq.num_tokens
         self.prefix_cache_stats.hits += seq.num_computed_tokens
+        self._observer.tell("admit", seq, hits)
+        if held:
+            self._hold_targets(seq, held, new[: len(held)])
+
+    def _hold_targets(self, seq: Sequence, held: list[int], targets: list[int]) -> None:
+        """Let a load hold its targets too, until they have arrived.
+
+        They enter the cache at once: another sequence may hit them, and wait for them as well.
+        """
+        self.pool.touch(targets)
+        self._observer.tell("load", seq, [BlockCopy(*pair) for pair in zip(held, targets, strict=True)])
+        self.cache_blocks(seq, seq.num_computed_tokens)
 
     def is_ready(self, seq: Sequence) -> bool:
-        """Return whether all blocks of `seq` have arrived, so that it may run."""
+        """Return True if all blocks of `seq` have arrived, so that it may run."""
         return self.tier.has_arrived(seq.block_table)
 
     def collect_loads(self, wait: bool = False) -> None:
@@ -99,27 +100,19 @@ class BlockManager:
         self.pool.free_blocks(self.tier.collect(wait))
 
     def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """Add the blocks to the index that the last `num_tokens` computed tokens have filled."""
+        """Add the blocks to the cache that the last `num_tokens` computed tokens have filled."""
         if not self._enable_caching:
             return
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
         end = seq.num_computed_tokens
         for i in range((end - num_tokens) // self.block_size, end // self.block_size):
-            if self.pool.cache_block(seq.block_table[i], seq.block_hashes[i]):
-                self._observer.tell("cache", seq.block_table[i], seq.block_hashes[i])
-
-    def _evict(self, block: int, block_hash: BlockHash) -> None:
-        """Hand a cached block to the tier, right before it is reused."""
-        self.tier.store(block, block_hash)
-        self._observer.tell("evict", block, block_hash, "taken")
+            self.pool.cache_block(seq.block_table[i], seq.block_hashes[i])
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the cache; its statistics go on. Return False, and change nothing, while a sequence holds blocks."""
+        """Forget all texts; the statistics go on. Return False, and change nothing, while a sequence holds blocks."""
         if self._holders:
             return False
         self.collect_loads(wait=True)
-        for block_hash, block in self.pool.cached.items():
-            self._observer.tell("evict", block, block_hash, "reset")
         self.pool.reset_prefix_cache()
         self.tier.reset()
         return True
@@ -135,30 +128,29 @@ class BlockManager:
         self._observer.tell("fork", parent, child)
 
     def can_append(self, seq: Sequence) -> bool:
-        """Return whether append_slot() would succeed."""
-        return self.num_free_blocks > 0 or not (self._needs_block(seq) or self._is_shared(seq))
+        """Return True if append_slot() finds the block that it needs."""
+        return not (self._needs_block(seq) or self._is_shared(seq)) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
         """Make sure that the last token of `seq` has a slot, in a block that no other sequence holds.
 
-        Take a block if all blocks of `seq` are full. If others hold its last block too, take a block in its place, and
-        return the copy to make before the next step writes. Raise NoFreeBlocks, and change nothing, if none is free.
+        Take a block if all of its blocks are full. If its last block is shared, take a block in its place, and return
+        the copy to make before the next step writes. Raise NoFreeBlocks, and change nothing, if none is free.
         """
         copy = None
         if self._needs_block(seq):
             seq.block_table += self.pool.get_new_blocks(1)
         elif self._is_shared(seq):
-            [target] = self.pool.get_new_blocks(1)
-            copy = BlockCopy(seq.block_table[-1], target)
-            self.pool.free_blocks([copy.source])  # its last holder will find it unshared, and writes in place
-            seq.block_table[-1] = target
+            copy = BlockCopy(seq.block_table[-1], *self.pool.get_new_blocks(1))
+            self.pool.free_blocks([copy.source])  # its last holder finds it unshared, and writes in place
+            seq.block_table[-1] = copy.target
         else:
             return None
         self._observer.tell("grow", seq, copy)
         return copy
 
     def free(self, seq: Sequence) -> None:
-        """Give up all blocks of `seq`. Raise ValueError, and change nothing, if it holds none."""
+        """Give back all blocks of `seq`. Raise ValueError, and change nothing, if it holds none."""
         if seq not in self._holders:
             raise ValueError(f"request {seq.request_id} holds no blocks")
         self._peak = self.peak
@@ -169,13 +161,13 @@ class BlockManager:
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. Only free() lowers that number, and it looks here first."""
+        """The report with the most slots held so far. Only free() lowers their number, and it looks here first."""
         if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
-            return self._peak
+            return self._peak  # a report takes its time: one is made only if it may be the peak
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:
-        """Return what is promised, held and used now."""
+        """Return how much of the pool is promised, held and used now."""
         return PoolReport(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
@@ -184,20 +176,20 @@ class BlockManager:
         )
 
     def check_integrity(self) -> None:
-        """Assert that each block is free, or held as often as counted, and that no table is longer than needed."""
+        """Raise AssertionError unless each block is free or in one table, and each table is as long as it must be."""
         held = [block for seq in self._holders for block in seq.block_table]
         self.pool.check_integrity(held + self.tier.arriving())
         self.tier.check_integrity()
         for seq in self._holders:
-            assert len(seq.block_table) <= cdiv(seq.num_tokens, self.block_size), f"{seq.num_tokens}: {seq.block_table}"
-            assert seq.num_computed_tokens <= len(seq.block_table) * self.block_size
+            least, most = (cdiv(num, self.block_size) for num in (seq.num_computed_tokens, seq.num_tokens))
+            assert least <= len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
 
     def _needs_block(self, seq: Sequence) -> bool:
-        """Return whether the last token of `seq` has no slot yet."""
+        """Return True if all blocks of `seq` are full, and its last token has no slot yet."""
         return seq.num_tokens > len(seq.block_table) * self.block_size
 
     def _is_shared(self, seq: Sequence) -> bool:
-        """Return whether others hold the last block of `seq` too."""
+        """Return True if other sequences hold the last block of `seq` too."""
         return self.pool.ref_counts[seq.block_table[-1]] > 1
 
 

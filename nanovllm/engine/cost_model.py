@@ -47,36 +47,34 @@ class CostModel:
 
 
 def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcessor, num_tokens: int) -> CostModel:
-    """Measure this machine, with a prefill of `num_tokens`. Call it first: it overwrites the pool."""
+    """Measure this machine, with a prefill of `num_tokens`, before the first request: it overwrites the pool."""
     num_blocks = min(NUM_BLOCKS, kv_cache.num_blocks)
     tier = HostTier(kv_cache.blocks, num_blocks, Observer())
-    hashes = [bytes([block]) for block in range(num_blocks)]
 
-    def store() -> None:
-        tier.reset()
-        for block, block_hash in enumerate(hashes):
-            tier.store(block, block_hash)
+    def store(attempt: int) -> None:
+        for block in range(num_blocks):
+            tier.store(block, bytes([attempt, block]))
 
-    def load() -> None:
-        tier.load(tier.hold(hashes), targets=list(range(num_blocks)))
+    def load(attempt: int) -> None:
+        held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # those that store() left
+        tier.load(held, targets=list(range(num_blocks)))
         tier.collect(wait=True)
 
-    no_tier = HostTier(kv_cache.blocks, 0, Observer())
-    manager = BlockManager(kv_cache.num_blocks, kv_cache.block_size, False, no_tier, Observer())
+    manager = BlockManager(kv_cache.num_blocks, kv_cache.block_size, False, tier, Observer())
     [seq] = input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
     manager.allocate(seq, hits=[])
     store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
-    prefill_seconds = best_time(lambda: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
+    prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
     return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)
 
 
-def best_time(work: Callable[[], object], kv_cache: KVCache) -> float:
+def best_time(work: Callable[[int], object], kv_cache: KVCache) -> float:
     """Return the seconds of the faster of two runs. The first one warms up."""
     seconds = []
-    for _ in range(2):
+    for attempt in range(2):
         started = time.perf_counter()
-        work()
+        work(attempt)
         if kv_cache.blocks.is_cuda:
             torch.cuda.synchronize(kv_cache.blocks.device)
         seconds.append(time.perf_counter() - started)

@@ -28,8 +28,23 @@ class Load:
     copies: list[BlockCopy]
     event: "torch.cuda.Event | None"  # None if they arrived at once
 
+    @property
+    def targets(self) -> set[int]:
+        return {copy.target for copy in self.copies}
+
     def has_arrived(self) -> bool:
         return self.event is None or self.event.query()
+
+
+class HostPoolObserver(Observer):
+    """Tells an engine's observer which texts the host forgets, under a name of its own."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def tell(self, kind: str, *details: object) -> None:
+        if kind == "evict":
+            self._observer.tell("host_evict", *details)
 
 
 class HostTier:
@@ -47,20 +62,17 @@ class HostTier:
         except RuntimeError:
             size = num_blocks * device_blocks[0].nbytes
             raise ValueError(f"the host has no room for {num_blocks:,} blocks, {size:,} bytes") from None
-        self.pool = BlockPool(num_blocks, on_evict=lambda *block: observer.tell("host_evict", *block, "taken"))
+        self.num_blocks = num_blocks
+        self.pool = BlockPool(num_blocks, HostPoolObserver(observer))
         self.loads: list[Load] = []
         self.num_blocks_stored = self.num_blocks_loaded = 0
         self.num_stores_loaded = 0  # stored blocks that were loaded at least once: the others were stored in vain
-        self._device_blocks = device_blocks
         self._never_loaded: set[int] = set()  # blocks of the host
+        self._device_blocks = device_blocks
         self._stream = torch.cuda.Stream(device_blocks.device) if is_cuda else None
         if self._stream:
             device_blocks.record_stream(self._stream)  # if the device's pool is dropped, its memory waits for the loads
         self._observer = observer
-
-    @property
-    def num_blocks(self) -> int:
-        return self.pool.num_blocks
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self.pool.cached
@@ -74,7 +86,7 @@ class HostTier:
             held = self.hold([block_hash])
             self.release(held)
             self._observer.tell("renew", held[0], block_hash)
-        elif self.pool.num_free_blocks:
+        elif self.pool.free:
             [target] = self.pool.get_new_blocks(1)
             try:
                 self.blocks[target].copy_(self._device_blocks[block], non_blocking=self._stream is not None)
@@ -95,7 +107,7 @@ class HostTier:
         self.pool.free_blocks(held)
 
     def load(self, held: list[int], targets: list[int]) -> None:
-        """Start to copy held blocks to blocks of the device. collect() releases them.
+        """Start to copy held blocks to these blocks of the device. collect() releases them.
 
         If this raises, nothing moves, and they are still held.
         """
@@ -118,18 +130,16 @@ class HostTier:
     def cancel(self, targets: list[int]) -> None:
         """Forget the loads to these device blocks once nothing moves any more. What they load from is still held."""
         for load in list(self.loads):
-            if not {copy.target for copy in load.copies}.isdisjoint(targets):
+            if not load.targets.isdisjoint(targets):
                 if load.event:
                     load.event.synchronize()
                 self.loads.remove(load)
 
     def has_arrived(self, blocks: list[int]) -> bool:
         """Return whether none of these device blocks is on its way."""
-        if not self.loads:
+        if not self.loads:  # as nearly always
             return True
-        return all(
-            load.has_arrived() or {copy.target for copy in load.copies}.isdisjoint(blocks) for load in self.loads
-        )
+        return all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
     def collect(self, wait: bool = False) -> list[int]:
         """Release what has been loaded, and return the device blocks that have arrived. `wait` for all of them."""
@@ -149,9 +159,7 @@ class HostTier:
         return [copy.target for load in self.loads for copy in load.copies]
 
     def reset(self) -> None:
-        """Forget all blocks. None may be on its way."""
-        for block_hash, block in self.pool.cached.items():
-            self._observer.tell("host_evict", block, block_hash, "reset")
+        """Forget all texts. None may be on its way."""
         self.pool.reset_prefix_cache()
 
     def check_integrity(self) -> None:

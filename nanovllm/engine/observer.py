@@ -1,17 +1,38 @@
-"""Observer: hears what the engine does, for whoever wants to draw, count or record it."""
+"""Observer: hears of everything that an engine does. To trace an engine, give it an observer of your own."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 
 class Observer:
-    """Hears of each thing right after it has happened, in the engine's thread. This one ignores it all.
+    """An observer that ignores everything. A subclass overrides tell().
 
-    An observer may read what it is given, and must not change it.
+    add       seq                      it waits at the end of the queue
+    refuse    request_id, error        it cannot be served
+    abort     request_id               somebody is about to end it
+    store     block, to, hash          this text has left the device: block `to` of the host has it
+    renew     block, hash              it has left the device, and this block of the host had it already
+    host_evict block, hash, why        the host forgets it
+    load      seq, copies              blocks for seq are on their way from the host
+    arrive    copies                   they have arrived
+    begin                              a step begins
+    admit     seq, hits                it holds its blocks; hits: those that were cached, None for one of the host
+    cache     block, hash              the text in this block can be found
+    evict     block, hash, why         it cannot be found any more: the block is taken, or all are reset
+    fork      parent, child            child holds the blocks of parent too, and runs behind it
+    grow      seq, copy                it holds one block more, or its own copy of a shared one
+    copy      copies                   these blocks are copied
+    wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
+    schedule  output                   these sequences compute so many tokens in this step
+    preempt   seq, makes_room_for      it has lost its blocks, and waits at the front of the queue
+    step      batch, updated           the new tokens are appended; updated: sequences that have one
+    free      seq, blocks              it has given these blocks back
+    finish    seq                      it has ended and holds nothing
+    raise     batch, error             a step of the model with these raised
+    end       error                    the step is over; error: what broke it off, or None
     """
 
-    def tell(self, kind: str, *details: Any) -> None:
-        """Take note of one event: observer.tell("admit", seq, hits)."""
+    def tell(self, kind: str, *details: object) -> None:
+        """Note an event. The engine's thread calls this right after the thing has happened."""
 
 
 class Observers(Observer):
@@ -26,7 +47,7 @@ class Observers(Observer):
         for observer in observers:
             self.append(observer)
 
-    def tell(self, kind: str, *details: Any) -> None:
+    def tell(self, kind: str, *details: object) -> None:
         """Call on_<kind>(*details) of each observer that has it."""
         methods = self._methods.get(kind)
         if methods:

@@ -10,6 +10,7 @@ import pytest
 
 from ...engine.block_manager import BlockManager, cdiv
 from ...engine.block_pool import BlockPool, NoFreeBlocks
+from ...engine.observer import Observer
 from ...engine.sequence import Sequence
 from .helpers import admit, fits, make_manager, make_sequence
 
@@ -98,7 +99,7 @@ def test_a_table_that_is_given_back_is_taken_again_in_its_order():
 
 
 def test_blocks_are_taken_from_the_front_of_the_queue_and_return_to_it():
-    pool = BlockPool(6)
+    pool = BlockPool(6, Observer())
     assert pool.get_new_blocks(4) == [0, 1, 2, 3]
     pool.free_blocks([1])
     pool.free_blocks([3, 0])
@@ -108,11 +109,11 @@ def test_blocks_are_taken_from_the_front_of_the_queue_and_return_to_it():
 
 
 def test_a_pool_that_has_too_few_says_both_numbers_and_keeps_their_order():
-    pool = BlockPool(3)
+    pool = BlockPool(3, Observer())
     pool.free_blocks(pool.get_new_blocks(2)[::-1])
     with pytest.raises(NoFreeBlocks, match="4 blocks are needed, 3 are free"):
         pool.get_new_blocks(4)
-    assert pool.num_free_blocks == 3 and pool.get_new_blocks(0) == []
+    assert len(pool.free) == 3 and pool.get_new_blocks(0) == []
     assert pool.get_new_blocks(3) == [1, 0, 2]
 
 
@@ -186,13 +187,13 @@ def test_freeing_a_table_that_is_wrong_is_an_error_and_changes_nothing():
 )
 def test_a_block_given_back_twice_is_named_and_none_is_given_back(blocks, wrong):
     """Blocks 0, 1 and 2 are held, 3 and 4 are free."""
-    pool = BlockPool(5)
+    pool = BlockPool(5, Observer())
     assert pool.get_new_blocks(4) == [0, 1, 2, 3]
     pool.free_blocks([3])
     with pytest.raises(ValueError, match=rf"block {wrong}\b"):
         pool.free_blocks(blocks)
     pool.check_integrity([0, 1, 2])
-    assert pool.num_free_blocks == 2 and pool.get_new_blocks(2) == [3, 4]
+    assert len(pool.free) == 2 and pool.get_new_blocks(2) == [3, 4]
     pool.free_blocks([2, 0, 1])
     pool.check_integrity([3, 4])
 

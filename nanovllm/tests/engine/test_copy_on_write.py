@@ -10,6 +10,7 @@ import pytest
 from ...engine.block_manager import BlockManager, cdiv
 from ...engine.block_pool import BlockPool, NoFreeBlocks
 from ...engine.kv_cache import BlockCopy
+from ...engine.observer import Observer
 from ...engine.sequence import Sequence
 from .helpers import admit, fits, make_manager, make_sequence
 
@@ -96,7 +97,7 @@ def test_who_holds_blocks_is_not_forked_into():
 
 
 def test_a_block_that_nobody_holds_is_not_shared():
-    pool = BlockPool(4)
+    pool = BlockPool(4, Observer())
     assert pool.get_new_blocks(2) == [0, 1]
     with pytest.raises(AssertionError, match=r"block 3\b"):
         pool.touch([3])
@@ -229,7 +230,7 @@ def test_samples_of_one_request_are_told_apart():
 
 
 def test_of_the_blocks_that_come_free_the_first_is_taken_first():
-    pool = BlockPool(6)
+    pool = BlockPool(6, Observer())
     pool.get_new_blocks(5)
     pool.touch([1, 3])
     pool.free_blocks([4, 3, 2, 1])
@@ -238,7 +239,7 @@ def test_of_the_blocks_that_come_free_the_first_is_taken_first():
 
 
 def test_a_block_may_be_given_back_as_often_as_it_is_held_and_not_once_more():
-    pool = BlockPool(3)
+    pool = BlockPool(3, Observer())
     assert pool.get_new_blocks(2) == [0, 1]
     pool.touch([1]), pool.touch([1, 0])
     with pytest.raises(ValueError, match="block 1 "):
@@ -246,7 +247,7 @@ def test_a_block_may_be_given_back_as_often_as_it_is_held_and_not_once_more():
     pool.check_integrity([0, 0, 1, 1, 1])
     pool.free_blocks([1, 0, 1, 1])
     pool.check_integrity([0])
-    assert pool.num_free_blocks == 2
+    assert len(pool.free) == 2
 
 
 # The report

@@ -159,9 +159,7 @@ def test_parameters_for_another_number_of_prompts_are_an_error(checkpoint):
         LLM(checkpoint).stream(PROMPTS[:2], [greedy(1)] * 3)  # before anything is asked of the iterator
 
 
-@pytest.mark.parametrize(
-    "prompts", [None, 7, iter(["a"])], ids=lambda p: type(p).__name__
-)
+@pytest.mark.parametrize("prompts", [None, 7, iter(["a"])], ids=lambda p: type(p).__name__)
 def test_prompts_that_are_no_list_are_an_error(checkpoint, prompts):
     error = f"prompts must be a text, token ids or a list of such prompts, not {type(prompts).__name__}"
     with pytest.raises(ValueError, match=error):

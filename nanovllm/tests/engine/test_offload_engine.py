@@ -132,7 +132,7 @@ def leave_the_device(engine: LLMEngine, *seqs: Sequence) -> None:
     for seq in reversed(seqs):
         engine.scheduler._preempt(seq, None)
     pool = engine.kv_cache_manager.pool
-    blocks = pool.get_new_blocks(pool.num_free_blocks)
+    blocks = pool.get_new_blocks(len(pool.free))
     engine.kv_cache.blocks[blocks] = -5
     pool.free_blocks(blocks)
 
@@ -373,7 +373,10 @@ def test_an_error_in_a_copy_is_an_error_of_the_step_and_the_next_one_goes_on(che
             raise CopyFailed(verb)
         return copy(*what)
 
-    setattr(engine.host_tier, verb, fail_once)
+    if verb == "store":
+        engine.kv_cache_manager.pool._on_evict = fail_once
+    else:
+        engine.host_tier.load = fail_once
     ended: dict[str, RequestOutput] = {}
     while not calls and engine.has_unfinished_requests():
         try:

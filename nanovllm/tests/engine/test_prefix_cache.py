@@ -12,6 +12,7 @@ from ...engine import prefix_cache
 from ...engine.block_manager import BlockManager
 from ...engine.block_pool import BlockPool, NoFreeBlocks
 from ...engine.prefix_cache import BlockHash, extend_block_hashes, hash_block_tokens
+from ...engine.observer import Observer
 from ...engine.sequence import Sequence
 from .helpers import admit, fits, make_manager, make_sequence
 
@@ -72,7 +73,7 @@ def queue(pool: BlockPool) -> list[int]:
 
 def cached_pool(num_blocks: int, *texts: int) -> BlockPool:
     """A pool of which these blocks are cached, each as a text of its own, and all are free again."""
-    pool = BlockPool(num_blocks)
+    pool = BlockPool(num_blocks, Observer())
     blocks = pool.get_new_blocks(num_blocks)
     for block in texts:
         pool.cache_block(block, name(block))
@@ -85,7 +86,7 @@ def name(block: int) -> BlockHash:
 
 
 def test_a_block_that_is_not_cached_returns_to_the_front_and_a_cached_one_to_the_back():
-    pool = BlockPool(6)
+    pool = BlockPool(6, Observer())
     table = pool.get_new_blocks(4)
     pool.cache_block(table[1], b"a text")
     assert queue(pool) == [4, 5]
@@ -114,9 +115,9 @@ def test_a_hit_leaves_the_middle_of_the_queue():
     pool = cached_pool(5, 0, 1, 2)
     pool.touch([1])
     assert queue(pool) == [3, 4, 2, 0]
-    assert (pool.num_free_blocks, pool.ref_counts) == (4, [0, 1, 0, 0, 0])
+    assert (len(pool.free), pool.ref_counts) == (4, [0, 1, 0, 0, 0])
     pool.touch([1])
-    assert (pool.num_free_blocks, pool.ref_counts) == (4, [0, 2, 0, 0, 0])
+    assert (len(pool.free), pool.ref_counts) == (4, [0, 2, 0, 0, 0])
     pool.check_integrity([1, 1])
     pool.free_blocks([1])
     assert queue(pool) == [3, 4, 2, 0], "one holds it still"
@@ -141,7 +142,7 @@ def test_a_block_that_is_free_and_holds_no_text_cannot_be_hit():
 
 
 def test_of_two_blocks_with_one_text_the_first_stays_known():
-    pool = BlockPool(3)
+    pool = BlockPool(3, Observer())
     first, second = pool.get_new_blocks(2)
     pool.cache_block(first, b"a text")
     pool.cache_block(second, b"a text")
@@ -359,7 +360,7 @@ def test_a_hit_that_nobody_holds_is_a_block_that_is_taken(num_blocks, can):
     seq = with_tokens(TEXT[:12])  # two blocks from the queue's end, and one from its front
     assert (fits(manager, seq), fits(manager, seq, spare=1)) == (can, False)
     if not can:
-        with pytest.raises(NoFreeBlocks, match="3 blocks are needed, 2 are free"):
+        with pytest.raises(NoFreeBlocks, match="1 blocks are needed, 0 are free"):
             admit(manager, seq)
         assert (manager.num_free_blocks, hits(manager, TEXT)) == (2, 8)
         assert seq.block_table == [] and seq.num_computed_tokens == 0

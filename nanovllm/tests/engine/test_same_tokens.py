@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ...engine.config import EngineConfig
-from ...engine.engine import LLMEngine
+from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
@@ -97,7 +97,7 @@ def test_log_probabilities_do_not_depend_on_preemption(checkpoint):
 def test_slots_that_are_not_written_are_never_seen(checkpoint, expected):
     """Before each step: NaN where nothing is written or cached, but for 1e30 in a last block that is begun."""
     engine = real_engine(checkpoint, 9, max_num_batched_tokens=3)  # a chunk may be one token
-    run, pool = engine.model_runner.run, engine.kv_cache.blocks
+    run, pool = engine.executor.run, engine.kv_cache.blocks
 
     def poisoned(batch):
         clean = pool.clone()
@@ -107,11 +107,11 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, expected):
             for position in range(seq.num_computed_tokens):
                 block, offset = seq.block_table[position // 4], position % 4
                 pool[block, :, :, offset] = clean[block, :, :, offset]
-        cached = list(engine.kv_cache_manager._pool._hashes)
+        cached = list(engine.kv_cache_manager.pool.hashes)
         pool[cached] = clean[cached]
         return run(batch)
 
-    engine.model_runner.run = poisoned
+    engine.executor.run = poisoned
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(str(i), prompt, params(24))
     ended = run_to_the_end(engine)

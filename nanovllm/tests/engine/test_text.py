@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...checkpoints.hf_tokenizer import HFTokenizer
-from ...checkpoints.load_tokenizer import load_tokenizer
+from ...checkpoints.tokenizer import HFTokenizer
+from ...checkpoints.tokenizer import load_tokenizer
 from ...checkpoints.stream_decoder import StreamDecoder
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams

@@ -51,7 +51,7 @@ def test_a_store_is_over_before_the_block_is_taken():
         seen.append((block, tiers.places(TEXT)))
         store(block, block_hash)
 
-    tiers.host.store = watched
+    tiers.manager.pool._on_evict = watched
     tiers.evict()
     assert [places for _, places in seen] == ["dd", "dh"], "the end first"
     assert tiers.places(TEXT) == "hh"
@@ -275,8 +275,10 @@ def raise_in(tiers: Tiers, part: str) -> None:
 
     if part == "get_new_blocks":
         tiers.manager.pool.get_new_blocks(tiers.num_free[0] - 1)
+    elif part == "store":
+        tiers.manager.pool._on_evict = fail
     else:
-        setattr(tiers.host, part, fail)
+        tiers.host.load = fail
 
 
 @pytest.mark.parametrize("part", ["get_new_blocks", "store", "load"])

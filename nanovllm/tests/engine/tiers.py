@@ -56,7 +56,7 @@ class SlowHostTier(HostTier):
         self.fails: Callable[[], bool] = lambda: False
 
     def store(self, block: int, block_hash: BlockHash) -> None:
-        if self.fails() and block_hash not in self and self.pool.num_free_blocks:
+        if self.fails() and block_hash not in self and len(self.pool.free):
             raise CopyFailed("a store")
         super().store(block, block_hash)
 
@@ -81,7 +81,7 @@ class Tiers:
     def num_free(self) -> tuple[int, int]:
         """On the device and on the host."""
         device, host = self.pools
-        return device.num_free_blocks, host.num_free_blocks
+        return len(device.free), len(host.free)
 
     @property
     def moved(self) -> tuple[int, int]:
