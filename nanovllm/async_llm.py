@@ -19,7 +19,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from .checkpoints.hf_tokenizer import HFTokenizer
+from .checkpoints.tokenizer import HFTokenizer
 from .engine.config import EngineArgs
 from .engine.llm_engine import LLMEngine, listed_ids
 from .engine.outputs import RequestOutput

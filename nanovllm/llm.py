@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from .checkpoints.chat_template import render_chat
 from .checkpoints.generation_config import default_sampling_params
-from .checkpoints.hf_tokenizer import HFTokenizer
+from .checkpoints.tokenizer import HFTokenizer
 from .engine.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from .engine.config import EngineArgs, EngineConfig, check_is_args
 from .engine.interrupts import interrupts_held_back

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoints.hub import find_config
 from nanovllm.checkpoints.model_config import read_model_config
-from nanovllm.checkpoints.shapes import SHAPES
+from nanovllm.checkpoints.sizes import SHAPES
 from tests.helpers import MARGIN, Oracle, compare_greedy, full
 from tests.odd_models import random_prompts, spread
 from tests.published_configs import POSITIONS, REFUSED, RUN, VOCAB, WINDOW, small, write_config

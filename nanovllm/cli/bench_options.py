@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ..checkpoints.shapes import SHAPES
+from ..checkpoints.sizes import SHAPES
 from ..engine.config import EngineConfig
 from .common import located, one_line_errors
 from .flags import engine_flags, split

@@ -1,7 +1,7 @@
 """Conversations as prompts: a chat template's."""
 
 from ..checkpoints.chat_template import choose_template, render_chat
-from ..checkpoints.load_tokenizer import load_tokenizer
+from ..checkpoints.tokenizer import load_tokenizer
 from ..checkpoints.template_environment import parse
 from ..llm import LLM
 from ..server.openai.chats import Chat

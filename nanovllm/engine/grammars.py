@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoints.hf_tokenizer import BYTE_TOKEN, HFTokenizer
+from ..checkpoints.tokenizer import BYTE_TOKEN, HFTokenizer
 from .structured_outputs import StructuredOutputsParams, read_schema
 
 MAX_GRAMMARS = 32  # that are kept compiled

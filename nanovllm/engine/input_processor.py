@@ -2,7 +2,7 @@
 
 import random
 
-from ..checkpoints.hf_tokenizer import HFTokenizer
+from ..checkpoints.tokenizer import HFTokenizer
 from ..checkpoints.stream_decoder import StreamDecoder
 from ..llama import ModelConfig
 from .grammars import Grammars

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..checkpoints.hf_tokenizer import HFTokenizer
+from ..checkpoints.tokenizer import HFTokenizer
 from .sampling_params import SamplingParams
 
 

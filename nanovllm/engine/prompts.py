@@ -10,8 +10,8 @@ from collections import abc
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from ..checkpoints.message_contents import contents
-from ..checkpoints.template_values import plain
+from ..checkpoints.chat_template import contents
+from ..checkpoints.chat_template import plain
 from .checks import is_whole, nearest
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ..__main__ import main
 from ..backends.gpu.ops import PLAIN
-from ..checkpoints.shapes import Shape
+from ..checkpoints.sizes import Shape
 from ..cli.benchmarks import floor, paged, paged_calls
 from ..cli.benchmarks.paged_calls import Attention, Case
 

@@ -9,7 +9,7 @@ import pytest
 
 from ..__main__ import main
 from ..checkpoints.model_config import read_model_config
-from ..checkpoints.shapes import SHAPES
+from ..checkpoints.sizes import SHAPES
 from ..cli.benchmarks import floor, published
 from ..cli.benchmarks.answers import Answer
 from ..cli.benchmarks.published_load import Load, published_tasks

@@ -11,12 +11,19 @@ import torch
 
 from .. import LLM, EngineConfig
 from ..__main__ import main
-from ..checkpoints import memory as of_memory
-from ..checkpoints.memory import gpu_bytes, host_bytes
+from ..checkpoints import sizes as of_memory
 from ..checkpoints.model_config import read_model_config
-from ..checkpoints.shapes import SHAPES, Shape
-from ..checkpoints.sizes import DTYPE_BYTES, Fit, kv_bytes_per_token, parameters
-from ..checkpoints.units import parse_bytes
+from ..checkpoints.sizes import (
+    DTYPE_BYTES,
+    SHAPES,
+    Fit,
+    Shape,
+    gpu_bytes,
+    host_bytes,
+    kv_bytes_per_token,
+    parameters,
+    parse_bytes,
+)
 from ..engine.kv_cache import bytes_per_token
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import NoInit

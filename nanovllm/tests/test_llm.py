@@ -20,7 +20,7 @@ from .. import (
     RequestOutputKind,
     SamplingParams,
 )
-from ..checkpoints.load_tokenizer import load_tokenizer
+from ..checkpoints.tokenizer import load_tokenizer
 from .helpers import OPTIONS, write_checkpoint
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from .. import LLM, FlatLogprobs, RepetitionDetectionParams, RequestOutputKind, SamplingParams
-from ..checkpoints.hf_tokenizer import HFTokenizer
-from ..checkpoints.load_tokenizer import load_tokenizer
+from ..checkpoints.tokenizer import HFTokenizer
+from ..checkpoints.tokenizer import load_tokenizer
 from ..checkpoints.stream_decoder import StreamDecoder, decoded_token
 from ..engine.logits_processors import bad_words_token_ids
 from ..engine.sequence import OutputText

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("llguidance")
 
 from .. import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
-from ..checkpoints.load_tokenizer import load_tokenizer
+from ..checkpoints.tokenizer import load_tokenizer
 from ..engine.grammars import GrammarProcessor, Grammars, token_bytes
 from .helpers import OPTIONS
 from .made_tokenizers import FORMS, SENTENCEPIECE, write_form, write_sentencepiece

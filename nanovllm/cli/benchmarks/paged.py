@@ -14,7 +14,7 @@ import torch
 from ...backends.gpu.graphs import CudaCapture
 from ...backends.gpu.linear import seconds_on_gpu
 from ...backends.gpu.ops import PLAIN, Ops, triton_ops
-from ...checkpoints.shapes import SHAPES
+from ...checkpoints.sizes import SHAPES
 from ...engine.config import EngineConfig, device_name
 from .floor import device_bandwidth
 from .paged_calls import CONTIGUOUS, SDPA, Attention, Case

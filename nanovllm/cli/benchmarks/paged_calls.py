@@ -16,7 +16,7 @@ from ...backends.gpu import plain
 from ...backends.gpu.backend import num_multiprocessors
 from ...backends.gpu.ops import Ops
 from ...backends.gpu.split import DecodeRoom, choose_splits
-from ...checkpoints.shapes import Shape
+from ...checkpoints.sizes import Shape
 from ...engine.block_manager import cdiv
 
 CONTIGUOUS, SDPA = "contiguous", "sdpa"

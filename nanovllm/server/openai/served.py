@@ -9,8 +9,8 @@ from typing import Any
 
 from ...checkpoints.chat_template import render_chat
 from ...checkpoints.generation_config import default_sampling_params
-from ...checkpoints.hf_tokenizer import HFTokenizer
-from ...checkpoints.load_tokenizer import load_tokenizer
+from ...checkpoints.tokenizer import HFTokenizer
+from ...checkpoints.tokenizer import load_tokenizer
 from ...checkpoints.stream_decoder import decoded_token
 from ...engine.input_processor import Prompt
 from ...engine.prompts import whole_text

@@ -3,7 +3,7 @@
 import torch
 
 from ...backends.gpu.ops import triton_ops
-from ...checkpoints.shapes import Shape
+from ...checkpoints.sizes import Shape
 from ...cli.benchmarks import floor, paged, paged_calls
 from ...cli.benchmarks.paged_calls import Case
 
