@@ -1,4 +1,4 @@
-"""A history: an LLM of any stage, or the package's, on a script, what happens to it, and what must hold after a step.
+"""A history: an LLM of any stage on a script, what happens to it, and what must hold after each of its steps.
 
 Of each request it is known beforehand what its samples say and how they end (tests/asked.py). Only an abort, or an
 error that it alone was given, may end a sample sooner.
@@ -31,26 +31,19 @@ class Progress(NamedTuple):
 
 
 class History:
-    def __init__(self, stage: Stage, knobs: Knobs, folder: Path, observer: Any = None) -> None:
-        """`observer`: of the engine, if it is a stage's."""
+    def __init__(self, stage: Stage, knobs: Knobs, folder: Path) -> None:
         self.stage, self.knobs = stage, knobs
         self.faults = Faults(delays=cycle(knobs.load_delays))
-        self.llm = stage.build(folder, self.faults, observer, **options(stage, knobs))
-        self.engine = self.llm.llm_engine if stage.has_engine else self.llm
+        self.llm = stage.build(folder, self.faults, **options(stage, knobs))
         self.open: dict[str, Asked] = {}
         self.last_text: list[int] = []  # of the request that ended last
         self.aborting: str | None = None
         self.num_requests = self.num_steps = self.num_silent_steps = 0
         self.seqs: list[weakref.ref] = []
         self._folder = folder
-        name = "step" if stage.has_engine else "_step"
-        self._step = getattr(self.engine, name)
-        setattr(self.engine, name, self.watched_step)
-
-    @property
-    def requests(self) -> dict[str, list[Any]]:
-        """The samples of each unfinished request, as the engine knows them."""
-        return self.engine.requests if self.stage.goes_on else self.engine._requests
+        owner, name = (self.llm.llm_engine, "step") if stage.has_engine else (self.llm, "_step")
+        self._step = getattr(owner, name)
+        setattr(owner, name, self.watched_step)
 
     def apply(self, event: Event) -> None:
         handle = {
@@ -72,52 +65,55 @@ class History:
 
     def ask(self, ask: Ask) -> None:
         request_id, asked = self.admit(ask)
-        if asked.is_refused and self.stage.goes_on:
+        add = self.llm.llm_engine.add_request
+        if asked.is_refused:
             del self.open[request_id]
             with pytest.raises(ValueError, match=r"needs \d+ blocks, the pool has|leaves room for"):
-                self.engine.add_request(request_id, asked.prompt, self.params(ask))
-        else:  # a stage's next step returns an output that says why it is refused
-            self.engine.add_request(request_id, asked.prompt, self.params(ask))
-            self.seqs += [weakref.ref(seq) for seq in as_list(self.requests[request_id])]
+                add(request_id, asked.prompt, self.params(ask))
+        else:
+            add(request_id, asked.prompt, self.params(ask))
+            self.seqs += [weakref.ref(seq) for seq in as_list(self.llm.llm_engine._requests[request_id])]
         self.check()
 
     def step(self, step: Step) -> None:
         for _ in range(step.count):
             try:
-                self.engine.step()
+                self.llm.llm_engine.step()
             except Injected:
-                assert not self.engine.scheduler.running, "a step broke off, and somebody runs"
+                if self.stage.has_samples:  # a copy may be lost
+                    assert not self.llm.llm_engine.scheduler.running, "a step broke off, and somebody runs"
 
     def drain(self, _: Drain | None = None) -> None:
-        while self.engine.has_unfinished_requests():
+        while self.llm.llm_engine.has_unfinished_requests():
             self.step(Step(1))
 
     def abort(self, abort: Abort) -> None:
         request_ids = [*self.open, "nobody"]
         self.aborting = request_id = request_ids[abort.which % len(request_ids)]
-        output = self.engine.abort_request(request_id)
+        output = self.llm.llm_engine.abort_request(request_id)
         assert (output is not None) == (request_id in self.open)
         if output:
             assert output.finished
             self.hear(output)
         self.aborting = None
-        assert self.engine.abort_request(request_id) is None
+        assert self.llm.llm_engine.abort_request(request_id) is None
         self.check()
 
     def stream(self, stream: Stream) -> None:
         if self.open:
-            if self.stage.goes_on:
-                with pytest.raises(ValueError, match="unfinished requests"):
-                    next(self.llm.stream([[1]]))
+            with pytest.raises(ValueError, match="unfinished requests"):
+                next(self.llm.stream([[1]]))
             return
         asked = [self.admit(ask) for ask in stream.asks]
         self.llm._request_ids = iter([*self.open, *["a second stream's"] * 20])
         outputs = self.llm.stream([each.prompt for _, each in asked], [self.params(ask) for ask in stream.asks])
         try:
             for num_taken, output in enumerate(outputs, start=1):
-                is_open = output.request_id in self.open  # else step() has given it already
-                if is_open and (not self.stage.has_engine or self.open[output.request_id].is_refused):
-                    self.hear(output)
+                if output.request_id in self.open and self.open[output.request_id].is_refused:
+                    self.open.pop(output.request_id).check_refusal(output)
+                if num_taken == 1 and (not self.stage.has_engine or self.llm.llm_engine.has_unfinished_requests()):
+                    with pytest.raises(ValueError, match="stream"):
+                        next(self.llm.stream([[1]]))
                 if num_taken == stream.take:
                     break
             else:
@@ -127,19 +123,18 @@ class History:
         outputs.close()
         self.open.clear()
         self.check()
-        assert not self.engine.kv_cache_manager._holders, "the stream is closed, and somebody holds slots"
+        assert not self.llm.kv_cache_manager._holders, "the stream is closed, and somebody holds slots"
 
     def beams(self, beams: Beams) -> None:
         """The same as with all the memory and no cache."""
         asked = self.asked(beams.ask)
         params = self.stage.module.BeamSearchParams(beams.width, beams.ask.max_tokens, ignore_eos=True)
-        prompts = [{"prompt_token_ids": asked.prompt}] if self.stage.goes_on else [asked.prompt]
         if self.open or beams.width > self.knobs.max_num_seqs:
             with pytest.raises(ValueError, match=r"unfinished requests|max_num_seqs is"):
-                self.llm.beam_search(prompts, params)
+                self.llm.beam_search([asked.prompt], params)
             return
         self.llm._request_ids = iter(["beams"])
-        [output] = self.llm.beam_search(prompts, params)
+        [output] = self.llm.beam_search([asked.prompt], params)
         if output.error and "blocks are needed" in output.error:
             num_tokens = len(asked.prompt) + beams.ask.max_tokens
             assert self.knobs.num_blocks < beams.width * (-(-num_tokens // self.knobs.block_size) + 1), output.error
@@ -148,21 +143,22 @@ class History:
         else:
             knobs = self.knobs._replace(block_size=16, num_blocks=100, enable_prefix_caching=False)
             alone = self.stage.build(self._folder, Faults(), **options(self.stage, knobs))
-            [expected] = alone.beam_search(prompts, params)
+            [expected] = alone.beam_search([asked.prompt], params)
             assert [(each.token_ids, each.finish_reason) for each in output.outputs] == [
                 (each.token_ids, each.finish_reason) for each in expected.outputs
             ]
-        assert not self.engine.kv_cache_manager._holders, "a beam holds blocks"
+        assert not self.llm.kv_cache_manager._holders, "a beam holds blocks"
         self.check()
 
     def reset(self, _: Reset) -> None:
         if self.stage.has_prefix_cache:
-            is_idle = not self.engine.kv_cache_manager._holders
+            is_idle = not self.llm.kv_cache_manager._holders
             assert self.llm.reset_prefix_cache() == is_idle
             if is_idle:
-                manager = self.engine.kv_cache_manager
-                pools = [manager.pool, self.engine.host_tier.pool] if self.stage.has_tiers else [manager.pool]
-                assert not any(pool.cached for pool in pools), "a text is left"
+                manager = self.llm.kv_cache_manager
+                tiers = [manager._pool, manager._host_pool] if self.stage.has_tiers else [manager._pool]
+                assert not any(tier._cached for tier in tiers), "a text is left"
+                assert manager.prefix_cache_stats.queries == 0
             self.check()
 
     def fail(self, fail: Fail) -> None:
@@ -189,9 +185,6 @@ class History:
 
     def hear(self, output: Any) -> None:
         asked = self.open[output.request_id]  # KeyError: a request that has ended, or never came, says something
-        if asked.is_refused:
-            self.open.pop(output.request_id).check_refusal(output)
-            return
         struck = {index for request_id, index in self.faults.struck if request_id == output.request_id}
         asked.check(output, output.request_id == self.aborting, struck)
         if output.finished:
@@ -210,12 +203,11 @@ class History:
             self.num_silent_steps = 0
             self.check()
             raise
-        self.check()
-        if not self.stage.has_engine:  # stream() gives the outputs
-            return outputs
         for output in outputs:
             self.hear(output)
-        self.check_schedule(before, self.progress(), bool(outputs))
+        self.check()
+        if self.stage.has_engine:
+            self.check_schedule(before, self.progress(), bool(outputs))
         self.num_silent_steps = 0 if outputs or not self.open else self.num_silent_steps + 1
         assert self.num_silent_steps < MAX_SILENT_STEPS, "it loops"
         return outputs
@@ -230,15 +222,15 @@ class History:
         if after.num_preemptions > before.num_preemptions:
             assert after.num_admitted == before.num_admitted, "admitted in a step that preempted"
         if self.stage.has_tiers and after.num_steps == before.num_steps and not has_outputs:
-            assert not self.engine.host_tier.loads, "nobody ran, and nobody waited for what is on its way"
+            assert not self.llm.kv_cache_manager._loads, "nobody ran, and nobody waited for what is on its way"
 
     def check(self) -> None:
-        manager = self.engine.kv_cache_manager
+        manager = self.llm.kv_cache_manager
         manager.check_integrity()
         if not self.stage.has_engine:
             assert {seq.request_id for seq in manager._holders} <= self.open.keys()
             return
-        scheduler, requests = self.engine.scheduler, self.requests
+        scheduler, requests = self.llm.llm_engine.scheduler, self.llm.llm_engine._requests
         assert requests.keys() <= self.open.keys(), "something of a request is left"
         queue = [*scheduler.running, *scheduler.waiting]
         places = [(self.open[seq.request_id].arrival, getattr(seq, "sample_index", 0)) for seq in queue]
@@ -254,22 +246,22 @@ class History:
         self.faults.armed.clear()
         if self.stage.has_engine:
             self.drain()
-            assert not self.open and not self.requests, "a request was lost"
+            assert not self.open and not self.llm.llm_engine._requests, "a request was lost"
             self.llm.model_runner.batch = []
             if any(seq() for seq in self.seqs):
                 gc.collect()
             assert not any(seq() for seq in self.seqs), "something of a request is left"
-        manager = self.engine.kv_cache_manager
+        manager = self.llm.kv_cache_manager
         assert not manager._holders
         if self.stage.has_tiers:
             manager.collect_loads(wait=True)
-            assert self.engine.host_tier.pool.num_free_blocks == self.engine.host_tier.pool.num_blocks
+            assert manager._host_pool.num_free_blocks == self.llm.llm_engine.host_kv_cache.num_blocks
         self.reset(Reset())
         self.check()
         report = manager.report()
         assert report.held == 0 and report.num_slots == self.knobs.num_slots
         if self.stage.number > 1:
-            assert len(manager.pool.free) == self.knobs.num_blocks
+            assert manager.num_free_blocks == self.knobs.num_blocks
 
     def counts(self) -> Counter[str]:
         """What happened, in numbers."""
@@ -278,14 +270,14 @@ class History:
         counts["raised"] = self.faults.raised.total()
         counts["tokens"] = llm.model_runner.num_tokens
         if self.stage.has_engine:
-            counts["preempted"] = self.engine.scheduler.num_preemptions
+            counts["preempted"] = llm.llm_engine.scheduler.num_preemptions
         if self.stage.has_samples:
             counts["blocks copied"] = llm.kv_cache.num_blocks_copied
         if self.stage.has_prefix_cache:
             counts["tokens hit"] = llm.kv_cache_manager.prefix_cache_stats.hits
         if self.stage.has_tiers:
-            counts["blocks stored"] = self.engine.host_tier.num_blocks_stored
-            counts["blocks loaded"] = self.engine.host_tier.num_blocks_loaded
+            counts["blocks stored"] = llm.llm_engine.host_kv_cache.num_blocks_stored
+            counts["blocks loaded"] = llm.llm_engine.host_kv_cache.num_blocks_loaded
         return counts
 
 

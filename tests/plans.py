@@ -110,7 +110,7 @@ def random_knobs(rng: random.Random) -> Knobs:
     )
 
 
-def random_ask(rng: random.Random, n: tuple[int, ...] = (1,), may_raise: bool = False) -> Ask:
+def random_ask(rng: random.Random, n: tuple[int, ...] = (1,)) -> Ask:
     num_shared = rng.choice([0, 16, 32, rng.randint(0, 12), rng.randint(0, 40)])
     own = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 1, 1, 2, 5])))
     own = own if num_shared + len(own) else (0,)
@@ -125,7 +125,7 @@ def random_ask(rng: random.Random, n: tuple[int, ...] = (1,), may_raise: bool = 
         max_tokens=max_tokens,
         seed=rng.randrange(12),
         stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 3, 12]))),
-        poison=poison if may_raise and rng.randint(0, 9) == 0 else None,
+        poison=poison if rng.randint(0, 9) == 0 else None,
     )
 
 
@@ -139,7 +139,7 @@ def random_fail(stage: Stage, rng: random.Random) -> Fail:
 
 
 def random_stream(stage: Stage, rng: random.Random) -> Stream:
-    asks = tuple(random_ask(rng, samples_of(stage), stage.goes_on) for _ in range(rng.choice([1, 2, 5, 9])))
+    asks = tuple(random_ask(rng, samples_of(stage)) for _ in range(rng.choice([1, 2, 5, 9])))
     return Stream(asks, take=rng.choice([1, rng.randint(1, 40), 10_000]))
 
 
@@ -147,18 +147,18 @@ def random_events(stage: Stage, rng: random.Random) -> Iterator[Event]:
     """What happens next: one event, or a few that belong together. A stage without an engine has streams only."""
     fail: Callable[[], Fail] = lambda: random_fail(stage, rng)  # noqa: E731
     if not stage.has_engine:
-        yield random_stream(stage, rng)
+        yield fail() if rng.randint(0, 3) == 0 else random_stream(stage, rng)
         return
     draw = rng.randrange(100)
     if draw < 24:
         for _ in range(rng.choice([1, 1, 2, 4, 8])):
-            yield random_ask(rng, samples_of(stage), stage.goes_on)
+            yield random_ask(rng, samples_of(stage))
     elif draw < 82:
         yield Step(rng.choice([1, 2, 3, 5, 8]))
     elif draw < 86:
         yield Abort(rng.randrange(20))
     elif draw < 93:
-        yield fail() if stage.goes_on else Step(1)
+        yield fail()
     elif draw < 95:
         yield Reset()
     else:

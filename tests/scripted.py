@@ -1,10 +1,8 @@
-"""An LLM of any stage, or the package's, whose model is a script: it costs next to nothing, and notices everything.
+"""An LLM of any stage whose model is a script: it costs next to nothing, and notices everything.
 
-What a token leaves in its slot depends on the token and on the slot before it, as keys and values do. The next token of
-a sequence depends on all that it then reads in its slots. So a block that is lost, overwritten, shared too long, not
-copied, not yet loaded or not computed again gives other tokens than said_alone().
-
-A stage stops at the first error. The package goes on: what it does when a step, a copy or a load raises is tested here.
+What a token leaves in its slot depends on the token and on what is in the slot before it, as keys and values do. What
+a sequence says next depends on all that it then reads in its slots. So a block that is lost, overwritten, shared too
+long, not copied, not yet loaded or not computed again gives other tokens than said_alone().
 """
 
 import importlib
@@ -115,20 +113,20 @@ class Faults:
         """From now on this method of `owner` raises, and does nothing, when it is its turn."""
         method = getattr(owner, name)
 
-        def guarded(first: Any, *rest: Any) -> Any:
-            if first != []:  # no copy cannot fail
+        def guarded(argument: Any) -> Any:
+            if argument:  # no copy cannot fail
                 self.meet(operation)
-            return method(first, *rest)
+            return method(argument)
 
         setattr(owner, name, guarded)
 
 
 class ScriptedRunner:
-    """The methods of a ModelRunner, of a stage or of the package, on the slots of the real pool."""
+    """ModelRunner's methods, on the slots of the real pool."""
 
-    def __init__(self, llm: Any, token_class: type, faults: Faults) -> None:
+    def __init__(self, llm: Any, faults: Faults) -> None:
         cache, self._manager, self._faults = llm.kv_cache, llm.kv_cache_manager, faults
-        self._token_class = token_class
+        self._token_class = importlib.import_module(f"{type(llm).__module__.rpartition('.')[0]}.sampling").SampledToken
         for pool in [cache.blocks] if hasattr(cache, "blocks") else [cache.k, cache.v]:
             pool.fill_(-1)
         if hasattr(cache, "blocks"):  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
@@ -141,7 +139,7 @@ class ScriptedRunner:
         self.batch: list[tuple[Any, int]] = []  # of the last step
 
     def run(self, batch: list[tuple[Any, int]]) -> list[Any]:
-        reads = self._reads(batch)
+        reads, _ = self.compute(batch)
         return [
             self._token_class(next_token(read.tobytes(), voice(*seq.sampling_row()[1:])), -1.0)
             if len(read) == seq.num_tokens
@@ -149,28 +147,24 @@ class ScriptedRunner:
             for (seq, _), read in zip(batch, reads, strict=True)
         ]
 
-    def compute(self, batch: list[tuple[Any, int]]) -> torch.Tensor:
-        """For a beam search: the logits of the next token of each sequence, [num_seqs, vocab_size]."""
-        seeds = [crc32(read.tobytes()) for read in self._reads(batch)]
-        rows = [numpy.random.default_rng(seed).standard_normal(VOCAB_SIZE, numpy.float32) for seed in seeds]
-        return torch.from_numpy(numpy.stack(rows))
-
-    def compute_logits(self, logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        """The package's beam search asks for them in a second call."""
-        return logits[rows]
-
-    def _reads(self, batch: list[tuple[Any, int]]) -> list[numpy.ndarray]:
+    def compute(self, batch: list[tuple[Any, int]]) -> tuple[list[numpy.ndarray], None]:
         """Write the next tokens of each sequence, then read all tokens of each, float32 [num_tokens] each."""
         self.batch = batch
         must(len({id(seq) for seq, _ in batch}) == len(batch) > 0, f"a batch of {batch}")
         self.num_steps += 1
         for seq, num_tokens in batch:
-            self._raise_if_due(seq, len(batch))  # with what the sequences before it have written
+            self._raise_what_is_due(seq, len(batch))  # with what the sequences before it have written
             self._write(seq, num_tokens)
         self.num_tokens += sum(num_tokens for _, num_tokens in batch)
-        return [self._read(seq, seq.num_computed_tokens + num_tokens) for seq, num_tokens in batch]
+        return [self._read(seq, seq.num_computed_tokens + num_tokens) for seq, num_tokens in batch], None
 
-    def _raise_if_due(self, seq: Any, batch_size: int) -> None:
+    def compute_logits(self, reads: list[numpy.ndarray], step: None, seqs: list[int]) -> torch.Tensor:
+        """Of the token after each of these texts: [len(seqs), vocab_size]"""
+        seeds = [crc32(reads[i].tobytes()) for i in seqs]
+        rows = [numpy.random.default_rng(seed).standard_normal(VOCAB_SIZE, numpy.float32) for seed in seeds]
+        return torch.from_numpy(numpy.stack(rows))
+
+    def _raise_what_is_due(self, seq: Any, batch_size: int) -> None:
         sample = seq.request_id, getattr(seq, "sample_index", 0)
         if seq.num_tokens >= self._faults.poison.get(sample, 10**9):
             self._faults.raised["poison"] += 1
@@ -178,7 +172,7 @@ class ScriptedRunner:
         try:
             self._faults.meet("run")
         except Injected:
-            if batch_size == 1:  # it ends, and so do the samples that it carries
+            if batch_size == 1:  # it ends, and whoever it carries
                 self._faults.struck |= {sample, *((o.request_id, o.sample_index) for o in carried(seq))}
             raise
 
@@ -196,10 +190,10 @@ class ScriptedRunner:
             self._keys[block, offset] = self._values[block, offset] = state
 
     def _check_may_write(self, block: int) -> None:
-        if pool := getattr(self._manager, "pool", None):
+        if pool := getattr(self._manager, "_pool", None):
             if hasattr(pool, "ref_counts"):
                 must(pool.ref_counts[block] == 1, f"it writes to block {block}, held by {pool.ref_counts[block]}")
-            must(block not in getattr(pool, "hashes", ()), f"it writes to block {block}, which is cached")
+            must(block not in getattr(pool, "_hashes", ()), f"it writes to block {block}, which is cached")
 
     def _read(self, seq: Any, num_tokens: int) -> numpy.ndarray:
         table = self._table(seq)[: -(-num_tokens // self._block_size)]
@@ -208,7 +202,7 @@ class ScriptedRunner:
         return keys
 
     def _table(self, seq: Any) -> list[int]:
-        return list(seq.slots) if hasattr(seq, "slots") else seq.block_table
+        return list(range(seq.slots.start, seq.slots.end)) if hasattr(seq, "slots") else seq.block_table
 
 
 def carried(seq: Any) -> list[Any]:
@@ -216,52 +210,46 @@ def carried(seq: Any) -> list[Any]:
     return getattr(seq, "to_fork", [])
 
 
-class LateEvent:
-    """In place of a CUDA event: blocks come when it has been asked `delay` times, or somebody waits for them."""
+class LateLoad:
+    """Blocks on their way: they come when it has been asked `delay` times, or somebody waits. Until then they hold
+    what nobody may read, and what is on the host must stay."""
 
-    def __init__(self, copy: Callable[[], None], delay: int) -> None:
-        self._copy: Callable[[], None] | None = copy
-        self._delay = delay
+    def __init__(self, host: Any, copies: list[Any], delay: int) -> None:
+        self.sources, self.targets = [copy.source for copy in copies], {copy.target for copy in copies}
+        self._host, self._copies, self._delay = host, copies, delay
+        host._device_blocks[[copy.target for copy in copies]] = -7
 
-    def query(self) -> bool:
+    def has_arrived(self) -> bool:
         self._delay -= 1
         if self._delay < 0:
-            self.synchronize()
-        return self._copy is None
+            self.wait()
+        return not self._copies
 
-    def synchronize(self) -> None:
-        if self._copy is not None:
-            self._copy()
-        self._copy = None
+    def wait(self) -> None:
+        for source, target in self._copies:
+            self._host._device_blocks[target].copy_(self._host.blocks[source])
+        self._copies = []
 
 
-def load_late(tier: Any, faults: Faults) -> Callable[..., None]:
-    """In place of `tier.load`: until its blocks come they hold what nobody may read, and the host's must stay."""
-    load = tier.load
+def load_late(host: Any, faults: Faults) -> Callable[[list[Any]], LateLoad]:
+    """In place of `host.load`."""
 
-    def late(*details: Any) -> None:
-        load(*details)
-        copies = tier.loads[-1].copies
-        tier._device_blocks[[copy.target for copy in copies]] = -7
+    def load(copies: list[Any]) -> LateLoad:
+        host.num_blocks_loaded += len(copies)
+        return LateLoad(host, copies, next(faults.delays))
 
-        def arrive() -> None:
-            for source, target in copies:
-                tier._device_blocks[target].copy_(tier.blocks[source])
-
-        tier.loads[-1].event = LateEvent(arrive, next(faults.delays))
-
-    return late
+    return load
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage by its module's name, and what it can do. The package is one more, the eighth."""
+    """A stage by its module's name, and what it can do."""
 
-    name: str  # stages.s5_cow_sampling, or nanovllm
+    name: str  # stages.s5_cow_sampling
 
     @cached_property
     def number(self) -> int:
-        return int(self.name.rpartition(".s")[2].partition("_")[0]) if "." in self.name else 8
+        return int(self.name.rpartition(".s")[2].partition("_")[0])
 
     @cached_property
     def module(self) -> ModuleType:
@@ -271,41 +259,30 @@ class Stage:
     has_samples = property(lambda self: self.number >= 5)
     has_prefix_cache = property(lambda self: self.number >= 6)
     has_tiers = property(lambda self: self.number >= 7)
-    goes_on = property(lambda self: self.number == 8)  # after an error
 
-    def build(self, folder: Path, faults: Faults, observer: Any = None, **options: Any) -> Any:
+    def build(self, folder: Path, faults: Faults, **options: Any) -> Any:
         """Its LLM on a script. `folder` is a place for config.json: there are no weights."""
         (folder / "config.json").write_text(json.dumps(CONFIG))
-        llm = self._build_package(folder, options) if self.goes_on else self._build_stage(folder, observer, options)
-        engine = llm.llm_engine if self.has_engine else llm
-        sampler = "nanovllm.backends.torch.sampler" if self.goes_on else f"{self.name}.sampling"
-        runner = ScriptedRunner(llm, importlib.import_module(sampler).SampledToken, faults)
-        llm.model_runner = runner
-        if self.goes_on:  # its executor is a ModelRunner, or there is no beam search
-            for name in ("run", "compute", "compute_logits"):
-                setattr(engine.executor, name, getattr(runner, name))
-        else:
-            engine.model_runner = runner
-        if self.has_tiers:
-            engine.host_tier.load = load_late(engine.host_tier, faults)
-        faults.guard(engine.kv_cache_manager, "allocate", "allocate")
-        if self.goes_on:
-            faults.guard(engine.kv_cache_manager, "append_slot", "slot")
-            faults.guard(engine.kv_cache, "copy_blocks", "copy")
-            faults.guard(engine.host_tier, "load", "load")
-            faults.guard(engine.host_tier, "store", "store")
-        return llm
-
-    def _build_stage(self, folder: Path, observer: Any, options: dict[str, Any]) -> Any:
         loader = importlib.import_module(f"{self.name}.{'engine' if self.has_engine else 'llm'}")
         with mock.patch.object(loader, "load_model", lambda *_: None):
-            return self.module.LLM(folder, observer=observer, device="cpu", dtype="float32", **options)
-
-    def _build_package(self, folder: Path, options: dict[str, Any]) -> Any:
-        more = {"load_format": "dummy", "skip_tokenizer_init": True, "attention_backend": "torch"}
-        return self.module.LLM(str(folder), device="cpu", dtype="float32", **more, **options)
+            llm = self.module.LLM(folder, device="cpu", dtype="float32", **options)
+        llm.model_runner = ScriptedRunner(llm, faults)
+        faults.guard(llm.kv_cache_manager, "append_slot", "slot")
+        if self.has_engine:
+            llm.llm_engine.model_runner = llm.model_runner
+            faults.guard(llm.kv_cache_manager, "allocate", "allocate")
+        if self.has_samples:
+            faults.guard(llm.kv_cache, "copy_blocks", "copy")
+        if self.has_tiers:
+            host = llm.llm_engine.host_kv_cache
+            host.load = load_late(host, faults)
+            faults.guard(host, "load", "load")
+            faults.guard(host, "store", "store")
+        return llm
 
     @property
     def operations(self) -> list[str]:
         """What can be made to raise in it."""
-        return ["run", "slot", "allocate", "copy", "store", "load"] if self.goes_on else []
+        later = [("allocate", self.has_engine), ("copy", self.has_samples)]
+        later += [("store", self.has_tiers), ("load", self.has_tiers)]
+        return ["run", "slot", *(operation for operation, is_there in later if is_there)]

@@ -1,7 +1,7 @@
-"""A million random steps of all stages and the package, with all that must hold checked after each (tests/history.py).
+"""A million random steps of all stages, with everything that must hold checked after each (tests/history.py).
 
-    python -m tests.soak --steps 1000000 --seed 0               all in turn, on two processes
-    python -m tests.soak --stage s7 --seed 0 --history 123      one history again; --stage nanovllm: of the package
+    python -m tests.soak --steps 1000000 --seed 0               all stages in turn, on two processes
+    python -m tests.soak --stage s7 --seed 0 --history 123      one history again
     python -m tests.soak --kernels --requests 20000             the finished engine on kernels (tests/kernel_soak.py)
 
 The same seed gives the same histories and the same counts, on any number of processes. At a fault it prints the
@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
 
 from tqdm import tqdm
 
-from tests.helpers import PACKAGE, ROOT, find_stages
+from tests.helpers import ROOT, find_stages
 from tests.history import play
 from tests.plans import Plan, random_plan, smallest
 from tests.scripted import Stage
@@ -113,9 +113,9 @@ def summary(counts: Counter[str]) -> str:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.partition("\n")[0])
-    made.add_argument("--steps", type=int, default=1_000_000, help="of all together (default: %(default)s)")
+    made.add_argument("--steps", type=int, default=1_000_000, help="of all stages together (default: %(default)s)")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--stage", help="one only: s7, or nanovllm; without it all, in turn")
+    made.add_argument("--stage", help="one stage only: s7; without it all, in turn")
     made.add_argument("--history", type=int, help="play this one of a stage only")
     made.add_argument("--processes", type=int, default=2)
     made.add_argument("--kernels", action="store_true", help="requests on kernels; --kernels --help says more")
@@ -129,10 +129,9 @@ def main(argv: list[str] | None = None) -> int:
 
         return kernel_soak.main([word for word in argv if word != "--kernels"])
     args = parser().parse_args(argv)
-    all_names = [*find_stages(ROOT), PACKAGE]
-    names = [name for name in all_names if args.stage in (None, name.rpartition(".")[2].partition("_")[0])]
+    names = [name for name in find_stages(ROOT) if args.stage in (None, name.rpartition(".")[2].partition("_")[0])]
     if not names or (args.history is not None and len(names) > 1):
-        print(f"--stage is {args.stage}; there are s1 to s{len(all_names) - 1}, and {PACKAGE}", file=sys.stderr)
+        print(f"--stage is {args.stage}; there are s1 to s{len(find_stages(ROOT))}", file=sys.stderr)
         return 2
     if args.history is not None:
         counts, fault = play_some(names[0], args.seed, range(args.history, args.history + 1))
@@ -140,9 +139,9 @@ def main(argv: list[str] | None = None) -> int:
         counts, fault = soak_all(names, args)
     print(summary(counts))
     if fault:
-        name = fault.stage.rpartition(".")[2].partition("_")[0]
+        number = Stage(fault.stage).number
         print(f"{fault.stage}, seed {args.seed}, history {fault.history}: {fault}")
-        print(f"python -m tests.soak --stage {name} --seed {args.seed} --history {fault.history}")
+        print(f"python -m tests.soak --stage s{number} --seed {args.seed} --history {fault.history}")
         return 1
     print(f"seed {args.seed}: no fault")
     return 0

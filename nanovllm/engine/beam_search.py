@@ -159,6 +159,7 @@ class BeamSearch:
                     seq.prompt = prompt.get("prompt")
             hypotheses = self._search(samples[0])
         except Exception as error:
+            self._observers.tell("end", error)
             return BeamSearchOutput(**vars(RequestOutput.failed(request_id, prompt, str(error))))
         for seq, hypothesis in zip(samples, hypotheses, strict=False):  # there may be fewer hypotheses
             for token_id in hypothesis.token_ids:

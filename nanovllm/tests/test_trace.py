@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import resource
 import signal
 import threading
@@ -12,12 +11,13 @@ import pytest
 
 from .. import LLM, BeamSearchParams, SamplingParams
 from ..__main__ import main
-from ..trace import Tracer, read_trace, states, traced
+from ..trace import read_trace, states, traced
 from ..trace import replay as replaying
 from ..trace.chrome import convert
 from ..trace.events import COMMON, KEYS, WHYS, WITHOUT_BY, FileSink
 from .helpers import OPTIONS, start
-from .twin import Twin
+from .soak.history import play_traced
+from .soak.run import history_plan
 
 PROMPTS = ["the fox", "Once upon a time", "the fox", "the rabbit and the wood"]
 FOUR = ("--max-tokens", "4", "--ignore-eos")
@@ -106,140 +106,25 @@ def test_in_another_thread_it_works_too(checkpoint):
 # Random histories
 
 
-class Lost(RuntimeError):
-    pass
-
-
-class History:
-    """Random requests, aborts, resets, beam searches and faults, traced. After each step the events are replayed."""
-
-    def __init__(self, checkpoint, seed):
-        self.rng = rng = random.Random(seed)
-        self.num_blocks, block_size = rng.randint(3, 20), rng.choice([1, 2, 4, 4, 8])
-        caching = rng.random() < 0.9
-        self.llm = LLM(
-            checkpoint,
-            kv_cache_tokens=self.num_blocks * block_size,
-            block_size=block_size,
-            max_num_batched_tokens=rng.choice([1, 3, 8, 64]),
-            max_num_seqs=rng.choice([1, 2, 4, 32]),
-            watermark=rng.choice([0.0, 0.0, 0.1, 0.5]),
-            enable_prefix_caching=caching,
-            kv_offloading_tokens=block_size * rng.choice([0, 1, 4, 30]),
-            skip_tokenizer_init=True,
-            **OPTIONS,
-        )
-        self.engine = self.llm.llm_engine
-        self.tracer = Tracer()
-        self.twin = Twin(self.llm, self.tracer)
-        self.beginnings = [[rng.randrange(3, 320) for _ in range(40)] for _ in range(2)]
-        self.num_requests = 0
-        share = rng.choice([0.0, 0.0, 0.05])
-        for owner, name in (
-            (self.engine.kv_cache, "copy_blocks"),
-            (self.engine.host_tier, "load"),
-            (self.engine.host_tier, "store"),
-            (self.engine.executor, "launch"),
-            (self.engine.scheduler, "schedule"),
-        ):
-            self.may_fail(owner, name, share)
-        self.delay_loads(rng.choice([0, 0, 2]))
-
-    def may_fail(self, owner, name, share):
-        method = getattr(owner, name)
-
-        def failing(*details):
-            if self.rng.random() < share:
-                raise Lost(name)
-            return method(*details)
-
-        setattr(owner, name, failing)
-
-    def delay_loads(self, num_looks):
-        """Let a load arrive only when it has been looked at so often, or somebody waits."""
-        tier, load = self.engine.host_tier, self.engine.host_tier.load
-
-        class Event:
-            looks = 0
-
-            def query(self):
-                self.looks += 1
-                return self.looks > num_looks
-
-            def synchronize(self):
-                self.looks = num_looks
-
-        def late(*details):
-            load(*details)
-            tier.loads[-1].event = Event()
-
-        if num_looks:
-            tier.load = late
-
-    def act(self):
-        draw, rng, engine = self.rng.random(), self.rng, self.engine
-        if draw < 0.25:
-            self.add()
-        elif draw < 0.29:
-            engine.abort_request(str(rng.randint(0, self.num_requests)))
-        elif draw < 0.31:
-            engine.reset_prefix_cache(reset_running_requests=rng.random() < 0.5)
-        elif draw < 0.32 and not engine.has_unfinished_requests() and engine.config.max_num_seqs > 2:
-            self.llm.beam_search([{"prompt_token_ids": self.prompt()}], BeamSearchParams(3, rng.randint(1, 9)))
-        else:
-            try:
-                engine.step()
-            except Lost:
-                assert not engine.scheduler.running, "a step broke off"
-        engine.kv_cache_manager.check_integrity()
-        self.twin.compare()
-
-    def prompt(self):
-        rng = self.rng
-        own = [rng.randrange(3, 320) for _ in range(rng.randint(1, 8))]
-        return rng.choice(self.beginnings)[: rng.choice([0, rng.randint(1, 30)])] + own
-
-    def add(self):
-        rng, name = self.rng, str(self.num_requests)
-        self.num_requests += 1
-        params = SamplingParams(
-            n=rng.choice([1, 1, 2, 4]),
-            max_tokens=rng.choice([1, 2, rng.randint(1, 40)]),
-            temperature=rng.choice([0.0, 1.0]),
-            seed=rng.randrange(9),
-            ignore_eos=True,
-        )
-        try:
-            self.engine.add_request(name, self.prompt(), params)
-        except ValueError as error:
-            assert "the pool has" in str(error)
-
-    def play(self, num_before, num_acts):
-        """Return the events. The first happenings are not traced."""
-        for _ in range(num_before):
-            self.act()
-        with traced(self.llm, self.twin, self.tracer):
-            for _ in range(num_acts):
-                self.act()
-        return self.twin.events
-
-
-@pytest.mark.parametrize("part", range(8))
-def test_replay_of_random_histories_is_the_engine(checkpoint, part):
+@pytest.mark.filterwarnings("ignore:.* requests were not served")
+@pytest.mark.parametrize("part", range(4))
+def test_replay_of_random_histories_is_the_engine(part):
+    """Requests, aborts, resets, beam searches and faults; a third of the histories is traced from its middle on."""
     kinds, whys = Counter(), Counter()
-    for i in range(12):
-        for event in History(checkpoint, part * 100 + i).play(num_before=i % 3 * 15, num_acts=80):
+    for i in range(6):
+        for event in play_traced(history_plan(2, part * 10 + i), num_before=i % 3 * 10):
             kinds[event["kind"]] += 1
             expected = {*KEYS[event["kind"]], *COMMON} - ({"by"} if event["kind"] in WITHOUT_BY else set())
             assert {*event} == expected
             if "why" in event and event["kind"] in WHYS:
                 whys[event["kind"], event["why"]] += 1
-    assert kinds["step"] > 500 and kinds["pools"] > 3 and kinds["preempt"] > 10, "this tests too little"
-    assert {*KEYS} - {*kinds} <= {"reserved", "released"}
+    assert kinds["step"] > 300 and kinds["pools"] and kinds["preempt"], "this tests too little"
+    assert {*kinds} <= {*KEYS} - {"reserved", "released"}
     assert {*whys} <= {(kind, why) for kind, all_ in WHYS.items() for why in all_}
 
 
-def test_a_wrong_event_is_noticed(checkpoint, monkeypatch):
+@pytest.mark.filterwarnings("ignore:.* requests were not served")
+def test_a_wrong_event_is_noticed(monkeypatch):
     """With one token too many in the replayed state the comparison fails."""
 
     def twice(state, event):
@@ -247,7 +132,7 @@ def test_a_wrong_event_is_noticed(checkpoint, monkeypatch):
 
     monkeypatch.setitem(replaying.CHANGES, "token", twice)
     with pytest.raises(AssertionError):
-        History(checkpoint, 0).play(num_before=0, num_acts=80)
+        play_traced(history_plan(2, 0))
 
 
 def test_one_trace_at_a_time(llm):

@@ -236,6 +236,8 @@ class Tracer:
     def on_end(self, error: BaseException | None = None) -> None:
         if self._began is not None:
             self._close_step(None if error is None else in_words(error))
+        elif error is not None:  # a beam search that never got its blocks
+            self._emit_pools()
 
     # Blocks of the two tiers
 
@@ -318,15 +320,19 @@ class Tracer:
         is_cached = block in getattr(self.pool, "hashes", ())
         self._emit("idle" if is_cached else "free", {"block": block, "place": "back" if is_cached else "front"}, by)
 
+    def _emit_pools(self) -> None:
+        """Write both queues and both indexes: what failed may have moved blocks to and fro, and evicted only some."""
+        pools = self._pools()
+        shown = {name: pools[name] for name in ("free", "cached", "host_free", "host_cached")}
+        self._put({"kind": "pools", "step": self.step, **shown})
+
     def _forget_step(self) -> None:
         self._held_up, self._has_preempted, self._copying = None, False, {}
         self._forked, self._arrived = None, []
 
     def _close_step(self, error: str | None) -> None:
-        if error is not None:  # what failed may have moved blocks to and fro, and evicted only some of them
-            pools = self._pools()
-            indexed = {name: pools[name] for name in ("free", "cached", "host_free", "host_cached")}
-            self._put({"kind": "pools", "step": self.step, **indexed})
+        if error is not None:
+            self._emit_pools()
         began, self._began = self._began, None
         self._put({"kind": "step", "step": self.step, "began": began, "seconds": self.seconds, "error": error})
         self._forget_step()
