@@ -1,11 +1,15 @@
-"""Where a checkpoint lies: a folder is taken as it is, and the files of a name of the hub are fetched into its cache.
+"""Where a checkpoint is: a folder is taken as it is; the files of a name on the hub are fetched into its cache.
 
 The cache, the token and offline mode are those of huggingface_hub: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT.
 """
 
+import logging
 import os
 import re
-from dataclasses import replace
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,110 @@ from safetensors import SafetensorError, safe_open
 
 from .entries import Entries, read_json
 from .forms import INDEX, WEIGHTS, check_form, why_refused
-from .hub_errors import one_line
 from .model_config import read_model_config
-from .repository import Repository
+
+MIN_SECONDS = 0.5  # before there is a progress bar
+
+
+@dataclass(frozen=True)
+class Repository:
+    name: str  # ORG/NAME
+    revision: str | None = None
+    cache_dir: str | Path | None = None  # None: that of huggingface_hub, HF_HOME
+    token: str | bool | None = None  # None: HF_TOKEN, or that of `hf auth login`
+
+    @property
+    def cache(self) -> Path:
+        from huggingface_hub import constants
+
+        return Path(self.cache_dir or constants.HF_HUB_CACHE)
+
+    def snapshot(self, files: list[str]) -> Path:
+        """The folder of the cache with these files, as far as the repository has them. Its name is the commit."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import tqdm
+
+        bars: list[tqdm] = []
+
+        class Bar(tqdm):
+            """In a terminal only, and not for what is there at once."""
+
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **{"disable": None, "delay": MIN_SECONDS, **options})
+                bars.append(self)
+
+            def display(self, *args: Any, **options: Any) -> None:
+                if time.time() - self.start_t > MIN_SECONDS:
+                    super().display(*args, **options)
+
+        folder = snapshot_download(**self._where, allow_patterns=files, tqdm_class=Bar)
+        for bar in bars:
+            bar.close()  # or some are shown once more when the process ends
+        return Path(folder)
+
+    def fetch_again(self, file: str) -> None:
+        from huggingface_hub import hf_hub_download
+
+        hf_hub_download(filename=file, force_download=True, **self._where)
+
+    def files(self) -> list[str]:
+        from huggingface_hub import HfApi
+
+        return HfApi(token=self.token).list_repo_files(self.name, revision=self.revision)
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"repo_id": self.name, "revision": self.revision, "cache_dir": self.cache_dir, "token": self.token}
+
+
+@contextmanager
+def one_line(found: Repository) -> Iterator[None]:
+    """Whatever the hub or the way to it raises becomes a ValueError of one line; its warnings are not shown."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(what_to_do(error, found)) from None
+    finally:
+        logger.setLevel(level)
+
+
+def what_to_do(error: Exception, found: Repository) -> str:
+    from huggingface_hub import constants, errors
+
+    name, missing, cause = found.name, f"there is no folder {Path(found.name).absolute()}", error.__cause__ or error
+    if isinstance(error, errors.GatedRepoError):
+        return f"{name} is gated: accept its terms on {constants.ENDPOINT}/{name}, and set HF_TOKEN to your token"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{name} on the hub has no revision {found.revision!r}: name a branch, a tag or a whole commit"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{missing}, and the hub has no model {name}, or it is private: then set HF_TOKEN to your token"
+    if isinstance(error, errors.HFValidationError):
+        return f"{missing}, and {name!r} is no name of the hub: {first_line(error)}"
+    if status_of(cause) in (401, 403):
+        return f"the hub refuses {name} (status {status_of(cause)}): set HF_TOKEN to a token that may read it"
+    no_copy = f"{missing}, and {found.cache} has no whole copy of the hub's {name}"
+    if constants.HF_HUB_OFFLINE:
+        return f"{no_copy}: unset HF_HUB_OFFLINE to fetch it"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return f"{no_copy}, and {constants.ENDPOINT} cannot be reached ({first_line(cause)}): try again"
+    return f"{name} could not be fetched from {constants.ENDPOINT} ({first_line(error)}): try again"
+
+
+def status_of(error: BaseException) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def first_line(error: BaseException) -> str:
+    """
+    >>> first_line(ConnectionError("refused\\nfor the third time"))
+    'ConnectionError: refused'
+    """
+    status = status_of(error)
+    return f"status {status}" if status else f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
 
 SHIPPED = "models/storyteller"  # the default of EngineConfig.model: a folder of the repository, and no name of the hub
 HUB_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
