@@ -20,7 +20,7 @@ from .tool_schema import function_schema
 
 
 def plain(value: Any) -> Any:
-    """A copy of `value` of JSON's types; anything else becomes a word that names its type.
+    """Return a copy of `value` in JSON's types; anything else becomes a word that names its type.
 
     >>> plain({"content": ("a", 1, None), "image": object()})
     {'content': ('a', 1, None), 'image': '<object>'}
@@ -47,10 +47,10 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 
 
 def as_template_expects(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
-    """The messages as vLLM gives them to a template.
+    """Return the messages as vLLM gives them to a template.
 
     Contents in parts become one text, unless the template goes through the parts itself. Arguments of calls become
-    dicts. A developer's message becomes the system's where the template knows no developer. Raises ValueError for a
+    dicts. A developer's message becomes the system's where the template knows no developer. Raise ValueError for a
     part that is no text.
     """
     takes_parts = reads_parts(template)
@@ -73,7 +73,7 @@ def contents(content: Any, takes_parts: bool, where: str) -> str | list[dict[str
 
 
 def merge_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The developer's and the system's messages as one, at the start."""
+    """Return the messages with the developer's and the system's as one, at the start."""
     systems = [message for message in messages if message.get("role") in ("system", "developer")]
     texts = [content_text for message in systems if (content_text := joined(message["content"]))]
     others = [message for message in messages if message.get("role") not in ("system", "developer")]
@@ -97,7 +97,7 @@ def text_of(part: Any, where: str) -> str:
 
 
 def with_arguments(message: dict[str, Any], i: int) -> dict[str, Any]:
-    """The arguments of an assistant's calls as dicts. An empty list of calls is left out."""
+    """Return an assistant's message with the arguments of its calls as dicts, and without an empty list of calls."""
     calls = message.get("tool_calls")
     if message.get("role") != "assistant" or not isinstance(calls, list):
         return message
@@ -113,7 +113,7 @@ def with_arguments(message: dict[str, Any], i: int) -> dict[str, Any]:
 
 
 def arguments_of(value: Any) -> dict[str, Any]:
-    """What a model once wrote stays in the conversation: arguments that are no JSON object are taken for none."""
+    """Return the arguments of a call. A model may have written something that is no JSON: it then has none."""
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -123,7 +123,7 @@ def arguments_of(value: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def reads_parts(template: str) -> bool:
-    """True if the template has a loop over a message's content.
+    """Return whether the template has a loop over a message's content.
 
     >>> reads_parts("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}")
     True
@@ -176,9 +176,9 @@ def render_chat(
     continue_final_message: bool | str = False,
     **kwargs: Any,
 ) -> str:
-    """The prompt of a conversation whose messages may be as in OpenAI's interface: parts of text, arguments as JSON.
+    """Return the prompt of a conversation in OpenAI's form: parts of text, arguments as JSON.
 
-    Raises ValueError for a conversation that cannot be rendered; with the template's own words if it raises.
+    Raise ValueError for a conversation that cannot be rendered; with the template's own words if it raises.
     """
     template = choose_template(tokenizer, chat_template, tools)
     return apply_chat_template(
@@ -205,7 +205,7 @@ def apply_chat_template(
     continue_final_message: bool | str = False,
     **kwargs: Any,
 ) -> str:
-    """The prompt of a conversation, its messages given to the template as they are.
+    """Return the prompt of a conversation. The template gets the messages as they are.
 
     `kwargs` are names that the template knows, as enable_thinking; they come before the tokenizer's special tokens.
     """
@@ -231,7 +231,7 @@ def apply_chat_template(
 
 
 def choose_template(tokenizer: HasTemplate, given: str | None, tools: object) -> str:
-    """`given` is a template or the name of one of the tokenizer's."""
+    """Return the template to use. `given` is one, or the name of one of the tokenizer's."""
     if given is not None and not isinstance(given, str):
         raise ValueError(f"chat_template must be a text, not {type(given).__name__}")
     known = tokenizer.chat_template
@@ -247,7 +247,7 @@ def choose_template(tokenizer: HasTemplate, given: str | None, tools: object) ->
 
 
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Copies of the messages, without entries that are None."""
+    """Return copies of the messages, without entries that are None."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise ValueError(f"messages must be a list of messages, not {type(messages).__name__}")
     if not messages:
@@ -260,7 +260,7 @@ def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """A message's thoughts under all of the names that templates read."""
+    """Return a message with its thoughts under all of the names that templates read."""
     thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
@@ -280,7 +280,7 @@ def checked_document(document: Mapping) -> Mapping:
 
 
 def mark_end(message: dict[str, Any], field: str, template: str) -> str:
-    """Put the tag behind the text that is to go on. Returns the text."""
+    """Put the tag behind the text that is to go on, and return the text."""
     value = message.get(field)
     names = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
     if value is None:
@@ -307,7 +307,7 @@ def cut_at_mark(text: str, last: str) -> str:
 
 
 def find_chat_template(folder: Path, config: Entries) -> str | dict[str, str] | None:
-    """The folder's chat template, or its templates by name. Files of their own win over tokenizer_config.json."""
+    """Return the folder's chat template, or its templates by name. Their own files win over tokenizer_config.json."""
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files = {"default": folder / "chat_template.jinja"} | files

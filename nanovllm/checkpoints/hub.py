@@ -36,7 +36,7 @@ class Repository:
         return Path(self.cache_dir or constants.HF_HUB_CACHE)
 
     def snapshot(self, files: list[str]) -> Path:
-        """The folder of the cache with these files, as far as the repository has them. Its name is the commit."""
+        """Return the folder of the cache with these files, if the repository has them. Its name is the commit."""
         from huggingface_hub import snapshot_download
         from huggingface_hub.utils import tqdm
 
@@ -75,7 +75,7 @@ class Repository:
 
 @contextmanager
 def one_line(found: Repository) -> Iterator[None]:
-    """Whatever the hub or the way to it raises becomes a ValueError of one line; its warnings are not shown."""
+    """Turn any error of the hub, or of the way to it, into a ValueError of one line; hide its warnings."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -88,6 +88,7 @@ def one_line(found: Repository) -> Iterator[None]:
 
 
 def what_to_do(error: Exception, found: Repository) -> str:
+    """Return the line of an error."""
     from huggingface_hub import constants, errors
 
     name, missing, cause = found.name, f"there is no folder {Path(found.name).absolute()}", error.__cause__ or error
@@ -114,7 +115,8 @@ def status_of(error: BaseException) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    """
+    """Return an error in one line.
+
     >>> first_line(ConnectionError("refused\\nfor the third time"))
     'ConnectionError: refused'
     """
@@ -140,10 +142,10 @@ FILES = [  # what is read beside the weights, of the top folder alone: no "origi
 
 
 def find_checkpoint(model: str | Path, revision: str | None = None, **options: Any) -> Path:
-    """The folder of the checkpoint `model`: a folder, or a name of the hub, ORG/NAME, fetched if it is not here.
+    """Return the folder of a checkpoint: a folder, or a name on the hub, ORG/NAME, fetched if it is not here.
 
     `revision` is a branch, a tag or a commit of the hub, `options` are cache_dir and token, if not those of the
-    environment. A folder has none of them, and touches no network. Raises ValueError with one line that says what to
+    environment. A folder has none of them, and touches no network. Raise ValueError with one line that says what to
     do.
     """
     path = Path(model)
@@ -154,7 +156,7 @@ def find_checkpoint(model: str | Path, revision: str | None = None, **options: A
 
 
 def find_tokenizer(model: str | Path, revision: str | None = None, **options: Any) -> Path:
-    """The same for a folder from which the tokenizer alone is read: no weights are fetched."""
+    """Return a folder from which the tokenizer alone is read: no weights are fetched."""
     path = Path(model)
     if os.path.exists(path):
         return path
@@ -164,7 +166,7 @@ def find_tokenizer(model: str | Path, revision: str | None = None, **options: An
 
 
 def find_config(model: str | Path, revision: str | None = None) -> Path:
-    """The config.json of a folder, of a name of the hub, or the file itself."""
+    """Return the config.json of a folder or of a name on the hub, or the file itself."""
     path = Path(model)
     if os.path.exists(path):
         return path / "config.json" if path.is_dir() else path
@@ -174,7 +176,7 @@ def find_config(model: str | Path, revision: str | None = None) -> Path:
 
 
 def repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
-    """Raises ValueError if `model` is neither a folder nor a name of the hub."""
+    """Return the repository of a name on the hub. Raise ValueError if `model` is neither a folder nor a name."""
     missing = f"there is no folder {Path(model).absolute()}"
     if str(model) == SHIPPED:
         raise ValueError(f"{missing}: name a checkpoint, LLM(model=...) or --model")
@@ -184,7 +186,7 @@ def repository(model: str | Path, revision: str | None, **options: Any) -> Repos
 
 
 def fetch(found: Repository) -> Path:
-    """A whole folder of the cache: what is there already is not fetched again."""
+    """Fetch the files that the cache does not have, and return the whole folder."""
     with one_line(found):
         folder = found.snapshot(FILES)
     if (folder / "config.json").exists():
@@ -205,7 +207,7 @@ def fetch(found: Repository) -> Path:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """The shards that the index names, or the one file."""
+    """Return the shards that the index names, or the one file."""
     index = folder / INDEX
     if not index.exists():
         return [WEIGHTS]
@@ -214,7 +216,7 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the file ends where its header says."""
+    """Return whether the file ends where its header says."""
     try:
         safe_open(path, framework="numpy")
     except SafetensorError:
@@ -223,7 +225,7 @@ def is_whole(path: Path) -> bool:
 
 
 def why_absent(files: list[str], absent: str, name: str) -> str:
-    """What completes "NAME on the hub ..." where these are all files that it has."""
+    """Return the end of "NAME on the hub ..." for one that has only these files."""
     why = why_refused(path for path in files if "/" not in path and path != ".gitattributes")
     if why and "pytorch_model.bin" in why:
         why += f": hf download {name} --local-dir FOLDER fetches that, and --model FOLDER says how to convert it"

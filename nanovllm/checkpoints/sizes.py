@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 @dataclass(frozen=True)
 class Shape:
-    """The same names as in core's ModelConfig."""
+    """The dimensions of a model, with ModelConfig's names."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -96,7 +96,7 @@ BINARY = {prefix: 1024**power for power, prefix in enumerate(("", "k", "m", "g",
 
 
 def parse_bytes(text: str) -> int:
-    """Raises ValueError for what is no number of bytes.
+    """Return the number of bytes of a text. Raise ValueError if it has none.
 
     >>> parse_bytes("24GiB"), parse_bytes("80 GB"), parse_bytes("4.8TB/s"), parse_bytes("1048576")
     (25769803776, 80000000000, 4800000000000, 1048576)
@@ -109,7 +109,8 @@ def parse_bytes(text: str) -> int:
 
 
 def show_bytes(size: float) -> str:
-    """
+    """Return a size as a table shows it.
+
     >>> show_bytes(25769803776), show_bytes(524288), show_bytes(100)
     ('24.0 GiB', '512.0 KiB', '100 bytes')
     """
@@ -123,7 +124,8 @@ def show_bytes(size: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """
+    """Return a time as a table shows it.
+
     >>> show_seconds(0.0041), show_seconds(2.5)
     ('4.1 ms', '2.5 s')
     """
@@ -142,7 +144,7 @@ def find_memory() -> Memory:
 
 
 def gpu_bytes() -> int | None:
-    """Of the first GPU that nvidia-smi tells of."""
+    """Return the memory of the first GPU that nvidia-smi lists; None without one."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
@@ -155,7 +157,7 @@ def gpu_bytes() -> int | None:
 
 
 def host_bytes() -> int:
-    """What the machine has, or a container may take of it."""
+    """Return the memory of the machine, or the share that a container may use."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     try:
@@ -172,7 +174,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def parameters(model: Dimensions) -> dict[str, int]:
-    """How many parameters each part has.
+    """Return how many parameters each part has.
 
     >>> from .sizes import SHAPES
     >>> parts = parameters(SHAPES["llama-2-7b"])
@@ -197,7 +199,7 @@ def parameters(model: Dimensions) -> dict[str, int]:
 
 
 def kv_bytes_per_token(model: Dimensions, itemsize: int) -> int:
-    """A key and a value for each KV head of each layer.
+    """Return the bytes of a key and a value for each KV head of each layer.
 
     >>> from .sizes import SHAPES
     >>> kv_bytes_per_token(SHAPES["llama-2-7b"], 2), kv_bytes_per_token(SHAPES["llama-3.1-405b"], 2)
@@ -245,15 +247,15 @@ class Fit:
 
     @property
     def contiguous(self) -> int:
-        """How many sequences fit if each reserves max_model_len slots in one piece."""
+        """The number of sequences that fit if each reserves max_model_len slots in one piece."""
         return self.num_slots // self.max_model_len
 
     def paged(self, length: int) -> int:
-        """How many sequences of `length` tokens fit in blocks: the biggest batch."""
+        """Return how many sequences of `length` tokens fit in blocks: the biggest batch."""
         return self.num_blocks // -(-length // self.block_size)
 
     def step_bytes(self, batch: int, length: int) -> int:
-        """What a step must read that adds a token to each sequence of a batch: weights, keys and values.
+        """Return the bytes that a step reads to add a token to each sequence: weights, keys and values.
 
         Of an embedding that is no head it reads a row a token, which is next to nothing.
         """

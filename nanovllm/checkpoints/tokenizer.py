@@ -46,14 +46,14 @@ class HFTokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_bos: bool = True, add_special_tokens: bool | None = None) -> list[int]:
-        """Token ids of `text`, between BOS and EOS where the checkpoint wants them and the caller does."""
+        """Return the token ids of `text`, between BOS and EOS if the checkpoint and the caller want them."""
         if not isinstance(text, str):
             raise ValueError(f"a tokenizer takes a text, not {type(text).__name__}")
         wants = add_bos if add_special_tokens is None else add_special_tokens
         return self.backend.encode(text, add_special_tokens=wants).ids
 
     def decode(self, token_ids: Any, skip_special_tokens: bool | None = None) -> str:
-        """The text of `token_ids`, which grows with them: what comes later changes at most the last character.
+        """Return the text of `token_ids`. It grows with them: later tokens change at most the last character.
 
         With `skip_special_tokens` it is the text that transformers gives. The two differ where byte tokens make no
         characters: there each byte is U+FFFD for itself; in transformers one of them makes its whole run U+FFFD.
@@ -67,12 +67,12 @@ class HFTokenizer:
         return self.backend.decoder.decode(parted)
 
     def visible(self, token_ids: Sequence[int], skip_special_tokens: bool | None = None) -> list[int]:
-        """`token_ids` without hidden ones, and without ids that the tokenizer does not have."""
+        """Return `token_ids` without hidden ones, and without ids that the tokenizer does not have."""
         hidden = self._hidden if skip_special_tokens is None else self._special if skip_special_tokens else frozenset()
         return [i for i in token_ids if i in self._known and i not in hidden]
 
     def showing_special_tokens(self) -> "HFTokenizer":
-        """The same tokenizer, but special tokens have a text in decode()."""
+        """Return the same tokenizer, but special tokens have a text in decode()."""
         other = copy.copy(self)
         other._hidden = frozenset()
         return other
@@ -86,7 +86,7 @@ class HFTokenizer:
     # What scripts call on a tokenizer of transformers
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
-        """input_ids and attention_mask of a text; of a list of texts, lists of them. Raises ValueError for others."""
+        """Return input_ids and attention_mask of a text, or of a list of texts. Raise ValueError for other values."""
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens=add_special_tokens)
             return Encoded(input_ids=ids, attention_mask=[1] * len(ids))
@@ -96,7 +96,7 @@ class HFTokenizer:
         return Encoded({name: [one[name] for one in each] for name in ("input_ids", "attention_mask")})
 
     def __getattr__(self, name: str) -> Any:
-        """bos_token, eos_token_id and the like. None if the folder names no such token."""
+        """Return bos_token, eos_token_id and the like; None if the folder names no such token."""
         named, key = self.__dict__.get("special_tokens_map", {}), name.removesuffix("_id")
         if key not in NAMED and key not in named:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -110,7 +110,7 @@ class HFTokenizer:
         return_dict: bool = True,
         **kwargs: Any,
     ) -> str | list[int] | Encoded:
-        """The prompt that the chat template makes of the messages: its text, or its token ids as from a call."""
+        """Return the prompt that the chat template makes of the messages: its text, or its token ids as from a call."""
         text = apply_chat_template(self, conversation, tools=tools, **kwargs)
         if not tokenize:
             return text
@@ -121,7 +121,7 @@ class HFTokenizer:
         return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
-        """The tokens of a text as they stand in the vocabulary."""
+        """Return the tokens of a text as they are in the vocabulary."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).tokens
 
     def get_vocab(self) -> dict[str, int]:
@@ -129,7 +129,7 @@ class HFTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Without the added tokens."""
+        """The number of tokens without the added ones."""
         return self.backend.get_vocab_size(with_added_tokens=False)
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -139,7 +139,7 @@ class HFTokenizer:
         return self.id_to_token(ids) if isinstance(ids, int) else [self.id_to_token(i) for i in ids]
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
-        """A token that is not in the vocabulary has the id of unk_token, if there is one."""
+        """Return ids. A token that is not in the vocabulary has the id of unk_token, if there is one."""
         unknown = self._vocab.get(self.special_tokens_map.get("unk_token"))
         if isinstance(tokens, str):
             return self._vocab.get(tokens, unknown)
@@ -151,7 +151,7 @@ class HFTokenizer:
 
 
 def listed_ids(token_ids: Any) -> Sequence[int]:
-    """A token id, or several, of any library, as a list of them. Raises ValueError for what is none.
+    """Return a token id, or several, of any library, as a list. Raise ValueError for other values.
 
     >>> listed_ids(5), listed_ids((5, 6))
     ([5], (5, 6))
@@ -175,7 +175,7 @@ BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def character_starts(values: list[int | None]) -> set[int]:
-    """Places of the bytes that begin a character, or that are none, behind another byte. None is no byte.
+    """Return the places of bytes that begin a character, or are part of none, behind another byte. None is no byte.
 
     >>> [*map(hex, "\u00e9".encode())], character_starts([0xC3, 0xA9, 0xC3, 0x41, None, 0x41])
     (['0xc3', '0xa9'], {2, 3})
@@ -190,7 +190,7 @@ def character_starts(values: list[int | None]) -> set[int]:
 
 
 def character_length(values: list[int | None]) -> int:
-    """How many of the values are the bytes of one character; 1 if the first begins none."""
+    """Return how many of the values are the bytes of one character; 1 if the first begins none."""
     for length in range(2, len(values) + 1):
         if None in values[:length]:
             return 1
@@ -201,9 +201,9 @@ def character_length(values: list[int | None]) -> int:
 
 
 def load_tokenizer(folder: str | Path) -> HFTokenizer | None:
-    """Read tokenizer.json, or else tokenizer.model. None if the folder has neither: it serves token ids only.
+    """Read tokenizer.json, or else tokenizer.model. Return None if the folder has neither: it serves token ids only.
 
-    tokenizer.json wins, as in transformers: it alone says how text is cut and how added tokens match. Raises
+    tokenizer.json wins, as in transformers: it alone says how text is cut and how added tokens match. Raise
     ValueError, naming file and entry, for a file that cannot be read.
     """
     folder = Path(folder)

@@ -73,7 +73,7 @@ class TokenizerConfig:
 
 
 def tokenizer_class(folder: Path, config: Entries, is_byte_level: bool) -> str:
-    """The class that AutoTokenizer takes. Some build the tokenizer anew of its vocabulary; with others it stays."""
+    """Return the class that AutoTokenizer takes. Some build the tokenizer anew of its vocabulary, others keep it."""
     model = Entries(read_json_if_any(folder / "config.json"), folder / "config.json")
     family = model.values.get("model_type")
     holder = config if config.values.get("tokenizer_class") else model
@@ -95,7 +95,7 @@ class Files(NamedTuple):
         return self.older if name in self.older.values else self.config
 
     def named(self, added: dict[int, AddedToken], defaults: dict[str, str]) -> dict[str, AddedToken]:
-        """Special tokens by name. A name that a file sets to null has none."""
+        """Return special tokens by name. A name that a file sets to null has none."""
         known = {token.content: token for token in added.values()}
         values = {name: AddedToken(text, special=True) for name, text in defaults.items()}
         for name in [*self.config.values, *self.older.values]:
@@ -109,7 +109,7 @@ class Files(NamedTuple):
         return {name: known.get(token.content, token) if name in NAMED else token for name, token in named.items()}
 
     def extra(self, in_file: list[AddedToken]) -> list[AddedToken]:
-        """Special tokens without a name: of the first file that lists them. `in_file` are the vocabulary's own."""
+        """Return special tokens without a name: the first file's that lists them. `in_file` are the vocabulary's own."""
         name = "additional_special_tokens"
         return self.listed() or in_file or (tokens_of(self.older, name) if name in self.older else [])
 
@@ -120,7 +120,7 @@ class Files(NamedTuple):
         return tokens_of(self.config, name) if (name := "additional_special_tokens") in self.config else []
 
     def added(self, in_file: dict[int, AddedToken]) -> dict[int, AddedToken]:
-        """The tokens that tokenizer_config.json adds; without that list, those of added_tokens.json and `in_file`."""
+        """Return the tokens that tokenizer_config.json adds; without that list, added_tokens.json's and `in_file`."""
         if "added_tokens_decoder" in self.config:
             decoder = self.config.entries("added_tokens_decoder")
             return {
@@ -151,7 +151,7 @@ def token_id(decoder: Entries, key: str) -> int:
 
 
 def as_token(holder: Entries, name: str, value: Any) -> AddedToken:
-    """A text, or {"content": text} with flags."""
+    """Return a token, which is a text, or {"content": text} with flags."""
     if isinstance(value, str) and value:
         value = {"content": value, "special": True}
     if not isinstance(value, dict):
@@ -177,7 +177,7 @@ PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decod
 
 
 def llama(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
-    """A space is "\u2581". One is put before the text; where `legacy` is set, also behind each special token."""
+    """Build Llama's. A space is "\u2581"; one is put before the text, with `legacy` also behind each special token."""
     adds_prefix = entries.flag("add_prefix_space", True)
     scheme = "never" if not adds_prefix else "always" if entries.flag("legacy", False) else "first"
     backend = Tokenizer(BPE(vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True))
@@ -265,7 +265,7 @@ def add_tokens(backend: Tokenizer, config: TokenizerConfig) -> Tokenizer:
 
 
 def special_tokens(config: TokenizerConfig) -> list[AddedToken]:
-    """Each once: those with a name, then those without."""
+    """Return the special tokens, each once: those with a name, then those without."""
     tokens: dict[str, AddedToken] = {}
     for token in [*config.named.values(), *config.extra]:
         tokens.setdefault(token.content, token)
@@ -273,7 +273,7 @@ def special_tokens(config: TokenizerConfig) -> list[AddedToken]:
 
 
 def add_template(backend: Tokenizer, config: TokenizerConfig) -> None:
-    """Let it put BOS before a text, and EOS after it, as far as the folder has them and wants them."""
+    """Make the backend put BOS before a text, and EOS after it, if the folder has them and wants them."""
     bos = config.named.get("bos_token") if config.add_bos else None
     eos = config.named.get("eos_token") if config.add_eos else None
     texts = [token.content if token else "" for token in (bos, eos)]
@@ -283,7 +283,7 @@ def add_template(backend: Tokenizer, config: TokenizerConfig) -> None:
 
 
 def cause(path: Path) -> ValueError:
-    """Why tokenizer.json cannot be read: it is no JSON, or one of its entries is none that the library knows."""
+    """Return why tokenizer.json cannot be read: it is no JSON, or the library does not know one of its entries."""
     try:
         state = read_json(path)
     except ValueError as error:
@@ -304,7 +304,7 @@ UNIGRAM, CONTROL, USER_DEFINED = 1, 3, 4  # as in sentencepiece's own schema of 
 
 
 class SentencepieceFile:
-    """Its pieces, and what of its training matters. The library checks the file; a few fields are read beside it."""
+    """tokenizer.model: its pieces, and a few fields of its training. The library checks the file."""
 
     says_bos = is_byte_level = False
 
@@ -332,7 +332,7 @@ class SentencepieceFile:
         ]
 
     def build(self, config: TokenizerConfig) -> Tokenizer:
-        """With the class that the folder names; its default here is Llama's."""
+        """Build it with the class that the folder names."""
         vocab = {self._sp.id_to_piece(i): i for i in range(len(self._sp))}
         build = BUILDERS.get(config.tokenizer_class)
         if build:
@@ -340,7 +340,7 @@ class SentencepieceFile:
         return self._build_plain(vocab, config)
 
     def _build_plain(self, vocab: Vocabulary, config: TokenizerConfig) -> Tokenizer:
-        """No space is put before the text: transformers makes it so for folders that name no class of their own."""
+        """Build one that puts no space before the text, as transformers does for folders that name no class."""
         if self._is_unigram:
             scored = [(piece, self._sp.get_score(i)) for piece, i in vocab.items()]
             backend = Tokenizer(Unigram(scored, unk_id=self._sp.unk_id(), byte_fallback=self._has_bytes))
@@ -358,7 +358,7 @@ class SentencepieceFile:
 
 
 def merges_of(vocab: Vocabulary) -> Merges:
-    """All pairs of pieces that make a piece, the ones of an earlier piece first: sentencepiece stores no merges.
+    """Return all pairs of pieces that make a piece, those of an earlier piece first: sentencepiece stores no merges.
 
     >>> merges_of({"a": 0, "b": 1, "ab": 2, "aab": 3, "aa": 4})
     [('a', 'b'), ('a', 'ab'), ('aa', 'b'), ('a', 'a')]
@@ -368,7 +368,7 @@ def merges_of(vocab: Vocabulary) -> Merges:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a protobuf message by number: integers, and bytes of texts, floats and messages inside.
+    """Yield the fields of a protobuf message by number: integers, and bytes of texts, floats and messages inside.
 
     >>> list(fields(bytes([8, 150, 1, 18, 2, 72, 105])))
     [(1, 150), (2, b'Hi')]

@@ -1,4 +1,4 @@
-"""Grammars that outputs follow, by llguidance: before a token is sampled, all that the grammar forbids now is out."""
+"""Grammars that outputs follow, by llguidance: tokens that the grammar forbids now get no probability."""
 
 import json
 import math
@@ -25,7 +25,7 @@ BYTE_OF = {chr(byte): byte for byte in VISIBLE} | {chr(256 + place): byte for pl
 
 
 class GrammarProcessor:
-    """Holds one sequence to a grammar, as a processor of its logits."""
+    """A processor of logits that holds one sequence to a grammar."""
 
     def __init__(self, matcher: Any) -> None:
         """`matcher` is an llguidance.LLMatcher at its start, for this sequence alone."""
@@ -33,7 +33,7 @@ class GrammarProcessor:
         self._num_consumed = 0  # of the output's tokens; it only grows, also where the sequence is preempted
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
-        """Where the output may end, an EOS token is allowed; where it must, nothing else is. logits [vocab_size]"""
+        """Leave the tokens that may come next. At the end of an output that is an EOS token. logits [vocab_size]"""
         new = output_token_ids[self._num_consumed :]
         if new and not self._matcher.is_stopped():
             self._matcher.consume_tokens(new)
@@ -42,7 +42,7 @@ class GrammarProcessor:
 
 
 class Grammars:
-    """What is compiled for one tokenizer. llguidance is imported for the first request that needs it."""
+    """Compiled grammars of one tokenizer. llguidance is imported for the first request that needs it."""
 
     def __init__(self, tokenizer: HFTokenizer | None, vocab_size: int, eos_token_ids: set[int]) -> None:
         """`vocab_size` is the model's; the EOS tokens are all that end an output by themselves."""
@@ -50,7 +50,7 @@ class Grammars:
         self._compiled = lru_cache(MAX_GRAMMARS)(self._compile)
 
     def processor(self, params: StructuredOutputsParams) -> GrammarProcessor:
-        """For one sequence. Raises ValueError, saying why, for a grammar that no output of the tokenizer can follow."""
+        """Return the processor of one sequence. Raise ValueError if no output can follow the grammar."""
         if self._tokenizer is None:
             raise ValueError("structured_outputs are of texts, and the checkpoint has no tokenizer")
         return GrammarProcessor(self._compiled(params.kind, grammar_text(self._library, params)).deep_copy())
@@ -72,7 +72,7 @@ class Grammars:
 
     @cached_property
     def _vocabulary(self) -> Any:
-        """An llguidance.LLTokenizer. It takes a moment to build for a large vocabulary."""
+        """The vocabulary as an llguidance.LLTokenizer, which takes a moment to build for a large one."""
         if not self._eos_token_ids:
             raise ValueError("structured_outputs end with an EOS token, and the checkpoint names none")
         eos_token_ids = sorted(self._eos_token_ids)
@@ -96,7 +96,7 @@ class Vocabulary:
         self._mark = self._encode(MARK)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of a text that goes on from another: at its own start a tokenizer may put a space before it."""
+        """Return the tokens of a text that continues another: at the start of one, a tokenizer may add a space."""
         token_ids = self._encode(MARK + text)
         if token_ids[: len(self._mark)] == self._mark:
             found = self._spelling(text, token_ids[len(self._mark) :])
@@ -105,7 +105,7 @@ class Vocabulary:
         return self._spelling(text, self.longest_first(text))  # a normalizer changes some texts
 
     def _spelling(self, text: str, token_ids: list[int]) -> list[int]:
-        """As many of the tokens as spell the beginning of the text, and are no special ones."""
+        """Return as many of the tokens as spell the beginning of the text, and are not special."""
         found, rest = [], text.encode()
         for token_id in token_ids:
             if token_id in self.special_token_ids or not rest.startswith(self.tokens[token_id]):
@@ -119,7 +119,7 @@ class Vocabulary:
 
 
 def grammar_text(library: ModuleType, params: StructuredOutputsParams) -> str:
-    """As llguidance takes it. Raises ValueError if it is not what it should be."""
+    """Return the grammar as llguidance takes it. Raise ValueError for one that it cannot read."""
     if params.kind in ("json", "json_object"):
         given = {"type": "object"} if params.json is None else params.json
         schema = read_schema(given, is_closed=params.disable_additional_properties)
@@ -138,7 +138,7 @@ def grammar_text(library: ModuleType, params: StructuredOutputsParams) -> str:
 
 
 def allowed_tokens(matcher: Any, vocab_size: int) -> Tensor:
-    """What may come next, bool [vocab_size]. Raises ValueError if nothing may, and the output is not complete."""
+    """Return which tokens may come next, bool [vocab_size]. Raise ValueError at a dead end."""
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)  # an EOS token's alone in case of an error
     allowed = torch.from_numpy(np.unpackbits(bits, bitorder="little")[:vocab_size]).bool()  # [vocab_size]
     if matcher.is_error():
@@ -150,12 +150,13 @@ def allowed_tokens(matcher: Any, vocab_size: int) -> Tensor:
 
 
 def error_of(matcher: Any) -> str:
+    """Return the error of a matcher, in one line."""
     error = matcher.get_error()
     return DEAD_END if error.startswith("NoExtension") else first_lines(error)
 
 
 def first_lines(error: str, most: int = 3) -> str:
-    """An error of several lines as one.
+    """Return an error of several lines as one.
 
     >>> first_lines("at 1(8): no such name\\n   1 | start: foo\\n              ^\\n")
     'at 1(8): no such name 1 | start: foo ^'
@@ -164,7 +165,7 @@ def first_lines(error: str, most: int = 3) -> str:
 
 
 def token_bytes(tokenizer: HFTokenizer) -> list[bytes]:
-    """Of each token id; nothing for an id that the tokenizer does not have."""
+    """Return the bytes that each token adds to a text; none for an id that the tokenizer does not have."""
     backend: Any = tokenizer.backend
     vocab, added = backend.get_vocab(), backend.get_added_tokens_decoder()
     is_byte_level = b"ByteLevel" in (backend.decoder.__getstate__() if backend.decoder else b"")
@@ -178,7 +179,8 @@ def token_bytes(tokenizer: HFTokenizer) -> list[bytes]:
 
 
 def bytes_of_bytes(token: str) -> bytes:
-    """
+    """Return the bytes of a token of a vocabulary of bytes.
+
     >>> bytes_of_bytes("\u0120fox")
     b' fox'
     """
@@ -186,7 +188,8 @@ def bytes_of_bytes(token: str) -> bytes:
 
 
 def bytes_of_piece(token: str) -> bytes:
-    """
+    """Return the bytes of a token of a vocabulary of pieces.
+
     >>> bytes_of_piece("\u2581fox"), bytes_of_piece("<0x0A>")
     (b' fox', b'\\n')
     """

@@ -22,7 +22,7 @@ class BetweenSteps:
             self._handler = signal.signal(signal.SIGINT, self._note)
 
     def let_through(self) -> None:
-        """Whatever the program does on Ctrl-C is done here if it was pressed."""
+        """Do what the program does on Ctrl-C, if it was pressed."""
         if self._can_hold:
             signal.signal(signal.SIGINT, self._handler)
         if self._is_pressed:
@@ -45,7 +45,7 @@ class BetweenSteps:
 
 @contextmanager
 def interrupts_held_back() -> Iterator[BetweenSteps]:
-    """Ctrl-C takes effect when the block ends, or `with` what this yields. In another thread this does nothing."""
+    """Hold Ctrl-C back until the block ends, except in `with` on the yielded object. Other threads have no Ctrl-C."""
     between_steps = BetweenSteps()
     between_steps.hold_back()
     try:

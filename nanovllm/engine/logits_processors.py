@@ -1,13 +1,13 @@
-"""What SamplingParams does to the logits of a sequence before a token is sampled from them.
+"""Logits processors: they change the logits of a sequence, as SamplingParams asks, before a token is sampled.
 
 make_processors() puts them in vLLM's order:
 
-    what may not be sampled     allowed_token_ids, bad_words, min_tokens
-    what is weighed otherwise   logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty
-    what is too improbable      min_p, which knows the temperature
+    tokens that are banned        allowed_token_ids, bad_words, min_tokens
+    tokens with another weight    logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty
+    tokens that are too unlikely  min_p, which knows the temperature
 
-Top-k and top-p come behind them, in the sampler. All that they need is the tokens of the output so far: a sequence that
-was preempted, or forked, goes on as if nothing had been.
+Top-k and top-p follow in the sampler. A processor needs nothing but the tokens of the output so far, so a sequence that
+was preempted or forked goes on as before.
 """
 
 import math
@@ -37,7 +37,7 @@ class AllowedTokens:
 
 
 class BadWords:
-    """A word of several tokens is kept from being completed: its last token is out where the others came before."""
+    """Words that must not be completed: the last token of one is banned where its others came before."""
 
     def __init__(self, words: list[list[int]]) -> None:
         """Each word as its token ids."""
@@ -51,7 +51,7 @@ class BadWords:
 
 class MinTokens:
     def __init__(self, min_tokens: int, stop_token_ids: set[int], may_restore: bool = False) -> None:
-        """With `may_restore` the stop tokens stay if nothing else is left: a grammar may ask for the end now."""
+        """Ban the stop tokens. With `may_restore` they stay if nothing else is left: a grammar may demand the end."""
         self._min_tokens = min_tokens
         self._stop_token_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)  # [num_stop_tokens]
         self._may_restore = may_restore
@@ -116,7 +116,10 @@ class MinP:
 def make_processors(
     params: SamplingParams, prompt_token_ids: list[int], stop_token_ids: set[int], bad_words: list[list[int]]
 ) -> list[LogitsProcessor]:
-    """None for what is at its default. `stop_token_ids` are all that min_tokens holds back, the EOS among them."""
+    """Return the processors of parameters that are not at their defaults.
+
+    `stop_token_ids` are all that min_tokens holds back, the EOS among them.
+    """
     processors: list[LogitsProcessor] = []
     if params.allowed_token_ids:
         processors.append(AllowedTokens(params.allowed_token_ids))
@@ -136,10 +139,10 @@ def make_processors(
 
 
 def bad_words_token_ids(words: list[str], tokenizer: HFTokenizer | None, vocab_size: int) -> list[list[int]]:
-    """Each word as it is spelled at the start of a text, and as it is behind a space where that has other tokens.
+    """Return the tokens of each word at the start of a text, and behind a space where it has other tokens.
 
     The second form counts if it has as many tokens as the first and another first one: else the space is a token of its
-    own, and the first form finds the word behind it. Raises ValueError for a word without tokens.
+    own, and the first form finds the word behind it. Raise ValueError for a word without tokens.
     """
     spelled: list[list[int]] = []
     for word in words:

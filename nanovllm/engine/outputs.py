@@ -1,4 +1,4 @@
-"""What a caller gets back: one RequestOutput a prompt, with vLLM's names, and the log-probabilities in it."""
+"""RequestOutput, one for each prompt, with vLLM's names, and the log-probabilities in it."""
 
 import time
 from collections.abc import Iterable, Sequence

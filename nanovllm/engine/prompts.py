@@ -10,8 +10,7 @@ from collections import abc
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from ..checkpoints.chat_template import contents
-from ..checkpoints.chat_template import plain
+from ..checkpoints.chat_template import contents, plain
 from .checks import is_whole, nearest
 
 

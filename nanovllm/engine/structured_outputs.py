@@ -34,7 +34,7 @@ class StructuredOutputsParams:
     structural_tag: str | None = None  # refused
 
     def __post_init__(self) -> None:
-        """Raises ValueError, naming the field and its value."""
+        """Raise ValueError, naming the field and its value."""
         if self.structural_tag is not None:
             raise ValueError("structural_tag is not served here: describe the tags and their contents as a grammar")
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -52,7 +52,7 @@ class StructuredOutputsParams:
 
     @classmethod
     def of(cls, fields_by_name: dict[str, Any]) -> "StructuredOutputsParams":
-        """As a line of a file has them."""
+        """Make them of a dictionary, as a line of a file has them."""
         names = [field.name for field in fields(cls)]
         for name in fields_by_name:
             if name not in names:
@@ -93,9 +93,9 @@ CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def read_schema(given: str | dict[str, Any], is_closed: bool = False) -> Any:
-    """The schema as a value of its own. `is_closed`: objects have no properties but those that it names.
+    """Return a copy of a schema. With `is_closed` its objects have no properties but the named ones.
 
-    Raises ValueError if it is no JSON, or nested too deeply.
+    Raise ValueError if it is no JSON, or nested too deeply.
 
     >>> read_schema('{"properties": {"a": {"type": "string"}}}', is_closed=True)
     {'properties': {'a': {'type': 'string'}}, 'additionalProperties': False}
@@ -118,7 +118,8 @@ def read_schema(given: str | dict[str, Any], is_closed: bool = False) -> Any:
 
 
 def nesting(value: Any) -> int:
-    """
+    """Return how deep lists and objects are nested.
+
     >>> nesting({"a": [1, {}]}), nesting(1)
     (3, 0)
     """
@@ -130,7 +131,7 @@ def nesting(value: Any) -> int:
 
 
 def parts_of(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema, and all schemas inside it."""
+    """Yield the schema, and all schemas inside it."""
     if isinstance(schema, list):
         for each in schema:
             yield from parts_of(each)

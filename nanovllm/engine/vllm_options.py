@@ -1,4 +1,4 @@
-"""What vLLM 0.32's EngineArgs has and nanovllm has not, by topic, each name with its default there.
+"""Options of vLLM 0.32's EngineArgs that nanovllm does not have, by topic, each with its default there.
 
 A name is taken at its default, and at any value that would change nothing here. Else it is refused in words: what
 nanovllm does not do must not look as if it were done. nanovllm/tests/data/vllm_0_32 holds the names and defaults.
@@ -133,7 +133,7 @@ EMPTY: tuple[Any, ...] = (None, {}, [], (), set(), "")
 
 
 def is_refused(name: str, value: Any) -> bool:
-    """Whether `value` asks for what only vLLM has.
+    """Return whether `value` asks for something that only vLLM has.
 
     >>> is_refused("quantization", None), is_refused("quantization", "awq"), is_refused("hf_overrides", {})
     (False, True, False)
@@ -145,11 +145,12 @@ def is_refused(name: str, value: Any) -> bool:
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """1 and True are not the same, 0 and 0.0 are."""
+    """Return whether two values are the same: 1 and True are not, 0 and 0.0 are."""
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
 def refusal(name: str, value: Any) -> str:
+    """Return why `value` is refused."""
     return f"vLLM has {name}, nanovllm has not: {TOPIC_OF[name]}; leave it at {DEFAULTS[name]!r} ({value!r} was given)"
 
 
@@ -160,7 +161,9 @@ OnlyInVllm: Any = make_dataclass(
 
 
 def refuse(**given: Any) -> None:
-    """Raises ValueError for the first argument of a call that asks for what only vLLM has; 0 and nothing ask for none.
+    """Raise ValueError for the first argument of a call that asks for something that only vLLM has.
+
+    0, None and empty values ask for nothing.
 
     >>> refuse(lora_request=None, priority=[0, 0], mm_processor_kwargs={})
     """
