@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Kernels(Protocol):
-    """What an engine computes with, and why. It belongs to the engine's thread."""
+    """The choice between kernels and plain operations, and its reason. It belongs to the engine's thread."""
 
     uses_kernels: bool
     why: str | None  # plain operations compute, or no CUDA graphs

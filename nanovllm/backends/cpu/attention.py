@@ -67,7 +67,7 @@ class Pool(NamedTuple):
 
 @njit(**OPTIONS)
 def slot(shape: Pool, layer: int, kv: int, block: int, offset: int) -> int:
-    """Where in the pool a key is. Its value stands block_size * num_kv_heads * head_dim elements behind it."""
+    """Return where in the pool a key is. Its value is block_size * num_kv_heads * head_dim elements behind it."""
     row = ((block * shape.num_layers + layer) * 2 * shape.block_size + offset) * shape.num_kv_heads + kv
     return row * shape.head_dim
 
@@ -192,7 +192,7 @@ def add_columns(
     values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
     columns: tuple[int, ...], scale: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """Some columns of all rows stay in registers while all keys go by."""
+    """Add to some columns of all rows, which stay in registers while all keys go by."""
     sums = scaled(load_block(out, starts, columns), scale)
     for t in range(count):
         sums = outer(sums, splats(weights, t * len(starts), starts), load_rows(values, columns, get(places, t)))

@@ -36,7 +36,7 @@ def tuple_of(values: list[Any], context: Any, builder: Any, signature: Any) -> A
 
 
 def parts_of(builder: Any, many: Any) -> list[Any]:
-    """The values of a tuple."""
+    """Return the values of a tuple."""
     return [builder.extract_value(many, i) for i in range(len(many.type))]
 
 
@@ -51,7 +51,7 @@ def sum_2(builder: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def load_rows(typing: Any, memory: Any, starts: Any, i: Any) -> Any:
-    """A vector of each row: memory[start + i ..] for each of `starts`."""
+    """Return a vector of each row: memory[start + i ..] for each of `starts`."""
     read = reader(sixteen)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -79,7 +79,7 @@ def store_rows(typing: Any, memory: Any, starts: Any, columns: Any, block: Any) 
 
 @intrinsic
 def load_block(typing: Any, memory: Any, starts: Any, columns: Any) -> Any:
-    """What store_rows() stored."""
+    """Load what store_rows() stored."""
     read = reader(sixteen)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -92,7 +92,7 @@ def load_block(typing: Any, memory: Any, starts: Any, columns: Any) -> Any:
 
 @intrinsic
 def no_sums(typing: Any, a: Any, b: Any) -> Any:
-    """A block of zeros, for outer(sums, a, b): len(a) * len(b) vectors."""
+    """Return a block of zeros, for outer(sums, a, b): len(a) * len(b) vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return tuple_of([constant(FLOATS, 0)] * len(signature.return_type), context, builder, signature)
@@ -128,7 +128,7 @@ def scaled(typing: Any, block: Any, factors: Any) -> Any:
 
 @intrinsic
 def splats(typing: Any, memory: Any, i: Any, rows: Any) -> Any:
-    """A vector of each of the next len(rows) numbers: memory[i], 16 times, memory[i + 1], 16 times, ..."""
+    """Return a vector of each of the next len(rows) numbers: memory[i], 16 times, memory[i + 1], 16 times, ..."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = []
@@ -203,14 +203,14 @@ def prefetch(typing: Any, memory: Any, i: Any) -> Any:
 
 @intrinsic
 def per_line(typing: Any, memory: Any) -> Any:
-    """How many numbers a cache line of 64 bytes has."""
+    """Return how many numbers a cache line of 64 bytes has."""
     count = 64 * 8 // memory.dtype.bitwidth
     return types.intp(memory), lambda context, builder, signature, args: context.get_constant(types.intp, count)
 
 
 @intrinsic
 def starts_of(typing: Any, rows: Any, size: Any) -> Any:
-    """Where these rows start, of `size` numbers each."""
+    """Return where these rows start, of `size` numbers each."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         starts = [builder.mul(row, args[1]) for row in parts_of(builder, args[0])]
@@ -221,7 +221,7 @@ def starts_of(typing: Any, rows: Any, size: Any) -> Any:
 
 @intrinsic
 def places_of(typing: Any, places: Any, t: Any, rows: Any) -> Any:
-    """The places t, t + 1, ... as many as make 16 pairs with the rows."""
+    """Return the places t, t + 1, ... as many as make 16 pairs with the rows."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         steps = [builder.add(args[1], ir.Constant(args[1].type, i)) for i in range(len(signature.return_type))]

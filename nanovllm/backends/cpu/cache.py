@@ -27,7 +27,7 @@ NUMBA_SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
 
 
 def root() -> Path:
-    """Raises RuntimeError if there is no home."""
+    """Return the folder of all kernels. Raise RuntimeError if there is no home."""
     if given := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(given) / f"nanovllm-kernels-{__version__}"
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -35,7 +35,7 @@ def root() -> Path:
 
 
 def fingerprint(sources: Path = Path(__file__).parent) -> str:
-    """Of all on which the machine code depends."""
+    """Return a hash of everything that the machine code depends on."""
     from llvmlite import binding
 
     parts = [path.read_bytes() for path in sorted(sources.glob("*.py"))]
@@ -46,7 +46,7 @@ def fingerprint(sources: Path = Path(__file__).parent) -> str:
 
 
 def find_folder(dtype: str) -> Path | None:
-    """The folder for kernels of this dtype. One of this process alone if the user's cannot be written; None: neither.
+    """Return the folder for kernels of this dtype, one of this process alone if the user's is read-only, or None.
 
     A user's folder that can be read alone, but is complete, is copied.
     """
@@ -75,19 +75,19 @@ def is_writable(folder: Path) -> bool:
 
 @cache
 def own_root() -> Path:
-    """A folder that goes with this process."""
+    """Return a folder that is removed with this process."""
     kept = tempfile.TemporaryDirectory(prefix="nanovllm-kernels-", ignore_cleanup_errors=True)
     own_root.kept = kept  # type: ignore[attr-defined]
     return Path(kept.name)
 
 
 def files_in(folder: Path) -> dict[str, int]:
-    """Numba's files, with their sizes."""
+    """Return Numba's files, with their sizes."""
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.glob("*/*.nb[ic]")}
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a compiler has ended here, and all that it wrote is still there."""
+    """Return whether a compiler has finished in this folder, and all its files still exist."""
     try:
         return json.loads((folder / COMPLETE).read_text()) == files_in(folder) != {}
     except (OSError, ValueError):
@@ -106,7 +106,7 @@ def note_use(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """What is there cannot be loaded."""
+    """Remove a folder whose files cannot be loaded."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -121,6 +121,6 @@ def remove_left(folder: Path) -> None:
 
 
 def age(folder: Path) -> float:
-    """Days since it was used."""
+    """Return the days since it was used."""
     newest = max((path.stat().st_mtime for path in (folder, folder / COMPLETE) if path.exists()), default=0.0)
     return (time.time() - newest) / 86400

@@ -33,7 +33,7 @@ class Runner(Protocol):
 
 
 class Choice:
-    """What an engine on a CPU computes with. It belongs to the engine's thread."""
+    """The choice of an engine on a CPU. It belongs to the engine's thread."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ LOADING = 10.0  # seconds that the end of a program waits for a thread that is l
 
 @dataclass
 class State:
-    """What the thread has found."""
+    """The result of the thread."""
 
     has_ended: Event = field(default_factory=Event)
     is_over: bool = False  # nobody wants it any more
@@ -29,10 +29,10 @@ class State:
 
 
 class Compiler:
-    """It ends with its owner, with this process, and by close()."""
+    """A process that compiles. It ends with its owner, with this process, and by close()."""
 
     def __init__(self, dtype: torch.dtype, folder: Path) -> None:
-        """Raises OSError if no process can be started."""
+        """Start it. Raise OSError if no process can be started."""
         name = str(dtype).removeprefix("torch.")
         self.process = start(name, folder)
         self._state = State()
@@ -42,7 +42,7 @@ class Compiler:
 
     @property
     def has_ended(self) -> bool:
-        """All is loaded, or there is an error."""
+        """Return whether all kernels are loaded, or there is an error."""
         return self._state.has_ended.is_set()
 
     @property
@@ -56,12 +56,12 @@ class Compiler:
         self._finalizer()
 
     def forget(self) -> None:
-        """In a forked child: it is the parent's."""
+        """Leave the process alone, in a forked child: it is the parent's."""
         self._finalizer.detach()
 
 
 def start(dtype: str, folder: Path) -> subprocess.Popen[bytes]:
-    """It finds modules where this process does. Ctrl-C in the terminal is not for it."""
+    """Start the process. It finds modules where this one does, and ignores Ctrl-C in the terminal."""
     paths = [str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)]
     return subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.compiling", dtype, str(folder)],

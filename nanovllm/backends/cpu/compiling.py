@@ -43,7 +43,7 @@ def compile_or_load(dtype: torch.dtype, folder: Path | None) -> None:
 
 
 def keep_in(folder: Path, function: Any) -> None:
-    """From now on Numba looks for `function` in `folder`, and writes it there. Nothing else of Numba's is changed."""
+    """Make Numba look for `function` in `folder`, and write it there. Nothing else of Numba's changes."""
     from numba.core import config
 
     before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
@@ -54,7 +54,7 @@ def keep_in(folder: Path, function: Any) -> None:
 
 
 def compile_here(dtype: torch.dtype, folder: Path | None) -> None:
-    """In this process, however long it takes. What cannot be kept is there all the same."""
+    """Compile in this process, however long it takes. A full disk does not stop it."""
     try:
         compile_all(dtype, folder)
         if folder is not None and not is_complete(folder):
@@ -64,7 +64,7 @@ def compile_here(dtype: torch.dtype, folder: Path | None) -> None:
 
 
 def fill(dtype: torch.dtype, folder: Path) -> None:
-    """Where two compilers meet, the second waits for the first, and finds all done."""
+    """Compile into a folder. If two compilers meet, the second one waits for the first, and finds all done."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
         if not is_complete(folder):
@@ -75,7 +75,7 @@ def fill(dtype: torch.dtype, folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """The system unlocks it if the process is killed. Where files cannot be locked nobody waits."""
+    """Hold a lock, which the system releases if the process is killed. Without file locks nobody waits."""
     with open(path, "w") as file:
         with suppress(ImportError, OSError):
             import fcntl

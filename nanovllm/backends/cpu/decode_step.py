@@ -73,7 +73,7 @@ def post(step: Step, mailbox: Memory) -> None:
 
 @njit(**OPTIONS)
 def posted(number: int, mailbox: Memory) -> Step:
-    """The step in the mailbox. A helper that reads it while the next one is written finds no piece left to take."""
+    """Return the step in the mailbox. A helper that reads it while the next one is written finds no piece to take."""
     token_ids, tables, max_blocks = look(mailbox, 1), look(mailbox, 2), look(mailbox, 3)
     lens, rows, splits = look(mailbox, 4), look(mailbox, 5), look(mailbox, 6)
     return Step(number, token_ids, tables, max_blocks, lens, rows, splits, look(mailbox, 7), look(mailbox, 8))

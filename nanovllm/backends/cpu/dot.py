@@ -16,7 +16,7 @@ from .vectors import OPTIONS, Memory, add
 
 @njit(**OPTIONS)
 def meet(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...], size: int) -> Any:
-    """A vector: row k of a times row r of b is in lane k * len(rows_b) + r.
+    """Return a vector: row k of a times row r of b is in lane k * len(rows_b) + r.
 
     rows_a, rows_b: where they start, at most 16 pairs; `size` numbers each
     """

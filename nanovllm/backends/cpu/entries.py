@@ -33,5 +33,5 @@ def entries(dtype: torch.dtype) -> list[tuple[Any, tuple]]:
 
 
 def zeros(kind: Any) -> Any:
-    """A named tuple."""
+    """Return a named tuple of zeros."""
     return kind(*[0] * len(kind._fields))

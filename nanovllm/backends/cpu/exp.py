@@ -16,7 +16,7 @@ IN_ORDER = OPTIONS | {"fastmath": {"contract", "nsz"}}  # else the two parts of 
 
 @intrinsic
 def float_of_bits(typing: Any, bits: Any) -> Any:
-    """The float32 of these 32 bits."""
+    """Return the float32 of these 32 bits."""
     return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], FLOAT)
 
 

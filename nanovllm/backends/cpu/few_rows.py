@@ -49,7 +49,7 @@ class FewRows:
     def run(
         self, token_ids: list[int], block_tables: list[list[int]], context_lens: list[int]
     ) -> tuple[Tensor, Tensor]:
-        """A token of each sequence, counted in its context.
+        """Compute a token of each sequence, which its context includes.
 
         Returns hidden [rows, hidden_size] and logits float32 [rows, vocab_size].
         """
@@ -72,7 +72,7 @@ class FewRows:
         return hidden, logits
 
     def _check(self, token_ids: list[int], block_tables: list[list[int]], context_lens: list[int]) -> None:
-        """A kernel would read, and write, whatever lies behind."""
+        """Assert that all numbers are in range: a kernel would read, and write, out of bounds."""
         size, longest = self._sizes.vocab_size, max(context_lens)
         assert min(token_ids) >= 0 and max(token_ids) < size, f"token ids {token_ids}, of {size}"
         assert longest <= self._max_model_len, f"a context of {longest} tokens, at most {self._max_model_len}"
@@ -106,7 +106,7 @@ class FewRows:
         )
 
     def _take_head_norms(self, model: Any) -> int:
-        """Their address; 0: the model has none."""
+        """Return their address, or 0 if the model has none."""
         if not self._model.config.qk_norm:
             return 0
         norms = [norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
@@ -148,7 +148,7 @@ class FewRows:
 
 
 def plain_model(model: LlamaForCausalLM) -> Any:
-    """Its layers, also where ManyRows stands in their place."""
+    """Return its layers, also if ManyRows has taken their place."""
     return getattr(model.model, "plain", model.model)
 
 

@@ -30,7 +30,7 @@ from .vectors import (
 
 @intrinsic
 def spread(typing: Any, memory: Any, places: Any) -> Any:
-    """A vector with memory[places[i]] in each lane of row i: the lanes i, i + len(places), ..."""
+    """Return a vector with memory[places[i]] in each lane of row i: the lanes i, i + len(places), ..."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers = [builder.load(builder.gep(args[0], [place])) for place in parts_of(builder, args[1])]
@@ -70,7 +70,7 @@ def sums_of_rows(typing: Any, numbers: Any, rows: Any) -> Any:
 
 @intrinsic
 def lanes_of_rows(typing: Any, numbers: Any, rows: Any) -> Any:
-    """A vector of each row: its lane, 16 times."""
+    """Return a vector of each row: its lane, 16 times."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = [shuffled(builder, args[0], args[0], [row] * WIDTH) for row in range(len(signature.args[1]))]
@@ -81,7 +81,7 @@ def lanes_of_rows(typing: Any, numbers: Any, rows: Any) -> Any:
 
 @intrinsic
 def write_rows(typing: Any, memory: Any, places: Any, numbers: Any) -> Any:
-    """What spread() reads: memory[places[i]] = the lane of row i."""
+    """Write what spread() reads: memory[places[i]] = the lane of row i."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         for i, place in enumerate(parts_of(builder, args[1])):
@@ -170,7 +170,7 @@ def larger_or_nan(builder: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def maximum_or_nan(typing: Any, a: Any, b: Any) -> Any:
-    """The larger of each two; NaN, if one of them is."""
+    """Return the larger of each two; NaN, if one of them is."""
     return vector(vector, vector), lambda context, builder, signature, args: larger_or_nan(builder, *args)
 
 

@@ -26,7 +26,7 @@ CHUNK = 256  # rows of x: they stay in a core's cache while all columns go by
 
 
 def type_of(dtype: torch.dtype) -> torch.dtype:
-    """The type of an x that meets a packed weight: bfloat16, where pairs of it are multiplied as they are."""
+    """Return the type of an x for a packed weight: bfloat16 if the processor multiplies pairs of it."""
     bits = types.CPointer(types.uint16)
     return dtype if dtype == torch.bfloat16 and are_pairs(bits, bits) else torch.float32
 
@@ -98,5 +98,5 @@ def packed_linear(
 
 @njit(**OPTIONS)
 def columns_of_piece(outputs: int, workers: int) -> int:
-    """Outputs of a piece: four pieces a worker, of whole blocks."""
+    """Return the number of outputs of a piece: four pieces a worker, of whole blocks."""
     return -(-outputs // (4 * workers * COLUMNS)) * COLUMNS

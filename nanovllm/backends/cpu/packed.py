@@ -39,7 +39,7 @@ class PackedLinear(nn.Module):
 
 
 def why_not_packed(model: LlamaForCausalLM) -> str | None:
-    """The reason, in a few words, if the weights of `model` cannot be packed; None if they can."""
+    """Return why the weights of `model` cannot be packed, in a few words, or None if they can."""
     linears = linears_of(model)
     for linear in linears:
         outputs, size = linear.weight.shape
@@ -58,7 +58,7 @@ def linears_of(model: nn.Module) -> list[nn.Linear]:
 
 
 def free_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not tell."""
+    """Return the bytes that are available without swapping, or None if the system does not say."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024

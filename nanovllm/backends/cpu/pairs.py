@@ -27,7 +27,7 @@ DOT_OF_PAIRS = "llvm.x86.avx512bf16.dpbf16ps.512"
 
 
 def has_dot_of_pairs() -> bool:
-    """Whether this processor has it, and Numba compiles for this processor."""
+    """Return whether this processor has it, and Numba compiles for this processor."""
     if os.environ.get("NUMBA_CPU_NAME") or os.environ.get("NUMBA_CPU_FEATURES"):
         return False
     return bool(binding.get_host_cpu_features().get("avx512bf16"))
@@ -93,7 +93,7 @@ def products(use: Any, left: list, right: list, context: Any, builder: Any, sign
 
 
 def splatted(builder: Any, number: Any) -> Any:
-    """A number of 32 bits, 16 times."""
+    """Return a number of 32 bits, 16 times."""
     first = builder.insert_element(ir.Constant(ir.VectorType(number.type, WIDTH), ir.Undefined), number, WORD(0))
     return builder.shuffle_vector(first, first, constant(WORDS, 0))
 

@@ -63,7 +63,7 @@ def attend_split(
     worker: int, layer: int, row: int, kv: int, position: int, start: int, end: int, piece: int, heads: Memory,
     step: Step, model: Model,
 ) -> None:  # fmt: skip
-    """The query heads that share a KV head meet the keys start .. end - 1. heads float32 [group, head_dim]"""
+    """Attend with the query heads that share a KV head to the keys start .. end - 1. heads float32 [group, head_dim]"""
     room, shape, group, to = model.room, model.shape, model.sizes.group, piece * model.sizes.group
     pool, table = stored(model.weights.pool, model.like), at(integers(step.tables), row * step.max_blocks)
     scores, places = at(floats(room.scores), worker * 4 * PART), at(integers(room.places), worker * PLACES)
@@ -164,7 +164,7 @@ def project_down(worker: int, phase: int, layer: int, step: Step, model: Model) 
 
 @njit(**OPTIONS)
 def compute_logits(worker: int, phase: int, step: Step, model: Model) -> None:
-    """The last norm, and the logits of all rows."""
+    """Compute the last norm, and the logits of all rows."""
     size, outputs, logits = model.sizes.hidden_size, model.sizes.vocab_size, floats(step.logits)
     own, is_ready, each = own_room(worker, step, model), False, columns_of_piece(outputs, 4 * model.sizes.workers)
     weight, packed, none = model.weights.head, model.weights.packed_head, 0
@@ -196,7 +196,10 @@ def multiply_by(
     weight: int, packed: int, bias: int, start: int, end: int, x: Memory, size: int, out: Memory, outputs: int,
     step: Step, model: Model,
 ) -> None:  # fmt: skip
-    """By the weight as it lies, or by the packed one: for few rows there is nothing to compute while it is read."""
+    """Multiply by the weight as it lies, or by the packed one.
+
+    For few rows it stays as it lies: there is nothing to compute while it is read.
+    """
     like = model.like
     if step.rows <= FEW:
         linear(stored(weight, like), stored(bias, like), bias != 0, start, end, x, size, step.rows, out, outputs)

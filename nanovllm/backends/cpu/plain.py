@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def products(row: Tensor, x: Tensor) -> Tensor:
-    """A stored row times each row of x. row [size]; x [rows, size] -> [rows]"""
+    """Return a stored row times each row of x. row [size]; x [rows, size] -> [rows]"""
     return x @ row.float()
 
 

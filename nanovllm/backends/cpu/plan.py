@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StepAttention:
-    """The backend: plan() makes the `attend` of a step. One object for the life of an engine."""
+    """The attention backend: plan() returns the `attend` of one step."""
 
     def __init__(self, kv_cache: "KVCache", num_heads: int, cos: Tensor, sin: Tensor, eps: float, workers: int) -> None:
         """cos, sin [max_model_len, head_dim], of the pool's type; eps: of norms on heads."""
@@ -37,12 +37,12 @@ class StepAttention:
         self._q, self._parts = torch.empty(0), torch.empty(0)
 
     def plan(self, step: AttentionMetadata) -> "StepAttend":
-        """Clear the blocks that are new in this step, then return its `attend`: once for each run of the model."""
+        """Clear the blocks that are new in this step. Return its `attend`, for one run of the model."""
         self._kv_cache.clear(step.new_blocks)
         return StepAttend(self, step)
 
     def room(self, num_rows: int, num_parts: int) -> Room:
-        """Memory of earlier steps, if it is large enough."""
+        """Return memory for a step: that of earlier steps, if it is large enough."""
         size, heads = self.shape.head_dim, self.heads.num_heads
         if self._q.numel() < num_rows * heads * size:
             self._q = torch.empty(num_rows * heads * size)
@@ -84,7 +84,7 @@ class StepAttend:
         return out
 
     def attend(self, layer: int, qkv: Tensor, norms: int, turns: int, out: Tensor) -> None:
-        """See attend_step()."""
+        """Call attend_step()."""
         at, backend = (qkv.data_ptr(), norms, turns, out.data_ptr()), self._backend
         attend_step(layer, *at, backend.like, backend.shape, backend.heads, self._plan, self._room)
 
@@ -94,7 +94,7 @@ def tables_width(step: AttentionMetadata) -> int:
 
 
 def jobs_of(step: AttentionMetadata, tile: int) -> tuple[list[int], list[int], int]:
-    """The numbers of all jobs, most work first; those of all merges; and how many parts there are.
+    """Return the numbers of all jobs, most work first; those of all merges; and how many parts there are.
 
     `tile`: queries of a chunk in a job.
     """
@@ -118,5 +118,5 @@ def jobs_of(step: AttentionMetadata, tile: int) -> tuple[list[int], list[int], i
 
 
 def like_of(dtype: torch.dtype) -> np.ndarray:
-    """An array of the type by which kernels know a dtype. See vectors.py."""
+    """Return an array of the type by which kernels know a dtype. See vectors.py."""
     return np.empty(0, {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}[dtype])

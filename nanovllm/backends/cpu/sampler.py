@@ -42,7 +42,7 @@ PIECE = 8192  # logits: they stay in the nearest caches
 
 @njit(parallel=True, **ENTRY)
 def find_peaks(logits: int, rows: int, size: int, like: np.ndarray, tokens: int, peaks: int, sums: int) -> None:
-    """Of each piece of each row: where its peak is, the peak, and the sum of exp(logit - peak). NaN is a peak.
+    """Find the peak of each piece of each row, where it is, and the sum of exp(logit - peak). NaN is a peak.
 
     Addresses: logits [rows, size]; tokens int64, peaks, sums float32 [rows, pieces]; like: an array of the logits' type
     """
@@ -58,7 +58,7 @@ def find_peaks(logits: int, rows: int, size: int, like: np.ndarray, tokens: int,
 
 @njit(**OPTIONS)
 def peak_of(logits: Memory, size: int) -> tuple[int, float, float]:
-    """Where the largest is (the first of equals), what it is, the sum of exp(logit - largest)."""
+    """Return where the largest is (the first of equals), what it is, and the sum of exp(logit - largest)."""
     peaks, i, whole = splat(read(logits, 0)), 0, size // WIDTH * WIDTH
     for i in range(0, whole, WIDTH):
         peaks = maximum_or_nan(peaks, load(logits, i))
@@ -98,7 +98,7 @@ def sample_rows(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
 
 
 def likeliest(logits: Tensor) -> tuple[list[int], list[float], list[bool]]:
-    """Of each row: its likeliest token, that one's log-probability, whether it has any.
+    """Return for each row its likeliest token, the log-probability of that, and whether it is finite.
 
     logits [num_rows, vocab_size]
     """
@@ -116,7 +116,7 @@ def likeliest(logits: Tensor) -> tuple[list[int], list[float], list[bool]]:
 
 @njit(**ENTRY)
 def join_pieces(tokens: int, peaks: int, sums: int, rows: int, pieces: int, chosen: int, logprobs: int) -> None:
-    """The first of the highest peaks, and its log-probability; NaN, if the peak is no number.
+    """Find the first of the highest peaks, and its log-probability; NaN, if the peak is no number.
 
     Addresses: tokens int64, peaks, sums float32 [rows, pieces]; chosen int64 [rows]; logprobs float32 [rows]
     """

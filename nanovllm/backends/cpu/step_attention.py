@@ -37,7 +37,7 @@ MERGE = 3  # numbers: the row, its first part, how many
 
 
 class Heads(NamedTuple):
-    """What no step changes; addresses where a name says what is there."""
+    """Numbers that are the same in all steps, and addresses, named after what they point to."""
 
     workers: int
     num_heads: int
@@ -49,7 +49,7 @@ class Heads(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What no layer changes: sizes, and addresses of int64."""
+    """Numbers that are the same in all layers: sizes, and addresses of int64."""
 
     num_rows: int
     num_jobs: int
@@ -119,7 +119,7 @@ def place_row(
     row: int, worker: int, layer: int, qkv: Memory, norms: int, turns: int, like: np.ndarray, shape: Pool, heads: Heads,
     plan: Plan, room: Room,
 ) -> None:  # fmt: skip
-    """A new token's queries go to room.q, its keys and values to their slot."""
+    """Rotate a new token: its queries go to room.q, its keys and values to their slot."""
     size, group, kvs, slot = shape.head_dim, heads.group, shape.num_kv_heads, get(integers(plan.slots), row)
     position, own = get(integers(plan.positions), row), own_room(worker, shape, heads, room)
     cos, sin = at(stored(heads.cos, like), position * size), at(stored(heads.sin, like), position * size)

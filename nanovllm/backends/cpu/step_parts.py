@@ -67,7 +67,7 @@ class Room(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What no step changes."""
+    """The part that is the same in all steps."""
 
     like: np.ndarray  # an array of the type that weights, pool and hidden are stored in
     like_x: np.ndarray  # of the type in which x meets packed weights: see matmul.type_of()

@@ -83,7 +83,7 @@ def open_phases(counters: Memory, count: int, step: int) -> None:
 
 @njit(**OPTIONS)
 def take(counters: Memory, phase: int, step: int, count: int) -> int:
-    """The next piece of a phase; -1: there is none, or the step is over."""
+    """Return the next piece of a phase, or -1 if there is none, or the step is over."""
     while True:
         word = look(counters, phase * STRIDE)
         piece = word & ((1 << SHIFT) - 1)
@@ -95,7 +95,7 @@ def take(counters: Memory, phase: int, step: int, count: int) -> int:
 
 @njit(**OPTIONS)
 def pieces(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]:
-    """The pieces of a phase that this worker gets. It ends when all of them are done, whoever did them."""
+    """Yield the pieces of a phase that this worker gets. End when all of them are done, whoever did them."""
     piece = take(counters, phase, step, count)
     while piece >= 0:
         yield piece
@@ -110,7 +110,7 @@ def pieces(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]
 
 @njit(**OPTIONS)
 def wait_for_step(mailbox: Memory, seen: int) -> int:
-    """The number of a step newer than `seen`; `seen` if none comes for about a millisecond."""
+    """Return the number of a step newer than `seen`, or `seen` if none comes for about a millisecond."""
     for looks in range(1, NAPS * PATIENCE):
         number = look(mailbox, 0)
         if number != seen:
@@ -149,7 +149,7 @@ class Helpers:
 
 @dataclass(eq=False)
 class Shared:
-    """What helpers and their owner know of each other."""
+    """The state that helpers share with their owner."""
 
     bells: list[SimpleQueue[None]]  # of each helper: a garbage collector may ring it, in any thread, at any moment
     newest: int = 0  # the number of the newest step
@@ -186,7 +186,7 @@ SHARED: list[Shared] = []  # also of owners that are gone: their helpers may be 
 
 @atexit.register
 def end_all() -> None:
-    """A helper that leaves a kernel, or frees a tensor, when the interpreter is gone takes the process down with it."""
+    """End all helpers. One that leaves a kernel, or frees a tensor, without an interpreter ends the process."""
     for shared in list(SHARED):
         shared.end()
         for thread in shared.threads:

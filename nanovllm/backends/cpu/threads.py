@@ -39,24 +39,24 @@ def start_team() -> str:
 
 @cache
 def started_in() -> int:
-    """The process whose threads they are."""
+    """Return the process that the threads belong to."""
     return os.getpid()
 
 
 def is_forked() -> bool:
-    """Whether the threads are of the process that this one was forked from: OpenMP's end a child that uses them."""
+    """Return whether this process was forked from that of the threads: OpenMP's end a child that uses them."""
     return bool(started_in.cache_info().currsize) and started_in() != os.getpid()
 
 
 @cache
 def turns() -> Any:
-    """What a parallel loop runs under. Numba's own layer ends the process if two threads use it at once."""
+    """Return the lock of parallel loops. Numba's own layer ends the process if two threads use it at once."""
     return threading.RLock() if start_team() == "workqueue" else nullcontext()
 
 
 @contextmanager
 def numba_threads() -> Iterator[int]:
-    """As many threads as torch has, for parallel loops that this thread runs now; then as many as before."""
+    """Run parallel loops of this thread with as many threads as torch has. Then restore the number."""
     import numba
 
     count = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)

@@ -50,7 +50,7 @@ class VectorModel(models.PrimitiveModel):
 
 
 def element(context: Any, builder: Any, pointer: Any, i: Any, of_type: ir.Type) -> Any:
-    """A pointer to element i, to read it or to write it as `of_type`."""
+    """Return a pointer to element i, to read it or to write it as `of_type`."""
     return builder.bitcast(builder.gep(pointer, [i]), of_type.as_pointer())
 
 
@@ -110,13 +110,13 @@ def constant(of_type: ir.Type, value: int) -> ir.Constant:
 
 @intrinsic
 def read(typing: Any, memory: Any, i: Any) -> Any:
-    """The element i."""
+    """Return the element i."""
     return types.float32(memory, types.intp), reader(one)
 
 
 @intrinsic
 def load(typing: Any, memory: Any, i: Any) -> Any:
-    """The elements i .. i + 15."""
+    """Return the elements i .. i + 15."""
     return vector(memory, types.intp), reader(sixteen)
 
 
@@ -151,7 +151,7 @@ def zeros(typing: Any) -> Any:
 
 @intrinsic
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c"""
+    """Return a * b + c."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fadd(builder.fmul(args[0], args[1], flags=FUSED), args[2], flags=FUSED)
@@ -217,7 +217,7 @@ integers = pointer_to(types.int64)
 
 @intrinsic
 def stored(typing: Any, address: Any, like: Any) -> Any:
-    """What is stored at an address, of the type of `like`."""
+    """Return the memory at an address, of the type of `like`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -227,7 +227,7 @@ def stored(typing: Any, address: Any, like: Any) -> Any:
 
 @intrinsic
 def at(typing: Any, memory: Any, i: Any) -> Any:
-    """The memory from element i on."""
+    """Return the memory from element i on."""
     return memory(memory, types.intp), lambda context, builder, signature, args: builder.gep(args[0], [args[1]])
 
 

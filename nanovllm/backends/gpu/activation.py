@@ -29,7 +29,7 @@ def silu_and_mul_part(
     SIZE: tl.constexpr,
     NUMBERS: tl.constexpr,
 ):
-    """A part of one row. Silu is rounded before it is multiplied, as the model's own is."""
+    """Compute a part of one row. Silu is rounded before it is multiplied, as in the model itself."""
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
     is_number = i < SIZE
     dtype: tl.constexpr = out.dtype.element_ty

@@ -33,7 +33,7 @@ class Chunks(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """What never changes."""
+    """Everything that stays the same in all steps."""
 
     ops: Ops
     blocks: Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
@@ -81,7 +81,7 @@ class KernelAttend:
 
 
 class KernelAttention:
-    """The backend: plan() makes the `attend` of a step of any mixture.
+    """The attention backend: plan() returns the `attend` of one step of any mixture.
 
     Kernels never read what was not written: no block is cleared.
     """

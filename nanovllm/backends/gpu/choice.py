@@ -19,7 +19,7 @@ class Build(Protocol):
 
 
 class GpuChoice:
-    """What an engine on a GPU computes with. Triton compiles when a kernel is first used: nobody waits for it later."""
+    """The choice of an engine on a GPU. Triton compiles when a kernel is first used: nobody waits for it later."""
 
     is_compiling = awaits_idle = False
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Decoded(NamedTuple):
-    """What a step has made, a row for each sequence of its batch."""
+    """The results of a step, a row for each sequence of its batch."""
 
     hidden: Tensor  # [num_seqs, hidden_size]
     logits: Tensor  # [num_seqs, vocab_size]
@@ -25,7 +25,7 @@ class Decoded(NamedTuple):
 
 
 class GraphedDecodes:
-    """All that graphs need: what they read, what they write, and themselves. Without it none of that is left."""
+    """The graphs, with the memory that they read and write."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class GraphedDecodes:
         capture: Capture,
         progress: bool = True,
     ) -> None:
-        """model: with a FusedModel in it. Raises what capturing may raise."""
+        """`model` has a FusedModel in it. Raise what capturing may raise."""
         self._model, self._linears, self._pool, self.max_rows = model, linears, pool, sizes[-1]
         blocks, config = pool.blocks, model.config
         block_size, device = blocks.shape[3], blocks.device
@@ -53,7 +53,7 @@ class GraphedDecodes:
         self._graphs = DecodeGraphs(self._step, sizes, capture, progress)
 
     def run(self, batch: "list[Scheduled]") -> Decoded:
-        """Start a step of at most max_rows sequences. What it returns is overwritten by the next."""
+        """Start a step of at most max_rows sequences. The next step overwrites its results."""
         rows = self.inputs.fill(batch)
         self._graphs.run(len(rows))
         if rows == list(range(len(rows))):
@@ -62,7 +62,7 @@ class GraphedDecodes:
         return Decoded(*(made.index_select(0, order) for made in self._made))
 
     def _step(self, rows: int) -> None:
-        """What a graph records: from the inputs' rows to what is made of them."""
+        """Compute a step from its inputs to its results: a graph records this."""
         inputs, made = self.inputs.device, Decoded(*(made[:rows] for made in self._made))
         self.inputs.apply_changes()
         tables, context_lens = self.inputs.block_tables[:rows], inputs["context_lens"][:rows]

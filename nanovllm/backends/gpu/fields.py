@@ -16,7 +16,7 @@ def room_for(dtypes: DTypes, size: int, device: torch.device, is_pinned: bool = 
 
 
 def fields_of(buffer: Tensor, dtypes: DTypes) -> dict[str, Tensor]:
-    """Views of a buffer of room_for(), one behind the other: [size] each.
+    """Return views of a buffer of room_for(), one behind the other: [size] each.
 
     >>> fields = fields_of(torch.zeros(24, dtype=torch.uint8), {"a": torch.int64, "b": torch.int32})
     >>> fields["a"].shape, fields["b"].shape
@@ -28,5 +28,5 @@ def fields_of(buffer: Tensor, dtypes: DTypes) -> dict[str, Tensor]:
 
 
 def numbers_of(buffer: Tensor, dtypes: DTypes) -> dict[str, np.ndarray]:
-    """The same of a buffer of the host, where each number is written without an operation of torch's."""
+    """Return the views of a buffer of the host as arrays, to write numbers without an operation of torch."""
     return {name: field.numpy() for name, field in fields_of(buffer, dtypes).items()}

@@ -18,7 +18,7 @@ Step = Callable[[], None]
 
 
 def buckets(max_rows: int) -> list[int]:
-    """How many rows the graphs have, as in vLLM; the last has all.
+    """Return how many rows the graphs have, as in vLLM; the last one has all.
 
     >>> buckets(20), buckets(1), buckets(300)[-4:]
     ([1, 2, 4, 8, 16, 20], [1], [256, 272, 288, 300])

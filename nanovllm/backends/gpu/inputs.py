@@ -78,16 +78,16 @@ class StepInputs:
         self._is_prepared = True
 
     def apply_changes(self) -> None:
-        """A part of the step, on the device: what fill() has told of the tables."""
+        """Apply the changes of the tables that fill() has sent: a part of the step, on the device."""
         self._flat.index_copy_(0, self.device["places"], self.device["blocks"])
 
     def _wait_for_copy(self) -> None:
-        """It was started before the step that runs now: mostly it is over."""
+        """Wait for the last copy. It was started before the step that runs now: mostly it is over."""
         if self._copied:
             self._copied.synchronize()
 
     def _begin(self, seqs: "list[Sequence]", positions: list[int]) -> None:
-        """A step as if there had been none before."""
+        """Prepare a step as if there had been none before."""
         self._wait_for_copy()
         self._seqs, self._positions, self._rows = seqs, positions, self._seated(seqs)
         numbers, rows = self._numbers, self._rows
@@ -101,7 +101,7 @@ class StepInputs:
         return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
     def _seated(self, seqs: "list[Sequence]") -> list[int]:
-        """A seat below len(seqs) for each; who has one keeps it."""
+        """Return a seat below len(seqs) for each sequence. One that has a seat keeps it."""
         num, still = len(seqs), set(map(id, seqs))
         seats = [seq if seq is not None and id(seq) in still else None for seq in self._seats]
         rows = {id(seq): row for row, seq in enumerate(seats[:num]) if seq is not None}
@@ -115,7 +115,7 @@ class StepInputs:
         return [rows[id(seq)] for seq in seqs]
 
     def _note_changes(self, seqs: "list[Sequence]") -> None:
-        """What the device lacks of the tables is told, and the slots of rows that begin a block are put right."""
+        """Note the blocks that are new to the device, and correct the slots of rows that begin a block."""
         places, blocks, size = list[int](), list[int](), self._block_size
         for row, seq, position in zip(self._rows, seqs, self._positions, strict=True):
             known, table = self._known[row], seq.block_table

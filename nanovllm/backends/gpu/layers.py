@@ -39,7 +39,7 @@ class FusedModel(nn.Module):
         return self._norm(x, residual, self.plain.norm)
 
     def _norm(self, x: Tensor | None, residual: Tensor, norm: Any) -> Tensor:
-        """The norm of `residual`, once x has been added to it. All [num_tokens, hidden_size]"""
+        """Return the norm of `residual`, once x has been added to it. All [num_tokens, hidden_size]"""
         out = torch.empty_like(residual)
         if x is None:
             self._ops.add_rms_norm(residual, None, norm.weight, norm.eps, out)

@@ -70,7 +70,7 @@ class Linears:
                     self.by_kernel.add((rows, *shape))
 
     def _seconds(self, is_by_kernel: bool, group: list[nn.Linear], x: Tensor, capture: Capture, timer: Timer) -> float:
-        """Of the fastest of several passes through the layers."""
+        """Return the seconds of the fastest of several passes through the layers."""
         out = x.new_empty(len(x), len(group[0].weight))
 
         def one_pass() -> None:

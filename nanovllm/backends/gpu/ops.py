@@ -23,7 +23,7 @@ PLAIN = Ops(*(getattr(plain, name) for name in Ops._fields))
 
 
 def triton_ops() -> Ops:
-    """Raises ImportError where there is no triton."""
+    """Return the kernels. Raise ImportError if triton is not installed."""
     from .activation import silu_and_mul
     from .decode import paged_decode
     from .gemv import gated_gemv, gemv

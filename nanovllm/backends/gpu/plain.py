@@ -53,7 +53,7 @@ def gather(blocks: Tensor, layer: int, block_table: Tensor, context_len: int) ->
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Queries of the last tokens of a context. The first num_heads / num_kv_heads query heads share the first KV head.
+    """Attend with the last tokens of a context. The first num_heads / num_kv_heads query heads share a KV head.
 
     q, out [num_queries, num_heads, head_dim]; k, v [context_len, num_kv_heads, head_dim]
     """

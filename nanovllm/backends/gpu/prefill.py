@@ -58,7 +58,7 @@ def paged_prefill(
 
 
 def choose_warps(width: int, itemsize: int) -> int:
-    """How many times 32 threads share the rows: enough that what a thread holds fits into its registers.
+    """Return how many times 32 threads share the rows: enough for a thread's part to fit into its registers.
 
     >>> choose_warps(128, 2), choose_warps(256, 2), choose_warps(64, 4)
     (4, 8, 16)

@@ -10,7 +10,7 @@ QUERY_ROWS = 64  # of a program of prefill: a query has one for each query head 
 
 
 class DecodeRoom:
-    """Where the programs of a decode step leave the attention to their split, for merging: allocated once."""
+    """Memory in which the programs of a decode step leave the attention to their split: allocated once."""
 
     def __init__(
         self, max_rows: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device | str
@@ -21,7 +21,7 @@ class DecodeRoom:
 
 
 class LikeliestRoom:
-    """The same for the pieces of the logits. All are [max_rows, num_pieces]."""
+    """Memory for the pieces of the logits. All are [max_rows, num_pieces]."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
         shape = max_rows, -(-vocab_size // PIECE)
@@ -41,7 +41,7 @@ def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
 
 
 def tile_size(width: int, itemsize: int) -> int:
-    """How many keys a program reads at a time: 16 KiB of them, so that a few tiles are on their way at once.
+    """Return how many keys a program reads at a time: 16 KiB, so that a few tiles are on their way at once.
 
     >>> tile_size(128, 2), tile_size(128, 4), tile_size(16, 4), tile_size(256, 4)
     (64, 32, 128, 16)
@@ -50,7 +50,7 @@ def tile_size(width: int, itemsize: int) -> int:
 
 
 def queries_of_tile(group: int) -> int:
-    """How many queries a program of prefill has, where `group` query heads share a KV head.
+    """Return how many queries a program of prefill has if `group` query heads share a KV head.
 
     >>> queries_of_tile(1), queries_of_tile(4), queries_of_tile(7), queries_of_tile(100)
     (64, 16, 9, 1)
@@ -59,7 +59,7 @@ def queries_of_tile(group: int) -> int:
 
 
 def query_tiles(query_start_loc: list[int], seqs: list[int], group: int) -> list[tuple[int, int]]:
-    """What the programs of prefill have, for the sequences `seqs` of a step: a sequence and a first row of q each.
+    """Return a sequence and a first row of q for each program of prefill, for the sequences `seqs` of a step.
 
     A sequence's last queries come first: they see the most keys, and what starts last should end soon.
 

@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def find_slots(table, position, is_key, block_stride, slot_stride, BLOCK_SIZE: tl.constexpr):
-    """Where in a layer's keys these positions of a sequence lie, in numbers from the first: int64 [TILE].
+    """Return where in a layer's keys these positions of a sequence lie, counted in numbers: int64 [TILE].
 
     table int32 [max_blocks], a pointer; position, is_key [TILE]. What is behind the context is not looked up.
     """

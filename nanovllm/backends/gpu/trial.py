@@ -17,7 +17,7 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 def try_kernels(model: LlamaForCausalLM, pool: Pool, attention: KernelAttention) -> None:
-    """Waits until all of it ran. model: with a FusedModel in it."""
+    """Launch them all, and wait until they have run. `model` has a FusedModel in it."""
     device = pool.blocks.device
     tables = torch.zeros(2, 2, dtype=torch.int64, device=device)  # block 0 is read, none is written
     slots = torch.full((3,), NO_SLOT, dtype=torch.int64, device=device)
@@ -33,7 +33,7 @@ def try_kernels(model: LlamaForCausalLM, pool: Pool, attention: KernelAttention)
 
 
 def decode_nothing(pool: Pool, num_splits: int) -> Tensor:
-    """A row of padding, [1, num_heads, head_dim]"""
+    """Decode a row of padding, [1, num_heads, head_dim]."""
     blocks, head_dim = pool.blocks, pool.blocks.shape[5]
     table, lens = torch.zeros(2, 1, dtype=torch.int32, device=blocks.device)
     q = blocks.new_zeros(1, pool.num_heads, head_dim)

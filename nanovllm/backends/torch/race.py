@@ -18,7 +18,7 @@ PIECE = 32  # tokens that share a maximum in the search for the likeliest ones
 
 
 class RowParams(NamedTuple):
-    """How each row is sampled. All are [num_rows, 1]."""
+    """The sampling parameters of each row. All are [num_rows, 1]."""
 
     temperature: Tensor
     top_k: Tensor
