@@ -7,8 +7,8 @@ import torch
 from transformers import generation
 
 from nanovllm import SamplingParams
+from nanovllm.backends.torch.sampler import SamplingRow, sample
 from nanovllm.engine.logits_processors import make_processors
-from nanovllm.engine.sampling import SamplingRow, sample
 
 VOCAB = 40
 

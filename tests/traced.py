@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from nanovllm.tests.twin import Twin
 from nanovllm.trace import Tracer, traced
@@ -14,8 +15,14 @@ from tests.scripted import Stage
 def play_traced(stage: Stage, plan: Plan, num_before: int = 0) -> list[Event]:
     """Return the events of a history. Its first `num_before` happenings are not traced."""
     with tempfile.TemporaryDirectory() as folder:
-        tracer = Tracer()
-        history = History(stage, plan.knobs, Path(folder), tracer)
+        history, tracer = History(stage, plan.knobs, Path(folder)), Tracer()
+        count = history.observer.tell
+
+        def tell(kind: str, *details: Any) -> None:
+            count(kind, *details)
+            tracer.tell(kind, *details)
+
+        history.observer.tell = tell
         for happening in plan.events[:num_before]:
             history.apply(happening)
         twin = Twin(history.llm, tracer)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .events import VERSION, Event, Write, hide_texts
@@ -435,10 +436,12 @@ class HeldUp(NamedTuple):
 
 def teller() -> str:
     """Return the qualified name of the function that called tell(), as in its source: "Scheduler._preempt"."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_name != "tell" and frame.f_back:
+    frame: FrameType | None = sys._getframe(2)
+    while frame and frame.f_code.co_name != "tell":
         frame = frame.f_back
-    name = frame.f_back.f_code.co_qualname if frame.f_back else ""
+    while frame and frame.f_code.co_name == "tell":  # an observer may pass on what it is told
+        frame = frame.f_back
+    name = frame.f_code.co_qualname if frame else ""
     return name.partition(".<locals>")[0]  # a lambda belongs to the function that it is in
 
 
