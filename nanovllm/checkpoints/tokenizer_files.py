@@ -109,7 +109,7 @@ class Files(NamedTuple):
         return {name: known.get(token.content, token) if name in NAMED else token for name, token in named.items()}
 
     def extra(self, in_file: list[AddedToken]) -> list[AddedToken]:
-        """Return special tokens without a name: the first file's that lists them. `in_file` are the vocabulary's own."""
+        """Return special tokens without a name, from the first file with a list. `in_file` are the vocabulary's own."""
         name = "additional_special_tokens"
         return self.listed() or in_file or (tokens_of(self.older, name) if name in self.older else [])
 

@@ -1,7 +1,7 @@
 """RequestOutput, one for each prompt, with vLLM's names, and the log-probabilities in it."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,14 @@ Place = dict[int, Logprob] | None  # tokens that may be at one place; None for t
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One sample of a prompt. `logprobs` may be FlatLogprobs."""
+    """One sample of a prompt."""
 
     index: int  # among the samples of one prompt
     text: str  # without the end-of-text token, and cut at a stop string
     token_ids: list[int]  # everything sampled, the token that stopped it too
     cumulative_logprob: float  # natural log, of the raw logits
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error" | "repetition"; None: more is to come
-    logprobs: list[dict[int, Logprob]] | None = None  # of each token the likeliest in its place, and its own
+    logprobs: "list[dict[int, Logprob]] | FlatLogprobs | None" = None  # likeliest tokens of each place, and its own
     stop_reason: str | int | None = None  # the stop string or the stop token that ended it; None for the EOS token
     lora_request: None = None
 
@@ -47,15 +47,15 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     error: str | None = None  # why the request could not be served
-    prompt_logprobs: list[Place] | None = None  # like the outputs'; None for the first token
+    prompt_logprobs: "list[Place] | FlatLogprobs | None" = None  # like the outputs'; None for the first token
     num_cached_tokens: int = 0  # of the prompt, that were computed before
     lora_request: None = None
 
     @classmethod
-    def failed(cls, request_id: str, prompt: str | list[int] | dict[str, Any], error: str) -> "RequestOutput":
+    def failed(cls, request_id: str, prompt: object, error: str) -> "RequestOutput":
         """Return the output of a request that could not be served; `prompt` may be of any type."""
-        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-        ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else prompt
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
         now = time.perf_counter()
         return cls(
             request_id=request_id,
