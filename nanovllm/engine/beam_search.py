@@ -83,11 +83,11 @@ class Candidate(NamedTuple):
     parent: Sequence
     token_id: int
     logprob: float  # of the whole output
-    row: dict[int, Logprob] = {}  # the most likely tokens in its place
+    row: dict[int, Logprob] | None = None  # the most likely tokens in its place
 
     @property
     def logprobs(self) -> list[dict[int, Logprob]]:
-        return [*self.parent.logprobs, self.row]
+        return [*self.parent.logprobs, self.row or {}]
 
     @property
     def output(self) -> list[int]:

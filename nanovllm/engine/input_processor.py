@@ -1,9 +1,9 @@
-"""InputProcessor: a prompt and its SamplingParams into a Sequence for each sample, or one clear error."""
+"""InputProcessor: from a prompt and its SamplingParams to a Sequence for each sample."""
 
 import random
+from dataclasses import replace
 
 from ..checkpoints.tokenizer import HFTokenizer
-from ..checkpoints.stream_decoder import StreamDecoder
 from ..llama import ModelConfig
 from .grammars import Grammars
 from .logits_processors import bad_words_token_ids, make_processors
@@ -13,6 +13,8 @@ from .sequence import Sequence
 
 
 class InputProcessor:
+    """A maker of sequences."""
+
     def __init__(self, model: ModelConfig, tokenizer: HFTokenizer | None, max_model_len: int, seed: int) -> None:
         self._vocab_size = model.vocab_size  # a tokenizer may know more tokens
         self._tokenizer = tokenizer
@@ -43,8 +45,8 @@ class InputProcessor:
                 f"the prompt has {len(token_ids)} tokens; max_model_len {self._max_model_len} leaves room for "
                 f"{self._max_model_len - 1} and one new token"
             )
-        seed = self._seeds.getrandbits(62) if params.seed is None else params.seed
-        samples = [self._sequence(request_id, prompt, token_ids, params, seed, i) for i in range(params.n)]
+        seq = self._sequence(request_id, prompt, token_ids, params)
+        samples = [seq, *(replace(seq, sample_index=index) for index in range(1, params.n))]
         if params.min_tokens > room:
             raise ValueError(f"min_tokens is {params.min_tokens}, and max_model_len leaves room for {room} new tokens")
         held_back = self._in_vocabulary(self._eos_token_ids | {*(params.stop_token_ids or [])})
@@ -53,25 +55,19 @@ class InputProcessor:
             seq.logits_processors = [*grammar, *processors]
         return samples
 
-    def _sequence(
-        self, request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams, seed: int, index: int
-    ) -> Sequence:
+    def _sequence(self, request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> Sequence:
         tokenizer = self._tokenizer if params.skip_special_tokens else self._showing_tokenizer
-        if not params.detokenize:
-            tokenizer = None
         max_tokens = self._max_model_len if params.max_tokens is None else params.max_tokens
-        stop_token_ids = frozenset(params.stop_token_ids or [])
         return Sequence(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,
             params=params,
-            seed=seed,
-            stop_token_ids=stop_token_ids if params.ignore_eos else stop_token_ids | self._eos_token_ids,
+            seed=self._seeds.getrandbits(62) if params.seed is None else params.seed,
+            stop_token_ids={*(params.stop_token_ids or ()), *(() if params.ignore_eos else self._eos_token_ids)},
             max_num_tokens=min(len(token_ids) + max_tokens, self._max_model_len),
-            decoder=StreamDecoder(tokenizer, token_ids) if tokenizer else None,
-            sample_index=index,
-            tokenizer=tokenizer and self._showing_tokenizer,
+            tokenizer=tokenizer if params.detokenize else None,
+            logprobs_tokenizer=self._showing_tokenizer if params.detokenize else None,
             eos_token_id=None if params.ignore_eos else self._eos_token_id,
         )
 

@@ -12,10 +12,9 @@ from ..backends.choice import Kernels, choose_backend
 from ..backends.torch.model_runner import ModelRunner
 from ..backends.torch.sampler import SampledToken
 from ..checkpoints.generation_config import eos_token_ids
-from ..checkpoints.tokenizer import HFTokenizer
 from ..checkpoints.hub import find_checkpoint, find_tokenizer
-from ..checkpoints.tokenizer import load_tokenizer
 from ..checkpoints.model_config import read_model_config
+from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ..checkpoints.weights import dummy_model, load_model
 from ..llama import LlamaForCausalLM
 from .block_manager import BlockManager, cdiv
@@ -79,8 +78,9 @@ class LLMEngine:
         if config.generation_config not in ("auto", "vllm"):
             self.model_config = replace(self.model_config, eos_token_ids=eos_token_ids(config.generation_config))
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
-        self.cost_model: CostModel | None = None
-        num_host_blocks = self._num_host_blocks()
+        num_host_blocks = self._max_host_blocks()
+        self.cost_model = self._measure() if config.offload_policy == "auto" and num_host_blocks > 0 else None
+        num_host_blocks = num_host_blocks if self._prefers_load() else 0
         self.tally = Tally(
             self.max_model_len, config.block_size, config.enable_prefix_caching, has_host=num_host_blocks > 0
         )
@@ -97,6 +97,36 @@ class LLMEngine:
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observers)
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
         self._unreported: list[Sequence] = []  # ended in a step that broke off: the next one returns their outputs
+
+    def _load_model(self) -> LlamaForCausalLM:
+        load = dummy_model if self.config.load_format == "dummy" else load_model
+        return load(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
+
+    def _max_host_blocks(self) -> int:
+        """Return the size of the host's pool, if loading pays: by default as the device's, up to 4 GiB.
+
+        It is 0 if no hit is possible: a hit is a full block, and one more token.
+        """
+        if not self.config.enable_prefix_caching or self.max_model_len <= self.config.block_size:
+            return 0
+        if self.config.kv_offloading_tokens is not None:
+            return self.config.kv_offloading_tokens // self.config.block_size
+        return min(self.kv_cache.num_blocks, MAX_DEFAULT_BYTES // self.kv_cache.blocks[0].nbytes)
+
+    def _measure(self) -> CostModel:
+        """Return what this machine does faster, with a prompt as long as a step, the model and the pool allow."""
+        pool_size = self.kv_cache.num_blocks * self.config.block_size
+        num_tokens = min(self.config.max_num_batched_tokens, self.max_model_len - 1, pool_size)
+        cost_model = measure(self.kv_cache, self.executor, self.input_processor, num_tokens)
+        if isinstance(self.executor, ModelRunner):
+            self.executor.num_steps = self.executor.num_tokens = 0  # they count what requests need
+        return cost_model
+
+    def _prefers_load(self) -> bool:
+        """Return True if evicted blocks should be kept on the host."""
+        if self.cost_model:
+            return self.cost_model.prefers_load(self.kv_cache.bytes_per_token)
+        return self.config.offload_policy == "load"
 
     @classmethod
     def from_engine_args(
@@ -326,33 +356,6 @@ class LLMEngine:
                 f"the engine belongs to thread {owner!r} and was called from {here!r}: "
                 "AsyncLLM serves several callers with one engine"
             )
-
-    def _load_model(self) -> LlamaForCausalLM:
-        load = dummy_model if self.config.load_format == "dummy" else load_model
-        return load(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
-
-    def _num_host_blocks(self) -> int:
-        """Return the size of the host's pool: kv_offloading_tokens, by default as the device's, up to 4 GiB.
-
-        It is 0 if no hit is possible (a hit is a full block, and one more token), or if nothing is to be stored: by the
-        policy, or because computing is cheaper than loading. That is measured for "auto" alone.
-        """
-        config = self.config
-        num_blocks = min(self.kv_cache.num_blocks, MAX_DEFAULT_BYTES // self.kv_cache.blocks[0].nbytes)
-        if config.kv_offloading_tokens is not None:
-            num_blocks = config.kv_offloading_tokens // config.block_size
-        can_hit = config.enable_prefix_caching and self.max_model_len > config.block_size
-        if config.offload_policy == "recompute" or not can_hit:
-            return 0
-        if config.offload_policy == "auto" and num_blocks > 0:
-            num_slots = self.kv_cache.num_blocks * config.block_size
-            num_tokens = min(config.max_num_batched_tokens, self.max_model_len - 1, num_slots)
-            self.cost_model = measure(self.kv_cache, self.executor, self.input_processor, num_tokens)
-            if isinstance(self.executor, ModelRunner):
-                self.executor.num_steps = self.executor.num_tokens = 0  # they count what requests need
-            if not self.cost_model.prefers_load(self.kv_cache.bytes_per_token):
-                return 0
-        return num_blocks
 
 
 class NoKernels:

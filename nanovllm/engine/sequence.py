@@ -1,7 +1,7 @@
-"""Sequence: one request on its way: its tokens, its text so far, where its keys and values are."""
+"""Sequence: the state of one sample of a request: its tokens, its text so far, and its blocks in the pool."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..backends.torch.logprobs import Logprob
@@ -13,57 +13,46 @@ from .prefix_cache import BlockHash
 from .sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
 
+@dataclass(eq=False)
 class Sequence:
-    """The token ids of a request, prompt and output, and how far they are computed.
+    """The tokens of a request, prompt and output, and how many of them are computed.
 
         token_ids   | prompt ............ | output ...... | last sampled |
         in the pool | keys and values of num_computed_tokens | not yet   |
 
-    A sampled token is appended at once; its keys and values are computed, and its slot written, in the next step.
+    A sampled token is appended at once. Its keys and values are computed, and its slot is written, in the next step.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        seed: int,
-        stop_token_ids: frozenset[int],
-        max_num_tokens: int,
-        decoder: StreamDecoder | None,
-        sample_index: int = 0,
-        tokenizer: Tokenizer | None = None,
-        eos_token_id: int | None = None,
-    ) -> None:
-        """`max_num_tokens` bounds prompt + output; without a `decoder` there is no text.
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    stop_token_ids: set[int]
+    max_num_tokens: int  # prompt + output
+    tokenizer: Tokenizer | None = None  # without one there is no text
+    sample_index: int = 0  # among the samples of one prompt
+    logprobs_tokenizer: Tokenizer | None = None  # decodes the tokens of logprobs, special ones too
+    eos_token_id: int | None = None  # an output that ends with it has no stop_reason
+    num_computed_tokens: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)  # of the prompt, when it was first admitted
+    num_preemptions: int = field(default=0, init=False)
+    block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
+    block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, as far as needed
+    # samples that wait for it to compute the prompt
+    to_fork: list["Sequence"] = field(default_factory=list, init=False)
+    logits_processors: list[LogitsProcessor] = field(default_factory=list, init=False)  # in order
+    cumulative_logprob: float = field(default=0.0, init=False)
+    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list, init=False)  # from the second token on
+    finish_reason: str | None = field(default=None, init=False)
+    error: str | None = field(default=None, init=False)
 
-        `tokenizer` decodes the tokens of logprobs. An output that ends with `eos_token_id` has no stop_reason.
-        """
-        self.request_id = request_id
-        self.prompt = prompt
-        self.prompt_token_ids = prompt_token_ids
-        self.token_ids = list(prompt_token_ids)
-        self.params = params
-        self.seed = seed
-        self.sample_index = sample_index
-        self.to_fork: list[Sequence] = []  # samples that wait for this one to compute their prompt
-        self.stop_token_ids = stop_token_ids
-        self.max_num_tokens = max_num_tokens
-        self.num_computed_tokens = 0
-        self.num_cached_tokens = 0  # tokens of the prompt that were hits when it was first admitted
-        self.num_preemptions = 0
-        self.block_hashes: list[BlockHash] = []  # of its full blocks, as far as they were needed
-        self.block_table: list[int] = []  # token i is in block block_table[i // block_size]
-        self.cumulative_logprob = 0.0
-        self.logits_processors: list[LogitsProcessor] = []  # in order
-        self.logprobs: list[dict[int, Logprob]] | FlatLogprobs = FlatLogprobs() if params.flat_logprobs else []
-        self.prompt_logprobs: list[dict[int, Logprob]] = []  # of the prompt's tokens but the first
-        self.finish_reason: str | None = None
-        self.error: str | None = None
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self.logprobs: list[dict[int, Logprob]] | FlatLogprobs = FlatLogprobs() if self.params.flat_logprobs else []
+        decoder = StreamDecoder(self.tokenizer, self.prompt_token_ids) if self.tokenizer else None
         self.metrics = RequestMetrics(arrival_time=time.perf_counter())
-        self._text = OutputText(decoder, params)
-        self._tokenizer, self._eos_token_id = tokenizer, eos_token_id
+        self._text = OutputText(decoder, self.params)
         self._reported = Reported()
 
     @property
@@ -84,7 +73,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """1 while it decodes; more while tokens before its last one have no keys and values."""
+        """The whole prompt at first (prefill), then 1 (decode)."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
@@ -110,14 +99,14 @@ class Sequence:
         if self.finish_reason != "stop":
             return None
         last = self.token_ids[-1]
-        return self._text.stop_string or (None if last == self._eos_token_id else last)
+        return self._text.stop_string or (None if last == self.eos_token_id else last)
 
     def sampling_row(self) -> SamplingRow:
-        """Return what the sampler needs to draw this sequence's next token."""
+        """Return what the sampler needs to draw the next token."""
         return SamplingRow(self.params, self.seed, self.sample_index, position=self.num_tokens)
 
     def append_token(self, token: SampledToken) -> None:
-        """Append a sampled token. The sequence finishes if a stop token or string ends it, or if it is the last."""
+        """Append a sampled token. Finish at a stop token, at a stop string, at the maximum length, or in a loop."""
         if token.logprobs is not None:
             self.logprobs.append(self._decoded(token.logprobs, self.num_tokens))
         self.token_ids.append(token.token_id)
@@ -141,7 +130,7 @@ class Sequence:
             self.prompt_logprobs.append(self._decoded(each, 1 + len(self.prompt_logprobs)))
 
     def finish(self, reason: str, error: str | None = None) -> None:
-        """End the sequence. `reason` is its output's finish_reason, `error` says why it could not be served."""
+        """End the sequence: no more tokens come."""
         self.finish_reason, self.error = reason, error
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
@@ -180,9 +169,10 @@ class Sequence:
 
     def _decoded(self, logprobs: dict[int, Logprob], position: int) -> dict[int, Logprob]:
         """Return `logprobs` with the text that each token would add at `position`."""
-        if self._tokenizer is None:
+        if self.logprobs_tokenizer is None:
             return logprobs
-        return with_decoded_tokens(logprobs, self.token_ids[max(0, position - MAX_BEFORE) : position], self._tokenizer)
+        before = self.token_ids[max(0, position - MAX_BEFORE) : position]
+        return with_decoded_tokens(logprobs, before, self.logprobs_tokenizer)
 
 
 class Reported(NamedTuple):

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from ...backends.torch.sampler import SampledToken
-from ...checkpoints.tokenizer import HFTokenizer
-from ...checkpoints.tokenizer import load_tokenizer
 from ...checkpoints.model_config import read_model_config
+from ...checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ...checkpoints.weights import load_model
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM

@@ -154,9 +154,8 @@ def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int, samp
         prompt_token_ids=[7] * num_prompt_tokens,
         params=SamplingParams(max_tokens=max_tokens),
         seed=0,
-        stop_token_ids=frozenset(),
+        stop_token_ids=set(),
         max_num_tokens=num_prompt_tokens + max_tokens,
-        decoder=None,
         sample_index=sample_index,
     )
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ...engine.executor import Scheduled
 from ...engine.beam_search import BeamSearch, BeamSearchParams, Candidate, Hypotheses
+from ...engine.executor import Scheduled
 from ...engine.outputs import RequestOutput
 from ...llama import LlamaForCausalLM
 from ...llm import LLM

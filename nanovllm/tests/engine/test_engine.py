@@ -492,6 +492,27 @@ def test_a_request_that_ended_with_an_error_is_told_though_the_model_raises(chec
     assert_empty(engine)
 
 
+def test_one_that_failed_in_a_step_that_breaks_off_is_told_in_the_next(checkpoint, monkeypatch):
+    """a outgrows the pool; then a copy for the samples of b raises."""
+    engine = scripted_engine(checkpoint, num_blocks=4)
+    engine.add_request("a", [1] * 16, params(9)), step(engine)
+    engine.add_request("b", [2] * 6, params(2, n=2, temperature=1.0, seed=1, skip_reading_prefix_cache=True))
+
+    def fails(copies):
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "_take", lambda seq, output: fails([]))
+        with pytest.raises(RuntimeError, match="device lost"):
+            step(engine)
+    assert_whole(engine)
+    assert engine.has_unfinished_requests() and not engine.scheduler.running
+    outputs = step(engine)
+    assert reason(outputs["a"]) == "error" and outputs["a"].finished
+    ended = run_to_the_end(engine)
+    assert list(ended) == ["b"] and reason(ended["b"]) == "length"
+
+
 # Ctrl-C
 
 

@@ -13,7 +13,6 @@ from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from .scripted import (
     Batch,
-    LLMEngine,
     answers,
     assert_empty,
     assert_whole,

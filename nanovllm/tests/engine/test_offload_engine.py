@@ -293,6 +293,17 @@ def test_what_is_there_at_once_costs_no_step(checkpoint):
     assert list(step(engine)) == ["a", "b"]
 
 
+def test_samples_of_a_cached_prompt_run_in_the_step_that_admits_them_while_another_is_on_its_way(checkpoint):
+    """c hits all of its prompt but the last token, which each of its samples computes: nobody waits for b."""
+    engine = slow_b(checkpoint)
+    engine.abort_request("a")
+    engine.add_request("c", FIRST[:9], params(12, n=2, temperature=1.0, seed=3))
+    outputs = step(engine)
+    assert list(outputs) == ["c"] and engine.executor.steps[-1] == [("c", 1), ("c", 1)]
+    assert engine.host_tier.loads, "b is still on its way"
+    assert_said_alone(run_to_the_end(engine))
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_an_abort_of_one_that_is_on_its_way_does_not_wait_and_leaves_nothing(checkpoint, n):
     engine = slow_b(checkpoint, n=n)

@@ -11,8 +11,8 @@ import pytest
 from ...engine import prefix_cache
 from ...engine.block_manager import BlockManager
 from ...engine.block_pool import BlockPool, NoFreeBlocks
-from ...engine.prefix_cache import BlockHash, extend_block_hashes, hash_block_tokens
 from ...engine.observer import Observer
+from ...engine.prefix_cache import BlockHash, extend_block_hashes, hash_block_tokens
 from ...engine.sequence import Sequence
 from .helpers import admit, fits, make_manager, make_sequence
 

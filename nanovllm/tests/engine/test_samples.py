@@ -17,7 +17,6 @@ from ...llm import LLM
 from .helpers import greedy_without_cache
 from .scripted import (
     Batch,
-    LLMEngine,
     answers,
     assert_empty,
     assert_whole,

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...checkpoints.tokenizer import HFTokenizer
-from ...checkpoints.tokenizer import load_tokenizer
 from ...checkpoints.stream_decoder import StreamDecoder
+from ...checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM

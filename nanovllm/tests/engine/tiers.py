@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...engine.block_pool import BlockPool
 from ...engine.host_tier import HostTier
-from ...engine.observer import Observer
 from ...engine.kv_cache import BlockCopy
+from ...engine.observer import Observer
 from ...engine.prefix_cache import BlockHash, extend_block_hashes
 from ...engine.sequence import Sequence
 from .helpers import admit, make_manager, make_sequence
