@@ -34,7 +34,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, kv_cache_manager: BlockManager, observer: Observer) -> None:
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()  # a queue that each sequence can leave in O(1)
         self.running: list[Sequence] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_failed = 0
         self._kv_cache_manager = kv_cache_manager
         self._observer = observer
         self._max_num_seqs = config.max_num_seqs
@@ -168,3 +168,4 @@ class Scheduler:
             sample.finish("error", error)
             self.remove(sample)
         output.failed.append(seq)
+        self.num_failed += 1

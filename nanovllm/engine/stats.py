@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .scheduler import SchedulerOutput
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def collect(engine: "LLMEngine") -> EngineStats:
         blocks_watermark=scheduler.watermark_blocks,
         num_host_blocks=host.num_blocks,
         blocks_on_host=len(host.pool.cached),
-        out_of_blocks=tally.num_out_of_blocks,
+        out_of_blocks=tally.num_out_of_blocks + scheduler.num_failed,
         preemptions=scheduler.num_preemptions,
         blocks_copied=engine.kv_cache.num_blocks_copied,
         blocks_stored=host.num_blocks_stored,
@@ -272,11 +271,6 @@ class Tally:
     def on_preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
         """Count a preemption, unless a step failed."""
         self.num_out_of_blocks += makes_room_for is not None
-
-    def on_schedule(self, output: SchedulerOutput) -> None:
-        """Count the sequences that need more blocks than there are."""
-        if output.failed:
-            self.num_out_of_blocks += len(output.failed)
 
     def on_finish(self, seq: Sequence) -> None:
         """Count a sequence that has ended."""

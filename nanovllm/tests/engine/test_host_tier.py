@@ -217,7 +217,7 @@ def test_several_tiers_store_in_each_and_load_from_the_first_that_has_the_text()
 
 
 def test_if_one_of_several_tiers_cannot_load_the_others_stop_and_all_is_still_held(monkeypatch):
-    _, small, large, tiers = two_tiers()
+    _, _, large, tiers = two_tiers()
     held = tiers.hold([name(1), name(2)])
 
     def fails(held: list[int], targets: list[int]) -> None:
