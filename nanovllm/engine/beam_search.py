@@ -187,6 +187,7 @@ class BeamSearch:
         """Return the best hypotheses. Raise NoFreeBlocks if the pool is too small. Either way no beam holds blocks."""
         beams, hypotheses = [root], Hypotheses(self._params)
         with interrupts_held_back() as between_steps:
+            self._kv_cache_manager.collect_loads(wait=True)  # of requests that were aborted: they hold blocks
             self._kv_cache_manager.allocate(root, self._kv_cache_manager.find_hits(root))
             try:
                 self._kv_cache_manager.collect_loads(wait=True)

@@ -73,6 +73,8 @@ class Scheduler:
                 index += 1
             elif len(self.running) > 1:
                 self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
+            elif self._kv_cache_manager.tier.arriving():  # for a sequence that was preempted: their blocks will be free
+                index += 1
             else:
                 self._fail(seq, output)
 

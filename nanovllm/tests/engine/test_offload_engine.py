@@ -328,6 +328,19 @@ def test_one_that_is_preempted_on_its_way_comes_back(checkpoint):
     assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
 
 
+def test_a_sequence_alone_waits_for_blocks_that_a_load_holds_and_does_not_fail(checkpoint):
+    """Nothing arrives before somebody waits; of 9 blocks a needs 8, and a load for b, which was preempted, holds 3."""
+    engine = two(checkpoint, max_tokens=20, num_blocks=9)
+    for _ in range(2):
+        step(engine)
+    leave_the_device(engine, engine.scheduler.running[-1])
+    engine.host_tier.arrives = lambda: False
+    step(engine)
+    assert engine.host_tier.loads
+    engine.scheduler._preempt(engine.scheduler.running[-1], None)
+    assert_said_alone(run_to_the_end(engine), max_tokens=20)
+
+
 def test_a_beam_search_waits_for_the_beginning_of_its_prompt(checkpoint):
     config = EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=44, offload_policy="load")
     with patch.object(llm_engine, "HostTier", SlowHostTier):
