@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..engine.input_processor import Prompt
+from ..engine.prompts import Prompt
 from ..engine.sampling_params import SamplingParams
 from ..server.openai.chats import Chat
 from ..server.openai.fields import PARAMS, check_names

@@ -9,11 +9,9 @@ from typing import Any
 
 from ...checkpoints.chat_template import render_chat
 from ...checkpoints.generation_config import default_sampling_params
-from ...checkpoints.tokenizer import HFTokenizer
-from ...checkpoints.tokenizer import load_tokenizer
 from ...checkpoints.stream_decoder import decoded_token
-from ...engine.input_processor import Prompt
-from ...engine.prompts import whole_text
+from ...checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from ...engine.prompts import Prompt, whole_text
 from ..errors import NotServed
 from .bodies import Unsaid
 from .chats import Chat
