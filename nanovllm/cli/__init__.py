@@ -37,5 +37,4 @@ chat:
 talk.py            the conversation itself
 conversation.py    what was said, and as much of it as fits the model
 messages.py        what the user says
-plain_template.py  a template for models that have none, if the user says so
 """

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from ..checkpoints.sizes import SHAPES
-from ..checkpoints.sizes import DTYPE_BYTES, Dimensions
+from ..checkpoints.sizes import DTYPE_BYTES, SHAPES, Dimensions
 from .common import one_line_errors
 from .inspect_report import make_report, show
 

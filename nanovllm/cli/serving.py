@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from ..engine.outputs import RequestOutput
 from ..llm import LLM
+from ..server.log import tell
 from ..server.openai.chats import Chat
 from .chats import add_request
 from .compiling import finish_compiling
@@ -22,7 +23,6 @@ from .requests_file import RequestsFile
 from .results import result_line
 from .results_file import write_whole
 from .stories import pool_line
-from .streams import tell
 from .ticker import Ticker
 
 SEATS_AHEAD = 2  # samples in the engine for each of its seats: enough for one that ends to be followed at once

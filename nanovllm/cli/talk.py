@@ -7,10 +7,11 @@ from threading import Event
 from ..engine.outputs import RequestOutput
 from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
+from ..server.log import tell
 from .conversation import Conversation
 from .interrupts import ctrl_c_noted
 from .messages import check_text, messages
-from .streams import dim, tell
+from .streams import dim
 
 HELP = """\
 /reset   begin anew

@@ -12,8 +12,7 @@ from typing import Any
 import uvicorn
 
 from ..async_llm import EngineDeadError
-from ..cli.plain_template import read_template
-from ..cli.streams import tell
+from ..checkpoints.plain_template import read_template
 from ..engine.config import EngineArgs
 from ..engine.llm_engine import LLMEngine
 from .addresses import address_of, listening_sockets
@@ -22,6 +21,7 @@ from .checked_connection import HttpLimits
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
 from .http_protocol import HttpProtocol
+from .log import tell
 from .openai.served import served_model
 from .options import ServerOptions
 from .system import prepare

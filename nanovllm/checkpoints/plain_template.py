@@ -9,7 +9,7 @@ STOP = ("\nUser:", "\nSystem:", "\nAssistant:")  # such a model would go on with
 
 
 def read_template(name: str | None) -> str | None:
-    """The template of a file; of the word plain, the one above. Raises OSError or ValueError if it cannot be read."""
+    """Return the template in a file, or PLAIN for the word plain. Raise OSError or ValueError if it cannot be read."""
     if name is None or name == "plain":
         return name and PLAIN
     try:
