@@ -57,10 +57,11 @@ test-all: $(call needs,test) ## every test: copies in later stages, long histori
 
 test-triton: .venv-triton/.complete ## the GPU's kernels on the CPU, in Triton's interpreter, in an environment of its own; PART=all
 	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest $(PYTEST_FLAGS) --part $(or $(PART),quick) \
-	    nanovllm/tests/gpu nanovllm/kernels/gpu -W "ignore:Conversion of an array" $(ARGS)
+	    nanovllm/tests/gpu nanovllm/backends/gpu -W "ignore:Conversion of an array" $(ARGS)
 
-soak: $(call needs,test) ## a million random steps of all stages, all checked; ARGS="--stage s7 --steps 100000 --seed 1"
+soak: $(call needs,test) ## a million random steps of all stages, and a million of the engine with faults, all checked; ARGS="--stage s7 --steps 100000 --seed 1"
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)
+	@$(if $(filter --stage --stage=% --kernels,$(ARGS)),,OMP_NUM_THREADS=1 $(PY) -m nanovllm.tests.soak $(ARGS))
 
 storm: $(call needs,test) ## 1,000 clients, 10,000 bad requests and kill -9 against nanovllm serve; ARGS="clients --rounds 5 --seed 1"
 	@$(PY) -m nanovllm.tests.server.storm $(ARGS)

@@ -21,7 +21,6 @@ from tests.copies import Case, find_copies
 from tests.helpers import ROOT, find_stages, folder_of
 
 STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
-FOLDERS = [*STAGES, ROOT / "nanovllm" / "core"]
 COSTLY = ("test_console.py", "test_interrupts.py", "test_beam_search.py")  # processes, Ctrl-C at each line, all beams
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many, of each kind
 
@@ -49,7 +48,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """The GPU's kernels import triton: where there is none, their doctests are left to make test-triton."""
-    is_gpu_file = collection_path.suffix == ".py" and collection_path.parent.parts[-2:] == ("kernels", "gpu")
+    is_gpu_file = collection_path.suffix == ".py" and collection_path.parent.parts[-2:] == ("backends", "gpu")
     is_kernel = is_gpu_file and "\nimport triton\n" in collection_path.read_text()
     return True if is_kernel and find_spec("triton") is None else None
 
@@ -62,7 +61,7 @@ def as_case(item: pytest.Item) -> Case:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m: of two equal tests, the one that they leave runs
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    part, copies = config.getoption("part"), find_copies([as_case(item) for item in items], FOLDERS)
+    part, copies = config.getoption("part"), find_copies([as_case(item) for item in items], STAGES)
     last = costly_at_the_end({item.path for item in items})
     kinds = ["copies" if i in copies else "long" if is_long(item, last) else "quick" for i, item in enumerate(items)]
     kept = {"quick": {"quick"}, "rest": {"copies", "long"}, "all": {"quick", "copies", "long"}}[part]

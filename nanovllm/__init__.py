@@ -1,48 +1,29 @@
-"""nanovllm, the finished engine: a package to install and a command to run.
+"""nanovllm, an LLM inference engine: a package to install, and a command to run. Its face is vLLM's.
 
-core/         the code of stage 7, byte for byte
-api/          what a user gets beyond it: vLLM's interface
-checkpoints/  models as people have them: folders, names of the hub, tokenizers, chat templates, sizes
-cli/          the commands: generate, chat, batch, inspect, bench, trace, stages
-kernels/      fast paths on a CPU, compiled by Numba; the engine runs without them
-trace/        what an engine does, as events: written, replayed, converted for a viewer
-server/       page/, which plays an engine's memory
+llm.py, async_llm.py   LLM and AsyncLLM: start reading here
+engine/                schedules requests and manages the memory of their keys and values; it grew in the stages
+llama/                 the model: Llama, Mistral, Qwen 2.5 and Qwen 3, the same as in the stages
+backends/              how a step is computed: torch/ (plain operations), cpu/ (Numba), gpu/ (Triton, CUDA graphs)
+checkpoints/           a folder or a name on the hub; tokenizer, chat template, checks, sizes
+server/                `nanovllm serve`: the OpenAI API over HTTP, metrics, and a page that shows the memory
+trace/                 what an engine does, as events: written, replayed, converted for a viewer
+cli/                   the commands
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import (
-        LLM,
-        AsyncEngineArgs,
-        AsyncLLM,
-        AsyncLLMEngine,
-        BeamSearchOutput,
-        BeamSearchParams,
-        BeamSearchSequence,
-        CompletionOutput,
-        Counter,
-        EngineArgs,
-        EngineConfig,
-        EngineDeadError,
-        EngineStats,
-        FlatLogprobs,
-        Gauge,
-        Histogram,
-        LLMEngine,
-        Logprob,
-        Metric,
-        PromptType,
-        RepetitionDetectionParams,
-        RequestOutput,
-        RequestOutputKind,
-        SamplingParams,
-        StructuredOutputsParams,
-        TextPrompt,
-        TokensPrompt,
-        Vector,
-    )
+    from .async_llm import AsyncLLM, AsyncLLMEngine, EngineDeadError
+    from .engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from .engine.config import AsyncEngineArgs, EngineArgs, EngineConfig
+    from .engine.llm_engine import LLMEngine
+    from .engine.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
+    from .engine.prompts import PromptType, TextPrompt, TokensPrompt
+    from .engine.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+    from .engine.stats import Counter, EngineStats, Gauge, Histogram, Metric, Vector
+    from .engine.structured_outputs import StructuredOutputsParams
+    from .llm import LLM
 
 __version__ = "0.1.0"
 __all__ = [
@@ -75,13 +56,25 @@ __all__ = [
     "TokensPrompt",
     "Vector",
 ]
+MODULES = {  # where each name is
+    **dict.fromkeys(("AsyncLLM", "AsyncLLMEngine", "EngineDeadError"), ".async_llm"),
+    **dict.fromkeys(("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"), ".engine.beam_search"),
+    **dict.fromkeys(("AsyncEngineArgs", "EngineArgs", "EngineConfig"), ".engine.config"),
+    "LLMEngine": ".engine.llm_engine",
+    **dict.fromkeys(("CompletionOutput", "FlatLogprobs", "Logprob", "RequestOutput"), ".engine.outputs"),
+    **dict.fromkeys(("PromptType", "TextPrompt", "TokensPrompt"), ".engine.prompts"),
+    **dict.fromkeys(("RepetitionDetectionParams", "RequestOutputKind", "SamplingParams"), ".engine.sampling_params"),
+    **dict.fromkeys(("Counter", "EngineStats", "Gauge", "Histogram", "Metric", "Vector"), ".engine.stats"),
+    "StructuredOutputsParams": ".engine.structured_outputs",
+    "LLM": ".llm",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine, and torch with it, when the first of its names is asked for: --help needs neither."""
-    if name not in __all__:
+    """Import a public name when it is first used, and torch with it: a command's --help needs neither."""
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(".api", __name__), name)
+    return getattr(import_module(MODULES[name], __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The command nanovllm; cli/commands.py has the list of what it does."""
+"""The command nanovllm; cli/commands.py lists its commands."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from .cli.interrupts import ctrl_c_ends_at_once, end_at_once
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status. A mistake is told in one line."""
+    """Run a command, and return its exit status. A mistake of the user is one line on standard error."""
     with ctrl_c_ends_at_once():
         from .cli.commands import run
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def spin_shortly() -> None:
-    """Let OpenMP's threads sleep soon while they wait, unless the environment says how. Torch reads it when imported.
+    """Make OpenMP's threads sleep soon when they wait, unless the environment says otherwise, before torch is imported.
 
     A thread that spins holds a core that another one wants: another process, or a helper of the kernels.
     """
@@ -26,7 +26,7 @@ def spin_shortly() -> None:
 
 
 def console() -> None:
-    """The command as a process: Ctrl-C is quiet from the first import until Python has ended."""
+    """Run the command as a process: Ctrl-C is quiet from the first import until Python has ended."""
     spin_shortly()
     signal.signal(signal.SIGINT, end_at_once)
     status = main()

@@ -62,20 +62,24 @@ def take_trace(argv: list[str]) -> tuple[str | None, list[str]]:
 
 
 def run_traced(stage: ModuleType, argv: list[str], file: str) -> int:
-    """Trace the LLM that the stage makes: the stage knows nothing of it. A file that fails does not end the run."""
-    from nanovllm.trace import traced
+    """Run a stage whose LLM has a tracer as its observer. Return its exit status, or 1 if the file is not whole."""
+    from nanovllm.trace import Tracer, traced
 
     make = stage.LLM
     with ExitStack() as traces:
 
         def make_traced(**options: Any) -> Any:
-            llm = make(**options)
-            traces.enter_context(traced(llm, file))
+            tracer = Tracer()
+            llm = make(**options, observer=tracer)
+            traces.enter_context(traced(llm, file, tracer))
             return llm
 
         stage.LLM = make_traced  # type: ignore[attr-defined]
         try:
-            status = stage.main(argv)
+            status = run(stage, argv)
+        except OSError as error:  # the file cannot be opened
+            print(f"error: the trace: {error}", file=sys.stderr)
+            return 2
         finally:
             stage.LLM = make  # type: ignore[attr-defined]
         try:
@@ -86,8 +90,16 @@ def run_traced(stage: ModuleType, argv: list[str], file: str) -> int:
     return status
 
 
+def run(stage: ModuleType, argv: list[str]) -> int:
+    """Return the exit status of a stage, that of argparse included."""
+    try:
+        return stage.main(argv)
+    except SystemExit as stopped:  # --help, or an option that is wrong
+        return int(stopped.code or 0)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Hand the command line to a stage; the stage's exit status, or 2 with one line on stderr."""
+    """Hand the command line to a stage. Return its exit status, or 2 after one line on stderr."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
@@ -103,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"{error.name} is not installed for {sys.executable}: `make run` makes an environment", file=sys.stderr)
         return 2
-    return stage.main(rest) if trace is None else run_traced(stage, rest, trace)
+    return run(stage, rest) if trace is None else run_traced(stage, rest, trace)
 
 
 if __name__ == "__main__":

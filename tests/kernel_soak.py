@@ -23,9 +23,9 @@ import torch
 from tqdm import tqdm
 
 from nanovllm import EngineArgs, LLMEngine, SamplingParams
-from nanovllm.core.attention import AttentionMetadata
-from nanovllm.kernels import backend, layers, packed, sampler
-from nanovllm.kernels.few_rows import FewRows
+from nanovllm.backends.cpu import layers, packed, plan, sampler
+from nanovllm.backends.cpu.few_rows import FewRows
+from nanovllm.backends.torch.attention import AttentionMetadata
 from nanovllm.tests.helpers import write_checkpoint
 
 ROUND = 100  # requests
@@ -100,7 +100,7 @@ def engine_for(model: Path, backend: str, rng: random.Random | None = None) -> L
 @contextmanager
 def raising(rng: random.Random, share: float, counts: Counter[str]) -> Iterator[None]:
     """Before or after a kernel, in this share of the calls of each."""
-    places = [(FewRows, "run"), (layers, "add_and_norm"), (layers, "silu_and_mul"), (backend, "attend_step")]
+    places = [(FewRows, "run"), (layers, "add_and_norm"), (layers, "silu_and_mul"), (plan, "attend_step")]
     places += [(packed, "packed_linear"), (sampler, "find_peaks"), (sampler, "join_pieces")]
     real = {place: getattr(*place) for place in places}
 
@@ -190,13 +190,12 @@ def check_tie(engine: LLMEngine, request: Asked, before: list[int], found: int, 
 
 def plain_logits(engine: LLMEngine, token_ids: list[int]) -> torch.Tensor:
     """After all of them, computed at once on a pool that serves nobody. float32 [vocab_size]"""
-    runner, size = engine.model_runner, engine.config.block_size
+    backend, size = engine.executor.backend, engine.config.block_size
     blocks = -(-len(token_ids) // size)
     where = torch.arange(len(token_ids))
     table, new = torch.arange(blocks)[None], torch.arange(blocks)
-    attend = runner._plain_attention.plan(AttentionMetadata([0, len(where)], [len(where)], table, where, new))
-    model = runner._model
-    return model.compute_logits(model(torch.tensor(token_ids), where, attend)[-1:])[0].float()
+    step = AttentionMetadata([0, len(where)], [len(where)], table, where, new)
+    return backend.compute_logits(backend.forward(torch.tensor(token_ids), where, step)[-1:])[0].float()
 
 
 def play_round(model: Path, plain: LLMEngine, seed: int, number: int, count: int, counts: Counter[str]) -> None:
@@ -207,7 +206,7 @@ def play_round(model: Path, plain: LLMEngine, seed: int, number: int, count: int
     assert engine.kernels.uses_kernels
     stats = engine.stats()
     counts["preempted"] += stats.preemptions
-    counts["blocks loaded"] += getattr(engine.host_kv_cache, "num_blocks_loaded", 0)
+    counts["blocks loaded"] += engine.host_tier.num_blocks_loaded
     counts["requests"] += count
     expect(plain, asked)
     compare(plain, asked, counts)

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 
-from nanovllm.api import EngineArgs, LLMEngine
+from nanovllm.engine.config import EngineArgs
+from nanovllm.engine.llm_engine import LLMEngine
 from nanovllm.server import engine_process
 from nanovllm.server.addresses import address_of, listening_socket
 from nanovllm.server.engine_client import EngineClient
@@ -18,21 +19,22 @@ from nanovllm.server.events import Feed
 from nanovllm.server.options import ServerOptions
 from nanovllm.server.run import Front, make_front
 from nanovllm.tests.server.inside import ThreadAsProcess
+from nanovllm.trace import Tracer
 
 SECONDS = 60.0
 
 
 def memory(engine: LLMEngine) -> dict[str, Any]:
-    """Between two steps: who holds which blocks, and what is free."""
-    pool, scheduler = engine.kv_cache_manager._pool, engine.scheduler
+    """Return who holds which blocks, and what is free."""
+    pool, scheduler = engine.kv_cache_manager.pool, engine.scheduler
     running = [[list(seq.block_table), seq.num_computed_tokens] for seq in scheduler.running]
     return {
         "running": running,
         "waiting": len(scheduler.waiting),
-        "free": list(pool._free),
+        "free": list(pool.free),
         "ref_counts": list(pool.ref_counts),
-        "cached": {str(block): True for block in sorted(pool._cached.values())},
-        "is_watched": hasattr(engine.step, "is_hook"),
+        "cached": {str(block): True for block in sorted(pool.cached.values())},
+        "is_watched": any(isinstance(each, Tracer) for each in engine.observers),
     }
 
 
@@ -43,13 +45,16 @@ class Live:
     front: Front
     loop: asyncio.AbstractEventLoop
     url: str
+    memories: list[dict[str, Any]]  # one for each time that the engine was asked for its stats
 
     @property
     def feed(self) -> Feed:
         return self.front.state.feed
 
     def memory(self) -> dict[str, Any]:
-        return asyncio.run_coroutine_threadsafe(self.front.state.engine.ask("memory"), self.loop).result(SECONDS)
+        """Return what the engine holds between two steps, as its own thread sees it."""
+        asyncio.run_coroutine_threadsafe(self.front.state.engine.ask("stats"), self.loop).result(SECONDS)
+        return self.memories[-1]
 
     def complete(self, **body: Any) -> dict[str, Any]:
         asked = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 8} | body
@@ -64,33 +69,37 @@ class Live:
 
 @contextmanager
 def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
-    before = dict(engine_process.ANSWERS)
-    engine_process.ANSWERS["memory"] = memory
-    found: list[Live] = []
-    is_there = threading.Event()
+    lives: list[Live] = []
+    memories: list[dict[str, Any]] = []
+    is_ready = threading.Event()
+
+    def build(args: EngineArgs) -> LLMEngine:
+        engine = LLMEngine.from_engine_args(args)
+        stats = engine.stats
+
+        def noted() -> Any:
+            memories.append(memory(engine))
+            return stats()
+
+        engine.stats = noted
+        return engine
 
     async def main() -> None:
         pipe, theirs = Pipe()
-        engine_thread = ThreadAsProcess(
-            target=engine_process.serve, args=(theirs, args, LLMEngine.from_engine_args), daemon=True
-        )
+        engine_thread = ThreadAsProcess(target=engine_process.serve, args=(theirs, args, build), daemon=True)
         engine_thread.start()
         engine = EngineClient(pipe, engine_thread)
         front = await make_front(str(args.model), args, ServerOptions(**options), None, engine)
         with listening_socket("127.0.0.1", 0) as listener:
-            found.append(Live(front, asyncio.get_running_loop(), address_of(listener)))
-            asyncio.get_running_loop().call_later(0.1, is_there.set)
+            lives.append(Live(front, asyncio.get_running_loop(), address_of(listener), memories))
+            asyncio.get_running_loop().call_later(0.1, is_ready.set)
             await front.run(listener)
         await engine.close()
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
-    try:
-        assert is_there.wait(SECONDS), "the server has not started"
-        yield found[0]
-        found[0].call(found[0].front.stop)
-        thread.join(SECONDS)
-        assert not thread.is_alive(), "a page that looks must not keep the server from ending"
-    finally:
-        engine_process.ANSWERS.clear()
-        engine_process.ANSWERS.update(before)
+    assert is_ready.wait(SECONDS), "the server has not started"
+    yield lives[0]
+    lives[0].call(lives[0].front.stop)
+    thread.join(SECONDS)
+    assert not thread.is_alive(), "a page that looks must not keep the server from ending"

@@ -93,7 +93,10 @@ def test_no_stage_imports_another():
 
 def test_the_command_of_all_stages_imports_the_trace_alone_and_only_when_it_is_asked_for():
     [(package, path)] = [(package, path) for module, package, path in MODULES if module == "stages.__main__"]
-    assert [name for name in imports(path, package) if part_of(name)] == ["nanovllm.trace.traced"]
+    assert [name for name in imports(path, package) if part_of(name)] == [
+        "nanovllm.trace.Tracer",
+        "nanovllm.trace.traced",
+    ]
     at_once = [name for node in ast.parse(path.read_text()).body for name in imports_of(node, package)]
     assert "sys" in at_once and "nanovllm.trace.traced" not in at_once
 

@@ -13,10 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import get_json_schema
 
 from nanovllm.checkpoints import template_environment
-from nanovllm.checkpoints.chat_template import render_chat
-from nanovllm.checkpoints.hf_tokenizer import HFTokenizer
-from nanovllm.checkpoints.load_tokenizer import load_tokenizer
-from nanovllm.checkpoints.message_contents import reads_parts
+from nanovllm.checkpoints.chat_template import reads_parts, render_chat
+from nanovllm.checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from nanovllm.checkpoints.tool_schema import function_schema
 from nanovllm.tests.made_tokenizers import write_form
 

@@ -23,16 +23,16 @@ OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "tokenizers", "tqdm"}  
 WORKERS = "cli/benchmarks/workers"  # they run with interpreters of other engines, which have these
 IF_INSTALLED = {
     "cli/benchmarks/peer.py": {"transformers"},
-    "api/grammars.py": {"llguidance"},
+    "engine/grammars.py": {"llguidance"},
     f"{WORKERS}/serve_vllm.py": {"vllm"},
     f"{WORKERS}/serve_llama_cpp.py": {"llama_cpp"},
     f"{WORKERS}/serve_transformers.py": {"transformers"},
     f"{WORKERS}/serve_transformers_batch.py": {"transformers", "serve_transformers"},  # the file beside it
     f"{WORKERS}/to_gguf.py": {"gguf"},
-    **{f"kernels/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm" / "kernels").glob("*.py")},
-    **{f"tests/kernels/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/tests/kernels").glob("*.py")},
-    **{f"kernels/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm" / "kernels" / "gpu").glob("*.py")},
-    **{f"tests/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm" / "tests" / "gpu").glob("*.py")},
+    **{f"backends/cpu/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/backends/cpu").glob("*.py")},
+    **{f"tests/cpu/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/tests/cpu").glob("*.py")},
+    **{f"backends/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm/backends/gpu").glob("*.py")},
+    **{f"tests/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm/tests/gpu").glob("*.py")},
 }
 SERVE = {"starlette", "uvicorn", "h11", "prometheus_client"}  # the extra of that name
 OF_FOLDERS = {  # of the package: who listens, who asks over HTTP, and who tests both

@@ -7,8 +7,8 @@ import torch
 from transformers import generation
 
 from nanovllm import SamplingParams
-from nanovllm.api.logits_processors import make_processors
-from nanovllm.core.sampling import SamplingRow, sample
+from nanovllm.backends.torch.sampler import SamplingRow, sample
+from nanovllm.engine.logits_processors import make_processors
 
 VOCAB = 40
 

@@ -14,9 +14,9 @@ pytest.importorskip("numba")
 
 import nbformat
 
-from nanovllm.core.online_softmax import attend_part, attend_part_reference
-from nanovllm.kernels import choice
-from nanovllm.kernels.attention import PART
+from nanovllm.backends.cpu import choice
+from nanovllm.backends.cpu.attention import PART
+from nanovllm.backends.torch.online_softmax import attend_part, attend_part_reference
 from notebooks.helpers import apart, launches, paged, pictures, taking, timelines, ways
 from notebooks.helpers import nanovllm as helpers
 from notebooks.helpers.roofline import LOOKS
@@ -33,17 +33,17 @@ def step():
 @pytest.mark.full
 @pytest.mark.parametrize("rows", [1, 4, 5])
 def test_all_ways_give_the_same_tokens_and_leave_the_engine_as_it_was(step, rows):
-    runner = step.engine.model_runner
-    before = runner._model.model, runner._attention, runner._few, dict(runner._model.named_modules())
+    runner = step.engine.executor
+    before = runner.model.model, runner.backend, dict(runner.model.named_modules())
     found = {way: step.tokens(way, rows) for way in step.ways(rows)}
     assert len(found) == 5 and len(set(map(tuple, found.values()))) == 1, found
-    assert (runner._model.model, runner._attention, runner._few) == before[:3]
-    assert dict(runner._model.named_modules()) == before[3]
+    assert (runner.model.model, runner.backend) == before[:2]
+    assert dict(runner.model.named_modules()) == before[2]
 
 
 @pytest.mark.full
 def test_the_floor_counts_the_weights_and_the_slots(step):
-    of_weights = 4 * sum(parameter.numel() for parameter in step._runner._model.parameters())
+    of_weights = 4 * sum(parameter.numel() for parameter in step.runner.model.parameters())
     cache = step.llm.kv_cache
     a_slot = cache.blocks[0].nbytes // cache.block_size
     assert step.num_bytes(3) - of_weights == 3 * 41 * a_slot
@@ -152,7 +152,7 @@ def test_static_bytes_are_those_of_a_runner(stories):
     counted = launches.static_bytes(stories.model_config, 4, stories.llm_engine.max_model_len)
     seen = launches.Launches()
     with paged.runner_of(stories, seen.ops(), seen.capture) as runner:
-        decodes = runner._decodes
+        decodes = runner.backend._decodes
         rooms = [*decodes._decode_rooms.values(), decodes._likeliest_room]
         hidden, logits, told = decodes._made
         found = [launches.nbytes(decodes.inputs.device.values()), decodes.inputs.block_tables.nbytes]
@@ -172,7 +172,7 @@ def test_without_numba_the_notebook_shows_plain_operations(monkeypatch):
     monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
     monkeypatch.setattr(pictures, "display", shown.append)
     for module in (choice, ways, helpers):
-        monkeypatch.setattr(module, "lack", lambda: "numba is not installed")
+        monkeypatch.setattr(module, "missing_requirement", lambda: "numba is not installed")
     names = {}
     for cell in nbformat.read(ROOT / "notebooks/nanovllm.ipynb", as_version=4).cells:
         if cell.cell_type == "code":

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from nanovllm.api import EngineArgs
+from nanovllm.engine.config import EngineArgs
 from tests.browser import browser, skip_without_chromium
 from tests.helpers import ROOT, full
 from tests.live import living

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.checkpoints.hub import find_config
-from nanovllm.checkpoints.shapes import SHAPES
-from stages.s1_contiguous_cache.llama import ModelConfig
+from nanovllm.checkpoints.model_config import read_model_config
+from nanovllm.checkpoints.sizes import SHAPES
 from tests.helpers import MARGIN, Oracle, compare_greedy, full
 from tests.odd_models import random_prompts, spread
 from tests.published_configs import POSITIONS, REFUSED, RUN, VOCAB, WINDOW, small, write_config
@@ -60,7 +60,7 @@ def test_a_form_that_is_not_run_is_refused_in_words(tmp_path, name):
 
 @pytest.mark.parametrize("name", sorted(RUN.keys() & SHAPES.keys()))
 def test_the_calculator_knows_the_published_numbers(tmp_path, name):
-    config = ModelConfig.from_folder(find_config(write_config(tmp_path, RUN[name])).parent)
+    config = read_model_config(find_config(write_config(tmp_path, RUN[name])).parent)
     assert {entry: getattr(config, entry) for entry in vars(SHAPES[name])} | {"dtype": "bfloat16"} == vars(SHAPES[name])
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nanovllm.checkpoints.hf_tokenizer import HFTokenizer
-from nanovllm.checkpoints.load_tokenizer import load_tokenizer
-from nanovllm.core.llama import StreamDecoder
-from nanovllm.core.llama import Tokenizer as CoreTokenizer
+from nanovllm.checkpoints.stream_decoder import StreamDecoder
+from nanovllm.checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from nanovllm.llama import Tokenizer as CoreTokenizer
 from nanovllm.tests.made_tokenizers import FORMS, PIECES, SENTENCEPIECE, fuzzed_texts, write_form, write_sentencepiece
 from tests.helpers import ROOT
 
@@ -173,7 +172,7 @@ def test_a_folder_may_have_no_tokenizer(tmp_path):
 def test_neither_transformers_nor_the_hub_is_imported(tmp_path):
     folder = write_form(tmp_path, "llama3")
     code = (
-        "import sys; from nanovllm.checkpoints.load_tokenizer import load_tokenizer as load\n"
+        "import sys; from nanovllm.checkpoints.tokenizer import load_tokenizer as load\n"
         f"tokenizer = load({str(folder)!r})\n"
         "print(len(tokenizer.encode('the fox')), {'transformers', 'huggingface_hub'} & {*sys.modules})"
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from nanovllm.checkpoints.load_tokenizer import load_tokenizer
+from nanovllm.checkpoints.tokenizer import load_tokenizer
 from nanovllm.tests.made_tokenizers import (
     fuzzed_texts,
     sentencepiece_model,

@@ -1,14 +1,159 @@
-"""Messages to a prompt: a checkpoint's chat template, rendered as transformers renders it."""
+"""Messages to a prompt: a checkpoint's chat template, rendered as transformers renders it.
 
+Messages may be as in OpenAI's interface. A template sees texts, numbers, lists and dicts, and nothing that has methods
+of its own; template_environment.py is where it runs.
+"""
+
+import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..core.llama.entries import Entries, brief, read_json_if_any
-from .message_contents import as_template_expects
-from .template_environment import render
-from .template_values import plain
+import numpy as np
+from jinja2 import nodes
+
+from .entries import Entries, brief, read_json_if_any
+from .template_environment import parse, render
 from .tool_schema import function_schema
+
+
+def plain(value: Any) -> Any:
+    """Return a copy of `value` in JSON's types; anything else becomes a word that names its type.
+
+    >>> plain({"content": ("a", 1, None), "image": object()})
+    {'content': ('a', 1, None), 'image': '<object>'}
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    for kind in (str, int, float):  # members of an Enum, and the like
+        if isinstance(value, kind):
+            return getattr(kind, f"__{kind.__name__}__")(value)
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(plain, value))
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):  # of pydantic
+        return plain(value.model_dump())
+    return f"<{type(value).__name__}>"
+
+
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+
+
+def as_template_expects(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
+    """Return the messages as vLLM gives them to a template.
+
+    Contents in parts become one text, unless the template goes through the parts itself. Arguments of calls become
+    dicts. A developer's message becomes the system's where the template knows no developer. Raise ValueError for a
+    part that is no text.
+    """
+    takes_parts = reads_parts(template)
+    converted = []
+    for i, message in enumerate(messages):
+        content = contents(message.get("content", []), takes_parts and message.get("role") != "tool", f"message {i}")
+        converted.append(with_arguments({**message, "content": content}, i))
+    is_known = "'developer'" in template or '"developer"' in template
+    has_developer = any(message.get("role") == "developer" for message in converted)
+    return merge_systems(converted) if has_developer and not is_known else converted
+
+
+def contents(content: Any, takes_parts: bool, where: str) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise ValueError(f"{where}: content must be a text or a list of parts, not {type(content).__name__}")
+    texts = [text_of(part, where) for part in content]
+    return [{"type": "text", "text": text} for text in texts] if takes_parts else "\n".join(texts)
+
+
+def merge_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the developer's and the system's as one, at the start."""
+    systems = [message for message in messages if message.get("role") in ("system", "developer")]
+    texts = [content_text for message in systems if (content_text := joined(message["content"]))]
+    others = [message for message in messages if message.get("role") not in ("system", "developer")]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def joined(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def text_of(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+    name = TEXT_PARTS.get(kind) if isinstance(part, dict) else None
+    if name is None:
+        raise ValueError(f"{where}: a part of type {kind!r} is no text, and the model reads only text")
+    if not isinstance(part.get(name), str):
+        raise ValueError(f"{where}: a part of type {kind!r} must have a text as its {name!r}")
+    return part[name]
+
+
+def with_arguments(message: dict[str, Any], i: int) -> dict[str, Any]:
+    """Return an assistant's message with the arguments of its calls as dicts, and without an empty list of calls."""
+    calls = message.get("tool_calls")
+    if message.get("role") != "assistant" or not isinstance(calls, list):
+        return message
+    if not calls:
+        return {name: value for name, value in message.items() if name != "tool_calls"}
+    converted = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise ValueError(f'message {i}: a tool call must be as {{"type": "function", "function": {{...}}}}')
+        converted.append({**call, "function": {**function, "arguments": arguments_of(function.get("arguments"))}})
+    return {**message, "tool_calls": converted}
+
+
+def arguments_of(value: Any) -> dict[str, Any]:
+    """Return the arguments of a call. A model may have written something that is no JSON: it then has none."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+@lru_cache(maxsize=32)
+def reads_parts(template: str) -> bool:
+    """Return whether the template has a loop over a message's content.
+
+    >>> reads_parts("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}")
+    True
+    >>> reads_parts("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    False
+    """
+    tree = parse(template)
+    names = {"content"}  # and the names that stand for it
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name) and is_content(assign.node, names):
+            names.add(assign.target.name)
+    for macro in tree.find_all(nodes.Macro):
+        for call in tree.find_all(nodes.Call):
+            if isinstance(call.node, nodes.Name) and call.node.name == macro.name:
+                given = zip(call.args, macro.args, strict=False)
+                names |= {parameter.name for value, parameter in given if is_content(value, names)}
+    return any(is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
+
+
+def is_content(node: nodes.Node | None, names: set[str]) -> bool:
+    while isinstance(node, nodes.Filter | nodes.Test):
+        node = node.node
+    if isinstance(node, nodes.Getitem):
+        if isinstance(node.arg, nodes.Slice):
+            return is_content(node.node, names)
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Name) and node.name in names
+
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thoughts; templates read the first
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks where the last message ends
@@ -31,9 +176,9 @@ def render_chat(
     continue_final_message: bool | str = False,
     **kwargs: Any,
 ) -> str:
-    """The prompt of a conversation whose messages may be as in OpenAI's interface: parts of text, arguments as JSON.
+    """Return the prompt of a conversation in OpenAI's form: parts of text, arguments as JSON.
 
-    Raises ValueError for a conversation that cannot be rendered; with the template's own words if it raises.
+    Raise ValueError for a conversation that cannot be rendered; with the template's own words if it raises.
     """
     template = choose_template(tokenizer, chat_template, tools)
     return apply_chat_template(
@@ -60,7 +205,7 @@ def apply_chat_template(
     continue_final_message: bool | str = False,
     **kwargs: Any,
 ) -> str:
-    """The prompt of a conversation, its messages given to the template as they are.
+    """Return the prompt of a conversation. The template gets the messages as they are.
 
     `kwargs` are names that the template knows, as enable_thinking; they come before the tokenizer's special tokens.
     """
@@ -86,7 +231,7 @@ def apply_chat_template(
 
 
 def choose_template(tokenizer: HasTemplate, given: str | None, tools: object) -> str:
-    """`given` is a template or the name of one of the tokenizer's."""
+    """Return the template to use. `given` is one, or the name of one of the tokenizer's."""
     if given is not None and not isinstance(given, str):
         raise ValueError(f"chat_template must be a text, not {type(given).__name__}")
     known = tokenizer.chat_template
@@ -102,7 +247,7 @@ def choose_template(tokenizer: HasTemplate, given: str | None, tools: object) ->
 
 
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Copies of the messages, without entries that are None."""
+    """Return copies of the messages, without entries that are None."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise ValueError(f"messages must be a list of messages, not {type(messages).__name__}")
     if not messages:
@@ -115,7 +260,7 @@ def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """A message's thoughts under all of the names that templates read."""
+    """Return a message with its thoughts under all of the names that templates read."""
     thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
@@ -135,7 +280,7 @@ def checked_document(document: Mapping) -> Mapping:
 
 
 def mark_end(message: dict[str, Any], field: str, template: str) -> str:
-    """Put the tag behind the text that is to go on. Returns the text."""
+    """Put the tag behind the text that is to go on, and return the text."""
     value = message.get(field)
     names = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
     if value is None:
@@ -162,7 +307,7 @@ def cut_at_mark(text: str, last: str) -> str:
 
 
 def find_chat_template(folder: Path, config: Entries) -> str | dict[str, str] | None:
-    """The folder's chat template, or its templates by name. Files of their own win over tokenizer_config.json."""
+    """Return the folder's chat template, or its templates by name. Their own files win over tokenizer_config.json."""
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files = {"default": folder / "chat_template.jinja"} | files

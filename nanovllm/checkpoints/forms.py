@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ..core.llama import ModelConfig
+from .model_config import read_model_config
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONVERT = (
@@ -28,7 +28,7 @@ OTHER_FORMS = {  # pattern of a file's name: what it is, and what to do; the fir
 
 
 def check_form(path: Path) -> None:
-    """Raises ValueError, naming what is there, unless `path` is a folder with safetensors weights."""
+    """Raise ValueError, naming the form of `path`, unless it is a folder with safetensors weights."""
     if path.is_file() and path.suffix == ".safetensors":
         raise ValueError(f"{path} is one file of a checkpoint: name its folder")
     if path.is_file():
@@ -40,13 +40,13 @@ def check_form(path: Path) -> None:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     if why := why_refused(names):
         if "config.json" in names:
-            ModelConfig.from_folder(path)  # another architecture need not be converted
+            read_model_config(path)  # another architecture need not be converted
         command = f": convert it with: {convert_command(path)}" if has_pickle(names) else ""
         raise ValueError(f"{path} {why}{command}")
 
 
 def why_refused(names: Iterable[str]) -> str | None:
-    """What completes "FOLDER ..." if these files hold no safetensors weights; None if they do.
+    """Return the end of "FOLDER ..." if these files hold no safetensors weights; None if they do.
 
     >>> why_refused(["config.json", "model.safetensors", "pytorch_model.bin"])
     >>> why_refused(["model-q4.gguf"])
@@ -71,5 +71,5 @@ def has_pickle(names: Iterable[str]) -> bool:
 
 
 def convert_command(folder: Path) -> str:
-    """A line for a shell, that writes model.safetensors beside the pytorch_model.bin, whole or in shards."""
+    """Return a command that writes model.safetensors beside the pytorch_model.bin, whole or in shards."""
     return f'python -c "{CONVERT}" {shlex.quote(str(folder))}'

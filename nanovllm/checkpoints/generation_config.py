@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.llama.config import read_eos
-from ..core.llama.entries import Entries, read_json, read_json_if_any
+from .entries import Entries, read_json, read_json_if_any
+from .model_config import read_eos
 
 NAMES = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -18,10 +18,10 @@ OF_CONFIG_JSON = ("min_p", "max_new_tokens")  # what of an older config.json tra
 def default_sampling_params(
     folder: str | Path, generation_config: str | Path = "auto", override: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Fields of SamplingParams for a request that brings none; max_new_tokens is max_tokens.
+    """Return fields of SamplingParams for a request that brings none; max_new_tokens is max_tokens.
 
     "auto": those of the checkpoint in `folder`; "vllm": none; or those of another folder. `override` comes on top.
-    do_sample says nothing, as in vLLM: a temperature counts without it. Raises ValueError, naming file and entry.
+    do_sample has no effect, as in vLLM: a temperature counts without it. Raise ValueError, naming file and entry.
     """
     entries = {} if generation_config == "vllm" else recommended(Path(folder), generation_config)
     entries |= {name: value for name, value in (override or {}).items() if name in NAMES}
@@ -49,7 +49,7 @@ def recommended(folder: Path, generation_config: str | Path) -> dict[str, Any]:
 
 
 def eos_token_ids(folder: str | Path) -> tuple[int, ...]:
-    """The ends of a text that a folder names: of generation_config.json, or else of config.json."""
+    """Return the end-of-text ids of a folder: of generation_config.json, or else of config.json."""
     paths = [Path(folder) / name for name in ("generation_config.json", "config.json")]
     generation, config = (Entries(read_json_if_any(path), path) for path in paths)
     return read_eos(generation) or read_eos(config)

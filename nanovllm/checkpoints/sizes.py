@@ -1,24 +1,182 @@
 """What a model needs of a memory: its parameters, the bytes of its weights, and what is left for keys and values.
 
-Nothing here imports torch: a model is core's ModelConfig, or a Shape of shapes.py.
+Nothing here imports torch. A model is llama/'s ModelConfig, or a Shape: published models in numbers, by name.
 """
 
+import os
+import re
+import shutil
+import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from .shapes import Shape
+
+@dataclass(frozen=True)
+class Shape:
+    """The dimensions of a model, with ModelConfig's names."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False  # on q, k and v
+    attention_output_bias: bool = False  # on o
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    dtype: str = "bfloat16"
+
+
+# fmt: off
+LLAMA = {  # layers, hidden, intermediate, heads, KV heads, head_dim, tokens, positions, tied
+    "llama-7b":                  (32, 4096, 11008, 32, 32, 128, 32000, 2048, False),
+    "llama-13b":                 (40, 5120, 13824, 40, 40, 128, 32000, 2048, False),
+    "llama-30b":                 (60, 6656, 17920, 52, 52, 128, 32000, 2048, False),
+    "llama-65b":                 (80, 8192, 22016, 64, 64, 128, 32000, 2048, False),
+    "llama-2-7b":                (32, 4096, 11008, 32, 32, 128, 32000, 4096, False),
+    "llama-2-13b":               (40, 5120, 13824, 40, 40, 128, 32000, 4096, False),
+    "llama-2-70b":               (80, 8192, 28672, 64, 8, 128, 32000, 4096, False),
+    "llama-3-8b":                (32, 4096, 14336, 32, 8, 128, 128256, 8192, False),
+    "llama-3-70b":               (80, 8192, 28672, 64, 8, 128, 128256, 8192, False),
+    "llama-3.1-8b":              (32, 4096, 14336, 32, 8, 128, 128256, 131072, False),
+    "llama-3.1-70b":             (80, 8192, 28672, 64, 8, 128, 128256, 131072, False),
+    "llama-3.1-405b":            (126, 16384, 53248, 128, 8, 128, 128256, 131072, False),
+    "llama-3.2-1b":              (16, 2048, 8192, 32, 8, 64, 128256, 131072, True),
+    "llama-3.2-3b":              (28, 3072, 8192, 24, 8, 128, 128256, 131072, True),
+    "llama-3.3-70b":             (80, 8192, 28672, 64, 8, 128, 128256, 131072, False),
+    "tinyllama-1.1b":            (22, 2048, 5632, 32, 4, 64, 32000, 2048, False),
+    "smollm2-135m":              (30, 576, 1536, 9, 3, 64, 49152, 8192, True),
+    "smollm2-360m":              (32, 960, 2560, 15, 5, 64, 49152, 8192, True),
+    "smollm2-1.7b":              (24, 2048, 8192, 32, 32, 64, 49152, 8192, True),
+    "deepseek-r1-distill-llama-8b":  (32, 4096, 14336, 32, 8, 128, 128256, 131072, False),
+    "deepseek-r1-distill-llama-70b": (80, 8192, 28672, 64, 8, 128, 128256, 131072, False),
+    "mistral-7b-v0.3":           (32, 4096, 14336, 32, 8, 128, 32768, 32768, False),
+    "mistral-nemo-12b":          (40, 5120, 14336, 32, 8, 128, 131072, 131072, False),
+    "mistral-small-24b":         (40, 5120, 32768, 32, 8, 128, 131072, 32768, False),
+}
+MISTRAL_7B = (32, 4096, 14336, 32, 8, 128, 32000, 32768, False)  # its first version, with a window
+QWEN2 = {
+    "qwen2.5-0.5b":              (24, 896, 4864, 14, 2, 64, 151936, 32768, True),
+    "qwen2.5-1.5b":              (28, 1536, 8960, 12, 2, 128, 151936, 32768, True),
+    "qwen2.5-3b":                (36, 2048, 11008, 16, 2, 128, 151936, 32768, True),
+    "qwen2.5-7b":                (28, 3584, 18944, 28, 4, 128, 152064, 32768, False),
+    "qwen2.5-14b":               (48, 5120, 13824, 40, 8, 128, 152064, 32768, False),
+    "qwen2.5-32b":               (64, 5120, 27648, 40, 8, 128, 152064, 32768, False),
+    "qwen2.5-72b":               (80, 8192, 29568, 64, 8, 128, 152064, 32768, False),
+    "deepseek-r1-distill-qwen-1.5b": (28, 1536, 8960, 12, 2, 128, 151936, 131072, False),
+    "deepseek-r1-distill-qwen-7b":   (28, 3584, 18944, 28, 4, 128, 152064, 131072, False),
+    "deepseek-r1-distill-qwen-14b":  (48, 5120, 13824, 40, 8, 128, 152064, 131072, False),
+    "deepseek-r1-distill-qwen-32b":  (64, 5120, 27648, 40, 8, 128, 152064, 131072, False),
+}
+QWEN3 = {
+    "qwen3-0.6b":                (28, 1024, 3072, 16, 8, 128, 151936, 40960, True),
+    "qwen3-1.7b":                (28, 2048, 6144, 16, 8, 128, 151936, 40960, True),
+    "qwen3-4b":                  (36, 2560, 9728, 32, 8, 128, 151936, 40960, True),
+    "qwen3-8b":                  (36, 4096, 12288, 32, 8, 128, 151936, 40960, False),
+    "qwen3-14b":                 (40, 5120, 17408, 40, 8, 128, 151936, 40960, False),
+    "qwen3-32b":                 (64, 5120, 25600, 64, 8, 128, 151936, 40960, False),
+}
+# fmt: on
+SHAPES = {
+    **{name: Shape(*row) for name, row in LLAMA.items()},
+    "mistral-7b-v0.1": Shape(*MISTRAL_7B, sliding_window=4096),
+    **{name: Shape(*row, attention_bias=True) for name, row in QWEN2.items()},
+    **{name: Shape(*row, qk_norm=True) for name, row in QWEN3.items()},
+}
+
+
+UNITS = {prefix: 1000**power for power, prefix in enumerate(("", "k", "m", "g", "t"))}
+BINARY = {prefix: 1024**power for power, prefix in enumerate(("", "k", "m", "g", "t"))}
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes of a text. Raise ValueError if it has none.
+
+    >>> parse_bytes("24GiB"), parse_bytes("80 GB"), parse_bytes("4.8TB/s"), parse_bytes("1048576")
+    (25769803776, 80000000000, 4800000000000, 1048576)
+    """
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]?)(i?)b?(?:/s)?", text.strip().lower())
+    if not found or (found[3] and not found[2]):
+        raise ValueError(f"{text!r} is no number of bytes, such as 24GiB or 80GB")
+    number, prefix, binary = found.groups()
+    return round(float(number) * (BINARY if binary else UNITS)[prefix])
+
+
+def show_bytes(size: float) -> str:
+    """Return a size as a table shows it.
+
+    >>> show_bytes(25769803776), show_bytes(524288), show_bytes(100)
+    ('24.0 GiB', '512.0 KiB', '100 bytes')
+    """
+    if size < 1024:
+        return f"{size:,.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:,.1f} TiB"
+
+
+def show_seconds(seconds: float) -> str:
+    """Return a time as a table shows it.
+
+    >>> show_seconds(0.0041), show_seconds(2.5)
+    ('4.1 ms', '2.5 s')
+    """
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
+
+class Memory(NamedTuple):
+    size: int  # bytes
+    of: str  # "this GPU" | "this machine" | "memory", that a caller gave
+    is_gpu: bool
+
+
+def find_memory() -> Memory:
+    gpu = gpu_bytes()
+    return Memory(gpu, "this GPU", True) if gpu else Memory(host_bytes(), "this machine", False)
+
+
+def gpu_bytes() -> int | None:
+    """Return the memory of the first GPU that nvidia-smi lists; None without one."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    query = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10)
+        return int(done.stdout.split()[0]) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def host_bytes() -> int:
+    """Return the memory of the machine, or the share that a container may use."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    try:
+        return min(size, int(limit.read_text()))
+    except (OSError, ValueError):  # there is no limit
+        return size
+
 
 if TYPE_CHECKING:
-    from ..core.llama import ModelConfig
+    from ..llama import ModelConfig
 
 Dimensions: TypeAlias = "ModelConfig | Shape"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def parameters(model: Dimensions) -> dict[str, int]:
-    """How many parameters each part has.
+    """Return how many parameters each part has.
 
-    >>> from .shapes import SHAPES
+    >>> from .sizes import SHAPES
     >>> parts = parameters(SHAPES["llama-2-7b"])
     >>> parts["attention"] == 32 * 4 * 4096**2, parts["MLP"] == 32 * 3 * 4096 * 11008, parts["norms"] == 65 * 4096
     (True, True, True)
@@ -41,9 +199,9 @@ def parameters(model: Dimensions) -> dict[str, int]:
 
 
 def kv_bytes_per_token(model: Dimensions, itemsize: int) -> int:
-    """A key and a value for each KV head of each layer.
+    """Return the bytes of a key and a value for each KV head of each layer.
 
-    >>> from .shapes import SHAPES
+    >>> from .sizes import SHAPES
     >>> kv_bytes_per_token(SHAPES["llama-2-7b"], 2), kv_bytes_per_token(SHAPES["llama-3.1-405b"], 2)
     (524288, 516096)
     """
@@ -54,7 +212,7 @@ def kv_bytes_per_token(model: Dimensions, itemsize: int) -> int:
 class Fit:
     """A model in a memory: the weights, and a pool of blocks in the rest of what it may take.
 
-    >>> from .shapes import SHAPES
+    >>> from .sizes import SHAPES
     >>> fit = Fit(SHAPES["llama-2-7b"], itemsize=2, room=24 * 2**30, block_size=16, max_model_len=4096)
     >>> fit.weight_bytes, fit.block_bytes, fit.num_blocks, fit.num_slots
     (13476831232, 8388608, 1465, 23440)
@@ -89,15 +247,15 @@ class Fit:
 
     @property
     def contiguous(self) -> int:
-        """How many sequences fit if each reserves max_model_len slots in one piece."""
+        """The number of sequences that fit if each reserves max_model_len slots in one piece."""
         return self.num_slots // self.max_model_len
 
     def paged(self, length: int) -> int:
-        """How many sequences of `length` tokens fit in blocks: the biggest batch."""
+        """Return how many sequences of `length` tokens fit in blocks: the biggest batch."""
         return self.num_blocks // -(-length // self.block_size)
 
     def step_bytes(self, batch: int, length: int) -> int:
-        """What a step must read that adds a token to each sequence of a batch: weights, keys and values.
+        """Return the bytes that a step reads to add a token to each sequence: weights, keys and values.
 
         Of an embedding that is no head it reads a row a token, which is next to nothing.
         """

@@ -100,7 +100,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 def own(name: str, *args: nodes.Node) -> nodes.Call:
-    """The call of one of the environment's own functions."""
+    """Return the call of one of the environment's own functions."""
     return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)  # type: ignore[arg-type]
 
 
@@ -190,7 +190,7 @@ def parse(template: str) -> nodes.Template:
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """The text of a template. Raises ValueError: in the template's words if it raises, else with what went wrong."""
+    """Return the text of a template. Raise ValueError, in the template's own words if it raises."""
     before = BUDGET.set(Budget(time.monotonic() + MAX_SECONDS))
     try:
         return compiled(template).render(values)

@@ -17,7 +17,7 @@ CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 def function_schema(function: Callable) -> dict[str, Any]:
     """{"type": "function", "function": {"name", "description", "parameters"}}, as transformers makes it.
 
-    Each parameter needs a type hint, and a line under "Args:" in the docstring. Raises ValueError for one that has
+    Each parameter needs a type hint, and a line under "Args:" in the docstring. Raise ValueError for one that has
     not, or whose hint says nothing in JSON.
     """
     name = getattr(function, "__name__", "operation")
@@ -38,7 +38,7 @@ def function_schema(function: Callable) -> dict[str, Any]:
 
 
 def read_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
-    """What the function does, what each argument is, and what it returns, of a docstring in Google's style."""
+    """Return the description of a function, its arguments and its result, from a docstring in Google's style."""
     description = re.split(r"\s*(?:Args:|Returns:|Raises:)", doc, maxsplit=1)[0].strip()
     block = re.search(r"\n\s*Args:\n(.*?)\s*(?:Returns:|Raises:|\Z)", doc, re.DOTALL)
     returned = re.search(r"\n\s*Returns:\n\s*(.*?)\s*(?:Raises:|\Z)", doc, re.DOTALL)
@@ -55,7 +55,7 @@ def read_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
 
 
 def described(text: str, where: str) -> dict[str, Any]:
-    """A parameter's description; "(choices: [...])" at its end are the values that it may have."""
+    """Return a parameter's description; "(choices: [...])" at its end lists the values that it may have."""
     match = CHOICES.search(text)
     if match is None:
         return {"description": text}
@@ -68,7 +68,7 @@ def described(text: str, where: str) -> dict[str, Any]:
 
 
 def read_hints(function: Callable, name: str) -> tuple[dict[str, Any], list[str], dict[str, Any] | None]:
-    """The parameters' schemas, the names of the required ones, and the result's schema if it has a hint."""
+    """Return the parameters' schemas, the names of the required ones, and the result's schema if it has a hint."""
     parameters = dict(inspect.signature(function).parameters)
     first = next(iter(parameters), None)
     if first in ("self", "cls") and parameters[first].annotation is inspect.Parameter.empty:
@@ -90,7 +90,7 @@ def read_hints(function: Callable, name: str) -> tuple[dict[str, Any], list[str]
 
 
 def hint_schema(hint: Any) -> dict[str, Any]:
-    """The JSON schema of a type hint.
+    """Return the JSON schema of a type hint.
 
     >>> hint_schema(list[int] | None)
     {'type': 'array', 'items': {'type': 'integer'}, 'nullable': True}

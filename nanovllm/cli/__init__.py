@@ -12,7 +12,6 @@ stages.py          which stages there are, and how to run them
 
 A command's file has its options, and imports the engine, and torch with it, when the command runs.
 
-knobs.py           every knob of the engine and of sampling; make_knobs.py writes it from the dataclasses
 flags.py           a knob becomes an option
 common.py          one line for a mistake, and where the checkpoint lies
 streams.py         standard input and output: closed, endless, or not in UTF-8
@@ -38,5 +37,4 @@ chat:
 talk.py            the conversation itself
 conversation.py    what was said, and as much of it as fits the model
 messages.py        what the user says
-plain_template.py  a template for models that have none, if the user says so
 """

@@ -3,18 +3,19 @@
 from contextlib import ExitStack
 from typing import Any
 
-from ..api import LLM, SamplingParams
 from ..checkpoints.generation_config import default_sampling_params
+from ..checkpoints.plain_template import read_template
+from ..engine.sampling_params import SamplingParams
+from ..llm import LLM
+from ..server.log import tell
 from .batch import BatchOptions
 from .chats import check_template
 from .common import located, one_line_errors
-from .plain_template import read_template
 from .request import Defaults
 from .requests_file import RequestsFile, open_requests
 from .results_file import open_output
 from .resume import read_done
 from .serving import Work, serve
-from .streams import tell
 from .tracing import Tracing
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from ..checkpoints.shapes import SHAPES
+from ..checkpoints.sizes import SHAPES
+from ..engine.config import EngineConfig
 from .common import located, one_line_errors
 from .flags import engine_flags, split
-from .knobs import ENGINE
 from .streams import standard_output
 
-SHIPPED = next(knob.default for knob in ENGINE if knob.name == "model")
+SHIPPED = EngineConfig.model
 WHOLE = click.IntRange(min=1)
 
 

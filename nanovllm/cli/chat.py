@@ -33,10 +33,10 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
         standard_input()
         standard_output()
 
-    from ..api import LLM
+    from ..checkpoints.plain_template import STOP, read_template
+    from ..llm import LLM
     from .chats import check_template
     from .conversation import Conversation, answer_params, room_of
-    from .plain_template import STOP, read_template
     from .talk import talk
 
     with one_line_errors():

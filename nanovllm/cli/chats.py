@@ -1,9 +1,9 @@
 """Conversations as prompts: a chat template's."""
 
-from ..api import LLM
 from ..checkpoints.chat_template import choose_template, render_chat
-from ..checkpoints.load_tokenizer import load_tokenizer
 from ..checkpoints.template_environment import parse
+from ..checkpoints.tokenizer import load_tokenizer
+from ..llm import LLM
 from ..server.openai.chats import Chat
 from .request import Request
 

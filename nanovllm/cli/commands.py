@@ -7,8 +7,9 @@ from importlib import import_module
 import click
 
 from .. import __version__
+from ..server.log import tell
 from .interrupts import INTERRUPTED
-from .streams import keep_descriptors, show_what_can_be_shown, tell
+from .streams import keep_descriptors, show_what_can_be_shown
 
 READER_LEFT = 141  # what a shell says of a command that SIGPIPE has ended
 

@@ -3,9 +3,9 @@
 from contextlib import suppress
 from typing import Any
 
-from ..api import LLM
+from ..llm import LLM
+from ..server.log import tell
 from .interrupts import ctrl_c_raises
-from .streams import tell
 
 SECONDS = 120
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..api import LLM, SamplingParams
 from ..checkpoints.chat_template import render_chat
+from ..engine.sampling_params import SamplingParams
+from ..llm import LLM
 
 Message = dict[str, str]
 ANSWER_SHARE = 4  # an answer has at least one part in four of the room

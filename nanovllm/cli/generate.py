@@ -31,9 +31,10 @@ def generate(
         texts = [read_prompt(prompt) if prompt == "-" else prompt for prompt in prompts]
         texts += [read_prompt(file) for file in files]
 
-    from ..api import LLM, SamplingParams
-    from ..core.stories import PROMPTS, show, summary, with_small_pool
+    from ..engine.sampling_params import SamplingParams
+    from ..llm import LLM
     from .compiling import finish_compiling
+    from .stories import PROMPTS, show, summary, with_small_pool
     from .ticker import ticking
 
     with one_line_errors():

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from ..checkpoints.shapes import SHAPES
-from ..checkpoints.sizes import DTYPE_BYTES, Dimensions
+from ..checkpoints.sizes import DTYPE_BYTES, SHAPES, Dimensions
 from .common import one_line_errors
 from .inspect_report import make_report, show
 
@@ -73,9 +72,9 @@ def find_model(model: str, revision: str | None) -> Dimensions:
 
 def read_config(model: str, revision: str | None) -> Dimensions:
     """Of a folder, a file, or a name of the hub. It imports torch, as all that is core does."""
+    from ..checkpoints.entries import Entries, read_json
     from ..checkpoints.hub import find_config
-    from ..core.llama import ModelConfig
-    from ..core.llama.entries import Entries, read_json
+    from ..checkpoints.model_config import model_config
 
     path = find_config(model, revision)
-    return ModelConfig.from_entries(Entries(read_json(path), path), Entries({}, path))
+    return model_config(Entries(read_json(path), path), Entries({}, path))

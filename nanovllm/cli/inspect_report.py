@@ -3,9 +3,18 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ..checkpoints.memory import Memory, find_memory
-from ..checkpoints.sizes import DTYPE_BYTES, Dimensions, Fit, kv_bytes_per_token, parameters
-from ..checkpoints.units import parse_bytes, show_bytes, show_seconds
+from ..checkpoints.sizes import (
+    DTYPE_BYTES,
+    Dimensions,
+    Fit,
+    Memory,
+    find_memory,
+    kv_bytes_per_token,
+    parameters,
+    parse_bytes,
+    show_bytes,
+    show_seconds,
+)
 
 LENGTHS = (256, 1024, 4096, 16384, 65536)
 ENTRIES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")

@@ -1,9 +1,9 @@
 """What came of a request, in the form of a line of OpenAI's batches."""
 
 import time
-from typing import Any, cast
+from typing import Any
 
-from ..api import CompletionOutput, RequestOutput
+from ..engine.outputs import CompletionOutput, RequestOutput
 from ..server.openai.choices import chat_choice, completion_choice, told_of_prompt, usage
 from ..server.openai.fields import CHAT
 from .request import Request
@@ -25,7 +25,7 @@ def response_body(request: Request, output: RequestOutput, model: str) -> dict[s
     is_chat = request.url == CHAT
     kind, name = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
     made = sum(len(each.token_ids) for each in output.outputs)
-    choices = [choice(cast(CompletionOutput, each), request) for each in output.outputs]
+    choices = [choice(each, request) for each in output.outputs]
     told = told_of_prompt(output.prompt_logprobs)
     return {
         "id": f"{name}-{request.index}",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..api import SamplingParams
-from ..core.input_processor import Prompt
+from ..engine.prompts import Prompt
+from ..engine.sampling_params import SamplingParams
 from ..server.openai.chats import Chat
 from ..server.openai.fields import PARAMS, check_names
 from ..server.openai.json_values import read_field

@@ -5,8 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..api import Logprob, RequestOutput
-from ..core import CompletionOutput
+from ..engine.outputs import CompletionOutput, Logprob, RequestOutput
 from .openai_results import openai_result
 from .request import Request
 

@@ -35,7 +35,7 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
             from ..server.run import run_server
         except ImportError as error:
             raise ValueError(f"{error.name} is not installed: pip install nanovllm[serve]") from None
-        from ..api import EngineArgs
+        from ..engine.config import EngineArgs
         from ..server.options import ServerOptions
 
         args = EngineArgs(**located(engine), served_model_name=list(served_model_name) or None)

@@ -10,8 +10,9 @@ from typing import IO
 import click
 from tqdm import tqdm
 
-from ..api import LLM, RequestOutput
-from ..core.stories import pool_line
+from ..engine.outputs import RequestOutput
+from ..llm import LLM
+from ..server.log import tell
 from ..server.openai.chats import Chat
 from .chats import add_request
 from .compiling import finish_compiling
@@ -21,7 +22,7 @@ from .request import Request
 from .requests_file import RequestsFile
 from .results import result_line
 from .results_file import write_whole
-from .streams import tell
+from .stories import pool_line
 from .ticker import Ticker
 
 SEATS_AHEAD = 2  # samples in the engine for each of its seats: enough for one that ends to be followed at once
@@ -104,7 +105,7 @@ def outputs_of(llm: LLM, work: Work, interrupted: Event, ticker: Ticker) -> Iter
                 yield request, failed(request, error)
             request = next(following, None)
         ticker.tick()
-        for output in map(RequestOutput.of, engine.step() if held else []):
+        for output in engine.step() if held else []:
             owner = held[output.request_id]
             if output.finished:
                 del held[output.request_id]

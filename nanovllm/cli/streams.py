@@ -27,19 +27,6 @@ def show_what_can_be_shown() -> None:
             stream.reconfigure(errors="replace")
 
 
-def tell(line: str, is_after_key: bool = False) -> None:
-    """Print a line on standard error. If it cannot be written, that is no error of the command.
-
-    After a key such as Ctrl-C, which a terminal has shown in the line before, it begins a new one.
-    """
-    start = "\n" if is_after_key and sys.stderr.isatty() else ""
-    try:
-        sys.stderr.write(start + " ".join(line.splitlines()) + "\n")
-        sys.stderr.flush()
-    except OSError:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # or Python tries the write again when it ends
-
-
 def dim(text: str) -> str:
     """For standard error: beside what matters, where the terminal can show it so."""
     plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"

@@ -4,11 +4,14 @@ import itertools
 import sys
 from threading import Event
 
-from ..api import LLM, RequestOutput, SamplingParams
+from ..engine.outputs import RequestOutput
+from ..engine.sampling_params import SamplingParams
+from ..llm import LLM
+from ..server.log import tell
 from .conversation import Conversation
 from .interrupts import ctrl_c_noted
 from .messages import check_text, messages
-from .streams import dim, tell
+from .streams import dim
 
 HELP = """\
 /reset   begin anew
@@ -85,7 +88,7 @@ def show_answer(llm: LLM, token_ids: list[int], params: SamplingParams, interrup
     engine.add_request(request_id, token_ids, params)
     while True:
         outputs = [engine.abort_request(request_id)] if interrupted.is_set() else engine.step()
-        for output in map(RequestOutput.of, outputs):
+        for output in outputs:
             text = output.outputs[0].text.lstrip()
             sys.stdout.write(text[shown:] + ("\n" if output.finished else ""))
             sys.stdout.flush()

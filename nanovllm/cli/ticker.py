@@ -7,7 +7,8 @@ from contextlib import closing, suppress
 
 from tqdm import tqdm
 
-from ..api import LLM, RequestOutput
+from ..engine.outputs import RequestOutput
+from ..llm import LLM
 
 
 class Ticker:

@@ -11,10 +11,11 @@ from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from ..api import EngineArgs, EngineDeadError
-from ..cli.streams import tell
+from ..async_llm import EngineDeadError
+from ..engine.config import EngineArgs
 from . import engine_process
 from .errors import RequestFailed
+from .log import tell
 from .messages import Abort, Add, Answer, Ask, Delta, Failed, Note, Ready, Step, Stop, Watch, receive, send
 from .request_stream import RequestStream
 

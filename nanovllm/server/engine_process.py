@@ -13,15 +13,15 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any
 
-from ..api import CompletionOutput, EngineArgs, LLMEngine, RequestOutput
-from ..trace import watch
+from ..engine.config import EngineArgs
+from ..engine.llm_engine import LLMEngine
+from ..engine.outputs import CompletionOutput, RequestOutput
+from ..engine.stats import Metric
+from ..trace import tracer
 from .messages import Abort, Add, Answer, Ask, Delta, Failed, Note, Piece, Ready, Step, Stop, Watch, receive, send
+from .step_times import StepTimes
 
 Build = Callable[[EngineArgs], LLMEngine]
-ANSWERS: dict[str, Callable[[LLMEngine], Any]] = {
-    "stats": LLMEngine.stats,
-    "metrics": LLMEngine.get_metrics,
-}
 
 
 def run(pipe: Connection, args: EngineArgs, build: Build) -> None:
@@ -72,7 +72,10 @@ class Worker:
         self._news = select.poll()
         self._news.register(pipe.fileno(), select.POLLIN)
         self._is_over = False
-        self._watch = watch.Watch(engine)
+        self._watch = tracer.Watch(engine)
+        self._step_times = StepTimes()
+        engine.observers.append(self._step_times)
+        self._answers: dict[str, Callable[[], Any]] = {"stats": engine.stats, "metrics": self.metrics}
         self._held: list[Add] = []  # until nobody runs
         self._refused: list[Delta] = []  # requests that were not taken, until the next message says so
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -103,7 +106,7 @@ class Worker:
             for message in held:
                 self.add(message)
         outputs = self.engine.step() if self.engine.has_unfinished_requests() else []
-        deltas = [*self._refused, *map(delta_of, map(RequestOutput.of, outputs))]
+        deltas = [*self._refused, *map(delta_of, outputs)]
         self._refused = []
         events = self._watch.take()
         if deltas or events:
@@ -134,7 +137,12 @@ class Worker:
         self.engine.abort_request(message.request_id)
 
     def answer(self, message: Ask) -> None:
-        send(self._pipe, Answer(message.number, ANSWERS[message.name](self.engine)))
+        send(self._pipe, Answer(message.number, self._answers[message.name]()))
+
+    def metrics(self) -> list[Metric]:
+        """Return the engine's metrics, and those that only a server measures."""
+        numbers = self.engine.get_metrics()
+        return [*numbers, *self._step_times.histograms(numbers[0].labels)]
 
     def watch(self, message: Watch) -> None:
         if message.is_on:
@@ -148,7 +156,7 @@ class Worker:
 
 def delta_of(output: RequestOutput) -> Delta:
     """Of an output that holds what is new."""
-    pieces = [piece_of(each) for each in output.outputs]  # type: ignore[arg-type]
+    pieces = [piece_of(each) for each in output.outputs]
     cached, told = output.num_cached_tokens, output.prompt_logprobs
     return Delta(output.request_id, pieces, output.finished, cached, told, output.error)
 

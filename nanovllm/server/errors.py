@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from ..api import EngineDeadError
+from ..async_llm import EngineDeadError
 from .requests import HungUp
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ..api import SamplingParams
+from ..engine.sampling_params import SamplingParams
 from .errors import TooBusy
 from .messages import Add
 from .options import ServerOptions

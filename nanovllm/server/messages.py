@@ -5,10 +5,12 @@ from it          Ready or Failed, once; then Step, at most one for each step; An
 """
 
 import pickle
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from ..api import SamplingParams
+from ..engine.outputs import Logprob
+from ..engine.sampling_params import SamplingParams
 
 
 class Add(NamedTuple):
@@ -24,7 +26,7 @@ class Abort(NamedTuple):
 
 class Ask(NamedTuple):
     number: int  # its answer has the same
-    name: str  # one of engine_process.ANSWERS
+    name: str  # "stats" or "metrics"
 
 
 class Watch(NamedTuple):
@@ -59,7 +61,7 @@ class Piece(NamedTuple):
     sample: int  # which of the request's
     text: str
     token_ids: list[int]
-    logprobs: list | None
+    logprobs: Sequence[dict[int, Logprob]] | None
     finish_reason: str | None
     stop_reason: str | int | None
 
@@ -71,7 +73,7 @@ class Delta(NamedTuple):
     pieces: list[Piece]
     finished: bool
     num_cached_tokens: int  # of its prompt
-    prompt_logprobs: list | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     error: str | None = None  # why it has failed
     is_refused: bool = False  # it was never in the engine: the request asks for what cannot be
 

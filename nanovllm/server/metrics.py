@@ -9,8 +9,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api import metrics
-from ..api.metrics_help import HELP
+from ..engine import stats as metrics
+from ..engine.stats import HELP
 
 LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
 PROCESS = CollectorRegistry()  # of the front: its processor time, memory and open files

@@ -7,13 +7,12 @@ The port alone is enough. The page's host is then this machine, also where clien
 import math
 from dataclasses import dataclass
 
-from ..core.flags import knob
-from .origins import read_origins
+from ..engine.checks import knob
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The knobs. cli/knobs.py repeats them for --help."""
+    """The options of `nanovllm serve`."""
 
     host: str = knob("127.0.0.1", "the address to listen at; 0.0.0.0: all of this machine's")
     port: int = knob(8000, "the port; 0: a free one, which the line that says where it listens names")
@@ -34,6 +33,8 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value that cannot be."""
+        from .origins import read_origins  # starlette comes with it, for which --help need not wait
+
         for name in ("port", "page_port"):
             check_port(name, getattr(self, name))
         if self.page_host is not None and self.page_port is None:

@@ -11,18 +11,19 @@ from typing import Any
 
 import uvicorn
 
-from ..api import EngineArgs, EngineDeadError
-from ..cli.plain_template import read_template
-from ..cli.streams import tell
+from ..async_llm import EngineDeadError
+from ..checkpoints.plain_template import read_template
+from ..engine.config import EngineArgs
+from ..engine.llm_engine import LLMEngine
 from .addresses import address_of, listening_sockets
 from .app import State, make_apps
 from .checked_connection import HttpLimits
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
 from .http_protocol import HttpProtocol
+from .log import tell
 from .openai.served import served_model
 from .options import ServerOptions
-from .step_times import TimedEngine
 from .system import prepare
 
 RED = 1.0  # seconds in which /health says that the engine is dead, before the front ends, too
@@ -85,9 +86,7 @@ class Front:
         self.state.engine.cut("the server is shutting down")
 
 
-def run_server(
-    model: str, args: EngineArgs, options: ServerOptions, build: Build = TimedEngine.from_engine_args
-) -> int:
+def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args) -> int:
     """Serve until a signal or the engine's end; returns the exit status.
 
     Raises ValueError or OSError, before anything is served, for what cannot be.

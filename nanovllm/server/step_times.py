@@ -1,32 +1,36 @@
-"""TimedEngine counts in each step. An LLMEngine by itself counts those who come and go, and pays for no more."""
+"""StepTimes: an observer that reads a clock in each step. An engine alone counts sequences as they come and go."""
 
 import time
-from typing import Any, cast
 
-from ..api import LLMEngine
-from ..api.counting import CountedSequence
-from ..api.metrics import Observations
-from ..api.tally import A_TOKEN, STEP_TOKENS
-from ..core.model_runner import Scheduled
-from ..core.sequence import Sequence
+from ..engine.executor import Scheduled
+from ..engine.sequence import Sequence
+from ..engine.stats import PER_TOKEN, STEP_TOKENS, Histogram, Observations
 
 
-class TimedEngine(LLMEngine):
-    """It has two histograms more: tokens of a step, and seconds between two tokens of a sequence."""
+class StepTimes:
+    """Two histograms: tokens of a step, and seconds between two tokens of a sequence."""
 
-    def __init__(self, *of_the_engine: Any) -> None:
-        super().__init__(*of_the_engine)
-        self._step_tokens, self._gaps = Observations(STEP_TOKENS), Observations(A_TOKEN)
-        self.tally.observed["vllm:iteration_tokens_total"] = self._step_tokens
-        self.tally.observed["vllm:inter_token_latency_seconds"] = self._gaps
+    def __init__(self) -> None:
+        self._step_tokens, self._gaps = Observations(STEP_TOKENS), Observations(PER_TOKEN)
+        self._last_token_times: dict[Sequence, float] = {}  # of sequences that have not ended
 
-    def _update(self, batch: list[Scheduled], tokens: list) -> list[Sequence]:
-        updated = super()._update(batch, tokens)
+    def on_step(self, batch: list[Scheduled], updated: list[Sequence]) -> None:
+        """Count a step and its tokens."""
         if batch:
             self._step_tokens.add(sum(num_tokens for _, num_tokens in batch))
         now = time.perf_counter()
-        for seq in cast(list[CountedSequence], updated):
-            if seq.last_token_time is not None and not seq.error:
-                self._gaps.add(now - seq.last_token_time)
-            seq.last_token_time = now
-        return updated
+        for seq in updated:
+            if seq in self._last_token_times and not seq.error:
+                self._gaps.add(now - self._last_token_times[seq])
+            self._last_token_times[seq] = now
+
+    def on_finish(self, seq: Sequence) -> None:
+        """Forget a sequence that has ended."""
+        self._last_token_times.pop(seq, None)
+
+    def histograms(self, labels: dict[str, str]) -> list[Histogram]:
+        """Return both under vLLM's names."""
+        return [
+            self._step_tokens.histogram("vllm:iteration_tokens_total", labels.copy()),
+            self._gaps.histogram("vllm:inter_token_latency_seconds", labels.copy()),
+        ]

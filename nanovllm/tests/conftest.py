@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ..__main__ import main
-from ..api import engine_args
-from ..kernels.options import VARIABLE
+from ..backends.options import VARIABLE
+from ..engine import config as engine_args
 from .helpers import UNMEASURED, write_checkpoint
 
 os.environ[VARIABLE] = "torch"  # nothing is compiled unless a test says so

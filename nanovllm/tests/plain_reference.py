@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .. import SamplingParams, core
-from ..api.bad_words import bad_words_token_ids
-from ..core.llama import LlamaForCausalLM, StreamDecoder, Tokenizer
-from ..core.sampling import SamplingRow, sample
+from .. import SamplingParams
+from ..backends.torch.sampler import SamplingRow, sample
+from ..checkpoints.tokenizer import HFTokenizer
+from ..checkpoints.stream_decoder import StreamDecoder
+from ..engine.logits_processors import bad_words_token_ids
+from ..llama import LlamaForCausalLM
 
 OUT = -float("inf")
 
@@ -38,7 +40,7 @@ def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
 
 
 def expected_output(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, room: int, prompt: list[int], params: SamplingParams, index: int
+    model: LlamaForCausalLM, tokenizer: HFTokenizer, room: int, prompt: list[int], params: SamplingParams, index: int
 ) -> Expected:
     """Of the sample `index`. The model has room for so many new tokens; `params` have a seed."""
     expected = Expected()
@@ -47,7 +49,7 @@ def expected_output(
     eos = model.config.eos_token_ids[0]
     while not expected.finish_reason:
         raw = next_logits(model, prompt + expected.token_ids)
-        how = core.SamplingParams(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p)
+        how = SamplingParams(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p)
         row = SamplingRow(how, params.seed, index, position=len(prompt) + len(expected.token_ids))
         logits = sampled_from(raw, params, prompt, expected.token_ids, words, eos)
         if logits.max() == OUT:

@@ -4,13 +4,15 @@ import random
 from collections import Counter
 from pathlib import Path
 from types import NoneType
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from .. import EngineConfig, LLMEngine, RepetitionDetectionParams, RequestOutput, RequestOutputKind, SamplingParams
-from ..core.llama import LlamaForCausalLM, ModelConfig, load_model
+from ..checkpoints.model_config import read_model_config
+from ..checkpoints.weights import load_model
+from ..llama import LlamaForCausalLM
 from .plain_reference import Expected, expected_output
 
 MAX_MODEL_LEN, VOCAB = 40, 320
@@ -19,7 +21,7 @@ WORDS = ["fox", "the little", "rabbit", "e", "and", "s"]
 
 @pytest.fixture(scope="module")
 def model(checkpoint) -> LlamaForCausalLM:
-    return load_model(checkpoint, ModelConfig.from_folder(checkpoint), torch.float32, torch.device("cpu"))
+    return load_model(checkpoint, read_model_config(checkpoint), torch.float32, torch.device("cpu"))
 
 
 def random_params(rng: random.Random) -> SamplingParams:
@@ -73,7 +75,7 @@ def serve(engine: LLMEngine, requests: list[tuple[list[int], SamplingParams]], r
         if rng.random() < 0.05:
             engine.scheduler.preempt_all()
         for output in engine.step():
-            outputs[output.request_id].append(cast(RequestOutput, output))
+            outputs[output.request_id].append(output)
         engine.kv_cache_manager.check_integrity()
     return outputs
 
@@ -132,7 +134,7 @@ def run(checkpoint: Path, model: LlamaForCausalLM, seed: int, seen: Counter) -> 
         seen.update((each.finish_reason, type(each.stop_reason)) for each in wanted)
     seen["preempted"] += engine.scheduler.num_preemptions
     seen["hit"] += engine.kv_cache_manager.prefix_cache_stats.hits
-    seen["loaded"] += engine.host_kv_cache.num_blocks_loaded
+    seen["loaded"] += engine.host_tier.num_blocks_loaded
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.full)], ids=len)

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams
-from ..api.engine_thread import Stream
+from ..async_llm import Stream
 from .helpers import OPTIONS
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
@@ -164,10 +164,10 @@ def test_who_goes_away_is_aborted_within_a_step(make, how):
         else:
             task = asyncio.create_task(engine.abort("a"))
         await asyncio.sleep(0.02)
-        num_steps = engine._thread.engine.model_runner.num_steps
+        num_steps = engine._thread.engine.executor.num_steps
         may_step.set()
         await all_ended(engine)
-        assert engine._thread.engine.model_runner.num_steps <= num_steps + 1
+        assert engine._thread.engine.executor.num_steps <= num_steps + 1
         if how == "abort":
             last = [output async for output in outputs][-1]
             assert last.finished and last.outputs[0].finish_reason == "abort"

@@ -15,7 +15,7 @@ from .. import LLM, LLMEngine, SamplingParams
 from ..cli import batch_run, request_lines, serving
 from ..cli.request import Request
 from ..cli.results_file import write_whole
-from ..core.sequence import Sequence
+from ..engine.sequence import Sequence
 from .helpers import OPTIONS, UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = r"{} requests, {} failed, [\d,]+ tokens, \d+ tokens/s, KV slots: .*\n"

@@ -7,9 +7,9 @@ import pytest
 
 from .. import LLM
 from ..__main__ import main
+from ..checkpoints.weights import load_model
 from ..cli.benchmarks import floor, timing, workload
 from ..cli.benchmarks.throughput import numbers
-from ..core.llama import load_model
 from .helpers import OPTIONS, write_checkpoint
 
 SMALL = ("--input-len", "6", "--output-len", "3", "--rounds", "2")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from ..__main__ import main
-from ..checkpoints.shapes import Shape
+from ..backends.gpu.ops import PLAIN
+from ..checkpoints.sizes import Shape
 from ..cli.benchmarks import floor, paged, paged_calls
 from ..cli.benchmarks.paged_calls import Attention, Case
-from ..kernels.gpu.ops import PLAIN
 
 TINY = Shape(
     num_hidden_layers=3,

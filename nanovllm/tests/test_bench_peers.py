@@ -16,7 +16,7 @@ from ..cli.benchmarks.peer_process import WORKER, PeerSpec, peer_specs
 from ..cli.benchmarks.peers import Turn, busy_while_idle, figures
 from ..cli.benchmarks.workers import serve_llama_cpp, to_gguf
 from ..cli.benchmarks.workload import Task, mixed_tasks
-from ..core.kv_cache import bytes_per_token
+from ..engine.kv_cache import bytes_per_token
 from .fake_peer import ANSWERS, write_fake_peer
 from .helpers import OPTIONS
 

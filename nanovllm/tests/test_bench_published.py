@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 from ..__main__ import main
-from ..checkpoints.shapes import SHAPES
+from ..checkpoints.model_config import read_model_config
+from ..checkpoints.sizes import SHAPES
 from ..cli.benchmarks import floor, published
 from ..cli.benchmarks.answers import Answer
 from ..cli.benchmarks.published_load import Load, published_tasks
 from ..cli.benchmarks.shapes import folder_of_shape
 from ..cli.benchmarks.workers import serve_transformers_batch
 from ..cli.benchmarks.workload import Task
-from ..core.config import EngineConfig
-from ..core.kv_cache import bytes_per_token
-from ..core.llama import ModelConfig
+from ..engine.config import EngineConfig
+from ..engine.kv_cache import bytes_per_token
 from .fake_peer import ANSWERS, write_fake_peer
 from .helpers import CONFIG, UNMEASURED
 
@@ -111,7 +111,7 @@ def test_a_mistake_is_one_line(run, flags, says):
 
 
 def test_the_floor_is_of_the_tokens_that_were_made(checkpoint):
-    model = ModelConfig.from_folder(checkpoint)
+    model = read_model_config(checkpoint)
     load = Load(EngineConfig(max_num_seqs=1), model, [Task([1, 2, 3], 9), Task([4], 2)])
     answer = Answer([[5, 6, 7], [8, 9]], [[1.0, 2.0, 3.0], [1.0, 2.0]])
     steps, slots = 3 + 2, 4 + 5 + 2  # one at a time; the tokens before each but the first of an output
@@ -124,7 +124,7 @@ def test_the_floor_is_of_the_tokens_that_were_made(checkpoint):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_folder_of_a_shape_is_read_as_that_shape(name):
-    config = asdict(ModelConfig.from_folder(folder_of_shape(name)))
+    config = asdict(read_model_config(folder_of_shape(name)))
     assert {key: config[key] for key in asdict(SHAPES[name])} == asdict(SHAPES[name])
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, EngineConfig, LLMEngine
-from ..api.engine_args import default_device
+from ..engine.config import default_device
 
 REAL_DEFAULT_DEVICE = default_device  # the tests' own is the CPU
 
@@ -139,7 +139,8 @@ def test_flags_of_a_command(checkpoint):
     assert args.enforce_eager is True
     assert args.engine_config() == EngineConfig(
         model=str(checkpoint), max_model_len=50, max_num_seqs=2, enable_prefix_caching=False, dtype="float16",
-        kv_cache_memory_bytes=2**20, watermark=0.1, kv_offloading_tokens=0, seed=3, device=args.engine_config().device,
+        kv_cache_memory_bytes=2**20, watermark=0.1, kv_offloading_tokens=0, seed=3, enforce_eager=True,
+        device=args.engine_config().device,
     )  # fmt: skip
 
 

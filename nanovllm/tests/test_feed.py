@@ -18,7 +18,7 @@ from ..trace.replay import Event, State, begin
 
 NUM_BLOCKS = 8
 SNAPSHOT: Event = {
-    "kind": "snapshot", "step": 0, "version": 1, "stage": "nanovllm", "host": None,
+    "kind": "snapshot", "step": 0, "version": 2, "stage": "nanovllm", "host": None,
     "pool": {"unit": "blocks", "num_blocks": NUM_BLOCKS, "block_size": 4},
     "max_num_seqs": 4, "max_num_batched_tokens": 16,
     "state": {

@@ -177,7 +177,8 @@ def test_what_is_not_implemented_is_told_and_not_the_weights(tmp_path, entries, 
 PEAK = """
 import sys, threading, time
 import torch
-from {package}.core.llama import ModelConfig, load_model
+from {package}.checkpoints.model_config import read_model_config
+from {package}.checkpoints.weights import load_model
 
 def anonymous():
     with open("/proc/self/status") as status:
@@ -187,7 +188,7 @@ def watch():
     while not done.wait(0.001):
         peak[0] = max(peak[0], anonymous())
 
-config, done, before = ModelConfig.from_folder(sys.argv[1]), threading.Event(), anonymous()
+config, done, before = read_model_config(sys.argv[1]), threading.Event(), anonymous()
 peak = [before]
 watcher = threading.Thread(target=watch)
 watcher.start()

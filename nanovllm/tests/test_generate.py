@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from .. import LLMEngine
-from ..core.stories import PROMPTS
-from .helpers import UNMEASURED, Terminal, start, write_checkpoint
+from .. import LLM, LLMEngine, SamplingParams
+from ..cli.stories import PROMPTS, show
+from .helpers import OPTIONS, UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "
@@ -39,11 +39,65 @@ def test_the_summary_says_what_was_reserved_and_used(run):
     assert summary["share"] == "88" and summary["strip"] == "#" * 8 + "." * 24
 
 
+def test_summary_counts_preemptions(run):
+    """Both stories begin in two blocks of two, and each needs four: one gives way."""
+    sizes = ("--block-size", "4", "--kv-cache-tokens", "16", "--max-model-len", "16")
+    for prompts, num_preemptions in ((["the fox"], 0), (["the fox", "the wood"], 1)):
+        _, out, _ = run("generate", *prompts, "--max-tokens", "10", "--ignore-eos", *sizes)
+        assert f"|, preemptions: {num_preemptions}, " in out
+
+
+def test_summary_counts_blocks_shared_and_copied(run):
+    """Of a prompt of 6 tokens all samples hold the first block, and all but the last copy the second."""
+    for num_samples, counts in ((1, "blocks shared: 0, copied: 0"), (3, "blocks shared: 1, copied: 2")):
+        _, out, _ = run("generate", "the fox the fox the", "--n", str(num_samples), "--block-size", "4", *SIX)
+        assert counts in out.splitlines()[-1]
+
+
+def test_summary_counts_tokens_hit(run):
+    """One seat: the second of two prompts of 6 tokens comes when the first is done, and hits its first block."""
+    prompt, sizes = "the fox the fox the", ("--max-num-seqs", "1", "--block-size", "4")
+    for flags, counts in (((), "tokens hit: 4 of 12"), (("--no-enable-prefix-caching",), "tokens hit: 0 of 12")):
+        _, out, _ = run("generate", prompt, prompt, *flags, *sizes, *SIX)
+        assert counts in out.splitlines()[-1]
+
+
+def test_summary_counts_blocks_stored_and_loaded(run):
+    """One seat: the second story takes all blocks, and the third begins with what the first one had computed."""
+    prompt = "the fox the fox the fox the fox"
+    sizes = ("--max-num-seqs", "1", "--kv-cache-tokens", "40", "--max-model-len", "39", "--block-size", "8")
+    _, out, _ = run("generate", prompt, "wood " * 10, prompt, "--offload-policy", "load", *sizes, *SIX)
+    stored, loaded = re.search(r"stored: (\d+), loaded: (\d+)$", out.splitlines()[-1]).groups()
+    assert int(stored) >= int(loaded) > 0
+
+
+def test_first_story_is_shown_as_it_comes(checkpoint, capsys):
+    def watched():
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        for output in LLM(checkpoint, **OPTIONS).stream(["the", "fox"], params):
+            yield output
+            on_screen.append(capsys.readouterr().out)
+
+    on_screen: list[str] = []
+    outputs = show(watched())
+    assert on_screen[0].startswith("the"), "after the first token"
+    assert on_screen[1] == "", "the second story waits"
+    assert "fox" in on_screen[-2] + on_screen[-1]
+    assert [output.prompt for output in outputs] == ["the", "fox"]
+
+
+@pytest.mark.parametrize("lengths", [(5, 3, 1), (1, 5, 3), (3, 1, 5)], ids=str)
+def test_stories_are_shown_in_order_whichever_ends_first(checkpoint, capsys, lengths):
+    params = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
+    show(LLM(checkpoint, **OPTIONS).stream(["the", "fox", "wood"], params))
+    assert [int(length) for length in re.findall(r"\[(\d) tokens, length]", capsys.readouterr().out)] == [*lengths]
+
+
 def test_if_there_is_something_to_choose_the_two_speeds_are_told_last(run):
     _, out, _ = run("generate", "the", "--offload-policy", "auto")
     *_, summary, speeds = out.splitlines()
     assert re.fullmatch(SUMMARY, summary)
-    assert re.fullmatch(r"load or recompute: copies \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
+    assert re.fullmatch(r"load or recompute: loads \d+\.\d GB/s, stores \d+\.\d GB/s, prefill [\d,]+ tokens/s", speeds)
 
 
 def test_without_prompts_there_are_six_beginnings(run):

@@ -11,14 +11,22 @@ import torch
 
 from .. import LLM, EngineConfig
 from ..__main__ import main
-from ..checkpoints import memory as of_memory
-from ..checkpoints.memory import gpu_bytes, host_bytes
-from ..checkpoints.shapes import SHAPES, Shape
-from ..checkpoints.sizes import DTYPE_BYTES, Fit, kv_bytes_per_token, parameters
-from ..checkpoints.units import parse_bytes
-from ..core.kv_cache import bytes_per_token
-from ..core.llama import LlamaForCausalLM, ModelConfig
-from ..core.llama.weights import NoInit
+from ..checkpoints import sizes as of_memory
+from ..checkpoints.model_config import read_model_config
+from ..checkpoints.sizes import (
+    DTYPE_BYTES,
+    SHAPES,
+    Fit,
+    Shape,
+    gpu_bytes,
+    host_bytes,
+    kv_bytes_per_token,
+    parameters,
+    parse_bytes,
+)
+from ..engine.kv_cache import bytes_per_token
+from ..llama import LlamaForCausalLM, ModelConfig
+from ..llama.weights import NoInit
 from .helpers import OPTIONS
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -102,11 +110,11 @@ def test_a_token_takes_what_core_s_pool_gives_it(name):
 
 
 def test_a_pool_of_that_size_has_so_many_blocks(checkpoint):
-    config = ModelConfig.from_folder(checkpoint)
+    config = read_model_config(checkpoint)
     fit = Fit(config, itemsize=4, room=10**6, block_size=16, max_model_len=64)
     weights = fit.weight_bytes
     llm = LLM(checkpoint, **OPTIONS, kv_cache_memory_bytes=10**6 - weights)
-    assert weights == sum(p.nbytes for p in llm.llm_engine.build_model().parameters())
+    assert weights == sum(p.nbytes for p in llm.model_runner.model.parameters())
     assert llm.kv_cache.num_blocks == fit.num_blocks > 0 and llm.kv_cache.blocks[0].nbytes == fit.block_bytes
 
 
@@ -158,7 +166,7 @@ def test_a_window_bounds_what_is_served(report):
 
 def test_a_folder_and_its_config_json_alone_tell_the_same(report, checkpoint, tmp_path):
     whole = report(str(checkpoint))
-    assert whole["parameters"]["total"] == sum(parameters(ModelConfig.from_folder(checkpoint)).values())
+    assert whole["parameters"]["total"] == sum(parameters(read_model_config(checkpoint)).values())
     (tmp_path / "other.json").write_text((checkpoint / "config.json").read_text())
     alone = report(str(tmp_path / "other.json"))
     assert {**alone, "model": ""} == {**whole, "model": ""}

@@ -19,9 +19,8 @@ from .. import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
-    core,
 )
-from ..checkpoints.load_tokenizer import load_tokenizer
+from ..checkpoints.tokenizer import load_tokenizer
 from .helpers import OPTIONS, write_checkpoint
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
@@ -196,15 +195,14 @@ def test_a_template_is_the_calls_or_the_llms_or_there_is_none(checkpoint, tmp_pa
 # beam_search()
 
 
-def test_beams_as_vllm_gives_them_and_as_core_does(llm, checkpoint):
+def test_beams_are_outputs_and_vllms_sequences(llm):
     params = BeamSearchParams(beam_width=3, max_tokens=4)
     outputs = llm.beam_search(["the fox", {"prompt_token_ids": PROMPT}], params)
-    plain = core.LLM(checkpoint, block_size=4, **OPTIONS).beam_search(["the fox", PROMPT], core.BeamSearchParams(3, 4))
-    for output, core_output in zip(outputs, plain, strict=True):
+    for output in outputs:
         assert isinstance(output, BeamSearchOutput) and isinstance(output, RequestOutput)
-        assert token_ids([output]) == token_ids([core_output]) and len(output.sequences) == 3
-        for sequence, beam in zip(output.sequences, core_output.outputs, strict=True):
-            assert sequence.tokens == [*core_output.prompt_token_ids, *beam.token_ids]
+        assert len(output.sequences) == len(output.outputs) == 3
+        for sequence, beam in zip(output.sequences, output.outputs, strict=True):
+            assert sequence.tokens == [*output.prompt_token_ids, *beam.token_ids]
             assert sequence.cum_logprob == pytest.approx(beam.cumulative_logprob, abs=1e-4)
             chosen = [place[token_id] for place, token_id in zip(sequence.logprobs, beam.token_ids, strict=True)]
             assert sum(each.logprob for each in chosen) == pytest.approx(sequence.cum_logprob, abs=1e-4)
@@ -303,7 +301,7 @@ def test_random_weights_need_no_file_of_weights(checkpoint, tmp_path):
     options = dict(load_format="dummy", skip_tokenizer_init=True, **OPTIONS)
     made = [token_ids(LLM(tmp_path, **options).generate([PROMPT], greedy(8))) for _ in range(2)]
     assert made[0] == made[1] and len(made[0][0]) == 8
-    model = LLM(tmp_path, **options).model_runner._model
+    model = LLM(tmp_path, **options).model_runner.model
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert 0.01 < model.model.layers[0].mlp.down_proj.weight.std() < 0.03
     with pytest.raises(ValueError, match=r"model\.safetensors"):

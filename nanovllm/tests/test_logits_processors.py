@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from .. import SamplingParams
-from ..api.logits_processors import MinTokens, make_processors
-from ..api.model_runner import named_logprobs, sample_and_tell
-from ..core.sampling import SamplingRow
+from ..backends.torch.logprobs import named_logprobs
+from ..backends.torch.model_runner import sample_with_logprobs
+from ..backends.torch.sampler import SamplingRow
+from ..engine.logits_processors import MinTokens, make_processors
 
 OUT = -math.inf
 
@@ -117,7 +118,7 @@ class Asked:
 def test_a_token_is_of_the_processed_logits_and_its_logprob_of_the_raw_ones():
     logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [3.0, 1.0, 2.0]])
     raw, seqs = logits.clone(), [Asked(), Asked(allowed_token_ids=[0]), Asked([0], logit_bias={0: -9}, logprobs=1)]
-    tokens = sample_and_tell(logits, seqs)
+    tokens = sample_with_logprobs(logits, seqs)
     assert [token.token_id for token in tokens] == [1, 0, 2]
     logprobs = raw.log_softmax(-1)
     for row, token in enumerate(tokens):
@@ -125,13 +126,18 @@ def test_a_token_is_of_the_processed_logits_and_its_logprob_of_the_raw_ones():
     assert torch.equal(logits, raw) and [*tokens[2].logprobs] == [0, 2]
 
 
-def test_a_step_without_processors_copies_no_logits(monkeypatch):
+def test_a_step_without_processors_copies_no_logits():
     seen = []
-    monkeypatch.setattr(f"{sample_and_tell.__module__}.sample", lambda logits, rows: seen.append(logits) or [None])
+
+    def watched(logits, rows):
+        seen.append(logits)
+        return [None]
+
     logits = torch.zeros(1, 4, dtype=torch.bfloat16)
-    sample_and_tell(logits, [Asked()])
-    sample_and_tell(logits, [Asked(min_tokens=0, repetition_penalty=1.0, min_p=0.5)])  # greedy: min_p has no say
-    assert all(each is logits for each in seen)
+    sample_with_logprobs(logits, [Asked()], watched)
+    greedy = Asked(min_tokens=0, repetition_penalty=1.0, min_p=0.5)  # min_p has no say
+    sample_with_logprobs(logits, [greedy], watched)
+    assert len(seen) == 2 and all(each is logits for each in seen)
 
 
 @pytest.mark.parametrize("asked", [[4], [1, 0, 3]])

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from .. import LLM, BeamSearchParams, Logprob, RequestOutput, SamplingParams, core
-from ..api import logprobs as module
-from ..api.logprobs import top_logprobs
-from ..core.llama import LlamaForCausalLM, ModelConfig, load_model
+from .. import LLM, BeamSearchParams, Logprob, RequestOutput, SamplingParams
+from ..backends.torch import logprobs as module
+from ..backends.torch.logprobs import top_logprobs
+from ..checkpoints.model_config import read_model_config
+from ..checkpoints.weights import load_model
+from ..llama import LlamaForCausalLM
 from .helpers import OPTIONS
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31, 5, 12, 33, 7, 21, 18, 6, 27, 11, 30]  # 5 blocks of 4
@@ -26,7 +28,7 @@ def make(checkpoint):
 
 @pytest.fixture(scope="module")
 def model(checkpoint) -> LlamaForCausalLM:
-    return load_model(checkpoint, ModelConfig.from_folder(checkpoint), torch.float32, torch.device("cpu"))
+    return load_model(checkpoint, read_model_config(checkpoint), torch.float32, torch.device("cpu"))
 
 
 def greedy(max_tokens: int, **params) -> SamplingParams:
@@ -88,8 +90,8 @@ def test_a_number_that_cannot_be_is_named(name, wrong):
     assert str(caught.value) == f"{name} must be a whole number, 0 or above, or -1 for all, not {wrong!r}"
 
 
-def test_parameters_of_core_ask_for_none(make):
-    [output] = make().generate(PROMPT, core.SamplingParams(max_tokens=2, n=2))
+def test_there_are_none_unless_they_are_requested(make):
+    [output] = make().generate(PROMPT, SamplingParams(max_tokens=2, n=2))
     assert output.prompt_logprobs is None and [each.logprobs for each in output.outputs] == [None, None]
 
 
@@ -237,16 +239,16 @@ def test_a_step_that_raises_after_it_has_told_tells_nothing_twice(make, monkeypa
     """The engine runs its sequences again one by one."""
     llm, runs = make(), []
     [expected] = make().generate(PROMPT, greedy(2, prompt_logprobs=0))
-    sample = llm.model_runner.sample
+    run = llm.model_runner.run
 
-    def poisoned(batch, hidden, step):
-        tokens = sample(batch, hidden, step)
+    def poisoned(batch):
+        tokens = run(batch)
         runs.append(len(batch))
         if len(batch) > 1:
             raise RuntimeError("poisoned")
         return tokens
 
-    monkeypatch.setattr(llm.model_runner, "sample", poisoned)
+    monkeypatch.setattr(llm.model_runner, "run", poisoned)
     outputs = llm.generate([PROMPT, PROMPT[::-1]], greedy(2, prompt_logprobs=0))
     assert max(runs) == 2 and [output.error for output in outputs] == [None, None]
     assert [len(output.prompt_logprobs) for output in outputs] == [20, 20]
@@ -255,13 +257,13 @@ def test_a_step_that_raises_after_it_has_told_tells_nothing_twice(make, monkeypa
 
 def test_logits_of_a_prompt_are_computed_for_those_who_ask_only(make, monkeypatch):
     llm, rows = make(), []
-    compute = llm.model_runner._model.compute_logits
+    compute = llm.model_runner.model.compute_logits
 
     def watched(hidden: Tensor) -> Tensor:
         rows.append(len(hidden))
         return compute(hidden)
 
-    monkeypatch.setattr(llm.model_runner._model, "compute_logits", watched)
+    monkeypatch.setattr(llm.model_runner.model, "compute_logits", watched)
     llm.generate(PROMPT, greedy(1))
     llm.generate(PROMPT, greedy(1, prompt_logprobs=0, logprobs=1))
     assert sorted(rows) == [1, 1, 19], "and those of the sampled token are not computed twice"

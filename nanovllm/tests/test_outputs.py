@@ -5,10 +5,11 @@ from functools import partial
 import pytest
 
 from .. import LLM, FlatLogprobs, RepetitionDetectionParams, RequestOutputKind, SamplingParams
-from ..api.bad_words import bad_words_token_ids
-from ..api.decoded_tokens import decoded_token
-from ..api.output_text import OutputText
-from ..core.llama import StreamDecoder, Tokenizer
+from ..checkpoints.tokenizer import HFTokenizer
+from ..checkpoints.tokenizer import load_tokenizer
+from ..checkpoints.stream_decoder import StreamDecoder, decoded_token
+from ..engine.logits_processors import bad_words_token_ids
+from ..engine.sequence import OutputText
 from .helpers import OPTIONS
 
 EOS, FOX = 2, "the fox and the rabbit"
@@ -20,8 +21,8 @@ def make(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def tokenizer(checkpoint) -> Tokenizer:
-    return Tokenizer(checkpoint)
+def tokenizer(checkpoint) -> HFTokenizer:
+    return load_tokenizer(checkpoint)
 
 
 def saying(token_ids: list[int], **options) -> SamplingParams:
@@ -326,7 +327,7 @@ def test_what_was_set_wrong_is_told_when_a_request_is_made(make):
 # Bad words as tokens
 
 
-class Letters(Tokenizer):
+class Letters(HFTokenizer):
     """A token a letter; a space is a token of its own, but for the one before f."""
 
     def __init__(self) -> None:

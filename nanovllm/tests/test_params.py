@@ -21,10 +21,8 @@ from .. import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
-    core,
 )
-from ..api.params import MAX_POSITIONAL
-from ..api.params_checks import GONE, REFUSED
+from ..engine.sampling_params import GONE, MAX_POSITIONAL, REFUSED
 
 np = pytest.importorskip("numpy")
 DATA = json.loads((Path(__file__).parent / "data" / "vllm_0_32" / "sampling_params.json").read_text())
@@ -133,7 +131,42 @@ def test_greedy_params_have_nothing_else_to_say():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({"temperature": -0.1}, "temperature must be 0 or above, not -0.1"),
+        ({"temperature": math.nan}, "temperature must be 0 or above, not nan"),
+        ({"temperature": math.inf}, "temperature must be 0 or above, not inf"),
+        ({"top_k": -3}, "top_k must be a whole number, 0 or -1 (all) or above, not -3"),
+        ({"top_k": 2.5}, "top_k must be a whole number, 0 or -1 (all) or above, not 2.5"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
+        ({"top_p": 1.01}, "top_p must be above 0 and at most 1, not 1.01"),
+        ({"top_p": math.nan}, "top_p must be above 0 and at most 1, not nan"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number, at least 1, not 0"),
+        ({"max_tokens": math.nan}, "max_tokens must be a whole number, at least 1, not nan"),
+        ({"n": 10**12}, "n must be a whole number, at least 1, and at most 16,384, not 1000000000000"),
         ({"n": 0}, "n must be a whole number, at least 1, and at most 16,384, not 0"),
+        ({"n": True}, "n must be a whole number, at least 1, and at most 16,384, not True"),
+        ({"n": 1.5}, "n must be a whole number, at least 1, and at most 16,384, not 1.5"),
+        ({"max_tokens": 1.5}, "max_tokens must be a whole number, at least 1, not 1.5"),
+        ({"max_tokens": True}, "max_tokens must be a whole number, at least 1, not True"),
+        ({"max_tokens": "16"}, "max_tokens must be a whole number, at least 1, not '16'"),
+        ({"temperature": "warm"}, "temperature must be 0 or above, not 'warm'"),
+        ({"temperature": True}, "temperature must be 0 or above, not True"),
+        ({"temperature": None}, "temperature must be 0 or above, not None"),
+        ({"top_k": True}, "top_k must be a whole number, 0 or -1 (all) or above, not True"),
+        ({"top_p": "0.5"}, "top_p must be above 0 and at most 1, not '0.5'"),
+        ({"seed": 1.0}, "seed must be a whole number of 64 bits, not 1.0"),
+        ({"seed": "1"}, "seed must be a whole number of 64 bits, not '1'"),
+        ({"seed": False}, "seed must be a whole number of 64 bits, not False"),
+        ({"seed": 2**63}, "seed must be a whole number of 64 bits, not 9223372036854775808"),
+        ({"ignore_eos": 1}, "ignore_eos must be True or False, not 1"),
+        ({"ignore_eos": None}, "ignore_eos must be True or False, not None"),
+        ({"stop": ""}, "stop must be a text or several, none of them empty, not ['']"),
+        ({"stop": ["a", ""]}, "stop must be a text or several, none of them empty, not ['a', '']"),
+        ({"stop": [13]}, "stop must be a text or several, none of them empty, not [13]"),
+        ({"stop": 5}, "stop must be a text or several, none of them empty, not 5"),
+        ({"stop": b"end"}, "stop must be a text or several, none of them empty, not b'end'"),
+        ({"stop_token_ids": "13"}, "stop_token_ids must be a list of token ids, not '13'"),
+        ({"stop_token_ids": 3}, "stop_token_ids must be a list of token ids, not 3"),
+        ({"stop_token_ids": [1.0]}, "stop_token_ids must be a list of token ids, not [1.0]"),
         ({"presence_penalty": 2.5}, "presence_penalty must be from -2 to 2, not 2.5"),
         ({"frequency_penalty": "a"}, "frequency_penalty must be from -2 to 2, not 'a'"),
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0, not 0"),
@@ -173,6 +206,26 @@ def test_greedy_params_have_nothing_else_to_say():
 )
 def test_what_cannot_be_is_named_with_its_value(options, says):
     assert refused(**options) == says
+
+
+NO_VALUES: list[object] = [[[]], [None], 1j, object(), math.nan, torch.ones(2, 2)]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+@pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: type(value).__name__)
+def test_no_parameter_takes_what_is_no_value_at_all(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be .+, not .+$"):
+        SamplingParams(**{name: value})
+
+
+def test_a_number_too_large_for_a_float_is_named():
+    assert refused(temperature=10**400).startswith("temperature must be 0 or above, not 10000")
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), max_tokens=np.uint8(7), seed=np.int32(-2))
+    assert params == SamplingParams(temperature=0.5, top_k=3, max_tokens=7, seed=-2)
+    assert type(params.temperature) is float and type(params.max_tokens) is type(params.seed) is int
 
 
 def test_a_long_value_is_cut():
@@ -253,11 +306,10 @@ def test_a_clone_is_a_deep_copy_unless_it_need_not_be():
     assert replace(params, n=2).n == 2
 
 
-def test_they_are_parameters_of_core_and_cores_are_taken():
-    assert isinstance(SamplingParams(), core.SamplingParams)
-    theirs = core.SamplingParams(n=2, temperature=0.5, top_k=3, seed=4, stop="a", stop_token_ids=[5], ignore_eos=True)
-    ours = SamplingParams(n=2, temperature=0.5, top_k=3, seed=4, stop="a", stop_token_ids=[5], ignore_eos=True)
-    assert SamplingParams.of(theirs) == ours and SamplingParams.of(ours) is ours
+@pytest.mark.parametrize("params", [None, {"n": 2}, "greedy"])
+def test_a_value_of_another_type_is_not_taken_for_parameters(params):
+    with pytest.raises(ValueError, match=f"sampling_params must be SamplingParams, not {type(params).__name__}"):
+        SamplingParams.of(params)
 
 
 # FlatLogprobs

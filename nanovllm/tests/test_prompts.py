@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ..api.conversations import as_conversations
-from ..api.prompts import as_prompts
+from ..engine.prompts import as_conversations, as_prompts
 
 IDS = [3, 17, 4]
 

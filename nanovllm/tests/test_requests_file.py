@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from .. import SamplingParams
-from ..api.params import RepetitionDetectionParams
 from ..cli.request import FIELDS, Defaults, Request, seed_of
 from ..cli.requests_file import RequestsFile
+from ..engine.sampling_params import RepetitionDetectionParams
 from ..server.openai.fields import PARAMS
 from ..server.openai.json_values import words
 

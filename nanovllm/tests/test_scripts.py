@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..core.cost_model import CostModel
+from ..engine.cost_model import CostModel
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
@@ -54,8 +54,8 @@ def changed(script: str) -> str:
 @pytest.mark.parametrize("name", SAYS)
 @pytest.mark.filterwarnings("ignore:swap_space is gone", "ignore:gpu_memory_utilization is for cuda")
 def test_a_script_runs(name, monkeypatch, tmp_path, capsys):
-    measured = CostModel(bytes_per_second=1e9, tokens_per_second=1000.0)
-    monkeypatch.setattr(f"{__package__.removesuffix('.tests')}.core.engine.measure", lambda engine: measured)
+    measured = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1000.0)
+    monkeypatch.setattr(f"{__package__.removesuffix('.tests')}.engine.llm_engine.measure", lambda *engine: measured)
     script = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
     (tmp_path / f"{name}.py").write_text(changed(script), encoding="utf-8")
     monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])

@@ -13,9 +13,8 @@ import torch
 pytest.importorskip("llguidance")
 
 from .. import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
-from ..api.grammars import GrammarProcessor, Grammars
-from ..api.token_bytes import token_bytes
-from ..checkpoints.load_tokenizer import load_tokenizer
+from ..checkpoints.tokenizer import load_tokenizer
+from ..engine.grammars import GrammarProcessor, Grammars, token_bytes
 from .helpers import OPTIONS
 from .made_tokenizers import FORMS, SENTENCEPIECE, write_form, write_sentencepiece
 

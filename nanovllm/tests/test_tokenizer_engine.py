@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from .. import LLM, SamplingParams
-from ..checkpoints.load_tokenizer import load_tokenizer
+from ..checkpoints.tokenizer import load_tokenizer
 from .helpers import OPTIONS, write_checkpoint
 from .made_tokenizers import write_form
 

@@ -9,14 +9,15 @@ from collections import Counter
 
 import pytest
 
-from .. import LLM, SamplingParams
+from .. import LLM, BeamSearchParams, SamplingParams
 from ..__main__ import main
-from ..core import BeamSearchParams
 from ..trace import read_trace, states, traced
+from ..trace import replay as replaying
 from ..trace.chrome import convert
-from ..trace.events import FileSink
-from ..trace.snapshot import stage_of
+from ..trace.events import COMMON, KEYS, WHYS, WITHOUT_BY, FileSink
 from .helpers import OPTIONS, start
+from .soak.history import play_traced
+from .soak.run import history_plan
 
 PROMPTS = ["the fox", "Once upon a time", "the fox", "the rabbit and the wood"]
 FOUR = ("--max-tokens", "4", "--ignore-eos")
@@ -40,7 +41,7 @@ def events(llm):
 
 
 def test_the_package_is_traced_as_any_stage(llm, events):
-    assert events[0]["stage"] == "nanovllm" and stage_of(llm.kv_cache_manager) == "nanovllm"
+    assert events[0]["stage"] == "nanovllm"
     kinds = Counter(event["kind"] for event in events)
     assert kinds["arrive"] == kinds["end"] == 6 and kinds["token"] == 6 * 14 and kinds["forked"] == 2
     assert kinds["preempt"] and kinds["hit"] and kinds["copied"] and kinds["stored"]
@@ -50,9 +51,9 @@ def test_the_package_is_traced_as_any_stage(llm, events):
 
 def test_replayed_all_ends_as_it_ended(llm, events):
     *_, state = states(events)
-    pool = llm.kv_cache_manager._pool
+    pool = llm.kv_cache_manager.pool
     assert not state.sequences and not state.running and not state.waiting and sum(state.ref_counts) == 0
-    assert state.free == list(pool._free) and {*state.cached.values()} == {hash_.hex() for hash_ in pool._cached}
+    assert state.free == list(pool.free) and {*state.cached.values()} == {each.hex() for each in pool.cached}
 
 
 def test_a_beam_search_is_steps_too(llm):
@@ -102,6 +103,52 @@ def test_in_another_thread_it_works_too(checkpoint):
     assert [event["kind"] for event in events].count("step") == 2
 
 
+# Random histories
+
+
+@pytest.mark.filterwarnings("ignore:.* requests were not served")
+@pytest.mark.parametrize("part", range(4))
+def test_replay_of_random_histories_is_the_engine(part):
+    """Requests, aborts, resets, beam searches and faults; a third of the histories is traced from its middle on."""
+    kinds, whys = Counter(), Counter()
+    for i in range(6):
+        for event in play_traced(history_plan(2, part * 10 + i), num_before=i % 3 * 10):
+            kinds[event["kind"]] += 1
+            expected = {*KEYS[event["kind"]], *COMMON} - ({"by"} if event["kind"] in WITHOUT_BY else set())
+            assert {*event} == expected
+            if "why" in event and event["kind"] in WHYS:
+                whys[event["kind"], event["why"]] += 1
+    assert kinds["step"] > 300 and kinds["pools"] and kinds["preempt"], "this tests too little"
+    assert {*kinds} <= {*KEYS} - {"reserved", "released"}
+    assert {*whys} <= {(kind, why) for kind, all_ in WHYS.items() for why in all_}
+
+
+@pytest.mark.filterwarnings("ignore:.* requests were not served")
+def test_a_wrong_event_is_noticed(monkeypatch):
+    """With one token too many in the replayed state the comparison fails."""
+
+    def twice(state, event):
+        state.sequences[event["seq"]].tokens.extend([event["token"]] * 2)
+
+    monkeypatch.setitem(replaying.CHANGES, "token", twice)
+    with pytest.raises(AssertionError):
+        play_traced(history_plan(2, 0))
+
+
+def test_one_trace_at_a_time(llm):
+    events = []
+    with traced(llm, events.append), pytest.raises(ValueError, match="traced already"), traced(llm, print):
+        pass
+    assert [event["kind"] for event in events] == ["snapshot"]
+
+
+def test_nothing_is_left_in_the_engine(llm):
+    before = list(llm.llm_engine.observers)
+    with traced(llm, lambda event: None):
+        assert len(list(llm.llm_engine.observers)) == len(before) + 1
+    assert list(llm.llm_engine.observers) == before
+
+
 # Files
 
 
@@ -134,7 +181,7 @@ def test_an_old_trace_is_replaced_and_nothing_else_is(llm, tmp_path):
             llm.generate("the fox", SamplingParams(max_tokens=2))
         assert [event["kind"] for event in read_trace(file)].count("snapshot") == 1
     file.write_text("my notes\n")
-    with pytest.raises(ValueError, match=r"run.jsonl is there already, and is no trace"), traced(llm, file):
+    with pytest.raises(ValueError, match=r"run.jsonl exists and is not a trace"), traced(llm, file):
         pass
     assert file.read_text() == "my notes\n"
     with pytest.raises(ValueError, match="can be traced, not str"), traced("llm", tmp_path / "new.jsonl"):
@@ -148,7 +195,7 @@ def test_a_last_line_that_was_cut_is_left_out(events, tmp_path):
     assert list(read_trace(tmp_path / "cut.jsonl")) == events[:-1]
 
 
-SNAPSHOT = '{"kind": "snapshot", "step": 0, "version": 1, "stage": "s1", "pool": {}, "host": null, "state": {}, '
+SNAPSHOT = '{"kind": "snapshot", "step": 0, "version": 2, "stage": "s1", "pool": {}, "host": null, "state": {}, '
 SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
 
 
@@ -157,14 +204,14 @@ SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
     [
         ("", "has no whole line: a trace begins with a snapshot"),
         ('{"kind":"snapshot"', "has no whole line: a trace begins with a snapshot"),
-        ("[" * 100_000 + "\n", "line 1: no JSON: maximum recursion depth"),
-        ("\udcff\n", "line 1: no JSON: Expecting value"),
-        ("hello\n", "line 1: no JSON: Expecting value"),
-        ('["kind"]\n', "line 1: no event of a trace"),
-        ('{"kind": "brew"}\n', "line 1: no event of a trace"),
+        ("[" * 100_000 + "\n", "line 1: not JSON: maximum recursion depth"),
+        ("\udcff\n", "line 1: not JSON: Expecting value"),
+        ("hello\n", "line 1: not JSON: Expecting value"),
+        ('["kind"]\n', "line 1: not an event of a trace"),
+        ('{"kind": "brew"}\n', "line 1: not an event of a trace"),
         ('{"kind": "step", "step": 1, "began": 0, "seconds": 0, "error": null}\n', "one snapshot, its first line"),
         (SNAPSHOT + SNAPSHOT, "line 2: a trace has one snapshot, its first line"),
-        (SNAPSHOT.replace('"version": 1', '"version": 2'), "is a trace of version 2, this reads version 1"),
+        (SNAPSHOT.replace('"version": 2', '"version": 1'), "is a trace of version 1, this reads version 2"),
         (SNAPSHOT + '{"kind": "free", "step": 1, "place": "front"}\n', "line 2: free has no block"),
     ],
 )
@@ -195,7 +242,7 @@ def test_batch_writes_a_trace(run, tmp_path):
     assert status == 0 and out.count("\n") == 2
     assert {event["seq"] for event in read_trace(file) if event["kind"] == "end"} == {"a", "b.0", "b.1"}
     status, out, err = run("batch", str(requests), *FOUR, "--trace", str(requests))
-    assert (status, out) == (2, "") and "requests.jsonl is there already, and is no trace" in err
+    assert (status, out) == (2, "") and "requests.jsonl exists and is not a trace" in err
     both = str(tmp_path / "both.jsonl")
     status, _, err = run("batch", str(requests), *FOUR, "--output", both, "--trace", both)
     assert status == 2 and "the trace needs another file" in err

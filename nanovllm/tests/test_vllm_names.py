@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from .. import LLM, AsyncLLM, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, LLMEngine
-from ..api import metrics
-from ..api.engine_args import AsyncEngineArgs, EngineArgs
-from ..api.only_in_vllm import DEFAULTS, HARMLESS, WITHOUT_EFFECT
+from ..engine import stats as metrics
+from ..engine.config import AsyncEngineArgs, EngineArgs
+from ..engine.vllm_options import DEFAULTS, HARMLESS, WITHOUT_EFFECT
 
 FOLDER = Path(__file__).parent / "data" / "vllm_0_32"
 DATA = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")}

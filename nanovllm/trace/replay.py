@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-Event = dict[str, Any]
+from .events import Event
 
 
 @dataclass
@@ -193,7 +193,9 @@ def host_evicted(state: State, event: Event) -> None:
 
 
 def loaded(state: State, event: Event) -> None:
+    """Until it has arrived, a load holds both blocks."""
     state.host_ref_counts[event["from"]] += 1
+    state.ref_counts[event["to"]] += 1
     state.host_free.remove(event["from"])
     state.loading[event["from"]] = event["to"]
 
@@ -201,8 +203,16 @@ def loaded(state: State, event: Event) -> None:
 def arrived(state: State, event: Event) -> None:
     block = event["from"]
     state.host_ref_counts[block] -= 1
+    state.ref_counts[event["to"]] -= 1
     state.host_free.insert(len(state.host_free) if block in state.host_cached else 0, block)
     del state.loading[block]
+
+
+def pools(state: State, event: Event) -> None:
+    """Both queues and both indexes as they are after a step that failed."""
+    state.free, state.host_free = list(event["free"]), list(event["host_free"])
+    for name in ("cached", "host_cached"):
+        setattr(state, name, {int(block): block_hash for block, block_hash in event[name].items()})
 
 
 CHANGES: dict[str, Callable[[State, Event], None]] = {
@@ -229,4 +239,5 @@ CHANGES: dict[str, Callable[[State, Event], None]] = {
     "host_evicted": host_evicted,
     "loaded": loaded,
     "arrived": arrived,
+    "pools": pools,
 }

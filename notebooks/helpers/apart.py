@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanovllm.kernels import attention, dot
+from nanovllm.backends.cpu import attention, dot
 
 WIDTH = 16
 

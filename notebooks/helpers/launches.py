@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanovllm import LLM
-from nanovllm.core.block_manager import cdiv
-from nanovllm.kernels.gpu.graphs import buckets
-from nanovllm.kernels.gpu.inputs import StepInputs
-from nanovllm.kernels.gpu.ops import PLAIN, Ops
-from nanovllm.kernels.gpu.runner import MULTIPROCESSORS
-from nanovllm.kernels.gpu.split import DecodeRoom, LikeliestRoom, choose_splits
+from nanovllm.backends.gpu.backend import MULTIPROCESSORS
+from nanovllm.backends.gpu.graphs import buckets
+from nanovllm.backends.gpu.inputs import StepInputs
+from nanovllm.backends.gpu.ops import PLAIN, Ops
+from nanovllm.backends.gpu.split import DecodeRoom, LikeliestRoom, choose_splits
+from nanovllm.engine.block_manager import cdiv
 from notebooks.helpers import paged, pictures
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED
 from stages.bench.counting import storages
@@ -112,21 +112,20 @@ def count_step(llm: LLM, way: str) -> list[Launch]:
     """Of a decode step, from its inputs to its logits. way: one of WAYS"""
     seen, batch = Launches(), [(seq, 1) for seq in paged.seqs_of(llm)]
     if way == PLAIN_WAY:
-        return launches_of(llm.llm_engine.model_runner, batch, seen)
+        return launches_of(llm.llm_engine.executor, batch, seen)
     capture = seen.capture if way == GRAPHS else None
     with paged.runner_of(llm, seen.ops(), capture) as runner:
         return launches_of(runner, batch, seen)
 
 
 def launches_of(runner: Any, batch: list, seen: Launches) -> list[Launch]:
-    model, every = runner._model, list(range(len(batch)))
+    model, every = runner.model, list(range(len(batch)))
     runner.compute(batch)  # block tables that are new come with copies of their own
     hook = model.register_forward_pre_hook(lambda *_: setattr(seen, "phase", "model"))
     seen.found.clear()
     try:
         with seen:
-            hidden, step = runner.compute(batch)
-            runner.compute_logits(hidden, step, every)
+            runner.compute_logits(runner.compute(batch), every)
     finally:
         hook.remove()
     return seen.found

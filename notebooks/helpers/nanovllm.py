@@ -11,15 +11,15 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from nanovllm.kernels.cache import find_folder, is_complete
-from nanovllm.kernels.choice import lack
+from nanovllm.backends.cpu.cache import find_folder, is_complete
+from nanovllm.backends.cpu.choice import missing_requirement
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED, Line
 
 
 def what_is_there(*dtypes: str) -> str:
     """Whether kernels are installed, and compiled, in a sentence."""
-    if why := lack():
+    if why := missing_requirement():
         return f"No kernels here: {why}. What follows shows plain operations alone."
     missing = [dtype for dtype in dtypes if not is_compiled(dtype)]
     if missing:

@@ -19,14 +19,15 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.core.attention import AttentionMetadata
-from nanovllm.core.block_manager import cdiv
-from nanovllm.core.online_softmax import Part, attend_part
-from nanovllm.kernels import gpu
-from nanovllm.kernels.gpu.ops import PLAIN
-from nanovllm.kernels.gpu.plain import gather
-from nanovllm.kernels.gpu.runner import GpuRunner
-from nanovllm.kernels.gpu.split import DecodeRoom, tile_size
+from nanovllm.backends import gpu
+from nanovllm.backends.gpu.backend import TritonBackend
+from nanovllm.backends.gpu.ops import PLAIN
+from nanovllm.backends.gpu.plain import gather
+from nanovllm.backends.gpu.split import DecodeRoom, tile_size
+from nanovllm.backends.torch.attention import AttentionMetadata
+from nanovllm.backends.torch.model_runner import ModelRunner
+from nanovllm.backends.torch.online_softmax import Part, attend_part
+from nanovllm.engine.block_manager import cdiv
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED
 
@@ -67,17 +68,17 @@ def seqs_of(llm: LLM) -> list[Any]:
 
 
 @contextmanager
-def runner_of(llm: LLM, ops: Any, capture: Any = None, max_rows: int = 4) -> Iterator[GpuRunner]:
-    """A GPU's runner for this engine's model and pool, with these functions for kernels."""
+def runner_of(llm: LLM, ops: Any, capture: Any = None, max_rows: int = 4) -> Iterator[ModelRunner]:
+    """The engine's runner with a GPU's backend, and these functions for kernels."""
     engine = llm.llm_engine
-    model = engine.model_runner._model
-    plain = model.model
-    runner = GpuRunner(model, engine.kv_cache, 64, engine.max_model_len, engine.device)
+    runner, plain = engine.executor, engine.executor.backend
+    parts = runner.model, engine.kv_cache, engine.max_model_len, ops, capture, max_rows
+    runner.backend = TritonBackend(*parts, progress=False)
     try:
-        runner.use_kernels(ops, capture, max_rows, progress=False)
         yield runner
     finally:
-        model.model = plain
+        runner.backend.close()
+        runner.backend = plain
 
 
 def asked_of(llm: LLM) -> tuple[list[Asked], list[int]]:
@@ -100,9 +101,9 @@ def asked_of(llm: LLM) -> tuple[list[Asked], list[int]]:
 @torch.inference_mode()
 def by_numba(llm: LLM, asked: Asked) -> Tensor:
     """The CPU's kernel. It writes the newest keys and values once more: they are in the pool already."""
-    from nanovllm.kernels.backend import StepAttention
+    from nanovllm.backends.cpu.plan import StepAttention
 
-    size, heads, rotary = llm.kv_cache.block_size, asked.q.shape[1], llm.llm_engine.model_runner._model.model.rotary_emb
+    size, heads, rotary = llm.kv_cache.block_size, asked.q.shape[1], llm.llm_engine.executor.model.model.rotary_emb
     last, rows = asked.context_lens.long() - 1, torch.arange(len(asked.q))
     block = asked.block_tables.long()[rows, last // size]  # [rows]
     k, v = (asked.blocks[block, asked.layer, kv, last % size] for kv in (0, 1))
@@ -121,7 +122,7 @@ def where_triton_runs() -> str | None:
 
 @torch.inference_mode()
 def by_triton(asked: Asked) -> Tensor:
-    from nanovllm.kernels.gpu.decode import paged_decode
+    from nanovllm.backends.gpu.decode import paged_decode
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, blocks, tables, lens = (x.to(device) for x in (asked.q, asked.blocks, asked.block_tables, asked.context_lens))
@@ -183,7 +184,7 @@ def names_set(node: ast.stmt) -> set[str]:
 
 
 def text_of(file: str, name: str, part: str = "all") -> str:
-    """A function of a file in kernels/gpu, as it stands there, without its docstring. part: "all", "body" or "loop",
+    """A function of a file in backends/gpu, as it stands there, without its docstring. part: "all", "body" or "loop",
     its first loop.
 
     >>> print(text_of("plain.py", "gather", "body").splitlines()[-1])

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numba import njit, typeof, types
 
-from nanovllm.kernels.linear import linear
-from nanovllm.kernels.team import SHIFT, STRIDE, look, open_phases, pieces
-from nanovllm.kernels.vectors import ENTRY, at, floats, integers, put
+from nanovllm.backends.cpu.linear import linear
+from nanovllm.backends.cpu.team import SHIFT, STRIDE, look, open_phases, pieces
+from nanovllm.backends.cpu.vectors import ENTRY, at, floats, integers, put
 
 MAX_LOOKS = 10**9  # a second or two: then whoever was to be seen will not come
 ROWS = 4  # of x

@@ -71,10 +71,10 @@ def compiled_timeline(step: DecodeStep, num_steps: int = 9) -> list[Span]:
 
 
 def one_worker(step: DecodeStep) -> Any:
-    from nanovllm.kernels.few_rows import FewRows
+    from nanovllm.backends.cpu.few_rows import FewRows
 
     with one_thread():
-        return FewRows(step._runner._model, step.llm.kv_cache, step.context + 32)
+        return FewRows(step.runner.model, step.llm.kv_cache, step.context + 32)
 
 
 def spans_of(times: Sequence[float]) -> list[Span]:

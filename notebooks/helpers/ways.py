@@ -14,9 +14,13 @@ from typing import Any
 import torch
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.backends.cpu.backend import NumbaBackend
+from nanovllm.backends.cpu.choice import missing_requirement
+from nanovllm.backends.torch.attention import PagedAttention
+from nanovllm.backends.torch.backend import TorchBackend
+from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.cli.benchmarks.contexts import prompts_taken_as_computed
 from nanovllm.cli.benchmarks.floor import weight_bytes
-from nanovllm.kernels.choice import lack
 from stages.bench import harness
 from stages.bench.models import num_parameters
 
@@ -32,7 +36,7 @@ class DecodeStep:
     def __init__(self, folder: Path, dtype: str, max_rows: int, context: int) -> None:
         room = {"kv_cache_tokens": max_rows * (context + 32), "max_num_seqs": max_rows, "watermark": 0.0}
         room |= {"max_num_batched_tokens": max(max_rows, 512), "enable_prefix_caching": False}
-        backend = "torch" if lack() else "numba"
+        backend = "torch" if missing_requirement() else "numba"
         self.llm = LLM(model=str(folder), device="cpu", dtype=dtype, attention_backend=backend, **room)
         self.engine, self.context = self.llm.llm_engine, context
         params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
@@ -43,12 +47,13 @@ class DecodeStep:
             self.engine.step()
         self.seqs = list(self.engine.scheduler.running)
         assert len(self.seqs) == max_rows, f"{len(self.seqs)} sequences run, {max_rows} were asked for"
-        self._runner = self.engine.model_runner
-        self._ways = ways_of(self._runner)
+        self.runner = self.engine.executor
+        plain = PagedAttention(self.llm.kv_cache, self.engine.config.slots_in_a_tile())
+        self._ways = ways_of(self.runner, plain)
 
     def ways(self, rows: int) -> list[str]:
         """What a step of so many rows can be computed with here."""
-        return [way for way in self._ways if way != FEW or rows <= self._runner._few.max_rows]
+        return [way for way in self._ways if way != FEW or rows <= self.runner.backend._few.max_rows]
 
     @torch.inference_mode()
     def tokens(self, way: str, rows: int) -> list[int]:
@@ -75,54 +80,69 @@ class DecodeStep:
         return 2 * rows * num_parameters(self.llm.model_config)
 
 
-def ways_of(runner: Any) -> dict[str, Callable[[], Any]]:
+def ways_of(runner: ModelRunner, plain: PagedAttention) -> dict[str, Callable[[], Any]]:
     """Each is a context: a function that runs a step so. With the engine's own swaps, some of them undone."""
-    if getattr(runner, "_few", None) is None:
+    if not isinstance(runner.backend, NumbaBackend):
         return {PLAIN: partial(as_it_is, runner)}
     added = {PLAIN: (), PACKED: (PACKED,), ATTENTION: (PACKED, ATTENTION)}
-    swapped = {way: partial(swapped_out, runner, *kept) for way, kept in added.items()}
+    swapped = {way: partial(swapped_out, runner, plain, *kept) for way, kept in added.items()}
     return swapped | {MANY: partial(many_rows, runner), FEW: partial(as_it_is, runner)}
 
 
 @contextmanager
-def as_it_is(runner: Any) -> Iterator[Callable]:
+def as_it_is(runner: ModelRunner) -> Iterator[Callable]:
     yield runner.run
 
 
 @contextmanager
-def many_rows(runner: Any) -> Iterator[Callable]:
-    """The swapped submodules, however few rows there are."""
-    from nanovllm.kernels.threads import numba_threads
+def computing_with(runner: ModelRunner, backend: Any) -> Iterator[Callable]:
+    from nanovllm.backends.cpu.threads import numba_threads
 
-    few, runner._logits, runner._few = runner._few, None, None
+    kernels, runner.backend = runner.backend, backend
     try:
         with numba_threads():
             yield runner.run
     finally:
-        runner._few = few
+        runner.backend = kernels
+
+
+class ManyRows:
+    """The backend with kernels, which takes a step of few rows like any other one."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def decode(self, batch: list) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+
+def many_rows(runner: ModelRunner) -> Any:
+    """The swapped submodules, however few rows there are."""
+    return computing_with(runner, ManyRows(runner.backend))
 
 
 @contextmanager
-def swapped_out(runner: Any, *kept: str) -> Iterator[Callable]:
+def swapped_out(runner: ModelRunner, plain: PagedAttention, *kept: str) -> Iterator[Callable]:
     """Plain torch again, but for what is kept: PACKED linear layers, the kernel of ATTENTION."""
-    model, sample_rows = runner._model, runner.sample_rows
-    layers, attention = model.model, runner._attention
-    with many_rows(runner):
-        model.model = layers.plain
-        packed = {} if PACKED in kept else unpack(model)
-        runner._attention = attention if ATTENTION in kept else runner._plain_attention
-        del runner.sample_rows
-        try:
-            yield runner.run
-        finally:
-            pack(model, packed)
-            model.model, runner._attention, runner.sample_rows = layers, attention, sample_rows
+    model, kernels = runner.model, runner.backend
+    layers = model.model
+    model.model = layers.plain
+    packed = {} if PACKED in kept else unpack(model)
+    try:
+        with computing_with(runner, TorchBackend(model, kernels._attention if ATTENTION in kept else plain)) as run:
+            yield run
+    finally:
+        pack(model, packed)
+        model.model = layers
 
 
 def unpack(model: Any) -> dict[int, Any]:
     """Put the plain linear layers in. Returns the packed ones, by the number of the plain one."""
-    from nanovllm.kernels.many_rows import swap_linears
-    from nanovllm.kernels.packed import PackedLinear
+    from nanovllm.backends.cpu.many_rows import swap_linears
+    from nanovllm.backends.cpu.packed import PackedLinear
 
     packed: dict[int, Any] = {}
 
@@ -138,7 +158,7 @@ def unpack(model: Any) -> dict[int, Any]:
 
 def pack(model: Any, packed: Mapping[int, Any]) -> None:
     """Undo unpack()."""
-    from nanovllm.kernels.many_rows import swap_linears
+    from nanovllm.backends.cpu.many_rows import swap_linears
 
     swap_linears(model, lambda module: packed.get(id(module), module))
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ...api import LLM, SamplingParams
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
 from .answers import Answer
 from .workload import Task
 

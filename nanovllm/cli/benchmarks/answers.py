@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...api import LLM, RequestOutputKind, SamplingParams
+from ...engine.sampling_params import RequestOutputKind, SamplingParams
+from ...llm import LLM
 from .timing import IDS
 from .workload import Task
 

@@ -10,8 +10,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from ...api import LLM
-from ...core.config import POOL_SIZES
+from ...engine.config import POOL_SIZES
+from ...engine.sequence import Sequence
+from ...llm import LLM
 from ..compiling import compiled_llm
 from .answers import Answer, serve_here
 from .floor import read_bandwidth
@@ -93,8 +94,8 @@ def prompts_taken_as_computed(llm: LLM) -> Iterator[None]:
     manager = llm.llm_engine.kv_cache_manager
     allocate = manager.allocate
 
-    def allocate_as_computed(seq: Any) -> None:
-        allocate(seq)
+    def allocate_as_computed(seq: Sequence, hits: list[int | None]) -> None:
+        allocate(seq, hits)
         seq.num_computed_tokens = seq.num_tokens - 1
 
     manager.allocate = allocate_as_computed  # type: ignore[method-assign]

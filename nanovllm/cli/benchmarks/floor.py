@@ -5,8 +5,8 @@ import time
 
 import torch
 
-from ...api import LLM
 from ...checkpoints.sizes import Dimensions, parameters
+from ...llm import LLM
 from .workload import Task
 
 MAX_BYTES, REPEATS = 1 << 28, 7  # larger than a processor's caches

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 
-from ...api import LLM
+from ...llm import LLM
 from ..compiling import compiled_llm
 from .answers import as_deltas
 from .report import machine

@@ -4,9 +4,9 @@ import random
 from functools import partial
 from typing import Any
 
-from ...api import LLM
-from ...core.config import POOL_SIZES
-from ...core.cost_model import measure as measure_cost
+from ...engine.config import POOL_SIZES
+from ...engine.cost_model import measure as measure_cost
+from ...llm import LLM
 from ..compiling import compiled_llm
 from .prefix import figures, serve_cached
 from .report import machine
@@ -33,7 +33,9 @@ def measure(
         "on the device": partial(serve_cached, llm, task, beginning),
         "on the host": partial(serve_from_host, llm, task, beginning, other),
     }
-    cost = measure_cost(llm.llm_engine)  # before the first request
+    parts = llm.llm_engine
+    num_tokens = min(llm.config.max_num_batched_tokens, prefix_len + input_len)
+    cost = measure_cost(parts.kv_cache, parts.executor, parts.input_processor, num_tokens)  # it overwrites the pool
     found = take_turns(calls, rounds, "offload")
     measured = {name: figures([each[name] for each in found]) for name in calls}
     for name in calls:

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from ...api.engine_args import device_name
-from ...checkpoints.shapes import SHAPES
-from ...core.config import EngineConfig
-from ...kernels.gpu.graphs import CudaCapture
-from ...kernels.gpu.linear import seconds_on_gpu
-from ...kernels.gpu.ops import PLAIN, Ops, triton_ops
+from ...backends.gpu.graphs import CudaCapture
+from ...backends.gpu.linear import seconds_on_gpu
+from ...backends.gpu.ops import PLAIN, Ops, triton_ops
+from ...checkpoints.sizes import SHAPES
+from ...engine.config import EngineConfig, device_name
 from .floor import device_bandwidth
 from .paged_calls import CONTIGUOUS, SDPA, Attention, Case
 from .peers import whole_numbers

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...checkpoints.shapes import Shape
-from ...core.block_manager import cdiv
-from ...kernels.gpu import plain
-from ...kernels.gpu.ops import Ops
-from ...kernels.gpu.runner import num_multiprocessors
-from ...kernels.gpu.split import DecodeRoom, choose_splits
+from ...backends.gpu import plain
+from ...backends.gpu.backend import num_multiprocessors
+from ...backends.gpu.ops import Ops
+from ...backends.gpu.split import DecodeRoom, choose_splits
+from ...checkpoints.sizes import Shape
+from ...engine.block_manager import cdiv
 
 CONTIGUOUS, SDPA = "contiguous", "sdpa"
 LEAST_BYTES = 1 << 28  # of keys and values: beyond a GPU's caches

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import torch
 
-from ...api import LLM
+from ...llm import LLM
 from .timing import Run
 from .workload import Task
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...api import LLM
+from ...llm import LLM
 from ..compiling import compiled_llm
 from .agreement import agreement, as_sentence
 from .answers import Answer, Job, Serve, serve_here
@@ -103,7 +103,7 @@ def settings_of_peer(llm: LLM, jobs: list[Job]) -> dict[str, Any]:
     named = machine(llm)
     return {
         "model": str(llm.config.model),
-        "load_format": llm.llm_engine.engine_args.load_format,
+        "load_format": llm.config.load_format,
         "dtype": named["dtype"],
         "threads": named["threads"],
         "max_model_len": longest,

@@ -4,7 +4,7 @@ import random
 from functools import partial
 from typing import Any
 
-from ...api import LLM
+from ...llm import LLM
 from ..compiling import compiled_llm
 from .peer import Peer, load_peer
 from .report import machine

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ...checkpoints.sizes import kv_bytes_per_token
+from ...server.log import tell
 from ..compiling import compiled_llm
-from ..streams import tell
 from .answers import Answer, serve_here
 from .floor import device_bandwidth
 from .peer_process import PeerProcess, PeerSpec

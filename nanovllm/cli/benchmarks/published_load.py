@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...api.engine_args import EngineArgs
+from ...checkpoints.model_config import read_model_config
 from ...checkpoints.sizes import kv_bytes_per_token
-from ...core.block_manager import cdiv
-from ...core.config import EngineConfig
-from ...core.llama import ModelConfig
+from ...engine.block_manager import cdiv
+from ...engine.config import EngineArgs, EngineConfig
+from ...llama import ModelConfig
 from .answers import Answer
 from .floor import slots_read, weights_read
 from .workload import Task
@@ -48,7 +48,7 @@ def make_load(engine: dict[str, Any], num_requests: int, min_len: int, max_len: 
     if min_len > max_len:
         raise ValueError(f"--min-len {min_len} is above --max-len {max_len}")
     config = EngineArgs(**engine).engine_config()
-    model = ModelConfig.from_folder(config.model)
+    model = read_model_config(config.model)
     longest = config.max_model_len or min(MAX_MODEL_LEN, model.max_position_embeddings)
     config = EngineArgs(**engine | {"max_model_len": longest}).engine_config()
     tasks = published_tasks(model.vocab_size, num_requests, min_len, max_len, temperature)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ... import __version__
-from ...api import LLM
+from ...llm import LLM
 
 
 def machine(llm: LLM) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def machine(llm: LLM) -> dict[str, Any]:
 
 
 def has_random_weights(llm: LLM) -> bool:
-    return llm.llm_engine.engine_args.load_format == "dummy"
+    return llm.config.load_format == "dummy"
 
 
 def machine_of(device: torch.device) -> dict[str, Any]:

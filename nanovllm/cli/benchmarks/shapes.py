@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
-from ...checkpoints.shapes import SHAPES, Shape
+from ...checkpoints.sizes import SHAPES, Shape
 
 IN_THE_FAMILY = ("attention_bias", "attention_output_bias", "qk_norm")  # a model's type says so
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...api import LLM
+from ...llm import LLM
 from ..compiling import compiled_llm
 from .http_stream import Target
 from .own_server import own_server

@@ -4,7 +4,7 @@ import statistics
 from functools import partial
 from typing import Any
 
-from ...api import LLM
+from ...llm import LLM
 from ..compiling import compiled_llm
 from .floor import floor_seconds, read_bandwidth
 from .peer import Peer, load_peer

@@ -4,7 +4,9 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from ...api import LLM, RequestOutput
+from ...engine.executor import Scheduled
+from ...engine.sequence import Sequence
+from ...llm import LLM
 from .workload import Task
 
 IDS = map(str, itertools.count())
@@ -23,17 +25,28 @@ class Run:
     gaps: list[float] = field(default_factory=list)  # between two tokens of a request
 
 
+class StepCounter:
+    """An observer that counts the steps in which a model ran."""
+
+    num_steps = 0
+
+    def on_step(self, batch: list[Scheduled], updated: list[Sequence]) -> None:
+        """Count a step."""
+        self.num_steps += bool(batch)
+
+
 def serve(llm: LLM, tasks: list[Task]) -> Run:
     """Serve all at once. Raises ValueError if one of them cannot be served."""
     engine, run, last, counts = llm.llm_engine, Run(), dict[str, float](), dict[str, int]()
-    steps, loaded = llm.model_runner.num_steps, engine.host_kv_cache.num_blocks_loaded
+    steps, loaded = StepCounter(), engine.host_tier.num_blocks_loaded
+    engine.observers.append(steps)
     start = time.perf_counter()
     for task in tasks:
         engine.add_request(next(IDS), task.prompt, task.params())
     while engine.has_unfinished_requests():
         outputs = engine.step()
         now = time.perf_counter()
-        for output in map(RequestOutput.of, outputs):
+        for output in outputs:
             if output.error:
                 raise ValueError(f"a request could not be served: {output.error}")
             id, count = output.request_id, len(output.outputs[0].token_ids)
@@ -44,8 +57,9 @@ def serve(llm: LLM, tasks: list[Task]) -> Run:
                 run.gaps += [(now - last[id]) / (count - counts[id])] * (count - counts[id])
             last[id], counts[id] = now, count
     run.seconds, run.num_tokens = time.perf_counter() - start, sum(counts.values())
-    run.num_steps = llm.model_runner.num_steps - steps
-    run.num_blocks_loaded = engine.host_kv_cache.num_blocks_loaded - loaded
+    engine.observers.remove(steps)
+    run.num_steps = steps.num_steps
+    run.num_blocks_loaded = engine.host_tier.num_blocks_loaded - loaded
     assert run.num_tokens == sum(task.num_tokens for task in tasks), "a request got more or fewer tokens"
     return run
 

@@ -3,7 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from ...api import LLM, SamplingParams
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
 from ..streams import read_prompt
 
 SEED = 0

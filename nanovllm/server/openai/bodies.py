@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...core.input_processor import Prompt
+from ...engine.prompts import Prompt
 from .chats import Chat, chat_of
 from .fields import CHAT, COMPLETIONS, check_body, check_names
 from .json_values import read_field

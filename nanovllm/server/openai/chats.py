@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoints.message_contents import TEXT_PARTS
+from ...checkpoints.chat_template import TEXT_PARTS
 from .json_values import read_field, shortened
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

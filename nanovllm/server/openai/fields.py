@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any, get_type_hints
 
-from ...api import SamplingParams
+from ...engine.sampling_params import SamplingParams
 from .elsewhere import ELSEWHERE, OF_CHAT_ELSEWHERE, OF_COMPLETIONS_ELSEWHERE
 from .json_values import shortened
 

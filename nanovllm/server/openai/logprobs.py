@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ...api import Logprob
+from ...engine.outputs import Logprob
 
 Place = dict[int, Logprob]  # the likeliest tokens there, and the one that was taken
 LEAST = -9999.0  # OpenAI's word for a token that cannot come: JSON has no infinity

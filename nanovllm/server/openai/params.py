@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...api.params import clamped
+from ...engine.sampling_params import clamped
 from .fields import PARAMS, check_names
 from .json_values import read_field, shortened
 

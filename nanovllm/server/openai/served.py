@@ -7,13 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...api.decoded_tokens import decoded_token
-from ...api.prompts import whole_text
 from ...checkpoints.chat_template import render_chat
 from ...checkpoints.generation_config import default_sampling_params
-from ...checkpoints.hf_tokenizer import HFTokenizer
-from ...checkpoints.load_tokenizer import load_tokenizer
-from ...core.input_processor import Prompt
+from ...checkpoints.stream_decoder import decoded_token
+from ...checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from ...engine.prompts import Prompt, whole_text
 from ..errors import NotServed
 from .bodies import Unsaid
 from .chats import Chat

@@ -2,11 +2,12 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...api import RequestOutputKind, SamplingParams
+from ...engine.outputs import Logprob
+from ...engine.sampling_params import RequestOutputKind, SamplingParams
 from ..messages import Add, Delta, Piece
 from ..request_stream import joined
 from .bodies import Body
@@ -31,7 +32,9 @@ class Work:
     created: int = field(default_factory=lambda: int(time.time()))
     num_made: int = 0  # tokens
     begun: set[int] = field(default_factory=set)  # choices
-    prompt_logprobs: dict[int, list] = field(default_factory=dict)  # by prompt, if they are to be told
+    prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = field(
+        default_factory=dict
+    )  # by prompt, if they are to be told
     num_cached: dict[str, int] = field(default_factory=dict)  # tokens of each request's prompt
 
     @property

@@ -119,17 +119,23 @@ const Reducer = (() => {
   const stored = (state, { to, hash }) => (
     { ...renewed(state, { to }), host_cached: withItem(state.host_cached, to, hash) });
 
-  /** The host's block is held until its text has arrived. */
+  /** Until it has arrived, a load holds both blocks. */
   function loaded(state, { from, to }) {
     const host_ref_counts = withItem(state.host_ref_counts, from, state.host_ref_counts[from] + 1);
-    return { host_ref_counts, host_free: without(state.host_free, from), loading: withItem(state.loading, from, to) };
+    const ref_counts = withItem(state.ref_counts, to, state.ref_counts[to] + 1);
+    const loading = withItem(state.loading, from, to);
+    return { host_ref_counts, ref_counts, host_free: without(state.host_free, from), loading };
   }
 
-  function arrived(state, { from }) {
+  function arrived(state, { from, to }) {
     const host_free = from in state.host_cached ? withLast(state.host_free, from) : withFirst(state.host_free, from);
     const host_ref_counts = withItem(state.host_ref_counts, from, state.host_ref_counts[from] - 1);
-    return { host_ref_counts, host_free, loading: withoutKey(state.loading, from) };
+    const ref_counts = withItem(state.ref_counts, to, state.ref_counts[to] - 1);
+    return { host_ref_counts, ref_counts, host_free, loading: withoutKey(state.loading, from) };
   }
+
+  /** Both queues and both indexes as they are after a step that failed. */
+  const pools = (_, { free, cached, host_free, host_cached }) => ({ free, cached, host_free, host_cached });
 
   // ---- copies in which one thing differs
 
@@ -177,6 +183,7 @@ const Reducer = (() => {
     arrive, admit, forked, preempt, end, chunk, token, step: (_, { step }) => ({ step }),
     reserved, released, taken: held, shared: held, hit: held, given_back: givenBack, free, idle,
     cached, evicted, stored, renewed, host_evicted: hostEvicted, loaded, arrived,
+    pools,
   };
 
   return { apply, together };

@@ -23,14 +23,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from ...kernels.gpu.activation import silu_and_mul
-from ...kernels.gpu.decode import paged_decode
-from ...kernels.gpu.gemv import gated_gemv, gemv
-from ...kernels.gpu.likeliest import find_likeliest
-from ...kernels.gpu.norm import add_rms_norm
-from ...kernels.gpu.prefill import paged_prefill
-from ...kernels.gpu.rope_write import rotate_and_write
-from ...kernels.gpu.split import MAX_GEMV_ROWS, MAX_SPLITS, DecodeRoom, LikeliestRoom
+from ...backends.gpu.activation import silu_and_mul
+from ...backends.gpu.decode import paged_decode
+from ...backends.gpu.gemv import gated_gemv, gemv
+from ...backends.gpu.likeliest import find_likeliest
+from ...backends.gpu.norm import add_rms_norm
+from ...backends.gpu.prefill import paged_prefill
+from ...backends.gpu.rope_write import rotate_and_write
+from ...backends.gpu.split import MAX_GEMV_ROWS, MAX_SPLITS, DecodeRoom, LikeliestRoom
 from .pools import Shape
 
 H200 = GPUTarget("cuda", 90, 32)

@@ -12,9 +12,10 @@ from typing import Any
 
 from triton.runtime.jit import JITFunction
 
-from ...api import LLM, SamplingParams
-from ...kernels.gpu.ops import PLAIN, Ops, triton_ops
-from ...kernels.gpu.runner import GpuRunner
+from ...backends.gpu.backend import TritonBackend
+from ...backends.gpu.ops import PLAIN, Ops, triton_ops
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
 from .compile_kernels import form_of
 
 PROMPTS: list[Any] = [[5, 6, 7] * 4, [5], [8, 9], [4] * 20, [7] * 3]
@@ -71,16 +72,15 @@ def main(checkpoint: str, dtype: str, max_rows: str) -> None:
     for has_graphs in (True, False):
         llm = LLM(checkpoint, dtype=dtype, attention_backend="torch", **options)
         engine = llm.llm_engine
-        model = engine.model_runner._model
-        runner = GpuRunner(model, engine.kv_cache, 64, engine.max_model_len, engine.device)
+        parts = engine.executor.model, engine.kv_cache, engine.max_model_len
+        capture = again if has_graphs else None
         noted.forms.clear()
-        runner.use_kernels(noted.ops(), again if has_graphs else None, int(max_rows), ever_less, progress=False)
-        engine.model_runner = runner
+        engine.executor.backend = TritonBackend(*parts, noted.ops(), capture, int(max_rows), ever_less, progress=False)
         at_start = dict(noted.forms)
         for way in WAYS:
             defaults: dict[str, Any] = {"temperature": 0, "max_tokens": 9, "ignore_eos": True}
             llm.generate(PROMPTS, SamplingParams(**defaults | way))
-        assert at_start and runner.num_steps > 0
+        assert at_start and engine.executor.num_steps > 0
         for form in noted.forms:
             if form not in at_start:
                 print(form)

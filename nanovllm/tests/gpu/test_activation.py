@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ...kernels.gpu import plain
+from ...backends.gpu import plain
 from .pools import TOLERANCE
 
 
@@ -11,7 +11,7 @@ from .pools import TOLERANCE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 1025), (2, 2048)])
 def test_as_its_twin(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
-    from ...kernels.gpu.activation import silu_and_mul
+    from ...backends.gpu.activation import silu_and_mul
 
     gate_up = torch.randn(rows, 2 * size, generator=torch.Generator().manual_seed(size)) * 4
     gate_up[0, :2] = torch.tensor([-100.0, 100.0])  # exp(100) is beyond float32's range

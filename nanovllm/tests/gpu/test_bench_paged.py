@@ -2,10 +2,10 @@
 
 import torch
 
-from ...checkpoints.shapes import Shape
+from ...backends.gpu.ops import triton_ops
+from ...checkpoints.sizes import Shape
 from ...cli.benchmarks import floor, paged, paged_calls
 from ...cli.benchmarks.paged_calls import Case
-from ...kernels.gpu.ops import triton_ops
 
 SHAPE = Shape(
     num_hidden_layers=2,

@@ -2,22 +2,29 @@
 
 import pytest
 
-from ...kernels.gpu import choice as module
-from ...kernels.gpu.choice import GpuChoice
-from ...kernels.gpu.linear import seconds_on_gpu
-from ...kernels.gpu.ops import PLAIN
-from ...kernels.options import VARIABLE, backend_of
+from ...backends.gpu import choice as module
+from ...backends.gpu.choice import GpuChoice
+from ...backends.gpu.linear import seconds_on_gpu
+from ...backends.gpu.ops import PLAIN
+from ...backends.options import VARIABLE, backend_of
 
 
 class Runner:
+    backend = "plain"
+
+
+class Build:
+    """In place of a backend's class."""
+
     def __init__(self, *fails):
         self.captures, self._fails = [], fails  # whether it had graphs, for each call; the calls that raise
 
-    def use_kernels(self, ops, capture, max_rows, timer):
-        assert ops is PLAIN and max_rows == 8 and timer is seconds_on_gpu
+    def __call__(self, ops, capture, timer):
+        assert ops is PLAIN and timer is seconds_on_gpu
         self.captures.append(capture is not None)
         if "kernels" in self._fails or (capture is not None and "graphs" in self._fails):
             raise RuntimeError("out of memory")
+        return f"kernels {len(self.captures)}"
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +45,10 @@ def has_triton(monkeypatch):
     ],
 )
 def test_what_is_used_and_what_is_said(backend, is_eager, fails, captures, says):
-    runner = Runner(*fails)
-    assert GpuChoice(backend, is_eager, runner, 8).says == says and runner.captures == captures
+    runner, build = Runner(), Build(*fails)
+    choice = GpuChoice(backend, is_eager, runner, build)
+    assert choice.says == says and build.captures == captures
+    assert runner.backend == (f"kernels {len(captures)}" if choice.uses_kernels else "plain")
 
 
 def test_without_triton(monkeypatch):
@@ -47,16 +56,16 @@ def test_without_triton(monkeypatch):
         raise ImportError("No module named 'triton'")
 
     monkeypatch.setattr(module, "triton_ops", missing)
-    assert "triton cannot be imported: No module named" in GpuChoice("auto", False, Runner(), 8).says
+    assert "triton cannot be imported: No module named" in GpuChoice("auto", False, Runner(), Build()).says
     with pytest.raises(ValueError, match="'triton' cannot be had: triton cannot be imported"):
-        GpuChoice("triton", False, Runner(), 8)
+        GpuChoice("triton", False, Runner(), Build())
 
 
 def test_what_is_forced_and_cannot_be_had_is_an_error():
     with pytest.raises(ValueError, match="'triton' cannot be had: RuntimeError: out of memory"):
-        GpuChoice("triton", False, Runner("kernels"), 8)
+        GpuChoice("triton", False, Runner(), Build("kernels"))
     with pytest.raises(ValueError, match="'numba' cannot be had: its kernels are for the CPU"):
-        GpuChoice("numba", False, Runner(), 8)
+        GpuChoice("numba", False, Runner(), Build())
 
 
 def test_eager_is_without_graphs_on_a_gpu_and_without_kernels_on_a_cpu(monkeypatch):

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from ...kernels.gpu import plain
-from ...kernels.gpu.split import DecodeRoom
+from ...backends.gpu import plain
+from ...backends.gpu.split import DecodeRoom
 from .pools import TOLERANCE, Shape, make_pool, make_queries
 
-decode = pytest.importorskip("nanovllm.kernels.gpu.decode", reason="needs triton: make test-triton")
+decode = pytest.importorskip("nanovllm.backends.gpu.decode", reason="needs triton: make test-triton")
 
 FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 SHAPES = [  # num_kv_heads, group, head_dim, block_size, dtype; splits; contexts, 0 for a padding row

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ...kernels.gpu import plain
+from ...backends.gpu import plain
 from .pools import TOLERANCE
 
-gemv = pytest.importorskip("nanovllm.kernels.gpu.gemv", reason="needs triton: make test-triton")
+gemv = pytest.importorskip("nanovllm.backends.gpu.gemv", reason="needs triton: make test-triton")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

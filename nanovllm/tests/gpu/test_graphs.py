@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ...kernels.gpu.graphs import CudaCapture, DecodeGraphs, buckets
-from ...kernels.gpu.runner import on_its_device
+from ...backends.gpu.backend import on_device
+from ...backends.gpu.graphs import CudaCapture, DecodeGraphs, buckets
 
 
 class Notes:
@@ -101,5 +101,6 @@ def test_after_a_capture_that_fails_the_stream_is_the_one_before(monkeypatch):
 @pytest.mark.parametrize(("device", "entered"), [("cuda:1", [(torch.device("cuda:1"),), "out"]), ("cpu", [])])
 def test_kernels_start_on_the_runners_device_whatever_the_threads_is(monkeypatch, device, entered):
     cuda = Cuda(monkeypatch)
-    assert on_its_device(lambda self, x: x + 1)(SimpleNamespace(_device=torch.device(device)), 1) == 2
+    with on_device(torch.device(device)):
+        assert cuda.devices == entered[:1]
     assert cuda.devices == entered

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from ...kernels.gpu.inputs import NO_SLOT, StepInputs
+from ...backends.gpu.inputs import NO_SLOT, StepInputs
 
 CPU = torch.device("cpu")
 SIZE = 4  # of a block

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from ...kernels.gpu import plain
-from ...kernels.gpu.split import PIECE, LikeliestRoom
+from ...backends.gpu import plain
+from ...backends.gpu.split import PIECE, LikeliestRoom
 
 
 def both(logits: torch.Tensor) -> list[torch.Tensor]:
     """[rows, 3] each"""
-    from ...kernels.gpu.likeliest import find_likeliest
+    from ...backends.gpu.likeliest import find_likeliest
 
     room = LikeliestRoom(len(logits), logits.shape[1], logits.device)
     tolds = [torch.full((len(logits), 3), 7.0, device=logits.device) for _ in range(2)]

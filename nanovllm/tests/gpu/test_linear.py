@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from ...kernels.gpu.linear import Linears
-from ...kernels.gpu.ops import PLAIN
+from ...backends.gpu.linear import Linears
+from ...backends.gpu.ops import PLAIN
 
 
 class Calls:

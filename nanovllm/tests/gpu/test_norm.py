@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from ...kernels.gpu import plain
+from ...backends.gpu import plain
 from .pools import TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "size", "has_residual"), [(1, 16, True), (5, 100, False), (3, 576, True)])
 def test_as_its_twin(rows: int, size: int, has_residual: bool, dtype: torch.dtype, device: str) -> None:
-    from ...kernels.gpu.norm import add_rms_norm
+    from ...backends.gpu.norm import add_rms_norm
 
     generator = torch.Generator().manual_seed(size)
     x, residual = (torch.randn(rows, size, generator=generator).to(device, dtype) for _ in range(2))
@@ -25,7 +25,7 @@ def test_as_its_twin(rows: int, size: int, has_residual: bool, dtype: torch.dtyp
 
 
 def test_in_place(device: str) -> None:
-    from ...kernels.gpu.norm import add_rms_norm
+    from ...backends.gpu.norm import add_rms_norm
 
     x, weight = torch.randn(4, 40, device=device), torch.randn(40, device=device)
     expected = plain.rms_norm(x, weight, 1e-5)

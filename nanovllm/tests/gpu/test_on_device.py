@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from ...api import LLM, SamplingParams
-from ...kernels.gpu.graphs import CudaCapture, buckets
-from ...kernels.gpu.linear import seconds_on_gpu
-from ...kernels.gpu.ops import triton_ops
-from ...kernels.gpu.runner import GpuRunner
+from ...backends.gpu.backend import TritonBackend
+from ...backends.gpu.graphs import CudaCapture, buckets
+from ...backends.gpu.linear import seconds_on_gpu
+from ...backends.gpu.ops import triton_ops
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
 from .test_runner import PROMPTS, made, outputs_of
 
 pytestmark = pytest.mark.gpu
@@ -24,13 +25,17 @@ def on_cuda(device: str) -> None:
         pytest.skip("needs a CUDA device")
 
 
-def on_gpu(checkpoint, capture: CudaCapture | None, has_kernels: bool = True, **options: Any) -> tuple[LLM, GpuRunner]:
-    """An engine with kernels, and graphs if there is a capture, its linear layers timed as when it is served."""
+def on_gpu(checkpoint, capture: CudaCapture | None, has_kernels: bool = True, **options: Any) -> tuple[LLM, Any]:
+    """Return an engine with kernels, and graphs if there is a capture, its linear layers timed as when it is served.
+
+    Return its backend too.
+    """
     llm = made(checkpoint, device="cuda", **{"dtype": "float32"} | options)
-    runner: Any = llm.llm_engine.model_runner
+    engine = llm.llm_engine
     if has_kernels:
-        runner.use_kernels(triton_ops(), capture, 8, seconds_on_gpu, progress=False)
-    return llm, runner
+        parts = engine.executor.model, engine.kv_cache, engine.max_model_len, triton_ops(), capture, 8, seconds_on_gpu
+        engine.executor.backend = TritonBackend(*parts, progress=False)
+    return llm, engine.executor.backend
 
 
 def test_graphs_make_the_tokens_of_kernels_and_of_plain_operations(checkpoint):
@@ -48,8 +53,8 @@ def test_graphs_make_the_tokens_of_kernels_and_of_plain_operations(checkpoint):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_graph_makes_the_numbers_that_its_step_makes(checkpoint, dtype, monkeypatch):
-    llm, runner = on_gpu(checkpoint, CudaCapture(), dtype=dtype)
-    decodes, replay, compared = runner._decodes, runner._decodes._graphs.run, []
+    llm, backend = on_gpu(checkpoint, CudaCapture(), dtype=dtype)
+    decodes, replay, compared = backend._decodes, backend._decodes._graphs.run, []
 
     def run(num_rows: int) -> None:
         replay(num_rows)
@@ -66,13 +71,13 @@ def test_a_graph_makes_the_numbers_that_its_step_makes(checkpoint, dtype, monkey
 
 
 def test_rows_of_padding_write_nothing(checkpoint):
-    llm, runner = on_gpu(checkpoint, CudaCapture())
+    llm, backend = on_gpu(checkpoint, CudaCapture())
     blocks = llm.llm_engine.kv_cache.blocks
     before = blocks.clone()
     with torch.inference_mode():
         for rows in (1, 4, 8):
-            runner._decodes.inputs.fill([])
-            runner._decodes._graphs.run(rows)
+            backend._decodes.inputs.fill([])
+            backend._decodes._graphs.run(rows)
     assert torch.equal(before.view(torch.uint8), blocks.view(torch.uint8))
 
 
@@ -112,9 +117,9 @@ def test_memory_is_given_back(checkpoint):
 
     used = []
     for _ in range(3):
-        llm, runner = on_gpu(checkpoint, CudaCapture())
+        llm, backend = on_gpu(checkpoint, CudaCapture())
         outputs_of(llm, GREEDY)
-        del llm, runner
+        del llm, backend
         used.append(memory())
     assert used[2] <= used[1], "the first engine leaves the library's workspaces"
 

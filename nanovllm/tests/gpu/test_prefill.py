@@ -5,11 +5,11 @@ from itertools import accumulate
 import pytest
 import torch
 
-from ...kernels.gpu import plain
-from ...kernels.gpu.split import query_tiles
+from ...backends.gpu import plain
+from ...backends.gpu.split import query_tiles
 from .pools import TOLERANCE, Shape, make_pool, make_queries
 
-prefill = pytest.importorskip("nanovllm.kernels.gpu.prefill", reason="needs triton: make test-triton")
+prefill = pytest.importorskip("nanovllm.backends.gpu.prefill", reason="needs triton: make test-triton")
 
 FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 SHAPES = [  # num_kv_heads, group, head_dim, block_size, dtype; (context, of which are queries) of each sequence

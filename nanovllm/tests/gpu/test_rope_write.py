@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from ...core.llama.model import RMSNorm, Rotate
-from ...kernels.gpu import plain
+from ...backends.gpu import plain
+from ...llama.model import RMSNorm, Rotate
 from .pools import TOLERANCE, Shape
 
 FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
@@ -48,7 +48,7 @@ def make_step(shape: Shape, has_norms: bool, device: str) -> tuple[dict[str, Any
 
 @pytest.mark.parametrize(("shape", "has_norms"), SHAPES)
 def test_as_its_twin(shape: Shape, has_norms: bool, device: str) -> None:
-    from ...kernels.gpu.rope_write import rotate_and_write
+    from ...backends.gpu.rope_write import rotate_and_write
 
     arguments, empty = make_step(shape, has_norms, device)
     pools, outs = [], []

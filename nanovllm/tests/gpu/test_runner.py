@@ -1,4 +1,4 @@
-"""The runner of a GPU, with the kernels' plain twins, and with a stand-in for graphs that notes what is captured."""
+"""The backend of a GPU, with the kernels' plain twins, and with a stand-in for graphs that notes what is captured."""
 
 import gc
 import weakref
@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from ...api import LLM, BeamSearchParams, SamplingParams
-from ...kernels.gpu.graphs import Capture, CudaCapture, buckets
-from ...kernels.gpu.inputs import StepInputs
-from ...kernels.gpu.linear import Timer
-from ...kernels.gpu.ops import PLAIN, Ops, triton_ops
-from ...kernels.gpu.runner import GpuRunner
+from ...backends.gpu.backend import TritonBackend
+from ...backends.gpu.graphs import Capture, CudaCapture, buckets
+from ...backends.gpu.inputs import StepInputs
+from ...backends.gpu.linear import Timer
+from ...backends.gpu.ops import PLAIN, Ops, triton_ops
+from ...engine.beam_search import BeamSearchParams
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
 
 PROMPTS: list[str | list[int]] = [
     "the fox",
@@ -43,16 +45,15 @@ class Recording:
         return replay
 
 
-def with_runner(
+def with_kernels(
     llm: LLM, capture: Capture | None, max_rows: int = 8, ops: Ops = PLAIN, timer: Timer | None = None
-) -> GpuRunner:
-    """`llm` computes with twins, or with `ops`, from now on."""
+) -> TritonBackend:
+    """Make `llm` compute with twins, or with `ops`, from now on."""
     engine = llm.llm_engine
-    model = engine.model_runner._model
-    runner = GpuRunner(model, engine.kv_cache, 64, engine.max_model_len, engine.device)
-    runner.use_kernels(ops, capture, max_rows, timer, progress=False)
-    engine.model_runner = runner
-    return runner
+    model, longest = engine.executor.model, engine.max_model_len
+    backend = TritonBackend(model, engine.kv_cache, longest, ops, capture, max_rows, timer, progress=False)
+    engine.executor.backend = backend
+    return backend
 
 
 def made(checkpoint, **options) -> LLM:
@@ -92,7 +93,7 @@ SHORT = {*((way, "roomy", True) for way in WAYS), ("greedy", "small", True), ("s
 def test_tokens_are_those_of_plain_operations(checkpoint, way, pool, has_graphs):
     plain, fast = made(checkpoint, **POOLS[pool]), made(checkpoint, **POOLS[pool])
     capture = Recording() if has_graphs else None
-    with_runner(fast, capture)
+    with_kernels(fast, capture)
     for _ in range(2):  # the second time with cached prefixes
         assert outputs_of(fast, WAYS[way]) == outputs_of(plain, WAYS[way])
     fast.llm_engine.kv_cache_manager.check_integrity()
@@ -103,8 +104,8 @@ def test_linear_layers_of_few_rows_by_gemv_make_the_same_tokens(checkpoint):
     seconds, calls = (2.0**-i for i in count()), []
     ops = PLAIN._replace(gemv=lambda *arguments: calls.append(1) or PLAIN.gemv(*arguments))
     plain, fast = made(checkpoint), made(checkpoint)
-    runner = with_runner(fast, Recording(), ops=ops, timer=lambda step: next(seconds))  # what is timed last is faster
-    assert len(runner._model.model._linears.by_kernel) == 3 * 5, "rows 1, 2 and 4, five shapes"
+    backend = with_kernels(fast, Recording(), ops=ops, timer=lambda step: next(seconds))  # what is timed last is faster
+    assert len(backend._model.model._linears.by_kernel) == 3 * 5, "rows 1, 2 and 4, five shapes"
     calls.clear()
     assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"]) and not calls, "six decode together"
     found, expected = (llm.generate(PROMPTS[:2], WAYS["seeded"]) for llm in (fast, plain))
@@ -114,7 +115,7 @@ def test_linear_layers_of_few_rows_by_gemv_make_the_same_tokens(checkpoint):
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_beams_are_those_of_plain_operations(checkpoint, has_graphs):
     plain, fast = made(checkpoint), made(checkpoint)
-    with_runner(fast, Recording() if has_graphs else None)
+    with_kernels(fast, Recording() if has_graphs else None)
     params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
     found, expected = (llm.beam_search(["the fox", "a lion"], params) for llm in (fast, plain))
     assert [[each.tokens for each in one.sequences] for one in found] == [
@@ -125,15 +126,15 @@ def test_beams_are_those_of_plain_operations(checkpoint, has_graphs):
 def test_blocks_that_went_to_the_host_come_back(checkpoint):
     options = {"kv_cache_tokens": 96, "offload_policy": "load", "kv_offloading_tokens": 512}
     plain, fast = made(checkpoint, **options), made(checkpoint, **options)
-    with_runner(fast, Recording())
+    with_kernels(fast, Recording())
     for _ in range(3):
         assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
-    assert fast.llm_engine.host_kv_cache.num_blocks_loaded > 0
+    assert fast.llm_engine.host_tier.num_blocks_loaded > 0
 
 
 def test_a_graph_is_captured_for_each_bucket_and_a_larger_batch_runs_without(checkpoint):
     fast, capture = made(checkpoint), Recording()
-    with_runner(fast, capture, max_rows=4)
+    with_kernels(fast, capture, max_rows=4)
     assert capture.num_captured == len(buckets(4)) == 3
     plain = made(checkpoint)
     assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
@@ -144,8 +145,7 @@ def test_a_graph_is_captured_for_each_bucket_and_a_larger_batch_runs_without(che
 
 def test_what_a_graph_reads_and_writes_never_moves(checkpoint):
     fast = made(checkpoint)
-    runner = with_runner(fast, Recording())
-    decodes = runner._decodes
+    decodes = with_kernels(fast, Recording())._decodes
 
     def addresses() -> list[int]:
         tensors = [*decodes.inputs.device.values(), decodes.inputs.block_tables, *decodes._made]
@@ -162,7 +162,7 @@ def test_a_capture_that_fails_leaves_plain_operations(checkpoint):
 
     fast, plain = made(checkpoint), made(checkpoint)
     with pytest.raises(RuntimeError, match="no memory"):
-        with_runner(fast, fails)
+        with_kernels(fast, fails)
     assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
 
 
@@ -175,7 +175,7 @@ def test_a_capture_that_fails_keeps_no_memory(checkpoint, monkeypatch):
 
     fast = made(checkpoint)
     with pytest.raises(RuntimeError, match="no memory"):
-        with_runner(fast, fails)
+        with_kernels(fast, fails)
     gc.collect()
     assert len(inputs) == 1 and inputs[0]() is None
 
@@ -185,7 +185,7 @@ def test_a_step_is_prepared_while_the_one_before_runs(checkpoint, monkeypatch):
     anew, real = [], StepInputs._begin
     monkeypatch.setattr(StepInputs, "_begin", lambda self, seqs, at: anew.append(len(seqs)) or real(self, seqs, at))
     fast, capture = made(checkpoint), Recording()
-    with_runner(fast, capture)
+    with_kernels(fast, capture)
     anew.clear()
     outputs_of(fast, WAYS["greedy"])
     assert capture.num_replayed == 19 and anew == [6]
@@ -193,18 +193,18 @@ def test_a_step_is_prepared_while_the_one_before_runs(checkpoint, monkeypatch):
 
 def test_blocks_are_not_cleared_and_what_lay_there_is_never_read(checkpoint):
     fast, plain = made(checkpoint), made(checkpoint)
-    runner = with_runner(fast, Recording())
+    with_kernels(fast, Recording())
     fast.llm_engine.kv_cache.blocks.fill_(float("nan"))
     assert outputs_of(fast, WAYS["greedy"]) == outputs_of(plain, WAYS["greedy"])
-    assert runner.num_steps > 0 and torch.isnan(fast.llm_engine.kv_cache.blocks).any()
+    assert fast.llm_engine.executor.num_steps > 0 and torch.isnan(fast.llm_engine.kv_cache.blocks).any()
 
 
 def test_kernels_make_the_tokens_of_plain_operations(checkpoint, device):
     """In Triton's interpreter, or on a GPU: prompts in chunks, mixed steps, decodes."""
-    pytest.importorskip("nanovllm.kernels.gpu.decode", reason="needs triton: make test-triton")
+    pytest.importorskip("nanovllm.backends.gpu.decode", reason="needs triton: make test-triton")
     options = {"device": device, "dtype": "float32", "max_num_batched_tokens": 8}
     plain, fast = made(checkpoint, **options), made(checkpoint, **options)
-    with_runner(fast, CudaCapture() if device == "cuda" else Recording(), max_rows=4, ops=triton_ops())
+    with_kernels(fast, CudaCapture() if device == "cuda" else Recording(), max_rows=4, ops=triton_ops())
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     found, expected = (llm.generate(PROMPTS[1:4], params) for llm in (fast, plain))  # the interpreter is slow
     assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]

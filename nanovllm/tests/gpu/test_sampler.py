@@ -1,13 +1,14 @@
-"""Sampling with one copy to the host: the tokens of core's sampler."""
+"""Sampling with one copy to the host: the tokens of the plain sampler."""
 
 import pytest
 import torch
 
-from ...core import race
-from ...core.sampling import SamplingParams, SamplingRow, sample
-from ...kernels.gpu import sampler
-from ...kernels.gpu.plain import find_likeliest
-from ...kernels.gpu.sampler import sample_rows
+from ...backends.gpu import sampler
+from ...backends.gpu.plain import find_likeliest
+from ...backends.gpu.sampler import sample_rows
+from ...backends.torch import race
+from ...backends.torch.sampler import SamplingRow, sample
+from ...engine.sampling_params import SamplingParams
 
 KINDS = [
     {"temperature": 0.0},
@@ -19,11 +20,11 @@ KINDS = [
 SETS = {"mixed": KINDS, "greedy": KINDS[:1], "top_p": KINDS[2:3], "two kinds": KINDS[3:1:-1], "top_k": KINDS[1::3]}
 
 
-def told_of(logits: torch.Tensor) -> torch.Tensor:
+def likeliest_of(logits: torch.Tensor) -> torch.Tensor:
     """[num_rows, 3]"""
-    told = torch.empty(len(logits), 3)
-    find_likeliest(logits, None, told)
-    return told
+    likeliest = torch.empty(len(logits), 3)
+    find_likeliest(logits, None, likeliest)
+    return likeliest
 
 
 def rows_of(kinds: list[dict], count: int) -> list[SamplingRow]:
@@ -31,19 +32,19 @@ def rows_of(kinds: list[dict], count: int) -> list[SamplingRow]:
 
 
 def check(logits: torch.Tensor, rows: list[SamplingRow]) -> None:
-    found, expected = sample_rows(logits, told_of(logits), rows), sample(logits, rows)
-    assert [token for token, _ in found] == [token for token, _ in expected]
-    assert [logprob for _, logprob in found] == pytest.approx([logprob for _, logprob in expected], abs=1e-5)
+    found, expected = sample_rows(logits, likeliest_of(logits), rows), sample(logits, rows)
+    assert [token.token_id for token in found] == [token.token_id for token in expected]
+    assert [token.logprob for token in found] == pytest.approx([token.logprob for token in expected], abs=1e-5)
 
 
 @pytest.mark.parametrize("kinds", SETS.values(), ids=SETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tokens_are_those_of_cores_sampler(kinds, dtype):
+def test_tokens_are_those_of_the_plain_sampler(kinds, dtype):
     logits = (4 * torch.randn(40, 1000, generator=torch.Generator().manual_seed(0))).to(dtype)
     check(logits, rows_of(kinds, 40))
 
 
-def test_who_must_draw_more_often_than_the_device_does_gets_the_same_token_all_the_same(monkeypatch):
+def test_a_row_that_draws_more_often_than_the_device_does_gets_the_same_token(monkeypatch):
     logits = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
     rows = rows_of([{"top_p": 0.05}, {"temperature": 1.0}], 300)
     left: list[SamplingRow] = []
@@ -59,7 +60,7 @@ def test_who_must_draw_more_often_than_the_device_does_gets_the_same_token_all_t
 
 
 def attempts_of(logits: torch.Tensor, row: SamplingRow) -> int:
-    """How often core draws for this row. logits [1, vocab_size]"""
+    """Return how often the plain sampler draws for this row. logits [1, vocab_size]"""
     drawn: list[int] = []
     draw = race.draw
 
@@ -74,15 +75,15 @@ def attempts_of(logits: torch.Tensor, row: SamplingRow) -> int:
     return len(drawn)
 
 
-def test_nothing_of_the_device_is_looked_at_before_the_copy(monkeypatch):
+def test_no_number_of_the_device_is_read_before_the_copy(monkeypatch):
     """Each of these would wait for a GPU."""
     logits = torch.randn(40, 1000, generator=torch.Generator().manual_seed(0))
-    told, rows, events = told_of(logits), rows_of(KINDS, 40), []
+    likeliest, rows, events = likeliest_of(logits), rows_of(KINDS, 40), []
     real = torch.Tensor.to
     monkeypatch.setattr(torch.Tensor, "to", lambda x, *a, **k: events.append(a[0]) or real(x, *a, **k))
     for name in ("item", "tolist", "__bool__", "__int__", "__float__", "nonzero", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, watched(name, getattr(torch.Tensor, name), events))
-    sample_rows(logits, told, rows, meanwhile=lambda: events.append("meanwhile"))
+    sample_rows(logits, likeliest, rows, meanwhile=lambda: events.append("meanwhile"))
     assert events.index("cpu") + 1 == events.index("meanwhile"), events
     assert not set(events[: events.index("meanwhile")]) & {"item", "tolist", "nonzero", "__bool__", "__int__"}, events
 
@@ -97,4 +98,4 @@ def test_a_row_without_probabilities_is_named(value, kind):
     logits = torch.randn(3, 50)
     logits[1] = value
     with pytest.raises(FloatingPointError, match="row 1"):
-        sample_rows(logits, told_of(logits), rows_of([kind], 3))
+        sample_rows(logits, likeliest_of(logits), rows_of([kind], 3))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ...kernels.gpu.split import queries_of_tile, query_tiles
+from ...backends.gpu.split import queries_of_tile, query_tiles
 
 
 @pytest.mark.parametrize("group", range(1, 9))

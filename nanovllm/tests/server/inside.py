@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 
-from ...api import EngineArgs, LLMEngine
+from ...engine.config import EngineArgs
+from ...engine.llm_engine import LLMEngine
 from ...server import engine_process
 from ...server.addresses import address_of, listening_sockets
 from ...server.engine_client import EngineClient
 from ...server.options import ServerOptions
 from ...server.run import Front, make_front
-from ...server.step_times import TimedEngine
 
 SECONDS = 30.0
 
@@ -60,7 +60,7 @@ async def inside(
     engines: list[LLMEngine] = []
 
     def build(args: EngineArgs) -> LLMEngine:
-        engines.append(TimedEngine.from_engine_args(args))
+        engines.append(LLMEngine.from_engine_args(args))
         if prepare:
             prepare(engines[0])
         return engines[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from ...kernels.options import VARIABLE
+from ...backends.options import VARIABLE
 from ..helpers import UNMEASURED
 
 ROOT = Path(__file__).resolve().parents[3]

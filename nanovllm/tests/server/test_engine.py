@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ...api import LLMEngine
+from ...engine.llm_engine import LLMEngine
 from ...server.messages import Delta, Piece
 from ...server.request_stream import RequestStream
 from .inside import inside, until
@@ -27,14 +27,14 @@ def slow(engine: LLMEngine) -> None:
 
 
 def fails_at_bad_tokens(engine: LLMEngine) -> None:
-    run = engine.model_runner.run
+    launch = engine.executor.launch
 
-    def run_or_raise(batch):
+    def launch_or_raise(batch):
         if any(BAD in seq.token_ids for seq, _ in batch):
             raise RuntimeError("no such file: /home/somebody/secret")
-        return run(batch)
+        return launch(batch)
 
-    engine.model_runner.run = run_or_raise
+    engine.executor.launch = launch_or_raise
 
 
 def ends_at_bad_tokens(engine: LLMEngine) -> None:
@@ -122,14 +122,14 @@ def test_an_exception_in_taking_a_request_is_that_requests_alone(checkpoint, cap
 
 def test_a_stream_that_breaks_off_ends_with_an_error_and_is_not_done(checkpoint):
     def fails_at_the_third_token(engine):
-        run = engine.model_runner.run
+        launch = engine.executor.launch
 
-        def run_or_raise(batch):
+        def launch_or_raise(batch):
             if any(seq.num_tokens - seq.num_prompt_tokens == 3 for seq, _ in batch):
                 raise RuntimeError("out of luck")
-            return run(batch)
+            return launch(batch)
 
-        engine.model_runner.run = run_or_raise
+        engine.executor.launch = launch_or_raise
 
     async def scenario():
         async with inside(checkpoint, fails_at_the_third_token) as server:

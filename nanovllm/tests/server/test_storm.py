@@ -10,7 +10,8 @@ import time
 import httpx
 import pytest
 
-from ...api import EngineArgs, LLMEngine
+from ...engine.config import EngineArgs
+from ...engine.llm_engine import LLMEngine
 from ...server import addresses
 from ...server.engine_client import EngineClient, start_engine
 from ...server.options import ServerOptions

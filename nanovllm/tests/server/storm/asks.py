@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import torch
 
-from ....api import LLM, EngineArgs, SamplingParams
-from ....api.prompts import TokensPrompt
+from ....engine.config import EngineArgs
+from ....engine.prompts import TokensPrompt
+from ....engine.sampling_params import SamplingParams
+from ....llm import LLM
 from ..served import STORYTELLER
 from .wire import Answer, Ask, ask_for
 

@@ -1,0 +1,149 @@
+"""Each kernel in plain torch, with the same arguments. A twin says what is computed, its kernel says how.
+
+A twin runs on any device, one row after the other. Tests compare the two; the runner is tested with the twins alone.
+Attention is computed in float32. Everything else rounds where the model's own layers round.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def paged_decode(
+    q: Tensor, blocks: Tensor, layer: int, block_tables: Tensor, context_lens: Tensor, room: object, out: Tensor
+) -> None:
+    """Attention of one query for each row. A row with context length 0 gives zeros. `room` is for the kernel alone.
+
+    q, out [rows, num_heads, head_dim]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
+    block_tables int32 [rows, max_blocks]; context_lens int32 [rows]
+    """
+    for row, context_len in enumerate(context_lens.tolist()):
+        k, v = gather(blocks, layer, block_tables[row], context_len)
+        out[row] = attend(q[row : row + 1], k, v)[0]
+
+
+def paged_prefill(
+    q: Tensor,
+    blocks: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    context_lens: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+) -> None:
+    """Attention of the last tokens of each sequence that has a tile, to all up to themselves. Other rows stay.
+
+    q, out [num_tokens, num_heads, head_dim]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
+    block_tables int32 [num_seqs, max_blocks]; query_start_loc int32 [num_seqs + 1]; context_lens int32 [num_seqs];
+    tiles int32 [num_tiles, 2], a sequence and a row of q each
+    """
+    starts = query_start_loc.tolist()
+    for seq in sorted(set(tiles[:, 0].tolist())):
+        rows = slice(starts[seq], starts[seq + 1])
+        k, v = gather(blocks, layer, block_tables[seq], int(context_lens[seq]))
+        out[rows] = attend(q[rows], k, v)
+
+
+def gather(blocks: Tensor, layer: int, block_table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of a context: a copy. block_table [max_blocks] -> [context_len, num_kv_heads, head_dim] each"""
+    table = block_table[: -(-context_len // blocks.shape[3])].long()
+    k, v = blocks[table, layer].transpose(0, 1).flatten(1, 2)[:, :context_len]
+    return k, v
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend with the last tokens of a context. The first num_heads / num_kv_heads query heads share a KV head.
+
+    q, out [num_queries, num_heads, head_dim]; k, v [context_len, num_kv_heads, head_dim]
+    """
+    num_queries, num_keys, group = len(q), len(k), q.shape[1] // k.shape[1]
+    if num_keys == 0:
+        return torch.zeros_like(q)
+    keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))  # [context_len, num_heads, head_dim]
+    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * q.shape[2] ** -0.5  # [num_heads, num_queries, context_len]
+    own = torch.arange(num_keys - num_queries, num_keys, device=q.device)  # [num_queries], positions
+    hidden = torch.arange(num_keys, device=q.device) > own[:, None]  # [num_queries, context_len]
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    blocks: Tensor,
+    layer: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    q_out: Tensor,
+) -> None:
+    """Norm of the heads (if there are weights), rotation; the queries go to q_out, keys and values into the pool.
+
+    A row with slot -1 writes nothing to the pool, and its queries are zeros.
+    qkv [rows, num_heads + 2 * num_kv_heads, head_dim]; cos, sin [max_model_len, head_dim]; positions int64 [rows];
+    slot_mapping int64 [rows]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
+    q_norm, k_norm [head_dim]; q_out [rows, num_heads, head_dim]
+    """
+    num_heads, num_kv_heads, block_size = q_out.shape[1], blocks.shape[4], blocks.shape[3]
+    is_row = slot_mapping >= 0  # [rows]
+    q, k, v = qkv[is_row].split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    turns = [x[positions[is_row]].to(qkv.dtype)[:, None] for x in (cos, sin)]  # [rows, 1, head_dim] each
+    q_out.zero_()
+    q_out[is_row] = rotate(q, *turns)
+    slots = slot_mapping[is_row]
+    block, offset = slots // block_size, slots % block_size
+    blocks[block, layer, 0, offset] = rotate(k, *turns)
+    blocks[block, layer, 1, offset] = v
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x, out [rows, any heads, head_dim]; cos, sin [rows, 1, head_dim]"""
+    first, second = x.chunk(2, dim=-1)  # [rows, any heads, head_dim / 2] each
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x, out [..., size]; weight [size]"""
+    x32 = x.float()
+    return weight * (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    """`residual` += x if there is one; out is the norm of it, else of x.
+
+    x, residual, out [rows, size]; weight [size]
+    """
+    out.copy_(rms_norm(x if residual is None else residual.add_(x), weight, eps))
+
+
+def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
+    """gate_up [rows, 2 * size]; out [rows, size]"""
+    gate, up = gate_up.chunk(2, dim=-1)  # [rows, size] each
+    out.copy_(F.silu(gate) * up)
+
+
+def find_likeliest(logits: Tensor, room: object, told: Tensor) -> None:
+    """logits [rows, vocab_size] -> told float32 [rows, 3]: token id, its log-probability, log(sum(exp(logits)))
+
+    Of equals the first. A row with NaN, infinity or nothing but -inf in it has a log-probability that is NaN.
+    """
+    numbers = logits.float()
+    peaks, tokens = numbers.max(dim=-1)  # [rows] each
+    lses = numbers.logsumexp(dim=-1)
+    told.copy_(torch.stack((tokens.float(), peaks - lses, lses), dim=1))
+
+
+def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """x [rows, size]; weight [outputs, size]; bias [outputs]; out [rows, outputs]. Any number of rows here"""
+    out.copy_(F.linear(x, weight, bias))
+
+
+def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """silu(gate) * up. x [1, size]; weight [2 * outputs, size]; bias [2 * outputs]; out [1, outputs]"""
+    silu_and_mul(F.linear(x, weight, bias), out)

@@ -1,0 +1,165 @@
+"""Attention over tiles of blocks: all sequences attend to a few blocks of each at a time, and the results are merged.
+
+    context    tile 0   tile 1       tile 2
+    A (18)     ####     #### ####    #### ##..       block size 4, tile size 16: a block of each of three,
+    B (11)     ####     #### ###.                    or two of each of two, or four of one
+    C (3)      ###.                                  . masked: the rest of a last block
+
+All sequences that decode go through a tile together; a tile is divided among the sequences that reach it. It is copied
+out of the pool before it is read, so decode needs memory for a tile or two beside the pool, whatever the contexts, and
+no operation is done once for each sequence. (A tile has at least one block of each sequence.) A kernel goes one step
+further: it reads the blocks in place.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .online_softmax import Part, attend_part, merge_attn_states, merge_first
+
+if TYPE_CHECKING:
+    from ...engine.kv_cache import KVCache
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """The tokens of a step: sequence i has tokens query_start_loc[i] .. query_start_loc[i + 1] - 1."""
+
+    query_start_loc: list[int]  # [num_seqs + 1]
+    context_lens: list[int]  # [num_seqs], including the tokens of this step
+    block_tables: Tensor  # int64 [num_seqs, max_blocks], each padded with its own last block
+    slot_mapping: Tensor  # int64 [num_tokens], slot of each token
+    new_blocks: Tensor  # int64 [num_new_blocks], blocks whose first slot is written in this step
+
+
+class Tile(NamedTuple):
+    """A few blocks of each sequence whose context reaches that far: the first `num_seqs` of those that decode."""
+
+    num_seqs: int
+    num_slots: int  # of each sequence
+    pieces: Tensor  # int64 [num_seqs, 2 * num_blocks], see KVCache.pieces()
+    mask: Tensor  # [num_seqs, 1, 1, num_slots], 0 in a context, -inf behind its end
+
+
+class PagedAttention:
+    """The attention backend: plan() returns the `attend` of one step: any mixture of prompts, chunks and decodes."""
+
+    def __init__(self, kv_cache: "KVCache", tile_size: int) -> None:
+        """`tile_size` is in slots of all sequences together. A tile has whole blocks, and at least one of each."""
+        self._kv_cache = kv_cache
+        self._tile_size = tile_size
+
+    def plan(self, step: AttentionMetadata) -> "PagedAttend":
+        """Clear the blocks that are new in this step. Return its `attend`, for one run of the model."""
+        self._kv_cache.clear(step.new_blocks)
+        return PagedAttend(self._kv_cache, self._tile_size, step)
+
+
+class PagedAttend:
+    """The `attend` of one step. It plans once for all layers where to write, which rows decode, and in which tiles."""
+
+    def __init__(self, kv_cache: "KVCache", tile_size: int, step: AttentionMetadata) -> None:
+        self._kv_cache = kv_cache
+        self._tile_size = tile_size
+        self._step = step
+        self._rows = kv_cache.rows(step.slot_mapping)  # [2 * num_tokens]
+        query_lens = [end - start for start, end in pairwise(step.query_start_loc)]
+        self._chunks = [i for i, query_len in enumerate(query_lens) if query_len > 1]
+        decodes = [i for i, query_len in enumerate(query_lens) if query_len == 1]
+        decodes.sort(key=lambda i: -step.context_lens[i])  # longest first: a tile is then for the first num_seqs
+        self._decode_rows = self._tensor([step.query_start_loc[i] for i in decodes])  # [num_decodes]
+        block_tables = step.block_tables.index_select(0, self._tensor(decodes))  # [num_decodes, max_blocks]
+        self._tiles = self._decode_tiles(block_tables, [step.context_lens[i] for i in decodes])
+
+    def _decode_tiles(self, block_tables: Tensor, context_lens: list[int]) -> list[Tile]:
+        """Return the tiles of all sequences that decode.
+
+        block_tables int64 [num_decodes, max_blocks]; context_lens [num_decodes], longest first
+        """
+        block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.blocks.dtype, self._tensor(context_lens)
+        tiles, start = [], 0
+        while num_seqs := sum(context_len > start for context_len in context_lens):
+            num_blocks = min(self._blocks_of_each(num_seqs), -(-(context_lens[0] - start) // block_size))
+            num_slots = num_blocks * block_size
+            blocks = block_tables[:num_seqs, start // block_size :][:, :num_blocks]
+            positions = torch.arange(start, start + num_slots, device=ends.device)
+            is_behind = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, num_slots]
+            mask = torch.zeros(is_behind.shape, dtype=dtype, device=ends.device).masked_fill_(is_behind, float("-inf"))
+            tiles.append(Tile(num_seqs, num_slots, self._kv_cache.pieces(blocks), mask))
+            start += num_slots
+        return tiles
+
+    def _blocks_of_each(self, num_seqs: int) -> int:
+        """Return how many blocks of each sequence a tile has that `num_seqs` sequences share."""
+        return max(1, self._tile_size // (num_seqs * self._kv_cache.block_size))
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store the keys and values of this step, then attend.
+
+        q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
+        """
+        step = self._step
+        assert q.shape[0] == step.query_start_loc[-1], f"{q.shape[0]} queries, the step has {step.query_start_loc[-1]}"
+        self._kv_cache.write(layer, self._rows, k, v)
+        out = q.new_empty(q.shape)
+        if self._tiles:
+            decoded = self._decode(layer, q.index_select(0, self._decode_rows), num_kv_heads=k.shape[1])
+            out.index_copy_(0, self._decode_rows, decoded)
+        for i in self._chunks:
+            rows = slice(step.query_start_loc[i], step.query_start_loc[i + 1])
+            out[rows] = self._attend_chunk(layer, step.block_tables[i], step.context_lens[i], q[rows], k[rows], v[rows])
+        return out
+
+    def _decode(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:
+        """Attend with one query of each sequence, longest context first. q, out [num_decodes, num_heads, head_dim]"""
+        # One query sees every key, so the heads that share a KV head are the query axis: nothing is repeated for them.
+        grouped = q.unflatten(1, (num_kv_heads, -1))  # [num_decodes, num_kv_heads, num_heads / num_kv_heads, head_dim]
+        whole: Part | None = None
+        for tile in self._tiles:
+            k, v = self._kv_cache.read(layer, tile.pieces, tile.num_slots)  # [num_seqs, num_slots, num_kv_heads, ...]
+            part = attend_part(grouped[: tile.num_seqs], k.transpose(1, 2), v.transpose(1, 2), tile.mask)
+            whole = part if whole is None else merge_first(whole, part)
+        assert whole is not None, "no sequence decodes"
+        return whole.out.flatten(1, 2).to(q.dtype)
+
+    def _attend_chunk(
+        self, layer: int, block_table: Tensor, context_len: int, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Attend with several tokens of one sequence, to themselves and then, tile by tile, to all before them.
+
+        Their own keys and values are at hand; the pool is read only before them. Heads that share a KV head read it
+        through views: nothing is repeated for them here either.
+        q, out [query_len, num_heads, head_dim]; k, v [query_len, num_kv_heads, head_dim];
+        block_table [max_blocks], which may be longer than the context
+        """
+        group = q.shape[1] // k.shape[1]
+        grouped = q.unflatten(1, (-1, group)).permute(2, 1, 0, 3)  # [group, num_kv_heads, query_len, head_dim]
+
+        def for_group(x: Tensor) -> Tensor:  # x [num_keys, num_kv_heads, head_dim]
+            return x.transpose(0, 1).expand(group, -1, -1, -1)  # a view: [group, num_kv_heads, num_keys, head_dim]
+
+        whole = attend_part(grouped, for_group(k), for_group(v), is_causal=True)
+        num_computed, block_size, num_blocks = context_len - len(q), self._kv_cache.block_size, self._blocks_of_each(1)
+        for start in range(0, num_computed, num_blocks * block_size):
+            blocks = block_table[start // block_size : -(-num_computed // block_size)][:num_blocks]
+            keys, values = self._kv_cache.read(layer, self._kv_cache.pieces(blocks), num_computed - start)
+            whole = merge_attn_states(whole, attend_part(grouped, for_group(keys), for_group(values)))
+        return whole.out.permute(2, 1, 0, 3).flatten(1, 2).to(q.dtype)
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._kv_cache.blocks.device)
+
+
+def compute_slot_mapping(block_tables: Tensor, seqs: Tensor, positions: Tensor, block_size: int) -> Tensor:
+    """Return the slot of each token. Token i belongs to sequence seqs[i], at positions[i].
+
+    block_tables int64 [num_seqs, max_blocks]; seqs, positions, out int64 [num_tokens]
+
+    >>> seqs, positions = torch.tensor([0, 0, 1]), torch.tensor([3, 4, 2])
+    >>> compute_slot_mapping(torch.tensor([[3, 0], [1, 1]]), seqs, positions, block_size=4).tolist()
+    [15, 0, 6]
+    """
+    return block_tables[seqs, positions // block_size] * block_size + positions % block_size

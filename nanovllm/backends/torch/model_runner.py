@@ -1,0 +1,200 @@
+"""ModelRunner: from sequences to flat tensors, through the model, to one sampled token for each sequence."""
+
+from array import array
+from collections.abc import Callable
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...llama import LlamaForCausalLM
+from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
+from .backend import Backend, Computed, TorchBackend
+from .logprobs import Logprob, named_logprobs, top_logprobs
+from .sampler import SampledToken, SamplingRow, sample
+
+if TYPE_CHECKING:
+    from ...engine.executor import Scheduled
+    from ...engine.sequence import Sequence
+
+MAX_LOGITS = 1 << 24  # of a prompt, computed together: a long chunk is cut if the vocabulary is large
+
+
+class FinishedStep:
+    """The Pending of a step that is over: launch() ran it."""
+
+    def __init__(self, tokens: list[SampledToken | None], error: Exception | None = None) -> None:
+        self._tokens, self._error = tokens, error
+
+    def tokens(self) -> list[SampledToken | None]:
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame: each would keep the other, and the tensors of the step
+        return self._tokens
+
+
+class ModelRunner:
+    """The model, and what it needs to run one step. An Executor whose steps run when they are launched."""
+
+    def __init__(
+        self, model: LlamaForCausalLM, attention: PagedAttention, block_size: int, device: torch.device
+    ) -> None:
+        self.model = model
+        self.backend: Backend = TorchBackend(model, attention)
+        self._block_size = block_size
+        self._device = device
+        self.num_steps = 0
+        self.num_tokens = 0  # computed since the start
+
+    def launch(self, batch: "list[Scheduled]") -> FinishedStep:
+        """Run a step. Its error, if it raises one, waits in the Pending."""
+        try:
+            return FinishedStep(self.run(batch))
+        except Exception as error:
+            return FinishedStep([], error)
+
+    @torch.inference_mode()
+    def run(self, batch: "list[Scheduled]") -> list[SampledToken | None]:
+        """Compute the next `num_tokens` tokens of each sequence, and sample the one behind its last token.
+
+        A sequence with more tokens to compute gets None. Sequences do not change but for logprobs of their prompts: the
+        caller advances num_computed_tokens and appends the sampled tokens.
+        """
+        computed = self.compute(batch)
+        complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
+        tokens: list[SampledToken | None] = [None] * len(batch)
+        with self.backend.sampling(computed):
+            if complete:
+                logits = self.compute_logits(computed, complete)  # [num_complete, vocab_size]
+                sampled = sample_with_logprobs(logits, [batch[i][0] for i in complete], self.backend.sample)
+                for i, token in zip(complete, sampled, strict=True):
+                    tokens[i] = token
+            for i, (seq, _) in enumerate(batch):
+                if seq.awaits_prompt_logprobs:
+                    hidden = computed.hidden[computed.query_start_loc[i] : computed.query_start_loc[i + 1]]
+                    seq.add_prompt_logprobs(self._prompt_logprobs(seq, hidden))
+        return tokens
+
+    @torch.inference_mode()
+    def compute(self, batch: "list[Scheduled]") -> Computed:
+        """Compute the tokens of a batch."""
+        computed = self.backend.decode(batch)
+        if computed is None:
+            rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
+            input_ids = self._tensor([seq.token_ids[position] for seq, position in rows])  # [num_tokens]
+            positions = self._tensor([position for _, position in rows])  # [num_tokens]
+            step = self._metadata(batch, positions)
+            hidden = self.backend.forward(input_ids, positions, step)  # [num_tokens, hidden_size]
+            computed = Computed(hidden, step.query_start_loc)
+        self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + computed.query_start_loc[-1]
+        return computed
+
+    @torch.inference_mode()
+    def compute_logits(self, computed: Computed, seqs: list[int]) -> Tensor:
+        """Return the logits behind the last token of each of `seqs`, indices of the batch: [len(seqs), vocab_size]."""
+        if computed.logits is not None:
+            return computed.logits if len(seqs) == len(computed.logits) else computed.logits[seqs]
+        last_rows = self._tensor([computed.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
+        return self.backend.compute_logits(computed.hidden[last_rows])
+
+    def _prompt_logprobs(self, seq: "Sequence", hidden: Tensor) -> list[dict[int, Logprob]]:
+        """Return the logprobs of the prompt's tokens that come next: each row predicts the token after it.
+
+        Skip those that an earlier step has added: the prompt of a preempted sequence is computed twice.
+        hidden [num_tokens, hidden_size], of the tokens that are computed now
+        """
+        start = max(len(seq.prompt_logprobs) - seq.num_computed_tokens, 0)  # the row before the next token
+        end = min(len(hidden), seq.num_prompt_tokens - 1 - seq.num_computed_tokens)
+        vocab_size, count = self.model.config.vocab_size, seq.params.prompt_logprobs
+        assert count is not None, "nobody asks for logprobs of the prompt"
+        logprobs: list[dict[int, Logprob]] = []
+        size = max(1, MAX_LOGITS // vocab_size)
+        for row in range(start, end, size):
+            rows = hidden[row : min(row + size, end)]  # [at most size, hidden_size]
+            token_ids = seq.token_ids[seq.num_computed_tokens + row + 1 :][: len(rows)]
+            logprobs += top_logprobs(self.backend.compute_logits(rows), token_ids, vocab_size if count == -1 else count)
+        return logprobs
+
+    def _metadata(self, batch: "list[Scheduled]", positions: Tensor) -> AttentionMetadata:
+        """Return which token is whose, and where keys and values are. positions int64 [num_tokens]"""
+        context_lens, tables, new_blocks = [], [], []
+        for seq, num_tokens in batch:
+            context_lens.append(seq.num_computed_tokens + num_tokens)
+            tables.append(seq.block_table[: -(-context_lens[-1] // self._block_size)])
+            new_blocks += tables[-1][-(-seq.num_computed_tokens // self._block_size) :]
+        block_tables = self._block_tables(tables)
+        seqs = self._tensor([i for i, (_, num_tokens) in enumerate(batch) for _ in range(num_tokens)])  # [num_tokens]
+        return AttentionMetadata(
+            query_start_loc=[0, *accumulate(num_tokens for _, num_tokens in batch)],
+            context_lens=context_lens,
+            block_tables=block_tables,
+            slot_mapping=compute_slot_mapping(block_tables, seqs, positions, self._block_size),
+            new_blocks=self._tensor(new_blocks),
+        )
+
+    def _block_tables(self, tables: list[list[int]]) -> Tensor:
+        """Return the tables as int64 [num_seqs, max_blocks], each padded with its own last block.
+
+        No list of lists is made: torch would go through it number by number.
+        """
+        width, flat = max(len(table) for table in tables), array("q")
+        for table in tables:
+            flat += array("q", table + table[-1:] * (width - len(table)))
+        return torch.frombuffer(flat, dtype=torch.int64).view(-1, width).to(self._device)
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        if self._device.type != "cuda":
+            return torch.tensor(values, dtype=torch.int64, device=self._device)
+        pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
+        return pinned.to(self._device, non_blocking=True)  # a plain copy would wait until the device is idle
+
+
+def sample_with_logprobs(
+    logits: Tensor,
+    seqs: "list[Sequence]",
+    sample_rows: Callable[[Tensor, list[SamplingRow]], list[SampledToken]] = sample,
+) -> list[SampledToken]:
+    """Sample one token for each row, after its logits processors; all logprobs are of the raw logits.
+
+    A row without processors and without logprobs costs nothing beyond sample_rows(). Raise FloatingPointError as that
+    does, and ValueError if the processors leave no token. logits [num_seqs, vocab_size]
+    """
+    try:
+        tokens = sample_rows(process(logits, seqs), [seq.sampling_row() for seq in seqs])
+    except FloatingPointError:
+        if not logits.float().logsumexp(dim=-1).isfinite().all():
+            raise
+        names = "allowed_token_ids, bad_words, min_tokens, logit_bias, structured_outputs"
+        raise ValueError(f"no token is left to sample from, behind {names}") from None
+    for row, seq in enumerate(seqs):
+        if seq.logits_processors:
+            raw = logits[row].float()  # [vocab_size]
+            logprob = raw[tokens[row].token_id] - raw.logsumexp(dim=-1)
+            tokens[row] = tokens[row]._replace(logprob=logprob.item())
+    for count in {seq.params.logprobs for seq in seqs if seq.params.logprobs is not None}:
+        rows = [row for row, seq in enumerate(seqs) if seq.params.logprobs == count]
+        token_ids = [tokens[row].token_id for row in rows]
+        likeliest = top_logprobs(logits[rows], token_ids, logits.shape[1] if count == -1 else count)
+        for row, logprobs in zip(rows, likeliest, strict=True):
+            tokens[row] = tokens[row]._replace(logprobs=logprobs)
+    for row, seq in enumerate(seqs):
+        if seq.params.logprob_token_ids:
+            named = [*seq.params.logprob_token_ids, tokens[row].token_id]
+            tokens[row] = tokens[row]._replace(logprobs=named_logprobs(logits[row], named))
+    return tokens
+
+
+def process(logits: Tensor, seqs: "list[Sequence]") -> Tensor:
+    """Return the rows to sample from. `logits` stay as they are. logits, out [num_seqs, vocab_size]"""
+    if not any(seq.logits_processors for seq in seqs):
+        return logits
+    logits = logits.to(torch.float32, copy=True)
+    for row, seq in zip(logits, seqs, strict=True):
+        output_token_ids = seq.output_token_ids if seq.logits_processors else []
+        for processor in seq.logits_processors:
+            processor.apply(row, output_token_ids)
+    return logits

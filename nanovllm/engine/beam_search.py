@@ -1,0 +1,269 @@
+"""Beam search: of all continuations of a prompt keep the `beam_width` most likely, and extend each by one token.
+
+    the cat     sat (-1.2)    ran (-1.9)    is (-2.0)       width 2: two are kept, "is" is dropped
+                 |              |
+                on (-1.5)     off (-2.3)   to (-2.6)        the two best both come from "sat", which is forked
+                by (-2.1)
+
+A beam is a sequence. It is forked for each continuation that is kept, and then it is freed.
+Wu et al. 2016 (arXiv:1609.08144); the scores and the end of a search are those of transformers' `generate`.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..backends.torch.logprobs import Logprob, top_logprobs
+from ..backends.torch.model_runner import ModelRunner
+from ..backends.torch.sampler import SampledToken
+from .checks import AT_LEAST_1, Rule, check_fields
+from .interrupts import interrupts_held_back
+from .llm_engine import LLMEngine
+from .outputs import RequestOutput
+from .prompts import ParsedPrompt
+from .sampling_params import SamplingParams
+from .sequence import Sequence, request_output
+from .vllm_options import refuse
+
+RULES: dict[str, Rule] = {
+    "beam_width": AT_LEAST_1,
+    "max_tokens": AT_LEAST_1,
+    "early_stopping": ('True, False or "never"', lambda value: value in (True, False, "never")),
+}
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    beam_width: int
+    max_tokens: int = 16
+    ignore_eos: bool = False
+    length_penalty: float = 1.0  # a score is the logprob / length ** this: above 0 prefers long outputs
+    early_stopping: bool | str = False  # True: stop at beam_width hypotheses; False, "never": once none can improve
+
+    temperature: float = field(default=0.0, kw_only=True)
+    include_stop_str_in_output: bool = field(default=False, kw_only=True)
+    structured_outputs: str | None = field(default=None, kw_only=True)
+    skip_special_tokens: bool = field(default=True, kw_only=True)
+    watermarking: bool | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, naming the parameter and its value."""
+        refuse(temperature=self.temperature, include_stop_str_in_output=self.include_stop_str_in_output)
+        refuse(structured_outputs=self.structured_outputs, watermarking=self.watermarking)
+        check_fields(self, RULES)
+
+
+@dataclass
+class BeamSearchSequence:
+    """A beam, as vLLM has it: its tokens and its text begin with the prompt's."""
+
+    orig_prompt: dict[str, Any]
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]  # of each token of the output, the likeliest in its place
+    lora_request: None = None
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput(RequestOutput):
+    """A RequestOutput, as generate() returns it, whose outputs are the beams; and vLLM's `sequences` of the same."""
+
+    sequences: list[BeamSearchSequence] = field(default_factory=list)  # best first; none if it was not served
+
+
+class Candidate(NamedTuple):
+    """A beam and one more token."""
+
+    parent: Sequence
+    token_id: int
+    logprob: float  # of the whole output
+    row: dict[int, Logprob] | None = None  # the most likely tokens in its place
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]]:
+        return [*self.parent.logprobs, self.row or {}]
+
+    @property
+    def output(self) -> list[int]:
+        return [*self.parent.token_ids[self.parent.num_prompt_tokens :], self.token_id]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.token_id in self.parent.stop_token_ids or self.parent.num_tokens + 1 == self.parent.max_num_tokens
+
+
+class Hypothesis(NamedTuple):
+    """An output that has ended."""
+
+    score: float
+    token_ids: list[int]
+    logprob: float
+    logprobs: list[dict[int, Logprob]]  # of each token, the most likely ones in its place
+
+
+class Hypotheses:
+    """The beam_width best outputs that have ended."""
+
+    def __init__(self, params: BeamSearchParams) -> None:
+        self.best: list[Hypothesis] = []  # best first
+        self._params = params
+
+    def add(self, token_ids: list[int], logprob: float, logprobs: list[dict[int, Logprob]] | None = None) -> None:
+        hypothesis = Hypothesis(self._score(logprob, len(token_ids)), token_ids, logprob, logprobs or [])
+        self.best = sorted([*self.best, hypothesis], key=lambda h: -h.score)[: self._params.beam_width]
+
+    def are_final(self, logprob: float, num_tokens: int, max_tokens: int) -> bool:
+        """Return whether no beam can get among the best: the likeliest has `logprob` after `num_tokens` tokens."""
+        if len(self.best) < self._params.beam_width:
+            return False
+        if self._params.early_stopping is True:
+            return True
+        may_gain_by_length = self._params.early_stopping == "never" and self._params.length_penalty > 0
+        return self._score(logprob, max_tokens if may_gain_by_length else num_tokens) <= self.best[-1].score
+
+    def _score(self, logprob: float, num_tokens: int) -> float:
+        return logprob / num_tokens**self._params.length_penalty
+
+
+class BeamSearch:
+    """A search for one prompt at a time. It uses an engine's pool and model while no request runs."""
+
+    def __init__(self, engine: LLMEngine, params: BeamSearchParams) -> None:
+        if not isinstance(params, BeamSearchParams):
+            raise ValueError(f"params must be BeamSearchParams, not {type(params).__name__}")
+        if params.beam_width > engine.config.max_num_seqs:
+            raise ValueError(f"beam_width is {params.beam_width}, max_num_seqs is {engine.config.max_num_seqs}")
+        if not isinstance(engine.executor, ModelRunner):
+            raise ValueError(f"beam search needs logits, and {type(engine.executor).__name__} returns tokens")
+        self._kv_cache_manager, self._kv_cache = engine.kv_cache_manager, engine.kv_cache
+        self._model_runner, self._input_processor = engine.executor, engine.input_processor
+        self._observers, self._tokenizer = engine.observers, engine.tokenizer
+        self._max_num_batched_tokens = engine.config.max_num_batched_tokens
+        self._params = params
+
+    def run(self, request_id: str, prompt: ParsedPrompt) -> BeamSearchOutput:
+        """Return an output with beam_width completions, best first, or with the reason why it cannot be served."""
+        asked = self._params
+        params = SamplingParams(n=asked.beam_width, max_tokens=asked.max_tokens, ignore_eos=asked.ignore_eos, seed=0)
+        token_ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt
+        try:
+            samples = self._input_processor.process(request_id, token_ids, params)
+            if isinstance(prompt, dict):
+                for seq in samples:
+                    seq.prompt = prompt.get("prompt")
+            hypotheses = self._search(samples[0])
+        except Exception as error:
+            self._observers.tell("end", error)
+            return BeamSearchOutput(**vars(RequestOutput.failed(request_id, prompt, str(error))))
+        for seq, hypothesis in zip(samples, hypotheses, strict=False):  # there may be fewer hypotheses
+            for token_id in hypothesis.token_ids:
+                seq.append_token(SampledToken(token_id, 0.0))
+            seq.cumulative_logprob = hypothesis.logprob
+            self._observers.tell("finish", seq)
+        output = request_output(samples[: len(hypotheses)])
+        sequences = [self._sequence(output, i, hypothesis) for i, hypothesis in enumerate(hypotheses)]
+        return BeamSearchOutput(**vars(output), sequences=sequences)
+
+    def _sequence(self, output: RequestOutput, i: int, hypothesis: Hypothesis) -> BeamSearchSequence:
+        tokens = [*output.prompt_token_ids, *hypothesis.token_ids]
+        text = None
+        if self._tokenizer:
+            text = self._tokenizer.decode(tokens, skip_special_tokens=self._params.skip_special_tokens)
+        return BeamSearchSequence(
+            orig_prompt={"type": "token", "prompt_token_ids": output.prompt_token_ids, "prompt": output.prompt},
+            tokens=tokens,
+            logprobs=hypothesis.logprobs,
+            cum_logprob=output.outputs[i].cumulative_logprob,
+            text=text,
+        )
+
+    def _search(self, root: Sequence) -> list[Hypothesis]:
+        """Return the best hypotheses. Raise NoFreeBlocks if the pool is too small. Either way no beam holds blocks."""
+        beams, hypotheses = [root], Hypotheses(self._params)
+        with interrupts_held_back() as between_steps:
+            self._kv_cache_manager.collect_loads(wait=True)  # of requests that were aborted: they hold blocks
+            self._kv_cache_manager.allocate(root, self._kv_cache_manager.find_hits(root))
+            try:
+                self._kv_cache_manager.collect_loads(wait=True)
+                while beams:
+                    between_steps.let_through()
+                    between_steps.hold_back()
+                    self._observers.tell("begin")
+                    beams = self._step(beams, hypotheses)
+                    self._observers.tell("end", None)
+            finally:
+                for beam in beams:
+                    self._kv_cache_manager.free(beam)
+        return hypotheses.best
+
+    def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
+        """Return the next beams, forked from these, which are freed; none if the search is over."""
+        if beams[0].num_uncomputed_tokens > self._max_num_batched_tokens:  # only a chunk of the prompt
+            self._compute(beams)
+            return beams
+        children = [self._fork(candidate) for candidate in self._choose(self._most_likely(beams), hypotheses)]
+        for beam in beams:
+            self._kv_cache_manager.free(beam)
+        return children
+
+    def _most_likely(self, beams: list[Sequence]) -> list[Candidate]:
+        """Return the most likely continuations of all beams by one token, best first.
+
+        There are so many that beam_width of them go on, even if each of the others ends with a stop token.
+        """
+        copies = [copy for beam in beams if (copy := self._kv_cache_manager.append_slot(beam))]
+        self._kv_cache.copy_blocks(copies)
+        self._observers.tell("copy", copies)
+        size = self._max_num_batched_tokens
+        logprobs = torch.cat([self._compute(beams[start : start + size]) for start in range(0, len(beams), size)])
+        count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))
+        top = logprobs.topk(min(count, logprobs.shape[1]))  # [num_beams, count]
+        rows = top_logprobs(logprobs, top.indices[:, 0].tolist(), count)  # the same, with the rank of each token
+        candidates = [
+            Candidate(beam, token_id, beam.cumulative_logprob + logprob, row)
+            for beam, row, token_ids, values in zip(beams, rows, top.indices.tolist(), top.values.tolist(), strict=True)
+            for token_id, logprob in zip(token_ids, values, strict=True)
+        ]
+        return sorted(candidates, key=lambda candidate: -candidate.logprob)[:count]
+
+    @torch.inference_mode()
+    def _compute(self, beams: list[Sequence]) -> Tensor:
+        """Run the model. Return each beam's logprobs of its next token, float32 [num_beams, vocab_size]."""
+        batch = [(beam, min(beam.num_uncomputed_tokens, self._max_num_batched_tokens)) for beam in beams]
+        computed = self._model_runner.compute(batch)
+        logits = self._model_runner.compute_logits(computed, list(range(len(batch))))  # [num_beams, vocab_size]
+        for beam, num_tokens in batch:
+            beam.num_computed_tokens += num_tokens
+            self._kv_cache_manager.cache_blocks(beam, num_tokens)
+        self._observers.tell("step", batch, [])
+        return logits.float().log_softmax(dim=-1)
+
+    def _choose(self, candidates: list[Candidate], hypotheses: Hypotheses) -> list[Candidate]:
+        """Return the beam_width best candidates that have not ended; none if the search is over.
+
+        An ended candidate becomes a hypothesis if it is one of the beam_width best of all.
+        """
+        width = self._params.beam_width
+        for candidate in candidates[:width]:
+            if candidate.has_ended:
+                hypotheses.add(candidate.output, candidate.logprob, candidate.logprobs)
+        kept = [candidate for candidate in candidates if not candidate.has_ended][:width]
+        if not kept:
+            return []
+        best = kept[0]
+        max_tokens = best.parent.max_num_tokens - best.parent.num_prompt_tokens
+        return [] if hypotheses.are_final(best.logprob, len(best.output), max_tokens) else kept
+
+    def _fork(self, candidate: Candidate) -> Sequence:
+        """Return a beam that shares what its parent has computed, and ends in the candidate's token."""
+        child = copy.copy(candidate.parent)
+        child.token_ids = [*child.token_ids, candidate.token_id]
+        child.cumulative_logprob, child.logprobs = candidate.logprob, candidate.logprobs
+        self._kv_cache_manager.fork(candidate.parent, child)
+        return child

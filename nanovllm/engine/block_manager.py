@@ -1,0 +1,202 @@
+"""BlockManager: which sequence holds which blocks of the pool: as many as its tokens fill, wherever they lie.
+
+    block size 4     tokens of A       tokens of B       block tables
+                     0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
+                                                         B: [1]      token 2 is in block 1, offset 2
+    blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
+
+The idea is an operating system's: fixed pages, and a table for each process. No slot is lost between blocks, and at
+most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
+"""
+
+from itertools import takewhile
+
+from .block_pool import BlockPool
+from .kv_cache import BlockCopy, PoolReport
+from .observer import Observer
+from .prefix_cache import PrefixCacheStats, extend_block_hashes
+from .sequence import Sequence
+from .tier import Tier
+
+
+class BlockManager:
+    """A block table for each sequence. allocate() takes blocks for its tokens so far, append_slot() for one more."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_caching: bool, tier: Tier, observer: Observer) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.tier = tier  # where evicted blocks go, and come back from
+        self.pool = BlockPool(num_blocks, observer, tier.store)
+        self.prefix_cache_stats = PrefixCacheStats()
+        self._enable_caching = enable_caching
+        self._observer = observer
+        self._holders: dict[Sequence, None] = {}  # in order of admission
+        self._peak = self.report()
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self.pool.free)
+
+    def find_hits(self, seq: Sequence) -> list[int | None]:
+        """Return the cached blocks that `seq` begins with. None stands for a block that only the tier has.
+
+        Its last token is never part of a hit: it must be computed, since its logits choose the next token.
+        """
+        if not self._enable_caching or not seq.may_hit:
+            return []
+        extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+        hashes = seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]
+        cached = takewhile(lambda block_hash: block_hash in self.pool.cached or block_hash in self.tier, hashes)
+        return [self.pool.cached.get(block_hash) for block_hash in cached]
+
+    def num_needed(self, seq: Sequence, hits: list[int | None]) -> int:
+        """Return how many free blocks allocate() would take. A hit that no sequence holds is one of them."""
+        num_held = sum(block is not None and self.pool.ref_counts[block] > 0 for block in hits)
+        return cdiv(seq.num_tokens, self.block_size) - num_held
+
+    def allocate(self, seq: Sequence, hits: list[int | None]) -> None:
+        """Take blocks for all tokens that `seq` has now. Those of `hits` are computed already, or on their way.
+
+        Raise NoFreeBlocks if too few are free, or what a copy raises, and then take none.
+        """
+        assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
+        here, new = [block for block in hits if block is not None], list[int]()
+        self.pool.touch(here)  # first: the rest might evict them
+        held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])  # or these
+        try:
+            new = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here))
+            if held:
+                self.tier.load(held, new[: len(held)])
+        except Exception:
+            self.pool.free_blocks(here + new)
+            self.tier.release(held)
+            raise
+        fresh = iter(new)
+        seq.block_table = [next(fresh) if block is None else block for block in hits] + list(fresh)
+        seq.num_computed_tokens = len(hits) * self.block_size
+        if seq.num_preemptions == 0:
+            seq.num_cached_tokens = seq.num_computed_tokens
+        self._holders[seq] = None
+        self.prefix_cache_stats.queries += seq.num_tokens
+        self.prefix_cache_stats.hits += seq.num_computed_tokens
+        self._observer.tell("admit", seq, hits)
+        if held:
+            self._hold_targets(seq, held, new[: len(held)])
+
+    def _hold_targets(self, seq: Sequence, held: list[int], targets: list[int]) -> None:
+        """Let a load hold its targets too, until they have arrived.
+
+        They enter the cache at once: another sequence may hit them, and wait for them as well.
+        """
+        self.pool.touch(targets)
+        self._observer.tell("load", seq, [BlockCopy(*pair) for pair in zip(held, targets, strict=True)])
+        self.cache_blocks(seq, seq.num_computed_tokens)
+
+    def is_ready(self, seq: Sequence) -> bool:
+        """Return True if all blocks of `seq` have arrived, so that it may run."""
+        return self.tier.has_arrived(seq.block_table)
+
+    def collect_loads(self, wait: bool = False) -> None:
+        """Finish the loads that have arrived. `wait` for all of them."""
+        self.pool.free_blocks(self.tier.collect(wait))
+
+    def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
+        """Add the blocks to the cache that the last `num_tokens` computed tokens have filled."""
+        if not self._enable_caching:
+            return
+        extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+        end = seq.num_computed_tokens
+        for i in range((end - num_tokens) // self.block_size, end // self.block_size):
+            self.pool.cache_block(seq.block_table[i], seq.block_hashes[i])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all texts; the statistics go on. Return False, and change nothing, while a sequence holds blocks."""
+        if self._holders:
+            return False
+        self.collect_loads(wait=True)
+        self.pool.reset_prefix_cache()
+        self.tier.reset()
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let `child` hold what `parent` has computed, in the same blocks: nothing is copied."""
+        assert child not in self._holders, f"request {child.request_id} holds blocks already"
+        child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.block_hashes = parent.block_hashes[: parent.num_computed_tokens // self.block_size]
+        self.pool.touch(child.block_table)
+        self._holders[child] = None
+        self._observer.tell("fork", parent, child)
+
+    def can_append(self, seq: Sequence) -> bool:
+        """Return True if append_slot() finds the block that it needs."""
+        return not (self._needs_block(seq) or self._is_shared(seq)) or self.num_free_blocks > 0
+
+    def append_slot(self, seq: Sequence) -> BlockCopy | None:
+        """Make sure that the last token of `seq` has a slot, in a block that no other sequence holds.
+
+        Take a block if all of its blocks are full. If its last block is shared, take a block in its place, and return
+        the copy to make before the next step writes. Raise NoFreeBlocks, and change nothing, if none is free.
+        """
+        copy = None
+        if self._needs_block(seq):
+            seq.block_table += self.pool.get_new_blocks(1)
+        elif self._is_shared(seq):
+            copy = BlockCopy(seq.block_table[-1], *self.pool.get_new_blocks(1))
+            self.pool.free_blocks([copy.source])  # its last holder finds it unshared, and writes in place
+            seq.block_table[-1] = copy.target
+        else:
+            return None
+        self._observer.tell("grow", seq, copy)
+        return copy
+
+    def free(self, seq: Sequence) -> None:
+        """Give back all blocks of `seq`. Raise ValueError, and change nothing, if it holds none."""
+        if seq not in self._holders:
+            raise ValueError(f"request {seq.request_id} holds no blocks")
+        self._peak = self.peak
+        self.pool.free_blocks(seq.block_table)
+        del self._holders[seq]
+        blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0
+        self._observer.tell("free", seq, blocks)
+
+    @property
+    def peak(self) -> PoolReport:
+        """The report with the most slots held so far. Only free() lowers their number, and it looks here first."""
+        if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
+            return self._peak  # a report takes its time: one is made only if it may be the peak
+        return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
+
+    def report(self) -> PoolReport:
+        """Return how much of the pool is promised, held and used now."""
+        return PoolReport(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            promised=self.block_size * sum(cdiv(seq.max_num_tokens, self.block_size) for seq in self._holders),
+            tables=tuple((tuple(seq.block_table), seq.num_computed_tokens) for seq in self._holders),
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless each block is free or in one table, and each table is as long as it must be."""
+        held = [block for seq in self._holders for block in seq.block_table]
+        self.pool.check_integrity(held + self.tier.arriving())
+        self.tier.check_integrity()
+        for seq in self._holders:
+            least, most = (cdiv(num, self.block_size) for num in (seq.num_computed_tokens, seq.num_tokens))
+            assert least <= len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
+
+    def _needs_block(self, seq: Sequence) -> bool:
+        """Return True if all blocks of `seq` are full, and its last token has no slot yet."""
+        return seq.num_tokens > len(seq.block_table) * self.block_size
+
+    def _is_shared(self, seq: Sequence) -> bool:
+        """Return True if other sequences hold the last block of `seq` too."""
+        return self.pool.ref_counts[seq.block_table[-1]] > 1
+
+
+def cdiv(a: int, b: int) -> int:
+    """Return a / b, rounded up.
+
+    >>> [cdiv(num_tokens, 4) for num_tokens in (0, 1, 4, 5)]
+    [0, 1, 1, 2]
+    """
+    return -(-a // b)

@@ -1,0 +1,81 @@
+"""CostModel: which is cheaper, to load a block from the host or to compute its tokens again?
+
+    load        bytes of the block / bandwidth from the host
+    recompute   tokens of the block / speed of a prefill
+
+Both times grow with the number of tokens, so the answer is mostly a ratio of two speeds of the machine, measured once.
+The store that a load needs has been paid for when the block was evicted, whether or not the block ever comes back.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .block_manager import BlockManager
+from .executor import Executor
+from .host_tier import HostTier
+from .input_processor import InputProcessor
+from .kv_cache import KVCache
+from .observer import Observer
+from .sampling_params import SamplingParams
+
+NUM_BLOCKS = 8  # copied to measure a bandwidth
+
+
+@dataclass(frozen=True)
+class CostModel:
+    load_bytes_per_second: float
+    store_bytes_per_second: float
+    tokens_per_second: float  # of a prefill
+
+    def prefers_load(self, bytes_per_token: int) -> bool:
+        """Return whether the keys and values of a token are loaded faster than computed.
+
+        >>> model = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1000)
+        >>> model.prefers_load(bytes_per_token=50_000), model.prefers_load(bytes_per_token=5_000_000)
+        (True, False)
+        """
+        return bytes_per_token / self.load_bytes_per_second < 1 / self.tokens_per_second
+
+    def __str__(self) -> str:
+        return (
+            f"loads {self.load_bytes_per_second / 1e9:.1f} GB/s, stores {self.store_bytes_per_second / 1e9:.1f} GB/s, "
+            f"prefill {self.tokens_per_second:,.0f} tokens/s"
+        )
+
+
+def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcessor, num_tokens: int) -> CostModel:
+    """Measure this machine, with a prefill of `num_tokens`, before the first request: it overwrites the pool."""
+    num_blocks = min(NUM_BLOCKS, kv_cache.num_blocks)
+    tier = HostTier(kv_cache.blocks, num_blocks, Observer())
+
+    def store(attempt: int) -> None:
+        for block in range(num_blocks):
+            tier.store(block, bytes([attempt, block]))
+
+    def load(attempt: int) -> None:
+        held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # those that store() left
+        tier.load(held, targets=list(range(num_blocks)))
+        tier.collect(wait=True)
+
+    manager = BlockManager(kv_cache.num_blocks, kv_cache.block_size, False, tier, Observer())
+    [seq] = input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
+    manager.allocate(seq, hits=[])
+    store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
+    prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
+    num_bytes = num_blocks * kv_cache.blocks[0].nbytes
+    return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)
+
+
+def best_time(work: Callable[[int], object], kv_cache: KVCache) -> float:
+    """Return the seconds of the faster of two runs. The first one warms up."""
+    seconds = []
+    for attempt in range(2):
+        started = time.perf_counter()
+        work(attempt)
+        if kv_cache.blocks.is_cuda:
+            torch.cuda.synchronize(kv_cache.blocks.device)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)

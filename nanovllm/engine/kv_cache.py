@@ -1,0 +1,179 @@
+"""KVCache: the pool, one tensor for all keys and values of all sequences, and PoolReport: what of it is in use."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..llama import ModelConfig
+from .config import EngineConfig
+
+DEFAULT_BYTES = 2**30
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
+
+
+class BlockCopy(NamedTuple):
+    """What is in block `source` must be in block `target` too, before a step writes to either."""
+
+    source: int
+    target: int
+
+
+class KVCache:
+    """Room for `num_blocks` blocks of `block_size` tokens, allocated once. Raises ValueError if they do not fit.
+
+    blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+
+    A block holds the keys (0) and values (1) of its tokens in all layers, end to end: to move it is one copy.
+    """
+
+    def __init__(
+        self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.bytes_per_token = bytes_per_token(model, dtype)
+        self.num_blocks_copied = 0  # since the start
+        slot = (model.num_key_value_heads, model.head_dim)
+        shape = (num_blocks, model.num_hidden_layers, 2, block_size, *slot)
+        try:
+            self.blocks = torch.empty(shape, dtype=dtype, device=device)
+        except RuntimeError:
+            size = num_blocks * block_size * self.bytes_per_token
+            raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
+        # two views: one row a slot, one piece a block, for each layer's keys and values
+        self._rows = self.blocks.view(-1, *slot)  # [num_blocks * num_layers * 2 * block_size, num_kv_heads, head_dim]
+        self._pieces = self.blocks.view(-1, block_size, *slot)  # [num_blocks * num_layers * 2, block_size, ...]
+
+    def rows(self, slot_mapping: Tensor) -> Tensor:
+        """Where in the pool these slots are: of layer 0 the keys' rows, then the values'.
+
+        slot_mapping int64 [num_tokens], a slot is block * block_size + offset -> int64 [2 * num_tokens]
+        """
+        block, offset = slot_mapping // self.block_size, slot_mapping % self.block_size
+        keys = block * (len(self._rows) // self.num_blocks) + offset  # [num_tokens]
+        return torch.cat((keys, keys + self.block_size))
+
+    def clear(self, blocks: Tensor) -> None:
+        """Zeros in place of what was left there: unwritten slots are read under a mask, and 0 x NaN is NaN.
+
+        blocks int64 [num]
+        """
+        self.blocks.index_fill_(0, blocks, 0)
+
+    def copy_blocks(self, copies: list[BlockCopy]) -> None:
+        """All layers of each source go to its target, all read before one is written. num_blocks_copied counts them."""
+        if copies:
+            sources, targets = torch.tensor(copies, device=self.blocks.device).unbind(1)  # [num_copies] each
+            self.blocks.index_copy_(0, targets, self.blocks.index_select(0, sources))
+            self.num_blocks_copied += len(copies)
+
+    def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
+        """Token i goes to the i-th slot that rows() was asked for. k, v [num_tokens, num_kv_heads, head_dim]"""
+        assert k.shape == v.shape == (len(rows) // 2, *self._rows.shape[1:]), (k.shape, v.shape, rows.shape)
+        self._rows.index_copy_(0, rows + layer * 2 * self.block_size, torch.cat((k, v)))
+
+    def pieces(self, blocks: Tensor) -> Tensor:
+        """Where in the pool these blocks are: of layer 0 the keys of each, then the values of each.
+
+        Of several sequences, one sequence after the other: the core that copies one attends to it next, and finds its
+        keys and values in its own cache.
+        blocks int64 [..., num] -> int64 [..., 2 * num]
+        """
+        keys = blocks * (len(self._pieces) // self.num_blocks)  # [..., num]
+        return torch.cat((keys, keys + 1), dim=-1)
+
+    def read(self, layer: int, pieces: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `length` slots (all, if there are fewer) of the blocks of `pieces`: a copy.
+
+        pieces int64 [..., 2 * num] -> [..., length, num_kv_heads, head_dim] each
+        """
+        copied = self._pieces.index_select(0, pieces.flatten() + layer * 2)  # [all pieces, block_size, ...]
+        k, v = copied.view(*pieces.shape[:-1], 2, -1, *copied.shape[2:]).unbind(-4)  # [..., slots, ...] each
+        return k[..., :length, :, :], v[..., :length, :, :]
+
+
+def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
+    """A key and a value for each KV head of each layer."""
+    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * dtype.itemsize
+
+
+def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int, device: torch.device) -> int:
+    """The pool's size in blocks, from whichever knob was given; call it once the weights are loaded.
+
+    Without a knob, a GPU gives 90% of its memory to weights and pool (the rest is for activations); elsewhere the
+    pool has 1 GiB, or what max_num_seqs sequences can fill if that is less. Raises ValueError if no block fits.
+    """
+    per_token = bytes_per_token(model, config.torch_dtype(model.dtype))
+    if config.kv_cache_tokens is not None:
+        room = config.kv_cache_tokens * per_token
+    elif config.kv_cache_memory_bytes is not None:
+        room = config.kv_cache_memory_bytes
+    elif device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        share = config.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
+        room = int(share * total) - (total - free)
+    elif config.gpu_memory_utilization is not None:
+        raise ValueError(f"gpu_memory_utilization is for cuda, not {device.type}: give kv_cache_tokens")
+    else:
+        slots_each = max_model_len + config.block_size - 1  # the last block may hold one token
+        room = min(DEFAULT_BYTES, config.max_num_seqs * slots_each * per_token)
+    num_slots = max(room, 0) // per_token
+    if num_slots < config.block_size:
+        raise ValueError(f"a block has {config.block_size} slots, the pool would have {num_slots}")
+    return num_slots // config.block_size
+
+
+@dataclass(frozen=True)
+class PoolReport:
+    """The pool at one moment, in slots.
+
+        ####------------##--------------................
+        #  used: keys and values are there      -  held - used: wasted inside      .  free
+
+    Nothing is wasted outside: a free block serves any sequence, wherever it lies. A block counts once, however many
+    hold it.
+    """
+
+    num_blocks: int
+    block_size: int
+    promised: int  # what the sequences may come to need: the blocks for prompt + max_tokens of each
+    tables: tuple[tuple[tuple[int, ...], int], ...]  # (block table, slots used) of each sequence
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @cached_property
+    def filled(self) -> dict[int, int]:
+        """Slots used of each block that is held."""
+        size, tables = self.block_size, self.tables
+        return {block: min(max(used - i * size, 0), size) for table, used in tables for i, block in enumerate(table)}
+
+    @property
+    def held(self) -> int:
+        return self.block_size * len(self.filled)
+
+    @property
+    def used(self) -> int:
+        return sum(self.filled.values())
+
+    @property
+    def wasted(self) -> int:
+        return self.held - self.used
+
+    def strip(self, width: int = 48) -> str:
+        """The pool in `width` characters, as above. A character shows what most of its slots are.
+
+        >>> PoolReport(4, block_size=2, promised=6, tables=(((2, 0), 3),)).strip(width=8)
+        '#-..##..'
+        """
+        cells = ["."] * self.num_slots
+        for block, filled in self.filled.items():
+            start = block * self.block_size
+            cells[start : start + self.block_size] = "#" * filled + "-" * (self.block_size - filled)
+        edges = [i * self.num_slots // width for i in range(width + 1)]
+        groups = [cells[a:b] for a, b in pairwise(edges) if b > a]
+        return "".join(max("#-.", key=group.count) for group in groups)

@@ -1,0 +1,406 @@
+"""LLMEngine: requests come and go at any time, and step() computes some tokens of those that are unfinished.
+
+A step is three calls: schedule (who runs), launch (the model), update (what the new tokens change).
+"""
+
+import threading
+from collections import abc
+from dataclasses import replace
+from typing import Any, Self
+
+from ..backends.choice import Kernels, choose_backend
+from ..backends.torch.model_runner import ModelRunner
+from ..backends.torch.sampler import SampledToken
+from ..checkpoints.generation_config import eos_token_ids
+from ..checkpoints.hub import find_checkpoint, find_tokenizer
+from ..checkpoints.model_config import read_model_config
+from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from ..checkpoints.weights import dummy_model, load_model
+from ..llama import LlamaForCausalLM
+from .block_manager import BlockManager, cdiv
+from .config import EngineArgs, EngineConfig
+from .cost_model import CostModel, measure
+from .executor import Executor, Scheduled
+from .host_tier import MAX_DEFAULT_BYTES, HostTier
+from .input_processor import InputProcessor
+from .interrupts import interrupts_held_back
+from .kv_cache import KVCache, num_blocks_for
+from .observer import Observers
+from .outputs import RequestOutput
+from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, whole_text
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler, SchedulerOutput
+from .sequence import Sequence, is_due, request_output
+from .stats import EngineStats, Metric, Tally, collect, get_metrics
+from .tier import Tier, Tiers
+from .vllm_options import refuse
+
+
+class LLMEngine:
+    """An engine belongs to the thread that made it; any thread may call stats(). Ctrl-C takes effect between steps."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        observers: abc.Iterable[object] = (),
+        executor: abc.Callable[[KVCache], Executor] | None = None,
+    ) -> None:
+        """Load the checkpoint and allocate the pools. Raise ValueError for a bad value or checkpoint.
+
+        `config.model` is a folder, or a name on the hub. Its weights are loaded, to compute in this process, unless
+        `executor` returns another Executor for the pool.
+        """
+        if config.load_format != "dummy":
+            config = replace(config, model=str(find_checkpoint(config.model)))
+        self.config = config
+        self._thread = threading.current_thread()
+        self.model_config = read_model_config(config.model)
+        self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
+        self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
+        self.tokenizer = tokenizer_of(config)
+        model = None if executor else self._load_model()
+        num_blocks = num_blocks_for(config, self.model_config, self.max_model_len, self.device)  # after the weights
+        self.kv_cache = KVCache(self.model_config, num_blocks, config.block_size, self.dtype, self.device)
+        self.executor: Executor
+        self.kernels: Kernels = NoKernels()
+        if model is None:
+            self.executor = executor(self.kv_cache)
+        else:
+            self.executor, self.kernels = choose_backend(
+                model,
+                self.kv_cache,
+                config.slots_in_a_tile(),
+                self.max_model_len,
+                config.max_num_seqs,
+                config.attention_backend,
+                config.enforce_eager,
+            )
+        if config.generation_config not in ("auto", "vllm"):
+            self.model_config = replace(self.model_config, eos_token_ids=eos_token_ids(config.generation_config))
+        self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
+        num_host_blocks = self._max_host_blocks()
+        self.cost_model = self._measure() if config.offload_policy == "auto" and num_host_blocks > 0 else None
+        num_host_blocks = num_host_blocks if self._prefers_load() else 0
+        self.tally = Tally(
+            self.max_model_len, config.block_size, config.enable_prefix_caching, has_host=num_host_blocks > 0
+        )
+        self.observers = Observers(self.tally, *observers)
+        self.host_tier = HostTier(self.kv_cache.blocks, num_host_blocks, self.observers)
+        self.tiers: list[Tier] = [self.host_tier]  # evicted blocks go to each of them, and come back from the first
+        self.kv_cache_manager = BlockManager(
+            num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            self.tiers[0] if len(self.tiers) == 1 else Tiers(self.tiers),
+            self.observers,
+        )
+        self.scheduler = Scheduler(config, self.kv_cache_manager, self.observers)
+        self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
+        self._unreported: list[Sequence] = []  # ended in a step that broke off: the next one returns their outputs
+
+    def _load_model(self) -> LlamaForCausalLM:
+        load = dummy_model if self.config.load_format == "dummy" else load_model
+        return load(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
+
+    def _max_host_blocks(self) -> int:
+        """Return the size of the host's pool, if loading pays: by default as the device's, up to 4 GiB.
+
+        It is 0 if no hit is possible: a hit is a full block, and one more token.
+        """
+        if not self.config.enable_prefix_caching or self.max_model_len <= self.config.block_size:
+            return 0
+        if self.config.kv_offloading_tokens is not None:
+            return self.config.kv_offloading_tokens // self.config.block_size
+        return min(self.kv_cache.num_blocks, MAX_DEFAULT_BYTES // self.kv_cache.blocks[0].nbytes)
+
+    def _measure(self) -> CostModel:
+        """Return what this machine does faster, with a prompt as long as a step, the model and the pool allow."""
+        pool_size = self.kv_cache.num_blocks * self.config.block_size
+        num_tokens = min(self.config.max_num_batched_tokens, self.max_model_len - 1, pool_size)
+        cost_model = measure(self.kv_cache, self.executor, self.input_processor, num_tokens)
+        if isinstance(self.executor, ModelRunner):
+            self.executor.num_steps = self.executor.num_tokens = 0  # they count what requests need
+        return cost_model
+
+    def _prefers_load(self) -> bool:
+        """Return True if evicted blocks should be kept on the host."""
+        if self.cost_model:
+            return self.cost_model.prefers_load(self.kv_cache.bytes_per_token)
+        return self.config.offload_policy == "load"
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: object = None,
+        stat_loggers: object = None,
+        enable_multiprocessing: bool = False,
+    ) -> Self:
+        """Build an engine. Raise ValueError for a bad value or checkpoint. `usage_context` has no effect here."""
+        refuse(stat_loggers=stat_loggers, enable_multiprocessing=enable_multiprocessing)
+        if not isinstance(engine_args, EngineArgs):
+            raise ValueError(f"engine_args must be EngineArgs, not {type(engine_args).__name__}")
+        return cls(engine_args.engine_config())
+
+    @interrupts_held_back()
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        arrival_time: float | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        trace_headers: object = None,
+        priority: int = 0,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        kv_hints: object = None,
+    ) -> str:
+        """Queue a request, and return its id. It starts in the first step that has room for it.
+
+        Raise ValueError, and add nothing, if it can never be served. Its output shows `prompt_text` as its prompt if
+        the prompt is token ids.
+        """
+        self.check_thread()
+        refuse(arrival_time=arrival_time, lora_request=lora_request, trace_headers=trace_headers, priority=priority)
+        refuse(session_id=session_id, kv_hints=kv_hints)
+        if not isinstance(request_id, str):
+            raise ValueError(f"request_id must be a text, not {request_id!r}")
+        if not isinstance(prompt_text, str | None):
+            raise ValueError(f"prompt_text must be a text, not {prompt_text!r}")
+        parsed = self.tokenized(as_prompt(prompt), tokenization_kwargs)
+        if isinstance(parsed, dict):
+            prompt_text = parsed.get("prompt", prompt_text)
+            parsed = parsed["prompt_token_ids"]
+        if not self.requests:
+            self.kernels.take_up()
+        try:
+            samples = self._process(request_id, parsed, SamplingParams() if params is None else params)
+        except ValueError as error:
+            self.observers.tell("refuse", request_id, str(error))
+            raise
+        self.requests[request_id] = samples
+        for seq in samples:
+            seq.prompt = seq.prompt if prompt_text is None else prompt_text
+        size = self.config.max_num_seqs  # so many samples can run at once: the first one computes the prompt for them
+        for first, *others in (samples[start : start + size] for start in range(0, len(samples), size)):
+            first.to_fork = others
+            self.scheduler.add(first)
+        return request_id
+
+    def _process(self, request_id: str, prompt: str | list[int], params: SamplingParams) -> list[Sequence]:
+        """Return the samples of a request. Raise ValueError if it can never be served."""
+        if request_id in self.requests:
+            raise ValueError(f"request {request_id} is being served already")
+        samples = self.input_processor.process(request_id, prompt, params)
+        needed, num_blocks = cdiv(samples[0].num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
+        if needed > num_blocks:
+            raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
+        return samples
+
+    @interrupts_held_back()
+    def abort_request(self, request_ids: str | abc.Iterable[str], internal: bool = False) -> Any:
+        """End a request, whatever its state, and return its last output. Return None if it is not here.
+
+        Given a list, return the outputs of those that are here.
+        """
+        self.check_thread()
+        if isinstance(request_ids, str):
+            return self._abort(request_ids)
+        outputs = [self._abort(request_id) for request_id in listed_ids(request_ids)]
+        return [output for output in outputs if output is not None]
+
+    def _abort(self, request_id: str) -> RequestOutput | None:
+        samples = self.requests.get(request_id)
+        if samples is None:
+            return None
+        self.observers.tell("abort", request_id)
+        for seq in samples:
+            if not seq.finished:
+                seq.finish("abort")
+                self.scheduler.remove(seq)
+            elif seq in self.scheduler.running:  # it ended in a step that broke off before it was removed
+                self.scheduler.remove(seq)
+        [output] = self._outputs(samples)
+        self._unreported = [seq for seq in self._unreported if seq not in samples]
+        return output
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    @interrupts_held_back()
+    def step(self) -> list[RequestOutput]:
+        """Compute some tokens. Return the output so far of each request that got a token or has ended.
+
+        If no sequence can run, wait for blocks on their way from the host, and return no outputs. A Ctrl-C that was
+        pressed meanwhile is raised in place of the outputs: they are lost then, also those of requests that have ended.
+        """
+        self.observers.tell("begin")
+        try:
+            output = self._schedule()
+            tokens = self._run(output.batch) if output.batch else []
+            self.kv_cache_manager.collect_loads(wait=not output.batch)  # if nobody can run until a block arrives
+            updated = [*self._unreported, *output.failed, *self._update(output.batch, tokens)]
+            self._unreported = []
+        except BaseException as error:
+            ended = [samples for samples in self.requests.values() if all(seq.finished for seq in samples)]
+            self._unreported = [seq for samples in ended for seq in samples]
+            self.observers.tell("end", error)
+            raise
+        self.observers.tell("end", None)
+        return self._outputs(updated)
+
+    def _schedule(self) -> SchedulerOutput:
+        """Decide on the step, and make its copies. If this raises, all sequences start over.
+
+        None of them may read a block whose copy was not made.
+        """
+        try:
+            output = self.scheduler.schedule()
+            if output.copies:
+                self.kv_cache.copy_blocks(output.copies)
+                self.observers.tell("copy", output.copies)
+            return output
+        except Exception:
+            self.scheduler.preempt_all()
+            raise
+
+    def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
+        """Run the model. If it raises, run its sequences one by one: one that raises alone has failed."""
+        try:
+            return self.executor.launch(batch).tokens()
+        except Exception as error:
+            self.observers.tell("raise", batch, error)
+            if len(batch) > 1:
+                return [token for scheduled in batch for token in self._run([scheduled])]
+            [(seq, _)] = batch
+            for sample in [seq, *seq.to_fork]:
+                sample.finish("error", f"{type(error).__name__}: {error}")
+            return [None]
+
+    def _update(self, batch: list[Scheduled], tokens: list[SampledToken | None]) -> list[Sequence]:
+        """Append the new tokens, and remove the sequences that have ended.
+
+        Return those that got a token or have failed.
+        """
+        updated = []
+        for (seq, num_tokens), token in zip(batch, tokens, strict=True):
+            if not seq.finished:  # else it has failed, and nothing of it was computed
+                seq.num_computed_tokens += num_tokens
+                self.kv_cache_manager.cache_blocks(seq, num_tokens)
+            if token is not None:
+                seq.append_token(token)
+            if token is not None or seq.finished:
+                updated.append(seq)
+        self.observers.tell("step", batch, updated)
+        for seq in updated:
+            for ended in [seq, *seq.to_fork] if seq.finished else ():
+                self.scheduler.remove(ended)
+        return updated
+
+    def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
+        """Return the outputs that are due of the requests of `seqs`. Forget the requests that have finished."""
+        outputs = []
+        for request_id in {seq.request_id: None for seq in seqs}:
+            if not is_due(samples := self.requests[request_id]):
+                continue
+            output = request_output(samples)
+            if output.finished:
+                del self.requests[request_id]
+            outputs.append(output)
+        return outputs
+
+    def tokenized(self, prompt: ParsedPrompt, tokenization_kwargs: dict[str, Any] | None) -> ParsedPrompt:
+        """Return a text as token ids if the caller has options for that. Raise ValueError for unsupported ones."""
+        options = options_of("tokenization_kwargs", tokenization_kwargs)
+        if not options or not isinstance(prompt, str):
+            return prompt
+        special = bool(options.pop("add_special_tokens", True))
+        refuse(**{f"tokenization_kwargs[{name!r}]": value for name, value in options.items()})
+        ids = self.get_tokenizer().encode(whole_text(prompt), add_special_tokens=special)
+        return TokensPrompt(prompt_token_ids=ids, prompt=prompt)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self.requests)
+
+    def get_tokenizer(self) -> HFTokenizer:
+        """Return the tokenizer. Raise ValueError if there is none."""
+        if self.tokenizer is None:
+            raise ValueError("there is no tokenizer: prompts must be token ids")
+        return self.tokenizer
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Empty the cache, on the host too. Return False, and change nothing, while a request runs.
+
+        With `reset_running_requests` all requests that run are preempted first, and start over.
+        """
+        self.check_thread()
+        if reset_running_requests:
+            self.scheduler.preempt_all()
+        return self.kv_cache_manager.reset_prefix_cache()
+
+    def stats(self) -> EngineStats:
+        """Return the state of the queues and pools, and counts since the start. Any thread may call this."""
+        return collect(self)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the same under vLLM's names."""
+        return get_metrics(self, self.config.served_model_name or self.config.model)
+
+    def check_thread(self) -> None:
+        """Raise RuntimeError in another thread than the one that made the engine."""
+        if threading.current_thread() is not self._thread:
+            here, owner = threading.current_thread().name, self._thread.name
+            raise RuntimeError(
+                f"the engine belongs to thread {owner!r} and was called from {here!r}: "
+                "AsyncLLM serves several callers with one engine"
+            )
+
+
+class NoKernels:
+    """The Kernels of an engine whose caller brought an Executor: nothing to compile, and nothing to choose."""
+
+    uses_kernels = is_compiling = awaits_idle = False
+    why: str | None = "the caller brought an executor"
+    says = f"plain operations: {why}"
+
+    def take_up(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def tokenizer_of(config: EngineConfig) -> HFTokenizer | None:
+    """Return the tokenizer of the checkpoint, or the one that `config` names. Raise ValueError if that is none."""
+    if config.skip_tokenizer_init:
+        return None
+    if not config.tokenizer:
+        return load_tokenizer(config.model)
+    folder = find_tokenizer(
+        config.tokenizer, config.tokenizer_revision, cache_dir=config.download_dir, token=config.hf_token
+    )
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise ValueError(f"tokenizer {str(config.tokenizer)!r} is no folder with a tokenizer.json or tokenizer.model")
+    return tokenizer
+
+
+def listed_ids(request_ids: object) -> list[str]:
+    """Return the id of a request, or of several, as a list. Raise ValueError if one is no text.
+
+    >>> listed_ids("a"), listed_ids(("a", "b"))
+    (['a'], ['a', 'b'])
+    """
+    if isinstance(request_ids, str) or not isinstance(request_ids, abc.Iterable):
+        request_ids = [request_ids]
+    ids: list[str] = []
+    for each in request_ids:
+        if not isinstance(each, str):
+            raise ValueError(f"a request_id must be a text, not {each!r}")
+        ids.append(each)
+    return ids

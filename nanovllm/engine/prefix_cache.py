@@ -1,0 +1,46 @@
+r"""Names for blocks: a hash of all text up to a block's end, so that a sequence can find blocks that it can reuse.
+
+    the cat sat on (block 7) --- the mat and ate (block 2)      block size 4: a block's hash covers its own tokens
+                             \-- a warm stone by (block 5)      and the hash of the block before it
+
+The keys and values of a token depend on all tokens before it, so equal tokens after different prefixes need different
+blocks. The index from hash to block is in BlockPool. vLLM's automatic prefix caching works this way; RadixAttention
+keeps the same information in a tree (Zheng et al. 2023, arXiv:2312.07104).
+"""
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+
+BlockHash = bytes  # 16 bytes of blake2b; two texts never get the same hash in practice, so tokens are not compared
+
+
+def hash_block_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
+    """Return the hash of a block. `parent` is the hash of the block before it, b"" for the first one.
+
+    >>> hash_block_tokens(b"", [1, 2]) == hash_block_tokens(b"", [1, 2])
+    True
+    >>> hash_block_tokens(hash_block_tokens(b"", [9]), [1, 2]) == hash_block_tokens(b"", [1, 2])
+    False
+    """
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_size: int) -> None:
+    """Append to `hashes` until each full block of `token_ids` has one.
+
+    >>> hashes: list[BlockHash] = []
+    >>> extend_block_hashes(hashes, [1, 2, 3, 4, 5], block_size=2)
+    >>> len(hashes), hashes[1] == hash_block_tokens(hashes[0], [3, 4])
+    (2, True)
+    """
+    for end in range((len(hashes) + 1) * block_size, len(token_ids) + 1, block_size):
+        hashes.append(hash_block_tokens(hashes[-1] if hashes else b"", token_ids[end - block_size : end]))
+
+
+@dataclass
+class PrefixCacheStats:
+    """Tokens of all admitted sequences (a preempted one counts again), and how many of them were cached."""
+
+    queries: int = 0
+    hits: int = 0

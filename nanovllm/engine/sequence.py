@@ -1,0 +1,309 @@
+"""Sequence: the state of one sample of a request: its tokens, its text so far, and its blocks in the pool."""
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ..backends.torch.logprobs import Logprob
+from ..backends.torch.sampler import SampledToken, SamplingRow
+from ..checkpoints.stream_decoder import MAX_BEFORE, StreamDecoder, Tokenizer
+from .logits_processors import LogitsProcessor
+from .outputs import CompletionOutput, FlatLogprobs, RequestMetrics, RequestOutput, with_decoded_tokens
+from .prefix_cache import BlockHash
+from .sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+
+
+@dataclass(eq=False)
+class Sequence:
+    """The tokens of a request, prompt and output, and how many of them are computed.
+
+        token_ids   | prompt ............ | output ...... | last sampled |
+        in the pool | keys and values of num_computed_tokens | not yet   |
+
+    A sampled token is appended at once. Its keys and values are computed, and its slot is written, in the next step.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    stop_token_ids: set[int]
+    max_num_tokens: int  # prompt + output
+    tokenizer: Tokenizer | None = None  # without one there is no text
+    sample_index: int = 0  # among the samples of one prompt
+    logprobs_tokenizer: Tokenizer | None = None  # decodes the tokens of logprobs, special ones too
+    eos_token_id: int | None = None  # an output that ends with it has no stop_reason
+    num_computed_tokens: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)  # of the prompt, when it was first admitted
+    num_preemptions: int = field(default=0, init=False)
+    block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
+    block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, as far as needed
+    # samples that wait for it to compute the prompt
+    to_fork: list["Sequence"] = field(default_factory=list, init=False)
+    logits_processors: list[LogitsProcessor] = field(default_factory=list, init=False)  # in order
+    cumulative_logprob: float = field(default=0.0, init=False)
+    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list, init=False)  # from the second token on
+    finish_reason: str | None = field(default=None, init=False)
+    error: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self.logprobs: list[dict[int, Logprob]] | FlatLogprobs = FlatLogprobs() if self.params.flat_logprobs else []
+        decoder = StreamDecoder(self.tokenizer, self.prompt_token_ids) if self.tokenizer else None
+        self.metrics = RequestMetrics(arrival_time=time.perf_counter())
+        self._text = OutputText(decoder, self.params)
+        self._reported = Reported()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """The whole prompt at first (prefill), then 1 (decode)."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """Return whether logprobs of the prompt are missing. The first sample collects them for all samples."""
+        is_asked = self.params.prompt_logprobs is not None and self.sample_index == 0
+        return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
+    def may_hit(self) -> bool:
+        """Return whether it may use cached blocks. Logprobs of the prompt come from computing it."""
+        return not (self.params.skip_reading_prefix_cache or self.awaits_prompt_logprobs)
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """Return the stop string or the stop token that ended the output; None for the EOS token."""
+        if self.finish_reason == "repetition":
+            return "repetition_detected"
+        if self.finish_reason != "stop":
+            return None
+        last = self.token_ids[-1]
+        return self._text.stop_string or (None if last == self.eos_token_id else last)
+
+    def sampling_row(self) -> SamplingRow:
+        """Return what the sampler needs to draw the next token."""
+        return SamplingRow(self.params, self.seed, self.sample_index, position=self.num_tokens)
+
+    def append_token(self, token: SampledToken) -> None:
+        """Append a sampled token. Finish at a stop token, at a stop string, at the maximum length, or in a loop."""
+        if token.logprobs is not None:
+            self.logprobs.append(self._decoded(token.logprobs, self.num_tokens))
+        self.token_ids.append(token.token_id)
+        self.cumulative_logprob += token.logprob
+        if self.metrics.first_token_time is None:
+            self.metrics = replace(self.metrics, first_token_time=time.perf_counter())
+        is_stop_token = token.token_id in self.stop_token_ids
+        ends_stop_string = False
+        if not is_stop_token or self.params.include_stop_str_in_output:
+            ends_stop_string = self._text.push(token.token_id)
+        if is_stop_token or ends_stop_string:
+            self.finish("stop")
+        elif self.num_tokens >= self.max_num_tokens:
+            self.finish("length")
+        elif self.params.repetition_detection and self._repeats(self.params.repetition_detection):
+            self.finish("repetition")
+
+    def add_prompt_logprobs(self, logprobs: list[dict[int, Logprob]]) -> None:
+        """Append the logprobs of the prompt's tokens that come next."""
+        for each in logprobs:
+            self.prompt_logprobs.append(self._decoded(each, 1 + len(self.prompt_logprobs)))
+
+    def finish(self, reason: str, error: str | None = None) -> None:
+        """End the sequence: no more tokens come."""
+        self.finish_reason, self.error = reason, error
+        self._text.close()
+        self.metrics = replace(self.metrics, finished_time=time.perf_counter())
+
+    def completion(self) -> CompletionOutput:
+        """Return all of the output so far; for a stream of deltas, the part that no output has reported yet."""
+        is_delta = self.params.output_kind is RequestOutputKind.DELTA
+        start = self._reported if is_delta else Reported()
+        return CompletionOutput(
+            index=self.sample_index,
+            text=self._text.shown[start.num_characters :],
+            token_ids=self.token_ids[self.num_prompt_tokens + start.num_tokens :],
+            cumulative_logprob=self.cumulative_logprob,
+            finish_reason=self.finish_reason,
+            logprobs=None if self.params.num_logprobs is None else self.logprobs[start.num_tokens :],
+            stop_reason=self.stop_reason,
+        )
+
+    def has_news(self, interval: int = 1) -> bool:
+        """Return whether an output is due: for the first token, for `interval` more tokens, or for the end."""
+        num_reported = self._reported.num_tokens
+        num_new = self.num_output_tokens - num_reported
+        return self.finished > self._reported.end or num_new >= (interval if num_reported else 1)
+
+    @property
+    def was_reported(self) -> bool:
+        """Return whether an output has had something of it."""
+        return self._reported != Reported()
+
+    def note_reported(self) -> None:
+        """Note that an output has had all of it so far."""
+        self._reported = Reported(self.num_output_tokens, len(self._text.shown), self.finished)
+
+    def _repeats(self, params: RepetitionDetectionParams) -> bool:
+        return self.num_output_tokens >= self.params.min_tokens and has_repetition(self.output_token_ids, params)
+
+    def _decoded(self, logprobs: dict[int, Logprob], position: int) -> dict[int, Logprob]:
+        """Return `logprobs` with the text that each token would add at `position`."""
+        if self.logprobs_tokenizer is None:
+            return logprobs
+        before = self.token_ids[max(0, position - MAX_BEFORE) : position]
+        return with_decoded_tokens(logprobs, before, self.logprobs_tokenizer)
+
+
+class Reported(NamedTuple):
+    """How much of a sequence's output earlier outputs had."""
+
+    num_tokens: int = 0
+    num_characters: int = 0
+    end: bool = False
+
+
+def is_due(samples: list[Sequence]) -> bool:
+    """Return whether the request with these samples has an output for its caller now."""
+    params = samples[0].params
+    if all(seq.finished for seq in samples):
+        return True
+    if params.output_kind is RequestOutputKind.FINAL_ONLY:
+        return False
+    return any(seq.has_news(params.stream_interval or 1) for seq in samples)
+
+
+def request_output(samples: list[Sequence]) -> RequestOutput:
+    """Return the output of the request with these samples. It has finished when all of them have.
+
+    A delta has the samples with something new, and the prompt's logprobs if it is the first.
+    """
+    seq, finished = samples[0], all(seq.finished for seq in samples)
+    is_delta = seq.params.output_kind is RequestOutputKind.DELTA
+    first_token_times = [seq.metrics.first_token_time for seq in samples if seq.metrics.first_token_time]
+    finished_times = [seq.metrics.finished_time for seq in samples if seq.metrics.finished_time]
+    output = RequestOutput(
+        request_id=seq.request_id,
+        prompt=seq.prompt,
+        prompt_token_ids=seq.prompt_token_ids,
+        outputs=[seq.completion() for seq in samples if not is_delta or seq.has_news()],
+        finished=finished,
+        metrics=RequestMetrics(
+            arrival_time=seq.metrics.arrival_time,
+            first_token_time=min(first_token_times, default=None),
+            finished_time=max(finished_times) if finished else None,
+        ),
+        error=next((seq.error for seq in samples if seq.error), None),
+        prompt_logprobs=prompt_logprobs(seq, is_first=not (is_delta and any(seq.was_reported for seq in samples))),
+        num_cached_tokens=seq.num_cached_tokens,
+    )
+    for seq in samples:
+        seq.note_reported()
+    return output
+
+
+def prompt_logprobs(seq: Sequence, is_first: bool) -> list[dict[int, Logprob] | None] | FlatLogprobs | None:
+    """Return the logprobs of the prompt, None for its first token; nothing of them unless the output `is_first`."""
+    if seq.params.prompt_logprobs is None:
+        return None
+    places = [None, *seq.prompt_logprobs] if is_first else []
+    return FlatLogprobs(places) if seq.params.flat_logprobs else places
+
+
+class OutputText:
+    """The text of an output as it grows, cut at the first stop string.
+
+    A stop string may straddle tokens, and text once shown is never taken back: so an ending that may yet become a stop
+    string is held back. A stop string that is complete within min_tokens tokens does not count. Without stop strings
+    nothing depends on the text, so it is decoded when somebody reads it, all new tokens at once.
+    """
+
+    def __init__(self, decoder: StreamDecoder | None, params: SamplingParams) -> None:
+        self._decoder = decoder
+        self._stop = tuple(params.stop or ())
+        self._keep_stop, self._min_tokens = params.include_stop_str_in_output, params.min_tokens
+        self._num_tokens = 0
+        self._undecoded: list[int] = []
+        self._held_back = ""
+        self._shown = ""
+        self.stop_string: str | None = None  # the one that ended the text
+
+    @property
+    def shown(self) -> str:
+        token_ids, self._undecoded = self._undecoded, []
+        if token_ids and self._decoder:
+            self._add(self._decoder.push(*token_ids))
+        return self._shown
+
+    def push(self, token_id: int) -> bool:
+        """Add a token. Return whether it ends the text with a stop string."""
+        self._num_tokens += 1
+        if self._stop:
+            return self._add(self._decoder.push(token_id)) if self._decoder else False
+        self._undecoded.append(token_id)
+        return False
+
+    def close(self) -> None:
+        """Show what was held back: no more tokens come."""
+        if self._decoder:
+            self._add((self._decoder.push(*self._undecoded) if self._undecoded else "") + self._decoder.flush())
+        self._shown, self._held_back, self._decoder = self._shown + self._held_back, "", None
+
+    def _add(self, piece: str) -> bool:
+        text, ends = self._held_back + piece, []
+        for stop in self._stop if self._num_tokens > self._min_tokens else ():
+            first = max(0, len(self._held_back) - len(stop) + 1)  # one that ended before did not count
+            if (start := text.find(stop, first)) >= 0:
+                ends.append((start + len(stop), start, stop))
+        if ends:  # the first to be complete, as if the characters came one by one; at a tie the first of the list
+            end, start, self.stop_string = min(ends, key=lambda match: match[0])
+            self._shown, self._held_back = self._shown + text[: end if self._keep_stop else start], ""
+            self._decoder = None
+            return True
+        keep = len(text) - longest_beginning(text, self._stop)
+        self._shown, self._held_back = self._shown + text[:keep], text[keep:]
+        return False
+
+
+def longest_beginning(text: str, stops: tuple[str, ...]) -> int:
+    r"""Return the length of the longest end of `text` that begins a stop string.
+
+    >>> longest_beginning("and then The", ("The End", "\n\n"))
+    3
+    """
+    lengths = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+    return max(lengths, default=0)
+
+
+def has_repetition(token_ids: list[int], params: RepetitionDetectionParams) -> bool:
+    """Return whether `token_ids` end in min_count times the same pattern of an allowed size.
+
+    >>> params = RepetitionDetectionParams(max_pattern_size=2, min_count=3)
+    >>> has_repetition([9, 4, 5, 4, 5, 4, 5], params), has_repetition([4, 5, 4, 5], params)
+    (True, False)
+    """
+    for size in range(max(1, params.min_pattern_size), params.max_pattern_size + 1):
+        end = token_ids[-size * params.min_count :]
+        if len(end) == size * params.min_count and end == end[:size] * params.min_count:
+            return True
+    return False

@@ -1,0 +1,473 @@
+"""Steps of few rows beside the plain model: the logits of a step, and an engine's tokens from both."""
+
+import gc
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("numba")
+
+from ... import LLM, SamplingParams
+from ...backends.cpu import plain
+from ...backends.cpu.few_rows import MAX_ROWS, FewRows
+from ...backends.cpu.many_rows import swap_linears
+from ...backends.cpu.packed import PackedLinear, why_not_packed
+from ...backends.cpu.phases import FEW, SPLIT
+from ...backends.options import VARIABLE
+from ...engine.kv_cache import KVCache
+from ...llama import LlamaForCausalLM, ModelConfig
+from ..helpers import OPTIONS
+
+FULL = pytest.mark.full
+ROOT = Path(__file__).resolve().parents[3]
+MAX_MODEL_LEN = 3 * SPLIT
+LENGTHS = (1, 2, 15, 16, 17, 33, 257, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 1300)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# One step of a random model
+
+
+def random_config(rng: random.Random) -> ModelConfig:
+    """Sizes that sixteen does not divide, and all that a Llama, a Mistral or a Qwen may have. Some can be packed."""
+    kv_heads, group, head_dim = rng.choice((1, 2)), rng.choice((1, 3, 8)), rng.choice((6, 20, 24, 64))
+    return ModelConfig(
+        vocab_size=rng.choice((53, 64, 321)),
+        hidden_size=rng.choice((18, 33, 34, 50)),
+        intermediate_size=rng.choice((7, 32, 96)),
+        num_hidden_layers=rng.choice((1, 2)),
+        num_attention_heads=kv_heads * group,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=rng.choice((1e-6, 1e-5)),
+        tie_word_embeddings=rng.random() < 0.5,
+        attention_bias=rng.random() < 0.5,
+        attention_output_bias=rng.random() < 0.5,
+        mlp_bias=rng.random() < 0.5,
+        qk_norm=rng.random() < 0.5,
+    )
+
+
+def random_model(config: ModelConfig, dtype: torch.dtype) -> LlamaForCausalLM:
+    model = LlamaForCausalLM(config, MAX_MODEL_LEN)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape)
+        weight.data = 1 + 0.2 * noise if "norm" in name else noise * 1.5 * (weight.shape[-1] ** -0.5)
+    model.tie_weights()
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def random_tables(rng: random.Random, pool: KVCache, lens: list[int]) -> list[list[int]]:
+    """Blocks in any order for contexts of these lengths. All but the last token of each is there, all else is NaN."""
+    free = rng.sample(range(pool.num_blocks), pool.num_blocks)
+    pool.blocks.fill_(torch.nan)
+    tables = []
+    for length in lens:
+        table = [free.pop() for _ in range(-(-length // pool.block_size))]
+        for i, block in enumerate(table):
+            used = max(0, min(pool.block_size, length - 1 - i * pool.block_size))
+            pool.blocks[block, :, :, :used] = torch.randn(pool.blocks[block, :, :, :used].shape).to(pool.blocks.dtype)
+        tables.append(table + rng.sample(range(pool.num_blocks), rng.randint(0, 2)))  # an engine's may be longer
+    return tables
+
+
+class PlainAttend:
+    """Attention of one new token a sequence, with plain.py; the new keys and values stay here."""
+
+    def __init__(self, pool: Tensor, tables: list[list[int]], lens: list[int]) -> None:
+        self.pool, self.tables, self.lens = pool, tables, lens
+        self.new: list[tuple[Tensor, Tensor]] = []  # of each layer: k, v [rows, num_kv_heads, head_dim]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.new.append((k, v))
+        return torch.stack([self.row(layer, m, q[m], k[m], v[m]) for m in range(len(q))])
+
+    def row(self, layer: int, m: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q, out [num_heads, head_dim]; k, v [num_kv_heads, head_dim]"""
+        position, group, heads = self.lens[m] - 1, len(q) // len(k), []
+        for kv in range(len(k)):
+            keys, values = plain.gather(self.pool, layer, kv, self.tables[m], 0, position)
+            keys, values = torch.cat((keys, k[kv : kv + 1])), torch.cat((values, v[kv : kv + 1]))  # [position + 1, ...]
+            scaled = q[kv * group : (kv + 1) * group] * q.shape[1] ** -0.5
+            out, _, sums = plain.attend(scaled, keys, values, len(scaled), position, 0)
+            heads.append(out / sums[:, None])
+        return torch.cat(heads)
+
+
+def in_float32(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:
+    """The same rounded numbers, computed with in float32."""
+    same = LlamaForCausalLM(model.config, MAX_MODEL_LEN)
+    same.load_state_dict(model.state_dict())
+    rotary = same.model.rotary_emb
+    rotary.cos, rotary.sin = rotary.cos.to(dtype).float(), rotary.sin.to(dtype).float()
+    same.tie_weights()
+    return same.eval().requires_grad_(False)
+
+
+SHARE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 2e-1}  # of the spread of all numbers
+
+
+def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    """float32: sums in another order; the others: what is stored on the way is rounded."""
+    spread = float(b.std(correction=0)) + 1e-2
+    return bool((a.float() - b).abs().max() < SHARE[dtype] * spread)
+
+
+def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers: int) -> int:
+    """A random model, and steps of as many sequences as it takes at once, or of four and less; returns the most."""
+    config = random_config(rng)
+    model = random_model(config, dtype)
+    reference = in_float32(model, dtype)
+    if why_not_packed(model) is None:
+        swap_linears(model, PackedLinear)
+    pool = KVCache(config, 1300, rng.choice((3, 4, 16, 17)), dtype, torch.device("cpu"))
+    with torch_threads(workers):
+        few = FewRows(model, pool, MAX_MODEL_LEN)
+    for _ in range(num_steps):
+        rows = rng.randint(1, rng.choice((FEW, few.max_rows)))
+        lens = [rng.choice(LENGTHS) for _ in range(rows)]
+        while sum(-(-length // pool.block_size) for length in lens) > pool.num_blocks:
+            lens[lens.index(max(lens))] = 1
+        check_step(rng, few, reference, pool, lens, f"{config}, {dtype}, {lens}")
+    return few.max_rows
+
+
+def check_step(
+    rng: random.Random, few: FewRows, reference: LlamaForCausalLM, pool: KVCache, lens: list[int], what: str
+) -> None:
+    tables, dtype = random_tables(rng, pool, lens), pool.blocks.dtype
+    token_ids = [rng.randrange(reference.config.vocab_size) for _ in lens]
+    attend = PlainAttend(pool.blocks.clone(), tables, lens)
+    expected = reference(torch.tensor(token_ids), torch.tensor(lens) - 1, attend)
+    hidden, logits = few.run(token_ids, tables, lens)
+    assert hidden.dtype == dtype and logits.dtype == torch.float32
+    assert close(hidden, expected, dtype), what
+    assert close(logits, reference.compute_logits(expected), dtype), what
+    after = attend.pool
+    for layer, (k, v) in enumerate(attend.new):
+        for m, length in enumerate(lens):
+            block, offset = tables[m][(length - 1) // pool.block_size], (length - 1) % pool.block_size
+            written = pool.blocks[block, layer, :, offset]
+            assert close(written, torch.stack((k[m], v[m])), dtype), what
+            after[block, layer, :, offset] = written
+    of_bits = torch.int32 if dtype == torch.float32 else torch.int16
+    assert torch.equal(pool.blocks.view(of_bits), after.view(of_bits)), f"nothing else is written: {what}"
+
+
+@pytest.mark.parametrize(("dtype", "models", "workers"), [
+    (torch.float32, 6, 1),
+    pytest.param(torch.float32, 60, 3, marks=FULL),
+    pytest.param(torch.bfloat16, 40, 2, marks=FULL),
+    pytest.param(torch.float16, 40, 1, marks=FULL),
+])  # fmt: skip
+def test_a_step_of_any_model_has_the_plain_models_logits(dtype, models, workers, compiled):
+    compiled(dtype)
+    torch.manual_seed(0)
+    assert {check_model(random.Random(seed), dtype, 6, workers) for seed in range(models)} == {FEW, MAX_ROWS}
+
+
+def test_too_many_rows_are_refused(compiled):
+    compiled(torch.float32)
+    config = random_config(random.Random(1))
+    pool = KVCache(config, 8, 4, torch.float32, torch.device("cpu"))
+    few = FewRows(random_model(config, torch.float32), pool, 16)
+    with pytest.raises(AssertionError, match="5 rows, at most 4"):
+        few.run([1] * 5, [[0], [1], [2], [3], [4]], [1] * 5)
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (([53], [[0]], [1]), r"token ids \[53\], of 53"),
+    (([-1], [[0]], [1]), r"token ids \[-1\], of 53"),
+    (([1], [[0, 1, 2, 3, 4]], [17]), "a context of 17 tokens, at most 16"),
+    (([1, 1], [[0], [1]], [4, 5]), "a context of 5 tokens in 4 slots"),
+    (([1], [[]], [0]), "a context of 0 tokens in 0 slots"),
+    (([], [], []), "0 rows, at most 4"),
+])  # fmt: skip
+def test_what_would_reach_behind_a_weight_or_a_table_is_refused(arguments, told, compiled):
+    compiled(torch.float32)
+    config = replace(random_config(random.Random(1)), vocab_size=53)
+    few = FewRows(random_model(config, torch.float32), KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16)
+    with pytest.raises(AssertionError, match=told):
+        few.run(*arguments)
+
+
+def test_a_model_that_gets_other_weights_leaves_the_old_ones_to_the_kernels(compiled):
+    compiled(torch.float32)
+    config = random_config(random.Random(1))
+    model = random_model(config, torch.float32)
+    few = FewRows(model, KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16)
+    _, before = few.run([1], [[0]], [1])
+    for weight in model.parameters():
+        size = weight.numel()
+        weight.data = torch.empty(0)
+        torch.full((size,), torch.nan)  # where freed memory is used again
+    _, after = few.run([1], [[0]], [1])
+    assert torch.equal(before, after)
+
+
+# Engines
+
+
+def params(**changes) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 12, "temperature": 0, "ignore_eos": True, "seed": 1} | changes)
+
+
+def requests(rng: random.Random, count: int, vocab_size: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Some begin alike; some are sampled; some ask for several samples."""
+    shared = [rng.randrange(3, vocab_size) for _ in range(21)]
+    prompts = [
+        shared[: rng.randint(0, 21)] + [rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 9))]
+        for _ in range(count)
+    ]
+    asked = []
+    for i in range(count):
+        temperature = rng.choice((0, 0.8, 1.2))
+        n = rng.choice((1, 1, 2, 3)) if temperature else 1
+        asked.append(
+            params(max_tokens=rng.randint(1, 14), temperature=temperature, n=n, seed=i, top_p=rng.choice((1, 0.9)))
+        )
+    return prompts, asked
+
+
+def tokens(outputs) -> list[list[list[int]]]:
+    return [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
+
+
+def nothing_is_left(llm: LLM) -> bool:
+    manager = llm.llm_engine.kv_cache_manager
+    manager.check_integrity()
+    return manager.num_free_blocks == manager.num_blocks and not llm.llm_engine.has_unfinished_requests()
+
+
+def made(model, backend: str, **options) -> LLM:
+    given: dict[str, Any] = {"kv_cache_tokens": 2048, "attention_backend": backend} | OPTIONS | options
+    return LLM(model, **given)
+
+
+def test_an_engine_has_the_plain_engines_tokens(checkpoint, with_kernels):
+    """A small pool: sequences are preempted, and blocks come back from the host."""
+    rng = random.Random(3)
+    options = {"kv_cache_tokens": 80, "kv_offloading_tokens": 160, "block_size": 4}
+    fast, slow = (made(checkpoint, backend, **options) for backend in ("numba", "torch"))
+    assert fast.llm_engine.kernels.uses_kernels and not slow.llm_engine.kernels.uses_kernels
+    for count in (1, 2, 4, 6):
+        prompts, asked = requests(rng, count, 320)
+        assert tokens(fast.generate(prompts, asked, use_tqdm=False)) == tokens(
+            slow.generate(prompts, asked, use_tqdm=False)
+        )
+        assert nothing_is_left(fast)
+
+
+@pytest.mark.full
+def test_the_shipped_checkpoint_tells_the_same_stories(with_kernels):
+    rng = random.Random(4)
+    fast, slow = (made(ROOT / "models" / "storyteller", backend) for backend in ("numba", "torch"))
+    for count in (1, 2, 3, 4, 5, 6):
+        prompts, asked = requests(rng, count, 1000)
+        assert tokens(fast.generate(prompts, asked, use_tqdm=False)) == tokens(
+            slow.generate(prompts, asked, use_tqdm=False)
+        )
+    story = params(max_tokens=200)
+    assert tokens(fast.generate("Once upon a time", story)) == tokens(slow.generate("Once upon a time", story))
+    assert nothing_is_left(fast)
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(name, marks=FULL) for name in ("bfloat16", "float16")])
+def test_engines_in_two_bytes_tell_nearly_the_same(dtype, with_kernels, compiled):
+    compiled(getattr(torch, dtype))
+    fast, slow = (made(ROOT / "models" / "storyteller", backend, dtype=dtype) for backend in ("numba", "torch"))
+    prompts = ["Once upon a time", "The cat", "A boy and his dog", "It was dark"]
+    found, expected = (tokens(llm.generate(prompts, params(max_tokens=24), use_tqdm=False)) for llm in (fast, slow))
+    firsts = [[sample[0] for sample in output] for output in found], [[s[0] for s in output] for output in expected]
+    assert firsts[0] == firsts[1]
+    same = sum(a == b for [x], [y] in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True))
+    assert same > 0.5 * 4 * 24
+
+
+def test_aborts_leave_nothing_and_change_nobody_elses_tokens(checkpoint, with_kernels):
+    llm = made(checkpoint, "numba", block_size=4)
+    engine = llm.llm_engine
+    [alone] = tokens(llm.generate([[5, 6, 7]], params()))
+    for request_id, n in (("a", 1), ("b", 3), ("c", 1)):
+        engine.add_request(request_id, [5, 6, 7], params(n=n, temperature=0 if n == 1 else 1))
+    for i in range(20):
+        outputs = engine.step()
+        if i == 3:
+            engine.abort_request("b")
+        if i == 5:
+            engine.abort_request("a")
+        engine.kv_cache_manager.check_integrity()
+        found = [output for output in outputs if output.finished and output.request_id == "c"]
+        if found:
+            assert tokens(found) == [alone]
+            break
+    assert found and nothing_is_left(llm)
+
+
+def test_two_engines_in_one_process_do_not_meet(checkpoint, with_kernels):
+    first, second = (made(checkpoint, "numba", block_size=size) for size in (4, 16))
+    plainly = made(checkpoint, "torch")
+    prompts = [[5, 6, 7], [8, 9]]
+    expected = tokens(plainly.generate(prompts, params()))
+    for request_id, prompt in enumerate(prompts):
+        first.llm_engine.add_request(str(request_id), prompt, params())
+        second.llm_engine.add_request(str(request_id), prompt, params())
+    done = {id(first): {}, id(second): {}}
+    while any(llm.llm_engine.has_unfinished_requests() for llm in (first, second)):
+        for llm in (first, second):
+            done[id(llm)] |= {output.request_id: output for output in llm.llm_engine.step() if output.finished}
+    for found in done.values():
+        assert tokens([found["0"], found["1"]]) == expected
+    assert nothing_is_left(first) and nothing_is_left(second)
+
+
+def test_engines_in_two_threads_do_not_meet(checkpoint, with_kernels):
+    prompts, plainly, found = [[5, 6, 7], [8, 9], [10] * 20], made(checkpoint, "torch"), {}
+    expected = tokens(plainly.generate(prompts, params()))
+
+    def serve(name: int) -> None:
+        with torch_threads(2):
+            llm = made(checkpoint, "numba", block_size=4)
+            found[name] = [tokens(llm.generate(prompts[i:], params(), use_tqdm=False)) for i in (0, 2, 1, 0)]
+
+    threads = [Thread(target=serve, args=(name,)) for name in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found.get(name) for name in range(2)] == [[expected[i:] for i in (0, 2, 1, 0)]] * 2
+
+
+def test_an_engine_that_is_deleted_leaves_no_helper(checkpoint, with_kernels):
+    before = set(threading.enumerate())
+    with torch_threads(3):
+        llm = made(checkpoint, "numba")
+        llm.generate([[5, 6, 7]], params(), use_tqdm=False)
+    helpers = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("helper")}
+    assert len(helpers) == 2
+    del llm
+    gc.collect()
+    for thread in helpers:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in helpers)
+
+
+def test_an_engine_that_has_no_memory_for_kernels_goes_on_plainly(checkpoint, with_kernels, monkeypatch):
+    expected = tokens(made(checkpoint, "torch").generate([[5, 6, 7]], params()))
+
+    def no_room(self, splits):
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(FewRows, "_make_room", no_room)
+    llm = made(checkpoint, "auto")
+    assert tokens(llm.generate([[5, 6, 7]], params())) == expected
+    assert llm.llm_engine.kernels.says.endswith("taken up: RuntimeError: can't allocate memory")
+    names = {type(module).__name__ for module in llm.llm_engine.executor.model.modules()}
+    assert "Linear" in names and not {"PackedLinear", "ManyRows"} & names
+
+
+def test_plain_operations_take_over_in_the_middle_of_a_request(checkpoint, with_kernels):
+    """As in a forked child. They read whole blocks under a mask: what was there before must not be NaN."""
+    llm = made(checkpoint, "numba", block_size=8)
+    engine = llm.llm_engine
+    expected = tokens(llm.generate([[5, 6, 7], [8, 9]], params()))
+    engine.reset_prefix_cache()
+    engine.kv_cache.blocks.fill_(torch.nan)
+    for request_id, prompt in (("0", [5, 6, 7]), ("1", [8, 9])):
+        engine.add_request(request_id, prompt, params())
+    found = {}
+    for step in range(20):
+        if step == 8:  # both have begun a second block
+            engine.kernels.drop_threads()
+        found |= {output.request_id: output for output in engine.step() if output.finished}
+        if len(found) == 2:
+            break
+    assert tokens([found["0"], found["1"]]) == expected and nothing_is_left(llm)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_child_goes_on_plainly(checkpoint, with_kernels):
+    with torch_threads(2):
+        llm = made(checkpoint, "numba")
+        expected = tokens(llm.generate([[5, 6, 7]], params()))
+        x = torch.randn(300, 300)
+        large = x @ x  # by two threads of OpenMP: the child would wait for the second one
+        if (child := os.fork()) == 0:
+            try:
+                found = tokens(llm.generate([[5, 6, 7]], params(), use_tqdm=False))
+                is_same = found == expected and torch.allclose(x @ x, large, atol=1e-3)
+                os._exit(0 if is_same and not llm.llm_engine.kernels.uses_kernels else 1)
+            finally:
+                os._exit(2)
+        assert exit_code(child) == 0
+        assert tokens(llm.generate([[5, 6, 7]], params())) == expected and llm.llm_engine.kernels.uses_kernels
+
+
+def exit_code(child: int) -> int:
+    """Of a process that ends within a while; else it is killed."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kernel_that_raises_is_called_again_for_each_alone(after, checkpoint, with_kernels, monkeypatch):
+    llm = made(checkpoint, "numba", block_size=4)
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    expected, calls, real = tokens(llm.generate(prompts, params())), [], FewRows.run
+
+    def run(self, token_ids, *rest):
+        calls.append(len(token_ids))
+        found = real(self, token_ids, *rest) if after else None
+        if len(calls) % 4 == 1 and len(token_ids) > 1:
+            raise RuntimeError("a kernel broke")
+        return found or real(self, token_ids, *rest)
+
+    monkeypatch.setattr(FewRows, "run", run)
+    assert tokens(llm.generate(prompts, params())) == expected and 1 in calls and nothing_is_left(llm)
+
+
+def test_a_kernel_that_always_raises_ends_the_requests_and_leaks_nothing(checkpoint, with_kernels, monkeypatch):
+    llm = made(checkpoint, "numba", block_size=4)
+    prompts, real = [[5, 6, 7], [8, 9]], FewRows.run
+    expected = tokens(llm.generate(prompts, params()))
+
+    def run(self, token_ids, block_tables, context_lens):
+        if max(context_lens) > 8:
+            raise RuntimeError("a kernel broke")
+        return real(self, token_ids, block_tables, context_lens)
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="a kernel broke"):
+        patch.setattr(FewRows, "run", run)
+        found = tokens(llm.generate(prompts, params()))
+    for [short], [whole] in zip(found, expected, strict=True):
+        assert 0 < len(short) < len(whole) and whole[: len(short)] == short
+    assert nothing_is_left(llm)
+    assert tokens(llm.generate(prompts, params())) == expected

@@ -1,0 +1,545 @@
+"""Each small kernel beside its plain twin: random shapes, dtypes, block sizes, lengths; workers that share a step."""
+
+import os
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("numba")
+from numba import njit
+
+from ...backends.cpu import activation, attention, dot, lanes, linear, matmul, norm, plain, rotary, team
+from ...backends.cpu import exp as exp_module
+from ...backends.cpu.attention import PART, PLACES, Pool
+from ...backends.cpu.plan import like_of
+from ...backends.cpu.team import STRIDE, Helpers
+from ...backends.cpu.vectors import WIDTH, at, floats, get, integers, load, put, read, store, stored, write
+
+FULL = pytest.mark.full
+DTYPES = [torch.bfloat16, pytest.param(torch.float32, marks=FULL), pytest.param(torch.float16, marks=FULL)]
+SIZES = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 64, 100, 257]
+ROUNDS = 60
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    torch.manual_seed(0)
+    return random.Random(0)
+
+
+def some_x(rows: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Of the type in which it meets a weight."""
+    return torch.randn(rows, size).to(matmul.type_of(dtype))
+
+
+def guarded(*shape: int) -> Tensor:
+    """float32, and a row more that nobody may write."""
+    return torch.full((shape[0] + 1, *shape[1:]), 7.0)
+
+
+# Numbers of three types
+
+
+@njit
+def convert(x, to, size, of, like):
+    """Sixteen at a time, then one by one."""
+    i = 0
+    while i + WIDTH <= size:
+        store(stored(to, like), i, load(stored(x, of), i))
+        i += WIDTH
+    while i < size:
+        write(stored(to, like), i, read(stored(x, of), i))
+        i += 1
+
+
+def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    out = torch.empty(x.shape, dtype=dtype)
+    convert(x.data_ptr(), out.data_ptr(), x.numel(), like_of(x.dtype), like_of(dtype))
+    return out
+
+
+def numbers_of_all_kinds(rng: random.Random) -> Tensor:
+    """float32 [any odd count]: any bits, ties between two neighbours, subnormal ones, infinite ones, NaN."""
+    bits = torch.tensor([rng.getrandbits(32) - 2**31 for _ in range(20_000)], dtype=torch.int64).to(torch.int32)
+    ties = (bits & ~0xFFFF) | 0x8000  # of bfloat16
+    small = bits & (0x807FFFFF - 2**32)
+    halves = (bits[:5000] & ~0x1FFF & 0x0FFFFFFF) | 0x38001000  # of float16, near 1
+    tiny = torch.tensor([rng.uniform(-1, 1) * 2.0 ** rng.randint(-26, -13) for _ in range(5000)])
+    steps = torch.tensor([(k + 0.5) * 2.0**-24 for k in range(-300, 300)])  # ties of float16's subnormal numbers
+    ends = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 65504.0, 65519.99, 65520.0, -65520.0, 3.4e38])
+    return torch.cat((torch.cat((bits, ties, small, halves)).view(torch.float32), tiny, steps, ends))
+
+
+def equal_bits(a: Tensor, b: Tensor) -> bool:
+    of_bits = torch.int32 if a.dtype == torch.float32 else torch.int16
+    same = a.view(of_bits) == b.view(of_bits)
+    return bool((same | (a.isnan() & b.isnan())).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_written_is_rounded_as_torch_rounds_it_and_read_back_exactly(dtype, rng):
+    x = numbers_of_all_kinds(rng)
+    assert x.numel() % WIDTH, "some are written one by one"
+    for start in (0, 1):  # each number among sixteen, and in the tail
+        part = x[start:] if start else x
+        assert equal_bits(converted(part, dtype), part.to(dtype))
+        assert equal_bits(converted(part.to(dtype), torch.float32), part.to(dtype).float())
+    tail = x[-WIDTH + 1 :]
+    assert equal_bits(converted(tail, dtype), tail.to(dtype))
+
+
+# Products, norms, rotation
+
+
+@njit
+def call_products(row, x, size, rows, out, stride, like, like_x):
+    dot.products(stored(row, like), stored(x, like_x), size, rows, floats(out), stride)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products(dtype, rng):
+    for _ in range(ROUNDS):
+        size, rows, stride = rng.choice(SIZES), rng.randint(1, 4), rng.randint(1, 5)
+        row, x, out = torch.randn(size).to(dtype), some_x(rows, size, dtype), guarded(rows, stride)
+        likes = like_of(dtype), like_of(x.dtype)
+        call_products(row.data_ptr(), x.data_ptr(), size, rows, out.data_ptr(), stride, *likes)
+        torch.testing.assert_close(out[:rows, 0], plain.products(row, x.float()), rtol=1e-5, atol=1e-4)
+        assert (out[:, 1:] == 7).all() and (out[rows] == 7).all(), "what stands between is not written"
+
+
+@njit
+def call_linear(weight, bias, start, end, x, size, rows, out, outputs, like, like_x):
+    w, b = stored(weight, like), stored(bias, like)
+    linear.linear(w, b, bias != 0, start, end, stored(x, like_x), size, rows, floats(out), outputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_some_rows_of_a_linear_layer(dtype, rng):
+    for _ in range(ROUNDS):
+        size, rows, outputs = rng.choice(SIZES), rng.randint(1, 4), rng.randint(1, 40)
+        start, end = sorted((rng.randint(0, outputs), rng.randint(0, outputs)))
+        weight, x = torch.randn(outputs, size).to(dtype), some_x(rows, size, dtype)
+        out = guarded(rows, outputs)
+        bias = torch.randn(outputs).to(dtype) if rng.random() < 0.5 else None
+        where = 0 if bias is None else bias.data_ptr()
+        addresses = x.data_ptr(), size, rows, out.data_ptr(), outputs
+        call_linear(weight.data_ptr(), where, start, end, *addresses, like_of(dtype), like_of(x.dtype))
+        expected = torch.full_like(out, 7)
+        expected[:rows, start:end] = plain.linear(weight, bias, x.float())[:, start:end]
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_packed_weight_is_the_weight_in_another_order():
+    weight = torch.arange(70 * 6.0).view(70, 6)
+    packed = matmul.pack(weight).view(6, 6, 16)  # columns of 16 outputs, size, 16: the last two are of 38 .. 69
+    firsts = [0, 16, 32, 48, 38, 54]
+    assert all(torch.equal(column.T, weight[first : first + 16]) for column, first in zip(packed, firsts, strict=True))
+
+
+@njit
+def call_matmul(x, rows, size, weight, bias, start, end, outputs, out, stride, like_x, like):
+    w, b = stored(weight, like), stored(bias, like)
+    matmul.matmul(stored(x, like_x), rows, size, w, b, start, end, outputs, stored(out, like), stride)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_times_a_packed_weight(dtype, rng):
+    for _ in range(ROUNDS):
+        size, rows, outputs, more = 2 * rng.randint(1, 70), rng.randint(1, 40), rng.randint(32, 150), rng.randint(0, 9)
+        start = rng.randrange(0, outputs, 32)
+        end = rng.choice([outputs, *range(start + 32, outputs, 32)])
+        weight, bias = torch.randn(outputs, size).to(dtype), torch.randn(outputs).to(dtype)
+        x, out = some_x(rows, size, dtype), guarded(rows, outputs + more).to(dtype)
+        addresses = matmul.pack(weight), bias
+        at_weight, at_bias = (each.data_ptr() for each in addresses)
+        likes = like_of(x.dtype), like_of(dtype)
+        where = at_weight, at_bias, start, end, outputs, out.data_ptr(), outputs + more
+        call_matmul(x.data_ptr(), rows, size, *where, *likes)
+        found, expected = out[:rows, start:end], plain.linear(weight, bias, x.float())[:, start:end].to(dtype)
+        torch.testing.assert_close(found, expected, **({} if dtype != torch.float32 else {"rtol": 1e-5, "atol": 1e-4}))
+        assert (out[rows] == 7).all() and (out[:, outputs:] == 7).all() and (out[:, : max(0, start - 32)] == 7).all()
+
+
+@njit
+def call_exp(x, out, size):
+    for i in range(size):
+        write(floats(out), i, exp_module.exp(read(floats(x), i)))
+
+
+def test_exp_is_within_two_of_its_last_digit():
+    x = torch.cat((torch.linspace(-100, 100, 200_001), torch.tensor([0.0, -0.0, -1e30, 1e30, -torch.inf, torch.inf])))
+    out = torch.empty_like(x)
+    call_exp(x.data_ptr(), out.data_ptr(), len(x))
+    digits = out.view(torch.int32) - plain.exp(x).view(torch.int32)
+    assert digits.abs().max() <= 2 and out[x == 0].eq(1).all() and out.isfinite().all()
+
+
+@njit
+def call_normalize(x, weight, eps, size, out, like):
+    norm.normalize(floats(x), stored(weight, like), eps, size, floats(out))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_normalize_also_in_place(dtype, rng):
+    for size in SIZES:
+        x, weight, eps = (
+            torch.randn(size) * 10 ** rng.uniform(-3, 3),
+            torch.randn(size).to(dtype),
+            10 ** rng.uniform(-8, -3),
+        )
+        expected, out = plain.normalize(x, weight, eps), guarded(size)
+        for to in (out, x):
+            call_normalize(x.data_ptr(), weight.data_ptr(), np.float32(eps), size, to.data_ptr(), like_of(dtype))
+            torch.testing.assert_close(to[:size], expected, rtol=1e-5, atol=1e-5)
+        assert out[size] == 7
+
+
+@njit
+def call_turn(x, norm, turns, cos, sin, eps, scale, size, own, out, like):
+    pointers = stored(cos, like), stored(sin, like)
+    rotary.turn(floats(x), norm, turns, *pointers, eps, scale, size, floats(own), stored(out, like))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_norm_rotation_and_scale_of_a_head(has_norm, turns, dtype):
+    for size in (2, 6, 20, 24, 32, 64, 66, 80):
+        x, norm, angles, own = torch.randn(size), torch.randn(size), torch.randn(size // 2), torch.empty(size)
+        cos, sin, out = angles.cos().to(dtype), angles.sin().to(dtype), guarded(size).to(dtype)
+        addresses = cos.data_ptr(), sin.data_ptr(), np.float32(1e-5), np.float32(0.3), size, own.data_ptr()
+        call_turn(x.data_ptr(), norm.data_ptr() if has_norm else 0, turns, *addresses, out.data_ptr(), like_of(dtype))
+        normed = plain.normalize(x, norm, 1e-5) if has_norm else x
+        expected = 0.3 * (plain.rotate(normed, cos, sin) if turns else normed)
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(out[:size].float(), expected, rtol=tolerance, atol=tolerance)
+        assert out[size] == 7
+
+
+@njit
+def call_silu_and_mul(gate, up, size, out, like):
+    activation.silu_and_mul(stored(gate, like), stored(up, like), size, stored(out, like))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu_and_mul(dtype):
+    for size in SIZES:
+        gate, up, out = (torch.randn(size) * 30).to(dtype), torch.randn(size).to(dtype), guarded(size).to(dtype)
+        gate[0], gate[-1] = torch.tensor([-200.0, 200.0])
+        call_silu_and_mul(gate.data_ptr(), up.data_ptr(), size, out.data_ptr(), like_of(dtype))
+        expected = plain.silu_and_mul(gate.float(), up.float()).to(dtype)
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(out[:size], expected, rtol=tolerance, atol=tolerance)
+        assert out[size] == 7
+
+
+@njit
+def call_exp_of(x, out, size):
+    for i in range(0, size, WIDTH):
+        store(floats(out), i, lanes.exp_of(load(floats(x), i)))
+
+
+def test_exp_of_sixteen_numbers():
+    x = torch.linspace(-87, 88, 16_000)
+    out = torch.empty_like(x)
+    call_exp_of(x.data_ptr(), out.data_ptr(), len(x))
+    torch.testing.assert_close(out, plain.exp(x), rtol=1e-6, atol=0)
+
+
+# Attention
+
+
+@njit
+def call_attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, room, places, out, peaks, sums, like):
+    attention.attend(
+        floats(q), rows, group, first, stored(pool, like), shape, layer, kv, integers(table), start, end,
+        floats(room), integers(places), floats(out), floats(peaks), floats(sums),
+    )  # fmt: skip
+
+
+@njit
+def call_merge(out, peaks, sums, parts, rows, size, merged, like):
+    attention.merge(floats(out), floats(peaks), floats(sums), parts, rows, size, stored(merged, like))
+
+
+def attended(
+    q: Tensor, group: int, first: int, pool: Tensor, layer: int, kv: int, table: list[int], start: int, end: int
+):
+    """What the kernel makes of it: not divided, peaks, sums."""
+    rows, size = q.shape
+    shape = Pool(pool.shape[1], pool.shape[3], pool.shape[4], pool.shape[5])
+    out, peaks, sums = guarded(rows, size), guarded(rows), guarded(rows)
+    room, places = torch.full((4 * PART,), torch.nan), torch.full((PLACES,), -(2**40))
+    table_there = torch.tensor(table)
+    call_attend(
+        q.data_ptr(), rows, group, first, pool.data_ptr(), shape, layer, kv, table_there.data_ptr(), start, end,
+        room.data_ptr(), places.data_ptr(), out.data_ptr(), peaks.data_ptr(), sums.data_ptr(), like_of(pool.dtype),
+    )  # fmt: skip
+    assert (out[rows] == 7).all() and peaks[rows] == sums[rows] == 7
+    return out[:rows], peaks[:rows], sums[:rows]
+
+
+def random_pool(rng: random.Random, dtype: torch.dtype, length: int) -> tuple[Tensor, list[int]]:
+    """A pool with `length` tokens in blocks of any order. All else in it is NaN."""
+    layers, block_size, kvs = rng.randint(1, 2), rng.choice((1, 3, 4, 16, 17, 32)), rng.randint(1, 3)
+    head_dim, needed = rng.choice((2, 6, 16, 20, 24, 64, 80)), -(-length // block_size)
+    pool = torch.full((needed + 3, layers, 2, block_size, kvs, head_dim), torch.nan)
+    table = rng.sample(range(needed + 3), needed)
+    for i, block in enumerate(table):
+        used = min(block_size, length - i * block_size)
+        pool[block, :, :, :used] = torch.randn(layers, 2, used, kvs, head_dim)
+    return pool.to(dtype), table
+
+
+def check_attention(rng: random.Random, dtype: torch.dtype) -> None:
+    """Queries at the end of a context, in parts of any length, merged."""
+    length = rng.choice((1, 2, 15, 16, 17, 40, PART - 1, PART, PART + 1, 600))
+    pool, table = random_pool(rng, dtype, length)
+    group, queries = rng.choice((1, 2, 3, 4, 5, 8)), rng.randint(1, min(length, 5))
+    first, layer, kv = length - queries, rng.randrange(pool.shape[1]), rng.randrange(pool.shape[4])
+    q = torch.randn(queries * group, pool.shape[5])  # [rows, head_dim]
+    cuts = sorted(
+        {0, *(rng.randint(0, first) for _ in range(rng.randint(0, 2))), length}
+    )  # each query sees the first key
+    parts = []
+    for start, end in pairwise(cuts):
+        found = attended(q, group, first, pool, layer, kv, table, start, end)
+        keys, values = plain.gather(pool, layer, kv, table, start, end)
+        expected = plain.attend(q, keys, values, group, first, start)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-4)
+        parts.append(found)
+    out, peaks, sums = (torch.stack(each) for each in zip(*parts, strict=True))
+    merged = torch.full((len(q) + 1, q.shape[1]), 7.0).to(dtype)
+    addresses = out.data_ptr(), peaks.data_ptr(), sums.data_ptr()
+    call_merge(*addresses, len(parts), *q.shape, merged.data_ptr(), like_of(dtype))
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(merged[:-1].float(), plain.merge(out, peaks, sums), rtol=tolerance, atol=tolerance)
+    assert (merged[-1] == 7).all()
+    whole = plain.attend(q, *plain.gather(pool, layer, kv, table, 0, length), group, first, 0)
+    expected = whole[0] / whole[2][:, None]
+    torch.testing.assert_close(merged[:-1].float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_attention_in_parts(dtype, rng):
+    for _ in range(150):
+        check_attention(rng, dtype)
+
+
+# Workers that share a step
+
+
+@njit(nogil=True)
+def open_step(counters, count, step):
+    team.open_phases(integers(counters), count, step)
+
+
+@njit(nogil=True)
+def take_part(counters, phases, step, count, done, pace):
+    """All phases. done int64 [phases, count]: how often each piece was. Returns how many pieces this worker got."""
+    got, x = 0, 0.0
+    for phase in range(phases):
+        for piece in team.pieces(integers(counters), phase, step, count):
+            for i in range(pace):
+                x += 1.0 / (i + 1)
+            team.add_atomically(integers(done), phase * count + piece, 1)
+            got += 1
+        for piece in range(count):  # nobody goes on before all of them are done
+            if team.look(integers(done), phase * count + piece) != 1 and pace >= 0:
+                got -= 1_000_000
+    return got if x >= 0 else -1
+
+
+@njit(nogil=True)
+def take_one(counters, phase, step, count):
+    return team.take(integers(counters), phase, step, count)
+
+
+@njit(nogil=True)
+def finish_one(counters, phase):
+    team.add_atomically(integers(counters), phase * STRIDE + 1, 1)
+
+
+def no_counters(phases: int) -> Tensor:
+    return torch.zeros(phases * STRIDE, dtype=torch.int64)
+
+
+def test_each_piece_is_done_once_by_whoever_comes_and_a_late_helper_takes_nothing(rng):
+    phases, late = 6, []
+    counters = no_counters(phases)
+    with ThreadPoolExecutor(4) as threads:
+        for step in range(1, 150):
+            count, workers = rng.choice((1, 2, 7, 40)), rng.randint(1, 4)
+            done = torch.zeros(phases, count, dtype=torch.int64)
+            old = torch.zeros(phases, 64, dtype=torch.int64)  # a helper of a step that has ended does nothing to it
+            open_step(counters.data_ptr(), phases, step)
+            running = []
+            for _ in range(workers):
+                arguments = counters.data_ptr(), phases, step, count, done.data_ptr(), rng.choice((0, 0, 30, 3000))
+                running.append(threads.submit(take_part, *arguments))
+                if rng.random() < 0.3:
+                    stale = counters.data_ptr(), phases, rng.randint(0, step - 1), 64, old.data_ptr(), -1
+                    late.append((threads.submit(take_part, *stale), old))
+            assert sum(each.result() for each in running) == phases * count
+            assert (done == 1).all()
+    assert len(late) > 50 and all(each.result() == 0 and (old == 0).all() for each, old in late)
+
+
+def test_more_pieces_than_a_long_context_of_many_sequences_has():
+    counters, count = no_counters(1), 3 << 20
+    open_step(counters.data_ptr(), 1, 2**38)
+    counters[0] += count - 2  # all but two are taken
+    assert [take_one(counters.data_ptr(), 0, 2**38, count) for _ in range(3)] == [count - 2, count - 1, -1]
+
+
+def test_nothing_waits_for_a_helper_that_never_comes():
+    counters, done = no_counters(3), torch.zeros(3, 9, dtype=torch.int64)
+    open_step(counters.data_ptr(), 3, 1)
+    assert take_part(counters.data_ptr(), 3, 1, 9, done.data_ptr(), 0) == 27
+
+
+def test_a_step_waits_for_a_piece_that_somebody_has_taken():
+    counters, done = no_counters(1), torch.zeros(1, 4, dtype=torch.int64)
+    open_step(counters.data_ptr(), 1, 5)
+    piece = take_one(counters.data_ptr(), 0, 5, 4)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(take_part, counters.data_ptr(), 1, 5, 4, done.data_ptr(), -1)
+        assert wait_until(lambda: done.sum() == 3)
+        time.sleep(0.02)
+        assert not first.done()
+        finish_one(counters.data_ptr(), 0)
+        assert first.result(timeout=20) == 3 and done[0, piece] == 0
+    assert take_one(counters.data_ptr(), 0, 5, 4) == -1
+    assert take_one(counters.data_ptr(), 0, 4, 4) == take_one(counters.data_ptr(), 0, 6, 4) == -1
+
+
+def wait_until(is_so) -> bool:
+    end = time.monotonic() + 20
+    while not (found := is_so()) and time.monotonic() < end:
+        time.sleep(0.001)
+    return found
+
+
+def test_helpers_sleep_until_a_step_and_end_with_their_owner():
+    helped = []
+
+    def help(worker: int, seen: int) -> int:
+        helped.append(worker)
+        return newest[0]
+
+    newest, before = [0], set(threading.enumerate())
+    helpers = Helpers(3, help)
+    shared = helpers._shared
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 3 and wait_until(lambda: sorted(helped) == [1, 2, 3])
+    for step in (1, 2, 3):
+        assert wait_until(lambda: shared.is_asleep)
+        time.sleep(0.02)
+        count, newest[0] = len(helped), step
+        assert helpers.call() == step
+        assert wait_until(lambda count=count: len(helped) >= count + 3), "all are called"
+    helpers.call()  # and then an exception: the step never comes
+    assert wait_until(lambda: shared.is_asleep)
+    time.sleep(0.02)
+    count = len(helped)
+    time.sleep(0.02)
+    assert len(helped) == count, "nobody goes on looking for it"
+    del helpers
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_no_helper_is_left_when_the_interpreter_ends(monkeypatch):
+    """Also those that look for a step just then."""
+    helpers = Helpers(3, lambda worker, seen: time.sleep(0.3) or seen)
+    monkeypatch.setattr(team, "SHARED", [helpers._shared])
+    threads = list(helpers._shared.threads)
+    assert len(threads) == 3 and all(thread.is_alive() for thread in threads)
+    team.end_all()
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_helper_whose_owner_is_collected_while_it_lies_down_ends():
+    """A garbage collector runs in any thread between any two lines: here in the helper's, when it has looked last."""
+
+    class Bell(SimpleQueue):
+        def get(self):
+            shared.end()
+            return super().get()
+
+    shared = team.Shared([Bell()])
+    thread = threading.Thread(target=team.stand_by, args=(1, lambda worker, seen: seen, shared.bells[0], shared))
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_helpers_end_where_the_system_has_no_thread_left(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def starts(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    with pytest.raises(RuntimeError, match="can't start"):
+        Helpers(2, lambda worker, seen: seen)
+    started[0].join(20)
+    assert not started[0].is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_child_waits_for_no_helper():
+    """Some sleep, some look for a step; the child gives them up, and ends as a process does."""
+    asleep, looking = Helpers(2, lambda worker, seen: seen), Helpers(2, lambda worker, seen: time.sleep(0.2) or seen)
+    assert wait_until(lambda: asleep._shared.is_asleep)
+    if (child := os.fork()) == 0:
+        asleep.call()
+        del asleep, looking
+        team.end_all()
+        os._exit(0)
+    has_ended = wait_until(lambda: os.waitpid(child, os.WNOHANG)[0] == child)
+    if not has_ended:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert has_ended
+
+
+def test_addresses(rng):
+    @njit
+    def walk(memory, i, value):
+        put(at(integers(memory), i), 1, value)
+        return get(integers(memory), i + 1)
+
+    numbers = torch.arange(8)
+    assert walk(numbers.data_ptr(), 2, 50) == 50 and numbers.tolist() == [0, 1, 2, 50, 4, 5, 6, 7]
+
+
+def test_the_end_waits_for_helpers_whose_owner_is_gone():
+    """They free what they worked with: a tensor does that without the interpreter's lock."""
+    freed = []
+
+    class Kept:
+        def __del__(self):
+            time.sleep(0.3)
+            freed.append(True)
+
+    helpers = Helpers(1, partial(lambda kept, worker, seen: seen, Kept()))
+    del helpers
+    time.sleep(0.1)
+    team.end_all()
+    assert freed

@@ -1,0 +1,60 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ...backends.torch.sampler import SampledToken
+from ...checkpoints.model_config import read_model_config
+from ...checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from ...checkpoints.weights import load_model
+from ...engine.sequence import Sequence
+from ...llama import LlamaForCausalLM
+from ...llm import LLM
+from .helpers import train_tokenizer, write_checkpoint
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)  # tiny models lose more time waiting for threads than they win
+
+
+@pytest.fixture(scope="session")
+def tokenizer_model() -> bytes:
+    return train_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tokenizer_model: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 64 positions and 320 tokens, with a tokenizer."""
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), tokenizer_model=tokenizer_model)
+
+
+@pytest.fixture(scope="session")
+def model(checkpoint: Path) -> LlamaForCausalLM:
+    return load_model(checkpoint, read_model_config(checkpoint), torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint: Path) -> HFTokenizer:
+    return load_tokenizer(checkpoint)
+
+
+@pytest.fixture
+def scripted(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], LLM]:
+    """scripted(token_ids) is an engine whose every request is answered with those tokens, whatever its model thinks."""
+
+    def engine(token_ids: list[int]) -> LLM:
+        llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256)
+
+        def run(batch: list[tuple[Sequence, int]]) -> list[SampledToken]:
+            return [SampledToken(token_ids[seq.num_tokens - seq.num_prompt_tokens], -1.0) for seq, _ in batch]
+
+        monkeypatch.setattr(llm.llm_engine.executor, "run", run)
+        return llm
+
+    return engine

@@ -1,0 +1,155 @@
+"""An engine whose model costs nothing and notices everything, for tests of who runs when.
+
+It keeps each token in the slot of the pool that the block table names. What it says next depends on all that it then
+reads there, so a block lost, overwritten, not copied or not computed anew gives other tokens than `said_alone`.
+"""
+
+from collections import Counter
+from pathlib import Path
+from zlib import crc32
+
+from ...backends.torch.model_runner import FinishedStep
+from ...backends.torch.sampler import SampledToken
+from ...engine.config import EngineConfig
+from ...engine.executor import Scheduled
+from ...engine.kv_cache import KVCache
+from ...engine.llm_engine import LLMEngine
+from ...engine.outputs import RequestOutput
+from ...engine.prefix_cache import BlockHash, extend_block_hashes
+from ...engine.sampling_params import SamplingParams
+from ...engine.sequence import Sequence
+
+VOCAB_SIZE = 320
+Batch = list[Scheduled]
+
+
+def params(max_tokens: int, **options) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True} | options)
+
+
+def next_token(token_ids: list[int], seed: int | None = None, sample_index: int = 0) -> int:
+    """What comes after these tokens; with a seed, as if drawn: each sample says something else."""
+    return crc32(repr((token_ids, seed, sample_index)).encode()) % VOCAB_SIZE
+
+
+def said_alone(prompt: list[int], num_tokens: int, seed: int | None = None, sample_index: int = 0) -> list[int]:
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(token_ids, seed, sample_index if seed is not None else 0))
+    return token_ids[len(prompt) :]
+
+
+def answer(output: RequestOutput) -> list[int]:
+    return output.outputs[0].token_ids
+
+
+def answers(output: RequestOutput) -> list[list[int]]:
+    """Of all samples."""
+    return [completion.token_ids for completion in output.outputs]
+
+
+def reason(output: RequestOutput) -> str | None:
+    return output.outputs[0].finish_reason
+
+
+def reasons(output: RequestOutput) -> list[str | None]:
+    return [completion.finish_reason for completion in output.outputs]
+
+
+class ScriptedExecutor:
+    """Runs no model, and needs none."""
+
+    def __init__(self, kv_cache: KVCache) -> None:
+        kv_cache.blocks.fill_(-1)
+        self._slots = kv_cache.blocks[:, -1, -1, :, -1, -1]  # [num_blocks, block_size]
+        self._block_size = kv_cache.block_size
+        self.num_steps = self.num_tokens = 0
+        self.steps: list[list[tuple[str, int]]] = []  # request_id and number of tokens, in the order of each step
+
+    def launch(self, batch: Batch) -> FinishedStep:
+        return FinishedStep(self.run(batch))
+
+    def run(self, batch: Batch) -> list[SampledToken | None]:
+        self.num_steps += 1
+        self.num_tokens += sum(num_tokens for _, num_tokens in batch)
+        self.steps.append([(seq.request_id, num_tokens) for seq, num_tokens in batch])
+        for seq, num_tokens in batch:
+            assert 0 < num_tokens <= seq.num_uncomputed_tokens
+            for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
+                block, offset = seq.block_table[position // self._block_size], position % self._block_size
+                self._slots[block, offset] = seq.token_ids[position]
+        return [self._next(seq) if num_tokens == seq.num_uncomputed_tokens else None for seq, num_tokens in batch]
+
+    def _next(self, seq: Sequence) -> SampledToken:
+        read = [int(token) for token in self._slots[seq.block_table].flatten()[: seq.num_tokens].tolist()]
+        drawn = (seq.seed, seq.sample_index) if seq.params.temperature else ()
+        return SampledToken(next_token(read, *drawn), -1.0)
+
+
+def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> LLMEngine:
+    """`checkpoint` gives the model's shape: 64 positions. The executor is a ScriptedExecutor."""
+    options = {"offload_policy": "load", "watermark": 0.0, "skip_tokenizer_init": True} | options  # "auto" measures
+    config = EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **options)
+    return LLMEngine(config, executor=ScriptedExecutor)
+
+
+def step(engine: LLMEngine) -> dict[str, RequestOutput]:
+    """One step of an engine that stays whole; the outputs by their request's id."""
+    outputs = engine.step()
+    assert_whole(engine)
+    return {output.request_id: output for output in outputs}
+
+
+def run_to_the_end(engine: LLMEngine) -> dict[str, RequestOutput]:
+    """The last output of each request that ends from here on."""
+    ended: dict[str, RequestOutput] = {}
+    while engine.has_unfinished_requests():
+        outputs = step(engine)
+        ended |= {request_id: output for request_id, output in outputs.items() if output.finished}
+    assert_empty(engine)
+    return ended
+
+
+def assert_whole(engine: LLMEngine) -> None:
+    """What holds between any two steps: of the pool, of the queues, and of each request."""
+    manager, scheduler = engine.kv_cache_manager, engine.scheduler
+    manager.check_integrity()
+    queued = [*scheduler.running, *scheduler.waiting]
+    carried = [sample for seq in queued for sample in seq.to_fork]
+    unfinished = [seq for samples in engine.requests.values() for seq in samples if not seq.finished]
+    assert Counter(unfinished) == Counter([*queued, *carried]), "each sample is in one queue, or carried by one there"
+    unreported = {seq.request_id for seq in engine._unreported}  # ended in a step that broke off
+    for request_id, samples in engine.requests.items():
+        assert any(not seq.finished for seq in samples) or request_id in unreported
+    assert manager._holders.keys() == set(scheduler.running)
+    assert len(scheduler.running) + sum(len(seq.to_fork) for seq in scheduler.running) <= engine.config.max_num_seqs
+    for seq in queued:
+        assert 0 <= seq.num_computed_tokens < seq.num_tokens, "the last token has no keys and values yet"
+        assert not seq.to_fork or seq.num_tokens == seq.num_prompt_tokens, "samples are forked before the first token"
+    for seq in [*scheduler.waiting, *carried]:
+        assert (seq.num_computed_tokens, seq.block_table) == (0, [])
+    assert not any(seq.to_fork for seq in carried)
+    for seq in scheduler.running:
+        assert_cached_blocks_are_its_own(engine, seq)
+    arrivals = [(seq.metrics.arrival_time, seq.sample_index) for seq in queued]
+    assert arrivals == sorted(arrivals), "all who run came before all who wait"
+
+
+def assert_cached_blocks_are_its_own(engine: LLMEngine, seq: Sequence) -> None:
+    """A block of its table that may be hit is full, computed, and known by the text up to its end."""
+    hashes: list[BlockHash] = []
+    extend_block_hashes(hashes, seq.token_ids, engine.config.block_size)
+    for i, block in enumerate(seq.block_table):
+        if block in engine.kv_cache_manager.pool.hashes:
+            assert engine.config.enable_prefix_caching and (i + 1) * engine.config.block_size <= seq.num_computed_tokens
+            assert engine.kv_cache_manager.pool.hashes[block] == hashes[i]
+
+
+def assert_empty(engine: LLMEngine) -> None:
+    """Nobody is left, and nothing of those who were."""
+    engine.kv_cache_manager.collect_loads(wait=True)  # of requests that were aborted
+    assert_whole(engine)
+    assert not engine.has_unfinished_requests() and not engine.requests
+    assert not engine.scheduler.running and not engine.scheduler.waiting
+    assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
+    assert engine.kv_cache_manager.report().tables == ()

@@ -1,0 +1,560 @@
+"""`attend`: store this step's keys and values, and let each token see its own past and nothing else, tile by tile.
+
+Unless a test says otherwise the pool holds NaN in the blocks that no table of the step names, and 1e30 in the slots of
+its own that are not written yet: one of them read would be seen in the result.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import permutations
+
+import pytest
+import torch
+
+from ...backends.torch import attention as attention_module
+from ...backends.torch.attention import PagedAttention, compute_slot_mapping
+from ...backends.torch.online_softmax import attend_part_reference
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
+from .helpers import attend_without_cache, greedy_without_cache
+from .pool import BLOCK_SIZE, HEAD_DIM, HEADS, Batch, make_cache, random_qkv, step
+from .reference import attend_block_by_block
+from .watch import Watch
+
+TILE_BLOCKS = {"a block": 1, "two blocks": 2, "nine blocks": 9, "more than all contexts": 1000}
+each_tile = pytest.mark.parametrize(
+    "tile_blocks", TILE_BLOCKS.values(), ids=[f"a tile of {name}" for name in TILE_BLOCKS]
+)
+each_block_size = pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+each_heads = pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+each_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+both_ways = pytest.mark.parametrize("way", ["kernel", "plain"], indirect=True)
+
+
+def on_a_gpu(test: Callable) -> Callable:
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
+
+
+@pytest.fixture
+def way(request, monkeypatch):
+    """Attention to a part by the CPU's kernel, or in plain operations as on any other device."""
+    if request.param == "plain":
+        monkeypatch.setattr(attention_module, "attend_part", attend_part_reference)
+
+
+def assert_attends(batch: Batch, tile_blocks: int, device: str = "cpu") -> None:
+    out = batch.attend(tile_blocks * batch.block_size, device=device)
+    torch.testing.assert_close(out, batch.expected(), msg=lambda text: f"{batch}: {text}")
+
+
+# One sequence
+
+
+@each_heads
+@each_tile
+def test_a_prompt_sees_itself_up_to_each_token(heads, tile_blocks):
+    for length in (1, 2, 4, 7, 8, 13):
+        assert_attends(Batch([(0, length)], heads=heads), tile_blocks)
+
+
+@each_heads
+@each_tile
+@both_ways
+def test_the_newest_token_sees_everything(way, heads, tile_blocks):
+    for context_len in range(1, 19):
+        assert_attends(Batch([(context_len - 1, 1)], heads=heads), tile_blocks)
+
+
+@each_block_size
+@each_tile
+@both_ways
+def test_a_chunk_sees_all_before_it_and_itself_up_to_each_token(way, block_size, tile_blocks):
+    """Chunks that begin and end on a block boundary, one before and one after, shorter than a block and longer."""
+    for before in (0, 1, block_size - 1, block_size, block_size + 1, 2 * block_size, 5 * block_size - 1):
+        ends = {2 * block_size - 1, 2 * block_size, 2 * block_size + 1, 4 * block_size, before + 2, before + 3}
+        for end in sorted(end for end in ends if end >= before + 2):
+            assert_attends(Batch([(before, end - before)], block_size), tile_blocks)
+
+
+@each_heads
+@each_tile
+def test_a_chunk_of_heads_that_share(heads, tile_blocks):
+    for before, now in ((4, 4), (9, 3), (0, 6), (7, 2)):
+        assert_attends(Batch([(before, now)], heads=heads), tile_blocks)
+
+
+@pytest.mark.parametrize("head_dim", [1, 6, 20, 64])
+@both_ways
+def test_heads_may_have_any_size(way, head_dim):
+    assert_attends(Batch([(5, 1), (9, 1), (0, 6), (6, 5)], head_dim=head_dim), tile_blocks=2)
+
+
+@pytest.mark.parametrize("lengths", [[1] * 11, [11], [4, 4, 3], [1, 2, 3, 5], [3, 1, 1, 6], [8, 2, 1]], ids=str)
+def test_token_by_token_or_in_chunks_equals_all_at_once(lengths):
+    table = [3, 0, 5]
+    q, k, v = random_qkv(11)
+    attention = PagedAttention(make_cache(6, table), tile_size=4)
+    rows, start = [], 0
+    for length in lengths:
+        attend = attention.plan(step([(table, start, length)]))
+        rows.append(attend(0, *(x[start : start + length] for x in (q, k, v))))
+        start += length
+    torch.testing.assert_close(torch.cat(rows), attend_without_cache(0, q, k, v))
+
+
+def test_where_the_blocks_lie_does_not_matter():
+    q, k, v = random_qkv(10)
+    for table in permutations(range(4), 3):
+        attention = PagedAttention(make_cache(4, list(table)), tile_size=BLOCK_SIZE)
+        rows = []
+        for before, now in ((0, 6), (6, 3), (9, 1)):
+            attend = attention.plan(step([(list(table), before, now)]))
+            rows.append(attend(0, *(x[before : before + now] for x in (q, k, v))))
+        torch.testing.assert_close(torch.cat(rows), attend_without_cache(0, q, k, v))
+
+
+@each_block_size
+@each_tile
+def test_the_newest_token_attends_as_in_the_paper(block_size, tile_blocks):
+    """attend_block_by_block on the same pool."""
+    heads, table = (6, 2), [7, 2, 5, 0, 3]
+    for context_len in {1, block_size, 2 * block_size + 1, 5 * block_size - 1, 5 * block_size}:
+        needed = table[: -(-context_len // block_size)]
+        cache = make_cache(8, needed, block_size=block_size)
+        q, k, v = random_qkv(context_len, *heads)
+        attention = PagedAttention(cache, tile_blocks * block_size)
+        attend = attention.plan(step([(needed, 0, context_len)], block_size))
+        attend(0, q, k, v)
+        attend = attention.plan(step([(needed, context_len - 1, 1)], block_size))
+        out = attend(0, q[-1:], k[-1:], v[-1:])
+        torch.testing.assert_close(out[0], attend_block_by_block(q[-1], cache, 0, needed, context_len))
+
+
+# A batch
+
+
+MIXTURE = {
+    "a prompt": (0, 5),
+    "a chunk": (6, 3),
+    "decodes": (9, 1),
+    "decodes a block": (4, 1),
+    "a prompt of one": (0, 1),
+}
+
+
+def test_the_order_of_the_sequences_does_not_matter():
+    for sizes in permutations(MIXTURE.values()):
+        assert_attends(Batch([*sizes]), tile_blocks=1)
+        assert_attends(Batch([*sizes]), tile_blocks=2)
+
+
+def mixtures(block_size: int, num: int) -> Iterator[Batch]:
+    """Prompts, chunks with a past and newest tokens, of contexts from 1 token to 5 blocks."""
+    rng = random.Random(block_size)
+    for seed in range(num):
+        befores = [rng.choice([0, rng.randrange(1, 4 * block_size + 1)]) for _ in range(rng.randint(1, 6))]
+        sizes = [(before, rng.choice([1, 1, rng.randint(2, block_size + 2)])) for before in befores]
+        yield Batch(sizes, block_size, rng.choice([*HEADS.values()]), seed=seed)
+
+
+@each_block_size
+@each_tile
+@both_ways
+def test_any_mixture(way, block_size, tile_blocks):
+    for batch in mixtures(block_size, num=25):
+        assert_attends(batch, tile_blocks)
+
+
+@each_tile
+@both_ways
+def test_sequences_that_decode_may_have_contexts_of_any_lengths(way, tile_blocks):
+    """All equal, in falling order, in rising order, in none; alone in the last tile; some that end with a tile."""
+    for lengths in ([9] * 4, [17, 9, 8, 1], [1, 8, 9, 17], [8, 1, 17, 9], [3, 40, 4], [16, 16, 5], [1, 1, 1]):
+        assert_attends(Batch([(length - 1, 1) for length in lengths]), tile_blocks)
+
+
+@pytest.mark.parametrize("num_chunks", [0, 2])
+def test_sequences_that_decode_may_have_tokens_beside_theirs(num_chunks):
+    """Between the chunks of others, before and behind them."""
+    chunk = [(7, 4)] * num_chunks
+    assert_attends(Batch([*chunk, (5, 1), *chunk, (12, 1), (3, 1), *chunk]), tile_blocks=1)
+
+
+def test_sequences_in_one_step_do_not_see_each_other():
+    """A prompt of 4, the newest token after 5, and a prompt of 1, in blocks that lie in another order in the pool."""
+    attention = PagedAttention(make_cache(6, [2], [5, 1], [0]), tile_size=4)
+    a, b, c = (random_qkv(n, seed=n) for n in (4, 6, 1))
+    attend = attention.plan(step([([5, 1], 0, 5)]))
+    attend(0, *(x[:5] for x in b))
+    attend = attention.plan(step([([2], 0, 4), ([5, 1], 5, 1), ([0], 0, 1)]))
+    out = attend(0, *(torch.cat((x, y[5:], z)) for x, y, z in zip(a, b, c, strict=True)))
+    alone = torch.cat((attend_without_cache(0, *a), attend_without_cache(0, *b)[5:], attend_without_cache(0, *c)))
+    torch.testing.assert_close(out, alone)
+
+
+def test_layers_do_not_see_each_other():
+    """A prompt, a chunk and a token, in both layers."""
+    attention = PagedAttention(make_cache(4, [2, 0, 3], num_layers=2), tile_size=4)
+    layers = [random_qkv(11, seed=1), random_qkv(11, seed=2)]
+    for before, end in ((0, 5), (5, 10), (10, 11)):
+        attend = attention.plan(step([([2, 0, 3], before, end - before)]))
+        for layer, qkv in enumerate(layers):
+            out = attend(layer, *(x[before:end] for x in qkv))
+            torch.testing.assert_close(out, attend_without_cache(layer, *qkv)[before:end])
+
+
+def test_a_step_writes_its_own_slots_and_clears_the_rest_of_blocks_that_it_begins():
+    """5 tokens fill block 2 and the first slot of block 0; another has one in block 3. Nothing is in block 1."""
+    cache = make_cache(4, num_layers=2)
+    attention = PagedAttention(cache, tile_size=4)
+    q, k, v = random_qkv(6)
+    attend = attention.plan(step([([2, 0], 0, 5), ([3], 0, 1)]))
+    attend(1, q, k, v)
+    blocks, offsets = [2, 2, 2, 2, 0, 3], [0, 1, 2, 3, 0, 0]
+    assert torch.equal(cache.blocks[blocks, 1, 0, offsets], k) and torch.equal(cache.blocks[blocks, 1, 1, offsets], v)
+    cache.blocks[blocks, 1, :, offsets] = 0
+    assert (cache.blocks[[0, 2, 3]] == 0).all() and cache.blocks[1].isnan().all(), "something else was written"
+
+
+def test_a_block_that_is_gone_on_with_is_not_cleared():
+    cache = make_cache(2, [1])
+    attention = PagedAttention(cache, tile_size=4)
+    attention.plan(step([([1], 2, 1)]))
+    assert (cache.blocks[1] == 1e30).all() and cache.blocks[0].isnan().all()
+
+
+def test_nan_that_an_earlier_holder_left_is_not_seen():
+    """It is everywhere. Two sequences share a tile, masked behind their ends: a weight of 0, and 0 x NaN is NaN."""
+    attention = PagedAttention(make_cache(5), tile_size=32)
+    a, b = random_qkv(6, seed=1), random_qkv(12, seed=2)
+    expected_a, expected_b = (attend_without_cache(0, *qkv) for qkv in (a, b))
+    for of_a, of_b in ((slice(0, 5), slice(0, 11)), (slice(5, 6), slice(11, 12))):
+        members = [([2, 0], of_a.start, of_a.stop - of_a.start), ([4, 1, 3], of_b.start, of_b.stop - of_b.start)]
+        attend = attention.plan(step(members))
+        out = attend(0, *(torch.cat((x[of_a], y[of_b])) for x, y in zip(a, b, strict=True)))
+        torch.testing.assert_close(out, torch.cat((expected_a[of_a], expected_b[of_b])))
+
+
+def test_what_an_earlier_holder_left_in_the_slots_is_not_seen():
+    """A sequence of 12 tokens leaves; one of 6 takes two of its blocks, and then 3 more tokens."""
+    attention = PagedAttention(make_cache(4, [1, 2, 0]), tile_size=4)
+    attend = attention.plan(step([([1, 2, 0], 0, 12)]))
+    attend(0, *random_qkv(12, seed=1))
+    qkv = random_qkv(9, seed=2)
+    for before, end in ((0, 6), (6, 8), (8, 9)):
+        attend = attention.plan(step([([2, 0, 1], before, end - before)]))
+        out = attend(0, *(x[before:end] for x in qkv))
+        torch.testing.assert_close(out, attend_without_cache(0, *qkv)[before:end])
+
+
+def test_blocks_that_no_table_of_the_step_names_are_not_seen():
+    """NaN in all of them, between two steps; a member that has left was the last to write there."""
+    cache = make_cache(5, [4, 1], [3])
+    attention = PagedAttention(cache, tile_size=4)
+    stays, leaves = random_qkv(6, seed=1), random_qkv(3, seed=2)
+    attend = attention.plan(step([([4, 1], 0, 5), ([3], 0, 3)]))
+    attend(0, *(torch.cat((x[:5], y)) for x, y in zip(stays, leaves, strict=True)))
+    cache.blocks[[0, 2, 3]] = float("nan")
+    attend = attention.plan(step([([4, 1], 5, 1)]))
+    torch.testing.assert_close(attend(0, *(x[5:] for x in stays)), attend_without_cache(0, *stays)[5:])
+
+
+def test_what_is_given_is_left_as_it_was():
+    qkv = random_qkv(7)
+    given = [x.clone() for x in qkv]
+    attention = PagedAttention(make_cache(3, [2, 0], [1]), tile_size=4)
+    attend = attention.plan(step([([2, 0], 0, 6), ([1], 0, 1)]))
+    attend(0, *qkv)
+    assert all(torch.equal(a, b) for a, b in zip(qkv, given, strict=True))
+
+
+def test_a_batch_that_is_not_the_one_announced_is_refused():
+    attend = PagedAttention(make_cache(2), tile_size=4).plan(step([([0], 0, 3)]))
+    with pytest.raises(AssertionError, match="2 queries, the step has 3"):
+        attend(0, *random_qkv(2))
+
+
+def test_a_plan_for_the_next_step_leaves_this_ones_as_it_was():
+    """An attend knows its own step: there is no step that the backend is in."""
+    attention = PagedAttention(make_cache(4, [3], [0, 2]), tile_size=4)
+    a, b = random_qkv(3, seed=1), random_qkv(5, seed=2)
+    first, second = attention.plan(step([([3], 0, 3)])), attention.plan(step([([0, 2], 0, 5)]))
+    torch.testing.assert_close(second(0, *b), attend_without_cache(0, *b))
+    torch.testing.assert_close(first(0, *a), attend_without_cache(0, *a))
+
+
+@each_half
+@both_ways
+def test_half_precision_loses_no_more_than_it_must(way, dtype):
+    assert_loses_little(dtype)
+
+
+def assert_loses_little(dtype: torch.dtype, device: str = "cpu") -> None:
+    for sizes in ([(79, 1), (3, 1), (50, 1)], [(0, 40)], [(70, 10)]):
+        batch = Batch(sizes)
+        error = (batch.attend(8, dtype, device) - batch.expected()).abs().max()
+        assert error <= 8 * torch.finfo(dtype).eps, f"{sizes}: {error:.1e}"
+
+
+@each_half
+def test_the_sums_over_many_tiles_are_rounded_once_at_the_end(dtype):
+    assert_rounded_once(dtype)
+
+
+def assert_rounded_once(dtype: torch.dtype, device: str = "cpu") -> None:
+    """All scores are 0 and the values of a tile one small integer each: nothing is rounded but the mean of all."""
+    values = torch.randint(4, (11, 2, HEAD_DIM), generator=torch.Generator().manual_seed(0)).repeat_interleave(8, dim=0)
+    means = values.cumsum(0).double() / torch.arange(1, 89).view(-1, 1, 1)  # [88, num_kv_heads, head_dim]
+    expected = means.repeat_interleave(2, dim=1).to(dtype)  # [88, num_heads, head_dim]
+    q, k, v = (x.to(device, dtype) for x in (torch.zeros(88, 4, HEAD_DIM), torch.zeros_like(values), values))
+    table = list(range(22))
+    attention = PagedAttention(make_cache(22, table, dtype=dtype, device=device), tile_size=8)
+    outs = []
+    for before, end in ((0, 80), (80, 88), (87, 88)):  # a prompt; a chunk behind 10 tiles; the newest token of 11
+        attend = attention.plan(step([(table, before, end - before)], device=device))
+        outs.append(attend(0, *(x[before:end] for x in (q, k, v))).cpu())
+    assert torch.equal(outs[1], expected[80:])
+    assert torch.equal(outs[2], expected[87:])
+
+
+@on_a_gpu
+@each_block_size
+@each_tile
+def test_any_mixture_on_a_gpu(block_size, tile_blocks):
+    for batch in mixtures(block_size, num=25):
+        assert_attends(batch, tile_blocks, device="cuda")
+
+
+@on_a_gpu
+@each_half
+def test_half_precision_on_a_gpu(dtype):
+    assert_loses_little(dtype, device="cuda")
+    assert_rounded_once(dtype, device="cuda")
+
+
+# Tiles
+
+
+def reads(cache, monkeypatch) -> list[tuple[int, int]]:
+    """(blocks, slots) of each read, of all its sequences, from now on."""
+    read, seen = cache.read, []
+
+    def watched(layer, pieces, length):
+        seen.append((pieces.numel() // 2, pieces[..., 0].numel() * length))
+        return read(layer, pieces, length)
+
+    monkeypatch.setattr(cache, "read", watched)
+    return seen
+
+
+@pytest.mark.parametrize("spare", [[], [9, 10, 11]])
+def test_a_tile_is_read_of_those_that_reach_it_and_of_no_others(monkeypatch, spare):
+    """Contexts of 3, 18 and 11 slots, tiles of 16: the picture in attention.py. Spare blocks are of tokens to come."""
+    tables = [[0], [1, 2, 3, 4, 5, *spare], [6, 7, 8]]
+    cache = make_cache(12, *tables)
+    attention = PagedAttention(cache, tile_size=16)
+    seen = reads(cache, monkeypatch)
+    attend = attention.plan(step([(table, n - 1, 1) for table, n in zip(tables, (3, 18, 11), strict=True)]))
+    attend(0, *random_qkv(3))
+    assert seen == [(3, 12), (4, 16), (2, 8)]
+
+
+def test_a_short_context_is_padded_to_the_end_of_its_last_tile_and_no_further(monkeypatch):
+    """Of 300, 290 and 20 slots. In one large tile each has 75 blocks; of small ones the third reaches the first."""
+    tables = [list(range(75)), list(range(75, 148)), list(range(148, 153))]
+    seen_by_size = {}
+    for tile_size in (4096, 60):
+        cache = make_cache(153, *tables)
+        attention = PagedAttention(cache, tile_size)
+        seen_by_size[tile_size] = reads(cache, monkeypatch)
+        attend = attention.plan(step([(table, n - 1, 1) for table, n in zip(tables, (300, 290, 20), strict=True)]))
+        attend(0, *random_qkv(3))
+    assert seen_by_size[4096] == [(3 * 75, 3 * 300)]
+    assert seen_by_size[60] == [(3 * 5, 3 * 20)] + [(2 * 7, 2 * 28)] * 10
+
+
+@pytest.mark.parametrize("spare", [0, 5])
+def test_a_chunk_reads_what_was_computed_before_it_and_not_its_own_keys(monkeypatch, spare):
+    """18 slots in tiles of 8. Spare blocks are those of the rest of its prompt."""
+    table = list(range(6 + spare))
+    cache = make_cache(6 + spare, table)
+    attention = PagedAttention(cache, tile_size=8)
+    seen = reads(cache, monkeypatch)
+    attend = attention.plan(step([(table, 18, 4)]))
+    attend(0, *random_qkv(4))
+    assert [min(blocks * BLOCK_SIZE, slots) for blocks, slots in seen] == [8, 8, 2]
+    assert all(blocks <= 2 for blocks, _ in seen)
+
+
+def test_a_chunk_reads_no_padding_of_its_table_beside_a_longer_sequence(monkeypatch):
+    """It has 4 tokens computed, a block; its neighbour has 60 blocks, and the row of the chunk is padded to as many."""
+    long, short = list(range(60)), [60, 61]
+    cache = make_cache(62, long, short)
+    attention = PagedAttention(cache, tile_size=1000)
+    seen = reads(cache, monkeypatch)
+    attend = attention.plan(step([(long, 239, 1), (short, 4, 2)]))
+    attend(0, *random_qkv(3))
+    assert seen == [(60, 240), (1, 4)]
+
+
+@pytest.mark.parametrize("tile_size, blocks", [(1, 1), (3, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (1000, 5)])
+def test_a_tile_is_of_whole_blocks_and_of_one_at_least(monkeypatch, tile_size, blocks):
+    """A token, and a chunk, that find 5 blocks of 4 to read."""
+    for table, before, now in (([4, 2, 0, 1, 3], 19, 1), ([4, 2, 0, 1, 3, 5], 20, 2)):
+        cache = make_cache(6, table)
+        attention = PagedAttention(cache, tile_size)
+        seen = reads(cache, monkeypatch)
+        attend = attention.plan(step([(table, before, now)]))
+        attend(0, *random_qkv(now))
+        assert min(seen[0][0], 5) == blocks and len(seen) == -(-5 // blocks)
+
+
+def test_a_prompt_reads_nothing_of_the_pool(monkeypatch):
+    cache = make_cache(4, [0, 1], [2, 3])
+    attention = PagedAttention(cache, tile_size=4)
+    seen = reads(cache, monkeypatch)
+    attend = attention.plan(step([([0, 1], 0, 6), ([2, 3], 0, 5)]))
+    attend(0, *random_qkv(11))
+    assert seen == []
+
+
+# What a step costs
+
+
+def watch(
+    sizes: list[tuple[int, int]], tile_size: int = 64, heads: tuple[int, int] = (8, 2), head_dim: int = 64
+) -> Watch:
+    """A step of one layer, its pool full of zeros; blocks of 16 slots."""
+    counts = [-(-(before + now) // 16) for before, now in sizes]
+    blocks = iter(torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0)).tolist())
+    tables = [[next(blocks) for _ in range(count)] for count in counts]
+    cache = make_cache(sum(counts), block_size=16, num_kv_heads=heads[1], head_dim=head_dim)
+    cache.blocks.zero_()
+    attention = PagedAttention(cache, tile_size)
+    qkv = random_qkv(sum(now for _, now in sizes), *heads, head_dim=head_dim)
+    members = step([(table, *size) for table, size in zip(tables, sizes, strict=True)], block_size=16)
+    with Watch() as seen:
+        attend = attention.plan(members)
+        attend(0, *qkv)
+    return seen
+
+
+def tile_bytes(tile_size: int = 64, num_kv_heads: int = 2, head_dim: int = 64) -> int:
+    """Keys and values of `tile_size` slots, in float32."""
+    return 2 * tile_size * num_kv_heads * head_dim * 4
+
+
+@both_ways
+def test_operations_are_as_many_for_twenty_sequences_as_for_two(way):
+    """If there are as many tiles: these are of 4 blocks of each, and of more once some have ended."""
+    for context_len in (1, 64, 500):
+        few, many = (watch([(context_len - 1, 1)] * n, tile_size=n * 64) for n in (2, 20))
+        assert few.num_operations == many.num_operations > 0
+    mixed = [(length, 1) for length in (499, 3, 200, 77, 64)]
+    assert watch(mixed * 2, tile_size=640).num_operations == watch(mixed * 8, tile_size=2560).num_operations
+
+
+def test_operations_are_as_many_as_there_are_tiles():
+    few, more, most = (watch([(n * 16 - 1, 1)] * 3).num_operations for n in (2, 4, 8))
+    assert most - more == 2 * (more - few) > 0
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, 4])
+@both_ways
+def test_the_largest_temporary_of_decode_is_a_tile_however_long_the_context(way, num_seqs):
+    """However many the contexts, too."""
+    largest = [watch([(context_len - 1, 1)] * num_seqs).largest for context_len in (64, 128, 256, 1024)]
+    assert largest == [tile_bytes()] * 4
+
+
+def test_a_tile_that_is_too_small_for_its_sequences_has_a_block_of_each():
+    assert watch([(255, 1)] * 20).largest == tile_bytes(tile_size=20 * 16)
+
+
+def test_the_largest_temporary_of_a_chunk_is_a_tile_however_long_its_past():
+    largest = [watch([(before, 8)]).largest for before in (64, 256, 1024, 4096)]
+    assert largest == [tile_bytes()] * 4, "twice as much: a KV head was copied for each query head"
+
+
+@pytest.mark.parametrize("now", [1, 8])
+def test_tiles_are_not_all_there_at_one_time(now):
+    """One is read while the one before is still held. A chunk has its queries and outputs, decode a mask besides."""
+    for context_len in (256, 1024, 4096):
+        peak = watch([(context_len - now, now)] * 2).peak
+        assert peak <= 3 * tile_bytes(), "tiles are kept after use, or KV heads copied for each query head"
+
+
+def test_a_dense_copy_would_have_been_seen_to_grow():
+    """What stage 2 did with each sequence."""
+    largest = []
+    for num_blocks in (4, 16, 64, 256):
+        cache = make_cache(num_blocks, block_size=16, head_dim=64)
+        with Watch() as seen:
+            cache.read(0, cache.pieces(torch.arange(num_blocks)), num_blocks * 16)
+        largest.append(seen.largest)
+    assert largest == [tile_bytes() * factor for factor in (1, 4, 16, 64)]
+
+
+@pytest.mark.parametrize("sizes", [[(199, 1), (150, 1)], [(200, 8)]], ids=["decode", "a chunk"])
+def test_keys_and_values_are_not_repeated_for_the_heads_that_share_them(sizes):
+    for num_kv_heads in (1, 2):
+        groups = [watch(sizes, heads=(group * num_kv_heads, num_kv_heads)).largest for group in (1, 4, 8)]
+        assert groups == [tile_bytes(num_kv_heads=num_kv_heads)] * 3
+
+
+def test_decode_repeats_no_keys_in_plain_operations_either(monkeypatch):
+    monkeypatch.setattr(attention_module, "attend_part", attend_part_reference)
+    groups = [watch([(199, 1), (150, 1)], heads=(group * 2, 2)).largest for group in (1, 4, 8)]
+    assert groups == [tile_bytes()] * 3
+
+
+# The slot of a token
+
+
+def test_a_slot_is_found_by_the_table_of_the_tokens_sequence():
+    """Block 3 is slots 12 to 15, block 0 slots 0 to 3, block 1 slots 4 to 7."""
+    tables = torch.tensor([[3, 0], [1, 1]])
+    seqs, positions = torch.tensor([0] * 6 + [1] * 3), torch.tensor([0, 1, 2, 3, 4, 5, 0, 1, 2])
+    assert compute_slot_mapping(tables, seqs, positions, block_size=4).tolist() == [12, 13, 14, 15, 0, 1] + [4, 5, 6]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+def test_any_tokens_of_any_sequences_find_their_slots_at_once(block_size):
+    rng = random.Random(block_size)
+    tables = [rng.sample(range(100), 7) for _ in range(5)]
+    tokens = [(rng.randrange(5), rng.randrange(7 * block_size)) for _ in range(200)]
+    seqs, positions = (torch.tensor(column) for column in zip(*tokens, strict=True))
+    expected = [tables[seq][position // block_size] * block_size + position % block_size for seq, position in tokens]
+    assert compute_slot_mapping(torch.tensor(tables), seqs, positions, block_size).tolist() == expected
+
+
+def test_slots_of_many_tokens_are_found_in_as_many_operations_as_of_one():
+    def count(num_tokens: int) -> int:
+        tables, tokens = torch.arange(12).view(3, 4), torch.arange(num_tokens)
+        with Watch() as seen:
+            compute_slot_mapping(tables, tokens % 3, tokens % 16, block_size=4)
+        return seen.num_operations
+
+    assert count(1) == count(100)
+
+
+# In the engine
+
+
+@pytest.mark.parametrize("tile_size, slots", [(1, 4), (8, 8), (1000, 24)])
+def test_the_engine_reads_as_many_slots_at_a_time_as_it_was_told(checkpoint, monkeypatch, tile_size, slots):
+    """A context of 21 tokens is in 6 blocks of 4."""
+    llm = LLM(checkpoint, block_size=4, tile_size=tile_size, kv_cache_tokens=64)
+    seen = reads(llm.kv_cache, monkeypatch)
+    llm.generate([[1] * 20], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+    assert max(length for _, length in seen) == slots
+
+
+@pytest.mark.parametrize("tile_size", [1, 4, 8, 1000])
+@pytest.mark.parametrize("block_size", [1, 4, 5])
+def test_no_tile_changes_a_token(checkpoint, model, tile_size, block_size):
+    prompts = [[1, 5, 9], [1], list(range(3, 15)), [1, 44]]
+    llm = LLM(checkpoint, block_size=block_size, tile_size=tile_size, kv_cache_tokens=200)
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.outputs[0].token_ids == greedy_without_cache(model, prompt, 12)

@@ -1,0 +1,179 @@
+"""Any history: random requests on engines of random size, thousands of steps; after each all is in its place."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from ...backends.torch.sampler import SampledToken
+from ...engine.kv_cache import BlockCopy
+from ...engine.outputs import RequestOutput
+from ...engine.sampling_params import SamplingParams
+from .scripted import Batch, answers, assert_empty, assert_whole, params, reasons, said_alone, scripted_engine, step
+
+NUM_POSITIONS = 64  # of the model
+
+
+class DeviceLost(RuntimeError):
+    pass
+
+
+class History:
+    """Random requests that come, go and are aborted, on an engine of random size; each knows what it will say."""
+
+    def __init__(self, checkpoint, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        num_blocks, block_size = rng.randint(2, 24), rng.choice([1, 2, 3, 4, 4, 8])
+        self.num_slots, self.budget = num_blocks * block_size, rng.choice([1, 3, 7, 30, 30])
+        seats, watermark = rng.choice([1, 2, 4, 32, 32]), rng.choice([0.0, 0.0, 0.0, 0.1, 0.5, 0.9])
+        knobs = {"max_num_batched_tokens": self.budget, "max_num_seqs": seats, "watermark": watermark}
+        is_caching = rng.random() < 0.9
+        self.engine = scripted_engine(checkpoint, num_blocks, block_size, enable_prefix_caching=is_caching, **knobs)
+        self.beginnings = [[rng.randrange(320) for _ in range(30)] for _ in range(2)]
+        self.tried: list[Batch] = []  # in this step
+        self.poisoned: dict[str, int] = {}  # request_id: with how many tokens it begins to raise
+        self._run, self._share_failing = self.engine.executor.run, rng.choice([0.0, 0.0, 0.1])
+        self.engine.executor.run = self.run  # type: ignore[method-assign]
+        self._copy, self._take = self.engine.kv_cache.copy_blocks, self.engine.scheduler._take
+        self.engine.kv_cache.copy_blocks = self.copy  # type: ignore[method-assign]
+        self.engine.scheduler._take = self.take  # type: ignore[method-assign]
+        self.num_lost, self._share_lost = 0, rng.choice([0.0, 0.0, 0.1])
+        self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
+        self.ended: dict[str, RequestOutput] = {}
+        self.num_requests = 0
+
+    def run(self, batch: Batch) -> list[SampledToken | None]:
+        """The model: poisoned requests raise whenever they are in a batch, and any batch of several may."""
+        self.tried.append(batch)
+        if any(seq.num_tokens >= self.poisoned.get(seq.request_id, NUM_POSITIONS + 1) for seq, _ in batch):
+            raise RuntimeError("poisoned")
+        if len(batch) > 1 and self.rng.random() < self._share_failing:
+            raise RuntimeError("too much at once")
+        return self._run(batch)
+
+    def copy(self, copies: list[BlockCopy]) -> None:
+        """Or nothing is copied, though the samples have their blocks."""
+        self.lose(bool(copies))
+        self._copy(copies)
+
+    def take(self, *args: Any) -> None:
+        """Or scheduling breaks off, and the copies that were to be made by then are not."""
+        self.lose(self.rng.random() < 0.3)
+        self._take(*args)
+
+    def lose(self, may_be: bool) -> None:
+        if may_be and self.rng.random() < self._share_lost:
+            self.num_lost += 1
+            raise DeviceLost
+
+    def arrive(self) -> None:
+        rng, name = self.rng, str(self.num_requests)
+        self.num_requests += 1
+        prompt = [rng.randrange(320) for _ in range(rng.choice([1, 2, 3, rng.randint(1, 12)]))]
+        prompt = rng.choice(self.beginnings)[: rng.choice([0, rng.randint(1, 30)])] + prompt
+        max_tokens = rng.choice([1, 2, rng.randint(1, 50), rng.randint(10, 40)])
+        n = rng.choice([1, 1, 2, 3, 5])
+        stops = rng.sample(range(320), rng.choice([0, 0, 20]))
+        temperature = rng.choice([0.0, 1.0, 1.0])
+        sampling = params(max_tokens, n=n, temperature=temperature, seed=rng.randrange(9), stop_token_ids=stops)
+        if len(prompt) > self.num_slots:
+            with pytest.raises(ValueError, match=f"the pool has {self.engine.kv_cache_manager.num_blocks}$"):
+                self.engine.add_request(name, prompt, sampling)
+            return
+        self.engine.add_request(name, prompt, sampling)
+        self.asked[name] = prompt, sampling
+        if rng.random() < 0.1:
+            self.poisoned[name] = len(prompt) + rng.choice([0, rng.randint(1, 9)])
+
+    def abort(self) -> None:
+        name = str(self.rng.randint(0, self.num_requests))  # may have ended, or never come
+        had = name in self.engine.requests
+        output = self.engine.abort_request(name)
+        assert (output is not None) == had
+        if output:
+            self.end(output)
+
+    def step(self) -> None:
+        scheduler = self.engine.scheduler
+        running, num_preemptions = list(scheduler.running), scheduler.num_preemptions
+        first = next(iter(running), None)
+        had_work = self.engine.has_unfinished_requests()
+        may_run = {*running, *(sample for seq in running for sample in seq.to_fork)}
+        self.tried.clear()
+        try:
+            outputs = step(self.engine)
+        except DeviceLost:
+            assert_whole(self.engine)
+            assert not scheduler.running, "a step broke off"
+            return
+        if self.tried:
+            batch = self.tried[0]
+            assert sum(num_tokens for _, num_tokens in batch) <= self.budget
+            assert first is None or first in dict(batch) or first.error, "who came first is never held up"
+            assert len(set(batch)) == len(batch)
+            assert self.tried[1:] in ([], [[one] for one in batch] if len(batch) > 1 else []), "one by one, once"
+        else:
+            failed = any(output.error for output in outputs.values())
+            assert failed or not had_work, "a step that did nothing"
+        if scheduler.num_preemptions > num_preemptions:
+            assert set(scheduler.running) <= may_run, "admitted in a step that had to preempt"
+        for output in outputs.values():
+            if output.finished:
+                self.end(output)
+
+    def end(self, output: RequestOutput) -> None:
+        assert output.request_id not in self.ended, "told twice"
+        prompt, sampling = self.asked[output.request_id]
+        self.ended[output.request_id] = output
+        assert output.prompt_token_ids == prompt and len(output.outputs) == sampling.n
+        seed, room = (
+            sampling.seed if sampling.temperature else None,
+            min(sampling.max_tokens, NUM_POSITIONS - len(prompt)),
+        )
+        for i, (said, reason) in enumerate(zip(answers(output), reasons(output), strict=True)):
+            assert said == said_alone(prompt, len(said), seed, i)
+            assert not set(said[:-1]) & set(sampling.stop_token_ids)
+            if reason == "stop":
+                assert said[-1] in sampling.stop_token_ids
+            elif reason == "length":
+                assert len(said) == room
+            elif reason == "error":
+                begins = self.poisoned.get(output.request_id)
+                assert len(prompt) + len(said) in (begins, self.num_slots + 1) and len(said) < room, (
+                    "as if it were alone"
+                )
+            else:
+                assert reason == "abort" and len(said) < room
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_history_leaves_everything_in_its_place(checkpoint, seed):
+    num_steps = num_preemptions = num_copies = num_lost = num_hits = 0
+    ends: Counter[str | None] = Counter()
+    for i in range(15):
+        history = History(checkpoint, seed * 100 + i)
+        for _ in range(80):
+            draw = history.rng.random()
+            if draw < 0.25:
+                history.arrive()
+            elif draw < 0.29:
+                history.abort()
+            else:
+                history.step()
+        while history.engine.has_unfinished_requests():
+            history.step()
+        assert_empty(history.engine)
+        assert history.ended.keys() == history.asked.keys(), "a request was lost"
+        num_steps += history.engine.executor.num_steps
+        num_preemptions += history.engine.scheduler.num_preemptions
+        num_copies += history.engine.kv_cache.num_blocks_copied
+        num_lost += history.num_lost
+        num_hits += history.engine.kv_cache_manager.prefix_cache_stats.hits
+        for output in history.ended.values():
+            ends.update([output.error, *reasons(output)])
+    assert num_steps > 1000 and num_preemptions > 10 and num_copies > 20 and num_lost > 20, "this tests too little"
+    assert num_hits > 1000, "this tests too little"
+    assert min(ends["length"], ends["stop"], ends["abort"]) > 5, "this tests too little"
+    assert ends["RuntimeError: poisoned"] > 5, "this tests too little"
+    assert sum(ends[error] for error in ends if error and "blocks" in error) > 5, "this tests too little"

@@ -1,0 +1,335 @@
+"""HostTier: what it is made of, what its copies move, and when a load has arrived."""
+
+import pytest
+import torch
+
+from ...engine.host_tier import HostTier
+from ...engine.kv_cache import KVCache
+from ...engine.observer import Observer
+from ...engine.prefix_cache import BlockHash
+from ...engine.tier import Tiers
+from .helpers import admit, make_manager, make_sequence
+from .pool import make_cache, model_config
+
+gpu = pytest.mark.gpu
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+SHAPE = (3, 2, 4, 2, 8)  # of a block: num_layers, 2, block_size, num_kv_heads, head_dim
+
+
+def filled(num_blocks: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> KVCache:
+    """No two numbers of it are alike."""
+    cache = make_cache(num_blocks, num_layers=3, dtype=dtype, device=device)
+    numbers = torch.randn(cache.blocks.shape, generator=torch.Generator().manual_seed(0))
+    cache.blocks.copy_(numbers)
+    return cache
+
+
+def tier_of(cache: KVCache, num_blocks: int) -> HostTier:
+    return HostTier(cache.blocks, num_blocks, Observer())
+
+
+def name(block: int) -> BlockHash:
+    return f"block {block}".encode()
+
+
+def store_all(tier: HostTier, num_blocks: int) -> None:
+    """Store these blocks of the device anew, in order."""
+    tier.reset()
+    for block in range(num_blocks):
+        tier.store(block, name(block))
+
+
+def wait(tier: HostTier) -> list[int]:
+    blocks = tier.collect(wait=True)
+    tier.check_integrity()
+    return blocks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_it_has_blocks_like_the_device_s(dtype):
+    tier = tier_of(filled(5, dtype), 7)
+    assert tier.blocks.shape == (7, *SHAPE) and tier.blocks.dtype == dtype
+    assert tier.blocks.device.type == "cpu" and tier.num_blocks == 7
+    assert (tier.num_blocks_stored, tier.num_blocks_loaded, tier.num_stores_loaded) == (0, 0, 0)
+
+
+def test_an_empty_one_stores_nothing_and_has_nothing():
+    tier = tier_of(filled(5), 0)
+    assert tier.blocks.shape == (0, *SHAPE)
+    tier.store(0, name(0))
+    assert name(0) not in tier and tier.num_blocks_stored == 0 and tier.has_arrived([0])
+    assert wait(tier) == [] and tier.arriving() == []
+
+
+def test_a_host_without_room_says_so_once_with_blocks_and_bytes():
+    """A block has 3 layers x 2 x 4 slots x 2 heads x 8 numbers of 4 bytes."""
+    error = "^the host has no room for 1,000,000,000,000,000 blocks, 1,536,000,000,000,000,000 bytes$"
+    with pytest.raises(ValueError, match=error) as raised:
+        tier_of(filled(1), 10**15)
+    assert raised.value.__cause__ is None and raised.value.__suppress_context__
+
+
+def test_a_store_copies_a_block_in_every_layer_and_nothing_else():
+    cache = filled(4)
+    tier, device = tier_of(cache, 6), cache.blocks.clone()
+    tier.blocks.zero_()
+    tier.store(0, name(0))
+    tier.store(3, name(3))
+    assert torch.equal(tier.blocks[tier.pool.cached[name(0)]], device[0])
+    assert torch.equal(tier.blocks[tier.pool.cached[name(3)]], device[3])
+    assert (tier.blocks.flatten(1).any(dim=1)).sum() == 2 and torch.equal(cache.blocks, device)
+    assert (tier.num_blocks_stored, tier.num_blocks_loaded) == (2, 0)
+    tier.check_integrity()
+
+
+def test_a_load_copies_blocks_in_every_layer_and_nothing_else():
+    cache = filled(4)
+    tier, device = tier_of(cache, 6), cache.blocks.clone()
+    store_all(tier, 4)
+    held = tier.hold([name(2), name(3)])
+    tier.load(held, [1, 0])
+    assert tier.arriving() == [1, 0]
+    assert wait(tier) == [1, 0]
+    assert torch.equal(cache.blocks, torch.stack([device[3], device[2], device[2], device[3]]))
+    assert (tier.num_blocks_stored, tier.num_blocks_loaded) == (4, 2)
+
+
+def test_a_full_tier_evicts_what_was_stored_first_and_keeps_what_is_held():
+    tier = tier_of(filled(5), 2)
+    tier.store(0, name(0)), tier.store(1, name(1))
+    held = tier.hold([name(0)])
+    tier.store(2, name(2))
+    assert [name(block) in tier for block in range(3)] == [True, False, True]
+    held += tier.hold([name(2)])
+    tier.store(3, name(3))
+    assert name(3) not in tier, "all blocks of the host are held"
+    tier.release(held)
+    tier.check_integrity()
+
+
+def test_a_text_that_is_stored_again_is_renewed_and_not_copied():
+    tier = tier_of(filled(5), 2)
+    tier.store(0, name(0)), tier.store(1, name(1)), tier.store(4, name(0)), tier.store(2, name(2))
+    assert [name(block) in tier for block in range(3)] == [True, False, True] and tier.num_blocks_stored == 3
+
+
+def test_stores_that_were_loaded_are_counted_once_each():
+    """0 is loaded twice, 1 once, 2 never; 0 is evicted, stored again, and not loaded then."""
+    tier = tier_of(filled(5), 3)
+    store_all(tier, 3)
+    for names in ([0], [0, 1]):
+        tier.load(tier.hold([name(block) for block in names]), names), wait(tier)
+    assert (tier.num_blocks_stored, tier.num_blocks_loaded, tier.num_stores_loaded) == (3, 3, 2)
+    for block in (3, 4, 2, 0):
+        tier.store(block, name(block))
+    assert tier.num_blocks_stored > 3 and tier.num_stores_loaded == 2
+
+
+def test_a_copy_that_fails_leaves_everything_as_it_was():
+    cache = filled(4)
+    tier = tier_of(cache, 6)
+    with pytest.raises(IndexError):
+        tier.store(4, name(4))
+    assert name(4) not in tier and len(tier.pool.free) == 6
+    store_all(tier, 2)
+    held = tier.hold([name(0), name(1)])
+    with pytest.raises(IndexError):
+        tier.load(held, [1, 4])
+    assert (tier.num_blocks_stored, tier.num_blocks_loaded, tier.loads) == (2, 0, [])
+    tier.release(held)
+    tier.check_integrity()
+
+
+class Event:
+    """Like one of CUDA's, as far as a Load uses it."""
+
+    def __init__(self) -> None:
+        self.is_past = False
+
+    def query(self) -> bool:
+        return self.is_past
+
+    def synchronize(self) -> None:
+        self.is_past = True
+
+
+def slow_loads(num: int) -> tuple[HostTier, list[Event]]:
+    """A tier that loads its block i to the device's block i, each with an event that is not past."""
+    tier, events = tier_of(filled(4), 4), [Event() for _ in range(num)]
+    store_all(tier, num)
+    for block, event in enumerate(events):
+        tier.load(tier.hold([name(block)]), [block])
+        tier.loads[-1].event = event
+    return tier, events
+
+
+def test_without_streams_a_load_has_arrived_when_the_call_returns():
+    tier = tier_of(filled(4), 4)
+    store_all(tier, 2)
+    tier.load(tier.hold([name(0)]), [3])
+    assert tier.has_arrived([3]) and tier.collect() == [3]
+
+
+def test_a_load_has_arrived_when_its_event_is_past_or_somebody_has_waited():
+    tier, events = slow_loads(2)
+    assert not tier.has_arrived([0, 3]) and tier.has_arrived([2, 3]) and tier.collect() == []
+    events[1].is_past = True
+    assert tier.has_arrived([1]) and not tier.has_arrived([0, 1])
+    tier.check_integrity()
+    assert tier.collect() == [1] and tier.arriving() == [0]
+    assert wait(tier) == [0] and tier.has_arrived([0])
+
+
+def test_a_load_that_is_canceled_has_stopped_and_its_blocks_are_still_held():
+    tier, events = slow_loads(2)
+    tier.cancel([1])
+    assert events[1].is_past and tier.arriving() == [0]
+    tier.release(tier.hold([]) + [tier.pool.cached[name(1)]])
+    tier.check_integrity()
+
+
+# Several tiers
+
+
+def two_tiers() -> tuple[KVCache, HostTier, HostTier, Tiers]:
+    """The first has one block, the second three; blocks 0 to 2 of the device are stored in that order."""
+    cache = filled(6)
+    small, large = tier_of(cache, 1), tier_of(cache, 3)
+    tiers = Tiers([small, large])
+    for block in range(3):
+        tiers.store(block, name(block))
+    return cache, small, large, tiers
+
+
+def test_several_tiers_store_in_each_and_load_from_the_first_that_has_the_text():
+    cache, small, large, tiers = two_tiers()
+    before = cache.blocks.clone()
+    assert [name(block) in small for block in range(3)] == [False, False, True]
+    assert all(name(block) in tiers for block in range(3)) and name(3) not in tiers
+    held = tiers.hold([name(1), name(2)])
+    tiers.load(held, [5, 4])
+    assert (small.arriving(), large.arriving(), sorted(tiers.arriving())) == ([4], [5], [4, 5])
+    assert tiers.has_arrived([4, 5]) and sorted(tiers.collect()) == [4, 5]
+    assert torch.equal(cache.blocks[[5, 4]], before[[1, 2]])
+    tiers.check_integrity()
+    tiers.reset()
+    assert name(0) not in tiers
+
+
+def test_if_one_of_several_tiers_cannot_load_the_others_stop_and_all_is_still_held(monkeypatch):
+    _, _, large, tiers = two_tiers()
+    held = tiers.hold([name(1), name(2)])
+
+    def fails(held: list[int], targets: list[int]) -> None:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(large, "load", fails)
+    with pytest.raises(RuntimeError, match="device lost"):
+        tiers.load(held, [5, 4])
+    assert tiers.arriving() == [] and tiers.collect(wait=True) == []
+    tiers.release(held)
+    tiers.check_integrity()
+
+
+def test_a_block_manager_with_several_tiers_finds_what_any_of_them_has():
+    """The device has 4 blocks; a text of two leaves it, and only the second tier keeps both."""
+    cache = filled(4)
+    tiers = Tiers([tier_of(cache, 1), tier_of(cache, 8)])
+    manager = make_manager(4, 4, is_caching=True, tier=tiers)
+    seq = make_sequence("a", 9, 40)
+    seq.token_ids = list(range(9))
+    admit(manager, seq)
+    seq.num_computed_tokens = 9
+    manager.cache_blocks(seq, 9)
+    manager.free(seq)
+    manager.pool.free_blocks(manager.pool.get_new_blocks(4))
+    again = make_sequence("b", 9, 40)
+    again.token_ids = list(range(9))
+    assert manager.find_hits(again) == [None, None]
+    admit(manager, again)
+    assert manager.is_ready(again) and again.num_computed_tokens == 8
+    manager.check_integrity()
+    manager.collect_loads()
+    manager.check_integrity()
+
+
+# On a GPU
+
+
+def busy() -> None:
+    """Some milliseconds of work for the stream that computes."""
+    a = torch.randn(4096, 4096, device="cuda")
+    for _ in range(20):
+        a = (a @ a).softmax(dim=-1)
+
+
+@gpu
+@needs_cuda
+def test_on_a_gpu_the_host_s_memory_is_pinned_and_loads_have_a_stream_of_their_own():
+    tier = tier_of(filled(4, device="cuda"), 6)
+    assert tier.blocks.is_pinned() and tier._stream != torch.cuda.current_stream()
+    assert tier_of(filled(4, device="cuda"), 0).num_blocks == 0
+
+
+@gpu
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_the_bytes_come_back_while_a_matmul_runs(dtype):
+    cache = filled(64, dtype, "cuda")
+    tier, device = tier_of(cache, 64), cache.blocks.clone()
+    order = list(reversed(range(64)))
+    busy()
+    store_all(tier, 64)
+    cache.blocks.fill_(float("nan"))  # launched after the stores: they do not see it
+    tier.load(tier.hold([name(block) for block in order]), list(range(64)))  # launched after the NaN: nor does it write
+    busy()
+    assert wait(tier) == list(range(64)) and torch.equal(cache.blocks, device[order])
+
+
+@gpu
+@needs_cuda
+def test_on_a_gpu_a_store_is_in_the_order_of_the_steps():
+    cache = filled(256, device="cuda")
+    tier = tier_of(cache, 256)
+    for number in range(10):
+        busy()
+        cache.blocks.fill_(number)
+        store_all(tier, 256)
+        cache.blocks.fill_(-1)
+        torch.cuda.synchronize()
+        assert (tier.blocks == number).all()
+
+
+@gpu
+@needs_cuda
+def test_on_a_gpu_a_load_waits_for_the_store_of_what_it_reads():
+    cache = filled(512, device="cuda")
+    tier = tier_of(cache, 256)
+    for number in range(1, 10):
+        busy()
+        cache.blocks[:256].fill_(number)
+        store_all(tier, 256)
+        tier.load(tier.hold([name(block) for block in range(256)]), list(range(256, 512)))
+        wait(tier)
+        assert (cache.blocks[256:] == number).all()
+
+
+@gpu
+@needs_cuda
+def test_on_a_gpu_neither_a_step_nor_a_store_waits_for_a_load():
+    """A GiB is on its way, in blocks of 16 MiB; what is launched after it is over first."""
+    cache = KVCache(model_config(8, 16, 64), 65, 256, torch.float32, torch.device("cuda"))
+    cache.blocks.fill_(1)
+    tier = tier_of(cache, 65)
+    store_all(tier, 64)
+    cache.blocks.zero_()
+    tier.load(tier.hold([name(0)]), [0])
+    wait(tier)
+    torch.cuda.synchronize()
+    tier.load(tier.hold([name(block) for block in range(1, 64)]), list(range(1, 64)))
+    tier.store(64, name(64))
+    _ = cache.blocks[0] * 2
+    torch.cuda.current_stream().synchronize()
+    assert not tier.has_arrived([63]), "it was queued before what did not need it"
+    wait(tier)
+    assert tier.has_arrived([63]) and (cache.blocks[:64] == 1).all()

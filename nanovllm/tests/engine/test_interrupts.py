@@ -1,0 +1,211 @@
+"""Ctrl-C: it ends a call between two steps, nothing of the pool is lost, and what the program does on it is done."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from ... import llm as llm_module
+from ...engine import llm_engine
+from ...engine.interrupts import interrupts_held_back
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
+
+FOLDERS = {os.path.dirname(llm_module.__file__), os.path.dirname(llm_engine.__file__)}
+pytestmark = pytest.mark.filterwarnings("ignore:.*requests were not served")
+PROMPTS = [[1, 5, 9], [], [1, 300, 301, 302, 303], [1, 44]]  # the second is refused
+PARAMS = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 1, 1, 2)]
+SCRIPT = [11, 12, 13]
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def llm(scripted: Callable[[list[int]], LLM]) -> LLM:
+    llm = scripted(SCRIPT)
+    generate(llm)  # the first call of an engine runs other lines: it sets the peak
+    return llm
+
+
+def generate(llm: LLM) -> None:
+    outputs = llm.generate(PROMPTS, PARAMS)
+    assert [output.outputs[0].token_ids for output in outputs] == [SCRIPT, [], SCRIPT[:1], SCRIPT[:2]]
+
+
+def close_half_way(llm: LLM) -> None:
+    with contextlib.closing(llm.stream(PROMPTS, PARAMS)) as stream:
+        for _ in range(4):
+            next(stream)
+
+
+WAYS = {"a call": generate, "a stream that is closed": close_half_way}
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+Place = tuple[str, int, int]  # a line of a file, and how often it has been run before
+
+
+def lines_run(way: Callable[[Any], None], llm: Any, press_at: Place | None = None) -> list[Place]:
+    """Run it and press Ctrl-C before that line of the stage's files. Returns the lines that were run."""
+    places: list[Place] = []
+    counts: Counter[tuple[str, int]] = Counter()
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable | None:
+        file = frame.f_code.co_filename
+        if os.path.dirname(file) not in FOLDERS:
+            return None
+        if event == "line":
+            line = (file, frame.f_lineno)
+            places.append((*line, counts[line]))
+            counts[line] += 1
+            if places[-1] == press_at:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        way(llm)
+    finally:
+        sys.settrace(before)
+    return places
+
+
+def each_line(way: Callable[[Any], None], llm: Any) -> list[Place]:
+    """When it is run for the first time, the second and the last."""
+    lasts = {(file, line): count for file, line, count in lines_run(way, llm)}
+    places = [(*line, count) for line, last in lasts.items() for count in sorted({0, min(last, 1), last})]
+    assert len(places) > 300
+    return places
+
+
+def assert_as_new(llm: LLM) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    llm.kv_cache_manager.check_integrity()
+    assert llm.kv_cache_manager.report().held == 0
+    generate(llm)
+
+
+@each_way
+def test_before_whatever_line_it_is_pressed_it_ends_the_call_and_loses_nothing(llm, way):
+    for place in each_line(way, llm)[::11]:
+        with pytest.raises(KeyboardInterrupt) as caught:  # which keeps all frames of the call
+            lines_run(way, llm, press_at=place)
+        assert_as_new(llm)
+        del caught
+
+
+def test_a_program_that_goes_on_after_it_gets_all_its_tokens(llm):
+    """Its handler notes the press, once, and raises nothing."""
+    presses: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        presses.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    for place in each_line(generate, llm)[::13]:
+        lines_run(generate, llm, press_at=place)
+        assert presses == [signal.SIGINT] and signal.getsignal(signal.SIGINT) is note
+        presses.clear()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert_as_new(llm)
+
+
+def press_in_step(llm: LLM, number: int) -> list[int]:
+    """Ctrl-C while the model runs for that time. Returns how many sequences each step has, as they come."""
+    run, steps = llm.llm_engine.executor.run, []
+
+    def pressed(batch):
+        steps.append(len(batch))
+        if len(steps) == number:
+            signal.raise_signal(signal.SIGINT)
+        return run(batch)
+
+    llm.llm_engine.executor.run = pressed
+    return steps
+
+
+def test_a_step_is_not_broken_off_and_no_other_begins(llm):
+    steps = press_in_step(llm, 2)
+    with pytest.raises(KeyboardInterrupt):
+        generate(llm)
+    assert steps == [3, 2]
+    assert_as_new(llm)
+
+
+def test_a_program_that_ignores_it_goes_on(llm):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    press_in_step(llm, 2)
+    generate(llm)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_it_is_not_lost_when_a_step_raises(llm, monkeypatch):
+    def run(batch):
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(llm.llm_engine.executor, "run", run)
+        generate(llm)
+    assert_as_new(llm)
+
+
+def test_between_the_outputs_of_a_stream_it_comes_at_once(llm):
+    stream = llm.stream(PROMPTS, PARAMS)
+    for _ in stream:
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert_as_new(llm)
+
+
+def test_in_another_thread_nothing_is_held_back(scripted):
+    """Only the main thread may set handlers, and only it gets signals."""
+    seen = []
+
+    def work() -> None:
+        llm = scripted(SCRIPT)
+        press_in_step(llm, -1)
+        generate(llm)
+        seen.append(signal.getsignal(signal.SIGINT))
+        assert_as_new(llm)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+def test_a_handler_that_is_not_pythons_is_left_alone(llm, monkeypatch):
+    """A program in C that runs Python may have one. Python cannot put it back."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("its handler was taken away"))
+    generate(llm)
+    monkeypatch.undo()
+
+
+def test_a_second_press_does_not_break_into_what_a_block_does_at_its_end():
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts_held_back() as between_steps:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            with between_steps:  # the first press takes effect here
+                done.append("not reached")
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

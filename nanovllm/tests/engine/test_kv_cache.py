@@ -1,0 +1,179 @@
+"""The pool's tensor: where a token's keys and values are written, and what is read of a block."""
+
+import pytest
+import torch
+
+from ...engine.kv_cache import BlockCopy, KVCache, bytes_per_token
+from .pool import BLOCK_SIZE, HEAD_DIM, make_cache, model_config, random_qkv, slot
+from .watch import Watch
+
+
+def test_a_slot_holds_a_key_and_a_value_for_each_kv_head_of_each_layer():
+    cache = make_cache(5, num_layers=3)
+    num_bytes = cache.blocks.numel() * cache.blocks.itemsize
+    assert bytes_per_token(model_config(num_layers=3), torch.float32) == 2 * 3 * 2 * 8 * 4 == num_bytes // (5 * 4)
+    assert bytes_per_token(model_config(num_layers=3), torch.bfloat16) == 2 * 3 * 2 * 8 * 2
+
+
+def test_a_block_lies_in_memory_as_one_piece():
+    cache = make_cache(5, num_layers=3)
+    assert cache.blocks.shape == (5, 3, 2, 4, 2, HEAD_DIM) and cache.blocks[3].is_contiguous()
+
+
+def test_blocks_are_cleared_in_all_layers_and_no_others_are():
+    cache = make_cache(5, num_layers=3)
+    cache.clear(torch.tensor([3, 1]))
+    assert (cache.blocks[[1, 3]] == 0).all() and cache.blocks[[0, 2, 4]].isnan().all()
+    cache.clear(torch.tensor([], dtype=torch.int64))
+    assert cache.blocks[[0, 2, 4]].isnan().all()
+
+
+def test_rows_are_of_the_keys_and_then_of_the_values():
+    """A block of 2 layers has 16 rows: 4 keys and 4 values of layer 0, then of layer 1. Slot 6 is block 1, offset 2."""
+    cache = make_cache(3, num_layers=2)
+    assert cache.rows(torch.tensor([0, 3, 6])).tolist() == [0, 3, 18, 4, 7, 22]
+    assert make_cache(3).rows(torch.tensor([6, 8])).tolist() == [10, 16, 14, 20]
+
+
+def test_pieces_are_of_the_keys_and_then_of_the_values():
+    """A block of 2 layers has 4 pieces: the keys and the values of layer 0, then of layer 1."""
+    cache = make_cache(6, num_layers=2)
+    assert cache.pieces(torch.tensor([5, 0, 5])).tolist() == [20, 0, 20, 21, 1, 21]
+    assert make_cache(6).pieces(torch.tensor([5, 0])).tolist() == [10, 0, 11, 1]
+
+
+def test_pieces_of_several_sequences_are_of_one_after_the_other():
+    """Not the keys of all, then the values of all: half of the rows is then half of the sequences."""
+    cache = make_cache(6, num_layers=2)
+    assert cache.pieces(torch.tensor([[5, 0], [1, 3]])).tolist() == [[20, 0, 21, 1], [4, 12, 5, 13]]
+
+
+def test_what_is_written_is_read_in_the_order_of_the_table():
+    """10 tokens in blocks 5, 0 and 3, in both layers; the slots behind them and the other blocks stay as they were."""
+    table = [5, 0, 3]
+    cache = make_cache(6, table, num_layers=2)
+    rows = cache.rows(torch.tensor([slot(table, position) for position in range(10)]))
+    written = [random_qkv(10, seed=layer)[1:] for layer in (0, 1)]
+    for layer, (k, v) in enumerate(written):
+        cache.write(layer, rows, k, v)
+    pieces = cache.pieces(torch.tensor(table))
+    for layer, (k, v) in enumerate(written):
+        for length in (1, 4, 5, 10):
+            keys, values = cache.read(layer, pieces, length)
+            assert torch.equal(keys, k[:length]) and torch.equal(values, v[:length])
+    assert (cache.blocks[3, :, :, 2:] == 1e30).all()
+    assert cache.blocks[[1, 2, 4]].isnan().all()
+
+
+def test_tokens_may_be_written_in_any_order_and_to_many_blocks_at_once():
+    cache = make_cache(4)
+    _, k, v = random_qkv(4)
+    cache.write(0, cache.rows(torch.tensor([13, 2, 7, 12])), k, v)  # block 3 offset 1, 0 and 2, 1 and 3, 3 and 0
+    assert torch.equal(cache.blocks[[3, 0, 1, 3], 0, 0, [1, 2, 3, 0]], k)
+    assert torch.equal(cache.blocks[[3, 0, 1, 3], 0, 1, [1, 2, 3, 0]], v)
+
+
+def test_a_block_may_be_read_many_times_at_once():
+    """As padding is: block 1 of a table of one block is read where another sequence has its second and third."""
+    cache = make_cache(3)
+    cache.blocks[1], cache.blocks[2] = 1.0, 2.0
+    keys, values = cache.read(0, cache.pieces(torch.tensor([1, 1, 2, 1])), 16)
+    for x in (keys, values):
+        assert x[:, 0, 0].tolist() == [1.0] * 8 + [2.0] * 4 + [1.0] * 4
+
+
+def test_several_sequences_are_read_at_once_as_each_is_alone():
+    """3 of 2 blocks each, one of them shared; 7 of their 8 slots."""
+    tables = torch.tensor([[2, 0], [1, 4], [2, 3]])
+    cache = make_cache(5, num_layers=2)
+    cache.blocks.copy_(torch.randn(cache.blocks.shape, generator=torch.Generator().manual_seed(0)))
+    together = cache.read(1, cache.pieces(tables), 7)
+    for seq, table in enumerate(tables):
+        alone = cache.read(1, cache.pieces(table), 7)
+        assert all(torch.equal(x[seq], y) for x, y in zip(together, alone, strict=True))
+        assert torch.equal(alone[0], cache.blocks[table, 1, 0].flatten(0, 1)[:7])
+
+
+def test_reading_copies():
+    cache = make_cache(3, [2, 1])
+    keys, values = cache.read(0, cache.pieces(torch.tensor([2, 1])), 6)
+    assert keys.shape == values.shape == (6, 2, HEAD_DIM)
+    cache.blocks.zero_()
+    assert (keys == 1e30).all() and (values == 1e30).all()
+
+
+def test_a_pool_that_memory_cannot_hold_is_refused_in_blocks_and_bytes():
+    with pytest.raises(ValueError, match=r"cpu has no room for a pool of 1,000,000,000,000,000 blocks, 512,0"):
+        KVCache(model_config(), 10**15, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+
+
+# Copies
+
+
+def numbered(num_blocks: int) -> KVCache:
+    """In every slot of block i, of all layers, is i."""
+    cache = make_cache(num_blocks, num_layers=3)
+    for i in range(num_blocks):
+        cache.blocks[i] = i
+    return cache
+
+
+def contents(cache: KVCache) -> list[int]:
+    """What is in each block, if it is the same all through."""
+    blocks = cache.blocks.flatten(1)
+    assert (blocks == blocks[:, :1]).all(), "a block was copied in part"
+    return [int(number) for number in blocks[:, 0]]
+
+
+@pytest.mark.parametrize(
+    "copies, after",
+    [
+        ([(1, 4)], [0, 1, 2, 3, 1]),
+        ([(3, 0), (1, 4)], [3, 1, 2, 3, 1]),
+        ([(2, 0), (2, 1), (2, 4)], [2, 2, 2, 3, 2]),
+        ([(0, 1), (1, 2)], [0, 0, 1, 3, 4]),  # 0 -> 1 -> 2: block 1 is a source before it is a target
+        ([(1, 2), (0, 1)], [0, 0, 1, 3, 4]),
+        ([(2, 0), (0, 1), (1, 2)], [2, 0, 1, 3, 4]),  # in a ring
+        ([(4, 3), (3, 4)], [0, 1, 2, 4, 3]),
+        ([], [0, 1, 2, 3, 4]),
+    ],
+    ids=str,
+)
+def test_the_copies_of_a_step_are_as_if_all_were_read_before_one_is_written(copies, after):
+    cache = numbered(5)
+    cache.copy_blocks([BlockCopy(source, target) for source, target in copies])
+    assert contents(cache) == after
+    assert cache.num_blocks_copied == len(copies)
+
+
+def test_a_copy_is_of_all_layers_of_keys_and_of_values_slot_for_slot():
+    cache = numbered(3)
+    cache.blocks[1] = torch.randn(cache.blocks[1].shape, generator=torch.Generator().manual_seed(0))
+    source = cache.blocks[1].clone()
+    cache.copy_blocks([BlockCopy(source=1, target=2)])
+    assert torch.equal(cache.blocks[2], source) and torch.equal(cache.blocks[1], source)
+    assert (cache.blocks[0] == 0).all()
+
+
+def test_what_is_written_to_a_copy_is_not_in_its_source():
+    cache = numbered(2)
+    cache.copy_blocks([BlockCopy(source=0, target=1)])
+    cache.blocks[1] = 5
+    assert contents(cache) == [0, 5]
+
+
+def test_copies_are_made_in_as_many_operations_however_many_they_are():
+    counted = []
+    for num_copies in (1, 20):
+        cache = make_cache(2 * num_copies, num_layers=3)
+        with Watch() as seen:
+            cache.copy_blocks([BlockCopy(2 * i, 2 * i + 1) for i in range(num_copies)])
+        counted.append(seen.num_operations)
+    assert counted[1] <= counted[0], "20 copies take more operations than one"
+
+
+def test_blocks_copied_are_counted_since_the_start():
+    cache = numbered(5)
+    for copies in ([BlockCopy(1, 4)], [], [BlockCopy(3, 0), BlockCopy(1, 4)]):
+        cache.copy_blocks(copies)
+    assert cache.num_blocks_copied == 3

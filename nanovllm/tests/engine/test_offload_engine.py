@@ -1,0 +1,520 @@
+"""The engine with two tiers: the same tokens whatever leaves the device, and hardly one of them computed twice.
+
+The model is scripted (see scripted.py), loads take as long as a test says (see tiers.py). Blocks have 4 slots. Two
+requests of 12 tokens that say 12 each need 6 blocks each at last; 8 are there unless a test says otherwise, so the
+second one is preempted.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from ...backends.torch.sampler import SampledToken
+from ...engine import llm_engine
+from ...engine.beam_search import BeamSearch, BeamSearchParams
+from ...engine.config import EngineConfig
+from ...engine.host_tier import HostTier
+from ...engine.kv_cache import BlockCopy, KVCache
+from ...engine.llm_engine import LLMEngine
+from ...engine.outputs import RequestOutput
+from ...engine.sampling_params import SamplingParams
+from ...engine.sequence import Sequence
+from ...llm import LLM
+from .scripted import (
+    Batch,
+    ScriptedExecutor,
+    answers,
+    assert_empty,
+    params,
+    reasons,
+    run_to_the_end,
+    said_alone,
+    step,
+)
+from .tiers import CopyFailed, SlowHostTier
+
+FIRST, SECOND = list(range(10, 22)), list(range(50, 62))
+
+
+class RunFailed(Exception):
+    pass
+
+
+class Lost:
+    """An Observer that counts computed tokens of preempted sequences that were in no full block."""
+
+    def __init__(self, block_size: int) -> None:
+        self.num_tokens, self._block_size = 0, block_size
+        self._computed: dict[Sequence, int] = {}
+
+    def on_admit(self, seq: Sequence, hits: list[int | None]) -> None:
+        self._computed[seq] = seq.num_computed_tokens
+
+    def on_fork(self, parent: Sequence, child: Sequence) -> None:
+        self._computed[child] = child.num_computed_tokens
+
+    def on_step(self, batch: Batch, updated: list[Sequence]) -> None:
+        self._computed |= {seq: seq.num_computed_tokens for seq, _ in batch}
+
+    def on_preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
+        self.num_tokens += self._computed.pop(seq) % self._block_size
+
+
+class CarefulExecutor(ScriptedExecutor):
+    """It sees blocks that it may not read or write, and can fail."""
+
+    engine: LLMEngine
+
+    def __init__(self, kv_cache: KVCache) -> None:
+        super().__init__(kv_cache)
+        self.fails: Callable[[], bool] = lambda: False  # before each step of more than one sequence
+
+    def run(self, batch: Batch) -> list[SampledToken | None]:
+        if len(batch) > 1 and self.fails():
+            raise RunFailed
+        manager, size = self.engine.kv_cache_manager, self.engine.config.block_size
+        for seq, num_tokens in batch:
+            assert manager.is_ready(seq), "it runs only when its blocks are there"
+            end = seq.num_computed_tokens + num_tokens
+            for block in seq.block_table[seq.num_computed_tokens // size : -(-end // size)]:
+                assert manager.pool.ref_counts[block] == 1, "it writes to a block that others hold"
+                assert block not in manager.pool.hashes, "it writes to a block that is cached"
+        return super().run(batch)
+
+
+class TieredEngine(LLMEngine):
+    """Its attributes are those of the tests' parts."""
+
+    host_tier: SlowHostTier
+    executor: CarefulExecutor
+    lost: Lost
+
+
+def engine_of(checkpoint, num_blocks: int = 8, block_size: int = 4, tier: type = SlowHostTier, **knobs) -> TieredEngine:
+    """Its loads can be slow, and its copies and its model fail."""
+    options: dict[str, Any] = {"watermark": 0.0, "offload_policy": "load", "kv_offloading_tokens": 1000} | knobs
+    size: dict[str, Any] = {"block_size": block_size, "kv_cache_tokens": num_blocks * block_size}
+    lost = Lost(block_size)
+    config = EngineConfig(str(checkpoint), skip_tokenizer_init=True, **size, **options)
+    with patch.object(llm_engine, "HostTier", tier):
+        engine = TieredEngine(config, observers=[lost], executor=CarefulExecutor)
+    engine.executor.engine, engine.lost = engine, lost
+    return engine
+
+
+def two(checkpoint, max_tokens: int = 12, n: int = 1, **knobs) -> TieredEngine:
+    engine = engine_of(checkpoint, **knobs)
+    sampling = params(max_tokens, n=n, temperature=1.0, seed=3)
+    engine.add_request("a", FIRST, sampling)
+    engine.add_request("b", SECOND, sampling)
+    return engine
+
+
+def assert_said_alone(ended: dict[str, RequestOutput], max_tokens: int = 12) -> None:
+    for output in ended.values():
+        n = len(output.outputs)
+        assert reasons(output) == ["length"] * n, output.error
+        assert answers(output) == [said_alone(output.prompt_token_ids, max_tokens, 3, i) for i in range(n)]
+
+
+def needed(ended: dict[str, RequestOutput]) -> int:
+    """Tokens to compute: a prompt once, but its last token for each sample; the last one of each is not computed."""
+    return sum(len(o.prompt_token_ids) - 1 + sum(map(len, answers(o))) for o in ended.values())
+
+
+def leave_the_device(engine: LLMEngine, *seqs: Sequence) -> None:
+    """These are preempted, and somebody uses all blocks that are free then."""
+    for seq in reversed(seqs):
+        engine.scheduler._preempt(seq, None)
+    pool = engine.kv_cache_manager.pool
+    blocks = pool.get_new_blocks(len(pool.free))
+    engine.kv_cache.blocks[blocks] = -5
+    pool.free_blocks(blocks)
+
+
+# The same tokens, and hardly one twice
+
+
+@pytest.mark.parametrize("is_caching", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("policy", ["load", "recompute"])
+def test_each_says_what_it_says_alone_whatever_becomes_of_the_preempted(checkpoint, policy, n, is_caching):
+    engine = two(checkpoint, n=n, num_blocks=4 + 4 * n, offload_policy=policy, enable_prefix_caching=is_caching)
+    assert_said_alone(run_to_the_end(engine))
+    assert engine.scheduler.num_preemptions > 0
+    assert (engine.host_tier.num_blocks_stored > 0) == (policy == "load" and is_caching)
+
+
+@pytest.mark.parametrize("budget", [4, 7, 512])
+@pytest.mark.parametrize(("n", "num_blocks"), [(1, 8), (2, 11), (3, 13)])
+def test_of_a_preempted_sequence_only_what_was_no_full_block_is_computed_again(checkpoint, n, num_blocks, budget):
+    engine = two(checkpoint, n=n, num_blocks=num_blocks, max_num_batched_tokens=budget)
+    ended = run_to_the_end(engine)
+    assert_said_alone(ended)
+    assert engine.scheduler.num_preemptions > 0 and engine.host_tier.num_blocks_loaded > 0
+    assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
+
+
+def test_a_chunk_of_a_prompt_that_was_preempted_is_not_computed_again(checkpoint):
+    """b has computed some of its prompt when a needs the room."""
+    engine = engine_of(checkpoint, num_blocks=11, max_num_batched_tokens=3)
+    engine.add_request("a", FIRST, params(12, temperature=1.0, seed=3))
+    for _ in range(8):
+        step(engine)
+    engine.add_request("b", [*SECOND, *FIRST], params(12, temperature=1.0, seed=3))
+    ended = run_to_the_end(engine)
+    assert_said_alone(ended)
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
+
+
+def test_under_recompute_what_is_evicted_is_computed_twice(checkpoint):
+    engine = two(checkpoint, offload_policy="recompute")
+    ended = run_to_the_end(engine)
+    assert engine.executor.num_tokens > needed(ended) + engine.lost.num_tokens
+    assert engine.host_tier.num_blocks == engine.host_tier.num_blocks_stored == 0
+
+
+def test_one_preempted_before_its_fork_finds_its_chunks_again_and_is_forked_then(checkpoint):
+    engine = engine_of(checkpoint, num_blocks=16, max_num_batched_tokens=5)
+    engine.add_request("a", FIRST, params(12, n=3, temperature=1.0, seed=3))
+    step(engine)
+    leave_the_device(engine, *engine.scheduler.running)
+    [seq] = engine.scheduler.waiting
+    assert len(seq.to_fork) == 2
+    ended = run_to_the_end(engine)
+    assert_said_alone(ended)
+    assert engine.host_tier.num_blocks_loaded == 1 and engine.lost.num_tokens == 1
+    assert engine.executor.num_tokens == needed(ended) + 1
+
+
+def test_of_eight_forks_that_leave_the_device_the_prompt_moves_once(checkpoint):
+    """A prompt of 16 tokens and 8 more of each, all computed but the last: 4 blocks of all, and 1 of each."""
+    engine = engine_of(checkpoint, num_blocks=64, kv_offloading_tokens=256)
+    engine.add_request("a", [*FIRST, 5, 6, 7, 8], params(12, n=8, temperature=1.0, seed=3))
+    for _ in range(7):
+        step(engine)
+    assert {(seq.num_tokens, seq.num_computed_tokens) for seq in engine.scheduler.running} == {(22, 21)}
+    leave_the_device(engine, *engine.scheduler.running)
+    assert engine.host_tier.num_blocks_stored == 4 + 8
+    step(engine)
+    assert engine.host_tier.num_blocks_loaded == 4 + 8 and len(engine.scheduler.running) == 8
+    tables = zip(*(seq.block_table for seq in engine.scheduler.running), strict=True)
+    assert [len(set(blocks)) for blocks in tables] == [1, 1, 1, 1, 8, 8], "what was shared is shared again"
+    ended = run_to_the_end(engine)
+    assert_said_alone(ended)
+    assert engine.executor.num_tokens == needed(ended) + 8 * 1
+
+
+def test_a_preempted_sequence_comes_back_before_a_new_one_starts(checkpoint):
+    engine = two(checkpoint)
+    while engine.scheduler.num_preemptions == 0 and engine.has_unfinished_requests():
+        step(engine)
+    assert engine.scheduler.num_preemptions == 1
+    engine.add_request("c", [3], params(12, temperature=1.0, seed=3))
+    while engine.has_unfinished_requests():
+        running = [seq.request_id for seq in engine.scheduler.running]
+        assert "c" not in running or "b" in running or "b" not in engine.requests
+        step(engine)
+
+
+@pytest.mark.parametrize("tokens", [0, 4, 12])
+def test_a_host_without_room_is_no_worse_than_none(checkpoint, tokens):
+    engine = two(checkpoint, kv_offloading_tokens=tokens)
+    ended = run_to_the_end(engine)
+    assert_said_alone(ended)
+    assert engine.scheduler.num_preemptions > 0
+    recompute = two(checkpoint, offload_policy="recompute")
+    run_to_the_end(recompute)
+    assert engine.executor.num_tokens <= recompute.executor.num_tokens
+
+
+def test_one_that_outgrew_the_pool_fails_with_both_numbers_and_leaves_nothing(checkpoint):
+    engine = engine_of(checkpoint, num_blocks=4)
+    engine.add_request("a", FIRST, params(12, temperature=1.0, seed=3))
+    ended = run_to_the_end(engine)
+    assert ended["a"].error == "17 tokens need 5 blocks, the pool has 4"
+
+
+# Loads that take their time
+
+
+def slow_b(checkpoint, **knobs) -> TieredEngine:
+    """a runs; b has left the device, and no load arrives."""
+    engine = two(checkpoint, num_blocks=16, **knobs)
+    for _ in range(2):
+        step(engine)
+    leave_the_device(engine, *(seq for seq in engine.scheduler.running if seq.request_id == "b"))
+    engine.host_tier.arrives = lambda: False
+    return engine
+
+
+def test_others_run_while_one_is_on_its_way_and_it_runs_when_it_has_arrived(checkpoint):
+    engine = slow_b(checkpoint)
+    for _ in range(3):
+        assert list(step(engine)) == ["a"]
+        assert [seq.request_id for seq in engine.scheduler.running] == ["a", "b"]
+    engine.host_tier.arrives = lambda: True
+    assert list(step(engine)) == ["a", "b"]
+    assert not engine.host_tier.loads, "the host's blocks are free again"
+    assert_said_alone(run_to_the_end(engine))
+
+
+def test_one_that_hits_what_is_on_its_way_waits_with_it(checkpoint):
+    engine = slow_b(checkpoint)
+    step(engine)
+    engine.add_request("c", [*SECOND, 5, 6], params(12, temperature=1.0, seed=3))
+    for _ in range(2):
+        assert list(step(engine)) == ["a"]
+    assert [seq.request_id for seq in engine.scheduler.running] == ["a", "b", "c"]
+    _, b, c = engine.scheduler.running
+    assert b.block_table[:3] == c.block_table[:3] and engine.host_tier.num_blocks_loaded == 3
+    engine.host_tier.arrives = lambda: True
+    assert list(step(engine)) == ["a", "b", "c"]
+    assert_said_alone(run_to_the_end(engine))
+
+
+def test_the_step_in_which_nobody_can_run_waits(checkpoint):
+    engine = slow_b(checkpoint)
+    engine.abort_request("a")
+    assert step(engine) == {} and not engine.host_tier.loads, "it waited"
+    assert list(step(engine)) == ["b"]
+    assert_said_alone(run_to_the_end(engine))
+
+
+def test_what_is_there_at_once_costs_no_step(checkpoint):
+    engine = slow_b(checkpoint)
+    engine.host_tier.arrives = lambda: True
+    assert list(step(engine)) == ["a", "b"]
+
+
+def test_samples_of_a_cached_prompt_run_in_the_step_that_admits_them_while_another_is_on_its_way(checkpoint):
+    """c hits all of its prompt but the last token, which each of its samples computes: nobody waits for b."""
+    engine = slow_b(checkpoint)
+    engine.abort_request("a")
+    engine.add_request("c", FIRST[:9], params(12, n=2, temperature=1.0, seed=3))
+    outputs = step(engine)
+    assert list(outputs) == ["c"] and engine.executor.steps[-1] == [("c", 1), ("c", 1)]
+    assert engine.host_tier.loads, "b is still on its way"
+    assert_said_alone(run_to_the_end(engine))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_abort_of_one_that_is_on_its_way_does_not_wait_and_leaves_nothing(checkpoint, n):
+    engine = slow_b(checkpoint, n=n)
+    step(engine)
+    assert engine.host_tier.loads
+    output = engine.abort_request("b")
+    assert output is not None and reasons(output) == ["abort"] * n
+    assert engine.host_tier.loads and engine.host_tier.arriving(), "the load goes on, to blocks that it holds"
+    engine.kv_cache_manager.check_integrity()
+    assert_said_alone(run_to_the_end(engine))
+    engine.add_request("b", SECOND, params(12, temperature=1.0, seed=3))
+    assert_said_alone(run_to_the_end(engine))
+
+
+def test_one_that_is_preempted_on_its_way_comes_back(checkpoint):
+    engine = slow_b(checkpoint)
+    step(engine)
+    leave_the_device(engine, engine.scheduler.running[-1])
+    assert engine.host_tier.loads, "nobody waited"
+    ended = run_to_the_end(engine)
+    assert_said_alone(ended)
+    assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
+
+
+def test_a_sequence_alone_waits_for_blocks_that_a_load_holds_and_does_not_fail(checkpoint):
+    """Nothing arrives before somebody waits; of 9 blocks a needs 8, and a load for b, which was preempted, holds 3."""
+    engine = two(checkpoint, max_tokens=20, num_blocks=9)
+    for _ in range(2):
+        step(engine)
+    leave_the_device(engine, engine.scheduler.running[-1])
+    engine.host_tier.arrives = lambda: False
+    step(engine)
+    assert engine.host_tier.loads
+    engine.scheduler._preempt(engine.scheduler.running[-1], None)
+    assert_said_alone(run_to_the_end(engine), max_tokens=20)
+
+
+def test_a_beam_search_waits_for_the_beginning_of_its_prompt(checkpoint):
+    config = EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=44, offload_policy="load")
+    with patch.object(llm_engine, "HostTier", SlowHostTier):
+        engine = LLMEngine(config)  # with a real model; no load arrives before somebody waits
+    engine.host_tier.arrives = lambda: False
+    search = BeamSearch(engine, BeamSearchParams(beam_width=2, max_tokens=3))
+    first = search.run("a", FIRST)
+    assert engine.host_tier.num_blocks_loaded == 0
+    engine.add_request("b", FIRST, params(2))
+    run_to_the_end(engine)
+    leave_the_device(engine)
+    assert answers(search.run("c", FIRST)) == answers(first)
+    assert engine.host_tier.num_blocks_loaded > 0
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_real_model_says_the_same_from_a_small_pool_as_from_a_large_one(checkpoint, n):
+    prompts = [[3 + (7 * i + j) % 300 for j in range(12)] for i in range(4)]
+    sampling = SamplingParams(n=n, seed=5, max_tokens=14, ignore_eos=True)
+    knobs = {"block_size": 4, "offload_policy": "load", "kv_offloading_tokens": 400, "watermark": 0.0}
+    small, large = (LLM(checkpoint, kv_cache_tokens=tokens, **knobs) for tokens in (48, 800))
+    said, expected = (llm.generate(prompts, sampling) for llm in (small, large))
+    assert [answers(output) for output in said] == [answers(output) for output in expected]
+    assert small.llm_engine.scheduler.num_preemptions > 0 and small.llm_engine.host_tier.num_blocks_loaded > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("n", [1, 3])
+def test_on_a_gpu_each_says_what_it_says_alone(checkpoint, n):
+    """The copies are the real ones."""
+    engine = engine_of(checkpoint, num_blocks=13, tier=HostTier, device="cuda", dtype="float32")
+    for name, prompt in (("a", FIRST), ("b", SECOND), ("c", FIRST[::-1])):
+        engine.add_request(name, prompt, params(12, n=n, temperature=1.0, seed=3))
+    ended = run_to_the_end(engine)
+    assert_said_alone(ended)
+    assert engine.host_tier.num_blocks_loaded > 0
+    assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
+
+
+# Copies that raise
+
+
+@pytest.mark.parametrize("verb", ["store", "load"])
+def test_an_error_in_a_copy_is_an_error_of_the_step_and_the_next_one_goes_on(checkpoint, verb):
+    engine = two(checkpoint)
+    copy = getattr(engine.host_tier, verb)
+    calls: list[str] = []
+
+    def fail_once(*what):
+        calls.append(verb)
+        if len(calls) == 1:
+            raise CopyFailed(verb)
+        return copy(*what)
+
+    if verb == "store":
+        engine.kv_cache_manager.pool._on_evict = fail_once
+    else:
+        engine.host_tier.load = fail_once
+    ended: dict[str, RequestOutput] = {}
+    while not calls and engine.has_unfinished_requests():
+        try:
+            ended |= {name: output for name, output in step(engine).items() if output.finished}
+        except CopyFailed:
+            assert not engine.scheduler.running and engine.scheduler.waiting
+            engine.kv_cache_manager.check_integrity()
+    ended |= run_to_the_end(engine)
+    assert_said_alone(ended)
+    assert ended.keys() == {"a", "b"} and len(calls) > 1
+
+
+# Any history
+
+
+class History:
+    """Requests that begin alike, aborts, slow loads, copies and runs that raise, on tiers of any size."""
+
+    def __init__(self, checkpoint, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        size = rng.choice([1, 2, 4, 4, 8])
+        self.engine = engine_of(
+            checkpoint,
+            num_blocks=rng.randrange(6, 60) // size + 2,
+            kv_offloading_tokens=size * rng.choice([0, 1, 4, 40, 40]),
+            block_size=size,
+            max_num_seqs=rng.choice([1, 2, 4, 32]),
+            max_num_batched_tokens=rng.choice([1, 3, 8, 64]),
+            watermark=rng.choice([0.0, 0.0, 0.05, 0.3]),
+            enable_prefix_caching=rng.random() < 0.85,
+        )
+        late, failing, raising = rng.choice([0.0, 0.9, 0.99]), rng.choice([0.0, 0.1]), rng.choice([0.0, 0.1])
+        self.engine.host_tier.arrives = lambda: rng.random() >= late
+        self.engine.host_tier.fails = lambda: rng.random() < failing
+        self.engine.executor.fails = lambda: rng.random() < raising
+        copy_blocks = self.engine.kv_cache.copy_blocks
+
+        def copy_or_fail(copies: list[BlockCopy]) -> None:
+            if copies and rng.random() < failing:
+                raise CopyFailed("a copy on the device")
+            copy_blocks(copies)
+
+        self.engine.kv_cache.copy_blocks = copy_or_fail  # type: ignore[method-assign]
+        self.texts = [[rng.randrange(320) for _ in range(25)] for _ in range(2)]
+        self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
+        self.ended: dict[str, RequestOutput] = {}
+        self.num_seen: Counter[str] = Counter()
+
+    def arrive(self, number: int) -> None:
+        rng = self.rng
+        prompt = rng.choice(self.texts)[: rng.randrange(25)] + [rng.randrange(320) for _ in range(rng.randrange(1, 8))]
+        sampling = params(rng.randrange(1, 20), n=rng.choice([1, 1, 2, 3, 5]), temperature=1.0, seed=rng.randrange(9))
+        try:
+            self.engine.add_request(str(number), prompt, sampling)
+            self.asked[str(number)] = prompt, sampling
+        except ValueError as error:
+            assert "the prompt needs" in str(error)
+
+    def abort(self) -> None:
+        output = self.engine.abort_request(str(self.rng.randrange(len(self.asked) + 1)))
+        self.engine.kv_cache_manager.check_integrity()
+        if output:
+            self.end(output)
+
+    def step(self) -> None:
+        try:
+            outputs = step(self.engine)
+        except CopyFailed:
+            assert not self.engine.scheduler.running, "nobody may run on what was not copied"
+            self.engine.kv_cache_manager.check_integrity()
+            self.num_seen["failed"] += 1
+            return
+        self.num_seen["slow"] += bool(self.engine.host_tier.loads)
+        for output in outputs.values():
+            if output.finished:
+                self.end(output)
+
+    def end(self, output: RequestOutput) -> None:
+        prompt, sampling = self.asked[output.request_id]
+        assert output.request_id not in self.ended and len(output.outputs) == sampling.n
+        self.ended[output.request_id] = output
+        for i, (said, reason) in enumerate(zip(answers(output), reasons(output), strict=True)):
+            assert said == said_alone(prompt, len(said), sampling.seed, i)
+            if reason == "length":
+                assert len(said) == sampling.max_tokens
+            elif reason == "error":
+                size, num_blocks = self.engine.config.block_size, self.engine.kv_cache.num_blocks
+                assert -(-(len(prompt) + len(said)) // size) > num_blocks, output.error
+            else:
+                assert reason == "abort"
+
+    def run(self, num_requests: int) -> None:
+        number = 0
+        while number < num_requests or self.engine.has_unfinished_requests():
+            if number < num_requests and self.rng.random() < 0.3:
+                self.arrive(number)
+                number += 1
+            if self.rng.random() < 0.03:
+                self.abort()
+            self.step()
+            self.num_seen["steps"] += 1
+            assert self.num_seen["steps"] < 20_000, "it does not end"
+        assert_empty(self.engine)
+        assert self.ended.keys() == self.asked.keys()
+        host = self.engine.host_tier
+        self.num_seen += Counter(stored=host.num_blocks_stored, loaded=host.num_blocks_loaded)
+        self.num_seen["preempted"] += self.engine.scheduler.num_preemptions
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_in_any_history_each_says_what_it_says_alone(checkpoint, seed):
+    seen: Counter[str] = Counter()
+    for i in range(30):
+        history = History(checkpoint, 1000 * seed + i)
+        history.run(history.rng.randrange(1, 20))
+        seen += history.num_seen
+    assert min(seen[kind] for kind in ("failed", "slow", "stored", "loaded", "preempted")) > 10, f"too little: {seen}"

@@ -1,0 +1,129 @@
+"""The same tokens, alone and in any company, in any chunks, under any preemption: a real model, in float32."""
+
+import random
+
+import pytest
+import torch
+
+from ...engine.config import EngineConfig
+from ...engine.llm_engine import LLMEngine
+from ...engine.outputs import RequestOutput
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
+from .helpers import greedy_without_cache
+from .scripted import answer, params, reason, run_to_the_end, step
+
+PROMPTS = [[1, 5, 9], [1], [1, 300, 301, 302, 303], list(range(3, 15)), [1, 44]]
+
+
+@pytest.fixture(scope="module")
+def expected(model) -> list[list[int]]:
+    """24 tokens after each of PROMPTS."""
+    return [greedy_without_cache(model, prompt, 24) for prompt in PROMPTS]
+
+
+def real_engine(checkpoint, num_blocks: int, **knobs) -> LLMEngine:
+    options = {"block_size": 4, "kv_cache_tokens": num_blocks * 4, "watermark": 0.0} | knobs
+    return LLMEngine(EngineConfig(str(checkpoint), **options))
+
+
+@pytest.mark.parametrize("budget", [1, 3, 4, 7, 512])
+@pytest.mark.parametrize("num_blocks", [9, 14, 50], ids=["just one fits", "some fit", "all fit"])
+def test_tokens_do_not_depend_on_chunks_or_preemption(checkpoint, expected, num_blocks, budget):
+    engine = real_engine(checkpoint, num_blocks, max_num_batched_tokens=budget)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, params(24))
+    ended = run_to_the_end(engine)
+    assert [answer(ended[str(i)]) for i in range(5)] == expected
+    assert (engine.scheduler.num_preemptions > 0) == (num_blocks < 50 and budget > 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_do_not_depend_on_company_or_the_order_of_arrival(checkpoint, expected, seed):
+    """Between two arrivals some steps; strangers come between and are aborted."""
+    rng = random.Random(seed)
+    engine = real_engine(checkpoint, rng.randint(9, 20), block_size=4, max_num_batched_tokens=rng.choice([3, 5, 16]))
+    ended: dict[str, RequestOutput] = {}
+    for i in rng.sample(range(5), 5):
+        engine.add_request(f"stranger {i}", [20 + i] * rng.randint(1, 20), params(10))
+        engine.add_request(str(i), PROMPTS[i], params(24))
+        for _ in range(rng.randint(0, 8)):
+            ended |= {name: output for name, output in step(engine).items() if output.finished}
+        engine.abort_request(f"stranger {rng.randrange(5)}")
+    ended |= run_to_the_end(engine)
+    assert [answer(ended[str(i)]) for i in range(5)] == expected
+
+
+def test_seeded_samples_do_not_depend_on_preemption(checkpoint):
+    sampling = [SamplingParams(seed=i, temperature=1.5, top_p=0.9, max_tokens=24, ignore_eos=True) for i in range(5)]
+    alone = [LLM(checkpoint).generate([prompt], each)[0] for prompt, each in zip(PROMPTS, sampling, strict=True)]
+    engine = real_engine(checkpoint, 9, max_num_batched_tokens=5)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, sampling[i])
+    ended = run_to_the_end(engine)
+    assert engine.scheduler.num_preemptions > 3
+    assert [answer(ended[str(i)]) for i in range(5)] == [answer(output) for output in alone]
+
+
+def test_stop_strings_and_eos_do_not_depend_on_preemption(checkpoint, tmp_path):
+    """Of each text alone, something from its middle becomes the stop string, or a token the stop token."""
+    alone = LLM(checkpoint).generate(["the fox", "the rabbit", "and the", "once"], params(24))
+    texts = [output.outputs[0].text for output in alone]
+    asked = [params(24, stop=texts[0][9:12]), params(24, stop=texts[1][5:6])]
+    asked += [params(24, stop_token_ids=[answer(output)[10]]) for output in alone[2:]]
+    prompts = [output.prompt for output in alone]
+    stopped = [LLM(checkpoint).generate([prompt], each)[0] for prompt, each in zip(prompts, asked, strict=True)]
+    assert {reason(output) for output in stopped} == {"stop"}
+    engine = real_engine(checkpoint, 8, max_num_batched_tokens=6)
+    for i, (prompt, each) in enumerate(zip(prompts, asked, strict=True)):
+        engine.add_request(str(i), prompt, each)
+    ended = run_to_the_end(engine)
+    assert engine.scheduler.num_preemptions > 0
+    assert [ended[str(i)].outputs[0].text for i in range(4)] == [output.outputs[0].text for output in stopped]
+    assert [(answer(ended[str(i)]), reason(ended[str(i)])) for i in range(4)] == [(answer(o), "stop") for o in stopped]
+
+
+def test_log_probabilities_do_not_depend_on_preemption(checkpoint):
+    alone = [LLM(checkpoint).generate([prompt], params(24))[0] for prompt in PROMPTS]
+    engine = real_engine(checkpoint, 9)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, params(24))
+    ended = run_to_the_end(engine)
+    for i, output in enumerate(alone):
+        expected = output.outputs[0].cumulative_logprob
+        assert ended[str(i)].outputs[0].cumulative_logprob == pytest.approx(expected, abs=1e-3)
+
+
+def test_slots_that_are_not_written_are_never_seen(checkpoint, expected):
+    """Before each step: NaN where nothing is written or cached, but for 1e30 in a last block that is begun."""
+    engine = real_engine(checkpoint, 9, max_num_batched_tokens=3)  # a chunk may be one token
+    run, pool = engine.executor.run, engine.kv_cache.blocks
+
+    def poisoned(batch):
+        clean = pool.clone()
+        pool.fill_(float("nan"))
+        for seq in engine.scheduler.running:
+            pool[seq.block_table[: -(-seq.num_computed_tokens // 4)]] = 1e30
+            for position in range(seq.num_computed_tokens):
+                block, offset = seq.block_table[position // 4], position % 4
+                pool[block, :, :, offset] = clean[block, :, :, offset]
+        cached = list(engine.kv_cache_manager.pool.hashes)
+        pool[cached] = clean[cached]
+        return run(batch)
+
+    engine.executor.run = poisoned
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, params(24))
+    ended = run_to_the_end(engine)
+    assert engine.scheduler.num_preemptions > 0
+    assert [answer(ended[str(i)]) for i in range(5)] == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tokens_under_preemption_are_the_same_on_a_gpu(checkpoint, expected):
+    engine = real_engine(checkpoint, 9, device="cuda", dtype="float32", max_num_batched_tokens=5)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, params(24))
+    ended = run_to_the_end(engine)
+    assert [answer(ended[str(i)]) for i in range(5)] == expected

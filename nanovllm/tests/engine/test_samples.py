@@ -1,0 +1,535 @@
+"""n samples of a prompt in an engine: the same tokens as n runs, for the price of one prompt.
+
+Most of the model is scripted: its answers depend on every slot that a sequence reads. Sample i of a seeded request says
+`said_alone(..., i)`.
+"""
+
+import random
+import weakref
+
+import pytest
+
+from ...engine.config import EngineConfig
+from ...engine.llm_engine import LLMEngine
+from ...engine.outputs import RequestOutput
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
+from .helpers import greedy_without_cache
+from .scripted import (
+    Batch,
+    answers,
+    assert_empty,
+    assert_whole,
+    params,
+    reasons,
+    run_to_the_end,
+    said_alone,
+    scripted_engine,
+    step,
+)
+
+
+def seeded(max_tokens: int, n: int, seed: int = 3, **options) -> SamplingParams:
+    return params(max_tokens, n=n, temperature=1.0, seed=seed, **options)
+
+
+def said_by(prompt: list[int], num_tokens: int, n: int, seed: int = 3) -> list[list[int]]:
+    return [said_alone(prompt, num_tokens, seed, i) for i in range(n)]
+
+
+def serve(engine: LLMEngine, prompt: list[int], sampling: SamplingParams) -> RequestOutput:
+    engine.add_request("a", prompt, sampling)
+    return run_to_the_end(engine)["a"]
+
+
+def with_tokens(engine: LLMEngine, request_id: str, *outputs: list[int]) -> None:
+    """As if the samples had got these already, and had been preempted."""
+    for seq, output in zip(engine.requests[request_id], outputs, strict=True):
+        seq.token_ids += output
+
+
+# One prompt, many samples
+
+
+def test_samples_are_in_the_order_of_their_index_and_each_says_its_own(checkpoint):
+    output = serve(scripted_engine(checkpoint, num_blocks=40), [1] * 6, seeded(10, n=4))
+    assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
+    assert answers(output) == said_by([1] * 6, 10, n=4)
+    assert len({tuple(said) for said in answers(output)}) == 4
+
+
+def test_greedy_samples_are_all_the_same(checkpoint):
+    output = serve(scripted_engine(checkpoint, num_blocks=40), [1] * 6, params(10, n=3))
+    assert answers(output) == [said_alone([1] * 6, 10)] * 3
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize("n", [2, 5])
+def test_the_prompt_goes_through_the_model_once(checkpoint, num_prompt_tokens, n):
+    """But for its last token, which each sample computes for itself."""
+    engine = scripted_engine(checkpoint, num_blocks=40)
+    serve(engine, [1] * num_prompt_tokens, seeded(7, n))
+    assert engine.executor.num_tokens == num_prompt_tokens - 1 + 7 * n
+
+
+@pytest.mark.parametrize("num_prompt_tokens, num_copies", [(1, 0), (2, 3), (5, 0), (7, 3), (8, 3), (9, 0), (12, 3)])
+def test_a_block_is_copied_for_each_sample_but_one_unless_the_last_token_begins_it(
+    checkpoint, num_prompt_tokens, num_copies
+):
+    engine = scripted_engine(checkpoint, num_blocks=40)
+    serve(engine, [1] * num_prompt_tokens, seeded(9, n=4))
+    assert engine.kv_cache.num_blocks_copied == num_copies
+
+
+def test_the_blocks_of_the_prompt_are_held_once(checkpoint):
+    """18 tokens are 5 blocks; of 3 samples each writes to a copy of the last."""
+    engine = scripted_engine(checkpoint, num_blocks=40)
+    engine.add_request("a", [1] * 18, seeded(3, n=3))
+    held = []
+    while engine.has_unfinished_requests():
+        step(engine)
+        held.append(engine.kv_cache_manager.num_blocks - engine.kv_cache_manager.num_free_blocks)
+    assert held == [5, 7, 7, 0] and engine.kv_cache_manager.peak.held == 7 * 4
+
+
+def test_the_copies_of_a_step_are_one_batch_before_its_writes(checkpoint):
+    engine = scripted_engine(checkpoint, num_blocks=40)
+    calls: list[str] = []
+    copy_blocks, run = engine.kv_cache.copy_blocks, engine.executor.run
+    engine.kv_cache.copy_blocks = lambda copies: (calls.append(f"{len(copies)} copies"), copy_blocks(copies))
+    engine.executor.run = lambda batch: (calls.append("run"), run(batch))[1]
+    for name, n in (("a", 3), ("b", 2)):
+        engine.add_request(name, [1] * 6, seeded(3, n))
+    run_to_the_end(engine)
+    assert calls == ["run", "3 copies", "run", "run", "run"]
+
+
+def test_a_request_is_told_once_a_step_with_all_its_samples(checkpoint):
+    engine = scripted_engine(checkpoint, num_blocks=40)
+    engine.add_request("a", [1] * 6, seeded(3, n=3)), engine.add_request("b", [2], params(2))
+    assert [output.request_id for output in engine.step()] == ["b"], "a is to be forked"
+    for num_tokens in (1, 2, 3):
+        outputs = engine.step()
+        assert [output.request_id for output in outputs] == ["a", "b"][: 1 + (num_tokens < 2)]
+        assert answers(outputs[0]) == said_by([1] * 6, num_tokens, n=3)
+        assert outputs[0].finished == (num_tokens == 3)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5, 512])
+@pytest.mark.parametrize("num_prompt_tokens", [1, 2, 4, 5, 9])
+def test_the_first_tokens_come_at_most_one_step_later_than_that_of_one(checkpoint, num_prompt_tokens, budget):
+    num_steps = []
+    for n in (1, 2):
+        engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=budget)
+        engine.add_request("a", [1] * num_prompt_tokens, seeded(3, n))
+        num_steps.append(next(i for i in range(1, 20) if step(engine)))
+    assert num_steps[1] <= num_steps[0] + 1
+
+
+def test_the_first_token_of_a_request_is_the_earliest_of_all_samples(checkpoint):
+    """With a token a step, sample 1 gets its first when sample 0 has all of its three."""
+    engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=1)
+    engine.add_request("a", [1] * 3, seeded(3, n=2))
+    samples = engine.requests["a"]
+    told = [output.metrics for _ in range(8) for output in engine.step()]
+    first, second = (seq.metrics.first_token_time for seq in samples)
+    assert len(told) == 6 and first < second and {metrics.first_token_time for metrics in told} == {first}
+    assert [metrics.finished_time for metrics in told] == [None] * 5 + [samples[1].metrics.finished_time]
+    assert {metrics.arrival_time for metrics in told} == {samples[0].metrics.arrival_time}
+
+
+def test_a_request_ends_with_its_last_sample(checkpoint):
+    """Each stops at a token of its own; who has ended says so at once, and its blocks are free."""
+    said = said_by([1] * 6, 12, n=3)
+    stops = [next(t for t in said[i][k:] if sum(t in other for other in said) == 1) for i, k in ((0, 5), (1, 2))]
+    ends = [said[0].index(stops[0]) + 1, said[1].index(stops[1]) + 1, 12]
+    assert ends[1] < ends[0] < 12, "choose another prompt"
+    engine = scripted_engine(checkpoint, num_blocks=40)
+    engine.add_request("a", [1] * 6, seeded(12, n=3, stop_token_ids=stops))
+    samples = engine.requests["a"]
+    step(engine)
+    for num_tokens in range(1, 13):
+        output = step(engine)["a"]
+        assert [len(answer) for answer in answers(output)] == [min(num_tokens, end) for end in ends]
+        assert reasons(output) == [None if num_tokens < end else "length" if end == 12 else "stop" for end in ends]
+        assert output.finished == (num_tokens == 12) == (output.metrics.finished_time is not None)
+        assert len(engine.kv_cache_manager.report().tables) == sum(num_tokens < end for end in ends)
+    times = [seq.metrics.finished_time for seq in samples]
+    assert output.metrics.finished_time == times[2] > times[0] > times[1]
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("n, num_prompts", [(3, 1), (4, 2), (7, 3)])
+def test_more_samples_than_may_run_are_served_and_compute_the_prompt_once_for_so_many(checkpoint, n, num_prompts):
+    engine = scripted_engine(checkpoint, num_blocks=40, max_num_seqs=3, enable_prefix_caching=False)
+    assert answers(serve(engine, [1] * 6, seeded(5, n))) == said_by([1] * 6, 5, n)
+    assert engine.executor.num_tokens == 5 * num_prompts + 5 * n
+
+
+def test_with_one_seat_samples_are_as_many_requests(checkpoint):
+    engine = scripted_engine(checkpoint, num_blocks=40, max_num_seqs=1, enable_prefix_caching=False)
+    assert answers(serve(engine, [1] * 6, seeded(5, n=3))) == said_by([1] * 6, 5, n=3)
+    assert engine.kv_cache.num_blocks_copied == 0 and engine.executor.num_tokens == 3 * (6 + 4)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 512])
+@pytest.mark.parametrize("num_blocks", [4, 9, 12, 60])
+def test_samples_do_not_depend_on_chunks_or_preemption(checkpoint, num_blocks, budget):
+    """Requests of 1 to 4 samples; the smallest pool has room for one sample at a time."""
+    engine = scripted_engine(checkpoint, num_blocks, max_num_batched_tokens=budget)
+    asked = {str(i): ([i + 1] * num_tokens, 1 + i % 4) for i, num_tokens in enumerate([3, 6, 8, 1, 9, 4, 2, 5])}
+    for name, (prompt, n) in asked.items():
+        engine.add_request(name, prompt, seeded(6, n))
+    ended = run_to_the_end(engine)
+    for name, (prompt, n) in asked.items():
+        assert answers(ended[name]) == said_by(prompt, 6, n) and reasons(ended[name]) == ["length"] * n
+    assert engine.scheduler.num_preemptions > 0 or num_blocks == 60 or budget <= 3
+    assert engine.kv_cache.num_blocks_copied > 0
+
+
+# Preemption, and pools that are too small
+
+
+def test_a_sample_that_comes_back_finds_its_full_blocks(checkpoint):
+    """Each has 13 tokens, of which 12 fill blocks: nobody has taken them meanwhile."""
+    engine = scripted_engine(checkpoint, num_blocks=40)
+    engine.add_request("a", [1] * 6, seeded(12, n=3))
+    for _ in range(8):
+        step(engine)
+    for seq in reversed(engine.requests["a"][1:]):
+        engine.scheduler._preempt(seq, None)
+    before = engine.executor.num_tokens
+    step(engine)
+    assert engine.executor.num_tokens - before == 1 + 1 + 1
+    assert answers(run_to_the_end(engine)["a"]) == said_by([1] * 6, 12, n=3)
+
+
+def test_one_that_is_preempted_before_the_fork_is_forked_when_it_comes_back(checkpoint):
+    engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=4)
+    engine.add_request("a", [1] * 10, seeded(5, n=3)), step(engine)
+    engine.scheduler._preempt(engine.requests["a"][0], None)
+    assert_whole(engine)
+    assert answers(run_to_the_end(engine)["a"]) == said_by([1] * 10, 5, n=3)
+    assert engine.executor.num_tokens == 9 + 3 * 5, "what it had computed was a full block, and is there still"
+
+
+@pytest.mark.parametrize("num_blocks", [3, 4, 5, 6, 9])
+def test_samples_end_wherever_as_many_requests_would(checkpoint, num_blocks):
+    """7 tokens and 5 more: each alone fills 3 blocks."""
+    engine, other = (scripted_engine(checkpoint, num_blocks) for _ in range(2))
+    for i in range(4):
+        other.add_request(str(i), [1] * 7, seeded(5, n=1))
+    assert all(output.error is None for output in run_to_the_end(other).values())
+    output = serve(engine, [1] * 7, seeded(5, n=4))
+    assert output.error is None and answers(output) == said_by([1] * 7, 5, n=4)
+
+
+def test_each_sample_that_outgrows_the_pool_fails_and_the_others_go_on(checkpoint):
+    """Sample 1 ends with its first token. The others get 6 each, as if each were alone; b gets all of its tokens."""
+    said = said_by([1] * 7, 9, n=3)
+    assert not {said[1][0]} & {*said[0], *said[2]}, "choose another seed"
+    engine = scripted_engine(checkpoint, num_blocks=3)
+    engine.add_request("a", [1] * 7, seeded(40, n=3, stop_token_ids=[said[1][0]]))
+    engine.add_request("b", [2] * 3, params(9))
+    ended = run_to_the_end(engine)
+    assert ended["a"].error == "13 tokens need 4 blocks, the pool has 3"
+    assert reasons(ended["a"]) == ["error", "stop", "error"]
+    assert answers(ended["a"]) == [said[0][:6], said[1][:1], said[2][:6]]
+    assert answers(ended["b"]) == [said_alone([2] * 3, 9)] and ended["b"].error is None
+
+
+# Abort
+
+
+STATES = ["waiting", "mid-prefill", "running", "preempted before the fork", "one is preempted", "one has ended"]
+
+
+def engine_with_b(checkpoint, state: str) -> LLMEngine:
+    """b has 3 samples and is in that state; a runs before it and c, of 2 samples, comes behind it."""
+    is_early = state in ("mid-prefill", "preempted before the fork")
+    seats = 3 if state == "waiting" else 9
+    engine = scripted_engine(checkpoint, 40, max_num_batched_tokens=6 if is_early else 32, max_num_seqs=seats)
+    said = said_by([2] * 6, 2, n=3)
+    assert said[0][1] not in (said[1][1], said[2][1]), "choose another prompt"
+    stops = [said[0][1]] if state == "one has ended" else []
+    engine.add_request("a", [1] * 4, params(20))
+    engine.add_request("b", [2] * 6, seeded(20, n=3, stop_token_ids=stops))
+    engine.add_request("c", [3] * 3, seeded(4, n=2))
+    step(engine)
+    if state not in ("waiting", "mid-prefill", "preempted before the fork"):
+        step(engine), step(engine)
+    first, _, last = samples = engine.requests["b"]
+    scheduler = engine.scheduler
+    if state == "preempted before the fork":
+        scheduler._preempt(first, None)
+    if state == "one is preempted":
+        while last in scheduler.running:
+            scheduler._preempt(scheduler.running[-1], None)
+    assert_whole(engine)
+    num_running = sum(seq in scheduler.running for seq in samples)
+    assert {
+        "waiting": first in scheduler.waiting and first.num_tokens == 6,
+        "mid-prefill": (num_running, first.num_computed_tokens, len(first.to_fork)) == (1, 2, 2),
+        "running": num_running == 3 and first.num_tokens == 8,
+        "preempted before the fork": first in scheduler.waiting and len(first.to_fork) == 2,
+        "one is preempted": num_running == 2 and last in scheduler.waiting and last.num_tokens == 8,
+        "one has ended": num_running == 2 and first.finished,
+    }[state]
+    return engine
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_abort_ends_all_samples_and_frees_everything_at_once(checkpoint, state):
+    engine = engine_with_b(checkpoint, state)
+    samples, manager = engine.requests["b"], engine.kv_cache_manager
+    others = {block for seq in engine.scheduler.running if seq not in samples for block in seq.block_table}
+    said = [seq.token_ids[6:] for seq in samples]
+    output = engine.abort_request("b")
+    assert output.finished and output.error is None and answers(output) == said
+    assert reasons(output) == ["stop" if state == "one has ended" else "abort", "abort", "abort"]
+    assert manager.num_free_blocks == 40 - len(others)
+    assert "b" not in engine.requests and engine.abort_request("b") is None
+    assert_whole(engine)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_after_an_abort_the_others_say_what_they_say_alone(checkpoint, state):
+    engine = engine_with_b(checkpoint, state)
+    engine.abort_request("b")
+    ended = run_to_the_end(engine)
+    assert answers(ended["a"]) == [said_alone([1] * 4, 20)]
+    assert "c" not in ended or answers(ended["c"]) == said_by([3] * 3, 4, n=2)
+
+
+def test_all_can_be_aborted_at_any_moment(checkpoint):
+    for num_steps in range(30):
+        engine = scripted_engine(checkpoint, num_blocks=11, max_num_batched_tokens=5, max_num_seqs=6)
+        for i in range(5):
+            engine.add_request(str(i), [i + 1] * (4 + i), seeded(6, n=1 + i % 3))
+        for _ in range(num_steps):
+            step(engine)
+        for i in reversed(range(5)):
+            engine.abort_request(str(i))
+            assert_whole(engine)
+        assert_empty(engine)
+
+
+@pytest.mark.parametrize("way", ["ended", "aborted", "aborted before the fork", "failed"])
+def test_nothing_is_left_of_any_sample(checkpoint, way):
+    engine = scripted_engine(checkpoint, num_blocks=6)
+    engine.add_request("a", [1] * 6, seeded(40 if way == "failed" else 3, n=3))
+    seqs = [weakref.ref(seq) for seq in engine.requests["a"]]
+    step(engine)
+    if way == "aborted":
+        step(engine)
+    if "aborted" in way:
+        engine.abort_request("a")
+    run_to_the_end(engine)
+    assert [seq() for seq in seqs] == [None] * 3
+
+
+# A step that fails
+
+
+def poisoned(engine: LLMEngine, *names: tuple[str, int]) -> None:
+    """The model raises whenever one of these is in its batch: a request, and which of its samples."""
+    run = engine.executor.run
+
+    def runs(batch: Batch) -> list:
+        if any((seq.request_id, seq.sample_index) in names for seq, _ in batch):
+            raise RuntimeError("poison")
+        return run(batch)
+
+    engine.executor.run = runs  # type: ignore[method-assign]
+
+
+def test_a_poisoned_sample_ends_alone(checkpoint):
+    engine = scripted_engine(checkpoint, num_blocks=40)
+    poisoned(engine, ("a", 1))
+    engine.add_request("a", [1] * 6, seeded(5, n=3)), engine.add_request("b", [2] * 3, params(5))
+    ended = run_to_the_end(engine)
+    assert ended["a"].error == "RuntimeError: poison" and reasons(ended["a"]) == ["length", "error", "length"]
+    said = said_by([1] * 6, 5, n=3)
+    assert answers(ended["a"]) == [said[0], [], said[2]] and answers(ended["b"]) == [said_alone([2] * 3, 5)]
+
+
+def test_a_poisoned_prompt_ends_all_that_were_to_be_forked_from_it(checkpoint):
+    """The fourth sample has no seat beside the others, computes the prompt by itself, and goes on."""
+    engine = scripted_engine(checkpoint, num_blocks=40, max_num_seqs=3)
+    poisoned(engine, ("a", 0))
+    engine.add_request("a", [1] * 6, seeded(5, n=4)), engine.add_request("b", [2] * 3, params(5))
+    seqs = [weakref.ref(seq) for seq in engine.requests["a"]]
+    ended = run_to_the_end(engine)
+    assert reasons(ended["a"]) == ["error"] * 3 + ["length"] and ended["a"].error == "RuntimeError: poison"
+    assert answers(ended["a"]) == [[], [], [], said_by([1] * 6, 5, n=4)[3]]
+    assert answers(ended["b"]) == [said_alone([2] * 3, 5)]
+    del ended
+    assert [seq() for seq in seqs] == [None] * 4
+
+
+def test_a_batch_that_fails_is_run_one_by_one_and_its_copies_are_there(checkpoint):
+    """Out of memory for more than one sequence."""
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    run = engine.executor.run
+
+    def runs(batch: Batch) -> list:
+        if len(batch) > 1:
+            raise RuntimeError("out of memory")
+        return run(batch)
+
+    engine.executor.run = runs
+    for i in range(4):
+        engine.add_request(str(i), [i + 1] * (5 + i), seeded(5, n=1 + i % 3))
+    ended = run_to_the_end(engine)
+    assert [answers(ended[str(i)]) for i in range(4)] == [said_by([i + 1] * (5 + i), 5, n=1 + i % 3) for i in range(4)]
+    assert engine.scheduler.num_preemptions == 0 and engine.kv_cache.num_blocks_copied > 0
+
+
+@pytest.mark.parametrize("part", ["copies", "admission"])
+def test_a_step_that_breaks_off_leaves_nobody_running_and_loses_no_copy(checkpoint, part, monkeypatch):
+    """It raises in the step in which a is forked, when its samples have other blocks and nothing is copied yet."""
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
+    engine.add_request("b", [2] * 5, seeded(4, n=2))
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            *((engine.kv_cache, "copy_blocks") if part == "copies" else (engine.scheduler, "_may_admit")), fails
+        )
+        with pytest.raises(RuntimeError, match="device lost"):
+            engine.step()
+    assert not engine.scheduler.running and engine.kv_cache_manager.num_free_blocks == 20
+    assert_whole(engine)
+    ended = run_to_the_end(engine)
+    assert answers(ended["a"]) == said_by([1] * 6, 4, n=3) and answers(ended["b"]) == said_by([2] * 5, 4, n=2)
+
+
+def test_a_step_in_which_a_sequence_fails_makes_the_copies_of_the_others(checkpoint):
+    """The samples of a are to be copied in the step in which b is found to have outgrown the pool."""
+    engine = scripted_engine(checkpoint, num_blocks=8)
+    engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
+    engine.add_request("b", [2], params(60)), with_tokens(engine, "b", [2] * 40)
+    assert list(step(engine)) == ["b", "a"] and engine.kv_cache.num_blocks_copied == 2
+    assert answers(run_to_the_end(engine)["a"]) == said_by([1] * 6, 4, n=3)
+
+
+def test_copies_of_a_step_in_which_a_sequence_fails_harm_nobody_if_their_request_is_aborted(checkpoint):
+    """c gets the blocks that a's copies were made to, and begins with a prompt that fills them."""
+    engine = scripted_engine(checkpoint, num_blocks=8)
+    engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
+    engine.add_request("b", [2], params(60)), with_tokens(engine, "b", [2] * 40)
+    assert list(step(engine)) == ["b", "a"]
+    engine.abort_request("a")
+    engine.add_request("c", [3] * 26, seeded(3, n=2))
+    assert answers(run_to_the_end(engine)["c"]) == said_by([3] * 26, 3, n=2)
+
+
+# With a real model
+
+
+PROMPTS = [[1, 5, 9], [1], [1, 300, 301, 302, 303], list(range(3, 15))]
+
+
+def drawn(n: int, seed: int, **options) -> SamplingParams:
+    return SamplingParams(n=n, seed=seed, temperature=1.2, top_p=0.9, max_tokens=16, ignore_eos=True, **options)
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint) -> list[RequestOutput]:
+    """3 samples of each of PROMPTS, one prompt at a time, in a pool with room for all."""
+    llm = LLM(checkpoint, block_size=4)
+    return [llm.generate([prompt], drawn(3, seed=i))[0] for i, prompt in enumerate(PROMPTS)]
+
+
+def test_sample_0_says_what_it_says_without_siblings(checkpoint, alone):
+    outputs = LLM(checkpoint).generate(PROMPTS, [drawn(1, seed=i) for i in range(4)])
+    assert [answers(output)[0] for output in outputs] == [answers(output)[0] for output in alone]
+
+
+def test_a_sample_does_not_depend_on_how_many_there_are(checkpoint, alone):
+    for n in (2, 5):
+        outputs = LLM(checkpoint).generate(PROMPTS, [drawn(n, seed=i) for i in range(4)])
+        for output, expected in zip(outputs, alone, strict=True):
+            assert answers(output)[:3] == answers(expected)[:n]
+
+
+def test_samples_differ_and_seeds_differ(alone):
+    said = [tuple(answer) for output in alone for answer in answers(output)]
+    assert len(set(said)) == len(said) == 12
+
+
+def test_samples_without_a_seed_differ(checkpoint):
+    llm = LLM(checkpoint)
+    asked = SamplingParams(n=3, max_tokens=16, ignore_eos=True)
+    said = [tuple(answer) for _ in range(2) for answer in answers(llm.generate([[1, 5]], asked)[0])]
+    assert len(set(said)) == 6
+
+
+def test_greedy_samples_are_those_without_a_cache(checkpoint, model):
+    for prompt in PROMPTS:
+        (output,) = LLM(checkpoint, block_size=4).generate([prompt], params(24, n=3))
+        assert answers(output) == [greedy_without_cache(model, prompt, 24)] * 3
+
+
+@pytest.mark.parametrize("num_blocks, budget", [(16, 512), (16, 5), (20, 3), (30, 7), (16, 1)])
+def test_samples_are_the_same_in_company_and_under_preemption(checkpoint, alone, num_blocks, budget):
+    config = EngineConfig(
+        str(checkpoint), block_size=4, kv_cache_tokens=num_blocks * 4, max_num_batched_tokens=budget, watermark=0.0
+    )
+    engine = LLMEngine(config)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, drawn(3, seed=i))
+    ended = run_to_the_end(engine)
+    assert (engine.scheduler.num_preemptions > 0) == (budget > 3)
+    for i, expected in enumerate(alone):
+        assert answers(ended[str(i)]) == answers(expected)
+        for completion, other in zip(ended[str(i)].outputs, expected.outputs, strict=True):
+            assert completion.cumulative_logprob == pytest.approx(other.cumulative_logprob, abs=1e-3)
+
+
+def test_slots_that_are_not_written_are_never_seen(checkpoint, alone):
+    """Before each step: NaN where nothing is written or cached, but for 1e30 in a last block that is begun."""
+    engine = LLMEngine(EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=80, watermark=0.0))
+    run, pool = engine.executor.run, engine.kv_cache.blocks
+
+    def spoiled(batch):
+        clean = pool.clone()
+        pool.fill_(float("nan"))
+        for seq in engine.scheduler.running:
+            pool[seq.block_table[: -(-seq.num_computed_tokens // 4)]] = 1e30
+        cached = list(engine.kv_cache_manager.pool.hashes)
+        pool[cached] = clean[cached]
+        for seq in engine.scheduler.running:
+            for position in range(seq.num_computed_tokens):
+                block, offset = seq.block_table[position // 4], position % 4
+                pool[block, :, :, offset] = clean[block, :, :, offset]
+        return run(batch)
+
+    engine.executor.run = spoiled
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, drawn(3, seed=i))
+    ended = run_to_the_end(engine)
+    assert engine.scheduler.num_preemptions > 0
+    assert [answers(ended[str(i)]) for i in range(4)] == [answers(output) for output in alone]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_of_one_and_of_many_samples_run_side_by_side(checkpoint, alone, seed):
+    rng = random.Random(seed)
+    engine = LLMEngine(EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=80, max_num_batched_tokens=9))
+    ended: dict[str, RequestOutput] = {}
+    for i in rng.sample(range(4), 4):
+        n = rng.randint(1, 3)
+        engine.add_request(f"stranger {i}", [20 + i] * rng.randint(1, 12), drawn(rng.randint(1, 3), seed=9))
+        engine.add_request(f"{i} {n}", PROMPTS[i], drawn(n, seed=i))
+        for _ in range(rng.randint(0, 6)):
+            ended |= {name: output for name, output in step(engine).items() if output.finished}
+        engine.abort_request(f"stranger {rng.randrange(4)}")
+    ended |= run_to_the_end(engine)
+    asked = [name.split() for name in ended if not name.startswith("stranger")]
+    assert len(asked) == 4
+    for i, n in asked:
+        assert answers(ended[f"{i} {n}"]) == answers(alone[int(i)])[: int(n)]

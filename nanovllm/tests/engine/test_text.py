@@ -1,0 +1,389 @@
+"""From tokens to text as they come: what is shown, when, and where it ends.
+
+A text can be spelled in bytes, one token each, or in longer pieces: both decode to the same.
+"""
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from ...checkpoints.stream_decoder import StreamDecoder
+from ...checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from ...engine.outputs import RequestOutput
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
+from .helpers import BOS, CONFIG, EOS, byte_ids, random_tensors, train_tokenizer, write_checkpoint
+
+REPLACEMENT = "\ufffd"
+SPELLINGS = ["bytes", "pieces"]
+TOOL, END = 320, 321  # tokens that a folder adds
+
+
+def say(llm: LLM, prompt="the", **params) -> list[RequestOutput]:
+    """The stream of one request."""
+    return list(llm.stream([prompt], SamplingParams(**{"max_tokens": 200, "temperature": 0.0} | params)))
+
+
+def shown(outputs: list[RequestOutput]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def spell(tokenizer: HFTokenizer, text: str, spelling: str = "pieces") -> list[int]:
+    """Tokens of a text that goes on from another."""
+    return byte_ids(text) if spelling == "bytes" else tokenizer.encode("\n" + text, add_bos=False)[2:]
+
+
+def assert_never_taken_back(outputs: list[RequestOutput]) -> None:
+    texts = shown(outputs)
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts)), texts
+
+
+# Encoding
+
+
+def test_a_text_starts_with_bos_and_comes_back(tokenizer):
+    for text in ("the little fox", "Zebra 漢字 🙂\n\n  two  spaces", "the end "):
+        ids = tokenizer.encode(text)
+        assert ids[0] == BOS and tokenizer.decode(ids) == text
+
+
+def test_a_checkpoint_may_want_no_bos(tmp_path, tokenizer_model, tokenizer):
+    write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "add_bos_token": false}')
+    assert load_tokenizer(tmp_path).encode("the fox") == tokenizer.encode("the fox", add_bos=False)
+
+
+def test_special_tokens_in_a_text_are_themselves(tokenizer):
+    ids = tokenizer.encode("the</s><s>fox", add_bos=False)
+    assert ids == [*tokenizer.encode("the", add_bos=False), EOS, BOS, *spell(tokenizer, "fox")]
+    assert tokenizer.decode(ids) == "thefox"
+
+
+def test_only_the_start_of_a_text_gets_the_space_before_the_first_word(tokenizer):
+    first, after_special = tokenizer.encode("fox", add_bos=False), tokenizer.encode("</s>fox", add_bos=False)[1:]
+    assert tokenizer.decode([*spell(tokenizer, " a"), *first]) == "a fox"
+    assert tokenizer.decode([*spell(tokenizer, " a"), *after_special]) == "afox"
+
+
+def add_tokens(folder: Path, tokenizer_model: bytes, more: dict[int, dict[str, object]] | None = None) -> Path:
+    """A folder whose tokenizer_config.json adds <tool>, which is text, and <|end|>, which is not."""
+    write_checkpoint(folder, CONFIG | {"vocab_size": 330}, tokenizer_model=tokenizer_model)
+    tokens = {TOOL: {"content": "<tool>", "special": False}, END: {"content": "<|end|>", "special": True}}
+    config = {"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": tokens | (more or {})}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_tokens_that_the_folder_adds_are_one_token_each(tmp_path, tokenizer_model):
+    tokenizer = load_tokenizer(add_tokens(tmp_path, tokenizer_model, {322: {"content": "<|end|>>", "special": True}}))
+    assert len(tokenizer) == 323
+    assert tokenizer.encode("a<|end|>b<|end|>>")[-1] == 322, "the longer of two that fit"
+    ids = tokenizer.encode("the<tool>fox<|end|>the", add_bos=False)
+    the, fox = tokenizer.encode("the", add_bos=False), spell(tokenizer, "fox")
+    assert ids == [*the, TOOL, *fox, END, *spell(tokenizer, "the")]
+
+
+def test_an_added_token_is_text_unless_it_is_special(tmp_path, tokenizer_model):
+    tokenizer = load_tokenizer(add_tokens(tmp_path, tokenizer_model))
+    the, fox = tokenizer.encode("the", add_bos=False), spell(tokenizer, " fox")
+    assert tokenizer.decode([*the, TOOL, *fox, END]) == "the<tool> fox"
+    assert tokenizer.decode([TOOL, *fox]) == "<tool> fox", "the word does not start the text"
+    assert tokenizer.decode([BOS, END, *fox]) == "fox", "this one does"
+    assert tokenizer.decode([TOOL, TOOL, END, TOOL]) == "<tool><tool><tool>"
+
+
+@pytest.mark.parametrize(
+    "name, names",
+    [
+        ("tokenizer_config", {"eos_token": "<tool>"}),
+        ("tokenizer_config", {"pad_token": {"content": "<tool>", "lstrip": False}}),
+        ("tokenizer_config", {"additional_special_tokens": ["<|end|>", "<tool>"]}),
+        ("special_tokens_map", {"eos_token": {"content": "<tool>"}}),
+    ],
+)
+def test_a_token_that_a_file_names_as_special_is(tmp_path, tokenizer_model, name, names):
+    write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
+    (tmp_path / "added_tokens.json").write_text('{"<tool>": 320, "<other>": 321}')
+    (tmp_path / f"{name}.json").write_text(json.dumps(names))
+    assert load_tokenizer(tmp_path).decode([*byte_ids("a"), TOOL, 321]) == "a<other>"
+
+
+def test_control_tokens_that_a_folder_adds_again_stay_special(tmp_path, tokenizer_model):
+    """As old checkpoints have them."""
+    write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
+    (tmp_path / "added_tokens.json").write_text('{"<unk>": 0, "<s>": 1, "</s>": 2}')
+    assert load_tokenizer(tmp_path).decode([BOS, *byte_ids("a"), EOS]) == "a"
+
+
+def test_a_stop_string_may_be_an_added_token(tmp_path, tokenizer_model):
+    """All weights but the head's row of <tool> are such that it is what the model says, always."""
+    folder = add_tokens(tmp_path, tokenizer_model)
+    tensors = {name: torch.zeros_like(each) for name, each in random_tensors(CONFIG | {"vocab_size": 330}).items()}
+    tensors["model.embed_tokens.weight"][:, 0] = tensors["model.norm.weight"][0] = 1
+    tensors["lm_head.weight"][TOOL, 0] = 1
+    write_checkpoint(folder, CONFIG | {"vocab_size": 330}, tensors, tokenizer_model)
+    llm = LLM(folder, kv_cache_tokens=256)
+    assert shown(say(llm, max_tokens=3)) == ["<tool>", "<tool><tool>", "<tool><tool><tool>"]
+    completion = say(llm, stop="tool><")[-1].outputs[0]
+    assert (completion.text, completion.token_ids) == ("<", [TOOL, TOOL])
+
+
+def test_special_tokens_have_no_text(tokenizer):
+    """sentencepiece itself would show the unknown token as a sign."""
+    assert tokenizer.decode([BOS, *byte_ids("a"), 0, *byte_ids("b"), EOS]) == "ab"
+
+
+def test_ids_beyond_the_tokenizer_give_no_text(tokenizer):
+    """A model's vocabulary may be padded."""
+    assert tokenizer.decode([*byte_ids("ab"), 320, 5000]) == "ab"
+
+
+# Streaming
+
+
+@pytest.mark.parametrize("text", [" little fox.", "é", " 漢字", "🙂 and 🙂", "\n\n  the"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_pieces_joined_are_the_text(tokenizer, text, spelling):
+    decoder = StreamDecoder(tokenizer, tokenizer.encode("the"))
+    ids = spell(tokenizer, text, spelling)
+    pieces = [decoder.push(token_id) for token_id in ids]
+    assert "".join(pieces) == text and decoder.flush() == ""
+
+
+def test_a_character_is_shown_once_its_last_byte_is_there(tokenizer):
+    decoder = StreamDecoder(tokenizer, [BOS])
+    assert [decoder.push(token_id) for token_id in byte_ids("a🙂é")] == ["a", "", "", "", "🙂", "", "é"]
+
+
+def test_bytes_that_never_become_a_character_are_shown_at_the_end(tokenizer):
+    decoder = StreamDecoder(tokenizer, [BOS])
+    assert [decoder.push(token_id) for token_id in byte_ids("🙂")[:3]] == ["", "", ""]
+    assert decoder.flush() == tokenizer.decode(byte_ids("🙂")[:3])
+
+
+def test_a_character_that_the_prompt_began_is_shown_once_it_is_whole(tokenizer):
+    decoder = StreamDecoder(tokenizer, [BOS, *byte_ids("a🙂")[:3]])
+    assert [decoder.push(token_id) for token_id in byte_ids("🙂")[2:]] == ["", "🙂"]
+
+
+def test_a_prompt_that_ends_in_the_replacement_character_itself_is_not_told_again(tokenizer):
+    decoder = StreamDecoder(tokenizer, tokenizer.encode("a" + REPLACEMENT))
+    assert [decoder.push(token_id) for token_id in byte_ids(REPLACEMENT + "b")] == ["", "", "", REPLACEMENT + "b"]
+
+
+def test_the_first_word_after_a_prompt_keeps_its_space(tokenizer):
+    fox = tokenizer.encode("fox", add_bos=False)
+    assert "".join(map(StreamDecoder(tokenizer, tokenizer.encode("the")).push, fox)) == " fox"
+    assert "".join(map(StreamDecoder(tokenizer, [BOS]).push, fox)) == "fox"
+
+
+def test_a_word_after_a_special_token_keeps_its_space(tokenizer):
+    ids = [*tokenizer.encode("fox", add_bos=False), EOS, BOS, *tokenizer.encode("the", add_bos=False)]
+    decoder = StreamDecoder(tokenizer, tokenizer.encode("the"))
+    assert "".join(map(decoder.push, ids)) == " fox the"
+
+
+@pytest.mark.parametrize("keeps_spaces", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_tokens_joined_are_the_text_of_the_whole(tmp_path, seed, keeps_spaces):
+    """Any ids: bytes that make no character, special tokens, spaces; and a tokenizer that drops spaces at a start."""
+    write_checkpoint(tmp_path, tokenizer_model=train_tokenizer(remove_extra_whitespaces=not keeps_spaces))
+    tokenizer = load_tokenizer(tmp_path)
+    space = [i for i in range(320) if tokenizer.decode([*byte_ids("a"), i]) == "a "]
+    likely = [0, BOS, EOS, *space, *space, *byte_ids(" é🙂"), *range(259, 270)]
+    rng = random.Random(seed)
+    for _ in range(200):
+        prompt = tokenizer.encode(rng.choice(["the", "the fox 🙂", "the\n"]))
+        ids = [rng.choice(likely) if rng.random() < 0.7 else rng.randrange(320) for _ in range(rng.randint(1, 20))]
+        decoder = StreamDecoder(tokenizer, prompt)
+        text = "".join(map(decoder.push, ids)) + decoder.flush()
+        assert tokenizer.decode(prompt) + text == tokenizer.decode(prompt + ids), (prompt, ids)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bytes_and_added_tokens_joined_are_the_text_of_the_whole(tmp_path, tokenizer_model, seed):
+    """Long runs of what holds text back: bytes of no character, U+FFFD itself, spaces, tokens of no text."""
+    tokenizer = load_tokenizer(add_tokens(tmp_path, tokenizer_model))
+    space = [i for i in range(320) if tokenizer.decode([*byte_ids("a"), i]) == "a "]
+    runs = [byte_ids(REPLACEMENT), byte_ids("🙂"), byte_ids("🙂")[:3], byte_ids("é")[:1], byte_ids("a"), space, [EOS]]
+    runs += [[TOOL], [END], [300]]
+    rng = random.Random(seed)
+    for _ in range(100):
+        prompt = tokenizer.encode(rng.choice(["the", "", "<tool>"])) + rng.choice([[], space * 20, [EOS] * 20])
+        ids = [i for run in rng.sample(runs, 4) for i in run * rng.randint(1, 20)]
+        decoder = StreamDecoder(tokenizer, prompt)
+        text = "".join(map(decoder.push, ids)) + decoder.flush()
+        assert tokenizer.decode(prompt) + text == tokenizer.decode(prompt + ids), (prompt, ids)
+
+
+@pytest.mark.parametrize("run", ["spaces", "line breaks", "half characters", "special tokens", "words"])
+def test_a_token_costs_the_same_however_many_came_before(tokenizer, monkeypatch, run):
+    """Counted in ids that are decoded for it."""
+    repeated = {
+        "spaces": [i for i in range(320) if tokenizer.decode([*byte_ids("a"), i]) == "a "],
+        "line breaks": byte_ids("\n"),
+        "half characters": byte_ids("🙂")[:1],
+        "special tokens": [EOS],
+        "words": spell(tokenizer, " fox"),
+    }[run][:1]
+    num_decoded = []
+    decode = HFTokenizer.decode
+    monkeypatch.setattr(HFTokenizer, "decode", lambda self, ids: num_decoded.append(len(ids)) or decode(self, ids))
+    decoder, costs = StreamDecoder(tokenizer, tokenizer.encode("the")), []
+    for _ in range(400):
+        num_decoded.clear()
+        decoder.push(repeated[0])
+        costs.append(sum(num_decoded))
+    assert max(costs[200:]) == max(costs[100:200]) <= 64
+
+
+def test_bytes_that_make_no_character_do_not_hold_back_for_ever(tokenizer):
+    decoder = StreamDecoder(tokenizer, [BOS])
+    first = byte_ids("🙂")[0]
+    assert [decoder.push(first) for _ in range(6)] == ["", "", "", REPLACEMENT, REPLACEMENT, REPLACEMENT]
+    assert decoder.push(byte_ids("a")[0]) == REPLACEMENT * 3 + "a"
+
+
+def test_an_engine_streams_what_the_whole_decodes_to(scripted, tokenizer):
+    ids = [*spell(tokenizer, " fox"), *byte_ids(" 🙂"), *spell(tokenizer, " the end"), EOS]
+    outputs = say(scripted(ids))
+    assert shown(outputs)[-1] == " fox 🙂 the end"
+    assert_never_taken_back(outputs)
+    assert not any(REPLACEMENT in text for text in shown(outputs))
+
+
+def test_an_engine_shows_at_the_end_what_never_became_a_character(scripted, tokenizer):
+    outputs = say(scripted([*byte_ids("a🙂")[:4], EOS]))
+    assert shown(outputs) == ["a", "a", "a", "a", "a" + tokenizer.decode(byte_ids("🙂")[:3])]
+
+
+# Ends of text
+
+
+def test_eos_stops_and_stays_in_token_ids_but_not_in_text(scripted, tokenizer):
+    ids = [*spell(tokenizer, " fox"), EOS]
+    completion = say(scripted([*ids, *spell(tokenizer, " more")]))[-1].outputs[0]
+    assert (completion.text, completion.token_ids, completion.finish_reason) == (" fox", ids, "stop")
+
+
+def test_ignore_eos_goes_on_to_max_tokens(scripted, tokenizer):
+    ids = [*spell(tokenizer, " fox"), EOS, *spell(tokenizer, " the")]
+    completion = say(scripted(ids), max_tokens=len(ids), ignore_eos=True)[-1].outputs[0]
+    assert (completion.text, completion.token_ids, completion.finish_reason) == (" fox the", ids, "length")
+
+
+def test_an_eos_as_the_last_token_allowed_is_a_stop(scripted):
+    assert say(scripted([7, EOS]), max_tokens=2)[-1].outputs[0].finish_reason == "stop"
+    assert say(scripted([7, 8]), max_tokens=2)[-1].outputs[0].finish_reason == "length"
+
+
+def test_an_eos_at_once_gives_an_empty_text(scripted):
+    completion = say(scripted([EOS]))[-1].outputs[0]
+    assert (completion.text, completion.token_ids, completion.finish_reason) == ("", [EOS], "stop")
+
+
+def test_a_stop_token_is_not_shown_though_it_has_a_text(scripted, tokenizer):
+    fox = spell(tokenizer, " fox")
+    completion = say(scripted([*byte_ids("ab"), *fox, EOS]), stop_token_ids=[300, fox[0]])[-1].outputs[0]
+    assert (completion.text, completion.token_ids, completion.finish_reason) == (
+        "ab",
+        [*byte_ids("ab"), fox[0]],
+        "stop",
+    )
+
+
+def test_ignore_eos_leaves_the_request_s_own_stop_tokens(scripted):
+    completion = say(scripted([7, EOS, 8, 9]), stop_token_ids=[8], ignore_eos=True)[-1].outputs[0]
+    assert completion.token_ids == [7, EOS, 8]
+
+
+# Stop strings
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(
+    "stop, text",
+    [
+        ("the end", " a little fox. And that is "),
+        (" end", " a little fox. And that is the"),
+        ("fo", " a little "),
+        (".", " a little fox"),
+        (" a", ""),
+        ("is the en", " a little fox. And that "),
+        ("zebra", " a little fox. And that is the end of it"),
+    ],
+)
+def test_a_stop_string_cuts_the_text_exactly_wherever_tokens_end(scripted, tokenizer, spelling, stop, text):
+    whole = " a little fox. And that is the end of it"
+    ids = spell(tokenizer, whole, spelling)
+    outputs = say(scripted([*ids, EOS]), stop=stop)
+    completion = outputs[-1].outputs[0]
+    assert completion.text == text and completion.finish_reason == "stop"
+    assert_never_taken_back(outputs)
+    assert all(stop not in text for text in shown(outputs))
+    assert completion.token_ids == [*ids, EOS][: len(completion.token_ids)], "stop strings cut text only"
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 4])
+def test_a_stop_string_of_many_bytes_straddles_tokens(scripted, num_bytes):
+    stop = {1: "x", 2: "é", 4: "🙂"}[num_bytes]
+    completion = say(scripted(byte_ids(f"ab{stop}cd")), stop=stop)[-1].outputs[0]
+    assert completion.text == "ab" and len(completion.token_ids) == 2 + num_bytes
+
+
+def test_what_may_become_a_stop_string_is_held_back_until_it_is_clear(scripted):
+    outputs = say(scripted([*byte_ids("a--b---c"), EOS]), stop="---")
+    assert shown(outputs) == ["a", "a", "a", "a--b", "a--b", "a--b", "a--b"]
+
+
+def test_what_is_still_held_back_at_the_end_is_shown(scripted):
+    assert shown(say(scripted([*byte_ids("a--"), EOS]), stop="---"))[-1] == "a--"
+    assert shown(say(scripted(byte_ids("a--b")), stop="---", max_tokens=3))[-1] == "a--"
+
+
+def test_a_stop_string_may_begin_anew_inside_itself(scripted):
+    assert shown(say(scripted(byte_ids("xaabaabaac")), stop="aabaac"))[-1] == "xaab"
+
+
+@pytest.mark.parametrize("stops", [["ab", "abcd"], ["abcd", "ab"]])
+def test_of_two_stop_strings_the_first_to_be_complete_ends_the_text(scripted, stops):
+    completion = say(scripted([*byte_ids("xabcd"), EOS]), stop=stops)[-1].outputs[0]
+    assert completion.text == "x" and len(completion.token_ids) == 3
+
+
+def test_where_stop_strings_overlap_the_cut_does_not_depend_on_the_tokens(scripted, tokenizer):
+    """Of "ittle" and "tt" the second is complete first, even when one token brings both."""
+    one_token = [i for i in range(320) if tokenizer.decode([i]) == "ittle"]
+    assert len(one_token) == 1
+    for ids in (byte_ids("ittle"), one_token):
+        assert shown(say(scripted([*ids, EOS]), stop=["ittle", "tt"]))[-1] == "i"
+
+
+def test_several_stop_strings_are_all_watched(scripted):
+    for text in ("one. two", "one! two", "one\ntwo"):
+        assert shown(say(scripted([*byte_ids(text), EOS]), stop=[".", "!", "\n"]))[-1] == "one"
+
+
+def test_a_stop_string_does_not_begin_in_the_prompt(scripted):
+    assert shown(say(scripted([*byte_ids("xylophone"), EOS]), prompt="the", stop="thexy"))[-1] == "xylophone"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_text_in_any_tokens_is_cut_as_if_characters_came_one_by_one(scripted, tokenizer, seed):
+    rng = random.Random(seed)
+    for _ in range(20):
+        text = "".join(rng.choice("abé") for _ in range(30))
+        stops = ["".join(rng.choice("abé") for _ in range(rng.randint(2, 5))) for _ in range(2)]
+        expected = next((text[:n] for n in range(31) if any(text[:n].endswith(stop) for stop in stops)), text)
+        ends = [stop for stop in stops if expected.endswith(stop)]
+        if ends:
+            expected = expected[: -max(map(len, ends))]
+        spans = [text[i : i + 6] for i in range(0, 30, 6)]
+        ids = [i for span in spans for i in spell(tokenizer, span, rng.choice(SPELLINGS))]
+        outputs = say(scripted([*ids, EOS]), stop=stops)
+        assert shown(outputs)[-1] == expected, (text, stops, ids)
+        assert_never_taken_back(outputs)

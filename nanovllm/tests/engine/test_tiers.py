@@ -1,0 +1,471 @@
+"""BlockManager with two tiers: what is evicted is stored, what is hit is loaded, and nobody reads it too early.
+
+Blocks have 4 slots. A text of 9 tokens has two full blocks, and a third one that is not cached.
+"""
+
+import random
+from typing import NoReturn
+
+import pytest
+
+from ...engine.block_pool import NoFreeBlocks
+from ...engine.prefix_cache import PrefixCacheStats
+from ...engine.sequence import Sequence
+from .helpers import admit, fits
+from .tiers import CopyFailed, Tiers
+
+TEXT = list(range(10, 19))
+OTHER = list(range(50, 59))
+THIRD = list(range(70, 79))
+
+
+def on_the_host(num_blocks: int = 4, num_host_blocks: int = 8) -> Tiers:
+    """TEXT was computed, and has left the device."""
+    tiers = Tiers(num_blocks, num_host_blocks)
+    tiers.left(TEXT)
+    tiers.evict()
+    return tiers
+
+
+# Stored when evicted
+
+
+def test_what_is_evicted_is_on_the_host_from_then_on():
+    tiers = Tiers()
+    tiers.left(TEXT)
+    assert tiers.places(TEXT) == "dd" and tiers.moved == (0, 0), "nothing moves before it must"
+    tiers.evict()
+    assert tiers.places(TEXT) == "hh" and tiers.moved == (2, 0)
+    assert tiers.num_free == (4, 8), "a block that is only cached is free, on both tiers"
+
+
+def test_a_store_is_over_before_the_block_is_taken():
+    """What it finds in the block and in the index is the text, not what comes after it."""
+    tiers = Tiers()
+    tiers.left(TEXT)
+    seen: list[tuple[int, str]] = []
+    store = tiers.host.store
+
+    def watched(block, block_hash):
+        assert tiers.manager.pool.ref_counts[block] == 0, "it is taken already"
+        seen.append((block, tiers.places(TEXT)))
+        store(block, block_hash)
+
+    tiers.manager.pool._on_evict = watched
+    tiers.evict()
+    assert [places for _, places in seen] == ["dd", "dh"], "the end first"
+    assert tiers.places(TEXT) == "hh"
+
+
+def test_only_cached_blocks_are_stored():
+    tiers = Tiers()
+    seq = tiers.admitted([7] * 3)
+    tiers.compute(seq)
+    tiers.manager.free(seq)
+    tiers.evict()
+    assert tiers.moved == (0, 0)
+
+
+def test_the_bytes_on_the_host_are_those_that_left():
+    tiers = Tiers()
+    tiers.left(TEXT)
+    before = {text: tiers.kv_cache.blocks[block].clone() for text, block in tiers.manager.pool.cached.items()}
+    tiers.evict()
+    assert tiers.manager.tier.pool.cached.keys() == before.keys() and len(before) == 2
+    for text, block in tiers.manager.tier.pool.cached.items():
+        assert (tiers.host.blocks[block] == before[text]).all()
+
+
+def test_a_text_that_the_host_has_already_is_not_copied_and_its_place_is_renewed():
+    """TEXT is loaded, OTHER comes to the host, and only then TEXT leaves the device again."""
+    tiers = on_the_host(num_blocks=8, num_host_blocks=4)
+    seq = tiers.admitted(TEXT)
+    tiers.manager.collect_loads()
+    tiers.left(OTHER)
+    tiers.evict()
+    tiers.manager.free(seq)
+    assert (tiers.places(TEXT), tiers.places(OTHER), tiers.moved) == ("bb", "hh", (4, 2))
+    tiers.evict()
+    assert tiers.moved == (4, 2), "it is there"
+    tiers.left(THIRD)
+    tiers.evict()
+    assert (tiers.places(TEXT), tiers.places(OTHER), tiers.places(THIRD)) == ("hh", "--", "hh")
+
+
+def test_the_host_forgets_the_least_recently_used_and_the_end_of_a_text_first():
+    tiers = on_the_host(num_host_blocks=3)
+    for text, places in ((OTHER, ("h-", "hh")), (THIRD, ("--", "h-"))):
+        tiers.left(text)
+        tiers.evict()
+        assert (tiers.places(TEXT), tiers.places(OTHER)) == places
+    assert tiers.places(THIRD) == "hh" and tiers.num_free == (4, 3)
+
+
+def test_a_host_whose_blocks_are_all_being_loaded_drops_the_text():
+    tiers = on_the_host(num_blocks=5, num_host_blocks=2)
+    tiers.left(OTHER)
+    tiers.host.arrives = lambda: False
+    seq = tiers.admitted(TEXT)  # takes all but OTHER's blocks
+    assert tiers.num_free == (2, 0) and tiers.places(OTHER) == "dd"
+    tiers.evict()
+    assert tiers.places(OTHER) == "--" and tiers.moved == (2, 2)
+    tiers.manager.collect_loads(wait=True)
+    tiers.assert_bytes(seq)
+
+
+@pytest.mark.parametrize(("num_host_blocks", "places"), [(0, "--"), (1, "h-"), (2, "hh")])
+def test_a_host_that_is_too_small_keeps_what_it_can(num_host_blocks, places):
+    assert on_the_host(num_host_blocks=num_host_blocks).places(TEXT) == places
+
+
+def test_without_a_prefix_cache_nothing_is_stored():
+    tiers = Tiers(is_caching=False)
+    tiers.left(TEXT)
+    tiers.evict()
+    tiers.left(TEXT)
+    assert tiers.moved == (0, 0) and tiers.manager.prefix_cache_stats.hits == 0
+
+
+def test_a_store_that_fails_takes_nothing_and_leaks_nothing():
+    tiers = Tiers()
+    tiers.left(TEXT)
+    before = tiers.state()
+    tiers.host.fails = lambda: True
+    with pytest.raises(CopyFailed):
+        tiers.evict()
+    tiers.manager.check_integrity()
+    assert tiers.state() == before and tiers.places(TEXT) == "dd"
+    tiers.host.fails = lambda: False
+    tiers.evict()
+    assert tiers.places(TEXT) == "hh"
+
+
+def test_stores_that_worked_before_one_failed_are_kept_and_no_block_is_lost():
+    tiers = Tiers()
+    tiers.left(TEXT)
+    answers = iter([False, True])
+    tiers.host.fails = lambda: next(answers)
+    with pytest.raises(CopyFailed):
+        tiers.evict()
+    tiers.manager.check_integrity()
+    assert tiers.places(TEXT) == "dh" and tiers.num_free == (4, 8)
+
+
+# Loaded when hit
+
+
+def test_what_comes_back_has_its_bytes_and_is_then_on_both_tiers():
+    tiers = on_the_host()
+    seq = tiers.admitted(TEXT)
+    assert seq.num_computed_tokens == 8 and tiers.moved == (2, 2)
+    tiers.manager.collect_loads()
+    tiers.assert_bytes(seq)
+    assert tiers.places(TEXT) == "bb" and tiers.num_free == (1, 8)
+    tiers.compute(seq)
+    tiers.assert_bytes(seq)
+    tiers.manager.free(seq)
+    tiers.assert_empty()
+
+
+def test_a_hit_on_the_host_counts_as_a_hit():
+    tiers = on_the_host()
+    tiers.admitted(TEXT)
+    assert tiers.manager.prefix_cache_stats == PrefixCacheStats(queries=18, hits=8)
+
+
+def test_what_is_on_the_device_is_not_loaded():
+    tiers = Tiers()
+    tiers.left(TEXT)
+    tiers.left([7] * 12)  # takes the two free blocks, and the end of the text
+    assert tiers.places(TEXT) == "dh"
+    seq = tiers.admitted(TEXT)
+    assert seq.num_computed_tokens == 8 and tiers.moved[1] == 1
+    tiers.manager.collect_loads()
+    tiers.assert_bytes(seq)
+
+
+def with_a_gap(tiers: Tiers) -> Sequence:
+    """TEXT's first block is on the host alone, its second on the device: two computed the same text at once, the
+    first block of the one stayed in the index and left, the second one of the other is still held.
+    """
+    one, two = tiers.admitted(TEXT, "one"), tiers.admitted(TEXT, "two")
+    tiers.compute(one, 4)
+    tiers.compute(two)
+    tiers.manager.free(one)
+    tiers.evict()
+    assert tiers.places(TEXT) == "hd"
+    return two
+
+
+def test_hits_go_on_from_tier_to_tier():
+    tiers = Tiers(num_blocks=6)
+    two = with_a_gap(tiers)
+    seq = tiers.admitted(TEXT, "b")
+    assert seq.num_computed_tokens == 8 and tiers.moved[1] == 1 and seq.block_table[1] == two.block_table[1]
+    tiers.manager.collect_loads()
+    tiers.assert_bytes(seq, two)
+
+
+def test_a_hit_stops_before_the_last_token():
+    tiers = on_the_host()
+    seq = tiers.admitted(TEXT[:8])
+    assert seq.num_computed_tokens == 4 and tiers.moved[1] == 1
+
+
+def test_a_block_that_is_computed_again_is_on_the_device_again():
+    """The last token of its text must be computed, and the block is written with it: nothing is loaded."""
+    tiers = on_the_host()
+    seq = tiers.admitted(TEXT[:4])
+    assert seq.num_computed_tokens == 0
+    tiers.compute(seq)
+    assert tiers.places(TEXT) == "bh" and tiers.moved[1] == 0
+    tiers.assert_bytes(seq)
+
+
+def test_to_make_room_for_a_load_others_are_evicted_to_the_host_but_not_over_what_is_to_be_loaded():
+    tiers = on_the_host(num_blocks=3, num_host_blocks=2)
+    tiers.left(OTHER)
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("hh", "dd")
+    seq = tiers.admitted(TEXT)
+    tiers.manager.collect_loads()
+    tiers.assert_bytes(seq)
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("bb", "--"), "the host had no room but TEXT's"
+
+
+def test_what_is_hit_on_the_device_is_not_evicted_to_load_the_rest():
+    tiers = Tiers(num_blocks=3)
+    tiers.left(TEXT)
+    tiers.left([7] * 8)
+    assert tiers.places(TEXT) == "dh"
+    seq = tiers.admitted(TEXT)
+    assert seq.num_computed_tokens == 8 and len(set(seq.block_table)) == 3
+    tiers.manager.collect_loads()
+    tiers.assert_bytes(seq)
+
+
+@pytest.mark.parametrize("num_free", range(5))
+@pytest.mark.parametrize("is_held", [False, True])
+def test_idle_hits_and_hits_on_the_host_need_a_block_each_and_held_ones_none(is_held, num_free):
+    """TEXT's first block is on the device, its second on the host, its third nowhere."""
+    tiers = Tiers(num_blocks=6)
+    tiers.left(TEXT)
+    tiers.left([7] * 20)
+    assert tiers.places(TEXT) == "dh"
+    if is_held:
+        tiers.admitted([*TEXT[:4], 90], "holder")
+    taken = tiers.manager.pool.get_new_blocks(tiers.num_free[0] - num_free)
+    seq, needed = tiers.sequence(TEXT), 2 if is_held else 3
+    assert fits(tiers.manager, seq) == (num_free >= needed)
+    assert [fits(tiers.manager, seq, spare) for spare in (1, 2)] == [num_free >= needed + s for s in (1, 2)]
+    if num_free < needed:
+        with pytest.raises(NoFreeBlocks):
+            admit(tiers.manager, seq)
+    else:
+        admit(tiers.manager, seq)
+        assert tiers.num_free[0] == num_free - needed
+    tiers.manager.pool.free_blocks(taken)
+    tiers.manager.check_integrity()
+
+
+def raise_in(tiers: Tiers, part: str) -> None:
+    """The next allocation fails there."""
+
+    def fail(*_) -> NoReturn:
+        raise CopyFailed
+
+    if part == "get_new_blocks":
+        tiers.manager.pool.get_new_blocks(tiers.num_free[0] - 1)
+    elif part == "store":
+        tiers.manager.pool._on_evict = fail
+    else:
+        tiers.host.load = fail
+
+
+@pytest.mark.parametrize("part", ["get_new_blocks", "store", "load"])
+def test_an_allocation_that_fails_gives_the_blocks_of_both_tiers_back(part):
+    """It has a hit on each tier, and evicts somebody to load the one."""
+    tiers = Tiers(num_blocks=3)
+    tiers.left(TEXT)
+    tiers.left([7] * 8)
+    assert tiers.places(TEXT) == "dh"
+    raise_in(tiers, part)
+    before, places = tiers.state(), tiers.places(TEXT)
+    seq = tiers.sequence(TEXT)
+    with pytest.raises(NoFreeBlocks if part == "get_new_blocks" else CopyFailed):
+        admit(tiers.manager, seq)
+    assert tiers.state() == before and tiers.places(TEXT) == places
+    assert (seq.block_table, seq.num_computed_tokens) == ([], 0)
+    if part != "get_new_blocks":
+        tiers.manager.check_integrity()
+
+
+# On its way
+
+
+def arriving(num_blocks: int = 8) -> tuple[Tiers, Sequence]:
+    """A sequence whose first two blocks are on their way."""
+    tiers = on_the_host(num_blocks)
+    tiers.host.arrives = lambda: False
+    return tiers, tiers.admitted(TEXT)
+
+
+def test_a_load_holds_the_host_s_blocks_until_it_has_arrived():
+    tiers, seq = arriving()
+    assert not tiers.manager.is_ready(seq) and tiers.num_free == (5, 6)
+    tiers.manager.collect_loads()
+    assert not tiers.manager.is_ready(seq) and tiers.num_free == (5, 6)
+    tiers.host.arrives = lambda: True
+    assert tiers.manager.is_ready(seq), "to have arrived is enough to run"
+    tiers.manager.collect_loads()
+    assert tiers.manager.is_ready(seq) and tiers.num_free == (5, 8)
+    tiers.assert_bytes(seq)
+
+
+def test_what_is_being_loaded_is_not_evicted_from_the_host():
+    tiers = on_the_host(num_blocks=5, num_host_blocks=3)
+    tiers.left(OTHER)
+    tiers.host.arrives = lambda: False
+    seq = tiers.admitted(TEXT)
+    tiers.evict()
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("bb", "h-"), "one block was not held"
+    tiers.manager.collect_loads(wait=True)
+    tiers.assert_bytes(seq)
+
+
+def test_to_wait_is_until_all_has_arrived():
+    tiers, seq = arriving()
+    tiers.manager.collect_loads(wait=True)
+    assert tiers.manager.is_ready(seq) and tiers.num_free == (5, 8)
+    tiers.assert_bytes(seq)
+
+
+def test_another_may_hit_what_is_on_its_way_and_waits_with_it():
+    tiers, seq = arriving()
+    other = tiers.admitted([*TEXT, 99], "b")
+    assert other.block_table[:2] == seq.block_table[:2] and tiers.moved == (2, 2), "it is loaded once"
+    stranger = tiers.admitted([7], "c")
+    assert [tiers.manager.is_ready(each) for each in (seq, other, stranger)] == [False, False, True]
+    tiers.manager.collect_loads(wait=True)
+    assert tiers.manager.is_ready(other)
+    tiers.assert_bytes(seq, other)
+
+
+def test_a_fork_of_a_sequence_that_waits_waits_too():
+    tiers, seq = arriving()
+    child = tiers.sequence(TEXT, "child")
+    tiers.manager.fork(seq, child)
+    assert child.block_table == seq.block_table[:2] and not tiers.manager.is_ready(child)
+    tiers.manager.collect_loads(wait=True)
+    tiers.assert_bytes(child)
+
+
+def test_blocks_that_are_arriving_are_free_once_they_have_arrived():
+    """Or whoever takes them next is written over. Nobody waits for that."""
+    tiers, seq = arriving(num_blocks=4)
+    tiers.manager.free(seq)
+    tiers.manager.check_integrity()
+    assert tiers.num_free == (2, 6), "the load holds both ends of its copies"
+    with pytest.raises(NoFreeBlocks):
+        tiers.manager.pool.get_new_blocks(3)
+    tiers.manager.collect_loads()
+    assert tiers.num_free == (2, 6), "it has not arrived"
+    tiers.manager.collect_loads(wait=True)
+    tiers.assert_empty()
+    assert tiers.places(TEXT) == "bb"
+    again = tiers.admitted(TEXT)
+    assert tiers.manager.is_ready(again) and tiers.moved[1] == 2, "what has arrived is cached"
+    tiers.assert_bytes(again)
+
+
+def test_one_that_shares_what_arrives_may_leave_and_one_that_does_not_need_not_wait():
+    tiers, seq = arriving()
+    other, stranger = tiers.admitted([*TEXT, 99], "b"), tiers.admitted([7], "c")
+    tiers.manager.free(stranger)
+    tiers.manager.free(other)
+    assert not tiers.manager.is_ready(seq), "nobody had to wait for that"
+    tiers.manager.check_integrity()
+    tiers.manager.collect_loads(wait=True)
+    assert tiers.manager.is_ready(seq)
+    tiers.assert_bytes(seq)
+
+
+def test_a_load_that_has_arrived_and_is_not_collected_yet_holds_its_blocks():
+    tiers, seq = arriving()
+    tiers.host.arrives = lambda: True
+    tiers.manager.free(seq)
+    tiers.manager.check_integrity()
+    assert tiers.num_free[0] < tiers.manager.num_blocks
+    tiers.manager.collect_loads()
+    tiers.assert_empty()
+
+
+def test_two_loads_arrive_one_by_one():
+    tiers = on_the_host(num_blocks=8)
+    tiers.left(OTHER)
+    tiers.evict()
+    tiers.host.arrives = lambda: False
+    one, two = tiers.admitted(TEXT, "one"), tiers.admitted(OTHER, "two")
+    tiers.host.loads[1].event.synchronize()
+    tiers.manager.collect_loads()
+    assert (tiers.manager.is_ready(one), tiers.manager.is_ready(two)) == (False, True)
+    assert tiers.num_free == (2, 6)
+    tiers.assert_bytes(two)
+
+
+# A reset
+
+
+def test_a_reset_forgets_both_tiers():
+    tiers = on_the_host()
+    tiers.left(OTHER)
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("hh", "dd")
+    assert tiers.manager.reset_prefix_cache() is True
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("--", "--")
+    assert tiers.manager.prefix_cache_stats == PrefixCacheStats(queries=18), "the counts go on"
+    tiers.assert_empty()
+    tiers.evict()
+    assert tiers.moved == (2, 0), "nothing was left to be stored"
+
+
+def test_a_reset_while_blocks_are_held_or_on_their_way_changes_nothing():
+    tiers, _ = arriving()
+    before = tiers.state()
+    assert tiers.manager.reset_prefix_cache() is False
+    assert tiers.state() == before and tiers.places(TEXT) == "bb"
+
+
+# Any history
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_in_any_history_what_is_found_is_what_was_computed_for_that_text(seed):
+    rng = random.Random(seed)
+    tiers = Tiers(num_blocks=rng.randrange(4, 12), num_host_blocks=rng.choice([0, 1, 3, 20]))
+    slow, failing = rng.choice([0.0, 0.5, 0.9]), rng.choice([0.0, 0.0, 0.2])
+    tiers.host.arrives = lambda: rng.random() >= slow
+    tiers.host.fails = lambda: rng.random() < failing
+    running: list[Sequence] = []
+    for _ in range(150):
+        if running and rng.random() < 0.5:
+            seq = running.pop(rng.randrange(len(running)))
+            if tiers.manager.is_ready(seq) and rng.random() < 0.8:
+                tiers.compute(seq)
+                tiers.assert_bytes(seq)
+            tiers.manager.free(seq)
+        else:
+            seq = tiers.sequence([10 + rng.randrange(2) for _ in range(rng.randrange(1, 16))])
+            has_room = fits(tiers.manager, seq)
+            try:
+                admit(tiers.manager, seq)
+                running.append(seq)
+                assert has_room
+            except NoFreeBlocks:
+                assert not has_room
+            except CopyFailed:
+                assert seq.block_table == []
+        tiers.manager.collect_loads()
+        tiers.manager.check_integrity()
+        tiers.assert_bytes(*(seq for seq in running if seq.num_computed_tokens and tiers.manager.is_ready(seq)))
+    for seq in running:
+        tiers.manager.free(seq)
+    tiers.assert_empty()

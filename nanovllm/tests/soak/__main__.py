@@ -1,0 +1,6 @@
+import sys
+
+from .run import main
+
+if __name__ == "__main__":  # not in the processes that it starts
+    sys.exit(main())

@@ -1,0 +1,376 @@
+"""A history: an engine on a script, what happens to it, and what must hold after each of its steps.
+
+Of each request it is known beforehand what its samples generate and how they end. Only an abort, or an error that it
+alone was given, may end a sample sooner.
+"""
+
+import gc
+import tempfile
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ...engine.beam_search import BeamSearchParams
+from ...engine.outputs import CompletionOutput, RequestOutput
+from ...engine.sampling_params import SamplingParams
+from ...trace import Tracer, traced
+from ...trace.events import Event as TraceEvent
+from ..twin import Twin
+from .plans import TEXTS, Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Reset, Step, Stream
+from .script import OPERATIONS, BrokenRule, Faults, Injected, generated_alone, scripted_llm
+
+MAX_SILENT_STEPS = 300  # of an engine with requests: the longest prompt in chunks of 1, late loads, and room to spare
+
+
+class Ending(NamedTuple):
+    token_ids: list[int]
+    reason: str
+
+
+@dataclass
+class Asked:
+    """A request, and how each of its samples ends, whatever runs beside it, unless it is aborted or struck."""
+
+    arrival: int
+    prompt: list[int]
+    endings: list[Ending]
+    is_refused: bool
+    may_fail: frozenset[int]  # samples that end before they begin if the one that carries them fails by then
+
+    def check(self, output: RequestOutput, is_aborting: bool, struck: set[int]) -> None:
+        """Check an output. `struck`: samples that were made to fail though they are not poisoned."""
+        assert output.prompt_token_ids == self.prompt and len(output.outputs) == len(self.endings)
+        for index, completion in enumerate(output.outputs):
+            assert completion.index == index
+            self._check_sample(output.request_id, completion, is_aborting, struck)
+        reasons = [completion.finish_reason for completion in output.outputs]
+        assert output.finished == (None not in reasons)
+        assert (output.error is not None) == ("error" in reasons)
+
+    def _check_sample(self, request_id: str, sample: CompletionOutput, is_aborting: bool, struck: set[int]) -> None:
+        index, token_ids, reason = sample.index, sample.token_ids, sample.finish_reason
+        ending = self.endings[index]
+        shown = f"sample {index} of request {request_id}: {token_ids} {reason}; alone: {ending}"
+        assert token_ids == ending.token_ids[: len(token_ids)], shown
+        if reason is None:
+            assert len(token_ids) < len(ending.token_ids) or ending.reason == "error", shown
+        elif reason == "abort":
+            assert is_aborting, shown
+        elif (token_ids, reason) != ending:
+            assert reason == "error" and (index in struck or (index in self.may_fail and not token_ids)), shown
+
+
+def asked_for(knobs: Knobs, ask: Ask, last_text: list[int], arrival: int) -> Asked:
+    """Return what must come of a request. `last_text`: the beginning of its prompt if it follows another."""
+    prompt = [*(last_text if ask.follows else TEXTS[ask.text][: ask.num_shared]), *ask.own] or [0]
+    room = min(ask.max_tokens, knobs.max_model_len - len(prompt))
+    endings = [ending(knobs, ask, prompt, room, index) for index in range(ask.n)]
+    may_fail: frozenset[int] = frozenset()
+    if ask.poison and ask.poison.num_tokens <= len(prompt) and ask.poison.sample % knobs.max_num_seqs == 0:
+        may_fail = frozenset(range(ask.poison.sample + 1, ask.poison.sample + knobs.max_num_seqs))
+    return Asked(arrival, prompt, endings, room < 1 or len(prompt) > knobs.num_slots, may_fail)
+
+
+def ending(knobs: Knobs, ask: Ask, prompt: list[int], room: int, index: int) -> Ending:
+    token_ids, reason = generated_alone(prompt, max(room, 0), ask.seed, index), "length"
+    ends = [i + 1 for i, token_id in enumerate(token_ids) if token_id in ask.stop_token_ids]
+    if ends:
+        token_ids, reason = token_ids[: ends[0]], "stop"
+    limit = knobs.num_slots + 1 - len(prompt)  # then it has outgrown the pool
+    if ask.poison and ask.poison.sample == index:
+        limit = min(limit, max(ask.poison.num_tokens - len(prompt), 0))
+    return Ending(token_ids, reason) if len(token_ids) <= limit else Ending(token_ids[:limit], "error")
+
+
+class Progress(NamedTuple):
+    """Counts of an engine, before or after a step."""
+
+    num_steps: int
+    num_tokens: int
+    num_preemptions: int
+    num_admitted: int
+
+
+class History:
+    def __init__(self, knobs: Knobs, folder: Path) -> None:
+        self.knobs = knobs
+        self.faults = Faults(delays=cycle(knobs.load_delays))
+        self.llm, self.script = scripted_llm(folder, self.faults, **options(knobs))
+        self.engine = self.llm.llm_engine
+        self.open: dict[str, Asked] = {}
+        self.last_text: list[int] = []  # of the request that ended last
+        self.aborting: str | None = None
+        self.num_requests = self.num_steps = self.num_silent_steps = 0
+        self.seqs: list[weakref.ref] = []
+        self._folder = folder
+        self._step = self.engine.step
+        self.engine.step = self.watched_step  # type: ignore[method-assign]
+
+    def apply(self, event: Event) -> None:
+        """Let an event happen. Raise AssertionError for a fault of the engine."""
+        try:
+            match event:
+                case Ask():
+                    self.ask(event)
+                case Step(count):
+                    self.step(count)
+                case Drain():
+                    self.drain()
+                case Abort(which):
+                    self.abort(which)
+                case Stream():
+                    self.stream(event)
+                case Beams():
+                    self.beams(event)
+                case Reset():
+                    self.reset()
+                case Fail(operation, after):
+                    self.faults.arm(operation, after)
+        except BrokenRule as broken:
+            raise AssertionError(str(broken)) from broken
+
+    # What happens
+
+    def ask(self, ask: Ask) -> None:
+        request_id, asked = self.admit(ask)
+        if asked.is_refused:
+            del self.open[request_id]
+            with pytest.raises(ValueError, match=r"needs \d+ blocks, the pool has|leaves room for"):
+                self.engine.add_request(request_id, asked.prompt, params(ask))
+        else:
+            self.engine.add_request(request_id, asked.prompt, params(ask))
+            self.seqs += [weakref.ref(seq) for seq in self.engine.requests[request_id]]
+        self.check()
+
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            try:
+                self.engine.step()
+            except Injected:
+                assert not self.engine.scheduler.running, "a step broke off, and somebody runs"
+
+    def drain(self) -> None:
+        while self.engine.has_unfinished_requests():
+            self.step(1)
+
+    def abort(self, which: int) -> None:
+        request_ids = [*self.open, "nobody"]
+        self.aborting = request_id = request_ids[which % len(request_ids)]
+        output = self.engine.abort_request(request_id)
+        assert (output is not None) == (request_id in self.open)
+        if output:
+            assert output.finished
+            self.hear(output)
+        self.aborting = None
+        assert self.engine.abort_request(request_id) is None
+        self.check()
+
+    def stream(self, stream: Stream) -> None:
+        if self.open:
+            with pytest.raises(ValueError, match="unfinished requests"):
+                next(self.llm.stream([[1]]))
+            return
+        asked = [self.admit(ask) for ask in stream.asks]
+        self.llm._request_ids = iter([*self.open, *["a second stream's"] * 20])
+        outputs = self.llm.stream([each.prompt for _, each in asked], [params(ask) for ask in stream.asks])
+        try:
+            for num_taken, output in enumerate(outputs, start=1):
+                if output.request_id in self.open and self.open[output.request_id].is_refused:
+                    check_refusal(output)  # all others come from step()
+                    del self.open[output.request_id]
+                if num_taken == 1 and self.engine.has_unfinished_requests():
+                    with pytest.raises(ValueError, match="stream"):
+                        next(self.llm.stream([[1]]))
+                if num_taken == stream.take:
+                    break
+            else:
+                assert not self.open, "a request was lost"
+        except Injected:
+            pass
+        outputs.close()
+        self.open.clear()
+        self.check()
+        assert not self.engine.kv_cache_manager._holders, "the stream is closed, and somebody holds blocks"
+
+    def beams(self, beams: Beams) -> None:
+        """Compare with a search that has all the memory and no cache."""
+        asked = self.asked(beams.ask)
+        beam_params = BeamSearchParams(beams.width, beams.ask.max_tokens, ignore_eos=True)
+        prompts = [{"prompt_token_ids": asked.prompt}]
+        if self.open or beams.width > self.knobs.max_num_seqs:
+            with pytest.raises(ValueError, match=r"unfinished requests|max_num_seqs is"):
+                self.llm.beam_search(prompts, beam_params)
+            return
+        self.llm._request_ids = iter(["beams"])
+        [output] = self.llm.beam_search(prompts, beam_params)
+        if output.error and "blocks are needed" in output.error:
+            num_tokens = len(asked.prompt) + beams.ask.max_tokens
+            assert self.knobs.num_blocks < beams.width * (-(-num_tokens // self.knobs.block_size) + 1), output.error
+        elif output.error:
+            assert "leaves room" in output.error or output.error in OPERATIONS, output.error
+        else:
+            knobs = self.knobs._replace(block_size=16, num_blocks=100, enable_prefix_caching=False)
+            alone, _ = scripted_llm(self._folder, Faults(), **options(knobs))
+            [expected] = alone.beam_search(prompts, beam_params)
+            assert [(each.token_ids, each.finish_reason) for each in output.outputs] == [
+                (each.token_ids, each.finish_reason) for each in expected.outputs
+            ]
+        assert not self.engine.kv_cache_manager._holders, "a beam holds blocks"
+        self.check()
+
+    def reset(self) -> None:
+        manager = self.engine.kv_cache_manager
+        is_idle = not manager._holders
+        assert self.llm.reset_prefix_cache() == is_idle
+        if is_idle:
+            assert not manager.pool.cached and not self.engine.host_tier.pool.cached, "a block is still cached"
+        self.check()
+
+    # What must come of it
+
+    def admit(self, ask: Ask) -> tuple[str, Asked]:
+        self.num_requests += 1
+        request_id = str(self.num_requests)
+        self.open[request_id] = asked = self.asked(ask)
+        if ask.poison:
+            self.faults.poison[request_id, ask.poison.sample] = ask.poison.num_tokens
+        return request_id, asked
+
+    def asked(self, ask: Ask) -> Asked:
+        return asked_for(self.knobs, ask, self.last_text, self.num_requests)
+
+    def hear(self, output: RequestOutput) -> None:
+        asked = self.open[output.request_id]  # KeyError: a request that has ended, or never came, has an output
+        struck = {index for request_id, index in self.faults.struck if request_id == output.request_id}
+        asked.check(output, output.request_id == self.aborting, struck)
+        if output.finished:
+            self.last_text = [*asked.prompt, *output.outputs[0].token_ids][: self.knobs.max_model_len - 8]
+            del self.open[output.request_id]
+
+    # What must hold after each step
+
+    def watched_step(self) -> list[RequestOutput]:
+        """Make a step in place of the engine's own method."""
+        before = self.progress()
+        self.num_steps += 1
+        try:
+            outputs = self._step()
+        except Injected:
+            self.num_silent_steps = 0
+            self.check()
+            raise
+        for output in outputs:
+            self.hear(output)
+        self.check()
+        self.check_schedule(before, self.progress(), bool(outputs))
+        self.num_silent_steps = 0 if outputs or not self.open else self.num_silent_steps + 1
+        assert self.num_silent_steps < MAX_SILENT_STEPS, "it loops"
+        return outputs
+
+    def progress(self) -> Progress:
+        num_preemptions = self.engine.scheduler.num_preemptions
+        return Progress(self.script.num_steps, self.script.num_tokens, num_preemptions, self.faults.calls["allocate"])
+
+    def check_schedule(self, before: Progress, after: Progress, has_outputs: bool) -> None:
+        assert after.num_tokens - before.num_tokens <= self.knobs.max_num_batched_tokens
+        if after.num_preemptions > before.num_preemptions:
+            assert after.num_admitted == before.num_admitted, "admitted in a step that preempted"
+        if after.num_steps == before.num_steps and not has_outputs:
+            assert not self.engine.host_tier.loads, "nobody ran, and nobody waited for a load"
+
+    def check(self) -> None:
+        manager, scheduler, requests = self.engine.kv_cache_manager, self.engine.scheduler, self.engine.requests
+        manager.check_integrity()
+        assert requests.keys() <= self.open.keys(), "something of a request is left"
+        queue = [*scheduler.running, *scheduler.waiting]
+        places = [(self.open[seq.request_id].arrival, seq.sample_index) for seq in queue]
+        assert places == sorted(places), "not in order of arrival"
+        here = Counter(id(seq) for first in queue for seq in [first, *first.to_fork])
+        assert here == Counter(id(seq) for samples in requests.values() for seq in samples if not seq.finished)
+        assert set(manager._holders) == set(scheduler.running)
+        assert not any(seq.block_table or seq.num_computed_tokens for seq in scheduler.waiting)
+        assert sum(1 + len(seq.to_fork) for seq in scheduler.running) <= self.knobs.max_num_seqs
+
+    def finish(self) -> None:
+        """Let all requests end, and check that nothing is left."""
+        self.faults.armed.clear()
+        self.drain()
+        assert not self.open and not self.engine.requests, "a request was lost"
+        self.script.batch = []
+        if any(seq() for seq in self.seqs):
+            gc.collect()
+        assert not any(seq() for seq in self.seqs), "something of a request is left"
+        manager, tier = self.engine.kv_cache_manager, self.engine.host_tier
+        assert not manager._holders
+        manager.collect_loads(wait=True)
+        assert len(tier.pool.free) == tier.num_blocks
+        self.reset()
+        report = manager.report()
+        assert report.held == 0 and report.num_slots == self.knobs.num_slots
+        assert len(manager.pool.free) == self.knobs.num_blocks
+
+    def counts(self) -> Counter[str]:
+        """Return what happened, in numbers."""
+        tier = self.engine.host_tier
+        counts = Counter(steps=self.num_steps, histories=1, requests=self.num_requests, **self.faults.raised)
+        counts["raised"] = self.faults.raised.total()
+        counts["tokens"] = self.script.num_tokens
+        counts["preempted"] = self.engine.scheduler.num_preemptions
+        counts["blocks copied"] = self.engine.kv_cache.num_blocks_copied
+        counts["tokens hit"] = self.engine.kv_cache_manager.prefix_cache_stats.hits
+        counts["blocks stored"], counts["blocks loaded"] = tier.num_blocks_stored, tier.num_blocks_loaded
+        return counts
+
+
+def check_refusal(output: RequestOutput) -> None:
+    [completion] = output.outputs
+    assert output.finished and output.error
+    assert completion.finish_reason == "error" and not completion.token_ids
+
+
+def params(ask: Ask) -> SamplingParams:
+    return SamplingParams(
+        n=ask.n, max_tokens=ask.max_tokens, seed=ask.seed, stop_token_ids=list(ask.stop_token_ids), ignore_eos=True
+    )
+
+
+def options(knobs: Knobs) -> dict[str, object]:
+    """Return the options of an LLM."""
+    own = {
+        name: value
+        for name, value in knobs._asdict().items()
+        if name not in ("num_blocks", "num_host_blocks", "load_delays")
+    }
+    pools = {"kv_cache_tokens": knobs.num_slots, "kv_offloading_tokens": knobs.num_host_blocks * knobs.block_size}
+    return own | pools
+
+
+def play(plan: Plan) -> Counter[str]:
+    """Play a plan. Raise AssertionError, or what the engine raised, at the first fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        history = History(plan.knobs, Path(folder))
+        for event in plan.events:
+            history.apply(event)
+        counts = history.counts()
+        history.finish()
+        return counts
+
+
+def play_traced(plan: Plan, num_before: int = 0) -> list[TraceEvent]:
+    """Play a plan under a trace whose replay must equal the engine. The first `num_before` events are not traced."""
+    with tempfile.TemporaryDirectory() as folder:
+        history, tracer = History(plan.knobs, Path(folder)), Tracer()
+        for event in plan.events[:num_before]:
+            history.apply(event)
+        twin = Twin(history.llm, tracer)
+        with traced(history.llm, twin, tracer):
+            for event in plan.events[num_before:]:
+                history.apply(event)
+                twin.compare()
+            history.finish()
+        return twin.events

@@ -1,0 +1,59 @@
+"""Histories with faults: some seeds of `python -m nanovllm.tests.soak`, and planted mistakes."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from ..engine.block_manager import BlockManager
+from ..engine.block_pool import BlockPool
+from ..engine.scheduler import Scheduler
+from .soak.history import play
+from .soak.plans import Plan, Step, random_plan, smallest
+from .soak.run import error_of, history_plan, main
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* requests were not served")
+
+
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.full) for part in range(2, 12))])
+def test_all_holds_after_each_step_of_a_history(part):
+    counts = sum((play(history_plan(1, part * 10 + i)) for i in range(10)), Counter())
+    assert counts["steps"] > 500 and counts["raised"] > 5 and counts["preempted"] > 5, "this tests too little"
+
+
+def free_nothing(monkeypatch):
+    monkeypatch.setattr(Scheduler, "preempt_all", lambda scheduler: None)
+
+
+def copy_nothing(monkeypatch):
+    monkeypatch.setattr(BlockManager, "_is_shared", lambda manager, seq: False)
+
+
+def evict_the_newest(monkeypatch):
+    free_blocks = BlockPool.free_blocks
+
+    def free_in_front(pool, blocks):
+        free_blocks(pool, blocks)
+        for block in blocks:
+            if block in pool.free:
+                pool.free.move_to_end(block, last=False)
+
+    monkeypatch.setattr(BlockPool, "free_blocks", free_in_front)
+
+
+@pytest.mark.parametrize("plant", [free_nothing, copy_nothing, evict_the_newest])
+def test_a_planted_mistake_is_found(plant, monkeypatch):
+    plant(monkeypatch)
+    assert any(error_of(history_plan(3, i)) for i in range(25))
+
+
+def test_the_smallest_part_of_a_faulty_history_is_shown():
+    plan = random_plan(random.Random(5), 40)
+    part = smallest(plan, lambda part: sum(isinstance(event, Step) for event in part.events) >= 2)
+    assert [type(event) for event in part.events] == [Step, Step] and isinstance(part, Plan)
+
+
+def test_the_command_prints_what_it_did(capsys):
+    assert main(["--seed", "4", "--history", "3"]) == 0
+    out = capsys.readouterr().out
+    assert " requests in 1 histories: " in out and out.endswith("seed 4: no fault\n")

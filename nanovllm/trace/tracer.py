@@ -1,0 +1,495 @@
+"""Tracer: an observer that turns what an engine tells into events. Watch: a tracer that a server turns on and off.
+
+An engine tells of a thing right after it has happened. So the tracer only reads: the block table that a sequence has
+now, the reference counts. What it keeps of a sequence is what it has written of it so far.
+"""
+
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .events import VERSION, Event, Write, hide_texts
+
+if TYPE_CHECKING:
+    from ..engine.block_pool import BlockPool
+    from ..engine.host_tier import HostTier
+    from ..engine.kv_cache import BlockCopy
+    from ..engine.llm_engine import LLMEngine
+    from ..engine.scheduler import SchedulerOutput
+    from ..engine.sequence import Sequence
+
+
+@dataclass
+class Seen:
+    """What has been written of a sequence."""
+
+    name: str
+    num_tokens: int
+    num_computed_tokens: int = 0
+    num_once_computed: int = 0  # before it was preempted: these are computed again
+    is_beam: bool = False
+
+
+class Tracer:
+    """An observer of one engine, of any stage or of the package. From attach() to detach() it writes events."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None  # raised by the sink: no event is written any more
+        self.step = 0
+        self.seen: dict[Sequence, Seen] = {}  # all sequences that have arrived and not ended
+        self._write: Write | None = None
+        self._start = 0.0
+        self._began: float | None = None  # the open step
+        self._num_beams = 0
+        self._held_up: HeldUp | None = None  # these five, in this step
+        self._has_preempted = False
+        self._copying: dict[int, str] = {}  # of each block that is to be copied to, the holder
+        self._forked: tuple[Sequence, Sequence] | None = None  # the last parent and child
+        self._arrived: list[int] = []  # blocks whose loads are done
+
+    def attach(self, llm: Any, write: Write, show_text: bool = True) -> None:
+        """Write a snapshot of the engine of `llm`, an LLM or an LLMEngine, and from now on its events.
+
+        The package's engine gets the tracer as one of its observers; a stage's LLM must have been made with it.
+        Without `show_text` no token is decoded, and hide_texts() removes what else tells of a text. Raise ValueError
+        if `llm` is not an engine, is traced already, or cannot be traced now.
+        """
+        engine = getattr(llm, "llm_engine", llm)
+        if not hasattr(engine, "kv_cache_manager"):
+            raise ValueError(f"an LLM or an LLMEngine can be traced, not {type(llm).__name__}")
+        observers = getattr(engine, "observers", ())
+        if self._write or any(isinstance(each, Tracer) for each in observers):
+            raise ValueError("it is traced already: one trace at a time")
+        self.engine, self.manager = engine, engine.kv_cache_manager
+        self.scheduler = getattr(engine, "scheduler", None)  # not in stages 1 to 3
+        self.pool: BlockPool | None = getattr(self.manager, "pool", None)  # not in stage 1, which has slots
+        self.tier: HostTier | None = getattr(engine, "host_tier", None)  # from stage 7 on
+        self.text = decoder(engine.tokenizer, show_text)
+        self.error, self.step, self.seen = None, 0, {}
+        self._start, self._began, self._num_beams = time.perf_counter(), None, 0
+        self._forget_step()
+        snapshot = self._snapshot()
+        self._write = write if show_text else hide_texts(write)
+        self._put({"kind": "snapshot", "step": 0, **snapshot})
+        if observers:
+            observers.append(self)
+
+    def detach(self) -> None:
+        """Write no more. An open step is closed with an error."""
+        if self._began is not None:
+            self._close_step("the trace was closed in this step")
+        self._write = None
+        if self in getattr(self.engine, "observers", ()):
+            self.engine.observers.remove(self)
+
+    def tell(self, kind: str, *details: Any) -> None:
+        """Note what a stage tells. In the package the list of observers calls the methods."""
+        if self._write and (note := getattr(self, f"on_{kind}", None)):
+            note(*details)
+
+    def name(self, seq: "Sequence") -> str:
+        """Return the name of a sequence that has arrived and not ended."""
+        return self.seen[seq].name
+
+    # A request, in the order of its life
+
+    def on_add(self, seq: "Sequence") -> None:
+        self._arrive(seq)
+        for sample in carried(seq):
+            self._arrive(sample, carried_by=seq)
+
+    def on_refuse(self, request_id: str, error: str) -> None:
+        self._emit("refused", {"request": request_id, "why": error})
+
+    def on_wait(self, seq: "Sequence", why: str, needed: int | None, free: int | None) -> None:
+        """Keep it until the step is scheduled: then it is known that it is the last word."""
+        self._held_up = HeldUp(seq, why, needed, free, teller())
+
+    def on_admit(self, seq: "Sequence", hits: "list[int | None] | tuple[()]" = ()) -> None:
+        seen, by = self._know(seq), teller()
+        if self.pool is None:
+            slots = getattr(seq, "slots")  # noqa: B009  # stage 1 has them in place of a block table
+            self._emit("reserved", {"seq": seen.name, "start": slots.start, "end": slots.stop}, by)
+        else:
+            hit_places = {place for place, block in enumerate(hits) if block is not None}
+            for place, block in enumerate(seq.block_table):
+                if place in hit_places:
+                    was = "held" if self.pool.ref_counts[block] > 1 else "idle"
+                    self._emit("hit", {"block": block, "seq": seen.name, "index": place, "was": was}, by)
+                else:
+                    self._emit("taken", {"block": block, "seq": seen.name, "index": place, "why": "admit"}, by)
+        seen.num_computed_tokens = seq.num_computed_tokens
+        self._emit("admit", {"seq": seen.name, "num_computed_tokens": seq.num_computed_tokens}, by)
+
+    def on_fork(self, parent: "Sequence", child: "Sequence") -> None:
+        if child not in self.seen:
+            self._num_beams += 1
+            self._arrive(child, parent, f"{child.request_id}.beam{self._num_beams}")
+        seen, by = self.seen[child], teller()
+        self._compute(parent, self.seen[parent], by)  # in a beam search nobody else tells
+        behind = self._forked[1] if self._forked and self._forked[0] is parent else parent
+        names = {"seq": seen.name, "from": self.name(parent)}
+        self._emit("forked", {**names, "behind": self.name(behind)}, by)
+        for place, block in enumerate(child.block_table):
+            self._emit("shared", {"block": block, "index": place, **names, "why": "fork"}, by)
+        seen.num_computed_tokens = child.num_computed_tokens
+        self._forked = parent, child
+
+    def on_grow(self, seq: "Sequence", copy: "BlockCopy | None" = None) -> None:
+        name, by = self.name(seq), teller()
+        block, place = seq.block_table[-1], len(seq.block_table) - 1
+        self._emit("taken", {"block": block, "seq": name, "index": place, "why": "copy" if copy else "grow"}, by)
+        if copy:
+            self._emit("given_back", {"block": copy.source, "seq": name, "why": "copy"}, by)
+            self._copying[copy.target] = name
+
+    def on_preempt(self, seq: "Sequence", makes_room_for: "Sequence | None") -> None:
+        seen = self.seen[seq]
+        seen.num_once_computed = max(seen.num_once_computed, seen.num_computed_tokens)
+        seen.num_computed_tokens, self._has_preempted = 0, True
+        room_for = self.name(makes_room_for) if makes_room_for else None
+        self._emit("preempt", {"seq": seen.name, "for": room_for, "why": "blocks" if room_for else "step failed"})
+
+    def on_free(self, seq: "Sequence", blocks: Any) -> None:
+        """Write what `seq` gave back: a list of blocks; in stage 1 a piece of the pool."""
+        seen, by = self.seen[seq], teller()
+        if self.pool is None:
+            self._emit("released", {"seq": seen.name, "start": blocks.start, "end": blocks.stop}, by)
+        else:
+            why = {None: "preempt", "abort": "abort"}.get(seq.finish_reason, "end")
+            ref_counts = getattr(self.pool, "ref_counts", None)  # up to stage 4 a block has one holder at most
+            for block in reversed(blocks):  # as the pool does
+                self._emit("given_back", {"block": block, "seq": seen.name, "why": "end" if seen.is_beam else why}, by)
+                if ref_counts is None or not ref_counts[block]:
+                    self._emit_free(block, by)
+        if seen.is_beam:  # its children go on, or the search is over
+            self._end(seq, "beam")
+
+    def on_abort(self, request_id: str) -> None:
+        self._emit("abort", {"request": request_id})
+
+    def on_finish(self, seq: "Sequence") -> None:
+        if seq in self.seen:
+            self._end(seq, seq.finish_reason or "abort")
+
+    # A step
+
+    def on_begin(self) -> None:
+        if self._began is not None:  # a stage's step that raised tells no end
+            self._close_step("the step broke off")
+        self.step += 1
+        self._began = self.seconds
+
+    def on_schedule(self, output: "SchedulerOutput") -> None:
+        """Write who is first in the queue, and why it was not admitted."""
+        held_up = self._held_up
+        if self.scheduler is not None and self.scheduler.waiting:
+            seq = next(iter(self.scheduler.waiting))
+            if held_up is None or held_up.seq is not seq:
+                held_up = self._why_not_asked(seq, output)
+        elif self.scheduler is not None:
+            held_up = None
+        if held_up is not None:
+            needs = {"why": held_up.why, "needed": held_up.needed, "free": held_up.free}
+            self._emit("held_up", {"seq": self.name(held_up.seq), **needs}, held_up.by)
+
+    def _why_not_asked(self, seq: "Sequence", output: "SchedulerOutput") -> "HeldUp":
+        """Return why the scheduler did not even ask whether `seq` may be admitted, in the order of its conditions."""
+        if self._has_preempted or output.failed:
+            return HeldUp(seq, "preemption" if self._has_preempted else "failure", None, None, teller())
+        budget = self.engine.config.max_num_batched_tokens - sum(num_tokens for _, num_tokens in output.batch)
+        return HeldUp(seq, "budget", seq.num_uncomputed_tokens, budget, teller())
+
+    def on_raise(self, batch: "list[tuple[Sequence, int]]", error: Exception) -> None:
+        self._emit("raised", {"sequences": [self.name(seq) for seq, _ in batch], "error": in_words(error)})
+
+    def on_step(self, batch: "list[tuple[Sequence, int]]", updated: "list[Sequence]") -> None:
+        """Write what was computed, and the new tokens. This is the hot path: two events a sequence."""
+        by, step, text = teller(), self.step, self.text
+        for seq, _ in batch:
+            seen = self.seen[seq]
+            self._compute(seq, seen, by)
+            for position in range(seen.num_tokens, seq.num_tokens):
+                token = seq.token_ids[position]
+                self._put(
+                    {"kind": "token", "step": step, "seq": seen.name, "token": token, "text": text(token),
+                     "position": position, "by": by}
+                )  # fmt: skip
+            seen.num_tokens = seq.num_tokens
+
+    def _compute(self, seq: "Sequence", seen: Seen, by: str) -> None:
+        start, end = seen.num_computed_tokens, seq.num_computed_tokens
+        if end > start:
+            why = "decode" if start >= seq.num_prompt_tokens else "prefill"
+            if start < seen.num_once_computed:
+                why = "recompute"
+            seen.num_computed_tokens = end
+            self._put(
+                {"kind": "chunk", "step": self.step, "seq": seen.name, "start": start, "end": end, "why": why, "by": by}
+            )
+
+    def on_end(self, error: BaseException | None = None) -> None:
+        if self._began is not None:
+            self._close_step(None if error is None else in_words(error))
+        elif error is not None:  # a beam search that never got its blocks
+            self._emit_pools()
+
+    # Blocks of the two tiers
+
+    def on_cache(self, block: int, block_hash: bytes) -> None:
+        self._emit("cached", {"block": block, "hash": block_hash.hex()})
+
+    def on_evict(self, block: int, block_hash: bytes, why: str) -> None:
+        self._emit("evicted", {"block": block, "hash": block_hash.hex(), "why": why})
+
+    def on_copy(self, copies: "list[BlockCopy]") -> None:
+        for copy in copies:
+            self._emit("copied", {"from": copy.source, "to": copy.target, "seq": self._copying[copy.target]})
+
+    def on_store(self, block: int, host_block: int, block_hash: bytes) -> None:
+        self._emit("stored", {"from": block, "to": host_block, "hash": block_hash.hex()})
+
+    def on_renew(self, host_block: int, block_hash: bytes) -> None:
+        self._emit("renewed", {"to": host_block, "hash": block_hash.hex()})
+
+    def on_host_evict(self, host_block: int, block_hash: bytes, why: str) -> None:
+        self._emit("host_evicted", {"block": host_block, "hash": block_hash.hex(), "why": why})
+
+    def on_load(self, seq: "Sequence", copies: "list[BlockCopy]") -> None:
+        name = self._know(seq).name
+        for copy in copies:
+            self._emit("loaded", {"from": copy.source, "to": copy.target, "seq": name})
+
+    def on_arrive(self, copies: "list[BlockCopy]") -> None:
+        """Write it in the order of the host's pool. The device's blocks are freed next, those of all loads together."""
+        assert self.pool is not None, "stage 1 has no blocks"
+        by = teller()
+        for copy in reversed(copies):
+            self._emit("arrived", {"from": copy.source, "to": copy.target}, by)
+        self._arrived += [copy.target for copy in copies if self.pool.ref_counts[copy.target] == 1]  # the load's own
+
+    # How an event is written
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the trace began."""
+        return round(time.perf_counter() - self._start, 6)
+
+    def _emit(self, kind: str, fields: Event, by: str | None = None) -> None:
+        self._put({"kind": kind, "step": self.step, **fields, "by": by or teller()})
+
+    def _put(self, event: Event) -> None:
+        if self._arrived and event["kind"] != "arrived":  # freed since
+            arrived, self._arrived = self._arrived, []
+            for block in reversed(arrived):
+                self._emit_free(block, "BlockManager.collect_loads")
+        if self._write is None or self.error:
+            return
+        try:
+            self._write(event)
+        except Exception as error:
+            self.error = error
+
+    def _arrive(self, seq: "Sequence", carried_by: "Sequence | None" = None, beam: str | None = None) -> Seen:
+        self.seen[seq] = seen = Seen(beam or name_of(seq), seq.num_tokens, is_beam=beam is not None)
+        carrier = self.name(carried_by) if carried_by else None
+        self._emit("arrive", {**self._described(seq), "carried_by": carrier, "seconds": self.seconds})
+        return seen
+
+    def _know(self, seq: "Sequence") -> Seen:
+        """Return what was written of `seq`. A sequence that nobody added is the root of a beam search."""
+        return self.seen.get(seq) or self._arrive(seq, beam=seq.request_id)
+
+    def _described(self, seq: "Sequence") -> Event:
+        tokens = list(seq.token_ids)
+        texts = [self.text(token) for token in tokens]
+        names = {"seq": self.name(seq), "request": seq.request_id}
+        return {**names, "tokens": tokens, "texts": texts, "max_num_tokens": seq.max_num_tokens}
+
+    def _end(self, seq: "Sequence", why: str) -> None:
+        seen = self.seen.pop(seq)
+        self._emit("end", {"seq": seen.name, "why": why, "error": seq.error, "seconds": self.seconds})
+
+    def _emit_free(self, block: int, by: str) -> None:
+        """Write where in the queue a block goes that has no holder any more."""
+        is_cached = block in getattr(self.pool, "hashes", ())
+        self._emit("idle" if is_cached else "free", {"block": block, "place": "back" if is_cached else "front"}, by)
+
+    def _emit_pools(self) -> None:
+        """Write both queues and both indexes: what failed may have moved blocks to and fro, and evicted only some."""
+        pools = self._pools()
+        shown = {name: pools[name] for name in ("free", "cached", "host_free", "host_cached")}
+        self._put({"kind": "pools", "step": self.step, **shown})
+
+    def _forget_step(self) -> None:
+        self._held_up, self._has_preempted, self._copying = None, False, {}
+        self._forked, self._arrived = None, []
+
+    def _close_step(self, error: str | None) -> None:
+        if error is not None:
+            self._emit_pools()
+        began, self._began = self._began, None
+        self._put({"kind": "step", "step": self.step, "began": began, "seconds": self.seconds, "error": error})
+        self._forget_step()
+
+    # The first line
+
+    def _snapshot(self) -> Event:
+        """Return what there is, and the state in which the trace begins. All sequences are known from now on."""
+        manager, config = self.manager, self.engine.config
+        unit = {"unit": "slots", "num_blocks": getattr(manager, "num_slots", 0), "block_size": 1}
+        if self.pool is not None:
+            unit = {"unit": "blocks", "num_blocks": manager.num_blocks, "block_size": manager.block_size}
+        return {
+            "version": VERSION,
+            "stage": stage_of(manager),
+            "pool": unit,
+            "host": {"num_blocks": self.tier.pool.num_blocks} if self.tier else None,
+            "max_num_seqs": config.max_num_seqs,
+            "max_num_batched_tokens": getattr(config, "max_num_batched_tokens", None),
+            "state": {**self._queues(), **self._pools()},
+        }
+
+    def _queues(self) -> Event:
+        if self.scheduler is None:
+            if self.manager.report().held:
+                raise ValueError("a stream() of this LLM is open: it can be traced before that begins")
+            return {"sequences": [], "waiting": [], "running": []}
+        running, waiting = list(self.scheduler.running), list(self.scheduler.waiting)
+        sequences = []
+        for first in [*running, *waiting]:
+            for seq, carrier in [(first, None), *((sample, first) for sample in carried(first))]:
+                self.seen[seq] = Seen(name_of(seq), seq.num_tokens, seq.num_computed_tokens)
+                place = {"num_computed_tokens": seq.num_computed_tokens, "block_table": list(seq.block_table)}
+                sequences.append({**self._described(seq), "carried_by": carrier and self.name(carrier), **place})
+        names = {"waiting": [self.name(seq) for seq in waiting], "running": [self.name(seq) for seq in running]}
+        return {"sequences": sequences, **names}
+
+    def _pools(self) -> Event:
+        state: Event = {"ref_counts": [], "free": [], "cached": {}}
+        state |= {"host_ref_counts": [], "host_free": [], "host_cached": {}, "loading": {}}
+        if self.pool is not None:
+            state["free"] = free_blocks(self.pool)
+            running = self.scheduler.running if self.scheduler is not None else []
+            held = Counter(block for seq in running for block in seq.block_table)
+            counted = [held[block] for block in range(self.pool.num_blocks)]
+            state["ref_counts"] = list(getattr(self.pool, "ref_counts", counted))
+            state["cached"] = as_keys(getattr(self.pool, "hashes", {}))
+        if self.tier:
+            host = self.tier.pool
+            state |= {"host_ref_counts": list(host.ref_counts), "host_free": list(host.free)}
+            state["host_cached"] = as_keys(host.hashes)
+            state["loading"] = {str(copy.source): copy.target for load in self.tier.loads for copy in load.copies}
+        return state
+
+
+class Watch:
+    """The events of a server's engine while somebody looks. It is called in the engine's thread, between two steps."""
+
+    def __init__(self, engine: "LLMEngine") -> None:
+        self._engine, self._tracer = engine, Tracer()
+        self._is_on = False
+        self._events: list[Event] = []
+
+    def on(self, show_text: bool) -> None:
+        """Look from now on, as if for the first time: a snapshot comes next."""
+        self.off()
+        self._tracer.attach(self._engine, self._append, show_text)
+        self._is_on = True
+
+    def off(self) -> None:
+        """Look no more. Events that were not taken are lost."""
+        if self._is_on:
+            self._tracer.detach()
+        self._is_on, self._events = False, []
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def take(self) -> list[Event] | None:
+        """Return the events since the last time, or None. Raise the error that kept one from being noted."""
+        if self._tracer.error:
+            raise self._tracer.error
+        events, self._events = self._events, []
+        return events or None
+
+    def _append(self, event: Event) -> None:
+        self._events.append(event)
+
+
+class HeldUp(NamedTuple):
+    """Why the first sequence that waits is not admitted."""
+
+    seq: "Sequence"
+    why: str
+    needed: int | None
+    free: int | None
+    by: str
+
+
+def teller() -> str:
+    """Return the qualified name of the function that called tell(), as in its source: "Scheduler._preempt"."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame and frame.f_code.co_name != "tell":
+        frame = frame.f_back
+    while frame and frame.f_code.co_name == "tell":  # an observer may pass on what it is told
+        frame = frame.f_back
+    name = frame.f_code.co_qualname if frame else ""
+    return name.partition(".<locals>")[0]  # a lambda belongs to the function that it is in
+
+
+def decoder(tokenizer: Any, show_text: bool) -> Callable[[int], str | None]:
+    """Return a function from a token id to its text: "" without a tokenizer, None if no text may be shown."""
+    if tokenizer is None or not show_text:
+        text = "" if show_text else None
+        return lambda token_id: text
+    anchor = getattr(tokenizer, "anchor", None) or tokenizer.encode("\n")  # behind other tokens a word keeps its space
+    skip = len(tokenizer.decode(anchor))
+    return lru_cache(maxsize=None)(lambda token_id: tokenizer.decode([*anchor, token_id])[skip:])
+
+
+def carried(seq: "Sequence") -> "list[Sequence]":
+    """Return the samples that wait for `seq` to compute their prompt; from stage 5 on."""
+    return getattr(seq, "to_fork", [])
+
+
+def name_of(seq: "Sequence") -> str:
+    """Return the name of a request, with the sample's index if it has more than one."""
+    has_samples = getattr(seq.params, "n", 1) > 1
+    return f"{seq.request_id}.{seq.sample_index}" if has_samples else seq.request_id
+
+
+def stage_of(manager: object) -> str:
+    """Return the name of the stage's folder, or of the package, that the engine comes from."""
+    parts = type(manager).__module__.split(".")
+    return next((part for part in parts if re.fullmatch(r"s\d+_\w+", part)), parts[0])
+
+
+def free_blocks(pool: "BlockPool") -> list[int]:
+    """Return the queue of free blocks, the next to be taken first. Stages 2 and 3 have a stack."""
+    return pool.free[::-1] if isinstance(pool.free, list) else list(pool.free)
+
+
+def as_keys(hashes: dict[int, bytes]) -> dict[str, str]:
+    """Return the index as JSON has it: keys are texts.
+
+    >>> as_keys({3: b"\\xab"})
+    {'3': 'ab'}
+    """
+    return {str(block): block_hash.hex() for block, block_hash in hashes.items()}
+
+
+def in_words(error: BaseException) -> str:
+    """Return the type of an error, and what it says.
+
+    >>> in_words(ValueError("no")), in_words(KeyboardInterrupt())
+    ('ValueError: no', 'KeyboardInterrupt')
+    """
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
