@@ -9,6 +9,7 @@ tokenizer.py          text to token ids and back, and the calls that scripts mak
 tokenizer_files.py    tokenizer.json or tokenizer.model, and the files beside it, as a tokenizers.Tokenizer
 stream_decoder.py     tokens to text as they come
 chat_template.py      messages to a prompt
+plain_template.py     a template for models that have none, if the user says so
 template_environment.py  where a template runs, and its limits
 tool_schema.py        Python functions to the JSON schemas of tools
 generation_config.py  sampling parameters that a checkpoint recommends

@@ -1,7 +1,7 @@
 """The commands: what a user types, in options of click, and the engine does.
 
 commands.py        the commands as one program; each is imported when it is called
-generate.py        stories, the first as it comes
+generate.py        stories, the first as it comes; stories.py shows them, and what they took of the pool
 chat.py            a conversation in the terminal
 batch.py           a file of requests in, results out as soon as they are there
 serve.py           an OpenAI server; server/ is what serves
