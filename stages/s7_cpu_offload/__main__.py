@@ -46,7 +46,8 @@ def add_flags(parser: argparse.ArgumentParser, options: type) -> list[str]:
     for field in flags:
         kind = (*get_args(field.type), field.type)[0]  # int for int | None
         help = field.metadata["help"] + (f" (default: {field.default})" if field.default is not None else "")
-        parser.add_argument("--" + field.name.replace("_", "-"), type=kind, default=field.default, help=help)
+        how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}  # --x and --no-x
+        parser.add_argument("--" + field.name.replace("_", "-"), **how, default=field.default, help=help)
     return [field.name for field in flags]
 
 

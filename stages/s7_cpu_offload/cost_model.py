@@ -60,6 +60,7 @@ def measure(kv_cache: KVCache, runner: ModelRunner, input_processor: InputProces
     store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
     prefill_seconds = best_time(lambda attempt: runner.run([(seq, num_tokens)]), kv_cache)
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
+    runner.num_steps = runner.num_tokens = 0  # they count what requests have needed
     return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)
 
 

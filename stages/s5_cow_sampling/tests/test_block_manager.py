@@ -1,576 +1,76 @@
-"""Who holds which blocks. Pools are drawn slot by slot: - is held, # is held and used, . is free."""
-
-import random
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any
+"""Which sequence holds which blocks, wherever they lie. Block size 4."""
 
 import pytest
 
-from ..block_manager import BlockManager, cdiv
-from ..block_pool import BlockPool, NoFreeBlocks
-from ..sequence import Sequence
-from .helpers import make_sequence
+from ..engine import LLMEngine
+from .scripted import scripted_engine, start
 
 
-def pool_of(num_blocks: int, block_size: int = 4) -> BlockManager:
-    return BlockManager(num_blocks, block_size)
+@pytest.fixture
+def engine(checkpoint) -> LLMEngine:
+    return scripted_engine(checkpoint, num_blocks=6)
 
 
-def drawn(manager: BlockManager) -> str:
-    manager.check_integrity()
-    return manager.report().strip(width=manager.num_blocks * manager.block_size)
+def hold(engine: LLMEngine, *lengths: int) -> list:
+    """Return sequences that hold blocks for so many tokens, all of them computed, and have one token more."""
+    return [start(engine, f"{length} tokens", length + 1, num_computed=length) for length in lengths]
 
 
-def allocate(manager: BlockManager, *lengths: int) -> list[Sequence]:
-    """A sequence for each length: it has that many tokens now, and may get 50 more."""
-    seqs = [make_sequence(f"{length} tokens, number {i}", length, max_tokens=50) for i, length in enumerate(lengths)]
-    for seq in seqs:
-        manager.allocate(seq)
-    return seqs
+@pytest.mark.parametrize("num_tokens, num_blocks", [(1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_a_sequence_holds_the_blocks_that_its_tokens_fill(engine, num_tokens, num_blocks):
+    [seq] = hold(engine, num_tokens)
+    assert len(set(seq.block_table)) == num_blocks
+    assert engine.kv_cache_manager.num_free_blocks == 6 - num_blocks
 
 
-def step(manager: BlockManager, seq: Sequence) -> None:
-    """What an engine does in a step: a slot for the last token, its keys and values, and one more token."""
-    manager.append_slot(seq)
-    seq.num_computed_tokens = seq.num_tokens
-    seq.token_ids.append(7)
-
-
-# How many blocks
-
-
-@pytest.mark.parametrize("num_tokens, num_blocks", [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_a_prompt_takes_the_blocks_that_its_tokens_fill(num_tokens, num_blocks):
-    (seq,) = allocate(pool_of(4), num_tokens)
-    assert len(seq.block_table) == num_blocks
-
-
-def test_what_may_come_later_takes_nothing():
-    manager = pool_of(4)
-    manager.allocate(make_sequence("a", 2, max_tokens=1000))
-    assert drawn(manager) == "----............"
-
-
-def test_a_block_of_one_slot_wastes_nothing():
-    manager = pool_of(6, block_size=1)
-    a, b = allocate(manager, 3, 1)
-    for seq in (a, b):
-        step(manager, seq)
-    assert drawn(manager) == "####.."
-    step(manager, a)
-    assert drawn(manager) == "#####." and a.block_table == [0, 1, 2, 4]
-
-
-def test_a_block_larger_than_the_prompt_is_filled_before_another_is_taken():
-    manager = pool_of(2, block_size=8)
-    (seq,) = allocate(manager, 3)
-    for _ in range(6):
-        step(manager, seq)
-    assert drawn(manager) == "########........" and seq.num_tokens == 9
-    step(manager, seq)
-    assert drawn(manager) == "#########-------"
-
-
-# Which blocks
-
-
-def test_a_new_pool_is_taken_from_the_front():
-    a, b = allocate(pool_of(4), 3, 6)
-    assert (a.block_table, b.block_table) == ([0], [1, 2])
-
-
-@pytest.mark.parametrize("lengths, tables", [((2, 2, 2, 2), [[0], [3], [1], [4]]), ((2, 10), [[0], [3, 1, 4]])])
-def test_the_block_given_back_last_is_taken_first(lengths, tables):
-    manager = pool_of(5)
-    seqs = allocate(manager, 1, 1, 1, 1)
-    for i in (1, 3, 0):
-        manager.free(seqs[i])
-    assert [seq.block_table for seq in allocate(manager, *lengths)] == tables
-
-
-def test_a_table_that_is_given_back_is_taken_again_in_its_order():
-    manager = pool_of(5)
-    first, _ = allocate(manager, 10, 4)
-    manager.free(first)
-    assert [seq.block_table for seq in allocate(manager, 10)] == [[0, 1, 2]]
-
-
-def test_blocks_are_taken_from_the_front_of_the_queue_and_return_to_it():
-    pool = BlockPool(6)
-    assert pool.get_new_blocks(4) == [0, 1, 2, 3]
-    pool.free_blocks([1])
-    pool.free_blocks([3, 0])
-    assert pool.get_new_blocks(2) == [3, 0], "before 1, which came back earlier, and 4 and 5, which nobody had yet"
-    pool.free_blocks([2])
-    assert pool.get_new_blocks(4) == [2, 1, 4, 5]
-
-
-def test_a_pool_that_has_too_few_says_both_numbers_and_keeps_their_order():
-    pool = BlockPool(3)
-    pool.free_blocks(pool.get_new_blocks(2)[::-1])
-    with pytest.raises(NoFreeBlocks, match="4 blocks are needed, 3 are free"):
-        pool.get_new_blocks(4)
-    assert pool.num_free_blocks == 3 and pool.get_new_blocks(0) == []
-    assert pool.get_new_blocks(3) == [1, 0, 2]
-
-
-def test_any_free_block_serves():
-    """Stage 1 had to refuse here: 12 slots are free, and no 8 of them lie in a row."""
-    manager = pool_of(6)
-    seqs = allocate(manager, 3, 4, 1, 4, 2, 4)
+def test_any_free_block_serves(engine):
+    """Every other block is free, and a sequence that needs three gets these."""
+    seqs = hold(engine, 3, 4, 1, 4, 2, 4)
+    free = [seq.block_table[0] for seq in seqs[::2]]
     for seq in seqs[::2]:
-        manager.free(seq)
-    assert drawn(manager) == "....----....----....----"
-    late = make_sequence("late", 12, max_tokens=1)
-    assert manager.can_allocate(late)
-    manager.allocate(late)
-    assert drawn(manager) == "-" * 24 and sorted(late.block_table) == [0, 2, 4]
+        engine.kv_cache_manager.free(seq)
+    [late] = hold(engine, 12)
+    assert sorted(late.block_table) == sorted(free)
+    engine.kv_cache_manager.check_integrity()
 
 
-# Giving back
-
-
-def test_freeing_gives_all_blocks_back():
-    manager = pool_of(4)
-    a, b = allocate(manager, 8, 5)
-    manager.free(a)
-    assert manager.num_free_blocks == 2 and drawn(manager) == "........--------"
-    manager.free(b)
-    assert manager.num_free_blocks == 4 and drawn(manager) == "." * 16
-
-
-def test_a_sequence_that_gave_its_blocks_back_names_none():
-    manager = pool_of(4)
-    (a,) = allocate(manager, 16)
-    manager.free(a)
-    assert a.block_table == []
-
-
-def test_freeing_twice_is_an_error_and_changes_nothing():
-    manager = pool_of(3)
-    a, _ = allocate(manager, 4, 4)
-    manager.free(a)
-    with pytest.raises(ValueError, match="holds no blocks"):
-        manager.free(a)
-    assert drawn(manager) == "....----....", "the other keeps its block"
-
-
-def test_freeing_what_was_never_allocated_is_an_error():
-    manager = pool_of(3)
-    (a,) = allocate(manager, 4)
-    stranger = make_sequence(a.request_id, 1, max_tokens=1)  # another sequence, though it has the same name
-    with pytest.raises(ValueError, match="holds no blocks"):
-        manager.free(stranger)
-    assert drawn(manager) == "----........"
-    manager.free(a)
-
-
-def test_freeing_a_table_that_is_wrong_is_an_error_and_changes_nothing():
-    manager = pool_of(5)
-    a, b = allocate(manager, 8, 4)
-    a.block_table = [0, 2, 1, 2]
-    with pytest.raises(ValueError, match="block 2 "):
-        manager.free(a)
-    assert (manager.num_free_blocks, a.block_table) == (2, [0, 2, 1, 2])
-    a.block_table = [0, 1]
-    assert drawn(manager) == "------------........"
-    manager.free(a)
-    manager.free(b)
-    assert drawn(manager) == "." * 20
-
-
-@pytest.mark.parametrize(
-    "blocks, wrong", [([1, 1], 1), ([3], 3), ([0, 1, 3], 3), ([0, 1, 2, 0], 0), ([2, 2, 2], 2)], ids=str
-)
-def test_a_block_given_back_twice_is_named_and_none_is_given_back(blocks, wrong):
-    """Blocks 0, 1 and 2 are held, 3 and 4 are free."""
-    pool = BlockPool(5)
-    assert pool.get_new_blocks(4) == [0, 1, 2, 3]
-    pool.free_blocks([3])
-    with pytest.raises(ValueError, match=rf"block {wrong}\b"):
-        pool.free_blocks(blocks)
-    pool.check_integrity([0, 1, 2])
-    assert pool.num_free_blocks == 2 and pool.get_new_blocks(2) == [3, 4]
-    pool.free_blocks([2, 0, 1])
-    pool.check_integrity([3, 4])
-
-
-# All or nothing
-
-
-def test_an_allocation_that_fails_changes_nothing():
-    manager = pool_of(4)
-    a, _, _ = allocate(manager, 4, 4, 4)
-    manager.free(a)
-    late = make_sequence("late", 9, max_tokens=1)
-    before = manager.report()
-    assert not manager.can_allocate(late)
-    with pytest.raises(NoFreeBlocks, match=r"3 .* 2 "):
-        manager.allocate(late)
-    assert manager.report() == before and late.block_table == []
-    assert drawn(manager) == "....--------...."
-    late.token_ids.pop()
-    manager.allocate(late)
-    assert late.block_table == [0, 3], "they are taken in the order in which they were before the failure"
-
-
-def test_all_free_blocks_can_be_taken_at_once():
-    manager = pool_of(3)
-    (a,) = allocate(manager, 12)
-    assert drawn(manager) == "-" * 12
-    assert not manager.can_allocate(make_sequence("b", 1, max_tokens=1))
-    manager.free(a)
-    assert drawn(manager) == "." * 12
-
-
-def test_asking_takes_nothing():
-    manager = pool_of(2)
-    (seq,) = allocate(manager, 4)
-    seq.token_ids.append(7)
-    for _ in range(3):
-        assert manager.can_allocate(make_sequence("a", 3, max_tokens=1)) and manager.can_append(seq)
-    assert drawn(manager) == "----...."
-
-
-def test_a_sequence_is_allocated_once():
-    manager = pool_of(4)
-    (a,) = allocate(manager, 4)
-    with pytest.raises(AssertionError, match="holds blocks already"):
-        manager.allocate(a)
-    assert drawn(manager) == "----............"
-
-
-def test_what_was_never_allocated_takes_no_slot():
-    """Nobody would give its block back."""
-    manager = pool_of(4)
-    with pytest.raises(AssertionError, match="never allocated"):
-        manager.append_slot(make_sequence("stranger", 1, max_tokens=1))
-    assert drawn(manager) == "." * 16
-
-
-# Growing
-
-
-@pytest.mark.parametrize("num_tokens", range(1, 10))
-def test_the_next_token_takes_a_block_exactly_when_the_others_are_full(num_tokens):
-    manager = pool_of(4)
-    (seq,) = allocate(manager, num_tokens)
-    before = manager.num_free_blocks
-    seq.token_ids.append(7)
-    assert manager.can_append(seq)
-    manager.append_slot(seq)
-    is_boundary = num_tokens % 4 == 0
-    assert before - manager.num_free_blocks == is_boundary
-    assert len(seq.block_table) == cdiv(num_tokens + 1, 4)
-    manager.append_slot(seq)
-    assert before - manager.num_free_blocks == is_boundary, "the slot is there: nothing more is taken"
-    manager.check_integrity()
-
-
-def test_a_prompt_just_allocated_has_its_last_slot():
-    """The first step of a sequence asks, too: of a prompt of whole blocks the last slot is in the last of them."""
-    manager = pool_of(4)
-    (seq,) = allocate(manager, 8)
-    manager.append_slot(seq)
-    assert seq.block_table == [0, 1]
-
-
-def test_sequences_that_grow_in_turns_take_blocks_in_turns():
-    manager = pool_of(6)
-    a, b = allocate(manager, 3, 3)
+def test_the_next_token_takes_a_block_exactly_when_all_others_are_full(engine):
+    [seq], num_blocks = hold(engine, 3), []
     for _ in range(7):
-        for seq in (a, b):
-            step(manager, seq)
-    assert (a.block_table, b.block_table) == ([0, 2, 4], [1, 3, 5])
-    assert drawn(manager) == "#################---#---"
-
-
-def test_without_a_free_block_a_full_sequence_cannot_grow_and_stays_as_it_was():
-    manager = pool_of(2)
-    a, b = allocate(manager, 4, 3)
-    a.token_ids.append(7)
-    before = manager.report()
-    assert not manager.can_append(a)
-    with pytest.raises(NoFreeBlocks, match=r"1 .* 0 "):
-        manager.append_slot(a)
-    assert manager.report() == before and a.block_table == [0]
-    manager.free(b)
-    assert manager.can_append(a)
-    manager.append_slot(a)
-    assert a.block_table == [0, 1]
-
-
-def test_without_a_free_block_a_sequence_grows_to_the_end_of_its_last():
-    manager = pool_of(1)
-    (seq,) = allocate(manager, 2)
-    for _ in range(2):
+        engine.kv_cache_manager.append_slot(seq)
+        num_blocks.append(len(seq.block_table))
+        seq.num_computed_tokens += 1
         seq.token_ids.append(7)
-        assert manager.can_append(seq)
-        manager.append_slot(seq)
-    seq.token_ids.append(7)
-    assert not manager.can_append(seq)
+    assert num_blocks == [1, 2, 2, 2, 2, 3, 3], "with 4, 5, 6 ... 10 tokens"
 
 
-# The report
+def test_without_a_free_block_only_a_sequence_whose_last_block_has_room_can_grow(engine):
+    full, begun = hold(engine, 8, 15)
+    assert not engine.kv_cache_manager.can_append(full) and engine.kv_cache_manager.can_append(begun)
+    engine.kv_cache_manager.free(begun)
+    assert engine.kv_cache_manager.can_append(full)
 
 
-def test_the_report_counts_slots():
-    """A promise is in whole blocks: 2 tokens and 4 more are 2 of them."""
-    manager = pool_of(6)
-    a, b, c = (make_sequence(name, 2, max_tokens=4) for name in "abc")
-    for seq in (a, b, c):
-        manager.allocate(seq)
-    manager.free(b)
-    for _ in range(4):
-        step(manager, a)
-    c.num_computed_tokens = 2
-    report = manager.report()
-    assert drawn(manager) == "#####---##--............"
-    assert (report.num_slots, report.promised, report.held, report.used, report.wasted) == (24, 16, 12, 7, 5)
-    assert report.tables == (((0, 1), 5), ((2,), 2))
+def test_free_returns_all_blocks_of_a_sequence(engine):
+    first, second = hold(engine, 8, 5)
+    engine.kv_cache_manager.free(first)
+    assert (first.block_table, first.num_computed_tokens) == ([], 0)
+    assert (engine.kv_cache_manager.num_free_blocks, len(second.block_table)) == (4, 2)
 
 
-def test_a_report_once_given_does_not_change():
-    manager = pool_of(2)
-    (seq,) = allocate(manager, 4)
-    report, before = manager.report(), manager.report().strip(width=8)
-    for _ in range(2):
-        step(manager, seq)
-    assert report.strip(width=8) == before == "----...."
+def test_the_report_counts_slots_and_the_peak_is_when_most_were_held(engine):
+    first, second = hold(engine, 9, 3)
+    report = engine.kv_cache_manager.report()
+    assert (report.num_slots, report.held, report.used, report.wasted) == (24, 16, 12, 4)
+    engine.kv_cache_manager.free(first)
+    hold(engine, 4)
+    assert engine.kv_cache_manager.peak == report
+    engine.kv_cache_manager.free(second)
+    assert engine.kv_cache_manager.peak == report
 
 
-def test_the_peak_is_when_most_was_held_and_of_equals_when_most_was_used():
-    manager = pool_of(6)
-    assert manager.peak.held == 0
-    a, b = allocate(manager, 5, 8)
-    step(manager, a)
-    assert (manager.peak.held, manager.peak.used) == (16, 5), "now"
-    manager.free(b)
-    assert (manager.peak.held, manager.peak.used) == (16, 5), "before b left"
-    (c,) = allocate(manager, 8)
-    assert (manager.peak.held, manager.peak.used) == (16, 5), "as many blocks, and nothing of c is computed yet"
-    step(manager, c)
-    assert (manager.peak.held, manager.peak.used) == (16, 13)
-    manager.free(a)
-    manager.free(c)
-    assert (manager.peak.held, manager.peak.used) == (16, 13) and len(manager.peak.tables) == 2
-
-
-def test_for_the_peak_the_pool_is_looked_at_before_somebody_leaves_and_only_if_it_may_be_one(monkeypatch):
-    manager = pool_of(20)
-    seqs = allocate(manager, 8, 8, 8)
-    report, counts = manager.report, []
-    monkeypatch.setattr(manager, "report", lambda: counts.append(1) or report())
-    for seq in seqs * 5:
-        step(manager, seq)
-    assert sum(counts) == 0
-    for seq in seqs:
-        manager.free(seq)
-    assert sum(counts) == 1, "after the first less was held"
-
-
-def test_a_strip_shows_blocks_where_they_lie_and_what_most_of_each_cell_is():
-    manager = pool_of(4)
-    a, b = allocate(manager, 4, 4)
-    manager.free(a)
-    for _ in range(4):
-        step(manager, b)
-    assert b.block_table == [1, 0] and b.num_computed_tokens == 7
-    assert drawn(manager) == "###-####........"
-    assert manager.report().strip(width=8) == "####...." != manager.report().strip(width=4) == "##.."
-    assert manager.report().strip(width=3) == "##."
-
-
-# The check
-
-# a holds blocks 0 and 1 for 6 tokens, b block 2 for 3; blocks 3 to 5 are free.
-Spoiler = Callable[[BlockManager, Sequence, Sequence], Any]
-SPOILERS: dict[str, Spoiler] = {
-    "a block in two tables": lambda manager, a, b: b.block_table.__setitem__(0, 1),
-    "a block twice in a table": lambda manager, a, b: a.block_table.__setitem__(1, 0),
-    "a block in no table": lambda manager, a, b: a.block_table.pop(),
-    "a free block in a table": lambda manager, a, b: a.block_table.__setitem__(0, 5),
-    "a block that does not exist": lambda manager, a, b: a.block_table.__setitem__(0, 6),
-    "a block counted from the end": lambda manager, a, b: a.block_table.__setitem__(0, -6),
-    "a held block in the free queue": lambda manager, a, b: manager._pool._free.update({0: None}),
-    "a free block lost": lambda manager, a, b: manager._pool._free.popitem(),
-    "a block in the free queue that does not exist": lambda manager, a, b: manager._pool._free.update({6: None}),
-    "a held block in the place of a free one": lambda manager, a, b: (
-        manager._pool._free.update({1: None}) or manager._pool._free.pop(4)
-    ),
-    "a free block counted as held": lambda manager, a, b: manager._pool.ref_counts.__setitem__(4, 1),
-    "a held block counted as free": lambda manager, a, b: manager._pool.ref_counts.__setitem__(1, 0),
-    "a holder counted twice": lambda manager, a, b: manager._pool.ref_counts.__setitem__(1, 2),
-    "a holder forgotten": lambda manager, a, b: manager._holders.popitem(),
-    "a block more than the tokens need": lambda manager, a, b: b.block_table.extend(manager._pool.get_new_blocks(1)),
-    "more computed than there is room for": lambda manager, a, b: setattr(a, "num_computed_tokens", 9),
-}
-
-
-@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
-def test_the_check_notices(spoil):
-    manager = pool_of(6)
-    a, b = allocate(manager, 6, 3)
-    manager.check_integrity()
-    spoil(manager, a, b)
+def test_the_integrity_check_finds_a_block_in_two_places_and_one_in_none(engine):
+    first, second = hold(engine, 4, 4)
+    second.block_table = first.block_table
     with pytest.raises(AssertionError):
-        manager.check_integrity()
-
-
-# No operation looks through the pool
-
-
-class Counting(OrderedDict):
-    """The same queue, which notes each of its elements that an operation looks at, copies or moves."""
-
-    touched: list[int]
-
-    def __iter__(self) -> Iterator[int]:
-        for block in super().__iter__():
-            self.touched.append(1)
-            yield block
-
-    def __reversed__(self) -> Iterator[int]:
-        for block in super().__reversed__():
-            self.touched.append(1)
-            yield block
-
-    def keys(self) -> list[int]:  # type: ignore[override]
-        return list(self)
-
-    def items(self) -> list[tuple[int, None]]:  # type: ignore[override]
-        return [(block, None) for block in self]
-
-    def popitem(self, last: bool = True) -> tuple[int, None]:
-        self.touched.append(1)
-        return super().popitem(last)
-
-    def move_to_end(self, block: int, last: bool = True) -> None:
-        self.touched.append(1)
-        super().move_to_end(block, last)
-
-    def __setitem__(self, block: int, value: None) -> None:
-        self.touched.append(1)
-        super().__setitem__(block, value)
-
-
-def num_touched(num_blocks: int) -> list[int]:
-    """Elements of the pool's queue that each of some operations touches, in a pool of which a third is held."""
-    manager = pool_of(num_blocks)
-    allocate(manager, 4 * num_blocks // 3)
-    seq, other = make_sequence("a", 12, max_tokens=1), make_sequence("b", 5, max_tokens=1)
-    operations: list[Callable[[], Any]] = [
-        lambda: manager.can_allocate(seq),
-        lambda: manager.allocate(seq),
-        lambda: manager.allocate(other),
-        lambda: seq.token_ids.append(7),
-        lambda: manager.can_append(seq),
-        lambda: manager.append_slot(seq),
-        lambda: manager.free(seq),
-        lambda: manager.free(other),
-    ]
-    touched: list[int] = []
-    Counting.touched = touched
-    manager._pool._free = Counting(manager._pool._free)
-    touched.clear()
-    sums = []
-    for operation in operations:
-        operation()
-        sums.append(sum(touched))
-        touched.clear()
-    manager.check_integrity()
-    return sums
-
-
-def test_no_operation_takes_longer_in_a_larger_pool():
-    assert num_touched(100_000) == num_touched(60)
-    assert sum(num_touched(60)) > 0, "nothing was counted"
-
-
-SCANS: dict[str, Callable[[Any], Any]] = {
-    "sorted": sorted,
-    "max": max,
-    "a set of it": set,
-    "backwards": lambda free: [*reversed(free)],
-    "keys": lambda free: free.keys(),
-    "items": lambda free: free.items(),
-    "a copy": lambda free: free.copy(),
-}
-
-
-@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
-def test_what_looks_through_the_queue_is_counted(scan):
-    Counting.touched = touched = []
-    free = Counting.fromkeys(range(50))
-    touched.clear()
-    scan(free)
-    assert sum(touched) >= 50
-
-
-# Any history
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_any_history_leaves_every_block_in_one_place(seed):
-    """Against a pool kept as sets: slow, and too simple to be wrong."""
-    rng = random.Random(seed)
-    num_blocks, block_size = rng.choice([(1, 4), (7, 1), (12, 3), (25, 4), (5, 16)])
-    manager, model = pool_of(num_blocks, block_size), PoolOfSets(num_blocks, block_size)
-    running: list[Sequence] = []
-    for number in range(250):
-        verb = rng.choice(["arrive", "arrive", "grow", "grow", "grow", "grow", "leave"])
-        if verb == "arrive":
-            seq = make_sequence(str(number), rng.randint(1, 3 * block_size), max_tokens=rng.randint(1, 20))
-            if model.allows(manager.can_allocate, manager.allocate, seq):
-                running.append(seq)
-        elif running and verb == "grow":
-            seq = rng.choice(running)
-            seq.num_computed_tokens = seq.num_tokens
-            seq.token_ids.append(7)
-            if not model.allows(manager.can_append, manager.append_slot, seq):
-                seq.token_ids.pop()
-        elif running:
-            seq = running.pop(rng.randrange(len(running)))
-            manager.free(seq)
-            model.leaves(seq)
-            with pytest.raises(ValueError, match="holds no blocks"):
-                manager.free(seq)
-        model.compare(manager, running)
-
-
-class PoolOfSets:
-    """The free blocks, and the blocks of each request."""
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.free, self.held, self.block_size = set(range(num_blocks)), dict[str, set[int]](), block_size
-
-    def allows(self, can: Callable, take: Callable, seq: Sequence) -> bool:
-        """Ask for the blocks that `seq` lacks, and see that it gets these, or that nothing changes."""
-        mine = self.held.get(seq.request_id, set())
-        num_lacking = -(-seq.num_tokens // self.block_size) - len(mine)
-        is_enough = num_lacking <= len(self.free)
-        assert can(seq) == is_enough
-        if not is_enough:
-            with pytest.raises(NoFreeBlocks, match=f"{num_lacking} .* {len(self.free)} "):
-                take(seq)
-            return False
-        take(seq)
-        new = set(seq.block_table) - mine
-        assert len(new) == num_lacking and new <= self.free and mine <= set(seq.block_table)
-        self.free -= new
-        self.held[seq.request_id] = mine | new
-        return True
-
-    def leaves(self, seq: Sequence) -> None:
-        self.free |= self.held.pop(seq.request_id)
-
-    def compare(self, manager: BlockManager, running: list[Sequence]) -> None:
-        manager.check_integrity()
-        assert manager.num_free_blocks == len(self.free)
-        assert {seq.request_id: set(seq.block_table) for seq in running} == self.held
-        report = manager.report()
-        assert report.held == self.block_size * sum(map(len, self.held.values()))
-        assert report.used == sum(seq.num_computed_tokens for seq in running)
-        assert report.promised == self.block_size * sum(cdiv(seq.max_num_tokens, self.block_size) for seq in running)
-        assert report.strip(width=report.num_slots).count(".") == self.block_size * len(self.free)
+        engine.kv_cache_manager.check_integrity()

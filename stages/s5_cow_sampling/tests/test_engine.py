@@ -92,35 +92,6 @@ def test_abort_of_an_unknown_request_returns_none(checkpoint):
     assert engine.abort_request("a") is None and engine.abort_request("b") is None
 
 
-def test_every_prompt_gets_its_own_output_in_the_order_of_the_prompts(checkpoint):
-    llm = LLM(checkpoint, block_size=4, max_num_seqs=2)
-    lengths = [5, 1, 3]
-    outputs = llm.generate([[1, 5], [9], [7, 8, 9]], [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths])
-    assert [output.prompt_token_ids for output in outputs] == [[1, 5], [9], [7, 8, 9]]
-    assert [len(said(output)) for output in outputs] == lengths
-
-
-def test_closing_a_stream_aborts_its_requests_and_frees_their_blocks(checkpoint):
-    llm = LLM(checkpoint, block_size=4)
-    stream = llm.stream([[1, 5], [9]], SamplingParams(max_tokens=20, ignore_eos=True))
-    next(stream)
-    stream.close()
-    assert not llm.llm_engine.has_unfinished_requests()
-    assert llm.kv_cache_manager.num_free_blocks == llm.kv_cache_manager.num_blocks
-
-
-def test_a_step_that_raises_ends_the_requests_of_its_call_and_the_next_call_is_served(checkpoint, monkeypatch):
-    llm, greedy = LLM(checkpoint, block_size=4), SamplingParams(temperature=0.0, max_tokens=5)
-    expected = said(llm.generate([1, 5], greedy)[0])
-    with monkeypatch.context() as patched:
-        patched.setattr(llm.model_runner, "run", lambda batch: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            llm.generate([1, 5], greedy)
-    check(llm.llm_engine)
-    assert llm.kv_cache_manager.num_free_blocks == llm.kv_cache_manager.num_blocks
-    assert said(llm.generate([1, 5], greedy)[0]) == expected
-
-
 def test_an_observer_hears_of_every_request_from_its_arrival_to_its_end(checkpoint):
     events = []
 

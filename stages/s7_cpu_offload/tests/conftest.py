@@ -17,7 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    torch.set_num_threads(1)  # tiny models lose more time waiting for threads than they win
+    torch.set_num_threads(1)  # tiny models lose time with more
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def tokenizer_model() -> bytes:
 
 @pytest.fixture(scope="session")
 def checkpoint(tokenizer_model: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 64 positions and 320 tokens, with a tokenizer."""
+    """Return the folder of a random Llama with 64 positions, 320 tokens and a tokenizer."""
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), tokenizer_model=tokenizer_model)
 
 
@@ -43,10 +43,10 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 
 @pytest.fixture
 def scripted(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], LLM]:
-    """scripted(token_ids) is an engine whose every request is answered with those tokens, whatever its model thinks."""
+    """Return a function: scripted(token_ids) is an engine that answers each request with these tokens."""
 
     def engine(token_ids: list[int]) -> LLM:
-        llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256)
+        llm = LLM(checkpoint)
 
         def run(batch: list[tuple[Sequence, int]]) -> list[SampledToken]:
             return [SampledToken(token_ids[seq.num_tokens - seq.num_prompt_tokens], -1.0) for seq, _ in batch]

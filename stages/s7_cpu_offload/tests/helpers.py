@@ -1,4 +1,4 @@
-"""What the tests share: tiny random Llamas as checkpoint folders, and what they say when nothing is cached."""
+"""Helpers of the tests: tiny random Llamas as checkpoint folders, and the same models without a cache."""
 
 import json
 from io import BytesIO
@@ -34,8 +34,8 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def train_tokenizer(remove_extra_whitespaces: bool = False) -> bytes:
-    """A tokenizer.model with Llama's conventions: ids 0, 1, 2 are <unk>, <s>, </s>, and byte b is id 3 + b."""
+def train_tokenizer() -> bytes:
+    """Return a tokenizer.model with Llama's conventions: ids 0, 1, 2 are <unk>, <s>, </s>, and byte b is id 3 + b."""
     model = BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES * 10),
@@ -44,7 +44,7 @@ def train_tokenizer(remove_extra_whitespaces: bool = False) -> bytes:
         vocab_size=320,
         byte_fallback=True,
         normalization_rule_name="identity",
-        remove_extra_whitespaces=remove_extra_whitespaces,
+        remove_extra_whitespaces=False,
         num_threads=1,
         minloglevel=2,
     )
@@ -52,12 +52,12 @@ def train_tokenizer(remove_extra_whitespaces: bool = False) -> bytes:
 
 
 def byte_ids(text: str) -> list[int]:
-    """One token a byte."""
+    """Return one token for each byte."""
     return [3 + byte for byte in text.encode()]
 
 
 def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """The tensors of config.json's Llama by their names in a file, as unlike each other as those of a trained one."""
+    """Return the tensors of a Llama by their names in a checkpoint, as diverse as those of a trained one."""
     generator = torch.Generator().manual_seed(seed)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
@@ -95,7 +95,7 @@ def write_checkpoint(
     tokenizer_model: bytes | None = None,
     num_shards: int = 0,
 ) -> Path:
-    """A folder in Hugging Face's layout: one file, or `num_shards` of them and an index."""
+    """Write a folder in Hugging Face's layout: one file of tensors, or `num_shards` of them and an index."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if tokenizer_model:
@@ -113,7 +113,7 @@ def write_checkpoint(
 
 
 def attend_without_cache(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`attend` for one whole text: softmax over each token's own past, nothing kept.
+    """Attend in one whole text: each token to all before it and to itself. Nothing is kept.
 
     q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
     """
@@ -126,13 +126,13 @@ def attend_without_cache(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
-    """Logits of the token after `token_ids`, the whole text computed. [vocab_size]"""
+    """Return the logits of the token after `token_ids`, from the whole text. [vocab_size]"""
     hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend_without_cache)
     return model.compute_logits(hidden[-1:])[0]
 
 
 def greedy_without_cache(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
-    """What `prompt` goes on with, every token computed anew for each new one. No token may be close to a tie."""
+    """Return the most likely continuation. The whole text is computed for each token, and none may be near a tie."""
     token_ids = list(prompt)
     for _ in range(num_tokens):
         logits = next_logits(model, token_ids)
@@ -142,23 +142,14 @@ def greedy_without_cache(model: LlamaForCausalLM, prompt: list[int], num_tokens:
     return token_ids[len(prompt) :]
 
 
-def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int, sample_index: int = 0) -> Sequence:
-    """A sample of a request of that many tokens, for tests that run no model."""
+def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int) -> Sequence:
+    """Return a sequence of that many tokens, for tests that run no model."""
     return Sequence(
         request_id=request_id,
         prompt=None,
         prompt_token_ids=[7] * num_prompt_tokens,
         params=SamplingParams(max_tokens=max_tokens),
         seed=0,
-        stop_token_ids=frozenset(),
+        stop_token_ids=set(),
         max_num_tokens=num_prompt_tokens + max_tokens,
-        decoder=None,
-        sample_index=sample_index,
     )
-
-
-def make_samples(request_id: str, num_prompt_tokens: int, max_tokens: int, n: int) -> list[Sequence]:
-    """The samples of a request: the first carries the others."""
-    first, *others = [make_sequence(request_id, num_prompt_tokens, max_tokens, i) for i in range(n)]
-    first.to_fork = others
-    return [first, *others]

@@ -3,6 +3,7 @@
 import pytest
 
 from .. import engine as engine_module
+from ..config import EngineConfig
 from ..cost_model import CostModel
 from ..llm import LLM
 from .scripted import scripted_engine
@@ -40,9 +41,15 @@ def test_a_chosen_policy_measures_nothing(checkpoint, monkeypatch, options, num_
     assert scripted_engine(checkpoint, 8, **options).host_tier.pool.num_blocks == num_blocks
 
 
+def test_an_unknown_policy_is_a_value_error():
+    with pytest.raises(ValueError, match="never"):
+        EngineConfig(offload_policy="never")
+
+
 def test_an_engine_that_has_measured_this_machine_starts_with_an_empty_pool(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
     speeds = llm.llm_engine.cost_model
     assert min(speeds.load_bytes_per_second, speeds.store_bytes_per_second, speeds.tokens_per_second) > 0
+    assert (llm.model_runner.num_steps, llm.model_runner.num_tokens) == (0, 0)
     assert llm.kv_cache_manager.num_free_blocks == 16 and not llm.llm_engine.has_unfinished_requests()
     assert llm.llm_engine.host_tier.num_blocks_stored == 0 and not llm.kv_cache_manager.pool.cached

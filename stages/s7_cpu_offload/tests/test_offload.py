@@ -167,11 +167,14 @@ def test_an_abort_does_not_wait_and_the_blocks_are_free_when_they_have_arrived(e
     run(engine)
 
 
-def test_everything_is_in_its_place_when_a_load_has_arrived_and_nobody_has_collected_it(engine):
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_everything_is_in_its_place_when_a_load_has_arrived_and_nobody_has_collected_it(engine, is_aborted):
     transfers = slow_loads(engine)
-    start_load(engine)
+    name = start_load(engine)
     step(engine)
     transfers[0].synchronize()
+    if is_aborted:
+        engine.abort_request(name)
     check(engine)
 
 

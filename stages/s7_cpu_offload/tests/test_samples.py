@@ -132,6 +132,11 @@ def test_a_sample_that_outgrows_the_pool_leaves_the_others_what_they_have_said(c
     assert reason(output) == "error" and said_by_all(output) == alone(prompt, 3, n=2)
 
 
+def test_no_samples_are_a_value_error():
+    with pytest.raises(ValueError, match="0"):
+        SamplingParams(n=0)
+
+
 @pytest.mark.parametrize("num_blocks, budget", [(50, 512), (50, 3), (12, 512), (12, 3)])
 def test_samples_do_not_depend_on_chunks_or_preemption(checkpoint, num_blocks, budget):
     """Sample i says the same whatever n is, in a real model: 8 of 12 tokens each."""
