@@ -91,4 +91,6 @@ def without_model(name: str, script: Script = same_token, observer: Any = None, 
     if name not in WITHOUT_SCHEDULER:
         engine = engine.llm_engine
     engine.model_runner = ScriptedRunner(name, script)
+    inputs = part(name, "input_processor").InputProcessor  # one without a tokenizer: nobody reads these texts
+    engine.input_processor = inputs(engine.model_config, None, engine.max_model_len, engine.config.seed)
     return engine

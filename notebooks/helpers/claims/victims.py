@@ -70,7 +70,7 @@ def table(found: dict[str, Toll]) -> str:
 # ---- one threshold, or two
 
 
-class PreemptsAbove95(BlockManager):
+class PreemptsAbove95(s4.WithoutPeak):
     """No sequence grows while more than 95% of the blocks are held, so the scheduler preempts. One alone may grow.
 
     A watermark of 20% is the other threshold: it admits whoever leaves at most 80% held.
