@@ -50,7 +50,7 @@ def execute(notebook: nbformat.NotebookNode, cwd: Path, name: str = "") -> None:
     """Run all cells in `cwd`; outputs and nothing else change. Raises CellExecutionError."""
     client = NotebookClient(
         notebook,
-        timeout=120,
+        timeout=300,  # of a cell, in seconds
         record_timing=False,
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(cwd)}},
