@@ -15,7 +15,7 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The options of an engine. Raises ValueError for a value that cannot be."""
+    """The options of an engine."""
 
     model: str = option("models/storyteller", "checkpoint folder: config.json, *.safetensors, tokenizer.model")
     device: str = option("cpu", "cpu, cuda or mps")
@@ -27,7 +27,7 @@ class EngineConfig:
     seed: int = option(0, "seeds the requests that have no seed of their own")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value that cannot be."""
+        """Raise ValueError for an invalid value."""
         for name, choices in (("dtype", ("auto", *DTYPES)), ("reservation", ("max_model_len", "request"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")

@@ -25,7 +25,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: list[Scheduled]) -> list[SampledToken]:
-        """Compute the next `num_tokens` tokens of each sequence, and sample the one behind them.
+        """Compute the next `num_tokens` tokens of each sequence, and sample the token that follows.
 
         Sequences do not change: the caller advances num_computed_tokens and appends the sampled tokens.
         """

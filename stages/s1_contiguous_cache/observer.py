@@ -1,4 +1,4 @@
-"""Observer: hears of everything that an engine does. To trace an engine, give it an observer of your own."""
+"""Observer: receives every event of an engine. To trace or draw an engine, pass it an observer of your own."""
 
 
 class Observer:
@@ -13,7 +13,7 @@ class Observer:
     step      batch, updated           the new tokens are appended; updated: sequences that have one
     free      seq, slots               it has given these slots back
     finish    seq                      it has ended and holds nothing
-    end       error                    the step is over; error: nothing in this stage
+    end                                the step is over
     """
 
     def tell(self, kind: str, *details: object) -> None:

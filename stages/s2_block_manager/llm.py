@@ -90,7 +90,7 @@ class LLM:
                 self._step(running)
                 outputs = [request_output(seq) for seq in running]
                 running = [seq for seq in running if not seq.finished]
-                self.observer.tell("end", None)
+                self.observer.tell("end")
                 yield from outputs
         finally:  # the iterator was closed, or a step has failed
             for seq in [*running, *waiting]:

@@ -83,11 +83,11 @@ class Sequence:
 
     def _cut_at_stop_string(self) -> bool:
         """Cut the text before a stop string, and return True, if it contains one."""
-        ends = [(self.text.index(stop) + len(stop), -len(stop)) for stop in self.params.stop if stop in self.text]
-        if ends:
-            end, length = min(ends)  # the stop string that was complete first; of several the longest
-            self.text, self.decoder = self.text[: end + length], None
-        return bool(ends)
+        starts = [(self.text.index(stop), stop) for stop in self.params.stop if stop in self.text]
+        if starts:
+            start, _ = min(starts, key=lambda match: (match[0] + len(match[1]), match[0]))  # the first that is complete
+            self.text, self.decoder = self.text[:start], None
+        return bool(starts)
 
     def completion(self) -> CompletionOutput:
         """Return the output so far. While it runs, hold back an ending that may become a stop string.

@@ -60,7 +60,7 @@ class BlockManager:
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. Only free() lowers their number, and it looks here first."""
+        """The report with the most slots held so far. free() updates it before it gives anything back."""
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:

@@ -15,7 +15,7 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The options of an engine. Raises ValueError for a value that cannot be."""
+    """The options of an engine."""
 
     model: str = option("models/storyteller", "checkpoint folder: config.json, *.safetensors, tokenizer.model")
     device: str = option("cpu", "cpu, cuda or mps")
@@ -28,7 +28,7 @@ class EngineConfig:
     seed: int = option(0, "seeds the requests that have no seed of their own")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value that cannot be."""
+        """Raise ValueError for an invalid value."""
         if self.dtype not in ("auto", *DTYPES):
             raise ValueError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {self.dtype}")
         for name in ("max_model_len", "max_num_seqs", "block_size", "tile_size", "kv_cache_tokens"):

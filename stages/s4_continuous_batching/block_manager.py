@@ -51,7 +51,7 @@ class BlockManager:
             self._observer.tell("grow", seq, None)
 
     def free(self, seq: Sequence) -> None:
-        """Give back all blocks of `seq`."""
+        """Give back all blocks of `seq`. Its tokens are uncomputed then."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0
@@ -60,7 +60,7 @@ class BlockManager:
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. Only free() lowers their number, and it looks here first."""
+        """The report with the most slots held so far. free() updates it before it gives anything back."""
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:

@@ -1,7 +1,7 @@
 """LLM: prompts in, outputs out. Each call adds its requests to the engine, and steps it until they have finished."""
 
 import itertools
-from collections.abc import Iterator
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from .observer import Observer
 from .outputs import RequestOutput
 from .sampling import SamplingParams
 
-Prompts = Prompt | list[Prompt]
-Params = SamplingParams | list[SamplingParams] | None  # one for all prompts, or one for each
+Prompts = Prompt | abc.Sequence[Prompt]
+Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each
 
 
 class LLM:
@@ -44,11 +44,11 @@ class LLM:
         finished = [output for output in self.stream(prompts, sampling_params) if output.finished]
         return sorted(finished, key=lambda output: int(output.request_id))
 
-    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[RequestOutput]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
         """Yield the output of a request so far whenever it has a new token. Close the iterator to abort the rest."""
         return self._serve(pair(prompts, sampling_params))
 
-    def _serve(self, requests: list[tuple[Prompt, SamplingParams]]) -> Iterator[RequestOutput]:
+    def _serve(self, requests: list[tuple[Prompt, SamplingParams]]) -> abc.Generator[RequestOutput, None, None]:
         """Add the requests, and step until all have finished. Yield the outputs of each step."""
         request_ids = list(itertools.islice(self._request_ids, len(requests)))
         try:
@@ -68,9 +68,9 @@ def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, Sampli
     [4, 4]
     """
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        prompts = [prompts]
+        prompts = [prompts]  # type: ignore
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         sampling_params = [sampling_params or SamplingParams()] * len(prompts)
     if len(prompts) != len(sampling_params):
         raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params")
-    return list(zip(prompts, sampling_params, strict=True))
+    return list(zip(prompts, sampling_params, strict=True))  # type: ignore[arg-type]

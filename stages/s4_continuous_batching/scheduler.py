@@ -29,6 +29,8 @@ class SchedulerOutput:
 
 
 class Scheduler:
+    """The two queues, and the rule that fills a step from them."""
+
     def __init__(self, config: EngineConfig, kv_cache_manager: BlockManager, observer: Observer) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -40,6 +42,7 @@ class Scheduler:
         self._watermark_blocks = int(config.watermark * kv_cache_manager.num_blocks)
 
     def add(self, seq: Sequence) -> None:
+        """Put a new sequence at the end of the queue."""
         self.waiting.append(seq)
         self._observer.tell("add", seq)
 
@@ -100,7 +103,7 @@ class Scheduler:
         output.budget -= num_tokens
 
     def _may_admit(self, seq: Sequence) -> bool:
-        """Return whether there is a seat for `seq`, and blocks for its tokens.
+        """Return True if there is a seat for `seq`, and blocks for its tokens.
 
         Beside others it must leave the watermark free, for them to grow into.
         """

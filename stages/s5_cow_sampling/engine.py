@@ -22,6 +22,8 @@ from .sequence import Sequence, request_output
 
 
 class LLMEngine:
+    """A scheduler, a pool and a model, and the requests that they serve."""
+
     def __init__(self, config: EngineConfig, observer: Observer | None = None) -> None:
         """Load the checkpoint and allocate the pools."""
         self.config, self.observer = config, observer or Observer()
@@ -41,7 +43,7 @@ class LLMEngine:
         self.kv_cache_manager = BlockManager(num_blocks, config.block_size, self.observer)
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observer)
         self._requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
-        self._refused: list[Sequence] = []  # ended on arrival: the next step returns their outputs
+        self._ended: list[Sequence] = []  # without a token in this step: it returns their outputs too
 
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
         """Queue a request. It starts in the first step that has room for it.
@@ -53,7 +55,7 @@ class LLMEngine:
         samples = self.input_processor.process(request_id, prompt, params or SamplingParams())
         self._requests[request_id] = samples
         if samples[0].finished:
-            self._refused.append(samples[0])
+            self._ended.append(samples[0])
             self.observer.tell("refuse", request_id, samples[0].error)
             return
         size = self.config.max_num_seqs  # so many samples can run at once: the first one computes the prompt for them
@@ -71,7 +73,7 @@ class LLMEngine:
             if not seq.finished:
                 seq.finish("abort")
                 self.scheduler.remove(seq)
-        self._refused = [seq for seq in self._refused if seq not in samples]
+        self._ended = [seq for seq in self._ended if seq not in samples]
         return request_output(samples)
 
     def has_unfinished_requests(self) -> bool:
@@ -81,11 +83,12 @@ class LLMEngine:
         """Compute some tokens. Return the output so far of each request that got a token or has ended."""
         self.observer.tell("begin")
         output = self.scheduler.schedule()
+        self._ended += output.failed
         self.kv_cache.copy_blocks(output.copies)
         self.observer.tell("copy", output.copies)
         tokens = self.model_runner.run(output.batch) if output.batch else []
-        updated = [*self._refused, *output.failed, *self._update(output.batch, tokens)]
-        self._refused = []
+        updated = [*self._ended, *self._update(output.batch, tokens)]
+        self._ended = []
         self.observer.tell("end")
         return self._outputs(updated)
 

@@ -29,7 +29,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
-        """Compute the next `num_tokens` tokens of each sequence, and sample the one behind its last token.
+        """Compute the next `num_tokens` tokens of each sequence, and sample the token that follows its last one.
 
         A sequence with more tokens to compute gets None. Sequences do not change: the caller advances
         num_computed_tokens and appends the sampled tokens.

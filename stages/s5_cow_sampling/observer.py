@@ -1,4 +1,4 @@
-"""Observer: hears of everything that an engine does. To trace an engine, give it an observer of your own."""
+"""Observer: receives every event of an engine. To trace or draw an engine, pass it an observer of your own."""
 
 
 class Observer:
@@ -6,7 +6,7 @@ class Observer:
 
     add       seq                      it waits at the end of the queue
     refuse    request_id, error        it cannot be served
-    abort     request_id               somebody is about to end it
+    abort     request_id               the caller is about to end it
     begin                              a step begins
     admit     seq, hits                it holds its blocks; hits: nothing in this stage
     fork      parent, child            child holds the blocks of parent too, and runs behind it
@@ -18,7 +18,7 @@ class Observer:
     step      batch, updated           the new tokens are appended; updated: sequences that have one
     free      seq, blocks              it has given these blocks back
     finish    seq                      it has ended and holds nothing
-    end       error                    the step is over; error: nothing in this stage
+    end                                the step is over
     """
 
     def tell(self, kind: str, *details: object) -> None:

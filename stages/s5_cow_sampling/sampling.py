@@ -19,7 +19,7 @@ from .config import option
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The options of a request. Raises ValueError for a value that cannot be."""
+    """The options of a request."""
 
     n: int = option(1, "samples of each prompt")
     temperature: float = option(1.0, "0: the most likely token; above 1: flatter than the model's distribution")
@@ -32,7 +32,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value that cannot be."""
+        """Raise ValueError for an invalid value."""
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))  # the dataclass is frozen
         if self.n < 1:
@@ -85,7 +85,7 @@ def sample_row(logits: Tensor, row: SamplingRow) -> Tensor:
 
 
 def keep_most_likely(probs: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Return `probs` with 0 for all tokens but the top_k most likely, and of these but the fewest that sum to top_p.
+    """Zero all but the top_k most likely tokens, and of what is left all but the fewest that sum to its share top_p.
 
     >>> keep_most_likely(torch.tensor([0.1, 0.4, 0.2, 0.3]), top_k=3, top_p=0.5)
     tensor([0.0000, 0.4000, 0.0000, 0.3000])

@@ -18,7 +18,6 @@ from .llama import Attend
 from .online_softmax import Part, attend_part, merge_attn_states
 
 MAX_QUERIES = 64  # in a row of a batch: a longer chunk of a prompt takes several rows
-MIN_SLOTS = 128  # of a row in a tile: a batch has no more rows than a tile has room for
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class PagedAttention:
                 end = min(start + MAX_QUERIES, last)
                 row = Queries(seq, start, end, step.context_lens[seq] - (last - end))
                 (decodes if end - start == 1 else chunks).append(row)
-        size = max(1, self._tile_size // MIN_SLOTS)  # rows of a batch
+        size = max(1, self._tile_size // self._kv_cache.block_size)  # rows of a batch: a tile has a block of each
         groups = [rows[i : i + size] for rows in (decodes, chunks) for i in range(0, len(rows), size)]
         batches = [self._batch(step.block_tables, rows) for rows in groups]
         return partial(self._attend, step.slot_mapping, batches)

@@ -93,16 +93,17 @@ class BlockManager:
         if self._needs_block(seq):
             seq.block_table += self.pool.get_new_blocks(1)
         elif self._is_shared(seq):
-            copy = BlockCopy(seq.block_table.pop(), *self.pool.get_new_blocks(1))
+            [target] = self.pool.get_new_blocks(1)
+            copy = BlockCopy(source=seq.block_table[-1], target=target)
             self.pool.free_blocks([copy.source])  # its last holder finds it unshared, and writes in place
-            seq.block_table.append(copy.target)
+            seq.block_table[-1] = target
         else:
             return None
         self._observer.tell("grow", seq, copy)
         return copy
 
     def free(self, seq: Sequence) -> None:
-        """Give back all blocks of `seq`."""
+        """Give back all blocks of `seq`. Its tokens are uncomputed then."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0
@@ -111,7 +112,7 @@ class BlockManager:
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. Only free() lowers their number, and it looks here first."""
+        """The report with the most slots held so far. free() updates it before it gives anything back."""
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:
@@ -126,7 +127,7 @@ class BlockManager:
         return PoolReport(self.num_blocks * size, promised, pieces=tuple(sorted(pieces)))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each block is free or in one table, and each table is as long as it must be."""
+        """Raise AssertionError unless each reference count is right, and each table is as long as it must be."""
         self.pool.check_integrity([block for seq in self._holders for block in seq.block_table])
         for seq in self._holders:
             least, most = (cdiv(num, self.block_size) for num in (seq.num_computed_tokens, seq.num_tokens))

@@ -51,7 +51,7 @@ class KVCache:
         self.blocks[block, layer, 1, offset] = v
 
     def clear(self, blocks: Tensor) -> None:
-        """Fill blocks with zeros: slots behind the end of a text are read, with weight 0, and 0 x NaN is NaN."""
+        """Fill blocks with zeros: slots past the end of a text are read, with weight 0, and 0 x NaN is NaN."""
         self.blocks.index_fill_(0, blocks, 0)
 
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,8 @@ class SchedulerOutput:
 
 
 class Scheduler:
+    """The two queues, and the rule that fills a step from them."""
+
     def __init__(self, config: EngineConfig, kv_cache_manager: BlockManager, observer: Observer) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -42,6 +44,7 @@ class Scheduler:
         self._watermark_blocks = int(config.watermark * kv_cache_manager.num_blocks)
 
     def add(self, seq: Sequence) -> None:
+        """Put a new sequence at the end of the queue."""
         self.waiting.append(seq)
         self._observer.tell("add", seq)
 
@@ -108,7 +111,8 @@ class Scheduler:
         if num_tokens == 0:
             return
         copy = self._kv_cache_manager.append_slot(seq)
-        output.copies.extend([copy] if copy else [])
+        if copy:
+            output.copies.append(copy)
         output.batch.append((seq, num_tokens))
         output.budget -= num_tokens
 
@@ -126,8 +130,8 @@ class Scheduler:
             self._kv_cache_manager.fork(seq, sample)
         return samples
 
-    def _may_admit(self, seq: Sequence, hits: list[int | None]) -> bool:
-        """Return whether there are seats for `seq` and its samples, and blocks for its tokens.
+    def _may_admit(self, seq: Sequence, hits: list[int]) -> bool:
+        """Return True if there are seats for `seq` and its samples, and blocks for its tokens.
 
         Beside others it must leave the watermark free, for them to grow into, and a block for each of its samples.
         """
@@ -135,7 +139,7 @@ class Scheduler:
         if 1 + len(seq.to_fork) > seats:
             self._observer.tell("wait", seq, "seat", 1 + len(seq.to_fork), seats)
             return False
-        spare = self._watermark_blocks + len(seq.to_fork) if self.running else 0
+        spare = (self._watermark_blocks + len(seq.to_fork)) if self.running else 0
         needed, free = self._kv_cache_manager.num_needed(seq, hits) + spare, self._kv_cache_manager.num_free_blocks
         if needed > free:
             self._observer.tell("wait", seq, "blocks", needed, free)

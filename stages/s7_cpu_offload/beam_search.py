@@ -121,8 +121,9 @@ class BeamSearch:
         """Return the best hypotheses. Raise PoolTooSmall if blocks run out. Either way no beam holds blocks then."""
         beams, hypotheses, manager = [root], Hypotheses(self._params), self._kv_cache_manager
         hits = manager.find_hits(root)
-        if manager.num_needed(root, hits) > manager.num_free_blocks:
-            raise PoolTooSmall(f"the prompt needs more than the {manager.num_free_blocks} blocks that are free")
+        needed, free = manager.num_needed(root, hits), manager.num_free_blocks
+        if needed > free:
+            raise PoolTooSmall(f"the prompt needs {needed} blocks, {free} are free")
         manager.allocate(root, hits)
         manager.collect_loads(wait=True)
         try:
@@ -153,7 +154,7 @@ class BeamSearch:
             if not self._kv_cache_manager.can_append(beam):
                 raise PoolTooSmall(f"{len(beams)} beams of {beam.num_tokens} tokens need more blocks than are free")
             copies.append(self._kv_cache_manager.append_slot(beam))
-        self._engine.kv_cache.copy_blocks([copy for copy in copies if copy])
+        self._engine.kv_cache.copy_blocks([each for each in copies if each])
         size = self._max_num_batched_tokens
         logprobs = torch.cat([self._compute(beams[start : start + size]) for start in range(0, len(beams), size)])
         count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))
@@ -193,7 +194,6 @@ class BeamSearch:
     def _fork(self, candidate: Candidate) -> Sequence:
         """Return a beam that shares what its parent has computed, and ends in the candidate's token."""
         child = copy.copy(candidate.parent)
-        child.token_ids = [*child.token_ids, candidate.token_id]
-        child.cumulative_logprob = candidate.logprob
+        child.token_ids, child.cumulative_logprob = [*child.token_ids, candidate.token_id], candidate.logprob
         self._kv_cache_manager.fork(candidate.parent, child)
         return child

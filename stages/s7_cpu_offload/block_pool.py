@@ -22,7 +22,7 @@ class BlockPool:
         """Start with all blocks free. `on_evict` gets a block and its text before the block is used for another one."""
         self.num_blocks = num_blocks
         self.free = OrderedDict.fromkeys(range(num_blocks))  # a queue that a block can leave from the middle
-        self.ref_counts = [0] * num_blocks  # how many block tables hold each block
+        self.ref_counts = [0] * num_blocks  # how many block tables and loads hold each block
         self.cached: dict[BlockHash, int] = {}  # the block of each cached text
         self.hashes: dict[int, BlockHash] = {}  # the text of each cached block
         self._observer = observer

@@ -17,7 +17,7 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The options of an engine. Raises ValueError for a value that cannot be."""
+    """The options of an engine."""
 
     model: str = option("models/storyteller", "checkpoint folder: config.json, *.safetensors, tokenizer.model")
     device: str = option("cpu", "cpu, cuda or mps")
@@ -35,12 +35,14 @@ class EngineConfig:
     seed: int = option(0, "seeds the requests that have no seed of their own")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value that cannot be."""
+        """Raise ValueError for an invalid value."""
         if self.dtype not in ("auto", *DTYPES):
             raise ValueError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {self.dtype}")
         if self.offload_policy not in OFFLOAD_POLICIES:
             policies = ", ".join(OFFLOAD_POLICIES)
             raise ValueError(f"offload_policy must be one of {policies}, not {self.offload_policy}")
+        if (self.kv_offloading_tokens or 0) < 0:
+            raise ValueError(f"kv_offloading_tokens must be 0 or above, not {self.kv_offloading_tokens}")
         for name in (
             "max_model_len",
             "max_num_seqs",

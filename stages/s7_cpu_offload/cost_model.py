@@ -4,7 +4,8 @@
     recompute   tokens of the block / speed of a prefill
 
 Both times grow with the number of tokens, so the answer is mostly a ratio of two speeds of the machine, measured once.
-The store that a load needs has been paid for when the block was evicted, whether or not the block ever comes back.
+The model leaves out what it costs to store blocks, many of which never come back. That speed is measured too, so that
+a reader can judge.
 """
 
 import time
@@ -26,12 +27,14 @@ NUM_BLOCKS = 8  # copied to measure a bandwidth
 
 @dataclass(frozen=True)
 class CostModel:
+    """The speeds of a machine, and the choice that follows from them."""
+
     load_bytes_per_second: float
     store_bytes_per_second: float
     tokens_per_second: float  # of a prefill
 
     def prefers_load(self, bytes_per_token: int) -> bool:
-        """Return whether the keys and values of a token are loaded faster than computed.
+        """Return True if the keys and values of a token are loaded faster than computed.
 
         >>> model = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1000)
         >>> model.prefers_load(bytes_per_token=50_000), model.prefers_load(bytes_per_token=5_000_000)
@@ -59,6 +62,7 @@ def measure(kv_cache: KVCache, runner: ModelRunner, input_processor: InputProces
     manager.allocate(seq, hits=[])
     store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
     prefill_seconds = best_time(lambda attempt: runner.run([(seq, num_tokens)]), kv_cache)
+    runner.num_steps = runner.num_tokens = 0  # they count what requests need
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
     runner.num_steps = runner.num_tokens = 0  # they count what requests have needed
     return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)

@@ -24,6 +24,8 @@ from .sequence import Sequence, request_output
 
 
 class LLMEngine:
+    """A scheduler, a pool and a model, and the requests that they serve."""
+
     def __init__(self, config: EngineConfig, observer: Observer | None = None) -> None:
         """Load the checkpoint and allocate the pools."""
         self.config, self.observer = config, observer or Observer()
@@ -40,27 +42,30 @@ class LLMEngine:
             model, PagedAttention(self.kv_cache, config.tile_size), config.block_size, device
         )
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
-        self.cost_model = self._measure() if config.offload_policy == "auto" else None
-        num_host_blocks = config.num_host_blocks if self._prefers_load() else 0
-        self.host_tier = HostTier(self.kv_cache.blocks, num_host_blocks, self.observer)
+        self.cost_model: CostModel | None = None
+        self.host_tier = HostTier(self.kv_cache.blocks, self._num_host_blocks(), self.observer)
         self.kv_cache_manager = BlockManager(
             num_blocks, config.block_size, config.enable_prefix_caching, self.host_tier, self.observer
         )
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observer)
         self._requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
-        self._refused: list[Sequence] = []  # ended on arrival: the next step returns their outputs
+        self._ended: list[Sequence] = []  # without a token in this step: it returns their outputs too
 
-    def _measure(self) -> CostModel:
-        """Return what this machine does faster, with a prompt as long as a step, the model and the pool allow."""
-        pool_size = self.kv_cache.num_blocks * self.config.block_size
-        num_tokens = min(self.config.max_num_batched_tokens, self.max_model_len - 1, pool_size)
-        return measure(self.kv_cache, self.model_runner, self.input_processor, num_tokens)
+    def _num_host_blocks(self) -> int:
+        """Return the size of the host's pool: 0 if nothing is cached, or if computing a block again is faster.
 
-    def _prefers_load(self) -> bool:
-        """Return True if evicted blocks should be kept on the host."""
-        if self.cost_model:
-            return self.cost_model.prefers_load(self.kv_cache.bytes_per_token)
-        return self.config.offload_policy == "load"
+        Under "auto" that is measured, with a prompt as long as a step, the model and the pool allow.
+        """
+        config, num_blocks = self.config, self.config.num_host_blocks
+        if config.offload_policy == "recompute" or not config.enable_prefix_caching:
+            return 0
+        if config.offload_policy == "auto" and num_blocks > 0:
+            pool_size = self.kv_cache.num_blocks * config.block_size
+            num_tokens = min(config.max_num_batched_tokens, self.max_model_len - 1, pool_size)
+            self.cost_model = measure(self.kv_cache, self.model_runner, self.input_processor, num_tokens)
+            if not self.cost_model.prefers_load(self.kv_cache.bytes_per_token):
+                return 0
+        return num_blocks
 
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
         """Queue a request. It starts in the first step that has room for it.
@@ -72,7 +77,7 @@ class LLMEngine:
         samples = self.input_processor.process(request_id, prompt, params or SamplingParams())
         self._requests[request_id] = samples
         if samples[0].finished:
-            self._refused.append(samples[0])
+            self._ended.append(samples[0])
             self.observer.tell("refuse", request_id, samples[0].error)
             return
         size = self.config.max_num_seqs  # so many samples can run at once: the first one computes the prompt for them
@@ -90,7 +95,7 @@ class LLMEngine:
             if not seq.finished:
                 seq.finish("abort")
                 self.scheduler.remove(seq)
-        self._refused = [seq for seq in self._refused if seq not in samples]
+        self._ended = [seq for seq in self._ended if seq not in samples]
         return request_output(samples)
 
     def has_unfinished_requests(self) -> bool:
@@ -100,12 +105,13 @@ class LLMEngine:
         """Compute some tokens. Return the output so far of each request that got a token or has ended."""
         self.observer.tell("begin")
         output = self.scheduler.schedule()
+        self._ended += output.failed
         self.kv_cache.copy_blocks(output.copies)
         self.observer.tell("copy", output.copies)
         tokens = self.model_runner.run(output.batch) if output.batch else []
-        self.kv_cache_manager.collect_loads(wait=not output.batch)  # if nobody can run until a block arrives
-        updated = [*self._refused, *output.failed, *self._update(output.batch, tokens)]
-        self._refused = []
+        self.kv_cache_manager.collect_loads(wait=not output.batch)  # wait only if nothing else can run
+        updated = [*self._ended, *self._update(output.batch, tokens)]
+        self._ended = []
         self.observer.tell("end")
         return self._outputs(updated)
 

@@ -81,12 +81,13 @@ class HostTier:
         return held
 
     def release(self, held: list[int]) -> None:
+        """Let held blocks be evicted again."""
         self.pool.free_blocks(held)
 
     def load(self, copies: list[BlockCopy]) -> None:
         """Start to copy held blocks (sources) to blocks of the device (targets). collect() releases them."""
         if self._stream:  # stores launched so far may still write what is read here, and steps read what is overwritten
-            self._stream.wait_stream(torch.cuda.current_stream())
+            self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
         with torch.cuda.stream(self._stream):  # does nothing for None
             for source, target in copies:
                 self._device_blocks[target].copy_(self.blocks[source], non_blocking=self._stream is not None)
@@ -94,7 +95,7 @@ class HostTier:
         self.num_blocks_loaded += len(copies)
 
     def has_arrived(self, blocks: list[int]) -> bool:
-        """Return whether none of these device blocks is on its way."""
+        """Return True if none of these device blocks is on its way."""
         return all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
     def collect(self, wait: bool = False) -> list[int]:

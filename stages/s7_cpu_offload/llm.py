@@ -1,7 +1,7 @@
 """LLM: prompts in, outputs out. Each call adds its requests to the engine, and steps it until they have finished."""
 
 import itertools
-from collections.abc import Iterator
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from .observer import Observer
 from .outputs import RequestOutput
 from .sampling import SamplingParams
 
-Prompts = Prompt | list[Prompt]
-Params = SamplingParams | list[SamplingParams] | None  # one for all prompts, or one for each
+Prompts = Prompt | abc.Sequence[Prompt]
+Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each
 
 
 class LLM:
@@ -45,11 +45,11 @@ class LLM:
         finished = [output for output in self.stream(prompts, sampling_params) if output.finished]
         return sorted(finished, key=lambda output: int(output.request_id))
 
-    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[RequestOutput]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
         """Yield the output of a request so far whenever it has a new token. Close the iterator to abort the rest."""
         return self._serve(pair(prompts, sampling_params))
 
-    def _serve(self, requests: list[tuple[Prompt, SamplingParams]]) -> Iterator[RequestOutput]:
+    def _serve(self, requests: list[tuple[Prompt, SamplingParams]]) -> abc.Generator[RequestOutput, None, None]:
         """Add the requests, and step until all have finished. Yield the outputs of each step."""
         request_ids = list(itertools.islice(self._request_ids, len(requests)))
         try:
@@ -63,7 +63,8 @@ class LLM:
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[RequestOutput]:
         """Return one output for each prompt, with beam_width completions, best first. No other request may run."""
-        assert not self.llm_engine.has_unfinished_requests(), "beam search needs the engine to itself"
+        if self.llm_engine.has_unfinished_requests():
+            raise ValueError("the engine has unfinished requests, and beam search needs it to itself")
         search = BeamSearch(self.llm_engine, params)
         return [search.run(next(self._request_ids), prompt) for prompt, _ in pair(prompts, None)]
 
@@ -75,9 +76,9 @@ def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, Sampli
     [4, 4]
     """
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        prompts = [prompts]
+        prompts = [prompts]  # type: ignore
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         sampling_params = [sampling_params or SamplingParams()] * len(prompts)
     if len(prompts) != len(sampling_params):
         raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params")
-    return list(zip(prompts, sampling_params, strict=True))
+    return list(zip(prompts, sampling_params, strict=True))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Observer: hears of everything that an engine does. To trace an engine, give it an observer of your own."""
+"""Observer: receives every event of an engine. To trace or draw an engine, pass it an observer of your own."""
 
 
 class Observer:
@@ -6,7 +6,7 @@ class Observer:
 
     add       seq                      it waits at the end of the queue
     refuse    request_id, error        it cannot be served
-    abort     request_id               somebody is about to end it
+    abort     request_id               the caller is about to end it
     store     block, to, hash          this text has left the device: block `to` of the host has it
     renew     block, hash              it has left the device, and this block of the host had it already
     host_evict block, hash, why        the host forgets it
@@ -25,7 +25,7 @@ class Observer:
     step      batch, updated           the new tokens are appended; updated: sequences that have one
     free      seq, blocks              it has given these blocks back
     finish    seq                      it has ended and holds nothing
-    end       error                    the step is over; error: nothing in this stage
+    end                                the step is over
     """
 
     def tell(self, kind: str, *details: object) -> None:

@@ -31,6 +31,8 @@ class SchedulerOutput:
 
 
 class Scheduler:
+    """The two queues, and the rule that fills a step from them."""
+
     def __init__(self, config: EngineConfig, kv_cache_manager: BlockManager, observer: Observer) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -42,6 +44,7 @@ class Scheduler:
         self._watermark_blocks = int(config.watermark * kv_cache_manager.num_blocks)
 
     def add(self, seq: Sequence) -> None:
+        """Put a new sequence at the end of the queue."""
         self.waiting.append(seq)
         self._observer.tell("add", seq)
 
@@ -73,7 +76,9 @@ class Scheduler:
                 index += 1
             elif len(self.running) > 1:
                 self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
-            elif self._kv_cache_manager.tier.loads:  # for a sequence that was preempted: their blocks will be free
+            elif (
+                self._kv_cache_manager.tier.loads
+            ):  # the load of a preempted sequence still holds blocks: they come free when it arrives
                 index += 1
             else:
                 self._fail(seq, output)
@@ -110,7 +115,8 @@ class Scheduler:
         if num_tokens == 0 or not self._kv_cache_manager.is_ready(seq):
             return
         copy = self._kv_cache_manager.append_slot(seq)
-        output.copies.extend([copy] if copy else [])
+        if copy:
+            output.copies.append(copy)
         output.batch.append((seq, num_tokens))
         output.budget -= num_tokens
 
@@ -129,7 +135,7 @@ class Scheduler:
         return samples
 
     def _may_admit(self, seq: Sequence, hits: list[int | None]) -> bool:
-        """Return whether there are seats for `seq` and its samples, and blocks for its tokens.
+        """Return True if there are seats for `seq` and its samples, and blocks for its tokens.
 
         Beside others it must leave the watermark free, for them to grow into, and a block for each of its samples.
         """
@@ -137,7 +143,7 @@ class Scheduler:
         if 1 + len(seq.to_fork) > seats:
             self._observer.tell("wait", seq, "seat", 1 + len(seq.to_fork), seats)
             return False
-        spare = self._watermark_blocks + len(seq.to_fork) if self.running else 0
+        spare = (self._watermark_blocks + len(seq.to_fork)) if self.running else 0
         needed, free = self._kv_cache_manager.num_needed(seq, hits) + spare, self._kv_cache_manager.num_free_blocks
         if needed > free:
             self._observer.tell("wait", seq, "blocks", needed, free)
