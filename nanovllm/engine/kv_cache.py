@@ -1,4 +1,4 @@
-"""KVCache: the pool, one tensor for all keys and values of all sequences, and PoolReport: what of it is in use."""
+"""KVCache: the keys and values of all sequences. PoolReport: how much of them is in use."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,18 +16,18 @@ DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 
 
 class BlockCopy(NamedTuple):
-    """What is in block `source` must be in block `target` too, before a step writes to either."""
+    """A copy to make before a step writes to either block."""
 
     source: int
     target: int
 
 
 class KVCache:
-    """Room for `num_blocks` blocks of `block_size` tokens, allocated once. Raises ValueError if they do not fit.
+    """Memory for the keys and values of `num_blocks` blocks of `block_size` tokens, allocated once.
 
     blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
 
-    A block holds the keys (0) and values (1) of its tokens in all layers, end to end: to move it is one copy.
+    A block has the keys (0) and values (1) of its tokens in all layers, end to end, so moving a block is one copy.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class KVCache:
         self._pieces = self.blocks.view(-1, block_size, *slot)  # [num_blocks * num_layers * 2, block_size, ...]
 
     def rows(self, slot_mapping: Tensor) -> Tensor:
-        """Where in the pool these slots are: of layer 0 the keys' rows, then the values'.
+        """Return where these slots are in the pool: the rows of layer 0's keys, then of its values.
 
         slot_mapping int64 [num_tokens], a slot is block * block_size + offset -> int64 [2 * num_tokens]
         """
@@ -57,26 +57,26 @@ class KVCache:
         return torch.cat((keys, keys + self.block_size))
 
     def clear(self, blocks: Tensor) -> None:
-        """Zeros in place of what was left there: unwritten slots are read under a mask, and 0 x NaN is NaN.
+        """Fill blocks with zeros: slots behind the end of a text are read, with weight 0, and 0 x NaN is NaN.
 
         blocks int64 [num]
         """
         self.blocks.index_fill_(0, blocks, 0)
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
-        """All layers of each source go to its target, all read before one is written. num_blocks_copied counts them."""
+        """Copy blocks in all layers. All sources are read before a target is written: a block may be both."""
         if copies:
             sources, targets = torch.tensor(copies, device=self.blocks.device).unbind(1)  # [num_copies] each
             self.blocks.index_copy_(0, targets, self.blocks.index_select(0, sources))
             self.num_blocks_copied += len(copies)
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """Token i goes to the i-th slot that rows() was asked for. k, v [num_tokens, num_kv_heads, head_dim]"""
+        """Store token i in the i-th slot that rows() was given. k, v [num_tokens, num_kv_heads, head_dim]"""
         assert k.shape == v.shape == (len(rows) // 2, *self._rows.shape[1:]), (k.shape, v.shape, rows.shape)
         self._rows.index_copy_(0, rows + layer * 2 * self.block_size, torch.cat((k, v)))
 
     def pieces(self, blocks: Tensor) -> Tensor:
-        """Where in the pool these blocks are: of layer 0 the keys of each, then the values of each.
+        """Return where these blocks are in the pool: the keys of each in layer 0, then the values of each.
 
         Of several sequences, one sequence after the other: the core that copies one attends to it next, and finds its
         keys and values in its own cache.
@@ -86,7 +86,7 @@ class KVCache:
         return torch.cat((keys, keys + 1), dim=-1)
 
     def read(self, layer: int, pieces: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `length` slots (all, if there are fewer) of the blocks of `pieces`: a copy.
+        """Copy keys and values of the first `length` slots (all, if there are fewer) of the blocks of `pieces`.
 
         pieces int64 [..., 2 * num] -> [..., length, num_kv_heads, head_dim] each
         """
@@ -96,15 +96,15 @@ class KVCache:
 
 
 def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
-    """A key and a value for each KV head of each layer."""
+    """Return the size of a key and a value for each KV head of each layer."""
     return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * dtype.itemsize
 
 
 def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int, device: torch.device) -> int:
-    """The pool's size in blocks, from whichever knob was given; call it once the weights are loaded.
+    """Return the pool's size in blocks, from whichever option was given, once the weights are loaded.
 
-    Without a knob, a GPU gives 90% of its memory to weights and pool (the rest is for activations); elsewhere the
-    pool has 1 GiB, or what max_num_seqs sequences can fill if that is less. Raises ValueError if no block fits.
+    Without one, a GPU gives 90% of its memory to weights and pool (the rest is for activations); elsewhere the
+    pool has 1 GiB, or what max_num_seqs sequences can fill if that is less. Raise ValueError if no block fits.
     """
     per_token = bytes_per_token(model, config.torch_dtype(model.dtype))
     if config.kv_cache_tokens is not None:
@@ -165,7 +165,7 @@ class PoolReport:
         return self.held - self.used
 
     def strip(self, width: int = 48) -> str:
-        """The pool in `width` characters, as above. A character shows what most of its slots are.
+        """Return a picture of the pool, `width` characters wide. Each shows what most of its slots are.
 
         >>> PoolReport(4, block_size=2, promised=6, tables=(((2, 0), 3),)).strip(width=8)
         '#-..##..'
