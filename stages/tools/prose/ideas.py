@@ -26,7 +26,7 @@ IDEAS = (
         "one pool; each sequence reserves its slots in one piece",
         "one reservation wastes inside, the other leaves holes outside: you cannot cure both",
     ),
-    Idea("block manager", "blocks, block tables, a queue of the free blocks", "every step copies the whole history"),
+    Idea("block manager", "blocks, block tables, a stack of free blocks", "every step copies the whole history"),
     Idea(
         "paged attention",
         "attention reads blocks a tile at a time, all sequences at once",
