@@ -84,8 +84,9 @@ class LLMEngine:
         self.observer.tell("begin")
         output = self.scheduler.schedule()
         self._ended += output.failed
-        self.kv_cache.copy_blocks(output.copies)
-        self.observer.tell("copy", output.copies)
+        if output.copies:
+            self.kv_cache.copy_blocks(output.copies)
+            self.observer.tell("copy", output.copies)
         tokens = self.model_runner.run(output.batch) if output.batch else []
         updated = [*self._ended, *self._update(output.batch, tokens)]
         self._ended = []

@@ -10,7 +10,7 @@ class Observer:
     begin                              a step begins
     admit     seq, hits                it holds its blocks; hits: those that were cached
     cache     block, hash              the text in this block can be found
-    evict     block, hash, why         it cannot be found any more: the block is taken, or all are reset
+    evict     block, hash, why         it cannot be found any more: the block is taken
     fork      parent, child            child holds the blocks of parent too, and runs behind it
     grow      seq, copy                it holds one block more, or its own copy of a shared one
     copy      copies                   these blocks are copied

@@ -9,13 +9,13 @@ class Observer:
     abort     request_id               the caller is about to end it
     store     block, to, hash          this text has left the device: block `to` of the host has it
     renew     block, hash              it has left the device, and this block of the host had it already
-    host_evict block, hash, why        the host forgets it
+    host_evict block, hash, why        the host's block is taken
     load      seq, copies              blocks for seq are on their way from the host
     arrive    copies                   they have arrived
     begin                              a step begins
     admit     seq, hits                it holds its blocks; hits: those that were cached, None for one of the host
     cache     block, hash              the text in this block can be found
-    evict     block, hash, why         it cannot be found any more: the block is taken, or all are reset
+    evict     block, hash, why         it cannot be found any more: the block is taken
     fork      parent, child            child holds the blocks of parent too, and runs behind it
     grow      seq, copy                it holds one block more, or its own copy of a shared one
     copy      copies                   these blocks are copied
