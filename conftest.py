@@ -21,7 +21,7 @@ from tests.copies import Case, find_copies
 from tests.helpers import ROOT, find_stages, folder_of
 
 STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
-COSTLY = ("test_console.py", "test_interrupts.py", "test_beam_search.py")  # processes, Ctrl-C at each line, all beams
+COSTLY = ("test_beam_search.py", "test_histories.py")  # all beams, long histories: the last stage has both
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many, of each kind
 
 
