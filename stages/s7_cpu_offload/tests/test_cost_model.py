@@ -22,7 +22,7 @@ def test_auto_measures_once_and_has_a_tier_only_if_loading_is_faster(
 ):
     measured = [CostModel(1e12, 1e12, 1.0) if load_is_faster else CostModel(1.0, 1.0, 1e12)]
     monkeypatch.setattr(engine_module, "measure", lambda *args: measured.pop())
-    engine = scripted_engine(checkpoint, 8, offload_policy="auto")
+    engine = scripted_engine(checkpoint, 8, enable_prefix_caching=True, offload_policy="auto")
     assert engine.host_tier.pool.num_blocks == num_blocks and not measured
 
 
@@ -33,17 +33,21 @@ def test_auto_measures_once_and_has_a_tier_only_if_loading_is_faster(
         ({"offload_policy": "load", "kv_offloading_tokens": 50}, 12),
         ({"offload_policy": "load", "kv_offloading_tokens": 0}, 0),
         ({"offload_policy": "recompute"}, 0),
+        ({"offload_policy": "auto", "kv_offloading_tokens": 0}, 0),
+        ({"offload_policy": "auto", "enable_prefix_caching": False}, 0),
     ],
     ids=str,
 )
-def test_a_chosen_policy_measures_nothing(checkpoint, monkeypatch, options, num_blocks):
+def test_nothing_is_measured_if_there_is_nothing_to_choose(checkpoint, monkeypatch, options, num_blocks):
     monkeypatch.setattr(engine_module, "measure", lambda *args: 1 / 0)
-    assert scripted_engine(checkpoint, 8, **options).host_tier.pool.num_blocks == num_blocks
+    engine = scripted_engine(checkpoint, 8, **{"enable_prefix_caching": True} | options)
+    assert engine.host_tier.pool.num_blocks == num_blocks
 
 
-def test_an_unknown_policy_is_a_value_error():
-    with pytest.raises(ValueError, match="never"):
-        EngineConfig(offload_policy="never")
+@pytest.mark.parametrize("name, value", [("offload_policy", "never"), ("kv_offloading_tokens", -4)])
+def test_an_impossible_option_is_a_value_error(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be .+ not {value}"):
+        EngineConfig(**{name: value})
 
 
 def test_an_engine_that_has_measured_this_machine_starts_with_an_empty_pool(checkpoint):
