@@ -112,7 +112,7 @@ def test_only_the_command_line_prints(path):
     assert list(prints(tree_of(path))) == []
 
 
-CONFIGURATION = [*(folder / "config.py" for folder in STAGES), folder_of(PACKAGE) / "api" / "engine_args.py"]
+CONFIGURATION = [*(folder / "config.py" for folder in STAGES), folder_of(PACKAGE) / "engine" / "config.py"]
 
 
 @each([path for path in STAGE_FILES if path not in CONFIGURATION])
