@@ -274,9 +274,9 @@ def test_observer_hears_of_each_event(checkpoint):
     llm = LLM(checkpoint, observer=recorder, max_model_len=16, kv_cache_tokens=16)
     llm.generate([[1, 5], [], [1, 6]], [greedy(2), greedy(2), greedy(1)])
     expected = [("refuse", "1"), ("add", "0"), ("add", "2")]
-    expected += ["begin", ("admit", "0"), ("wait", "2", "piece", 16, 0), "schedule", "step", ("end", None)]
+    expected += ["begin", ("admit", "0"), ("wait", "2", "piece", 16, 0), "schedule", "step", "end"]
     expected += ["begin", ("wait", "2", "batch", None, None), "schedule", "step", ("free", "0", range(0, 16))]
-    expected += [("finish", "0"), ("end", None)]
+    expected += [("finish", "0"), "end"]
     expected += [
         "begin",
         ("admit", "2"),
@@ -284,9 +284,9 @@ def test_observer_hears_of_each_event(checkpoint):
         "step",
         ("free", "2", range(0, 16)),
         ("finish", "2"),
-        ("end", None),
+        "end",
     ]
-    named = [event[0] if event[0] in ("begin", "schedule", "step") else event for event in recorder.events]
+    named = [event[0] if event[0] in ("begin", "schedule", "step", "end") else event for event in recorder.events]
     assert named == expected
 
 

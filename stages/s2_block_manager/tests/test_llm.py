@@ -264,9 +264,9 @@ def test_observer_hears_of_each_event(checkpoint):
     llm = LLM(checkpoint, observer=recorder, block_size=2, kv_cache_tokens=4)
     llm.generate([[1, 5], [], [1, 6]], [greedy(2), greedy(2), greedy(1)])
     expected = [("refuse", "1"), ("add", "0"), ("add", "2")]
-    expected += ["begin", ("admit", "0"), ("wait", "2", "promise", 2, 0), "schedule", "step", ("end", None)]
+    expected += ["begin", ("admit", "0"), ("wait", "2", "promise", 2, 0), "schedule", "step", "end"]
     expected += ["begin", ("wait", "2", "batch", None, None), ("grow", "0"), "schedule", "step", ("free", "0", [0, 1])]
-    expected += [("finish", "0"), ("end", None)]
+    expected += [("finish", "0"), "end"]
     expected += [
         "begin",
         ("admit", "2"),
@@ -274,9 +274,9 @@ def test_observer_hears_of_each_event(checkpoint):
         "step",
         ("free", "2", [0]),
         ("finish", "2"),
-        ("end", None),
+        "end",
     ]
-    named = [event[0] if event[0] in ("begin", "schedule", "step") else event for event in recorder.events]
+    named = [event[0] if event[0] in ("begin", "schedule", "step", "end") else event for event in recorder.events]
     assert named == expected
 
 

@@ -43,8 +43,8 @@ def test_dtype_has_an_old_and_a_new_name(tmp_path, name):
 @pytest.mark.parametrize(
     "entries, scaling",
     [
-        ({"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, RopeScaling(**LLAMA3)),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, **LLAMA3}}, RopeScaling(**LLAMA3)),
+        ({"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, RopeScaling(8.0, 1.0, 4.0, 32)),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, **LLAMA3}}, RopeScaling(8.0, 1.0, 4.0, 32)),
         ({"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}}, RopeScaling(4.0)),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, None),
     ],
