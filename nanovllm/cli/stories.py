@@ -1,7 +1,6 @@
 """Stories for `nanovllm generate`: six beginnings, a pool of a few stories, and how they appear on the screen."""
 
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,12 +86,10 @@ def pool_line(pool: PoolReport) -> str:
 
 
 def counts(llm: LLM) -> str:
-    """Return the engine's counts since its start. Shared blocks are those in several tables at the peak."""
-    holders = Counter(block for table, _ in llm.peak.tables for block in table)
-    shared = sum(count > 1 for count in holders.values())
-    preemptions = f"preemptions: {llm.llm_engine.scheduler.num_preemptions}"
-    sharing = f"blocks shared: {shared}, copied: {llm.kv_cache.num_blocks_copied}"
+    """Return the engine's counts since its start."""
+    preemptions, copies = llm.llm_engine.scheduler.num_preemptions, llm.kv_cache.num_blocks_copied
     cache = llm.kv_cache_manager.prefix_cache_stats
-    hits = f"tokens hit: {cache.hits:,} of {cache.queries:,}"
-    host = llm.llm_engine.host_tier
-    return f"{preemptions}, {sharing}, {hits}, stored: {host.num_blocks_stored}, loaded: {host.num_blocks_loaded}"
+    hits = f"tokens cached: {cache.hits:,} of {cache.queries:,}"
+    tier = llm.llm_engine.host_tier
+    offload = f"blocks stored: {tier.num_blocks_stored}, loaded: {tier.num_blocks_loaded}"
+    return f"preemptions: {preemptions}, blocks copied: {copies}, {hits}, {offload}"

@@ -29,7 +29,7 @@ class BlockManager:
         self.prefix_cache_stats = PrefixCacheStats()
         self._enable_caching = enable_caching
         self._observer = observer
-        self._holders: dict[Sequence, None] = {}  # in order of admission
+        self._holders: set[Sequence] = set()
         self._peak = self.report()
 
     @property
@@ -56,39 +56,41 @@ class BlockManager:
     def allocate(self, seq: Sequence, hits: list[int | None]) -> None:
         """Take blocks for all tokens that `seq` has now. Those of `hits` are computed already, or on their way.
 
-        Raise NoFreeBlocks if too few are free, or what a copy raises, and then take none.
+        If too few are free, or a copy raises, nothing has changed.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
-        here, new = [block for block in hits if block is not None], list[int]()
+        here = [block for block in hits if block is not None]
         self.pool.touch(here)  # first: the rest might evict them
         held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])  # or these
+        taken: list[int] = []
         try:
-            new = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here))
-            if held:
-                self.tier.load(held, new[: len(held)])
+            taken = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here))
+            copies = [BlockCopy(*pair) for pair in zip(held, taken, strict=False)]  # the first of them are for these
+            if copies:
+                self.tier.load(copies)
         except Exception:
-            self.pool.free_blocks(here + new)
+            self.pool.free_blocks(here + taken)
             self.tier.release(held)
             raise
-        fresh = iter(new)
-        seq.block_table = [next(fresh) if block is None else block for block in hits] + list(fresh)
+        new = iter(taken)
+        seq.block_table = [next(new) if block is None else block for block in hits] + list(new)
         seq.num_computed_tokens = len(hits) * self.block_size
         if seq.num_preemptions == 0:
             seq.num_cached_tokens = seq.num_computed_tokens
-        self._holders[seq] = None
+        self._holders.add(seq)
         self.prefix_cache_stats.queries += seq.num_tokens
         self.prefix_cache_stats.hits += seq.num_computed_tokens
         self._observer.tell("admit", seq, hits)
-        if held:
-            self._hold_targets(seq, held, new[: len(held)])
+        if copies:
+            self._hold_targets(seq, copies)
 
-    def _hold_targets(self, seq: Sequence, held: list[int], targets: list[int]) -> None:
+    def _hold_targets(self, seq: Sequence, copies: list[BlockCopy]) -> None:
         """Let a load hold its targets too, until they have arrived.
 
         They enter the cache at once: another sequence may hit them, and wait for them as well.
         """
-        self.pool.touch(targets)
-        self._observer.tell("load", seq, [BlockCopy(*pair) for pair in zip(held, targets, strict=True)])
+        self.pool.touch([copy.target for copy in copies])
+        self._observer.tell("load", seq, copies)
         self.cache_blocks(seq, seq.num_computed_tokens)
 
     def is_ready(self, seq: Sequence) -> bool:
@@ -109,7 +111,7 @@ class BlockManager:
             self.pool.cache_block(seq.block_table[i], seq.block_hashes[i])
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all texts; the statistics go on. Return False, and change nothing, while a sequence holds blocks."""
+        """Forget all texts. Return False, and change nothing, while a sequence holds blocks."""
         if self._holders:
             return False
         self.collect_loads(wait=True)
@@ -124,7 +126,7 @@ class BlockManager:
         child.num_computed_tokens = parent.num_computed_tokens
         child.block_hashes = parent.block_hashes[: parent.num_computed_tokens // self.block_size]
         self.pool.touch(child.block_table)
-        self._holders[child] = None
+        self._holders.add(child)
         self._observer.tell("fork", parent, child)
 
     def can_append(self, seq: Sequence) -> bool:
@@ -135,48 +137,49 @@ class BlockManager:
         """Make sure that the last token of `seq` has a slot, in a block that no other sequence holds.
 
         Take a block if all of its blocks are full. If its last block is shared, take a block in its place, and return
-        the copy to make before the next step writes. Raise NoFreeBlocks, and change nothing, if none is free.
+        the copy to make before the next step writes.
         """
         copy = None
         if self._needs_block(seq):
             seq.block_table += self.pool.get_new_blocks(1)
         elif self._is_shared(seq):
-            copy = BlockCopy(seq.block_table[-1], *self.pool.get_new_blocks(1))
+            [target] = self.pool.get_new_blocks(1)
+            copy = BlockCopy(source=seq.block_table[-1], target=target)
             self.pool.free_blocks([copy.source])  # its last holder finds it unshared, and writes in place
-            seq.block_table[-1] = copy.target
+            seq.block_table[-1] = target
         else:
             return None
         self._observer.tell("grow", seq, copy)
         return copy
 
     def free(self, seq: Sequence) -> None:
-        """Give back all blocks of `seq`. Raise ValueError, and change nothing, if it holds none."""
-        if seq not in self._holders:
-            raise ValueError(f"request {seq.request_id} holds no blocks")
+        """Give back all blocks of `seq`. Its tokens are uncomputed then."""
         self._peak = self.peak
-        self.pool.free_blocks(seq.block_table)
-        del self._holders[seq]
+        self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0
+        self.pool.free_blocks(blocks)
         self._observer.tell("free", seq, blocks)
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. Only free() lowers their number, and it looks here first."""
+        """The report with the most slots held so far. free() updates it before it gives anything back."""
         if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
-            return self._peak  # a report takes its time: one is made only if it may be the peak
+            return self._peak  # without a report, which looks at every block that is held
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:
         """Return how much of the pool is promised, held and used now."""
-        return PoolReport(
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            promised=self.block_size * sum(cdiv(seq.max_num_tokens, self.block_size) for seq in self._holders),
-            tables=tuple((tuple(seq.block_table), seq.num_computed_tokens) for seq in self._holders),
-        )
+        size = self.block_size
+        pieces = {
+            (block * size, size, min(max(seq.num_computed_tokens - i * size, 0), size))
+            for seq in self._holders
+            for i, block in enumerate(seq.block_table)
+        }
+        promised = sum(cdiv(seq.max_num_tokens, size) for seq in self._holders) * size
+        return PoolReport(self.num_blocks * size, promised, pieces=tuple(sorted(pieces)))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each block is free or in one table, and each table is as long as it must be."""
+        """Raise AssertionError unless each reference count is right, and each table is as long as it must be."""
         held = [block for seq in self._holders for block in seq.block_table]
         self.pool.check_integrity(held + self.tier.arriving())
         self.tier.check_integrity()

@@ -9,7 +9,7 @@ from .prefix_cache import BlockHash
 
 
 class NoFreeBlocks(RuntimeError):
-    """Fewer blocks are free than are needed."""
+    """An error: fewer blocks are free than are needed."""
 
 
 class BlockPool:
@@ -27,7 +27,7 @@ class BlockPool:
         """Start with all blocks free. `on_evict` gets a block and its text before the block is used for another one."""
         self.num_blocks = num_blocks
         self.free = OrderedDict.fromkeys(range(num_blocks))  # a queue that a block can leave from the middle
-        self.ref_counts = [0] * num_blocks  # how many block tables hold each block
+        self.ref_counts = [0] * num_blocks  # how many block tables and loads hold each block
         self.cached: dict[BlockHash, int] = {}  # the block of each cached text
         self.hashes: dict[int, BlockHash] = {}  # the text of each cached block
         self._observer = observer
@@ -36,15 +36,15 @@ class BlockPool:
     def get_new_blocks(self, count: int) -> list[int]:
         """Take `count` free blocks. The texts in them are forgotten.
 
-        Raise NoFreeBlocks ("4 blocks are needed, 3 are free"), and take none, if there are too few.
+        Raise NoFreeBlocks ("4 blocks are needed, 3 are free"), or what on_evict raises, and take none.
         """
         if count > len(self.free):
             raise NoFreeBlocks(f"{count} blocks are needed, {len(self.free)} are free")
         blocks = list(islice(self.free, count))
-        for block in blocks:  # before any of them is taken: on_evict may raise
+        for block in blocks:
             if block in self.hashes:
                 if self._on_evict:
-                    self._on_evict(block, self.hashes[block])
+                    self._on_evict(block, self.hashes[block])  # first: if it raises, this text is still cached
                 self._forget(block, "taken")
         for block in blocks:
             del self.free[block]
@@ -61,13 +61,10 @@ class BlockPool:
     def free_blocks(self, blocks: list[int]) -> None:
         """Remove a holder from each of `blocks`. Those without holders are given back, the first of them taken next.
 
-        Of cached blocks the first is taken last: a text is of no use without its beginning. Raise ValueError, and
-        change nothing, if `blocks` names a block more often than it is held.
+        Of cached blocks the first is taken last: a text is of no use without its beginning.
         """
-        for block, count in Counter(blocks).items():
-            if count > self.ref_counts[block]:
-                raise ValueError(f"block {block} is given back twice")
         for block in reversed(blocks):
+            assert self.ref_counts[block] > 0, f"block {block} is given back twice"
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 self.free[block] = None
@@ -85,6 +82,7 @@ class BlockPool:
             self._forget(block, "reset")
 
     def _forget(self, block: int, why: str) -> None:
+        """Remove the text of a block from the cache."""
         block_hash = self.hashes.pop(block)
         del self.cached[block_hash]
         self._observer.tell("evict", block, block_hash, why)

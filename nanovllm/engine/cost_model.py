@@ -4,7 +4,8 @@
     recompute   tokens of the block / speed of a prefill
 
 Both times grow with the number of tokens, so the answer is mostly a ratio of two speeds of the machine, measured once.
-The store that a load needs has been paid for when the block was evicted, whether or not the block ever comes back.
+The model leaves out what it costs to store blocks, many of which never come back. That speed is measured too, so that
+a reader can judge.
 """
 
 import time
@@ -17,7 +18,7 @@ from .block_manager import BlockManager
 from .executor import Executor
 from .host_tier import HostTier
 from .input_processor import InputProcessor
-from .kv_cache import KVCache
+from .kv_cache import BlockCopy, KVCache
 from .observer import Observer
 from .sampling_params import SamplingParams
 
@@ -26,12 +27,14 @@ NUM_BLOCKS = 8  # copied to measure a bandwidth
 
 @dataclass(frozen=True)
 class CostModel:
+    """The speeds of a machine, and the choice that follows from them."""
+
     load_bytes_per_second: float
     store_bytes_per_second: float
     tokens_per_second: float  # of a prefill
 
     def prefers_load(self, bytes_per_token: int) -> bool:
-        """Return whether the keys and values of a token are loaded faster than computed.
+        """Return True if the keys and values of a token are loaded faster than computed.
 
         >>> model = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1000)
         >>> model.prefers_load(bytes_per_token=50_000), model.prefers_load(bytes_per_token=5_000_000)
@@ -57,7 +60,7 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
 
     def load(attempt: int) -> None:
         held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # those that store() left
-        tier.load(held, targets=list(range(num_blocks)))
+        tier.load([BlockCopy(source, block) for block, source in enumerate(held)])
         tier.collect(wait=True)
 
     manager = BlockManager(kv_cache.num_blocks, kv_cache.block_size, False, tier, Observer())

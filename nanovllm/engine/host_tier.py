@@ -36,25 +36,14 @@ class Load:
         return self.event is None or self.event.query()
 
 
-class HostPoolObserver(Observer):
-    """Tells an engine's observer which texts the host forgets, under a name of its own."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def tell(self, kind: str, *details: object) -> None:
-        if kind == "evict":
-            self._observer.tell("host_evict", *details)
-
-
 class HostTier:
-    """A pool of `num_blocks` blocks in host memory, next to the device's. An empty one stores nothing.
+    """A pool of `num_blocks` blocks in host memory, next to the device's.
 
     blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
     """
 
     def __init__(self, device_blocks: Tensor, num_blocks: int, observer: Observer) -> None:
-        """Allocate the pool. `device_blocks` is KVCache.blocks. Raise ValueError if it does not fit."""
+        """Allocate the pool. `device_blocks` is KVCache.blocks. Raise ValueError if the host has no room."""
         is_cuda = device_blocks.is_cuda
         shape = (num_blocks, *device_blocks.shape[1:])
         try:
@@ -63,7 +52,7 @@ class HostTier:
             size = num_blocks * device_blocks[0].nbytes
             raise ValueError(f"the host has no room for {num_blocks:,} blocks, {size:,} bytes") from None
         self.num_blocks = num_blocks
-        self.pool = BlockPool(num_blocks, HostPoolObserver(observer))
+        self.pool = BlockPool(num_blocks, Observer(), self._evict)
         self.loads: list[Load] = []
         self.num_blocks_stored = self.num_blocks_loaded = 0
         self.num_stores_loaded = 0  # stored blocks that were loaded at least once: the others were stored in vain
@@ -97,6 +86,9 @@ class HostTier:
             self._never_loaded.add(target)
             self._observer.tell("store", block, target, block_hash)
 
+    def _evict(self, block: int, block_hash: BlockHash) -> None:
+        self._observer.tell("host_evict", block, block_hash, "taken")
+
     def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Return the blocks with these hashes. They are not evicted until they are loaded or released."""
         held = [self.pool.cached[block_hash] for block_hash in hashes]
@@ -104,14 +96,14 @@ class HostTier:
         return held
 
     def release(self, held: list[int]) -> None:
+        """Let held blocks be evicted again."""
         self.pool.free_blocks(held)
 
-    def load(self, held: list[int], targets: list[int]) -> None:
-        """Start to copy held blocks to these blocks of the device. collect() releases them.
+    def load(self, copies: list[BlockCopy]) -> None:
+        """Start to copy held blocks (sources) to blocks of the device (targets). collect() releases them.
 
-        If this raises, nothing moves, and they are still held.
+        If a copy raises, nothing moves, and the sources are still held.
         """
-        copies = [BlockCopy(*pair) for pair in zip(held, targets, strict=True)]
         if self._stream:  # stores launched so far may still write what is read here, and steps read what is overwritten
             self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
         try:
@@ -124,26 +116,24 @@ class HostTier:
                 self._stream.synchronize()
             raise
         self.num_blocks_loaded += len(copies)
-        self.num_stores_loaded += len(self._never_loaded.intersection(held))
-        self._never_loaded.difference_update(held)
+        sources = {copy.source for copy in copies}
+        self.num_stores_loaded += len(self._never_loaded & sources)
+        self._never_loaded -= sources
 
-    def cancel(self, targets: list[int]) -> None:
-        """Forget the loads to these device blocks once nothing moves any more. What they load from is still held."""
-        for load in list(self.loads):
-            if not load.targets.isdisjoint(targets):
-                if load.event:
-                    load.event.synchronize()
-                self.loads.remove(load)
+    def cancel(self, copies: list[BlockCopy]) -> None:
+        """Forget the load of these copies, once nothing moves. Its sources are still held."""
+        for load in [load for load in self.loads if load.copies == copies]:
+            if load.event:
+                load.event.synchronize()
+            self.loads.remove(load)
 
     def has_arrived(self, blocks: list[int]) -> bool:
-        """Return whether none of these device blocks is on its way."""
-        if not self.loads:  # as nearly always
-            return True
+        """Return True if none of these device blocks is on its way."""
         return all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
     def collect(self, wait: bool = False) -> list[int]:
         """Release what has been loaded, and return the device blocks that have arrived. `wait` for all of them."""
-        arrived: list[int] = []
+        arrived = []
         for load in list(self.loads):
             if wait and load.event:
                 load.event.synchronize()
@@ -160,7 +150,10 @@ class HostTier:
 
     def reset(self) -> None:
         """Forget all texts. None may be on its way."""
+        texts = list(self.pool.hashes.items())
         self.pool.reset_prefix_cache()
+        for block, block_hash in texts:
+            self._observer.tell("host_evict", block, block_hash, "reset")
 
     def check_integrity(self) -> None:
         """Assert that exactly the blocks that are being loaded are held."""

@@ -1,7 +1,6 @@
 """KVCache: the keys and values of all sequences. PoolReport: how much of them is in use."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -34,34 +33,17 @@ class KVCache:
         self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.bytes_per_token = bytes_per_token(model, dtype)
-        self.num_blocks_copied = 0  # since the start
-        slot = (model.num_key_value_heads, model.head_dim)
-        shape = (num_blocks, model.num_hidden_layers, 2, block_size, *slot)
+        shape = (num_blocks, model.num_hidden_layers, 2, block_size, model.num_key_value_heads, model.head_dim)
         try:
             self.blocks = torch.empty(shape, dtype=dtype, device=device)
         except RuntimeError:
-            size = num_blocks * block_size * self.bytes_per_token
+            size = num_blocks * block_size * bytes_per_token(model, dtype)
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
-        # two views: one row a slot, one piece a block, for each layer's keys and values
-        self._rows = self.blocks.view(-1, *slot)  # [num_blocks * num_layers * 2 * block_size, num_kv_heads, head_dim]
-        self._pieces = self.blocks.view(-1, block_size, *slot)  # [num_blocks * num_layers * 2, block_size, ...]
-
-    def rows(self, slot_mapping: Tensor) -> Tensor:
-        """Return where these slots are in the pool: the rows of layer 0's keys, then of its values.
-
-        slot_mapping int64 [num_tokens], a slot is block * block_size + offset -> int64 [2 * num_tokens]
-        """
-        block, offset = slot_mapping // self.block_size, slot_mapping % self.block_size
-        keys = block * (len(self._rows) // self.num_blocks) + offset  # [num_tokens]
-        return torch.cat((keys, keys + self.block_size))
-
-    def clear(self, blocks: Tensor) -> None:
-        """Fill blocks with zeros: slots behind the end of a text are read, with weight 0, and 0 x NaN is NaN.
-
-        blocks int64 [num]
-        """
-        self.blocks.index_fill_(0, blocks, 0)
+        # Two views, for copies by one index: a row per slot and a piece per block, in each layer's keys and values.
+        self._rows = self.blocks.view(-1, *shape[4:])  # [num_blocks * num_layers * 2 * block_size, num_kv_heads, ...]
+        self._pieces = self.blocks.view(-1, *shape[3:])  # [num_blocks * num_layers * 2, block_size, num_kv_heads, ...]
+        self.bytes_per_token = self.blocks.nbytes // (num_blocks * block_size)
+        self.num_blocks_copied = 0  # since the start
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Copy blocks in all layers. All sources are read before a target is written: a block may be both."""
@@ -70,29 +52,80 @@ class KVCache:
             self.blocks.index_copy_(0, targets, self.blocks.index_select(0, sources))
             self.num_blocks_copied += len(copies)
 
+    def rows(self, slot_mapping: Tensor) -> Tensor:
+        """Return the rows of these slots in layer 0: those of their keys, then those of their values.
+
+        slot_mapping int64 [num_tokens], a slot is block * block_size + offset -> int64 [2 * num_tokens]
+        """
+        block, offset = slot_mapping // self.block_size, slot_mapping % self.block_size  # [num_tokens]
+        keys = block * (len(self._rows) // self.num_blocks) + offset  # [num_tokens]
+        return torch.cat((keys, keys + self.block_size))
+
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store token i in the i-th slot that rows() was given. k, v [num_tokens, num_kv_heads, head_dim]"""
+        """Store token i in the slot slot_mapping[i] that rows() was given. k, v [num_tokens, num_kv_heads, head_dim]"""
         assert k.shape == v.shape == (len(rows) // 2, *self._rows.shape[1:]), (k.shape, v.shape, rows.shape)
         self._rows.index_copy_(0, rows + layer * 2 * self.block_size, torch.cat((k, v)))
 
-    def pieces(self, blocks: Tensor) -> Tensor:
-        """Return where these blocks are in the pool: the keys of each in layer 0, then the values of each.
+    def clear(self, blocks: Tensor) -> None:
+        """Fill blocks with zeros: slots past the end of a text are read, with weight 0, and 0 x NaN is NaN."""
+        self.blocks.index_fill_(0, blocks, 0)
 
-        Of several sequences, one sequence after the other: the core that copies one attends to it next, and finds its
-        keys and values in its own cache.
-        blocks int64 [..., num] -> int64 [..., 2 * num]
+    def pieces(self, blocks: Tensor) -> Tensor:
+        """Return the pieces of these blocks in layer 0: for each row of them those of its keys, then of its values.
+
+        read() copies them in this order: the core that copies a sequence's keys and values attends to them next, and
+        finds them in its own CPU cache.
+        blocks int64 [..., num_blocks] -> int64 [..., 2 * num_blocks]
         """
-        keys = blocks * (len(self._pieces) // self.num_blocks)  # [..., num]
+        keys = blocks * (len(self._pieces) // self.num_blocks)  # [..., num_blocks]
         return torch.cat((keys, keys + 1), dim=-1)
 
     def read(self, layer: int, pieces: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Copy keys and values of the first `length` slots (all, if there are fewer) of the blocks of `pieces`.
+        """Return keys and values of the first `length` slots (or all) of each row of blocks, end to end: copies.
 
-        pieces int64 [..., 2 * num] -> [..., length, num_kv_heads, head_dim] each
+        pieces int64 [..., 2 * num_blocks], from pieces() -> [..., length, num_kv_heads, head_dim] each
         """
         copied = self._pieces.index_select(0, pieces.flatten() + layer * 2)  # [all pieces, block_size, ...]
         k, v = copied.view(*pieces.shape[:-1], 2, -1, *copied.shape[2:]).unbind(-4)  # [..., slots, ...] each
         return k[..., :length, :, :], v[..., :length, :, :]
+
+
+@dataclass(frozen=True)
+class PoolReport:
+    """The pool at one moment, in slots.
+
+    ####------------##--------------................
+    #  used: has keys and values     -  wasted: held but empty     .  free
+    """
+
+    num_slots: int
+    promised: int  # what the sequences may come to need: the blocks for prompt + max_tokens of each
+    pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each block that is held, by start
+
+    @property
+    def held(self) -> int:
+        return sum(size for _, size, _ in self.pieces)
+
+    @property
+    def used(self) -> int:
+        return sum(used for _, _, used in self.pieces)
+
+    @property
+    def wasted(self) -> int:
+        return self.held - self.used
+
+    def strip(self, width: int = 48) -> str:
+        """Return a picture of the pool, `width` characters wide. Each shows what most of its slots are.
+
+        >>> PoolReport(8, promised=4, pieces=((0, 4, 2),)).strip(width=8)
+        '##--....'
+        """
+        cells = ["."] * self.num_slots
+        for start, size, used in self.pieces:
+            cells[start : start + size] = "#" * used + "-" * (size - used)
+        edges = [i * self.num_slots // width for i in range(width + 1)]
+        groups = [cells[a:b] for a, b in pairwise(edges) if b > a]
+        return "".join(max("#-.", key=group.count) for group in groups)
 
 
 def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
@@ -124,56 +157,3 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int,
     if num_slots < config.block_size:
         raise ValueError(f"a block has {config.block_size} slots, the pool would have {num_slots}")
     return num_slots // config.block_size
-
-
-@dataclass(frozen=True)
-class PoolReport:
-    """The pool at one moment, in slots.
-
-        ####------------##--------------................
-        #  used: keys and values are there      -  held - used: wasted inside      .  free
-
-    Nothing is wasted outside: a free block serves any sequence, wherever it lies. A block counts once, however many
-    hold it.
-    """
-
-    num_blocks: int
-    block_size: int
-    promised: int  # what the sequences may come to need: the blocks for prompt + max_tokens of each
-    tables: tuple[tuple[tuple[int, ...], int], ...]  # (block table, slots used) of each sequence
-
-    @property
-    def num_slots(self) -> int:
-        return self.num_blocks * self.block_size
-
-    @cached_property
-    def filled(self) -> dict[int, int]:
-        """Slots used of each block that is held."""
-        size, tables = self.block_size, self.tables
-        return {block: min(max(used - i * size, 0), size) for table, used in tables for i, block in enumerate(table)}
-
-    @property
-    def held(self) -> int:
-        return self.block_size * len(self.filled)
-
-    @property
-    def used(self) -> int:
-        return sum(self.filled.values())
-
-    @property
-    def wasted(self) -> int:
-        return self.held - self.used
-
-    def strip(self, width: int = 48) -> str:
-        """Return a picture of the pool, `width` characters wide. Each shows what most of its slots are.
-
-        >>> PoolReport(4, block_size=2, promised=6, tables=(((2, 0), 3),)).strip(width=8)
-        '#-..##..'
-        """
-        cells = ["."] * self.num_slots
-        for block, filled in self.filled.items():
-            start = block * self.block_size
-            cells[start : start + self.block_size] = "#" * filled + "-" * (self.block_size - filled)
-        edges = [i * self.num_slots // width for i in range(width + 1)]
-        groups = [cells[a:b] for a, b in pairwise(edges) if b > a]
-        return "".join(max("#-.", key=group.count) for group in groups)

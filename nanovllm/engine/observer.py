@@ -1,4 +1,4 @@
-"""Observer: hears of everything that an engine does. To trace an engine, give it an observer of your own."""
+"""Observer: receives every event of an engine. To trace or draw an engine, pass it an observer of your own."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,10 +8,10 @@ class Observer:
 
     add       seq                      it waits at the end of the queue
     refuse    request_id, error        it cannot be served
-    abort     request_id               somebody is about to end it
+    abort     request_id               the caller is about to end it
     store     block, to, hash          this text has left the device: block `to` of the host has it
     renew     block, hash              it has left the device, and this block of the host had it already
-    host_evict block, hash, why        the host forgets it
+    host_evict block, hash, why        the host's block is taken, or all are reset
     load      seq, copies              blocks for seq are on their way from the host
     arrive    copies                   they have arrived
     begin                              a step begins
@@ -36,9 +36,9 @@ class Observer:
 
 
 class Observers(Observer):
-    """The observers of an engine. Each hears of the events that it has a method for: on_admit(seq, hits), ...
+    """The observers of an engine. Each receives the events that it has a method for, such as on_admit(seq, hits).
 
-    An event that no observer has a method for costs one look-up. Any thread may append and remove.
+    An event without such a method costs one lookup. Any thread may append and remove.
     """
 
     def __init__(self, *observers: object) -> None:
@@ -55,11 +55,11 @@ class Observers(Observer):
                 method(*details)
 
     def append(self, observer: object) -> None:
-        """Let `observer` hear of all that happens from now on."""
+        """Pass `observer` the events from now on."""
         self._set([*self._observers, observer])
 
     def remove(self, observer: object) -> None:
-        """Let `observer` hear of nothing any more. Raise ValueError if it is not one of them."""
+        """Pass `observer` no more events. Raise ValueError if it is not one of these."""
         observers = list(self._observers)
         observers.remove(observer)
         self._set(observers)
@@ -71,7 +71,7 @@ class Observers(Observer):
         return len(self._observers)
 
     def _set(self, observers: list[object]) -> None:
-        """Build both tables anew: an event that is being told goes on with the old ones."""
+        """Build both tables anew: tell() may be at work with the old ones."""
         methods: dict[str, list[Callable[..., None]]] = {}
         for observer in observers:
             for name in dir(observer):

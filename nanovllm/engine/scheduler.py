@@ -31,6 +31,8 @@ class SchedulerOutput:
 
 
 class Scheduler:
+    """The two queues, and the rule that fills a step from them."""
+
     def __init__(self, config: EngineConfig, kv_cache_manager: BlockManager, observer: Observer) -> None:
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()  # a queue that each sequence can leave in O(1)
         self.running: list[Sequence] = []
@@ -42,16 +44,17 @@ class Scheduler:
         self.watermark_blocks = int(config.watermark * kv_cache_manager.num_blocks)
 
     def add(self, seq: Sequence) -> None:
+        """Put a new sequence at the end of the queue."""
         self.waiting[seq] = None
         self._observer.tell("add", seq)
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence that has ended out of its queue, and free its blocks. An unforked sample is in no queue."""
-        if seq in self.waiting:
-            del self.waiting[seq]
-        elif seq in self.running:
+        if seq in self.running:
             self.running.remove(seq)
             self._kv_cache_manager.free(seq)
+        elif seq in self.waiting:
+            del self.waiting[seq]
         self._observer.tell("finish", seq)
 
     def schedule(self) -> SchedulerOutput:
@@ -73,7 +76,7 @@ class Scheduler:
                 index += 1
             elif len(self.running) > 1:
                 self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
-            elif self._kv_cache_manager.tier.arriving():  # for a sequence that was preempted: their blocks will be free
+            elif self._kv_cache_manager.tier.arriving():  # to a preempted sequence's blocks: they come free then
                 index += 1
             else:
                 self._fail(seq, output)
@@ -92,7 +95,7 @@ class Scheduler:
             hits = self._kv_cache_manager.find_hits(seq)
             if not self._may_admit(seq, hits):
                 break
-            self._kv_cache_manager.allocate(seq, hits)  # it may raise: the queues are as they were then
+            self._kv_cache_manager.allocate(seq, hits)  # first: if a copy raises, the queues are as they were
             del self.waiting[seq]
             self.running.append(seq)
             for sample in [seq, *self._fork_samples(seq)]:
@@ -111,7 +114,8 @@ class Scheduler:
         if num_tokens == 0 or not self._kv_cache_manager.is_ready(seq):
             return
         copy = self._kv_cache_manager.append_slot(seq)
-        output.copies.extend([copy] if copy else [])
+        if copy:
+            output.copies.append(copy)
         output.batch.append((seq, num_tokens))
         output.budget -= num_tokens
 
@@ -130,7 +134,7 @@ class Scheduler:
         return samples
 
     def _may_admit(self, seq: Sequence, hits: list[int | None]) -> bool:
-        """Return whether there are seats for `seq` and its samples, and blocks for its tokens.
+        """Return True if there are seats for `seq` and its samples, and blocks for its tokens.
 
         Beside others it must leave the watermark free, for them to grow into, and a block for each of its samples.
         """
@@ -138,7 +142,7 @@ class Scheduler:
         if 1 + len(seq.to_fork) > seats:
             self._observer.tell("wait", seq, "seat", 1 + len(seq.to_fork), seats)
             return False
-        spare = self.watermark_blocks + len(seq.to_fork) if self.running else 0
+        spare = (self.watermark_blocks + len(seq.to_fork)) if self.running else 0
         needed, free = self._kv_cache_manager.num_needed(seq, hits) + spare, self._kv_cache_manager.num_free_blocks
         if needed > free:
             self._observer.tell("wait", seq, "blocks", needed, free)
@@ -158,7 +162,7 @@ class Scheduler:
         self._observer.tell("preempt", seq, makes_room_for)
 
     def preempt_all(self) -> None:
-        """Start over with all running sequences: a step broke off, and nobody may read what it has not written."""
+        """Preempt all running sequences. A step broke off: what it was to write must be computed again."""
         while self.running:
             self._preempt(self.running[-1], makes_room_for=None)
 

@@ -1,34 +1,38 @@
 """Tier: where evicted blocks go, and come back from. HostTier is one; Tiers are several that look like one."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from .kv_cache import BlockCopy
 from .prefix_cache import BlockHash
 
 
 class Tier(Protocol):
-    """All that BlockManager knows of a second tier. A block of a tier is a value that only the tier understands."""
+    """All that BlockManager knows of a second tier. Its blocks have numbers of their own."""
 
     def __contains__(self, block_hash: BlockHash) -> bool:
-        """Return whether the tier has a block with this hash."""
+        """Return True if the tier has a block with this hash."""
 
     def store(self, block: int, block_hash: BlockHash) -> None:
         """Keep a copy of a device block that is about to be reused, if there is room."""
 
-    def hold(self, hashes: list[BlockHash]) -> list[Any]:
+    def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Return the blocks with these hashes. They are not evicted until they are loaded or released."""
 
-    def release(self, held: list[Any]) -> None:
-        """Undo hold()."""
+    def release(self, held: list[int]) -> None:
+        """Let held blocks be evicted again."""
 
-    def load(self, held: list[Any], targets: list[int]) -> None:
-        """Start to copy held blocks to blocks of the device. If this raises, nothing moves, and they are still held."""
+    def load(self, copies: list[BlockCopy]) -> None:
+        """Start to copy held blocks (sources) to blocks of the device (targets). collect() releases them.
 
-    def cancel(self, targets: list[int]) -> None:
-        """Forget the loads to these device blocks once nothing moves any more. What they load from is still held."""
+        If a copy raises, nothing moves, and the sources are still held.
+        """
+
+    def cancel(self, copies: list[BlockCopy]) -> None:
+        """Forget the load of these copies, once nothing moves. Its sources are still held."""
 
     def has_arrived(self, blocks: list[int]) -> bool:
-        """Return whether none of these device blocks is on its way."""
+        """Return True if none of these device blocks is on its way."""
 
     def collect(self, wait: bool = False) -> list[int]:
         """Release what has been loaded, and return the device blocks that have arrived. `wait` for all of them."""
@@ -37,17 +41,20 @@ class Tier(Protocol):
         """Return the device blocks that collect() has not returned yet."""
 
     def reset(self) -> None:
-        """Forget all blocks. None may be on its way."""
+        """Forget all texts. None may be on its way."""
 
     def check_integrity(self) -> None:
         """Assert that exactly the blocks that are being loaded are held."""
 
 
 class Tiers:
-    """Several tiers as one. A block is stored in each of them, and loaded from the first that has it."""
+    """Several tiers as one. A block is stored in each of them, and loaded from the first that has it.
+
+    Block 5 of tier 1 of 3 has the number 5 * 3 + 1.
+    """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
-        self._tiers = tiers
+        self._tiers = list(tiers)
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         return any(block_hash in tier for tier in self._tiers)
@@ -56,33 +63,41 @@ class Tiers:
         for tier in self._tiers:
             tier.store(block, block_hash)
 
-    def hold(self, hashes: list[BlockHash]) -> list[tuple[Tier, Any]]:
-        held: list[tuple[Tier, Any]] = []
+    def hold(self, hashes: list[BlockHash]) -> list[int]:
+        held = []
         for block_hash in hashes:
-            tier = next(tier for tier in self._tiers if block_hash in tier)
-            held += [(tier, block) for block in tier.hold([block_hash])]
+            index = next(index for index, tier in enumerate(self._tiers) if block_hash in tier)
+            [block] = self._tiers[index].hold([block_hash])
+            held.append(block * len(self._tiers) + index)
         return held
 
-    def release(self, held: list[tuple[Tier, Any]]) -> None:
-        for tier, block in held:
-            tier.release([block])
+    def release(self, held: list[int]) -> None:
+        for number in held:
+            block, index = divmod(number, len(self._tiers))
+            self._tiers[index].release([block])
 
-    def load(self, held: list[tuple[Tier, Any]], targets: list[int]) -> None:
-        begun: list[tuple[Tier, list[int]]] = []
+    def load(self, copies: list[BlockCopy]) -> None:
+        begun: list[tuple[Tier, list[BlockCopy]]] = []
         try:
-            for tier in self._tiers:
-                own = [(block, target) for (owner, block), target in zip(held, targets, strict=True) if owner is tier]
-                if own:
-                    tier.load([block for block, _ in own], [target for _, target in own])
-                    begun.append((tier, [target for _, target in own]))
+            for tier, own in self._split(copies):
+                tier.load(own)
+                begun.append((tier, own))
         except Exception:
-            for tier, own_targets in begun:
-                tier.cancel(own_targets)
+            for tier, own in begun:
+                tier.cancel(own)
             raise
 
-    def cancel(self, targets: list[int]) -> None:
-        for tier in self._tiers:
-            tier.cancel(targets)
+    def cancel(self, copies: list[BlockCopy]) -> None:
+        for tier, own in self._split(copies):
+            tier.cancel(own)
+
+    def _split(self, copies: list[BlockCopy]) -> list[tuple[Tier, list[BlockCopy]]]:
+        """Return the copies from each tier that has any, under its own numbers."""
+        own: list[list[BlockCopy]] = [[] for _ in self._tiers]
+        for number, target in copies:
+            block, index = divmod(number, len(self._tiers))
+            own[index].append(BlockCopy(block, target))
+        return [(tier, of_tier) for tier, of_tier in zip(self._tiers, own, strict=True) if of_tier]
 
     def has_arrived(self, blocks: list[int]) -> bool:
         return all(tier.has_arrived(blocks) for tier in self._tiers)

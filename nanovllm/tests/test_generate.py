@@ -47,17 +47,17 @@ def test_summary_counts_preemptions(run):
         assert f"|, preemptions: {num_preemptions}, " in out
 
 
-def test_summary_counts_blocks_shared_and_copied(run):
+def test_summary_counts_blocks_copied(run):
     """Of a prompt of 6 tokens all samples hold the first block, and all but the last copy the second."""
-    for num_samples, counts in ((1, "blocks shared: 0, copied: 0"), (3, "blocks shared: 1, copied: 2")):
+    for num_samples, counts in ((1, "blocks copied: 0, "), (3, "blocks copied: 2, ")):
         _, out, _ = run("generate", "the fox the fox the", "--n", str(num_samples), "--block-size", "4", *SIX)
         assert counts in out.splitlines()[-1]
 
 
-def test_summary_counts_tokens_hit(run):
+def test_summary_counts_tokens_cached(run):
     """One seat: the second of two prompts of 6 tokens comes when the first is done, and hits its first block."""
     prompt, sizes = "the fox the fox the", ("--max-num-seqs", "1", "--block-size", "4")
-    for flags, counts in (((), "tokens hit: 4 of 12"), (("--no-enable-prefix-caching",), "tokens hit: 0 of 12")):
+    for flags, counts in (((), "tokens cached: 4 of 12"), (("--no-enable-prefix-caching",), "tokens cached: 0 of 12")):
         _, out, _ = run("generate", prompt, prompt, *flags, *sizes, *SIX)
         assert counts in out.splitlines()[-1]
 

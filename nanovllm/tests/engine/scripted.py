@@ -121,7 +121,7 @@ def assert_whole(engine: LLMEngine) -> None:
     unreported = {seq.request_id for seq in engine._unreported}  # ended in a step that broke off
     for request_id, samples in engine.requests.items():
         assert any(not seq.finished for seq in samples) or request_id in unreported
-    assert manager._holders.keys() == set(scheduler.running)
+    assert manager._holders == set(scheduler.running)
     assert len(scheduler.running) + sum(len(seq.to_fork) for seq in scheduler.running) <= engine.config.max_num_seqs
     for seq in queued:
         assert 0 <= seq.num_computed_tokens < seq.num_tokens, "the last token has no keys and values yet"
@@ -152,4 +152,4 @@ def assert_empty(engine: LLMEngine) -> None:
     assert not engine.has_unfinished_requests() and not engine.requests
     assert not engine.scheduler.running and not engine.scheduler.waiting
     assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
-    assert engine.kv_cache_manager.report().tables == ()
+    assert engine.kv_cache_manager.report().pieces == ()

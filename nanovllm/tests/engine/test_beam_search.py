@@ -239,7 +239,7 @@ def test_beams_hold_what_they_share_once(checkpoint):
     llm = LLM(checkpoint, block_size=4)
     llm.beam_search([[1 + i for i in range(40)]], BeamSearchParams(4, 7, ignore_eos=True))
     assert 10 * 4 + 6 <= llm.peak.held <= (10 + 4 * 2) * 4
-    assert {table[:10] for table, _ in llm.peak.tables} == {tuple(range(10))}
+    assert llm.peak.pieces[:10] == tuple((start, 4, 4) for start in range(0, 40, 4)), "each once"
 
 
 def test_a_dropped_beam_gives_its_blocks_back_at_once(ending):
@@ -250,7 +250,7 @@ def test_a_dropped_beam_gives_its_blocks_back_at_once(ending):
     def watch(batch):
         llm.kv_cache_manager.check_integrity()
         named = {block for seq, _ in batch for block in seq.block_table}
-        held.append((len(llm.kv_cache_manager.report().tables), llm.kv_cache_manager.report().held - 2 * len(named)))
+        held.append((len(llm.kv_cache_manager._holders), llm.kv_cache_manager.report().held - 2 * len(named)))
 
     before_each_step(llm, watch)
     llm.beam_search(PROMPTS, BeamSearchParams(3, 10))

@@ -224,7 +224,7 @@ def test_samples_of_one_request_are_told_apart():
     manager = make_manager(4, 4)
     parent, child = family(manager, 6, 2)
     manager.free(child)
-    with pytest.raises(ValueError, match="request a holds no blocks"):
+    with pytest.raises(KeyError):
         manager.free(child)
     assert state(manager, parent)[0] == [1, 1, 0, 0]
 
@@ -242,12 +242,12 @@ def test_a_block_may_be_given_back_as_often_as_it_is_held_and_not_once_more():
     pool = BlockPool(3, Observer())
     assert pool.get_new_blocks(2) == [0, 1]
     pool.touch([1]), pool.touch([1, 0])
-    with pytest.raises(ValueError, match="block 1 "):
-        pool.free_blocks([0, 1, 1, 0, 1, 1])
     pool.check_integrity([0, 0, 1, 1, 1])
     pool.free_blocks([1, 0, 1, 1])
     pool.check_integrity([0])
     assert len(pool.free) == 2
+    with pytest.raises(AssertionError, match="block 1 "):
+        pool.free_blocks([1])
 
 
 # The report
@@ -261,7 +261,7 @@ def test_a_block_that_several_hold_counts_once():
     assert (report.held, report.used, report.wasted) == (8, 6, 2)
     assert report.promised == 3 * 60
     assert report.strip(width=24) == "######--" + "." * 16
-    assert [table for table, _ in report.tables] == [(0, 1)] * 3
+    assert report.pieces == ((0, 4, 4), (4, 4, 2)), "start, size, used"
     manager.append_slot(seqs[0])
     seqs[0].num_computed_tokens = 7
     assert manager.report().strip(width=24) == "######--###-" + "." * 12
@@ -279,7 +279,7 @@ SPOILERS = {
     "a free block lost": lambda manager, a, b: manager.pool.free.pop(4),
     "a block that both hold, counted once": lambda manager, a, b: a.block_table.__setitem__(1, 1),
     "a table that has lost a shared block": lambda manager, a, b: a.block_table.__delitem__(0),
-    "a holder forgotten": lambda manager, a, b: manager._holders.__delitem__(b),
+    "a holder forgotten": lambda manager, a, b: manager._holders.remove(b),
     "more computed than there is room for": lambda manager, a, b: setattr(b, "num_computed_tokens", 9),
 }
 

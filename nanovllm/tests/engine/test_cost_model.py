@@ -8,6 +8,7 @@ from ...engine import llm_engine
 from ...engine.config import EngineConfig
 from ...engine.cost_model import NUM_BLOCKS, CostModel, measure
 from ...engine.host_tier import HostTier
+from ...engine.kv_cache import BlockCopy
 from ...engine.llm_engine import LLMEngine
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
@@ -168,8 +169,8 @@ def test_copies_of_few_blocks_are_measured(engine, monkeypatch):
     def watched_store(tier: HostTier, block: int, block_hash: bytes) -> None:
         seen.append(("store", 1)), store(tier, block, block_hash)
 
-    def watched_load(tier: HostTier, held: list[int], targets: list[int]) -> None:
-        seen.append(("load", len(targets))), load(tier, held, targets)
+    def watched_load(tier: HostTier, copies: list[BlockCopy]) -> None:
+        seen.append(("load", len(copies))), load(tier, copies)
 
     monkeypatch.setattr(HostTier, "store", watched_store)
     monkeypatch.setattr(HostTier, "load", watched_load)

@@ -545,7 +545,7 @@ def test_the_peak_is_the_moment_when_most_was_used(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=10)
     engine.add_request("a", [1] * 2, params(4)), engine.add_request("b", [2] * 2, params(6))
     run_to_the_end(engine)
-    assert [used for _, used in engine.kv_cache_manager.peak.tables] == [5, 5]
+    assert [used for _, _, used in engine.kv_cache_manager.peak.pieces] == [4, 4, 1, 1]
     engine.add_request("c", [3] * 3, params(1))
     run_to_the_end(engine)
     assert engine.kv_cache_manager.peak.used == 10, "of the engine's life"

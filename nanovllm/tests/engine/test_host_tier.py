@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ...engine.host_tier import HostTier
-from ...engine.kv_cache import KVCache
+from ...engine.kv_cache import BlockCopy, KVCache
 from ...engine.observer import Observer
 from ...engine.prefix_cache import BlockHash
 from ...engine.tier import Tiers
@@ -37,6 +37,10 @@ def store_all(tier: HostTier, num_blocks: int) -> None:
     tier.reset()
     for block in range(num_blocks):
         tier.store(block, name(block))
+
+
+def load(tier: HostTier | Tiers, held: list[int], targets: list[int]) -> None:
+    tier.load([BlockCopy(*pair) for pair in zip(held, targets, strict=True)])
 
 
 def wait(tier: HostTier) -> list[int]:
@@ -87,7 +91,7 @@ def test_a_load_copies_blocks_in_every_layer_and_nothing_else():
     tier, device = tier_of(cache, 6), cache.blocks.clone()
     store_all(tier, 4)
     held = tier.hold([name(2), name(3)])
-    tier.load(held, [1, 0])
+    load(tier, held, [1, 0])
     assert tier.arriving() == [1, 0]
     assert wait(tier) == [1, 0]
     assert torch.equal(cache.blocks, torch.stack([device[3], device[2], device[2], device[3]]))
@@ -118,7 +122,7 @@ def test_stores_that_were_loaded_are_counted_once_each():
     tier = tier_of(filled(5), 3)
     store_all(tier, 3)
     for names in ([0], [0, 1]):
-        tier.load(tier.hold([name(block) for block in names]), names), wait(tier)
+        load(tier, tier.hold([name(block) for block in names]), names), wait(tier)
     assert (tier.num_blocks_stored, tier.num_blocks_loaded, tier.num_stores_loaded) == (3, 3, 2)
     for block in (3, 4, 2, 0):
         tier.store(block, name(block))
@@ -134,7 +138,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was():
     store_all(tier, 2)
     held = tier.hold([name(0), name(1)])
     with pytest.raises(IndexError):
-        tier.load(held, [1, 4])
+        load(tier, held, [1, 4])
     assert (tier.num_blocks_stored, tier.num_blocks_loaded, tier.loads) == (2, 0, [])
     tier.release(held)
     tier.check_integrity()
@@ -158,7 +162,7 @@ def slow_loads(num: int) -> tuple[HostTier, list[Event]]:
     tier, events = tier_of(filled(4), 4), [Event() for _ in range(num)]
     store_all(tier, num)
     for block, event in enumerate(events):
-        tier.load(tier.hold([name(block)]), [block])
+        load(tier, tier.hold([name(block)]), [block])
         tier.loads[-1].event = event
     return tier, events
 
@@ -166,7 +170,7 @@ def slow_loads(num: int) -> tuple[HostTier, list[Event]]:
 def test_without_streams_a_load_has_arrived_when_the_call_returns():
     tier = tier_of(filled(4), 4)
     store_all(tier, 2)
-    tier.load(tier.hold([name(0)]), [3])
+    load(tier, tier.hold([name(0)]), [3])
     assert tier.has_arrived([3]) and tier.collect() == [3]
 
 
@@ -182,7 +186,7 @@ def test_a_load_has_arrived_when_its_event_is_past_or_somebody_has_waited():
 
 def test_a_load_that_is_canceled_has_stopped_and_its_blocks_are_still_held():
     tier, events = slow_loads(2)
-    tier.cancel([1])
+    tier.cancel(tier.loads[1].copies)
     assert events[1].is_past and tier.arriving() == [0]
     tier.release(tier.hold([]) + [tier.pool.cached[name(1)]])
     tier.check_integrity()
@@ -207,7 +211,7 @@ def test_several_tiers_store_in_each_and_load_from_the_first_that_has_the_text()
     assert [name(block) in small for block in range(3)] == [False, False, True]
     assert all(name(block) in tiers for block in range(3)) and name(3) not in tiers
     held = tiers.hold([name(1), name(2)])
-    tiers.load(held, [5, 4])
+    load(tiers, held, [5, 4])
     assert (small.arriving(), large.arriving(), sorted(tiers.arriving())) == ([4], [5], [4, 5])
     assert tiers.has_arrived([4, 5]) and sorted(tiers.collect()) == [4, 5]
     assert torch.equal(cache.blocks[[5, 4]], before[[1, 2]])
@@ -220,12 +224,12 @@ def test_if_one_of_several_tiers_cannot_load_the_others_stop_and_all_is_still_he
     _, _, large, tiers = two_tiers()
     held = tiers.hold([name(1), name(2)])
 
-    def fails(held: list[int], targets: list[int]) -> None:
+    def fails(copies: list[BlockCopy]) -> None:
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(large, "load", fails)
     with pytest.raises(RuntimeError, match="device lost"):
-        tiers.load(held, [5, 4])
+        load(tiers, held, [5, 4])
     assert tiers.arriving() == [] and tiers.collect(wait=True) == []
     tiers.release(held)
     tiers.check_integrity()
@@ -281,7 +285,7 @@ def test_on_a_gpu_the_bytes_come_back_while_a_matmul_runs(dtype):
     busy()
     store_all(tier, 64)
     cache.blocks.fill_(float("nan"))  # launched after the stores: they do not see it
-    tier.load(tier.hold([name(block) for block in order]), list(range(64)))  # launched after the NaN: nor does it write
+    load(tier, tier.hold([name(block) for block in order]), list(range(64)))  # launched after the NaN
     busy()
     assert wait(tier) == list(range(64)) and torch.equal(cache.blocks, device[order])
 
@@ -309,7 +313,7 @@ def test_on_a_gpu_a_load_waits_for_the_store_of_what_it_reads():
         busy()
         cache.blocks[:256].fill_(number)
         store_all(tier, 256)
-        tier.load(tier.hold([name(block) for block in range(256)]), list(range(256, 512)))
+        load(tier, tier.hold([name(block) for block in range(256)]), list(range(256, 512)))
         wait(tier)
         assert (cache.blocks[256:] == number).all()
 
@@ -323,10 +327,10 @@ def test_on_a_gpu_neither_a_step_nor_a_store_waits_for_a_load():
     tier = tier_of(cache, 65)
     store_all(tier, 64)
     cache.blocks.zero_()
-    tier.load(tier.hold([name(0)]), [0])
+    load(tier, tier.hold([name(0)]), [0])
     wait(tier)
     torch.cuda.synchronize()
-    tier.load(tier.hold([name(block) for block in range(1, 64)]), list(range(1, 64)))
+    load(tier, tier.hold([name(block) for block in range(1, 64)]), list(range(1, 64)))
     tier.store(64, name(64))
     _ = cache.blocks[0] * 2
     torch.cuda.current_stream().synchronize()

@@ -48,12 +48,13 @@ def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, num_
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed):
+def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed, monkeypatch):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
     blocks = llm.kv_cache_manager.pool.get_new_blocks(40)
     llm.kv_cache_manager.pool.free_blocks(random.Random(seed).sample(blocks, 40))
+    tables, free = [], llm.kv_cache_manager.free
+    monkeypatch.setattr(llm.kv_cache_manager, "free", lambda seq: (tables.append(seq.block_table), free(seq)))
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
-    tables = [list(table) for table, _ in llm.peak.tables]
     assert len(tables) == 5 and not any(table == sorted(table) for table in tables), "shuffled, all five"
     assert_all_free(llm)
 
@@ -534,7 +535,7 @@ def test_the_peak_is_the_moment_when_most_was_used(checkpoint):
     """Two prompts of 2 tokens; after n steps each has n + 1 in the pool: the last token of all is never computed."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=40)
     llm.generate([[1, 5], [1, 6]], [greedy(4), greedy(6)])
-    assert llm.peak.tables == (((0, 2), 5), ((1, 3), 5))
+    assert llm.peak.pieces == ((0, 4, 4), (4, 4, 4), (8, 4, 1), (12, 4, 1)), "start, size, used"
     assert (llm.peak.promised, llm.peak.held, llm.peak.wasted) == (16, 16, 6)
     assert llm.peak.strip(width=20) == "#####-#-............"
 

@@ -153,7 +153,7 @@ def test_a_request_ends_with_its_last_sample(checkpoint):
         assert [len(answer) for answer in answers(output)] == [min(num_tokens, end) for end in ends]
         assert reasons(output) == [None if num_tokens < end else "length" if end == 12 else "stop" for end in ends]
         assert output.finished == (num_tokens == 12) == (output.metrics.finished_time is not None)
-        assert len(engine.kv_cache_manager.report().tables) == sum(num_tokens < end for end in ends)
+        assert len(engine.scheduler.running) == sum(num_tokens < end for end in ends)
     times = [seq.metrics.finished_time for seq in samples]
     assert output.metrics.finished_time == times[2] > times[0] > times[1]
     assert_empty(engine)

@@ -60,10 +60,10 @@ class SlowHostTier(HostTier):
             raise CopyFailed("a store")
         super().store(block, block_hash)
 
-    def load(self, held: list[int], targets: list[int]) -> None:
+    def load(self, copies: list[BlockCopy]) -> None:
         if self.fails():
             raise CopyFailed("a load")
-        super().load(held, targets)
+        super().load(copies)
         [*_, load] = self.loads
         load.event = SlowEvent(self, load.copies)
 
