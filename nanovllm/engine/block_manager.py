@@ -65,7 +65,7 @@ class BlockManager:
         taken: list[int] = []
         try:
             taken = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here))
-            copies = [BlockCopy(*pair) for pair in zip(held, taken, strict=False)]  # the first of them are for these
+            copies = [BlockCopy(*pair) for pair in zip(held, taken, strict=False)]  # the first ones are targets
             if copies:
                 self.tier.load(copies)
         except Exception:
@@ -164,7 +164,7 @@ class BlockManager:
     def peak(self) -> PoolReport:
         """The report with the most slots held so far. free() updates it before it gives anything back."""
         if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
-            return self._peak  # without a report, which looks at every block that is held
+            return self._peak  # a report looks at every block that is held: make none in vain
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:

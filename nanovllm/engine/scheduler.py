@@ -76,7 +76,7 @@ class Scheduler:
                 index += 1
             elif len(self.running) > 1:
                 self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
-            elif self._kv_cache_manager.tier.arriving():  # to a preempted sequence's blocks: they come free then
+            elif self._kv_cache_manager.tier.arriving():  # the load of a preempted sequence still holds blocks
                 index += 1
             else:
                 self._fail(seq, output)
@@ -162,7 +162,7 @@ class Scheduler:
         self._observer.tell("preempt", seq, makes_room_for)
 
     def preempt_all(self) -> None:
-        """Preempt all running sequences. A step broke off: what it was to write must be computed again."""
+        """Preempt all running sequences: a step broke off, and what it was to write must be computed again."""
         while self.running:
             self._preempt(self.running[-1], makes_room_for=None)
 

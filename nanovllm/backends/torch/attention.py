@@ -5,10 +5,9 @@
     B (11)     ####     #### ###.                    or two of each of two, or four of one
     C (3)      ###.                                  . masked: the rest of a last block
 
-All sequences that decode go through a tile together; a tile is divided among the sequences that reach it. It is copied
-out of the pool before it is read, so decode needs memory for a tile or two beside the pool, whatever the contexts, and
-no operation is done once for each sequence. (A tile has at least one block of each sequence.) A kernel goes one step
-further: it reads the blocks in place.
+All sequences that decode share a tile: the fewer of them reach that far, the more blocks it has of each, and at least
+one. A tile is copied out of the pool before it is read, so memory beside the pool is a tile or two, whatever the
+contexts; and no operation is done once for each sequence. A kernel goes one step further: it reads the blocks in place.
 """
 
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ class Tile(NamedTuple):
     num_seqs: int
     num_slots: int  # of each sequence
     pieces: Tensor  # int64 [num_seqs, 2 * num_blocks], see KVCache.pieces()
-    mask: Tensor  # [num_seqs, 1, 1, num_slots], 0 in a context, -inf behind its end
+    mask: Tensor  # [num_seqs, 1, 1, num_slots], 0 in a context, -inf past its end
 
 
 class PagedAttention:
@@ -53,13 +52,13 @@ class PagedAttention:
         self._tile_size = tile_size
 
     def plan(self, step: AttentionMetadata) -> "PagedAttend":
-        """Clear the blocks that are new in this step. Return its `attend`, for one run of the model."""
+        """Clear the blocks that are new in this step. Return its `attend`."""
         self._kv_cache.clear(step.new_blocks)
         return PagedAttend(self._kv_cache, self._tile_size, step)
 
 
 class PagedAttend:
-    """The `attend` of one step. It plans once for all layers where to write, which rows decode, and in which tiles."""
+    """The `attend` of one step: where to write, which tokens decode and in which tiles is the same in all layers."""
 
     def __init__(self, kv_cache: "KVCache", tile_size: int, step: AttentionMetadata) -> None:
         self._kv_cache = kv_cache
@@ -86,14 +85,14 @@ class PagedAttend:
             num_slots = num_blocks * block_size
             blocks = block_tables[:num_seqs, start // block_size :][:, :num_blocks]
             positions = torch.arange(start, start + num_slots, device=ends.device)
-            is_behind = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, num_slots]
-            mask = torch.zeros(is_behind.shape, dtype=dtype, device=ends.device).masked_fill_(is_behind, float("-inf"))
+            is_past = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, num_slots]
+            mask = torch.zeros(is_past.shape, dtype=dtype, device=ends.device).masked_fill_(is_past, float("-inf"))
             tiles.append(Tile(num_seqs, num_slots, self._kv_cache.pieces(blocks), mask))
             start += num_slots
         return tiles
 
     def _blocks_of_each(self, num_seqs: int) -> int:
-        """Return how many blocks of each sequence a tile has that `num_seqs` sequences share."""
+        """Return how many blocks of each sequence are in a tile that `num_seqs` sequences share."""
         return max(1, self._tile_size // (num_seqs * self._kv_cache.block_size))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -130,8 +129,8 @@ class PagedAttend:
     ) -> Tensor:
         """Attend with several tokens of one sequence, to themselves and then, tile by tile, to all before them.
 
-        Their own keys and values are at hand; the pool is read only before them. Heads that share a KV head read it
-        through views: nothing is repeated for them here either.
+        Their own keys and values are at hand: only earlier ones are read from the pool. Heads that share a KV head
+        read it through views: it is not repeated for them here either.
         q, out [query_len, num_heads, head_dim]; k, v [query_len, num_kv_heads, head_dim];
         block_table [max_blocks], which may be longer than the context
         """

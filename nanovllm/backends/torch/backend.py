@@ -22,7 +22,7 @@ class Computed(NamedTuple):
 
 
 class Backend(Protocol):
-    """The parts of a step. Whoever sets ModelRunner.backend does so while no request is being served."""
+    """The parts of a step. Set ModelRunner.backend only while no request is being served."""
 
     def decode(self, batch: "list[Scheduled]") -> Computed | None:
         """Compute a step of one token for each sequence, faster than forward(). Return None for any other step."""
@@ -33,7 +33,7 @@ class Backend(Protocol):
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]"""
+        """Return the logits of these rows. hidden [num_rows, hidden_size] -> [num_rows, vocab_size]"""
         ...
 
     def sampling(self, computed: Computed) -> AbstractContextManager[None]:

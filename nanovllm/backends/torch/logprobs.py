@@ -1,4 +1,4 @@
-"""Log-probabilities of the likeliest tokens of a row of logits, and of tokens that are named."""
+"""Log-probabilities of the likeliest tokens of a row of logits, and of given tokens."""
 
 from typing import NamedTuple
 

@@ -22,7 +22,7 @@ MAX_LOGITS = 1 << 24  # of a prompt, computed together: a long chunk is cut if t
 
 
 class FinishedStep:
-    """The Pending of a step that is over: launch() ran it."""
+    """A Pending whose step is already over: launch() ran it."""
 
     def __init__(self, tokens: list[SampledToken | None], error: Exception | None = None) -> None:
         self._tokens, self._error = tokens, error
@@ -51,7 +51,7 @@ class ModelRunner:
         self.num_tokens = 0  # computed since the start
 
     def launch(self, batch: "list[Scheduled]") -> FinishedStep:
-        """Run a step. Its error, if it raises one, waits in the Pending."""
+        """Run a step. If it raises, tokens() of the result raises that error."""
         try:
             return FinishedStep(self.run(batch))
         except Exception as error:
@@ -59,10 +59,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: "list[Scheduled]") -> list[SampledToken | None]:
-        """Compute the next `num_tokens` tokens of each sequence, and sample the one behind its last token.
+        """Compute the next `num_tokens` tokens of each sequence, and sample the token that follows its last one.
 
-        A sequence with more tokens to compute gets None. Sequences do not change but for logprobs of their prompts: the
-        caller advances num_computed_tokens and appends the sampled tokens.
+        A sequence with more tokens to compute gets None. Sequences get log-probabilities of their prompts, and do not
+        change otherwise: the caller advances num_computed_tokens and appends the sampled tokens.
         """
         computed = self.compute(batch)
         complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
@@ -81,7 +81,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compute(self, batch: "list[Scheduled]") -> Computed:
-        """Compute the tokens of a batch."""
+        """Run the model on a batch."""
         computed = self.backend.decode(batch)
         if computed is None:
             rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
@@ -95,22 +95,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compute_logits(self, computed: Computed, seqs: list[int]) -> Tensor:
-        """Return the logits behind the last token of each of `seqs`, indices of the batch: [len(seqs), vocab_size]."""
+        """Return the logits after the last token of each of `seqs`, indices in the batch: [len(seqs), vocab_size]."""
         if computed.logits is not None:
             return computed.logits if len(seqs) == len(computed.logits) else computed.logits[seqs]
         last_rows = self._tensor([computed.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
         return self.backend.compute_logits(computed.hidden[last_rows])
 
     def _prompt_logprobs(self, seq: "Sequence", hidden: Tensor) -> list[dict[int, Logprob]]:
-        """Return the logprobs of the prompt's tokens that come next: each row predicts the token after it.
+        """Return the log-probabilities of the prompt's next tokens: each row of `hidden` predicts the token after it.
 
         Skip those that an earlier step has added: the prompt of a preempted sequence is computed twice.
-        hidden [num_tokens, hidden_size], of the tokens that are computed now
+        hidden [num_tokens, hidden_size], of the tokens of this step
         """
         start = max(len(seq.prompt_logprobs) - seq.num_computed_tokens, 0)  # the row before the next token
         end = min(len(hidden), seq.num_prompt_tokens - 1 - seq.num_computed_tokens)
         vocab_size, count = self.model.config.vocab_size, seq.params.prompt_logprobs
-        assert count is not None, "nobody asks for logprobs of the prompt"
+        assert count is not None, "the request wants no log-probabilities of its prompt"
         logprobs: list[dict[int, Logprob]] = []
         size = max(1, MAX_LOGITS // vocab_size)
         for row in range(start, end, size):
@@ -139,7 +139,7 @@ class ModelRunner:
     def _block_tables(self, tables: list[list[int]]) -> Tensor:
         """Return the tables as int64 [num_seqs, max_blocks], each padded with its own last block.
 
-        No list of lists is made: torch would go through it number by number.
+        They pass through one flat array: torch would convert a list of lists number by number.
         """
         width, flat = max(len(table) for table in tables), array("q")
         for table in tables:
@@ -160,8 +160,8 @@ def sample_with_logprobs(
 ) -> list[SampledToken]:
     """Sample one token for each row, after its logits processors; all logprobs are of the raw logits.
 
-    A row without processors and without logprobs costs nothing beyond sample_rows(). Raise FloatingPointError as that
-    does, and ValueError if the processors leave no token. logits [num_seqs, vocab_size]
+    A row without processors and without logprobs costs nothing beyond sample_rows(). Raise FloatingPointError as
+    sample() does, and ValueError if the processors leave no token. logits [num_seqs, vocab_size]
     """
     try:
         tokens = sample_rows(process(logits, seqs), [seq.sampling_row() for seq in seqs])
@@ -189,7 +189,7 @@ def sample_with_logprobs(
 
 
 def process(logits: Tensor, seqs: "list[Sequence]") -> Tensor:
-    """Return the rows to sample from. `logits` stay as they are. logits, out [num_seqs, vocab_size]"""
+    """Return the logits after each row's logits processors, as a copy if there are any. [num_seqs, vocab_size]"""
     if not any(seq.logits_processors for seq in seqs):
         return logits
     logits = logits.to(torch.float32, copy=True)

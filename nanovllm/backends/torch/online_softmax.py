@@ -2,9 +2,8 @@
 
     out = sum(exp(score) * value) / sum(exp(score))
 
-A part needs to keep only its `out` and the logarithm of its denominator: Milakov and Gimelshein 2018
-(arXiv:1805.02867), used for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (Dao et al. 2022,
-arXiv:2205.14135).
+A part is known by its `out` and the logarithm of its denominator: Milakov and Gimelshein 2018 (arXiv:1805.02867), used
+for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (Dao et al. 2022, arXiv:2205.14135).
 """
 
 import math
@@ -18,7 +17,7 @@ class Part(NamedTuple):
     """Attention to some of the keys."""
 
     out: Tensor  # [..., num_queries, head_dim], float32 once merged
-    lse: Tensor  # float32 [..., num_queries], the logarithm of the sum of the exponentials of the scores
+    lse: Tensor  # float32 [..., num_queries], logarithm of the sum of exp(score)
 
 
 def merge_attn_states(a: Part, b: Part) -> Part:
@@ -48,7 +47,7 @@ def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_
     `mask` is added to the scores; `is_causal`: query i sees keys 0 .. i.
     q [batch, heads, num_queries, head_dim]; k, v [batch, heads, num_keys, head_dim]
     """
-    assert k.shape[-2] > 0, "no keys: a query sees one at least"
+    assert k.shape[-2] > 0, "each query must see at least one key"
     if q.device.type == "cpu":  # the kernel behind F.scaled_dot_product_attention, which keeps the second result
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask)
         return Part(out, lse)
@@ -56,7 +55,7 @@ def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_
 
 
 def attend_part_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
-    """Do the same in public operations, on any device.
+    """Return the same, computed with public operations, on any device.
 
     All scores exist at once, float32 [batch, heads, num_queries, num_keys].
     """

@@ -1,4 +1,4 @@
-"""The exponential race: of tokens with probabilities p the one with the largest p / Exp(1) wins, with probability p.
+"""The exponential race: the token with the largest p / Exp(1) wins, each token with its probability p.
 
 Noise of 1e-5 in the logits almost never changes the winner; inverting the cumulative distribution would shift every
 token behind the noise. Nothing is sorted: sorting a row of 128,256 logits takes longer than the rest of the sampler.
@@ -43,7 +43,7 @@ def race_all(logits: Tensor, params: RowParams) -> Tensor:
         again = ((before >= params.top_p[rows, 0]) & (before > 0)).nonzero().squeeze(1)
         rows, probs = rows[again], probs[again]
         tokens[rows] = draw(probs, params.key[rows], attempt)
-    raise AssertionError
+    raise AssertionError("count() never ends")
 
 
 def probs_in_chunks(logits: Tensor, params: RowParams) -> Tensor:
@@ -57,7 +57,7 @@ def probs_in_chunks(logits: Tensor, params: RowParams) -> Tensor:
 def draw(probs: Tensor, keys: Tensor, attempt: int) -> Tensor:
     """Let chunks race with the sums of their tokens, then the tokens of the chunk that won.
 
-    This is as exact as a race of all tokens, and takes noise for a few of them only.
+    This is as exact as a race of all tokens, and needs noise for few of them.
     probs float32 [num_rows, num_chunks, CHUNK], keys [num_rows, 1] -> tokens [num_rows]
     """
     num_rows, num_chunks, _ = probs.shape
@@ -69,7 +69,7 @@ def draw(probs: Tensor, keys: Tensor, attempt: int) -> Tensor:
 
 
 def keep_likelier(probs: Tensor, tokens: Tensor) -> Tensor:
-    """Set each row's token to 0, and all that come after it: those less likely, and of its equals those behind it.
+    """Zero each row's token and all less likely ones. Of equally likely tokens the first counts as the likeliest.
 
     probs, out [num_rows, num_chunks, CHUNK], tokens [num_rows]
     """
@@ -124,7 +124,7 @@ def first_in_order(values: Tensor, ids: Tensor, k: int) -> Tensor:
     """Return the ids of the k largest values of each row; of equals the smallest ids.
 
     values float32, ids int64 [num_rows, n]
-    Value and id are packed into one number, in whose order they are: the bits of the float above, minus the id below.
+    Value and id are packed into one number, sorted like them: the bits of the float above, minus the id below.
     """
     bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0
     bits = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()  # the bits of negative floats order backwards

@@ -19,7 +19,7 @@ MAX_LOGITS = 1 << 20  # sampled from together on a CPU: intermediate results of 
 
 
 class SamplingRow(NamedTuple):
-    """The sampler's parameters for one row of logits."""
+    """All that the sampler needs to know about one row of logits."""
 
     params: "SamplingParams"
     seed: int  # the request's, or one drawn for it on arrival
@@ -28,13 +28,15 @@ class SamplingRow(NamedTuple):
 
 
 class SampledToken(NamedTuple):
+    """A token, and how likely the model found it."""
+
     token_id: int
     logprob: float  # natural log, of the raw logits
-    logprobs: dict[int, Logprob] | None = None  # if the request asks for them: of this token and the likeliest ones
+    logprobs: dict[int, Logprob] | None = None  # of this token and the likeliest ones, if the request wants them
 
 
 def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-    """Sample one token for each row. logits [num_rows, vocab_size]
+    """Return one token for each row. logits [num_rows, vocab_size]
 
     Raise FloatingPointError, naming the row, if a row has no probabilities: NaN, +inf or nothing but -inf in it.
     """
