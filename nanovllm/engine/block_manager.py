@@ -163,8 +163,8 @@ class BlockManager:
     @property
     def peak(self) -> PoolReport:
         """The report with the most slots held so far. free() updates it before it gives anything back."""
-        if (self.num_blocks - self.num_free_blocks) * self.block_size < self._peak.held:
-            return self._peak  # a report looks at every block that is held: make none in vain
+        if (self.num_blocks - len(self.pool.free)) * self.block_size < self._peak.held:
+            return self._peak
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:

@@ -1,6 +1,7 @@
 """KVCache: the keys and values of all sequences. PoolReport: how much of them is in use."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -102,11 +103,11 @@ class PoolReport:
     promised: int  # what the sequences may come to need: the blocks for prompt + max_tokens of each
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each block that is held, by start
 
-    @property
+    @cached_property  # the peak's is compared whenever a sequence leaves
     def held(self) -> int:
         return sum(size for _, size, _ in self.pieces)
 
-    @property
+    @cached_property
     def used(self) -> int:
         return sum(used for _, _, used in self.pieces)
 

@@ -211,7 +211,7 @@ def test_a_pool_given_in_tokens_has_the_whole_blocks_of_them(checkpoint):
     assert blocks(kv_cache_tokens=76) == blocks(kv_cache_tokens=79) == 19
     assert blocks(kv_cache_tokens=79, block_size=1) == 79
     report = LLM(checkpoint, block_size=4, kv_cache_tokens=77).kv_cache_manager.report()
-    assert (report.num_blocks, report.block_size, report.num_slots) == (19, 4, 76)
+    assert report.num_slots == 76
 
 
 def test_a_pool_given_in_bytes_has_the_blocks_that_fit():
