@@ -5,6 +5,7 @@ A step is three calls: schedule (who runs), launch (the model), update (what the
 
 import threading
 from collections import abc
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
 
@@ -220,10 +221,8 @@ class LLMEngine:
             if not seq.finished:
                 seq.finish("abort")
                 self.scheduler.remove(seq)
-            elif seq in self.scheduler.running:  # it ended in a step that broke off before it was removed
-                self.scheduler.remove(seq)
-        [output] = self._outputs(samples)
         self._unreported = [seq for seq in self._unreported if seq not in samples]
+        [output] = self._outputs(samples)
         return output
 
     def has_unfinished_requests(self) -> bool:
@@ -243,13 +242,15 @@ class LLMEngine:
             self.kv_cache_manager.collect_loads(wait=not output.batch)  # if nobody can run until a block arrives
             updated = [*self._unreported, *output.failed, *self._update(output.batch, tokens)]
             self._unreported = []
+            outputs = self._outputs(updated)
         except BaseException as error:
+            self._remove_ended()
             ended = [samples for samples in self.requests.values() if all(seq.finished for seq in samples)]
             self._unreported = [seq for samples in ended for seq in samples]
             self.observers.tell("end", error)
             raise
         self.observers.tell("end", None)
-        return self._outputs(updated)
+        return outputs
 
     def _schedule(self) -> SchedulerOutput:
         """Decide on the step, and make its copies. If this raises, all sequences start over.
@@ -286,11 +287,12 @@ class LLMEngine:
         """
         updated = []
         for (seq, num_tokens), token in zip(batch, tokens, strict=True):
-            if not seq.finished:  # else it has failed, and nothing of it was computed
+            has_failed = seq.finished  # then nothing of it was computed
+            if token is not None:
+                seq.append_token(token)  # first: if it raises, the step is computed again
+            if not has_failed:
                 seq.num_computed_tokens += num_tokens
                 self.kv_cache_manager.cache_blocks(seq, num_tokens)
-            if token is not None:
-                seq.append_token(token)
             if token is not None or seq.finished:
                 updated.append(seq)
         self.observers.tell("step", batch, updated)
@@ -299,16 +301,31 @@ class LLMEngine:
                 self.scheduler.remove(ended)
         return updated
 
+    def _remove_ended(self) -> None:
+        """Remove the sequences that have ended in a step that broke off: the next one would run them again."""
+        for seq in [seq for seq in self.scheduler.running if seq.finished]:
+            for ended in [seq, *seq.to_fork]:
+                with suppress(Exception):  # an observer that raises once more: the first error is on its way
+                    self.scheduler.remove(ended)
+
     def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
-        """Return the outputs that are due of the requests of `seqs`. Forget the requests that have finished."""
+        """Return the outputs that are due of the requests of `seqs`. Forget the requests that have finished.
+
+        If one cannot be decoded, forget it alone: it would raise again in each step.
+        """
         outputs = []
         for request_id in {seq.request_id: None for seq in seqs}:
-            if not is_due(samples := self.requests[request_id]):
-                continue
-            output = request_output(samples)
+            samples = self.requests[request_id]
+            try:
+                if is_due(samples):
+                    outputs.append(request_output(samples))
+            except Exception:
+                if all(seq.finished for seq in samples):
+                    del self.requests[request_id]
+                raise
+        for output in outputs:
             if output.finished:
-                del self.requests[request_id]
-            outputs.append(output)
+                del self.requests[output.request_id]
         return outputs
 
     def tokenized(self, prompt: ParsedPrompt, tokenization_kwargs: dict[str, Any] | None) -> ParsedPrompt:
@@ -330,6 +347,7 @@ class LLMEngine:
             raise ValueError("there is no tokenizer: prompts must be token ids")
         return self.tokenizer
 
+    @interrupts_held_back()
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Empty the cache, on the host too. Return False, and change nothing, while a request runs.
 

@@ -3,13 +3,14 @@
 The model is a scripted one, whose answers depend on every slot that a sequence reads.
 """
 
+import signal
 import weakref
 
 import pytest
 
 from ...backends.torch.sampler import SampledToken
 from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import RequestOutput
+from ...engine.outputs import CompletionOutput, RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from .helpers import byte_ids
@@ -511,6 +512,104 @@ def test_one_that_failed_in_a_step_that_breaks_off_is_told_in_the_next(checkpoin
     assert reason(outputs["a"]) == "error" and outputs["a"].finished
     ended = run_to_the_end(engine)
     assert list(ended) == ["b"] and reason(ended["b"]) == "length"
+
+
+@pytest.mark.parametrize("kind", ["step", "finish", "end"])
+def test_one_that_has_ended_does_not_run_again_though_an_observer_raises(checkpoint, kind):
+    """It has its last token, and keeps no block. A request that goes on loses none."""
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    for name, max_tokens in {"a": 2, "b": 4}.items():
+        engine.add_request(name, [1, 2, 3], params(max_tokens))
+    step(engine)
+
+    class Broken:
+        def tell(self, *details: object) -> None:
+            raise RuntimeError("broken observer")
+
+    observer = Broken()
+    setattr(observer, f"on_{kind}", observer.tell)
+    engine.observers.append(observer)
+    with pytest.raises(RuntimeError, match="broken observer"):
+        engine.step()
+    engine.observers.remove(observer)
+    assert [seq.request_id for seq in engine.scheduler.running] == ["b"]
+    assert_whole(engine)
+    ended = run_to_the_end(engine)
+    assert answer(ended["b"]) == said_alone([1, 2, 3], 4)
+    if kind != "end":
+        assert answer(ended["a"]) == said_alone([1, 2, 3], 2), "the next step returns it"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_token_that_cannot_be_appended_is_computed_again(checkpoint, monkeypatch, when):
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    for name in "ab":
+        engine.add_request(name, [1, 2, 3], params(6))
+    step(engine)
+    append_token = Sequence.append_token
+
+    def fails(seq: Sequence, token: SampledToken) -> None:
+        if when == "after":
+            append_token(seq, token)
+        raise RuntimeError("no text")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no text"):
+        patch.setattr(Sequence, "append_token", fails)
+        engine.step()
+    assert_whole(engine)
+    ended = run_to_the_end(engine)
+    assert [answer(ended[name]) for name in "ab"] == [said_alone([1, 2, 3], 6)] * 2
+
+
+def test_a_request_that_cannot_be_decoded_is_forgotten_alone(checkpoint, monkeypatch):
+    """All three end in the same step: it raises, and the next one returns the others."""
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    for name in "abc":
+        engine.add_request(name, [1, 2, 3], params(2))
+    step(engine)
+    completion = Sequence.completion
+
+    def decoded(seq: Sequence) -> CompletionOutput:
+        if seq.request_id == "b":
+            raise RuntimeError("no text")
+        return completion(seq)
+
+    monkeypatch.setattr(Sequence, "completion", decoded)
+    with pytest.raises(RuntimeError, match="no text"):
+        engine.step()
+    assert_whole(engine)
+    assert list(engine.step()) != [] and not engine.has_unfinished_requests()
+    assert_empty(engine)
+
+
+def test_an_abort_that_cannot_be_decoded_leaves_nothing(checkpoint, monkeypatch):
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    engine.add_request("a", [1, 2, 3], params(4))
+    step(engine)
+    monkeypatch.setattr(Sequence, "completion", lambda seq: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.abort_request("a")
+    assert_empty(engine)
+
+
+def test_a_reset_is_not_broken_off(checkpoint, monkeypatch):
+    """Ctrl-C while a sequence goes from one queue to the other."""
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    engine.add_request("a", [1] * 3, params(4)), step(engine)
+    preempt_all = engine.scheduler.preempt_all
+
+    def pressed() -> None:
+        [seq] = engine.scheduler.running
+        engine.scheduler.running.clear()
+        signal.raise_signal(signal.SIGINT)
+        engine.scheduler.running.append(seq)
+        preempt_all()
+
+    monkeypatch.setattr(engine.scheduler, "preempt_all", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        engine.reset_prefix_cache(reset_running_requests=True)
+    assert len(engine.scheduler.waiting) == 1
+    assert answer(run_to_the_end(engine)["a"]) == said_alone([1] * 3, 4)
 
 
 # Ctrl-C
