@@ -103,7 +103,7 @@ class AsyncLLM:
     async def abort(self, request_id: str | abc.Iterable[str], internal: bool = False) -> None:
         """End requests: their callers get a last output that says "abort". Ids of no request are ignored."""
         request_ids = listed_ids(request_id)
-        if not self.errored:
+        with suppress(EngineDeadError):
             await self._call(partial(self._thread.abort_all, request_ids=request_ids))
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -150,12 +150,12 @@ class AsyncLLM:
         return await self._call(lambda engine: engine.reset_prefix_cache(reset_running_requests, reset_connector))
 
     def stats(self) -> EngineStats:
-        """Return the state of queues and pools, and counts since the start."""
-        return self._thread.engine.stats()
+        """Return the state of queues and pools, and counts since the start. Wait for a step at most, as get_metrics."""
+        return self._thread.ask(lambda engine: engine.stats())
 
     def get_metrics(self) -> list[Metric]:
         """Return the same under vLLM's names."""
-        return self._thread.engine.get_metrics()
+        return self._thread.ask(lambda engine: engine.get_metrics())
 
     async def _call(self, function: abc.Callable[[LLMEngine], Any]) -> Any:
         return await asyncio.wrap_future(self._thread.call(function))
@@ -223,6 +223,15 @@ class EngineThread:
                 raise self.dead_error()
             self._inbox.put((function, answer))
         return answer
+
+    def ask(self, function: Call) -> Any:
+        """Return `function(engine)`, computed between two steps: in one, a sequence that ends would be counted twice
+        or not at all. Once the engine has ended nothing changes any more.
+        """
+        if threading.current_thread() is not self._thread:
+            with suppress(EngineDeadError):
+                return self.call(function).result()
+        return function(self.engine)
 
     def add(self, engine: LLMEngine, stream: Stream, request_id: str, **request: Any) -> None:
         """Add a request, in the engine's thread. Raise ValueError for one that it cannot serve."""

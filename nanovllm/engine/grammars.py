@@ -52,7 +52,7 @@ class Grammars:
     def processor(self, params: StructuredOutputsParams) -> GrammarProcessor:
         """Return the processor of one sequence. Raise ValueError if no output can follow the grammar."""
         if self._tokenizer is None:
-            raise ValueError("structured_outputs are of texts, and the checkpoint has no tokenizer")
+            raise ValueError("structured_outputs are of texts, and there is no tokenizer")
         return GrammarProcessor(self._compiled(params.kind, grammar_text(self._library, params)).deep_copy())
 
     def _compile(self, kind: str, text: str) -> Any:

@@ -74,10 +74,7 @@ class InputProcessor:
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             if self._tokenizer is None:
-                raise ValueError(
-                    "the checkpoint has neither tokenizer.json nor tokenizer.model: "
-                    "a prompt must be a list of token ids"
-                )
+                raise ValueError("there is no tokenizer: a prompt must be a list of token ids")
             try:
                 prompt.encode()
             except UnicodeEncodeError as half:  # half a character; on a command line: a byte that is not UTF-8
@@ -96,7 +93,7 @@ class InputProcessor:
         """Raise ValueError for parameters that this model or this tokenizer cannot serve."""
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self._tokenizer is None:
-                raise ValueError(f"{name} is {getattr(params, name)}, and the checkpoint has no tokenizer")
+                raise ValueError(f"{name} is {getattr(params, name)}, and there is no tokenizer")
         for name in ("stop_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids"):
             wrong = [token_id for token_id in getattr(params, name) or () if not 0 <= token_id < self._vocab_size]
             if wrong:

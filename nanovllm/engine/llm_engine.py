@@ -7,7 +7,7 @@ import threading
 from collections import abc
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from ..backends.choice import Kernels, choose_backend
 from ..backends.torch.model_runner import ModelRunner
@@ -52,7 +52,8 @@ class LLMEngine:
         `executor` returns another Executor for the pool.
         """
         if config.load_format != "dummy":
-            config = replace(config, model=str(find_checkpoint(config.model)))
+            folder = find_checkpoint(config.model, cache_dir=config.download_dir, token=config.hf_token)
+            config = replace(config, model=str(folder))
         self.config = config
         self._thread = threading.current_thread()
         self.model_config = read_model_config(config.model)
@@ -164,26 +165,26 @@ class LLMEngine:
         the prompt is token ids.
         """
         self.check_thread()
-        refuse(arrival_time=arrival_time, lora_request=lora_request, trace_headers=trace_headers, priority=priority)
-        refuse(session_id=session_id, kv_hints=kv_hints)
-        if not isinstance(request_id, str):
-            raise ValueError(f"request_id must be a text, not {request_id!r}")
-        if not isinstance(prompt_text, str | None):
-            raise ValueError(f"prompt_text must be a text, not {prompt_text!r}")
-        parsed = self.tokenized(as_prompt(prompt), tokenization_kwargs)
-        if isinstance(parsed, dict):
-            prompt_text = parsed.get("prompt", prompt_text)
-            parsed = parsed["prompt_token_ids"]
-        if not self.requests:
-            self.kernels.take_up()
         try:
+            refuse(arrival_time=arrival_time, lora_request=lora_request, trace_headers=trace_headers, priority=priority)
+            refuse(session_id=session_id, kv_hints=kv_hints)
+            if not isinstance(request_id, str):
+                raise ValueError(f"request_id must be a text, not {request_id!r}")
+            if not isinstance(prompt_text, str | None):
+                raise ValueError(f"prompt_text must be a text, not {prompt_text!r}")
+            parsed = self.tokenized(as_prompt(prompt), tokenization_kwargs)
+            if isinstance(parsed, dict):
+                prompt_text = parsed.get("prompt", prompt_text)
+                parsed = parsed["prompt_token_ids"]
+            if not self.requests:
+                self.kernels.take_up()
             samples = self._process(request_id, parsed, SamplingParams() if params is None else params)
         except ValueError as error:
-            self.observers.tell("refuse", request_id, str(error))
+            self.observers.tell("refuse", str(request_id), str(error))
             raise
         self.requests[request_id] = samples
         for seq in samples:
-            seq.prompt = seq.prompt if prompt_text is None else prompt_text
+            seq.prompt = prompt_text if seq.prompt is None else seq.prompt
         size = self.config.max_num_seqs  # so many samples can run at once: the first one computes the prompt for them
         for first, *others in (samples[start : start + size] for start in range(0, len(samples), size)):
             first.to_fork = others
@@ -200,8 +201,16 @@ class LLMEngine:
             raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
         return samples
 
+    @overload
+    def abort_request(self, request_ids: str, internal: bool = False) -> RequestOutput | None: ...
+
+    @overload
+    def abort_request(self, request_ids: abc.Iterable[str], internal: bool = False) -> list[RequestOutput]: ...
+
     @interrupts_held_back()
-    def abort_request(self, request_ids: str | abc.Iterable[str], internal: bool = False) -> Any:
+    def abort_request(
+        self, request_ids: str | abc.Iterable[str], internal: bool = False
+    ) -> RequestOutput | list[RequestOutput] | None:
         """End a request, whatever its state, and return its last output. Return None if it is not here.
 
         Given a list, return the outputs of those that are here.

@@ -1,6 +1,9 @@
 """Observer: receives every event of an engine. To trace or draw an engine, pass it an observer of your own."""
 
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 
 class Observer:
@@ -38,31 +41,38 @@ class Observer:
 class Observers(Observer):
     """The observers of an engine. Each receives the events that it has a method for, such as on_admit(seq, hits).
 
-    An event without such a method costs one lookup. Any thread may append and remove.
+    One without any such method receives all events, by its tell(). An event that nobody receives costs one lookup.
+    Any thread may append and remove; the engine's thread calls the methods.
     """
 
     def __init__(self, *observers: object) -> None:
+        self._lock = threading.Lock()  # of two threads that append neither is lost
         self._observers: list[object] = []
-        self._methods: dict[str, list[Callable[..., None]]] = {}  # by kind, in the order of the observers
+        self._methods = Methods({}, [])
         for observer in observers:
             self.append(observer)
 
     def tell(self, kind: str, *details: object) -> None:
         """Call on_<kind>(*details) of each observer that has it."""
-        methods = self._methods.get(kind)
-        if methods:
-            for method in methods:
+        methods = self._methods
+        if kind in methods.of_kind:
+            for method in methods.of_kind[kind]:
                 method(*details)
+        else:
+            for tell in methods.of_any:
+                tell(kind, *details)
 
     def append(self, observer: object) -> None:
-        """Pass `observer` the events from now on."""
-        self._set([*self._observers, observer])
+        """Pass `observer` the events from now on. Raise ValueError if it has no method to receive any."""
+        with self._lock:
+            self._set([*self._observers, observer])
 
     def remove(self, observer: object) -> None:
         """Pass `observer` no more events. Raise ValueError if it is not one of these."""
-        observers = list(self._observers)
-        observers.remove(observer)
-        self._set(observers)
+        with self._lock:
+            observers = list(self._observers)
+            observers.remove(observer)
+            self._set(observers)
 
     def __iter__(self) -> Iterator[object]:
         return iter(self._observers)
@@ -71,10 +81,26 @@ class Observers(Observer):
         return len(self._observers)
 
     def _set(self, observers: list[object]) -> None:
-        """Build both tables anew: tell() may be at work with the old ones."""
-        methods: dict[str, list[Callable[..., None]]] = {}
-        for observer in observers:
-            for name in dir(observer):
-                if name.startswith("on_"):
-                    methods.setdefault(name.removeprefix("on_"), []).append(getattr(observer, name))
-        self._observers, self._methods = observers, methods
+        """Build the tables anew: tell() may be at work with the old ones."""
+        kinds_of = [[name.removeprefix("on_") for name in dir(each) if name.startswith("on_")] for each in observers]
+        of_kind: dict[str, list[Callable[..., None]]] = {kind: [] for kinds in kinds_of for kind in kinds}
+        of_any: list[Callable[..., None]] = []
+        for observer, kinds in zip(observers, kinds_of, strict=True):
+            tell = None if kinds else getattr(observer, "tell", None)
+            if not kinds and not callable(tell):
+                raise ValueError(f"an observer has tell() or methods such as on_admit(), {observer!r} has neither")
+            if callable(tell):
+                of_any.append(tell)
+            for kind, methods in of_kind.items():
+                if callable(tell):
+                    methods.append(partial(tell, kind))
+                elif kind in kinds:
+                    methods.append(getattr(observer, f"on_{kind}"))
+        self._observers, self._methods = observers, Methods(of_kind, of_any)
+
+
+class Methods(NamedTuple):
+    """The methods of some observers, in the order of these."""
+
+    of_kind: dict[str, list[Callable[..., None]]]
+    of_any: list[Callable[..., None]]  # the tell() of those that receive all kinds, for one that is not in of_kind

@@ -129,6 +129,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {  # values beside the default that ask f
 
 TOPIC_OF = {name: topic for topic, names in TOPICS.items() for name in names}
 DEFAULTS = {name: default for names in TOPICS.values() for name, default in names.items()}
+INSTEAD = {"stream_interval": "SamplingParams.stream_interval says it of each request"}  # what nanovllm has
 EMPTY: tuple[Any, ...] = (None, {}, [], (), set(), "")
 
 
@@ -151,7 +152,8 @@ def is_same(value: Any, other: Any) -> bool:
 
 def refusal(name: str, value: Any) -> str:
     """Return why `value` is refused."""
-    return f"vLLM has {name}, nanovllm has not: {TOPIC_OF[name]}; leave it at {DEFAULTS[name]!r} ({value!r} was given)"
+    why = INSTEAD.get(name, TOPIC_OF[name])
+    return f"vLLM has {name}, nanovllm has not: {why}; leave it at {DEFAULTS[name]!r} ({value!r} was given)"
 
 
 OnlyInVllm: Any = make_dataclass(

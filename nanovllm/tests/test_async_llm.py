@@ -11,6 +11,7 @@ import pytest
 
 from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams
 from ..async_llm import Stream
+from ..engine import llm_engine, stats
 from .helpers import OPTIONS
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
@@ -356,6 +357,36 @@ def test_shutdown_ends_all_callers_and_the_thread(make):
     assert engine.errored and not engine._thread._thread.is_alive() and engine.stats().blocks_running == 0
 
 
+def test_an_engine_that_ends_meanwhile_has_nothing_to_abort(make):
+    """It ends between the caller's look and the call."""
+    engine = make()
+    shut_down, call = engine.shutdown, engine._thread.call
+
+    def late(function):
+        shut_down()
+        return call(function)
+
+    engine._thread.call = late
+    asyncio.run(engine.abort("nobody"))
+    assert engine.errored
+
+
+def test_statistics_are_of_a_moment_between_two_steps(make, monkeypatch):
+    """In a step a sequence that has ended is counted already, and still among those that are served."""
+    engine, threads, collect = make(), [], stats.collect
+
+    def noted(inner):
+        threads.append(threading.current_thread())
+        return collect(inner)
+
+    monkeypatch.setattr(stats, "collect", noted)
+    monkeypatch.setattr(llm_engine, "collect", noted)
+    assert engine.stats().generation_tokens == 0 and engine.get_metrics()
+    assert threads == [engine._thread._thread] * 2
+    engine.shutdown()
+    assert engine.stats().generation_tokens == 0, "it can be asked after its end"
+
+
 def test_an_engine_that_nobody_holds_any_more_ends(checkpoint):
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(checkpoint), **OPTIONS))
     thread, ref = engine._thread._thread, weakref.ref(engine)
@@ -447,9 +478,8 @@ def test_soak(make, num_callers, seed):
     engine = make(kv_cache_tokens=96, max_num_seqs=8, max_num_batched_tokens=24)
     assert asyncio.run(run(engine)) > num_callers / 2
     check_nothing_is_left(engine)
-    stats = engine.stats()
     assert sum(engine._thread.engine.tally.ended.values()) > num_callers
-    assert stats.preemptions > 0 or num_callers < 50
+    assert engine.stats().preemptions > 0 or num_callers < 50
 
 
 async def numbered(outputs):

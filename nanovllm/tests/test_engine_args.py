@@ -125,6 +125,11 @@ def test_an_option_that_was_set_later_is_looked_at_too(checkpoint):
         args.engine_config()
 
 
+def test_what_nanovllm_has_in_its_place_is_named():
+    with pytest.raises(ValueError, match=r"nanovllm has not: SamplingParams\.stream_interval says it of each request"):
+        EngineArgs(stream_interval=4).check()
+
+
 def test_flags_of_a_command(checkpoint):
     parser = AsyncEngineArgs.add_cli_args(ArgumentParser())
     flags = ["--model", str(checkpoint), "--max-model-len", "0.05k", "--max-num-seqs", "2"]

@@ -18,7 +18,7 @@ import pytest
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from .. import LLM, EngineConfig, SamplingParams
+from .. import LLM, EngineConfig, LLMEngine, SamplingParams
 from ..__main__ import main
 from ..checkpoints import hub as checkpoints
 from ..checkpoints.hub import find_checkpoint, find_tokenizer
@@ -127,6 +127,12 @@ def test_a_token_and_a_cache_may_be_given(hub, tmp_path):
     hub.private = True
     folder = find_checkpoint(NAME, cache_dir=tmp_path / "elsewhere", token=TOKEN)
     assert folder.is_relative_to(tmp_path / "elsewhere") and (folder / SHARDS[0]).is_file()
+
+
+def test_an_engine_of_a_config_takes_its_token_and_cache(hub, tmp_path):
+    hub.private = True
+    config = EngineConfig(NAME, download_dir=str(tmp_path / "elsewhere"), hf_token=TOKEN, offload_policy="recompute")
+    assert Path(LLMEngine(config).config.model).is_relative_to(tmp_path / "elsewhere")
 
 
 def test_of_a_tokenizer_no_weights_are_fetched(hub, tmp_path):

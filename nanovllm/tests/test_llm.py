@@ -369,13 +369,14 @@ def make_engine(checkpoint, **options):
 def test_an_engine_that_a_script_steps(llm, checkpoint):
     engine, finished = make_engine(checkpoint), {}
     assert engine.add_request("one", {"prompt_token_ids": PROMPT}, greedy()) == "one"
-    engine.add_request("two", "the fox", greedy(), prompt_text="shown")
-    engine.add_request("three", np.array(PROMPT), greedy(6))
+    engine.add_request("two", "the fox", greedy(), prompt_text="not shown")
+    engine.add_request("three", np.array(PROMPT), greedy(6), prompt_text="shown")
     assert engine.get_num_unfinished_requests() == 3
     while engine.has_unfinished_requests():
         finished |= {output.request_id: output for output in engine.step() if output.finished}
     assert token_ids([finished["one"]]) == token_ids(llm.generate(PROMPT, greedy()))
-    assert finished["two"].prompt == "shown" and len(finished["three"].outputs[0].token_ids) == 6
+    assert finished["two"].prompt == "the fox", "a text is the prompt itself"
+    assert finished["three"].prompt == "shown" and len(finished["three"].outputs[0].token_ids) == 6
 
 
 def test_requests_are_aborted_one_or_several(checkpoint):

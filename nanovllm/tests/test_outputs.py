@@ -302,7 +302,7 @@ def test_what_needs_a_tokenizer_is_refused_without_one(make, checkpoint, tmp_pat
     llm = LLM(tmp_path, **OPTIONS)
     [output] = llm.generate([[5, 6]], SamplingParams(**options))
     [(name, value)] = options.items()
-    assert output.error == f"{name} is {[value] if name == 'stop' else value}, and the checkpoint has no tokenizer"
+    assert output.error == f"{name} is {[value] if name == 'stop' else value}, and there is no tokenizer"
     [output] = llm.generate([[5, 6]], SamplingParams(max_tokens=2, logprobs=1, ignore_eos=True))
     assert output.error is None and output.outputs[0].text == ""
 

@@ -272,7 +272,7 @@ def test_without_the_library_one_error_says_what_to_install(llm, monkeypatch):
 
 
 def test_without_a_tokenizer_or_an_end_there_is_one_error():
-    with pytest.raises(ValueError, match="the checkpoint has no tokenizer"):
+    with pytest.raises(ValueError, match="there is no tokenizer"):
         Grammars(None, 320, {2}).processor(StructuredOutputsParams(regex="a"))
     with pytest.raises(ValueError, match="the checkpoint names none"):
         Grammars(load_tokenizer(STORYTELLER), 4096, set()).processor(StructuredOutputsParams(regex="a"))

@@ -386,7 +386,7 @@ def test_parameters_that_cannot_be_are_named_with_their_value(options, error):
         ([], "the prompt is empty"),
         ([320], "token id 320 is not an int from 0 to 319"),
         ([1] * 64, "the prompt has 64 tokens; max_model_len 64 leaves room for 63"),
-        ("text", "the checkpoint has neither tokenizer.json nor tokenizer.model"),
+        ("text", "there is no tokenizer: a prompt must be a list of token ids"),
     ],
     ids=str,
 )

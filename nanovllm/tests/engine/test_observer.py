@@ -1,5 +1,8 @@
 """Observers: what an engine tells, in order, and what is the same whether somebody listens or not."""
 
+import re
+import sys
+import threading
 from collections import Counter
 from typing import Any
 
@@ -51,7 +54,7 @@ def test_an_observer_hears_of_the_kinds_that_it_has_a_method_for():
         def on_admit(self, *details: object) -> None:
             heard.append(details)
 
-    observers = Observers(Listener(), object())
+    observers = Observers(Listener(), Observer())
     observers.tell("admit", 1, 2), observers.tell("free", 3), observers.tell("admit")
     assert heard == [(1, 2), ()]
 
@@ -89,6 +92,50 @@ def test_one_may_leave_while_it_is_told():
     observers = Observers(Once(), Always())
     observers.tell("begin"), observers.tell("begin")
     assert heard == ["once", "always", "always"]
+
+
+def test_an_observer_that_overrides_tell_hears_of_all_kinds_in_its_place():
+    heard: list[tuple[object, ...]] = []
+
+    class Listener:
+        def on_admit(self, *details: object) -> None:
+            heard.append(("a listener", *details))
+
+    class Everything(Observer):
+        def tell(self, kind: str, *details: object) -> None:
+            heard.append((kind, *details))
+
+    everything = Everything()
+    observers = Observers(Listener(), everything, Listener())
+    observers.tell("admit", 1), observers.tell("free", 2, 3)
+    assert heard == [("a listener", 1), ("admit", 1), ("a listener", 1), ("free", 2, 3)]
+    observers.remove(everything)
+    observers.tell("free", 4)
+    assert len(heard) == 4
+
+
+def test_what_cannot_be_told_anything_is_no_observer():
+    observers = Observers()
+    with pytest.raises(ValueError, match=re.escape("has tell() or methods such as on_admit(), 5 has neither")):
+        observers.append(5)
+    assert len(observers) == 0
+
+
+def test_threads_that_append_at_once_lose_none():
+    observers = Observers()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [
+            threading.Thread(target=lambda: [observers.append(Observer()) for _ in range(100)]) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(observers) == 400
 
 
 def test_the_default_observer_ignores_everything():
@@ -137,6 +184,10 @@ def test_refused_waiting_preempted_and_aborted_requests(checkpoint):
     with pytest.raises(ValueError):
         engine.add_request("x", [1] * 40, params(3))
     assert [request_id for request_id, _ in recorder.of("refuse")] == ["x"] and recorder.kinds == ["refuse"]
+    for request_id, prompt, options in (("y", 5, {}), ("z", [1], {"priority": 1}), (7, [1], {})):
+        with pytest.raises(ValueError) as caught:
+            engine.add_request(request_id, prompt, params(1), **options)
+        assert recorder.events.pop() == ("refuse", (str(request_id), str(caught.value)))
     for name in ("a", "b", "c"):
         engine.add_request(name, [ord(name)] * 4, params(9))
     (a, *_), (b, *_), (c, *_) = engine.requests.values()
