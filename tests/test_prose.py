@@ -43,7 +43,7 @@ DEFINITIONS: dict[str, list[str]] = {
 
 
 # What a title of a picture may say in figures: a setting, or a claim that it answers.
-IN_TITLES = ("1% left free", "not 4 times", "64 GB/s", "4 GB/s")
+IN_TITLES = ("1% left free", "not 4 times", "64 GB/s", "2 GB/s")
 
 
 def claimed() -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ class NoFreeBlocks(RuntimeError):
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1, and the queue of the free ones.
+    """Blocks 0 .. num_blocks - 1, and the free queue: those that no sequence holds.
 
         front [3][0][7] ... [5] | [2][9][4] back      get_new_blocks() takes from the front
               not cached        | cached              free_blocks() puts cached blocks at the back, others in front
