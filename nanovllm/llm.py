@@ -155,6 +155,7 @@ class LLM:
         self.llm_engine.check_thread()
         if self.llm_engine.has_unfinished_requests():
             raise ValueError("beam_search needs the engine for itself, and it has unfinished requests")
+        self.llm_engine.kernels.take_up()
         search, outputs, parsed = BeamSearch(self.llm_engine, params), [], as_prompts(prompts)
         with ProgressBar(use_tqdm, len(parsed) * params.beam_width) as bar:
             for prompt in parsed:
@@ -225,8 +226,14 @@ class LLM:
                         yield from outputs
             finally:
                 self._is_streaming = False
+                errors = []
                 for request_id in request_ids:
-                    self.llm_engine.abort_request(request_id)
+                    try:
+                        self.llm_engine.abort_request(request_id)
+                    except Exception as error:  # the other requests must end too
+                        errors.append(error)
+                if errors:
+                    raise errors[-1]
 
 
 def pair(prompts: list[ParsedPrompt], sampling_params: SamplingParams | abc.Sequence[SamplingParams]) -> list[Request]:

@@ -160,6 +160,8 @@ class BeamSearch:
             hypotheses = self._search(samples[0])
         except Exception as error:
             self._observers.tell("end", error)
+            if not isinstance(error, ValueError | RuntimeError | MemoryError):  # not of the prompt, pool or model
+                raise
             return BeamSearchOutput(**vars(RequestOutput.failed(request_id, prompt, str(error))))
         for seq, hypothesis in zip(samples, hypotheses, strict=False):  # there may be fewer hypotheses
             for token_id in hypothesis.token_ids:
@@ -192,8 +194,10 @@ class BeamSearch:
             try:
                 self._kv_cache_manager.collect_loads(wait=True)
                 while beams:
-                    between_steps.let_through()
-                    between_steps.hold_back()
+                    try:
+                        between_steps.let_through()
+                    finally:  # a second press must not break into what is freed below
+                        between_steps.hold_back()
                     self._observers.tell("begin")
                     beams = self._step(beams, hypotheses)
                     self._observers.tell("end", None)

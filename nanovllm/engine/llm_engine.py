@@ -201,8 +201,10 @@ class LLMEngine:
             raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
         return samples
 
-    @overload
-    def abort_request(self, request_ids: str, internal: bool = False) -> RequestOutput | None: ...
+    @overload  # a text comes first, though it is an iterable of texts too
+    def abort_request(  # type: ignore[overload-overlap]
+        self, request_ids: str, internal: bool = False
+    ) -> RequestOutput | None: ...
 
     @overload
     def abort_request(self, request_ids: abc.Iterable[str], internal: bool = False) -> list[RequestOutput]: ...

@@ -21,6 +21,7 @@ from .. import (
     SamplingParams,
 )
 from ..checkpoints.tokenizer import load_tokenizer
+from ..engine.sequence import Sequence
 from .helpers import OPTIONS, write_checkpoint
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
@@ -137,6 +138,22 @@ def test_no_bar_is_shown_where_there_is_no_terminal(llm, capsys):
     llm.generate(PROMPT, greedy(1))
     llm.generate(PROMPT, greedy(1), use_tqdm=False)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_request_that_cannot_be_decoded_ends_with_all_others(llm, monkeypatch):
+    """It raises in a step, and when it is aborted: that error is the call's, and the next call is served."""
+    completion = Sequence.completion
+
+    def decoded(seq):
+        if seq.prompt_token_ids == PROMPT:
+            raise RuntimeError("no text")
+        return completion(seq)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no text"):
+        patch.setattr(Sequence, "completion", decoded)
+        [*llm.stream([PROMPT, PROMPT, [5, 6]], greedy())]
+    assert not llm.llm_engine.has_unfinished_requests() and llm.stats().blocks_running == 0
+    assert len(token_ids(llm.generate([PROMPT, [5, 6]], greedy()))) == 2
 
 
 def test_an_interrupt_leaves_nothing_behind(llm):

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...engine.beam_search import BeamSearch, BeamSearchParams, Candidate, Hypotheses
 from ...engine.executor import Scheduled
 from ...engine.outputs import RequestOutput
+from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...llm import LLM
 from .helpers import CONFIG, EOS, admit, greedy_without_cache, make_sequence, next_logits, write_checkpoint
@@ -320,6 +321,41 @@ def test_ctrl_c_ends_the_call_between_two_steps_and_nothing_is_left(checkpoint, 
         llm.beam_search([PROMPTS[2]], BeamSearchParams(3, 10, ignore_eos=True))
     assert next(numbers) == number + 1, "no step was begun after it"
     assert_all_free(llm)
+
+
+def test_a_second_ctrl_c_leaves_nothing_either(checkpoint, monkeypatch):
+    """The first ends the search, the second comes while its blocks are given back."""
+    llm, presses = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5), []
+    free = llm.kv_cache_manager.free
+
+    def press(_: object) -> None:
+        presses.append(signal.raise_signal(signal.SIGINT))
+
+    def pressed(seq: Sequence) -> None:
+        press(seq)
+        free(seq)
+
+    before_each_step(llm, press)
+    monkeypatch.setattr(llm.kv_cache_manager, "free", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        llm.beam_search([PROMPTS[2]], BeamSearchParams(3, 10, ignore_eos=True))
+    assert len(presses) == 2
+    assert_all_free(llm)
+
+
+def test_an_error_that_nobody_foresaw_ends_the_call_and_nothing_is_left(checkpoint):
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256)
+    raises_in_step(llm, 1, TypeError("a mistake"))
+    with pytest.raises(TypeError, match="a mistake"):
+        llm.beam_search([PROMPTS[2]], BeamSearchParams(3, 10, ignore_eos=True))
+    assert_all_free(llm)
+
+
+def test_a_search_takes_up_what_was_compiled_meanwhile(checkpoint, monkeypatch):
+    llm, calls = LLM(checkpoint, block_size=4, kv_cache_tokens=256), []
+    monkeypatch.setattr(llm.llm_engine.kernels, "take_up", lambda: calls.append("take up"))
+    llm.beam_search([PROMPTS[0]], BeamSearchParams(2, 2))
+    assert calls == ["take up"]
 
 
 def test_before_whatever_line_of_a_search_ctrl_c_is_pressed_nothing_is_left(checkpoint):
