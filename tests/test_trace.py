@@ -54,6 +54,7 @@ def each_stage(least: int = 1) -> pytest.MarkDecorator:
 PACKAGE_ALONE = {
     ("end", "repetition"),
     ("preempt", "step failed"),
+    ("preempt", "reset"),
     ("evicted", "reset"),
     ("host_evicted", "reset"),
 }

@@ -56,6 +56,37 @@ def test_replayed_all_ends_as_it_ended(llm, events):
     assert state.free == list(pool.free) and {*state.cached.values()} == {each.hex() for each in pool.cached}
 
 
+def test_a_preemption_says_whether_the_cache_was_reset_or_a_step_failed(checkpoint, monkeypatch):
+    engine = LLM(checkpoint, kv_cache_tokens=48, block_size=4, **OPTIONS).llm_engine
+    events = []
+    with traced(engine, events.append):
+        engine.add_request("a", [5, 6], SamplingParams(max_tokens=9, ignore_eos=True))
+        engine.step()
+        engine.reset_prefix_cache(reset_running_requests=True)
+        engine.step()
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(engine.scheduler, "schedule", lambda: 1 / 0)
+            engine.step()
+        engine.abort_request("a")
+    preempted = [(event["why"], event["for"]) for event in events if event["kind"] == "preempt"]
+    assert preempted == [("reset", None), ("step failed", None)]
+
+
+def test_who_waits_beside_one_that_failed_waits_for_the_budget(checkpoint):
+    """a outgrows the pool, b takes all tokens of that step, and nobody asks whether c may be admitted."""
+    engine = LLM(checkpoint, kv_cache_tokens=16, block_size=4, max_num_batched_tokens=4, **OPTIONS).llm_engine
+    events = []
+    with traced(engine, events.append):
+        engine.add_request("a", [5] * 16, SamplingParams(max_tokens=9, ignore_eos=True))
+        for name in "bc":
+            engine.add_request(name, [6] * 8, SamplingParams(max_tokens=1))
+        while "a" in engine.requests:
+            engine.step()
+        engine.abort_request(["b", "c"])
+    last = [event for event in events if event["kind"] == "held_up"][-1]
+    assert [last[key] for key in ("seq", "why", "needed", "free")] == ["c", "budget", 8, 0]
+
+
 def test_a_beam_search_is_steps_too(llm):
     events = []
     with traced(llm, events.append):

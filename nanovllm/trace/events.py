@@ -49,14 +49,14 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 WITHOUT_BY = ("snapshot", "pools", "step")
 WHYS: dict[str, tuple[str, ...]] = {  # a refusal has a sentence instead
-    "held_up": ("batch", "seat", "piece", "promise", "blocks", "budget", "preemption", "failure"),
+    "held_up": ("batch", "seat", "piece", "promise", "blocks", "budget", "preemption"),
     "taken": ("admit", "grow", "copy"),
     "shared": ("fork",),
     "given_back": ("end", "preempt", "abort", "copy"),
     "evicted": ("taken", "reset"),
     "host_evicted": ("taken", "reset"),
     "chunk": ("prefill", "decode", "recompute"),
-    "preempt": ("blocks", "step failed"),
+    "preempt": ("blocks", "step failed", "reset"),
     "end": ("stop", "length", "repetition", "abort", "error", "beam"),
 }
 

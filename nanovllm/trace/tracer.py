@@ -154,7 +154,8 @@ class Tracer:
         seen.num_once_computed = max(seen.num_once_computed, seen.num_computed_tokens)
         seen.num_computed_tokens, self._has_preempted = 0, True
         room_for = self.name(makes_room_for) if makes_room_for else None
-        self._emit("preempt", {"seq": seen.name, "for": room_for, "why": "blocks" if room_for else "step failed"})
+        why = "blocks" if room_for else "reset" if self._began is None else "step failed"  # reset: between two steps
+        self._emit("preempt", {"seq": seen.name, "for": room_for, "why": why})
 
     def on_free(self, seq: "Sequence", blocks: Any) -> None:
         """Write what `seq` gave back: a list of blocks; in stage 1 a piece of the pool."""
@@ -201,8 +202,8 @@ class Tracer:
 
     def _why_not_asked(self, seq: "Sequence", output: "SchedulerOutput") -> "HeldUp":
         """Return why the scheduler did not even ask whether `seq` may be admitted, in the order of its conditions."""
-        if self._has_preempted or output.failed:
-            return HeldUp(seq, "preemption" if self._has_preempted else "failure", None, None, teller())
+        if self._has_preempted:
+            return HeldUp(seq, "preemption", None, None, teller())
         budget = self.engine.config.max_num_batched_tokens - sum(num_tokens for _, num_tokens in output.batch)
         return HeldUp(seq, "budget", seq.num_uncomputed_tokens, budget, teller())
 

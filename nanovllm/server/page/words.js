@@ -27,6 +27,8 @@ const Words = (() => {
     ({ of }) => first(of("snapshot"), () => "The connection was lost: this is how it is now."),
     ({ of }) => first(of("refused"), ({ request }) => `Request ${request} is refused: it can never fit.`),
     ({ of, name }) => first(of("preempt"), (event, all) => {
+      const cause = { reset: "The cache is emptied", "step failed": "The step failed" }[event.why];
+      if (cause) return `${cause}: ${list(all, name)} ${isSeveral(all) ? "start" : "starts"} over.`;
       if (all.length > 1) return `No block is free. ${list(all, name)} give up all of theirs and wait.`;
       return event.for && event.for !== event.seq
         ? `${name(event.for)} needs a block. ${name(event.seq)} gives up all of its blocks and waits.`
@@ -97,7 +99,6 @@ const Words = (() => {
     seat: (who) => `${who} waits: every seat is taken.`,
     budget: (who) => `${who} waits: the tokens of this step are spent.`,
     preemption: (who) => `${who} waits: nobody is admitted in a step that preempted.`,
-    failure: (who) => `${who} waits: another sequence has failed in this step.`,
     batch: (who) => `${who} waits until the last of this batch ends.`,
   };
 
