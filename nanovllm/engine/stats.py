@@ -110,7 +110,10 @@ class EngineStats:
 
 
 def collect(engine: "LLMEngine") -> EngineStats:
-    """Read the statistics from the engine's parts. Any thread may call this: lists are copied before they are read."""
+    """Read the statistics from the engine's parts. Any thread may call this: lists are copied before they are read.
+
+    In another thread than the engine's, a sequence that ends meanwhile may be counted twice, or not at all.
+    """
     manager, scheduler, tally, host = engine.kv_cache_manager, engine.scheduler, engine.tally, engine.host_tier
     running, waiting = list(scheduler.running), list(scheduler.waiting)
     ref_counts, cached = list(manager.pool.ref_counts), list(manager.pool.hashes)
