@@ -325,11 +325,12 @@ def test_ctrl_c_ends_the_call_between_two_steps_and_nothing_is_left(checkpoint, 
 
 def test_a_second_ctrl_c_leaves_nothing_either(checkpoint, monkeypatch):
     """The first ends the search, the second comes while its blocks are given back."""
-    llm, presses = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5), []
-    free = llm.kv_cache_manager.free
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5)
+    free, presses = llm.kv_cache_manager.free, list[object]()
 
-    def press(_: object) -> None:
-        presses.append(signal.raise_signal(signal.SIGINT))
+    def press(of: object) -> None:
+        presses.append(of)
+        signal.raise_signal(signal.SIGINT)
 
     def pressed(seq: Sequence) -> None:
         press(seq)
