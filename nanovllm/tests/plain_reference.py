@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .. import SamplingParams
 from ..backends.torch.sampler import SamplingRow, sample
-from ..checkpoints.tokenizer import HFTokenizer
 from ..checkpoints.stream_decoder import StreamDecoder
+from ..checkpoints.tokenizer import HFTokenizer
 from ..engine.logits_processors import bad_words_token_ids
 from ..llama import LlamaForCausalLM
 

@@ -5,9 +5,8 @@ from functools import partial
 import pytest
 
 from .. import LLM, FlatLogprobs, RepetitionDetectionParams, RequestOutputKind, SamplingParams
-from ..checkpoints.tokenizer import HFTokenizer
-from ..checkpoints.tokenizer import load_tokenizer
 from ..checkpoints.stream_decoder import StreamDecoder, decoded_token
+from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ..engine.logits_processors import bad_words_token_ids
 from ..engine.sequence import OutputText
 from .helpers import OPTIONS
