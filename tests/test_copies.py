@@ -197,12 +197,10 @@ def cases_of(folder: Path, file: str) -> list[Case]:
 
 
 def test_what_does_not_change_is_tested_once_and_the_engine_in_each_stage():
-    folders = [folder_of(name) for name in find_stages(ROOT)][-2:]
-    unchanged, engine = (
-        [test for folder in folders for test in cases_of(folder, name)]
-        for name in ("test_online_softmax.py", "test_llm.py")
-    )
-    assert find_copies(unchanged, folders) == {*range(len(unchanged) // 2, len(unchanged))}
+    folders = [folder_of(name) for name in find_stages(ROOT)]
+    model = [test for folder in folders[:3] for test in cases_of(folder, "test_model.py")]
+    engine = [test for folder in folders[-2:] for test in cases_of(folder, "test_engine.py")]
+    assert find_copies(model, folders) == {*range(len(model) // 3, len(model))}
     assert find_copies(engine, folders) == set()
 
 

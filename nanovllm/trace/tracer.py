@@ -178,6 +178,8 @@ class Tracer:
     def on_finish(self, seq: "Sequence") -> None:
         if seq in self.seen:
             self._end(seq, seq.finish_reason or "abort")
+        if self._held_up and self._held_up.seq is seq:
+            self._held_up = None  # nothing of a request is kept once it has ended
 
     # A step
 
