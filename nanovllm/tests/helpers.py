@@ -13,6 +13,9 @@ from safetensors.torch import save_file
 from sentencepiece import SentencePieceTrainer
 from torch import Tensor
 
+from ..backends.torch.model_runner import ModelRunner
+from ..engine.llm_engine import LLMEngine
+
 SENTENCES = [
     "Once upon a time there was a little rabbit.",
     "The little rabbit and the old fox sat in the wood.",
@@ -84,6 +87,12 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
     if "norm" in name:
         return 1 + 0.2 * noise
     return noise if "embed" in name else noise * 1.5 * shape[-1] ** -0.5
+
+
+def model_runner(engine: LLMEngine) -> ModelRunner:
+    """What runs the model of an engine to which no other executor was given."""
+    assert isinstance(engine.executor, ModelRunner)
+    return engine.executor
 
 
 class Terminal(StringIO):

@@ -332,7 +332,7 @@ class Letters(HFTokenizer):
     def __init__(self) -> None:
         pass
 
-    def encode(self, text: str, add_bos: bool = True) -> list[int]:
+    def encode(self, text: str, add_bos: bool = True, add_special_tokens: bool | None = None) -> list[int]:
         assert not add_bos
         return [ord(letter) for letter in text.replace(" f", "F")]
 

@@ -72,7 +72,7 @@ def llm() -> LLM:
 
 
 def asked(form: str, **params: Any) -> SamplingParams:
-    options = {"max_tokens": 120, "structured_outputs": StructuredOutputsParams(**FORM_OF[form][0])}
+    options: dict[str, Any] = {"max_tokens": 120, "structured_outputs": StructuredOutputsParams(**FORM_OF[form][0])}
     return SamplingParams(**(options | params))
 
 

@@ -30,8 +30,8 @@ def say(llm: LLM, text: str, **params: Any) -> tuple[str, str]:
     """Let the model say `text`, over and over, by allowing no other token: one that the tokenizer has as a whole."""
     tokenizer: Any = llm.llm_engine.tokenizer
     token_id = tokenizer.convert_tokens_to_ids(text)
-    params = {"temperature": 0, "max_tokens": 3, "allowed_token_ids": [token_id], "ignore_eos": True} | params
-    (output,) = llm.generate("the fox", SamplingParams(**params))
+    defaults: dict[str, Any] = {"temperature": 0, "max_tokens": 3, "allowed_token_ids": [token_id], "ignore_eos": True}
+    (output,) = llm.generate("the fox", SamplingParams(**(defaults | params)))
     return output.outputs[0].text, output.outputs[0].finish_reason
 
 

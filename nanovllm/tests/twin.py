@@ -35,7 +35,8 @@ class Twin:
         if hasattr(manager, "pool"):
             self._compare_pool(manager.pool)
         else:
-            held = {self.tracer.name(seq): seq.slots for seq in self.tracer.seen if seq.slots}
+            seen: Any = self.tracer.seen  # of stage 1
+            held = {self.tracer.name(seq): seq.slots for seq in seen if seq.slots}
             pieces = {name: (slots.start, slots.stop) for name, slots in held.items()}
             assert {name: seq.slots for name, seq in self.state.sequences.items() if seq.slots} == pieces
         if tier := getattr(self.engine, "host_tier", None):

@@ -73,12 +73,17 @@ def books(rounds: int = 9, times: int = 1000) -> dict[str, Any]:
     manager.allocate(sequences[0])
     numbers = BLOCK * bytes_per_token(config, torch.float32) // 4
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def allocate_and_free() -> None:
+        manager.allocate(sequences[1])
+        manager.free(sequences[1])
+
     calls = {
         "take_one_and_return": lambda: pool.free_blocks(pool.get_new_blocks(1)),
         "take_8_and_return": lambda: pool.free_blocks(pool.get_new_blocks(8)),
         "framework_tensor": lambda: torch.empty(numbers, device=device),
         "append_slot": lambda: manager.append_slot(sequences[0]),
-        "allocate_200_and_free": lambda: (manager.allocate(sequences[1]), manager.free(sequences[1])),
+        "allocate_200_and_free": allocate_and_free,
     }
     return {"framework": device.type, **microseconds(calls, times, rounds)}
 

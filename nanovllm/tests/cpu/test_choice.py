@@ -5,6 +5,7 @@ import sys
 from functools import partial
 from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ class Kernels:
 
 
 class Runner:
-    backend = "plain"
+    backend: Any = "plain"
 
 
 def fails_for_lack_of_memory():
@@ -79,8 +80,9 @@ def stand_ins(monkeypatch, tmp_path):
 
 
 def choose(backend="auto", refusal=None) -> tuple[Choice, list[str]]:
-    calls = []
-    return Choice(backend, Runner(), partial(Kernels, calls), torch.float32, refusal), calls
+    calls: list[str] = []
+    build: Any = partial(Kernels, calls)
+    return Choice(backend, Runner(), build, torch.float32, refusal), calls
 
 
 # What is asked for

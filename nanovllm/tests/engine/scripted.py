@@ -6,6 +6,7 @@ reads there, so a block lost, overwritten, not copied or not computed anew gives
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from ...backends.torch.model_runner import FinishedStep
@@ -88,9 +89,15 @@ class ScriptedExecutor:
 
 def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> LLMEngine:
     """`checkpoint` gives the model's shape: 64 positions. The executor is a ScriptedExecutor."""
-    options = {"offload_policy": "load", "watermark": 0.0, "skip_tokenizer_init": True} | options  # "auto" measures
-    config = EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **options)
+    knobs: dict[str, Any] = {"offload_policy": "load", "watermark": 0.0, "skip_tokenizer_init": True}  # "auto" measures
+    knobs |= options
+    config = EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **knobs)
     return LLMEngine(config, executor=ScriptedExecutor)
+
+
+def executor_of(engine: LLMEngine) -> ScriptedExecutor:
+    assert isinstance(engine.executor, ScriptedExecutor)
+    return engine.executor
 
 
 def step(engine: LLMEngine) -> dict[str, RequestOutput]:

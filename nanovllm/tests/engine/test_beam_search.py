@@ -19,6 +19,7 @@ from ...engine.outputs import RequestOutput
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...llm import LLM
+from ..helpers import model_runner
 from .helpers import CONFIG, EOS, admit, greedy_without_cache, make_sequence, next_logits, write_checkpoint
 from .scripted import assert_empty, params, run_to_the_end
 from .test_interrupts import each_line, lines_run
@@ -107,8 +108,9 @@ def assert_same(output: RequestOutput, expected: list[Beam]) -> None:
 
 
 def before_each_step(llm: LLM, do: Callable[[list[Scheduled]], object]) -> None:
-    compute = llm.model_runner.compute
-    llm.model_runner.compute = lambda batch: (do(batch), compute(batch))[1]  # type: ignore[method-assign]
+    runner = model_runner(llm.llm_engine)
+    compute = runner.compute
+    runner.compute = lambda batch: (do(batch), compute(batch))[1]  # type: ignore[method-assign]
 
 
 def assert_all_free(llm: LLM) -> None:
@@ -459,7 +461,7 @@ def test_who_is_being_served_is_not_disturbed(checkpoint):
 
 def beam_of(logprob: float, num_tokens: int = 2, max_num_tokens: int = 9):
     beam = make_sequence("a", num_tokens, max_tokens=max_num_tokens - num_tokens)
-    beam.cumulative_logprob, beam.stop_token_ids = logprob, frozenset([EOS])
+    beam.cumulative_logprob, beam.stop_token_ids = logprob, {EOS}
     return beam
 
 

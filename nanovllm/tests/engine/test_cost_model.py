@@ -167,10 +167,12 @@ def test_copies_of_few_blocks_are_measured(engine, monkeypatch):
     store, load = HostTier.store, HostTier.load
 
     def watched_store(tier: HostTier, block: int, block_hash: bytes) -> None:
-        seen.append(("store", 1)), store(tier, block, block_hash)
+        seen.append(("store", 1))
+        store(tier, block, block_hash)
 
     def watched_load(tier: HostTier, copies: list[BlockCopy]) -> None:
-        seen.append(("load", len(copies))), load(tier, copies)
+        seen.append(("load", len(copies)))
+        load(tier, copies)
 
     monkeypatch.setattr(HostTier, "store", watched_store)
     monkeypatch.setattr(HostTier, "load", watched_load)

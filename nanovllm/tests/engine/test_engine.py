@@ -19,6 +19,7 @@ from .scripted import (
     answer,
     assert_empty,
     assert_whole,
+    executor_of,
     params,
     reason,
     run_to_the_end,
@@ -372,11 +373,11 @@ class Unreliable:
     """The runner of an engine, which raises for the requests that are `poisoned`, or for all."""
 
     def __init__(self, engine: LLMEngine) -> None:
-        self._run = engine.executor.run
+        self._run = executor_of(engine).run
         self.poisoned: set[str] = set()
         self.is_dead = self.is_small = False
         self.tried: list[str] = []  # of each run, who was in it
-        engine.executor.run = self  # type: ignore[assignment]
+        executor_of(engine).run = self  # type: ignore[assignment, method-assign]
 
     def __call__(self, batch: Batch) -> list[SampledToken | None]:
         names = [seq.request_id for seq, _ in batch]

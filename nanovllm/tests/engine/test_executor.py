@@ -166,7 +166,7 @@ def random_sequences(rng: random.Random, count: int) -> list[Sequence]:
         seq.prompt_token_ids = list(seq.token_ids)
         if rng.random() < 0.5:
             output = generated(seq.prompt_token_ids, 20)
-            seq.stop_token_ids = frozenset([output[rng.randrange(20)]])
+            seq.stop_token_ids = {output[rng.randrange(20)]}
         seqs.append(seq)
     return seqs
 

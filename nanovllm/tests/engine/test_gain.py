@@ -1,5 +1,7 @@
 """The gain of the host tier: blocks that left the device are loaded, and not computed again. Counted, never timed."""
 
+from typing import Any
+
 import torch
 
 from ...engine.llm_engine import LLMEngine
@@ -17,8 +19,9 @@ NUM_BLOCKS = 6 * 9  # for 36 tokens of each
 
 
 def llm_of(checkpoint, num_blocks: int, policy: str = "load", **knobs) -> LLM:
-    knobs = {"watermark": 0.0, "kv_offloading_tokens": 4 * num_blocks * BLOCK_SIZE, "offload_policy": policy} | knobs
-    return LLM(checkpoint, block_size=BLOCK_SIZE, kv_cache_tokens=num_blocks * BLOCK_SIZE, **knobs)
+    options: dict[str, Any] = {"block_size": BLOCK_SIZE, "kv_cache_tokens": num_blocks * BLOCK_SIZE, "watermark": 0.0}
+    options |= {"kv_offloading_tokens": 4 * num_blocks * BLOCK_SIZE, "offload_policy": policy}
+    return LLM(checkpoint, **(options | knobs))
 
 
 def bytes_of(engine: LLMEngine, seq: Sequence) -> torch.Tensor:

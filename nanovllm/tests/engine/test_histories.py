@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,20 @@ from ...backends.torch.sampler import SampledToken
 from ...engine.kv_cache import BlockCopy
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
-from .scripted import Batch, answers, assert_empty, assert_whole, params, reasons, said_alone, scripted_engine, step
+from ...engine.scheduler import SchedulerOutput
+from ...engine.sequence import Sequence
+from .scripted import (
+    Batch,
+    answers,
+    assert_empty,
+    assert_whole,
+    executor_of,
+    params,
+    reasons,
+    said_alone,
+    scripted_engine,
+    step,
+)
 
 NUM_POSITIONS = 64  # of the model
 
@@ -33,8 +45,8 @@ class History:
         self.beginnings = [[rng.randrange(320) for _ in range(30)] for _ in range(2)]
         self.tried: list[Batch] = []  # in this step
         self.poisoned: dict[str, int] = {}  # request_id: with how many tokens it begins to raise
-        self._run, self._share_failing = self.engine.executor.run, rng.choice([0.0, 0.0, 0.1])
-        self.engine.executor.run = self.run  # type: ignore[method-assign]
+        self._run, self._share_failing = executor_of(self.engine).run, rng.choice([0.0, 0.0, 0.1])
+        executor_of(self.engine).run = self.run  # type: ignore[method-assign]
         self._copy, self._take = self.engine.kv_cache.copy_blocks, self.engine.scheduler._take
         self.engine.kv_cache.copy_blocks = self.copy  # type: ignore[method-assign]
         self.engine.scheduler._take = self.take  # type: ignore[method-assign]
@@ -57,10 +69,10 @@ class History:
         self.lose(bool(copies))
         self._copy(copies)
 
-    def take(self, *args: Any) -> None:
+    def take(self, seq: Sequence, output: SchedulerOutput) -> None:
         """Or scheduling breaks off, and the copies that were to be made by then are not."""
         self.lose(self.rng.random() < 0.3)
-        self._take(*args)
+        self._take(seq, output)
 
     def lose(self, may_be: bool) -> None:
         if may_be and self.rng.random() < self._share_lost:

@@ -16,6 +16,7 @@ from .scripted import (
     answers,
     assert_empty,
     assert_whole,
+    executor_of,
     params,
     reasons,
     run_to_the_end,
@@ -35,9 +36,9 @@ def serve(engine: LLMEngine, prompt: list[int], max_tokens: int = 3, **options) 
 
 def serve_counted(engine: LLMEngine, prompt: list[int], max_tokens: int = 3, **options) -> tuple[int, int]:
     """The same; returns how many tokens were hit and how many were computed. It says what it says alone."""
-    hits, computed = engine.kv_cache_manager.prefix_cache_stats.hits, engine.executor.num_tokens
+    hits, computed = engine.kv_cache_manager.prefix_cache_stats.hits, executor_of(engine).num_tokens
     assert answers(serve(engine, prompt, max_tokens, **options)) == [said_alone(prompt, max_tokens)]
-    return engine.kv_cache_manager.prefix_cache_stats.hits - hits, engine.executor.num_tokens - computed
+    return engine.kv_cache_manager.prefix_cache_stats.hits - hits, executor_of(engine).num_tokens - computed
 
 
 def test_a_prompt_whose_blocks_are_all_cached_computes_its_last_token(checkpoint):
@@ -122,8 +123,8 @@ class Poisoned:
 
     def __init__(self, engine: LLMEngine, *names: str) -> None:
         self.engine, self.names, self.from_token = engine, names, 0
-        self._run = engine.executor.run
-        engine.executor.run = self.run  # type: ignore[method-assign]
+        self._run = executor_of(engine).run
+        executor_of(engine).run = self.run  # type: ignore[method-assign]
 
     def run(self, batch: Batch) -> list[SampledToken | None]:
         for seq, _ in batch:

@@ -17,6 +17,7 @@ from ...engine import llm_engine
 from ...engine.interrupts import interrupts_held_back
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ..helpers import model_runner
 
 FOLDERS = {os.path.dirname(llm_module.__file__), os.path.dirname(llm_engine.__file__)}
 pytestmark = pytest.mark.filterwarnings("ignore:.*requests were not served")
@@ -125,7 +126,8 @@ def test_a_program_that_goes_on_after_it_gets_all_its_tokens(llm):
 
 def press_in_step(llm: LLM, number: int) -> list[int]:
     """Ctrl-C while the model runs for that time. Returns how many sequences each step has, as they come."""
-    run, steps = llm.llm_engine.executor.run, []
+    runner, steps = model_runner(llm.llm_engine), []
+    run = runner.run
 
     def pressed(batch):
         steps.append(len(batch))
@@ -133,7 +135,7 @@ def press_in_step(llm: LLM, number: int) -> list[int]:
             signal.raise_signal(signal.SIGINT)
         return run(batch)
 
-    llm.llm_engine.executor.run = pressed
+    runner.run = pressed  # type: ignore[method-assign]
     return steps
 
 

@@ -11,6 +11,7 @@ from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from ...llm import LLM
+from ..helpers import model_runner
 from .helpers import CONFIG, greedy_without_cache, next_logits, write_checkpoint
 from .scripted import assert_empty, run_to_the_end
 
@@ -273,7 +274,7 @@ def first_steps(llm: LLM, lengths: list[int], prompt_lengths: list[int] | None =
     prompts = [[1 + i] * n for i, n in enumerate(prompt_lengths or [2] * len(lengths))]
     first: dict[int, int] = {}
     for output in llm.stream(prompts, [greedy(n) for n in lengths]):
-        first.setdefault(int(output.request_id), llm.model_runner.num_steps - 1)
+        first.setdefault(int(output.request_id), model_runner(llm.llm_engine).num_steps - 1)
     assert_all_free(llm)
     return [first[i] for i in range(len(lengths))]
 

@@ -20,6 +20,7 @@ from .scripted import (
     answers,
     assert_empty,
     assert_whole,
+    executor_of,
     params,
     reasons,
     run_to_the_end,
@@ -333,14 +334,15 @@ def test_nothing_is_left_of_any_sample(checkpoint, way):
 
 def poisoned(engine: LLMEngine, *names: tuple[str, int]) -> None:
     """The model raises whenever one of these is in its batch: a request, and which of its samples."""
-    run = engine.executor.run
+    executor = executor_of(engine)
+    run = executor.run
 
     def runs(batch: Batch) -> list:
         if any((seq.request_id, seq.sample_index) in names for seq, _ in batch):
             raise RuntimeError("poison")
         return run(batch)
 
-    engine.executor.run = runs  # type: ignore[method-assign]
+    executor.run = runs  # type: ignore[method-assign]
 
 
 def test_a_poisoned_sample_ends_alone(checkpoint):

@@ -278,7 +278,7 @@ def raise_in(tiers: Tiers, part: str) -> None:
     elif part == "store":
         tiers.manager.pool._on_evict = fail
     else:
-        tiers.host.load = fail
+        tiers.host.load = fail  # type: ignore[assignment, method-assign]
 
 
 @pytest.mark.parametrize("part", ["get_new_blocks", "store", "load"])

@@ -16,6 +16,7 @@ from ...backends.gpu.backend import TritonBackend
 from ...backends.gpu.ops import PLAIN, Ops, triton_ops
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ..helpers import model_runner
 from .compile_kernels import form_of
 
 PROMPTS: list[Any] = [[5, 6, 7] * 4, [5], [8, 9], [4] * 20, [7] * 3]
@@ -71,16 +72,16 @@ def main(checkpoint: str, dtype: str, max_rows: str) -> None:
     JITFunction.run = lambda kernel, *arguments, **named: noted.note(kernel, *arguments, **named)
     for has_graphs in (True, False):
         llm = LLM(checkpoint, dtype=dtype, attention_backend="torch", **options)
-        engine = llm.llm_engine
-        parts = engine.executor.model, engine.kv_cache, engine.max_model_len
+        engine, runner = llm.llm_engine, model_runner(llm.llm_engine)
+        parts = runner.model, engine.kv_cache, engine.max_model_len
         capture = again if has_graphs else None
         noted.forms.clear()
-        engine.executor.backend = TritonBackend(*parts, noted.ops(), capture, int(max_rows), ever_less, progress=False)
+        runner.backend = TritonBackend(*parts, noted.ops(), capture, int(max_rows), ever_less, progress=False)
         at_start = dict(noted.forms)
         for way in WAYS:
             defaults: dict[str, Any] = {"temperature": 0, "max_tokens": 9, "ignore_eos": True}
             llm.generate(PROMPTS, SamplingParams(**defaults | way))
-        assert at_start and engine.executor.num_steps > 0
+        assert at_start and runner.num_steps > 0
         for form in noted.forms:
             if form not in at_start:
                 print(form)

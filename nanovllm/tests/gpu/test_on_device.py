@@ -13,6 +13,7 @@ from ...backends.gpu.linear import seconds_on_gpu
 from ...backends.gpu.ops import triton_ops
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ..helpers import model_runner
 from .test_runner import PROMPTS, made, outputs_of
 
 pytestmark = pytest.mark.gpu
@@ -31,11 +32,11 @@ def on_gpu(checkpoint, capture: CudaCapture | None, has_kernels: bool = True, **
     Return its backend too.
     """
     llm = made(checkpoint, device="cuda", **{"dtype": "float32"} | options)
-    engine = llm.llm_engine
+    engine, runner = llm.llm_engine, model_runner(llm.llm_engine)
     if has_kernels:
-        parts = engine.executor.model, engine.kv_cache, engine.max_model_len, triton_ops(), capture, 8, seconds_on_gpu
-        engine.executor.backend = TritonBackend(*parts, progress=False)
-    return llm, engine.executor.backend
+        parts = runner.model, engine.kv_cache, engine.max_model_len, triton_ops(), capture, 8, seconds_on_gpu
+        runner.backend = TritonBackend(*parts, progress=False)
+    return llm, runner.backend
 
 
 def test_graphs_make_the_tokens_of_kernels_and_of_plain_operations(checkpoint):

@@ -17,6 +17,7 @@ from ...backends.gpu.ops import PLAIN, Ops, triton_ops
 from ...engine.beam_search import BeamSearchParams
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ..helpers import model_runner
 
 PROMPTS: list[str | list[int]] = [
     "the fox",
@@ -49,10 +50,10 @@ def with_kernels(
     llm: LLM, capture: Capture | None, max_rows: int = 8, ops: Ops = PLAIN, timer: Timer | None = None
 ) -> TritonBackend:
     """Make `llm` compute with twins, or with `ops`, from now on."""
-    engine = llm.llm_engine
-    model, longest = engine.executor.model, engine.max_model_len
+    engine, runner = llm.llm_engine, model_runner(llm.llm_engine)
+    model, longest = runner.model, engine.max_model_len
     backend = TritonBackend(model, engine.kv_cache, longest, ops, capture, max_rows, timer, progress=False)
-    engine.executor.backend = backend
+    runner.backend = backend
     return backend
 
 

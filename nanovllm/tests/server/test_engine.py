@@ -34,7 +34,7 @@ def fails_at_bad_tokens(engine: LLMEngine) -> None:
             raise RuntimeError("no such file: /home/somebody/secret")
         return launch(batch)
 
-    engine.executor.launch = launch_or_raise
+    engine.executor.launch = launch_or_raise  # type: ignore[method-assign]
 
 
 def ends_at_bad_tokens(engine: LLMEngine) -> None:

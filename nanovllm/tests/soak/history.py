@@ -17,6 +17,7 @@ import pytest
 
 from ...engine.beam_search import BeamSearchParams
 from ...engine.outputs import CompletionOutput, RequestOutput
+from ...engine.prompts import TokensPrompt
 from ...engine.sampling_params import SamplingParams
 from ...trace import Tracer, traced
 from ...trace.events import Event as TraceEvent
@@ -176,7 +177,7 @@ class History:
                 next(self.llm.stream([[1]]))
             return
         asked = [self.admit(ask) for ask in stream.asks]
-        self.llm._request_ids = iter([*self.open, *["a second stream's"] * 20])
+        self.llm._request_ids = map(str, [*self.open, *["a second stream's"] * 20])
         outputs = self.llm.stream([each.prompt for _, each in asked], [params(ask) for ask in stream.asks])
         try:
             for num_taken, output in enumerate(outputs, start=1):
@@ -201,12 +202,12 @@ class History:
         """Compare with a search that has all the memory and no cache."""
         asked = self.asked(beams.ask)
         beam_params = BeamSearchParams(beams.width, beams.ask.max_tokens, ignore_eos=True)
-        prompts = [{"prompt_token_ids": asked.prompt}]
+        prompts = [TokensPrompt(prompt_token_ids=asked.prompt)]
         if self.open or beams.width > self.knobs.max_num_seqs:
             with pytest.raises(ValueError, match=r"unfinished requests|max_num_seqs is"):
                 self.llm.beam_search(prompts, beam_params)
             return
-        self.llm._request_ids = iter(["beams"])
+        self.llm._request_ids = map(str, ["beams"])
         [output] = self.llm.beam_search(prompts, beam_params)
         if output.error and "blocks are needed" in output.error:
             num_tokens = len(asked.prompt) + beams.ask.max_tokens

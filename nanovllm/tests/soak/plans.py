@@ -51,7 +51,7 @@ class Ask(NamedTuple):
 
 
 class Step(NamedTuple):
-    count: int
+    num_steps: int
 
 
 class Drain(NamedTuple):
@@ -148,7 +148,8 @@ def random_events(rng: random.Random) -> Iterator[Event]:
     else:
         if rng.randint(0, 3):
             yield Drain()
-        yield rng.choice([random_stream(rng), Beams(random_ask(rng, n=(1,)), rng.choice([1, 2, 3, 5])), Reset()])
+        rare: list[Event] = [random_stream(rng), Beams(random_ask(rng, n=(1,)), rng.choice([1, 2, 3, 5])), Reset()]
+        yield rng.choice(rare)
 
 
 def random_plan(rng: random.Random, num_events: int) -> Plan:

@@ -242,7 +242,7 @@ def load_late(tier: HostTier, device_blocks: torch.Tensor, delays: Iterator[int]
 def scripted_llm(folder: Path, faults: Faults, **options: Any) -> tuple[LLM, Script]:
     """Return an LLM whose model is a script. `folder` is a place for config.json: there are no weights."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    model = {"load_format": "dummy", "skip_tokenizer_init": True, "attention_backend": "torch"}
+    model: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "attention_backend": "torch"}
     llm = LLM(str(folder), device="cpu", dtype="float32", **model, **options)
     engine = llm.llm_engine
     script = Script(engine, faults)

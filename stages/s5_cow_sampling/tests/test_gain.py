@@ -1,6 +1,7 @@
 """This stage's gain, counted: n samples of a prompt cost one prompt, in the pool and in the model."""
 
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from .helpers import CONFIG, write_checkpoint
 class Tables(Observer):
     """The block tables of the step in which the prompt is forked."""
 
-    def tell(self, kind: str, *details: object) -> None:
+    def tell(self, kind: str, *details: Any) -> None:
         if kind == "schedule" and len(details[0].batch) == N and not hasattr(self, "tables"):
             self.tables = [list(seq.block_table) for seq, _ in details[0].batch]
 

@@ -5,6 +5,7 @@ table, so a block that is lost, overwritten or not computed again gives other to
 """
 
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from ..config import EngineConfig
@@ -64,10 +65,16 @@ def scripted_engine(checkpoint: Path, num_blocks: int, **options) -> LLMEngine:
     It has no prefix cache unless a test enables it.
     """
     options = {"watermark": 0.0, "max_model_len": 64, "enable_prefix_caching": False} | options
-    size = {"block_size": BLOCK_SIZE, "kv_cache_tokens": num_blocks * BLOCK_SIZE}
+    size: dict[str, Any] = {"block_size": BLOCK_SIZE, "kv_cache_tokens": num_blocks * BLOCK_SIZE}
     engine = LLMEngine(EngineConfig(str(checkpoint), **size, **options))
-    engine.model_runner = ScriptedRunner(engine)
+    engine.model_runner = ScriptedRunner(engine)  # type: ignore[assignment]
     return engine
+
+
+def steps_of(engine: LLMEngine) -> list[list[tuple[str, int]]]:
+    """Return what ran in each step: request_id and number of tokens."""
+    runner: Any = engine.model_runner
+    return runner.steps
 
 
 def add(engine: LLMEngine, request_id: str, num_tokens: int, max_tokens: int = 8, **options) -> list[int]:

@@ -2,14 +2,9 @@
 
 import pytest
 
-from ..engine import LLMEngine
 from ..llm import LLM
 from ..sampling import SamplingParams
-from .scripted import add, check, reason, run, said_alone, said_by_all, scripted_engine, step
-
-
-def steps_of(engine: LLMEngine) -> list[list[tuple[str, int]]]:
-    return engine.model_runner.steps
+from .scripted import add, check, reason, run, said_alone, said_by_all, scripted_engine, step, steps_of
 
 
 def alone(prompt: list[int], num_tokens: int, n: int) -> list[list[int]]:

@@ -5,6 +5,7 @@ table, so a block that is lost, overwritten or not computed again gives other to
 """
 
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from torch import Tensor
@@ -69,10 +70,16 @@ def scripted_engine(checkpoint: Path, num_blocks: int, **options) -> LLMEngine:
     """
     options = {"enable_prefix_caching": False, "offload_policy": "load"} | options
     options = {"watermark": 0.0, "max_model_len": 64} | options
-    size = {"block_size": BLOCK_SIZE, "kv_cache_tokens": num_blocks * BLOCK_SIZE}
+    size: dict[str, Any] = {"block_size": BLOCK_SIZE, "kv_cache_tokens": num_blocks * BLOCK_SIZE}
     engine = LLMEngine(EngineConfig(str(checkpoint), **size, **options))
-    engine.model_runner = ScriptedRunner(engine)
+    engine.model_runner = ScriptedRunner(engine)  # type: ignore[assignment]
     return engine
+
+
+def steps_of(engine: LLMEngine) -> list[list[tuple[str, int]]]:
+    """Return what ran in each step: request_id and number of tokens."""
+    runner: Any = engine.model_runner
+    return runner.steps
 
 
 class Transfer:
@@ -102,7 +109,7 @@ def slow_loads(engine: LLMEngine) -> list[Transfer]:
         transfers.append(Transfer(tier, engine.kv_cache.blocks, copies))
         tier.loads[-1].event = transfers[-1]
 
-    tier.load = load_slowly
+    tier.load = load_slowly  # type: ignore[method-assign]
     return transfers
 
 

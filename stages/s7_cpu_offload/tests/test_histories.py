@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from ..engine import LLMEngine
-from .scripted import BLOCK_SIZE, add, check, run, said_alone, scripted_engine, slow_loads, step
+from ..outputs import RequestOutput
+from .scripted import BLOCK_SIZE, add, check, run, said_alone, scripted_engine, slow_loads, step, steps_of
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -29,7 +30,9 @@ def test_any_history_leaves_everything_in_its_place(checkpoint, seed):
 def play(engine: LLMEngine, rng: random.Random) -> list[str]:
     """Play a history to its end. Return why the requests have ended: each of them says what it says alone."""
     prompts: dict[str, list[int]] = {}
-    max_tokens, finished, transfers = {}, {}, slow_loads(engine)
+    max_tokens: dict[str, int] = {}
+    finished: dict[str, RequestOutput] = {}
+    transfers = slow_loads(engine)
     for i in range(120):
         for transfer in transfers:
             if rng.random() < 0.2:
@@ -61,7 +64,7 @@ def play(engine: LLMEngine, rng: random.Random) -> list[str]:
 
 
 def play_step(engine: LLMEngine) -> dict:
-    scheduler, steps = engine.scheduler, engine.model_runner.steps
+    scheduler, steps = engine.scheduler, steps_of(engine)
     oldest, waiting = [*scheduler.running, *scheduler.waiting][0], set(scheduler.waiting)
     num_steps, num_preemptions = len(steps), scheduler.num_preemptions
     may_wait = oldest in scheduler.waiting or engine.host_tier.loads
