@@ -214,7 +214,7 @@ def test_a_text_that_the_model_has_no_token_for_is_an_error(tmp_path, tokenizer_
 def test_a_folder_without_a_tokenizer_serves_token_ids_only(tmp_path, expected):
     llm = LLM(write_checkpoint(tmp_path))
     outputs = llm.generate(["the fox", PROMPTS[0]], greedy(24))
-    assert "nor tokenizer.model: a prompt must be a list of token ids" in outputs[0].error
+    assert "there is no tokenizer: a prompt must be a list of token ids" in outputs[0].error
     assert tokens(outputs)[1] == expected[0] and outputs[1].outputs[0].text == ""
 
 
