@@ -172,11 +172,13 @@ def recorded() -> Answers:
     return json.loads(gzip.decompress(RECORD.read_bytes()))
 
 
+@pytest.mark.ends
 def test_stories_are_as_recorded(stage, recorded):
     for way in ways_of(stage):
         check(compare(recorded, answer_stories(stage, way)))
 
 
+@pytest.mark.ends
 def test_all_else_is_as_recorded(stage, folders, recorded):
     answers = answer_others(stage, folders)
     check(compare(recorded, answers))

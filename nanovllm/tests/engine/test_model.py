@@ -14,6 +14,8 @@ from ...llama.config import RopeScaling
 from ...llama.model import rope_frequencies
 from .helpers import CONFIG, attend_without_cache, next_logits, random_tensors, write_checkpoint
 
+pytestmark = pytest.mark.full  # llama/ is byte for byte the stages', whose own tests are in the quick part
+
 SHAPES = {
     "two heads share a KV head": {},
     "every head has its own KV head": {"num_key_value_heads": 4},
