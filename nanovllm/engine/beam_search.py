@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends.torch.logprobs import Logprob, top_logprobs
 from ..backends.torch.model_runner import ModelRunner
-from ..backends.torch.sampler import SampledToken
+from ..backends.torch.sampler import Logprob, SampledToken, top_logprobs
 from .checks import AT_LEAST_1, Rule, check_fields
 from .interrupts import interrupts_held_back
 from .llm_engine import LLMEngine

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.torch.logprobs import Logprob
+from ..backends.torch.sampler import Logprob
 from ..checkpoints.stream_decoder import MAX_BEFORE, Tokenizer, decoded_token
 
 Place = dict[int, Logprob] | None  # tokens that may be at one place; None for the first token of a prompt

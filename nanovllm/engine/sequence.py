@@ -4,8 +4,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..backends.torch.logprobs import Logprob
-from ..backends.torch.sampler import SampledToken, SamplingRow
+from ..backends.torch.sampler import Logprob, SampledToken, SamplingRow
 from ..checkpoints.stream_decoder import MAX_BEFORE, StreamDecoder, Tokenizer
 from .logits_processors import LogitsProcessor
 from .outputs import CompletionOutput, FlatLogprobs, RequestMetrics, RequestOutput, with_decoded_tokens

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from .. import SamplingParams
-from ..backends.torch.logprobs import named_logprobs
 from ..backends.torch.model_runner import sample_with_logprobs
-from ..backends.torch.sampler import SamplingRow
+from ..backends.torch.sampler import SamplingRow, named_logprobs
 from ..engine.logits_processors import MinTokens, make_processors
 
 OUT = -math.inf

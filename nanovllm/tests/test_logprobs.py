@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import LLM, BeamSearchParams, Logprob, RequestOutput, SamplingParams
-from ..backends.torch import logprobs as module
-from ..backends.torch.logprobs import top_logprobs
+from ..backends.torch import model_runner, sampler
+from ..backends.torch.sampler import top_logprobs
 from ..checkpoints.model_config import read_model_config
 from ..checkpoints.weights import load_model
 from ..llama import LlamaForCausalLM
@@ -61,20 +61,20 @@ def test_the_token_itself_is_told_last_with_its_rank_if_it_is_not_among_the_like
 
 
 def test_of_equals_one_has_as_many_before_it_as_are_likelier():
-    [row] = top_logprobs(torch.tensor([[1.0, 2.0, 2.0, 0.0]]), [2], count=0)
+    [row] = top_logprobs(torch.tensor([[1.0, 2.0, 2.0, 0.0]]), [2], num_logprobs=0)
     assert row == {2: Logprob(pytest.approx(2 - math.log(math.e + 2 * math.e**2 + 1)), rank=1)}
 
 
 def test_each_row_is_told_of_its_own_token():
-    rows = top_logprobs(torch.stack([LOGITS, LOGITS.flip(0)]), [0, 3], count=1)
+    rows = top_logprobs(torch.stack([LOGITS, LOGITS.flip(0)]), [0, 3], num_logprobs=1)
     assert [told(row) for row in rows] == [[(0, 0.4, 1)], [(4, 0.4, 1), (3, 0.3, 2)]]
 
 
 def test_many_rows_are_looked_at_a_few_at_a_time_and_of_equals_the_first_comes_first(monkeypatch):
     logits = torch.randn(7, 50, generator=torch.Generator().manual_seed(0)).round()
-    whole = top_logprobs(logits, list(range(7)), count=4)
-    monkeypatch.setattr(module, "MAX_IN_CACHE", 100)
-    assert top_logprobs(logits, list(range(7)), count=4) == whole
+    whole = top_logprobs(logits, list(range(7)), num_logprobs=4)
+    monkeypatch.setattr(sampler, "MAX_IN_CACHE", 100)
+    assert top_logprobs(logits, list(range(7)), num_logprobs=4) == whole
     ordered = logits.sort(dim=-1, descending=True, stable=True).indices[:, :4]
     assert [list(row)[:4] for row in whole] == ordered.tolist()
 
@@ -177,7 +177,7 @@ def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("most_logits", [1 << 24, 700, 1])
 def test_those_of_a_prompt_are_those_without_a_cache(make, model, monkeypatch, most_logits):
-    monkeypatch.setattr(f"{module.__package__}.model_runner.MAX_LOGITS", most_logits)
+    monkeypatch.setattr(model_runner, "MAX_PROMPT_LOGITS", most_logits)
     [output] = make(max_num_batched_tokens=5).generate(PROMPT[:13], greedy(2, prompt_logprobs=2))
     assert len(output.prompt_logprobs) == 13 and output.prompt_logprobs[0] is None
     for position in range(1, 13):

@@ -14,8 +14,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..torch.race import RowParams, draw, keep_likelier, likeliest, probs_in_chunks, race_among
-from ..torch.sampler import SampledToken, SamplingRow, no_probabilities, row_params, sample
+from ..torch.sampler import (
+    RowParams,
+    SampledToken,
+    SamplingRow,
+    draw,
+    keep_likelier,
+    likeliest,
+    no_probabilities,
+    probs_in_chunks,
+    race_among,
+    row_params,
+    sample,
+)
 from .fields import fields_of, room_for
 
 if TYPE_CHECKING:

@@ -11,14 +11,13 @@ from torch import Tensor
 from ...llama import LlamaForCausalLM
 from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
 from .backend import Backend, Computed, TorchBackend
-from .logprobs import Logprob, named_logprobs, top_logprobs
-from .sampler import SampledToken, SamplingRow, sample
+from .sampler import Logprob, SampledToken, SamplingRow, named_logprobs, sample, top_logprobs
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
     from ...engine.sequence import Sequence
 
-MAX_LOGITS = 1 << 24  # of a prompt, computed together: a long chunk is cut if the vocabulary is large
+MAX_PROMPT_LOGITS = 1 << 24  # of a prompt, computed together: a long chunk is cut if the vocabulary is large
 
 
 class FinishedStep:
@@ -112,7 +111,7 @@ class ModelRunner:
         vocab_size, count = self.model.config.vocab_size, seq.params.prompt_logprobs
         assert count is not None, "the request wants no log-probabilities of its prompt"
         logprobs: list[dict[int, Logprob]] = []
-        size = max(1, MAX_LOGITS // vocab_size)
+        size = max(1, MAX_PROMPT_LOGITS // vocab_size)
         for row in range(start, end, size):
             rows = hidden[row : min(row + size, end)]  # [at most size, hidden_size]
             token_ids = seq.token_ids[seq.num_computed_tokens + row + 1 :][: len(rows)]

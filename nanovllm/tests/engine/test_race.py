@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ...backends.torch.race import (
+from ...backends.torch.sampler import (
     CHUNK,
-    PIECE,
+    SEGMENT,
     RowParams,
     exponential_noise,
     keep_likelier,
@@ -18,7 +18,7 @@ from ...backends.torch.race import (
     race_likeliest,
 )
 
-SIZES = [1, 5, PIECE, PIECE + 1, CHUNK - 1, CHUNK, 2 * CHUNK + 3, 1000]
+SIZES = [1, 5, SEGMENT, SEGMENT + 1, CHUNK - 1, CHUNK, 2 * CHUNK + 3, 1000]
 
 
 def some_logits(num_rows: int, vocab_size: int) -> Tensor:

@@ -143,7 +143,7 @@ def test_no_generator_moves_the_draws_and_they_move_none():
 
 @pytest.mark.parametrize("at_once", [250, 1 << 20])  # in parts of two rows, or all together
 def test_a_row_draws_the_same_alone_and_in_any_company(at_once, monkeypatch):
-    monkeypatch.setattr(sampler, "MAX_LOGITS", at_once)
+    monkeypatch.setattr(sampler, "MAX_IN_CACHE", at_once)
     kinds = [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 1.7, "top_k": 40, "top_p": 0.9}]
     rows = [row(seed=i, position=i, **kinds[i % len(kinds)]) for i in range(20)]
     logits = torch.randn(20, 100, generator=torch.Generator().manual_seed(0))
@@ -245,7 +245,7 @@ def test_a_row_that_has_no_probabilities_is_an_error_that_names_it(poisoned, par
 
 
 def test_rows_are_counted_through_all_parts(monkeypatch):
-    monkeypatch.setattr(sampler, "MAX_LOGITS", 10)  # two rows of five
+    monkeypatch.setattr(sampler, "MAX_IN_CACHE", 10)  # two rows of five
     logits = torch.stack([LOGITS, LOGITS, LOGITS, torch.full((5,), math.nan)])
     with pytest.raises(FloatingPointError, match="the logits of row 3 are NaN"):
         sample(logits, [row()] * 4)

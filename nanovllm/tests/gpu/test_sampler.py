@@ -6,7 +6,7 @@ import torch
 from ...backends.gpu import sampler
 from ...backends.gpu.plain import find_likeliest
 from ...backends.gpu.sampler import sample_rows
-from ...backends.torch import race
+from ...backends.torch import sampler as torch_sampler
 from ...backends.torch.sampler import SamplingRow, sample
 from ...engine.sampling_params import SamplingParams
 
@@ -62,7 +62,7 @@ def test_a_row_that_draws_more_often_than_the_device_does_gets_the_same_token(mo
 def attempts_of(logits: torch.Tensor, row: SamplingRow) -> int:
     """Return how often the plain sampler draws for this row. logits [1, vocab_size]"""
     drawn: list[int] = []
-    draw = race.draw
+    draw = torch_sampler.draw
 
     def noted(probs, keys, attempt):
         if len(probs):
@@ -70,7 +70,7 @@ def attempts_of(logits: torch.Tensor, row: SamplingRow) -> int:
         return draw(probs, keys, attempt)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(race, "draw", noted)
+        patch.setattr(torch_sampler, "draw", noted)
         sample(logits, [row])
     return len(drawn)
 
