@@ -1,4 +1,4 @@
-"""A step in plain torch, on any device. The engine runs with this folder alone; faster backends are compared with it.
+"""A step in plain PyTorch, on any device.
 
-Start reading in model_runner.py.
+The engine runs with this folder alone, and the faster backends are tested against it. Start reading in model_runner.py.
 """

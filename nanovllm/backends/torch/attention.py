@@ -1,13 +1,14 @@
-"""Attention over tiles of blocks: all sequences attend to a few blocks of each at a time, and the results are merged.
+"""Attention over tiles of blocks: all sequences attend to a few blocks each at a time, and the results are merged.
 
     context    tile 0   tile 1       tile 2
-    A (18)     ####     #### ####    #### ##..       block size 4, tile size 16: a block of each of three,
-    B (11)     ####     #### ###.                    or two of each of two, or four of one
-    C (3)      ###.                                  . masked: the rest of a last block
+    A (18)     ####     #### ####    #### ##..       block size 4, tile size 16: one block each of three sequences,
+    B (11)     ####     #### ###.                    two blocks each of two, or four blocks of one
+    C (3)      ###.                                  . masked: the unused rest of a last block
 
-All sequences that decode share a tile: the fewer of them reach that far, the more blocks it has of each, and at least
-one. A tile is copied out of the pool before it is read, so memory beside the pool is a tile or two, whatever the
-contexts; and no operation is done once for each sequence. A kernel goes one step further: it reads the blocks in place.
+All decoding sequences share each tile. The fewer sequences reach that far, the more blocks each of them contributes,
+and always at least one. A tile is copied out of the pool before it is read, so attention needs memory for one or two
+tiles, however long the contexts are, and no operation runs once per sequence. The kernels in ../cpu and ../gpu go one
+step further and read the blocks in place.
 """
 
 from dataclasses import dataclass
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """The tokens of a step: sequence i has tokens query_start_loc[i] .. query_start_loc[i + 1] - 1."""
+    """The tokens of a step. Sequence i owns tokens query_start_loc[i] .. query_start_loc[i + 1] - 1."""
 
     query_start_loc: list[int]  # [num_seqs + 1]
     context_lens: list[int]  # [num_seqs], including the tokens of this step
     block_tables: Tensor  # int64 [num_seqs, max_blocks], each padded with its own last block
     slot_mapping: Tensor  # int64 [num_tokens], slot of each token
-    new_blocks: Tensor  # int64 [num_new_blocks], blocks whose first slot is written in this step
+    new_blocks: Tensor  # int64 [num_new_blocks], blocks whose first slot this step writes
 
 
 class Tile(NamedTuple):
-    """A few blocks of each sequence whose context reaches that far: the first `num_seqs` of those that decode."""
+    """A few blocks of each decoding sequence whose context reaches that far: the `num_seqs` longest ones."""
 
     num_seqs: int
     num_slots: int  # of each sequence
@@ -44,21 +45,21 @@ class Tile(NamedTuple):
 
 
 class PagedAttention:
-    """The attention backend: plan() returns the `attend` of one step: any mixture of prompts, chunks and decodes."""
+    """The attention backend: plan() returns the `attend` of one step, for any mix of prompts, chunks and decodes."""
 
     def __init__(self, kv_cache: "KVCache", tile_size: int) -> None:
-        """`tile_size` is in slots of all sequences together. A tile has whole blocks, and at least one of each."""
+        """Create a backend whose tiles hold `tile_size` slots over all sequences, and at least a block of each one."""
         self._kv_cache = kv_cache
         self._tile_size = tile_size
 
     def plan(self, step: AttentionMetadata) -> "PagedAttend":
-        """Clear the blocks that are new in this step. Return its `attend`."""
+        """Clear the blocks that are new in `step`, and return the step's `attend`."""
         self._kv_cache.clear(step.new_blocks)
         return PagedAttend(self._kv_cache, self._tile_size, step)
 
 
 class PagedAttend:
-    """The `attend` of one step: where to write, which tokens decode and in which tiles is the same in all layers."""
+    """The `attend` of one step. Slots to write, decoding sequences and tiles are worked out once for all layers."""
 
     def __init__(self, kv_cache: "KVCache", tile_size: int, step: AttentionMetadata) -> None:
         self._kv_cache = kv_cache
@@ -68,15 +69,15 @@ class PagedAttend:
         query_lens = [end - start for start, end in pairwise(step.query_start_loc)]
         self._chunks = [i for i, query_len in enumerate(query_lens) if query_len > 1]
         decodes = [i for i, query_len in enumerate(query_lens) if query_len == 1]
-        decodes.sort(key=lambda i: -step.context_lens[i])  # longest first: a tile is then for the first num_seqs
+        decodes.sort(key=lambda i: -step.context_lens[i])  # longest first: a tile then covers the first num_seqs
         self._decode_rows = self._tensor([step.query_start_loc[i] for i in decodes])  # [num_decodes]
         block_tables = step.block_tables.index_select(0, self._tensor(decodes))  # [num_decodes, max_blocks]
         self._tiles = self._decode_tiles(block_tables, [step.context_lens[i] for i in decodes])
 
     def _decode_tiles(self, block_tables: Tensor, context_lens: list[int]) -> list[Tile]:
-        """Return the tiles of all sequences that decode.
+        """Return the tiles of all decoding sequences.
 
-        block_tables int64 [num_decodes, max_blocks]; context_lens [num_decodes], longest first
+        `block_tables` is int64 [num_decodes, max_blocks]; `context_lens` [num_decodes] starts with the longest.
         """
         block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.blocks.dtype, self._tensor(context_lens)
         tiles, start = [], 0
@@ -92,7 +93,7 @@ class PagedAttend:
         return tiles
 
     def _blocks_of_each(self, num_seqs: int) -> int:
-        """Return how many blocks of each sequence are in a tile that `num_seqs` sequences share."""
+        """Return how many blocks each sequence has in a tile that `num_seqs` sequences share."""
         return max(1, self._tile_size // (num_seqs * self._kv_cache.block_size))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -113,8 +114,11 @@ class PagedAttend:
         return out
 
     def _decode(self, layer: int, q: Tensor, num_kv_heads: int) -> Tensor:
-        """Attend with one query of each sequence, longest context first. q, out [num_decodes, num_heads, head_dim]"""
-        # One query sees every key, so the heads that share a KV head are the query axis: nothing is repeated for them.
+        """Attend with one query per sequence, longest context first.
+
+        q, out [num_decodes, num_heads, head_dim]
+        """
+        # A single query sees every key, so the heads of a KV head can serve as the query axis: no key is repeated.
         grouped = q.unflatten(1, (num_kv_heads, -1))  # [num_decodes, num_kv_heads, num_heads / num_kv_heads, head_dim]
         whole: Part | None = None
         for tile in self._tiles:
@@ -127,10 +131,10 @@ class PagedAttend:
     def _attend_chunk(
         self, layer: int, block_table: Tensor, context_len: int, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Attend with several tokens of one sequence, to themselves and then, tile by tile, to all before them.
+        """Attend with several tokens of one sequence: to each other first, then tile by tile to all earlier tokens.
 
-        Their own keys and values are at hand: only earlier ones are read from the pool. Heads that share a KV head
-        read it through views: it is not repeated for them here either.
+        The chunk's own keys and values are in `k` and `v`, so only earlier ones are read from the pool. Heads that
+        share a KV head read it through views, so it is not repeated here either.
         q, out [query_len, num_heads, head_dim]; k, v [query_len, num_kv_heads, head_dim];
         block_table [max_blocks], which may be longer than the context
         """
@@ -153,7 +157,7 @@ class PagedAttend:
 
 
 def compute_slot_mapping(block_tables: Tensor, seqs: Tensor, positions: Tensor, block_size: int) -> Tensor:
-    """Return the slot of each token. Token i belongs to sequence seqs[i], at positions[i].
+    """Return the slot of each token. Token i belongs to sequence seqs[i] and has position positions[i].
 
     block_tables int64 [num_seqs, max_blocks]; seqs, positions, out int64 [num_tokens]
 

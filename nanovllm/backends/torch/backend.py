@@ -1,4 +1,4 @@
-"""Backend: how a ModelRunner computes. The plain one calls torch's operations; cpu/ and gpu/ have one with kernels."""
+"""The interface that computes a ModelRunner's steps, and its plain version. cpu/ and gpu/ implement it with kernels."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -14,43 +14,46 @@ if TYPE_CHECKING:
 
 
 class Computed(NamedTuple):
-    """A step of the model. Sequence i has rows query_start_loc[i] .. query_start_loc[i + 1] - 1 of `hidden`."""
+    """The result of a step. Sequence i owns rows query_start_loc[i] .. query_start_loc[i + 1] - 1 of `hidden`."""
 
     hidden: Tensor  # [num_tokens, hidden_size]
     query_start_loc: list[int]  # [num_seqs + 1]
-    logits: Tensor | None = None  # [num_seqs, vocab_size], if decode() computed them along with the hidden states
+    logits: Tensor | None = None  # [num_seqs, vocab_size], if decode() computed them too
 
 
 class Backend(Protocol):
-    """The parts of a step. Set ModelRunner.backend only while no request is being served."""
+    """The parts of a step. Replace ModelRunner.backend only while no request is running."""
 
     def decode(self, batch: "list[Scheduled]") -> Computed | None:
-        """Compute a step of one token for each sequence, faster than forward(). Return None for any other step."""
+        """Compute a step of one token per sequence, faster than forward() would. Return None for any other step."""
         ...
 
     def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
-        """Return the hidden states of any step. input_ids, positions int64 [num_tokens] -> [num_tokens, hidden_size]"""
+        """Return the hidden states [num_tokens, hidden_size] of any step.
+
+        `input_ids` and `positions` are int64 [num_tokens].
+        """
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of these rows. hidden [num_rows, hidden_size] -> [num_rows, vocab_size]"""
+        """Return the logits [num_rows, vocab_size] of `hidden` [num_rows, hidden_size]."""
         ...
 
     def sampling(self, computed: Computed) -> AbstractContextManager[None]:
-        """Return the context that everything after the model runs in: a number of threads, a device."""
+        """Return the context in which everything after the model runs, such as a thread count or a device."""
         ...
 
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-        """Sample one token for each row, as sampler.sample() does. logits [num_rows, vocab_size]"""
+        """Sample one token for each row of `logits` [num_rows, vocab_size], as sampler.sample() does."""
         ...
 
     def close(self) -> None:
-        """Leave the model as it was before this backend."""
+        """Restore the model to its state before this backend."""
         ...
 
 
 class TorchBackend:
-    """Plain operations, on any device."""
+    """A Backend of plain PyTorch operations, for any device."""
 
     def __init__(self, model: LlamaForCausalLM, attention: PagedAttention) -> None:
         self._model = model

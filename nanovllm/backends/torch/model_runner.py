@@ -1,4 +1,4 @@
-"""ModelRunner: from sequences to flat tensors, through the model, to one sampled token for each sequence."""
+"""ModelRunner turns sequences into flat tensors, runs the model on them, and samples one token for each sequence."""
 
 from array import array
 from collections.abc import Callable
@@ -17,27 +17,28 @@ if TYPE_CHECKING:
     from ...engine.executor import Scheduled
     from ...engine.sequence import Sequence
 
-MAX_PROMPT_LOGITS = 1 << 24  # of a prompt, computed together: a long chunk is cut if the vocabulary is large
+MAX_PROMPT_LOGITS = 1 << 24  # computed at a time for prompt_logprobs: a long chunk is split if the vocabulary is large
 
 
 class FinishedStep:
-    """A Pending whose step is already over: launch() ran it."""
+    """A Pending for a step that launch() has already run."""
 
     def __init__(self, tokens: list[SampledToken | None], error: Exception | None = None) -> None:
         self._tokens, self._error = tokens, error
 
     def tokens(self) -> list[SampledToken | None]:
+        """Return the step's tokens, or raise its error once."""
         error, self._error = self._error, None
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # its traceback has this frame: each would keep the other, and the tensors of the step
+                del error  # its traceback holds this frame: the cycle would keep the step's tensors alive
         return self._tokens
 
 
 class ModelRunner:
-    """The model, and what it needs to run one step. An Executor whose steps run when they are launched."""
+    """An Executor that runs each step as soon as it is launched."""
 
     def __init__(
         self, model: LlamaForCausalLM, attention: PagedAttention, block_size: int, device: torch.device
@@ -47,10 +48,10 @@ class ModelRunner:
         self._block_size = block_size
         self._device = device
         self.num_steps = 0
-        self.num_tokens = 0  # computed since the start
+        self.num_tokens = 0  # computed since the engine started
 
     def launch(self, batch: "list[Scheduled]") -> FinishedStep:
-        """Run a step. If it raises, tokens() of the result raises that error."""
+        """Run a step. If it raises, the result's tokens() raises the same error."""
         try:
             return FinishedStep(self.run(batch))
         except Exception as error:
@@ -58,10 +59,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: "list[Scheduled]") -> list[SampledToken | None]:
-        """Compute the next `num_tokens` tokens of each sequence, and sample the token that follows its last one.
+        """Compute the next `num_tokens` tokens of each sequence, and sample the token that follows the last one.
 
-        A sequence with more tokens to compute gets None. Sequences get log-probabilities of their prompts, and do not
-        change otherwise: the caller advances num_computed_tokens and appends the sampled tokens.
+        A sequence that has more tokens to compute gets None. The only change to sequences is that prompt_logprobs are
+        added: the caller advances num_computed_tokens and appends the sampled tokens.
         """
         computed = self.compute(batch)
         complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
@@ -94,22 +95,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compute_logits(self, computed: Computed, seqs: list[int]) -> Tensor:
-        """Return the logits after the last token of each of `seqs`, indices in the batch: [len(seqs), vocab_size]."""
+        """Return the logits [len(seqs), vocab_size] after the last token of the sequences with these batch indices."""
         if computed.logits is not None:
             return computed.logits if len(seqs) == len(computed.logits) else computed.logits[seqs]
         last_rows = self._tensor([computed.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
         return self.backend.compute_logits(computed.hidden[last_rows])
 
     def _prompt_logprobs(self, seq: "Sequence", hidden: Tensor) -> list[dict[int, Logprob]]:
-        """Return the log-probabilities of the prompt's next tokens: each row of `hidden` predicts the token after it.
+        """Return the log-probabilities of the prompt tokens that this step predicts.
 
-        Skip those that an earlier step has added: the prompt of a preempted sequence is computed twice.
-        hidden [num_tokens, hidden_size], of the tokens of this step
+        Each row of `hidden` [num_tokens, hidden_size] predicts the token after it. Tokens whose log-probabilities an
+        earlier step has added are skipped, because a preempted sequence computes its prompt twice.
         """
         start = max(len(seq.prompt_logprobs) - seq.num_computed_tokens, 0)  # the row before the next token
         end = min(len(hidden), seq.num_prompt_tokens - 1 - seq.num_computed_tokens)
         vocab_size, count = self.model.config.vocab_size, seq.params.prompt_logprobs
-        assert count is not None, "the request wants no log-probabilities of its prompt"
+        assert count is not None, "the request has no prompt_logprobs"
         logprobs: list[dict[int, Logprob]] = []
         size = max(1, MAX_PROMPT_LOGITS // vocab_size)
         for row in range(start, end, size):
@@ -119,7 +120,7 @@ class ModelRunner:
         return logprobs
 
     def _metadata(self, batch: "list[Scheduled]", positions: Tensor) -> AttentionMetadata:
-        """Return which token is whose, and where keys and values are. positions int64 [num_tokens]"""
+        """Return the step's metadata for attention. `positions` is int64 [num_tokens]."""
         context_lens, tables, new_blocks = [], [], []
         for seq, num_tokens in batch:
             context_lens.append(seq.num_computed_tokens + num_tokens)
@@ -138,7 +139,7 @@ class ModelRunner:
     def _block_tables(self, tables: list[list[int]]) -> Tensor:
         """Return the tables as int64 [num_seqs, max_blocks], each padded with its own last block.
 
-        They pass through one flat array: torch would convert a list of lists number by number.
+        They go through one flat array, because torch converts a list of lists number by number.
         """
         width, flat = max(len(table) for table in tables), array("q")
         for table in tables:
@@ -149,7 +150,7 @@ class ModelRunner:
         if self._device.type != "cuda":
             return torch.tensor(values, dtype=torch.int64, device=self._device)
         pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
-        return pinned.to(self._device, non_blocking=True)  # a plain copy would wait until the device is idle
+        return pinned.to(self._device, non_blocking=True)  # a copy from pageable memory would wait for the GPU
 
 
 def sample_with_logprobs(
@@ -157,10 +158,10 @@ def sample_with_logprobs(
     seqs: "list[Sequence]",
     sample_rows: Callable[[Tensor, list[SamplingRow]], list[SampledToken]] = sample,
 ) -> list[SampledToken]:
-    """Sample one token for each row, after its logits processors; all logprobs are of the raw logits.
+    """Apply logits processors, then sample one token for each row of `logits` [num_seqs, vocab_size].
 
-    A row without processors and without logprobs costs nothing beyond sample_rows(). Raise FloatingPointError as
-    sample() does, and ValueError if the processors leave no token. logits [num_seqs, vocab_size]
+    All logprobs are computed from the raw logits. Rows without processors and logprobs cost nothing beyond
+    sample_rows(). Raise FloatingPointError as sample() does, or ValueError if processors leave no token.
     """
     try:
         tokens = sample_rows(process(logits, seqs), [seq.sampling_row() for seq in seqs])
@@ -168,7 +169,7 @@ def sample_with_logprobs(
         if not logits.float().logsumexp(dim=-1).isfinite().all():
             raise
         names = "allowed_token_ids, bad_words, min_tokens, logit_bias, structured_outputs"
-        raise ValueError(f"no token is left to sample from, behind {names}") from None
+        raise ValueError(f"no token is left to sample from after {names}") from None
     for row, seq in enumerate(seqs):
         if seq.logits_processors:
             raw = logits[row].float()  # [vocab_size]
@@ -188,7 +189,7 @@ def sample_with_logprobs(
 
 
 def process(logits: Tensor, seqs: "list[Sequence]") -> Tensor:
-    """Return the logits after each row's logits processors, as a copy if there are any. [num_seqs, vocab_size]"""
+    """Return the logits [num_seqs, vocab_size] after each row's logits processors, as a copy if there are any."""
     if not any(seq.logits_processors for seq in seqs):
         return logits
     logits = logits.to(torch.float32, copy=True)

@@ -1,9 +1,10 @@
-"""Softmax over keys that are never together: attend to one part of them at a time, and merge the parts.
+"""Online softmax: attend to one part of the keys at a time, then merge the parts.
 
     out = sum(exp(score) * value) / sum(exp(score))
 
-A part is known by its `out` and the logarithm of its denominator: Milakov and Gimelshein 2018 (arXiv:1805.02867), used
-for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (Dao et al. 2022, arXiv:2205.14135).
+Each part is represented by its `out` and the logarithm of its denominator (Milakov and Gimelshein 2018,
+arXiv:1805.02867). Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (Dao et al. 2022, arXiv:2205.14135) apply
+this to attention.
 """
 
 import math
@@ -21,9 +22,11 @@ class Part(NamedTuple):
 
 
 def merge_attn_states(a: Part, b: Part) -> Part:
-    """Return attention to the keys of both. Only differences of lse are exponentiated: exp() of a large one overflows.
+    """Return attention to the keys of both parts.
 
-    Two keys of score 0 with the values 1 and 3, and a key of score 0 with the value 8:
+    Only differences of lse are exponentiated, because exp() of a large one overflows. The example merges two keys of
+    score 0 with the values 1 and 3 with one key of score 0 and the value 8.
+
     >>> two = Part(torch.tensor([[2.0]]), torch.tensor([2.0]).log())
     >>> one = Part(torch.tensor([[8.0]]), torch.tensor([1.0]).log())
     >>> round(merge_attn_states(two, one).out.item(), 4)
@@ -35,29 +38,29 @@ def merge_attn_states(a: Part, b: Part) -> Part:
 
 
 def merge_first(whole: Part, part: Part) -> Part:
-    """Return `whole` merged with `part`, which has more keys for the first rows of the batch."""
+    """Return `whole` merged with `part`, which holds more keys for the first len(part.lse) rows of the batch."""
     n = len(part.lse)
     merged = merge_attn_states(Part(whole.out[:n], whole.lse[:n]), part)
     return Part(torch.cat((merged.out, whole.out[n:])), torch.cat((merged.lse, whole.lse[n:])))
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
-    """Return attention to these keys. Each query must see at least one of them.
+    """Return attention to these keys, of which each query must see at least one.
 
-    `mask` is added to the scores; `is_causal`: query i sees keys 0 .. i.
+    `mask` is added to the scores. With `is_causal`, query i sees keys 0 .. i.
     q [batch, heads, num_queries, head_dim]; k, v [batch, heads, num_keys, head_dim]
     """
     assert k.shape[-2] > 0, "each query must see at least one key"
-    if q.device.type == "cpu":  # the kernel behind F.scaled_dot_product_attention, which keeps the second result
+    if q.device.type == "cpu":  # the kernel behind F.scaled_dot_product_attention, which does not return lse
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask)
         return Part(out, lse)
     return attend_part_reference(q, k, v, mask, is_causal)
 
 
 def attend_part_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
-    """Return the same, computed with public operations, on any device.
+    """Return the same as attend_part(), computed with public operations on any device.
 
-    All scores exist at once, float32 [batch, heads, num_queries, num_keys].
+    It holds all scores at once: float32 [batch, heads, num_queries, num_keys].
     """
     scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None:

@@ -110,7 +110,7 @@ def method_for(params: "SamplingParams", vocab_size: int) -> Method:
 
 
 def greedy(logits: Tensor, params: RowParams) -> Tensor:
-    """Return the likeliest token of each row. logits [num_rows, vocab_size] -> tokens [num_rows]"""
+    """Return the likeliest token of each row of `logits` [num_rows, vocab_size], as int64 [num_rows]."""
     return logits.argmax(dim=-1)
 
 
@@ -157,7 +157,7 @@ def race_all(logits: Tensor, params: RowParams) -> Tensor:
 
 
 def probs_in_chunks(logits: Tensor, params: RowParams) -> Tensor:
-    """Return the probabilities in chunks of tokens. logits [num_rows, vocab_size] -> [num_rows, num_chunks, CHUNK]"""
+    """Return the probabilities of `logits` [num_rows, vocab_size] in chunks: [num_rows, num_chunks, CHUNK]."""
     probs = (logits / params.temperature).softmax(dim=-1)
     if logits.shape[1] % CHUNK:
         probs = pad(probs, (0, -logits.shape[1] % CHUNK))
@@ -298,7 +298,7 @@ def top_logprobs(logits: Tensor, token_ids: list[int], num_logprobs: int) -> lis
 
 
 def named_logprobs(logits: Tensor, token_ids: list[int]) -> dict[int, Logprob]:
-    """Return the log-probabilities of these tokens, each once, in this order. logits [vocab_size]"""
+    """Return the log-probabilities of these tokens in this order, from one row of `logits` [vocab_size]."""
     logprobs = logits.float().log_softmax(dim=-1)  # [vocab_size]
     own = logprobs[token_ids]  # [num_tokens]
     ranks = 1 + (logprobs > own.unsqueeze(1)).sum(dim=-1)  # [num_tokens]
