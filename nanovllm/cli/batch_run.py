@@ -7,7 +7,7 @@ from ..checkpoints.generation_config import default_sampling_params
 from ..checkpoints.plain_template import read_template
 from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
-from ..server.log import tell
+from ..log import tell
 from .batch import BatchOptions
 from .chats import check_template
 from .common import located, one_line_errors

@@ -7,7 +7,7 @@ from importlib import import_module
 import click
 
 from .. import __version__
-from ..server.log import tell
+from ..log import tell
 from .interrupts import INTERRUPTED
 from .streams import keep_descriptors, show_what_can_be_shown
 

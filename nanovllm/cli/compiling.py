@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..llm import LLM
-from ..server.log import tell
+from ..log import tell
 from .interrupts import ctrl_c_raises
 
 SECONDS = 120

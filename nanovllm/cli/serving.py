@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ..engine.outputs import RequestOutput
 from ..llm import LLM
-from ..server.log import tell
+from ..log import tell
 from ..server.openai.chats import Chat
 from .chats import add_request
 from .compiling import finish_compiling

@@ -7,7 +7,7 @@ from threading import Event
 from ..engine.outputs import RequestOutput
 from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
-from ..server.log import tell
+from ..log import tell
 from .conversation import Conversation
 from .interrupts import ctrl_c_noted
 from .messages import check_text, messages

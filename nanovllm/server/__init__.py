@@ -15,7 +15,6 @@ event_stream.py    /events, to one viewer
 page_routes.py     / and the files of the page
 errors.py          what is told to a client in place of an answer
 http_protocol.py   HTTP for clients that are slow, or speak something else; checked_connection.py has its limits
-log.py             a line for the person who runs the server
 system.py          what the front asks of the operating system, to serve many at a time
 auth.py origins.py request_ids.py    what every request goes through; small_answers.py is theirs
 limits.py          how much may be asked for, and may wait

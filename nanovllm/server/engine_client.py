@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from ..async_llm import EngineDeadError
 from ..engine.config import EngineArgs
+from ..log import tell
 from . import engine_process
 from .errors import RequestFailed
-from .log import tell
 from .messages import Abort, Add, Answer, Ask, Delta, Failed, Note, Ready, Step, Stop, Watch, receive, send
 from .request_stream import RequestStream
 

@@ -1,35 +1,59 @@
-"""ServerOptions: what the command line says of the server, beside the engine's knobs and the model.
+"""ServerOptions: what the command line says of the server, beside the engine's options and the model.
 
 page_host and page_port are to the page as host and port are to the rest: whoever knows the one pair knows the other.
 The port alone is enough. The page's host is then this machine, also where clients may come from others.
 """
 
 import math
-from dataclasses import dataclass
-
-from ..engine.checks import knob
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """The options of `nanovllm serve`."""
 
-    host: str = knob("127.0.0.1", "the address to listen at; 0.0.0.0: all of this machine's")
-    port: int = knob(8000, "the port; 0: a free one, which the line that says where it listens names")
-    page_port: int | None = knob(None, "a port of its own for the page and /metrics; without it they are at the first")
-    page_host: str | None = knob(None, "the address of that port; without it 127.0.0.1")
-    chat_template: str | None = knob(None, "a file with the template of chats, or the word plain")
-    show_text: bool = knob(False, "show prompts and answers on the page to whoever opens it, not only their blocks")
-    shutdown_timeout: float = knob(30.0, "seconds that running requests have to end after SIGTERM")
-    allowed_origins: str | None = knob(None, "servers whose pages may ask, with commas or as a JSON list; *: all")
-    max_num_queued_reqs: int | None = knob(None, "most samples that run or wait; more are answered 429")
-    max_num_queued_tokens: int | None = knob(None, "most tokens of prompts that wait for their first token, likewise")
-    max_logprobs: int = knob(20, "most log-probabilities that are told of a token; -1: as many as there are tokens")
-    max_request_tokens: int | None = knob(1 << 20, "most tokens that a request may come to, all prompts and samples")
-    max_body_bytes: int = knob(1 << 22, "most bytes of a request's body")
-    header_timeout: float = knob(10.0, "seconds in which a request's head must come")
-    body_timeout: float = knob(60.0, "seconds in which its body must come, and an answer finds its reader")
-    api_keys: tuple[str, ...] = ()  # no knob: it may be given several times, or in the environment
+    host: str = field(
+        default="127.0.0.1", metadata={"help": "the address to listen at; 0.0.0.0: all of this machine's"}
+    )
+    port: int = field(
+        default=8000, metadata={"help": "the port; 0: a free one, which the line that says where it listens names"}
+    )
+    page_port: int | None = field(
+        default=None, metadata={"help": "a port of its own for the page and /metrics; without it they are at the first"}
+    )
+    page_host: str | None = field(default=None, metadata={"help": "the address of that port; without it 127.0.0.1"})
+    chat_template: str | None = field(
+        default=None, metadata={"help": "a file with the template of chats, or the word plain"}
+    )
+    show_text: bool = field(
+        default=False,
+        metadata={"help": "show prompts and answers on the page to whoever opens it, not only their blocks"},
+    )
+    shutdown_timeout: float = field(
+        default=30.0, metadata={"help": "seconds that running requests have to end after SIGTERM"}
+    )
+    allowed_origins: str | None = field(
+        default=None, metadata={"help": "servers whose pages may ask, with commas or as a JSON list; *: all"}
+    )
+    max_num_queued_reqs: int | None = field(
+        default=None, metadata={"help": "most samples that run or wait; more are answered 429"}
+    )
+    max_num_queued_tokens: int | None = field(
+        default=None, metadata={"help": "most tokens of prompts that wait for their first token, likewise"}
+    )
+    max_logprobs: int = field(
+        default=20,
+        metadata={"help": "most log-probabilities that are told of a token; -1: as many as there are tokens"},
+    )
+    max_request_tokens: int | None = field(
+        default=1 << 20, metadata={"help": "most tokens that a request may come to, all prompts and samples"}
+    )
+    max_body_bytes: int = field(default=1 << 22, metadata={"help": "most bytes of a request's body"})
+    header_timeout: float = field(default=10.0, metadata={"help": "seconds in which a request's head must come"})
+    body_timeout: float = field(
+        default=60.0, metadata={"help": "seconds in which its body must come, and an answer finds its reader"}
+    )
+    api_keys: tuple[str, ...] = ()  # no option of its own: it may be given several times, or in the environment
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value that cannot be."""

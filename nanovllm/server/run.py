@@ -15,13 +15,13 @@ from ..async_llm import EngineDeadError
 from ..checkpoints.plain_template import read_template
 from ..engine.config import EngineArgs
 from ..engine.llm_engine import LLMEngine
+from ..log import tell
 from .addresses import address_of, listening_sockets
 from .app import State, make_apps
 from .checked_connection import HttpLimits
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
 from .http_protocol import HttpProtocol
-from .log import tell
 from .openai.served import served_model
 from .options import ServerOptions
 from .system import prepare

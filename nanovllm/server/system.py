@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from .log import tell
+from ..log import tell
 
 SWITCH = 0.001  # seconds that the event loop waits for the lock of a thread that reads a large body
 QUIET = 10.0  # seconds between two lines about clients that cannot come in

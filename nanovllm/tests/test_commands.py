@@ -7,7 +7,7 @@ import pytest
 
 from .. import LLM
 from ..cli.stages import STAGES, how_to_run
-from ..server.log import tell
+from ..log import tell
 from .helpers import Terminal
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...checkpoints.sizes import kv_bytes_per_token
-from ...server.log import tell
+from ...log import tell
 from ..compiling import compiled_llm
 from .answers import Answer, serve_here
 from .floor import device_bandwidth
