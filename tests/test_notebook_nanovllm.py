@@ -152,12 +152,12 @@ def test_static_bytes_are_those_of_a_runner(stories):
     counted = launches.static_bytes(stories.model_config, 4, stories.llm_engine.max_model_len)
     seen = launches.Launches()
     with paged.runner_of(stories, seen.ops(), seen.capture) as runner:
-        decodes = runner.backend._decodes
-        rooms = [*decodes._decode_rooms.values(), decodes._likeliest_room]
-        hidden, logits, told = decodes._made
-        found = [launches.nbytes(decodes.inputs.device.values()), decodes.inputs.block_tables.nbytes]
-        found += [sum(launches.nbytes(vars(room).values()) for room in rooms)]
-        found += [(hidden.nbytes + logits.nbytes) // 2 + told.nbytes]  # here they are float32
+        graphs = runner.backend._graphs
+        workspaces = [*graphs._decode_workspaces.values(), graphs._likeliest_workspace]
+        hidden, logits, likeliest = graphs._outputs
+        found = [launches.nbytes(graphs.inputs.device.values()), graphs.inputs.block_tables.nbytes]
+        found += [sum(launches.nbytes(vars(workspace).values()) for workspace in workspaces)]
+        found += [(hidden.nbytes + logits.nbytes) // 2 + likeliest.nbytes]  # here they are float32
     assert [*counted.values()] == found
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ..llama import LlamaForCausalLM
 from .cpu.backend import NumbaBackend, refusal
 from .cpu.choice import Choice
-from .gpu.backend import TritonBackend
-from .gpu.choice import GpuChoice
+from .gpu.backend import GpuChoice, TritonBackend
 from .options import backend_of
 from .torch.attention import PagedAttention
 from .torch.model_runner import ModelRunner

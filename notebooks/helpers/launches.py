@@ -14,11 +14,10 @@ from matplotlib.axes import Axes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanovllm import LLM
-from nanovllm.backends.gpu.backend import MULTIPROCESSORS
+from nanovllm.backends.gpu.backend import DEFAULT_SMS
 from nanovllm.backends.gpu.graphs import buckets
 from nanovllm.backends.gpu.inputs import StepInputs
-from nanovllm.backends.gpu.ops import PLAIN, Ops
-from nanovllm.backends.gpu.split import DecodeRoom, LikeliestRoom, choose_splits
+from nanovllm.backends.gpu.ops import PLAIN, DecodeWorkspace, LikeliestWorkspace, Ops, choose_splits
 from nanovllm.engine.block_manager import cdiv
 from notebooks.helpers import paged, pictures
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED
@@ -152,9 +151,9 @@ def static_bytes(shape: Any, max_rows: int, max_model_len: int, block_size: int 
     """
     inputs = StepInputs(max_rows, cdiv(max_model_len, block_size), block_size, torch.device("meta"))
     heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
-    splits = {rows: choose_splits(rows, kv_heads, MULTIPROCESSORS) for rows in buckets(max_rows)}
-    rooms: list[Any] = [DecodeRoom(rows, heads, shape.head_dim, splits[rows], "meta") for rows in splits]
-    rooms.append(LikeliestRoom(max_rows, shape.vocab_size, "meta"))
+    splits = {rows: choose_splits(rows, kv_heads, DEFAULT_SMS) for rows in buckets(max_rows)}
+    rooms: list[Any] = [DecodeWorkspace(rows, heads, shape.head_dim, splits[rows], "meta") for rows in splits]
+    rooms.append(LikeliestWorkspace(max_rows, shape.vocab_size, "meta"))
     return {
         "inputs of a step": nbytes(inputs.device.values()),
         "block tables": inputs.block_tables.nbytes,

@@ -21,9 +21,8 @@ from torch import Tensor
 from nanovllm import LLM, SamplingParams
 from nanovllm.backends import gpu
 from nanovllm.backends.gpu.backend import TritonBackend
-from nanovllm.backends.gpu.ops import PLAIN
+from nanovllm.backends.gpu.ops import PLAIN, DecodeWorkspace, tile_size
 from nanovllm.backends.gpu.plain import gather
-from nanovllm.backends.gpu.split import DecodeRoom, tile_size
 from nanovllm.backends.torch.attention import AttentionMetadata
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.backends.torch.online_softmax import Part, attend_part
@@ -44,7 +43,7 @@ class Asked(NamedTuple):
     layer: int
     block_tables: Tensor  # int32 [rows, max_blocks]
     context_lens: Tensor  # int32 [rows]
-    room: DecodeRoom
+    room: DecodeWorkspace
     out: Tensor  # [rows, num_heads, head_dim]
 
 
@@ -122,11 +121,11 @@ def where_triton_runs() -> str | None:
 
 @torch.inference_mode()
 def by_triton(asked: Asked) -> Tensor:
-    from nanovllm.backends.gpu.decode import paged_decode
+    from nanovllm.backends.gpu.attention_kernels import paged_decode
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, blocks, tables, lens = (x.to(device) for x in (asked.q, asked.blocks, asked.block_tables, asked.context_lens))
-    room = DecodeRoom(len(q), q.shape[1], q.shape[2], asked.room.num_splits, device)
+    room = DecodeWorkspace(len(q), q.shape[1], q.shape[2], asked.room.num_splits, device)
     paged_decode(q, blocks, asked.layer, tables, lens, room, out := torch.empty_like(q))
     return out.cpu()
 
@@ -145,9 +144,9 @@ def spans_of_splits(context_len: int, num_splits: int, tile: int) -> list[tuple[
     >>> spans_of_splits(300, 4, 64), len(spans_of_splits(300, 128, 64))
     ([(0, 128), (128, 256), (256, 300)], 5)
     """
-    kernel, wanted = function_in("decode.py", "attend_split"), {"split_len", "first", "last"}
+    kernel, wanted = function_in("attention_kernels.py", "attend_split"), {"split_len", "first", "last"}
     lines = [node for node in kernel.body if names_set(node) & wanted]
-    code = compile(ast.Module(lines, []), "decode.py", "exec")
+    code = compile(ast.Module(lines, []), "attention_kernels.py", "exec")
     given = {"tl": SimpleNamespace(cdiv=cdiv, minimum=min), "TILE": tile}
     found = []
     for split in range(num_splits):

@@ -1,34 +1,39 @@
-"""The backend of a GPU: decodes as graphs, all other steps kernel by kernel, sampling on the device."""
+"""TritonBackend: decode steps as CUDA graphs, other steps kernel by kernel, sampling on the device.
+
+GpuChoice builds it when an engine starts, and falls back to fewer features if something fails.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from ...llama import LlamaForCausalLM
 from ..torch.attention import AttentionMetadata
-from ..torch.backend import Computed
+from ..torch.backend import Backend, Computed
+from ..torch.model_runner import ModelRunner
 from ..torch.sampler import SampledToken, SamplingRow
-from .attention import KernelAttention, Pool
-from .decodes import Decoded, GraphedDecodes
-from .graphs import Capture, buckets
-from .layers import swap_in, swap_out
-from .linear import Linears, Timer, linear_layers
-from .ops import Ops
+from .attention import KernelAttention, KernelContext
+from .graphs import Capture, CudaCapture, DecodeGraphs, DecodeOutput, buckets
+from .inputs import NO_SLOT
+from .model import FusedModel, LinearDispatch, Timer, linear_layers, seconds_on_gpu
+from .ops import DecodeWorkspace, LikeliestWorkspace, Ops, triton_ops
 from .sampler import sample_rows
-from .split import LikeliestRoom
-from .trial import try_kernels
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
     from ...engine.kv_cache import KVCache
 
-MULTIPROCESSORS = 132  # where there is no device to ask
+DEFAULT_SMS = 132  # multiprocessors of an H100 or H200, used when there is no device to ask
 
 
 class TritonBackend:
-    """Kernels, and CUDA graphs of them. It shares its model, whose layers it swaps, with the plain backend."""
+    """A Backend of kernels, and of CUDA graphs of them.
+
+    It swaps the layers of the plain backend's model for fused ones; close() swaps them back.
+    """
 
     @torch.inference_mode()
     def __init__(
@@ -42,46 +47,48 @@ class TritonBackend:
         timer: Timer | None = None,
         progress: bool = True,
     ) -> None:
-        """`capture` None: no graphs. With a timer, linear layers of few rows are timed too.
+        """Compile all kernels, and capture graphs if there is a `capture`. With a `timer`, choose linear layers too.
 
-        Raise what compiling and capturing may raise: nothing changes then.
+        Raise whatever compiling and capturing raise. The model is unchanged then.
         """
         self._model, self._ops, self._device = model, ops, kv_cache.blocks.device
-        self._decodes: GraphedDecodes | None = None
-        self._decoded: Decoded | None = None  # by the newest step, if it was a graph
+        self._plain_model = model.model
+        self._graphs: DecodeGraphs | None = None
+        self._decoded: DecodeOutput | None = None  # the latest step's, if it was a graph
         rotary, dtype, num_heads = model.model.rotary_emb, kv_cache.blocks.dtype, model.config.num_attention_heads
         cos, sin = rotary.cos.to(dtype), rotary.sin.to(dtype)  # [max_model_len, head_dim]
-        pool = Pool(ops, kv_cache.blocks, num_heads, cos, sin, num_multiprocessors(self._device))
-        self._attention = KernelAttention(pool, kv_cache)
-        linears = Linears(ops)
-        swap_in(model, ops, linears)
+        context = KernelContext(ops, kv_cache.blocks, num_heads, cos, sin, num_multiprocessors(self._device))
+        self._attention = KernelAttention(context)
+        linears = LinearDispatch(ops)
+        model.register_module("model", FusedModel(model.model, ops, linears))
         try:
             with on_device(self._device):
-                try_kernels(model, pool, self._attention)
+                warm_up(model, context, self._attention)
                 if capture is not None:
                     sizes = buckets(max_rows)
                     if timer is not None:
                         linears.choose(linear_layers(model), sizes, capture, timer)
-                    self._decodes = GraphedDecodes(model, linears, pool, max_model_len, sizes, capture, progress)
+                    self._graphs = DecodeGraphs(model, linears, context, max_model_len, sizes, capture, progress)
         except BaseException:
-            swap_out(model)
+            self.close()
             raise
 
     def close(self) -> None:
-        swap_out(self._model)
+        self._model.model = self._plain_model
 
     def decode(self, batch: "list[Scheduled]") -> Computed | None:
         self._decoded = None
         is_decode = all(num_tokens == 1 for _, num_tokens in batch)
-        if self._decodes is None or not is_decode or len(batch) > self._decodes.max_rows:
+        if self._graphs is None or not is_decode or len(batch) > self._graphs.max_rows:
             return None
         with on_device(self._device):
-            self._decoded = self._decodes.run(batch)
+            self._decoded = self._graphs.run(batch)
         return Computed(self._decoded.hidden, list(range(len(batch) + 1)), self._decoded.logits)
 
     def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
         with on_device(self._device):
-            return self._model(input_ids, positions, self._attention.plan(step))
+            hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))
+        return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._model.compute_logits(hidden)
@@ -90,25 +97,114 @@ class TritonBackend:
         return on_device(self._device)
 
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-        """`logits` are those of the newest step, or what processors have made of them. [num_rows, vocab_size]"""
+        """Sample one token per row. A graph's own logits, unprocessed, have their likeliest tokens already.
+
+        logits [num_rows, vocab_size]
+        """
         if not rows:
             return []
-        if self._decoded is not None and self._decodes is not None and logits is self._decoded.logits:
-            return sample_rows(logits, self._decoded.likeliest, rows, meanwhile=self._decodes.inputs.prepare)
+        if self._decoded is not None and self._graphs is not None and logits is self._decoded.logits:
+            return sample_rows(logits, self._decoded.likeliest, rows, meanwhile=self._graphs.inputs.prepare)
         likeliest = logits.new_empty(len(logits), 3, dtype=torch.float32)
-        self._ops.find_likeliest(logits, LikeliestRoom(len(logits), logits.shape[1], logits.device), likeliest)
+        self._ops.find_likeliest(logits, LikeliestWorkspace(len(logits), logits.shape[1], logits.device), likeliest)
         return sample_rows(logits, likeliest, rows)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[None]:
-    """Return the context that kernels and graphs are started in.
+    """Return a context that launches kernels and graphs on `device`.
 
-    The current device of a thread is 0, and they would start there, wherever their tensors are.
+    A thread's current device is 0 by default, and kernels launch there wherever their tensors are.
     """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
-        return MULTIPROCESSORS
+        return DEFAULT_SMS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def warm_up(model: LlamaForCausalLM, context: KernelContext, attention: KernelAttention) -> None:
+    """Launch every kernel that a step may need, on padding rows, and wait for the results.
+
+    A kernel that can't be compiled fails here rather than in the first request. Triton compiles each variant of a
+    kernel (another dtype, another constant) on its first launch, so later requests never wait for the compiler.
+    """
+    blocks, device = context.blocks, context.blocks.device
+    tables = torch.zeros(2, 2, dtype=torch.int64, device=device)  # steps read block 0, and write nowhere
+    slots = torch.full((3,), NO_SLOT, dtype=torch.int64, device=device)
+    no_blocks = torch.empty(0, dtype=torch.int64)
+    step = AttentionMetadata([0, 2, 3], [2, 1], tables, slots, no_blocks)  # a prefill of two tokens, and a decode
+    zeros = torch.zeros(3, dtype=torch.int64, device=device)  # token ids and positions
+    logits = model.compute_logits(model(zeros, zeros, attention.plan(step)))  # [3, vocab_size]
+    for each in (logits, logits.float()):  # logits processors work in float32
+        likeliest = torch.empty(3, 3, dtype=torch.float32, device=device)
+        context.ops.find_likeliest(each, LikeliestWorkspace(3, each.shape[1], device), likeliest)
+    for num_splits in (1, 2):
+        table, lens = torch.zeros(2, 1, dtype=torch.int32, device=device)
+        q = blocks.new_zeros(1, context.num_heads, blocks.shape[5])
+        workspace = DecodeWorkspace(1, context.num_heads, blocks.shape[5], num_splits, device)
+        context.ops.paged_decode(q, blocks, 0, table[None], lens, workspace, torch.empty_like(q))
+    likeliest.tolist()  # waits for the device
+
+
+class Build(Protocol):
+    """The constructor of a backend, with everything but the choice bound."""
+
+    def __call__(self, ops: Ops, capture: Capture | None, timer: Timer) -> Backend: ...
+
+
+class GpuChoice:
+    """The choice between Triton's kernels, with or without CUDA graphs, and plain operations.
+
+    Kernels compile while the engine starts, so there is nothing to wait for later.
+    """
+
+    is_compiling = awaits_idle = False
+
+    def __init__(self, backend: str, is_eager: bool, runner: ModelRunner, build: Build) -> None:
+        """Replace the runner's plain backend with the one from `build` if `backend`, one of BACKENDS, allows it.
+
+        Raise ValueError if kernels are required and unavailable.
+        """
+        self.uses_kernels = self.has_graphs = False
+        self.why: str | None = "they were asked for" if backend == "torch" else None
+        if backend == "numba":
+            raise ValueError("attention_backend 'numba' is unavailable on a GPU: its kernels run on a CPU")
+        if self.why is None:
+            self._use_kernels(is_eager, runner, build)
+        if backend == "triton" and not self.uses_kernels:
+            raise ValueError(f"attention_backend 'triton' is unavailable: {self.why}")
+
+    @property
+    def says(self) -> str:
+        """Describe the choice, for the last line of a command."""
+        if not self.uses_kernels:
+            return f"plain operations: {self.why}"
+        graphs = "CUDA graphs" if self.has_graphs else f"no graphs: {self.why}"
+        return f"kernels: triton {version('triton')}, {graphs}"
+
+    def _use_kernels(self, is_eager: bool, runner: ModelRunner, build: Build) -> None:
+        try:
+            ops = triton_ops()
+        except ImportError as error:
+            self.why = f"triton cannot be imported: {error}"
+            return
+        self.why = "enforce_eager" if is_eager else None
+        for capture in [None] if is_eager else [CudaCapture(), None]:
+            try:
+                runner.backend = build(ops, capture, seconds_on_gpu)
+            except Exception as error:  # too little memory for graphs, or a kernel that this GPU can't run
+                self.why = f"{type(error).__name__}: {error}"
+            else:
+                self.uses_kernels, self.has_graphs = True, capture is not None
+                return
+
+    def take_up(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

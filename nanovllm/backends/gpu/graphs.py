@@ -1,24 +1,34 @@
-"""CUDA graphs of decode steps: all launches of a step as one, for a few numbers of rows (buckets).
+"""CUDA graphs of decode steps: one launch per step, for a few numbers of rows (buckets).
 
-A plain step of a small model starts a thousand kernels, each of which takes the host longer to start than the device to
-run. A graph is recorded once, and replayed with one call: the same kernels, at the same addresses. So its inputs lie in
-StepInputs, its outputs in tensors that all graphs share, and a batch is padded to the next bucket.
+A plain step of a small model launches about a thousand kernels, and each takes the host longer to launch than the
+device to run. A graph is recorded once and replayed with a single call: the same kernels at the same addresses. So
+inputs live in StepInputs, outputs in tensors that all graphs share, and a batch is padded to the next bucket.
 """
 
 import bisect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
+
+from ...llama import LlamaForCausalLM
+from .attention import DecodeMetadata, KernelAttend, KernelContext
+from .inputs import StepInputs
+from .ops import LikeliestWorkspace
+
+if TYPE_CHECKING:
+    from ...engine.executor import Scheduled
+    from .model import LinearDispatch
 
 MAX_ROWS = 512
 Step = Callable[[], None]
 
 
 def buckets(max_rows: int) -> list[int]:
-    """Return how many rows the graphs have, as in vLLM; the last one has all.
+    """Return the numbers of rows to capture, as vLLM chooses them. The last bucket has all rows.
 
     >>> buckets(20), buckets(1), buckets(300)[-4:]
     ([1, 2, 4, 8, 16, 20], [1], [256, 272, 288, 300])
@@ -28,40 +38,44 @@ def buckets(max_rows: int) -> list[int]:
 
 
 class Capture(Protocol):
-    def __call__(self, step: Step, shares_memory: bool = True) -> Step:
-        """Record what `step` starts; returns what starts all of it again.
+    """A way to record a step for replay."""
 
-        Graphs that share memory must all be kept, and no two of them may run at a time.
+    def __call__(self, step: Step, shares_memory: bool = True) -> Step:
+        """Record the launches of `step`, and return a function that replays them.
+
+        Graphs that share memory must all stay alive, and must never run at the same time.
         """
 
 
 class CudaCapture:
-    """torch.cuda.graph, with one pool of memory for the graphs that share theirs.
+    """A Capture that records CUDA graphs. Graphs that share memory use one pool.
 
-    The stream is its own: torch's is made once for the process, on whichever device was the current one then.
+    It creates its own stream: torch creates its default capture stream once per process, on whichever device is current
+    at that moment.
     """
 
     def __init__(self) -> None:
-        self._pool: Any = None
-        self._stream: Any = None
+        self._first: torch.cuda.CUDAGraph | None = None  # its memory pool serves the others
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, step: Step, shares_memory: bool = True) -> Step:
-        graph, pool = torch.cuda.CUDAGraph(), self._pool if shares_memory else None
+        graph = torch.cuda.CUDAGraph()
+        pool = self._first.pool() if self._first is not None and shares_memory else None
         self._stream = self._stream or torch.cuda.Stream()
-        # Where a capture fails, torch.cuda.graph leaves its stream the current one: the outer context does not. Another
-        # thread, of another engine or a server, may allocate meanwhile: only this thread's calls must fit a graph.
+        # If a capture fails, torch.cuda.graph leaves its stream current; the outer context restores the previous one.
+        # "thread_local" lets other threads (another engine's, a server's) allocate memory during the capture.
         with torch.cuda.stream(self._stream), torch.cuda.graph(graph, pool, self._stream, "thread_local"):
             step()
-        if shares_memory:
-            self._pool = graph.pool()
+        if shares_memory and self._first is None:
+            self._first = graph
         return graph.replay
 
 
-class DecodeGraphs:
-    """A graph for each bucket. The largest comes first: the others find room in what it has taken."""
+class BucketedGraphs:
+    """One graph per bucket, the largest captured first so that the others fit into its memory."""
 
     def __init__(self, step: Callable[[int], None], sizes: list[int], capture: Capture, progress: bool = True) -> None:
-        """step(rows) starts a step of so many rows. Before it is recorded it runs once: kernels are compiled then."""
+        """Capture `step(rows)` for each size. It also runs once before each capture, so that kernels compile first."""
         self._sizes, self._replays = sizes, dict[int, Step]()
         for rows in tqdm(sizes[::-1], desc="capturing CUDA graphs", leave=False, disable=None if progress else True):
             step(rows)
@@ -72,5 +86,62 @@ class DecodeGraphs:
         return self._sizes[-1]
 
     def run(self, num_rows: int) -> None:
-        """Start the step of the smallest bucket that has room."""
+        """Replay the smallest bucket that has room for `num_rows`."""
         self._replays[self._sizes[bisect.bisect_left(self._sizes, num_rows)]]()
+
+
+class DecodeOutput(NamedTuple):
+    """The results of a step, one row per sequence of its batch."""
+
+    hidden: Tensor  # [num_seqs, hidden_size]
+    logits: Tensor  # [num_seqs, vocab_size]
+    likeliest: Tensor  # float32 [num_seqs, 3], from find_likeliest()
+
+
+class DecodeGraphs:
+    """Decode steps as graphs, with all the memory that the graphs read and write."""
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        linears: "LinearDispatch",
+        context: KernelContext,
+        max_model_len: int,
+        sizes: list[int],
+        capture: Capture,
+        progress: bool = True,
+    ) -> None:
+        """Capture the steps of a model that has a FusedModel inside. Raise whatever the capture raises."""
+        self._model, self._linears, self._context, self.max_rows = model, linears, context, sizes[-1]
+        blocks, config = context.blocks, model.config
+        block_size, device = blocks.shape[3], blocks.device
+        self.inputs = StepInputs(self.max_rows, -(-max_model_len // block_size), block_size, device)
+        self._outputs = DecodeOutput(
+            blocks.new_empty(self.max_rows, config.hidden_size),
+            blocks.new_empty(self.max_rows, config.vocab_size),
+            blocks.new_empty(self.max_rows, 3, dtype=torch.float32),
+        )
+        self._decode_workspaces = {rows: context.decode_workspace(rows) for rows in sizes}
+        self._likeliest_workspace = LikeliestWorkspace(self.max_rows, config.vocab_size, device)
+        self.inputs.fill([])  # all padding
+        self._graphs = BucketedGraphs(self._step, sizes, capture, progress)
+
+    def run(self, batch: "list[Scheduled]") -> DecodeOutput:
+        """Launch a step of at most max_rows sequences. The next step overwrites its results."""
+        rows = self.inputs.fill(batch)
+        self._graphs.run(len(rows))
+        if rows == list(range(len(rows))):
+            return DecodeOutput(*(each[: len(rows)] for each in self._outputs))
+        order = self.inputs.device["order"][: len(rows)]  # on the device already, so nothing waits
+        return DecodeOutput(*(each.index_select(0, order) for each in self._outputs))
+
+    def _step(self, rows: int) -> None:
+        """Compute the first `rows` rows, from inputs to outputs. Graphs record this."""
+        inputs, outputs = self.inputs.device, DecodeOutput(*(each[:rows] for each in self._outputs))
+        self.inputs.apply_changes()
+        tables, context_lens = self.inputs.block_tables[:rows], inputs["context_lens"][:rows]
+        decodes = DecodeMetadata(None, tables, context_lens, self._decode_workspaces[rows])
+        attend = KernelAttend(self._context, inputs["slot_mapping"][:rows], decodes, None)
+        outputs.hidden.copy_(self._model(inputs["input_ids"][:rows], inputs["positions"][:rows], attend))
+        self._linears(self._model.lm_head, outputs.hidden, out=outputs.logits)
+        self._context.ops.find_likeliest(outputs.logits, self._likeliest_workspace, outputs.likeliest)

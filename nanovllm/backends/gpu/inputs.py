@@ -1,136 +1,165 @@
-"""StepInputs: what a decode step reads, at addresses that never change. It reaches the device in one copy a step.
+"""StepInputs: the inputs of decode steps, at fixed addresses. One copy per step brings them to the device.
 
-    on the host, pinned    [input_ids | positions | slot_mapping | order | context_lens | changes of the block tables]
-                                                    one copy, which nobody waits for
-    on the device          the same, and the block tables [max_rows, max_blocks]
+    host, pinned    [input_ids | positions | slot_mapping | order | context_lens | changed entries of the block tables]
+                                                    one asynchronous copy
+    device          the same, and the block tables [max_rows, max_blocks]
 
-The tables stay on the device: a step tells only which blocks have come, mostly one for a sixteenth of the rows. So that
-few rows change, a sequence keeps its row (its seat) as long as it runs; when one ends, the last takes its seat. Rows
-without a sequence are padding: slot -1, context length 0.
+Block tables stay on the device: a step sends only the entries that changed, which is usually one for every sixteenth
+row. To keep changes rare, a sequence keeps its row for as long as it runs. When one ends, the sequence in the last row
+moves into the gap. Rows without a sequence are padding: slot -1, context length 0.
 
-While the device computes, the next step is prepared: prepare() guesses that the same sequences decode one more token.
-fill() compares, and then has little left to write. What was guessed wrong is made anew.
+While the device computes a step, prepare() guesses the next one: the same sequences, one token further. fill() compares
+the guess with the real batch, and usually has little left to write. If the guess is wrong, fill() starts over.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-
-from .fields import fields_of, numbers_of, room_for
+from torch import Tensor
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
     from ...engine.sequence import Sequence
 
+# Several fields in one buffer, so that a single copy brings all of them to the device
+
+DTypes = Mapping[str, torch.dtype]  # by field name, widest dtype first
+
+
+def allocate_fields(dtypes: DTypes, size: int, device: torch.device, is_pinned: bool = False) -> Tensor:
+    """Return a uint8 buffer with room for `size` elements of each field. Copies from pinned memory are asynchronous."""
+    num_bytes = size * sum(dtype.itemsize for dtype in dtypes.values())
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device, pin_memory=is_pinned)
+
+
+def field_views(buffer: Tensor, dtypes: DTypes) -> dict[str, Tensor]:
+    """Return views of the fields in a buffer from allocate_fields(), each [size].
+
+    >>> fields = field_views(torch.zeros(24, dtype=torch.uint8), {"a": torch.int64, "b": torch.int32})
+    >>> fields["a"].shape, fields["b"].shape
+    (torch.Size([2]), torch.Size([2]))
+    """
+    size = len(buffer) // sum(dtype.itemsize for dtype in dtypes.values())
+    parts = buffer.split([size * dtype.itemsize for dtype in dtypes.values()])
+    return {name: part.view(dtype) for (name, dtype), part in zip(dtypes.items(), parts, strict=True)}
+
+
 NO_SLOT = -1
-DTYPES = {
-    "input_ids": torch.int64,  # [max_rows], as all of them
+FIELDS = {  # each [max_rows]
+    "input_ids": torch.int64,
     "positions": torch.int64,
     "slot_mapping": torch.int64,
     "order": torch.int64,  # the row of each sequence of the batch
-    "places": torch.int64,  # which entries of the tables change,
+    "changed_entries": torch.int64,  # indices into the flat block tables,
     "context_lens": torch.int32,
-    "blocks": torch.int32,  # and what they become
+    "changed_blocks": torch.int32,  # and the new blocks there
 }
 
 
 class StepInputs:
+    """The inputs of decode steps of up to `max_rows` sequences."""
+
     def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
         self._block_size, self._max_blocks, self._max_rows = block_size, max_blocks, max_rows
         is_cuda = device.type == "cuda"
-        self._host = room_for(DTYPES, max_rows, torch.device("cpu"), is_pinned=is_cuda)
-        self._numbers = numbers_of(self._host, DTYPES)
-        self._buffer = room_for(DTYPES, max_rows, device)
-        self.device = fields_of(self._buffer, DTYPES)
-        # one entry more than there are: changes that there are not go there
-        self._flat = torch.zeros(max_rows * max_blocks + 1, dtype=torch.int32, device=device)
-        self.block_tables = self._flat[:-1].view(max_rows, max_blocks)  # int32 [max_rows, max_blocks]
-        self._copied = torch.cuda.Event() if is_cuda else None  # the host's buffer may be written again
-        self._seats: list[Sequence | None] = []
-        self._known: list[list[int]] = []  # by seat, the blocks that the device has of it
-        self._seqs: list[Sequence] = []  # of the last step, with their rows and positions
+        self._host = allocate_fields(FIELDS, max_rows, torch.device("cpu"), is_pinned=is_cuda)
+        views = field_views(self._host, FIELDS)
+        # As numpy arrays, because writing a few numbers through torch costs several times as much.
+        self._fields: dict[str, np.ndarray] = {name: view.numpy() for name, view in views.items()}
+        self._buffer = allocate_fields(FIELDS, max_rows, device)
+        self.device = field_views(self._buffer, FIELDS)
+        # One entry more than the tables have: unused changes write there.
+        self._flat_tables = torch.zeros(max_rows * max_blocks + 1, dtype=torch.int32, device=device)
+        self.block_tables = self._flat_tables[:-1].view(max_rows, max_blocks)  # int32 [max_rows, max_blocks]
+        self._copied = torch.cuda.Event() if is_cuda else None  # set once the host's buffer may be written again
+        self._seq_by_row: list[Sequence | None] = []
+        self._sent_tables: list[list[int]] = []  # by row, the block table that the device has
+        self._seqs: list[Sequence] = []  # of the latest step, with their rows and positions
         self._rows: list[int] = []
         self._positions: list[int] = []
         self._is_prepared = False
 
     def fill(self, batch: "list[Scheduled]") -> list[int]:
-        """Bring a step to the device. Returns the row of each sequence of the batch, all below len(batch)."""
+        """Copy a step to the device. Return the row of each sequence of the batch, all below len(batch)."""
         seqs = [seq for seq, _ in batch]
         positions = [seq.num_computed_tokens for seq in seqs]
         if not (self._is_prepared and seqs == self._seqs and positions == self._positions):
             self._begin(seqs, positions)
         self._is_prepared = False
-        numbers, rows = self._numbers, self._rows
-        numbers["input_ids"][rows] = [seq.token_ids[at] for seq, at in zip(seqs, positions, strict=True)]
-        self._note_changes(seqs)
+        rows = self._rows
+        self._fields["input_ids"][rows] = [seq.token_ids[at] for seq, at in zip(seqs, positions, strict=True)]
+        self._write_changes(seqs)
         self._buffer.copy_(self._host, non_blocking=True)
         if self._copied:
             self._copied.record()
         return rows
 
     def prepare(self) -> None:
-        """Guess the next step, while the last one runs: each of its sequences one token further."""
+        """Guess the next step while the latest one runs: the same sequences, one token further."""
         self._wait_for_copy()
         rows = len(self._rows)
         for name in ("positions", "context_lens", "slot_mapping"):
-            self._numbers[name][:rows] += 1  # a slot in the same block, or fill() puts it right
+            self._fields[name][:rows] += 1  # fill() corrects the slot if a new block begins
         self._positions = [position + 1 for position in self._positions]
         self._is_prepared = True
 
     def apply_changes(self) -> None:
-        """Apply the changes of the tables that fill() has sent: a part of the step, on the device."""
-        self._flat.index_copy_(0, self.device["places"], self.device["blocks"])
+        """Apply the table changes that fill() has sent. This runs on the device, as part of the step."""
+        self._flat_tables.index_copy_(0, self.device["changed_entries"], self.device["changed_blocks"])
 
     def _wait_for_copy(self) -> None:
-        """Wait for the last copy. It was started before the step that runs now: mostly it is over."""
+        """Wait for the latest copy. It started before the step that runs now, so it is usually done."""
         if self._copied:
             self._copied.synchronize()
 
     def _begin(self, seqs: "list[Sequence]", positions: list[int]) -> None:
-        """Prepare a step as if there had been none before."""
+        """Write a step from scratch."""
         self._wait_for_copy()
-        self._seqs, self._positions, self._rows = seqs, positions, self._seated(seqs)
-        numbers, rows = self._numbers, self._rows
-        numbers["slot_mapping"][:], numbers["context_lens"][:] = NO_SLOT, 0
-        numbers["order"][: len(rows)] = rows
-        numbers["positions"][rows] = positions
-        numbers["context_lens"][rows] = [at + 1 for at in positions]
-        numbers["slot_mapping"][rows] = [self._slot(seq, at) for seq, at in zip(seqs, positions, strict=True)]
+        self._seqs, self._positions, self._rows = seqs, positions, self._assign_rows(seqs)
+        fields, rows = self._fields, self._rows
+        fields["slot_mapping"][:], fields["context_lens"][:] = NO_SLOT, 0
+        fields["order"][: len(rows)] = rows
+        fields["positions"][rows] = positions
+        fields["context_lens"][rows] = [at + 1 for at in positions]
+        fields["slot_mapping"][rows] = [self._slot(seq, at) for seq, at in zip(seqs, positions, strict=True)]
 
     def _slot(self, seq: "Sequence", position: int) -> int:
         return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
-    def _seated(self, seqs: "list[Sequence]") -> list[int]:
-        """Return a seat below len(seqs) for each sequence. One that has a seat keeps it."""
-        num, still = len(seqs), set(map(id, seqs))
-        seats = [seq if seq is not None and id(seq) in still else None for seq in self._seats]
-        rows = {id(seq): row for row, seq in enumerate(seats[:num]) if seq is not None}
-        free = (row for row in range(num) if row >= len(seats) or seats[row] is None)
-        self._seats = seats[:num] + [None] * (num - len(seats))
-        self._known += [[] for _ in range(num - len(self._known))]
+    def _assign_rows(self, seqs: "list[Sequence]") -> list[int]:
+        """Return a row below len(seqs) for each sequence. A sequence keeps the row it has if that is low enough."""
+        num_rows, kept = len(seqs), set(map(id, seqs))
+        current = [seq if seq is not None and id(seq) in kept else None for seq in self._seq_by_row]
+        rows = {id(seq): row for row, seq in enumerate(current[:num_rows]) if seq is not None}
+        free = (row for row in range(num_rows) if row >= len(current) or current[row] is None)
+        self._seq_by_row = current[:num_rows] + [None] * (num_rows - len(current))
+        self._sent_tables += [[] for _ in range(num_rows - len(self._sent_tables))]
         for seq in seqs:
             if id(seq) not in rows:
                 row = rows[id(seq)] = next(free)
-                self._seats[row], self._known[row] = seq, []
+                self._seq_by_row[row], self._sent_tables[row] = seq, []
         return [rows[id(seq)] for seq in seqs]
 
-    def _note_changes(self, seqs: "list[Sequence]") -> None:
-        """Note the blocks that are new to the device, and correct the slots of rows that begin a block."""
-        places, blocks, size = list[int](), list[int](), self._block_size
+    def _write_changes(self, seqs: "list[Sequence]") -> None:
+        """Write the table entries that changed since they were sent, and the slots of rows whose table changed."""
+        entries, blocks, size = list[int](), list[int](), self._block_size
         for row, seq, position in zip(self._rows, seqs, self._positions, strict=True):
-            known, table = self._known[row], seq.block_table
-            if known == table and position % size:
+            sent, table = self._sent_tables[row], seq.block_table
+            if sent == table and position % size:
                 continue
-            first = len(known) if known == table[: len(known)] else 0  # else it was preempted, or has copied a block
-            self._known[row] = table.copy()
-            self._numbers["slot_mapping"][row] = self._slot(seq, position)
-            places += range(row * self._max_blocks + first, row * self._max_blocks + len(table))
+            first = len(sent) if sent == table[: len(sent)] else 0  # 0 after a preemption or a copied block
+            self._sent_tables[row] = table.copy()
+            self._fields["slot_mapping"][row] = self._slot(seq, position)
+            entries += range(row * self._max_blocks + first, row * self._max_blocks + len(table))
             blocks += table[first:]
         most = self._max_rows
-        if len(places) > most:  # of sequences that are new here: a copy of its own
-            places_there = torch.tensor(places[most:], dtype=torch.int64, device=self._flat.device)
-            blocks_there = torch.tensor(blocks[most:], dtype=torch.int32, device=self._flat.device)
-            self._flat.index_copy_(0, places_there, blocks_there)
-        self._numbers["places"][:], self._numbers["blocks"][:] = len(self._flat) - 1, 0
-        count = min(len(places), most)
-        self._numbers["places"][:count], self._numbers["blocks"][:count] = places[:count], blocks[:count]
+        if len(entries) > most:  # new sequences bring whole tables: the rest takes a copy of its own
+            rest = torch.tensor(entries[most:], dtype=torch.int64, device=self._flat_tables.device)
+            rest_blocks = torch.tensor(blocks[most:], dtype=torch.int32, device=self._flat_tables.device)
+            self._flat_tables.index_copy_(0, rest, rest_blocks)
+        count = min(len(entries), most)
+        fields = self._fields
+        fields["changed_entries"][:], fields["changed_blocks"][:] = len(self._flat_tables) - 1, 0
+        fields["changed_entries"][:count], fields["changed_blocks"][:count] = entries[:count], blocks[:count]

@@ -1,13 +1,24 @@
-"""Ops: the functions that a model's steps are made of. Kernels for a GPU, or their plain twins for tests."""
+"""The operations of a step as one table, with the memory and the division of work that they agree on.
+
+Everything here is plain Python that runs on the host: a kernel's launch never waits for a number from the device.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+
 from . import plain
+
+MAX_SPLITS = 128
+PROGRAMS_PER_SM = 2  # one reads memory while the other computes
+LOGITS_PER_PROGRAM = 2048
+MAX_GEMV_ROWS = 4  # the sums of more rows don't fit into registers
+ROWS_PER_PREFILL_PROGRAM = 64  # a query takes one row for each query head that shares its KV head
 
 
 class Ops(NamedTuple):
-    """Each writes into a tensor that it is given: nothing is allocated, nothing is read back. plain.py says what."""
+    """The functions that compute a step, described in plain.py. Each writes its result into one of its arguments."""
 
     paged_decode: Callable[..., None]
     paged_prefill: Callable[..., None]
@@ -24,14 +35,71 @@ PLAIN = Ops(*(getattr(plain, name) for name in Ops._fields))
 
 def triton_ops() -> Ops:
     """Return the kernels. Raise ImportError if triton is not installed."""
-    from .activation import silu_and_mul
-    from .decode import paged_decode
-    from .gemv import gated_gemv, gemv
-    from .likeliest import find_likeliest
-    from .norm import add_rms_norm
-    from .prefill import paged_prefill
-    from .rope_write import rotate_and_write
+    from .attention_kernels import paged_decode, paged_prefill
+    from .layer_kernels import add_rms_norm, gated_gemv, gemv, rotate_and_write, silu_and_mul
+    from .sampling_kernels import find_likeliest
 
     return Ops(
         paged_decode, paged_prefill, rotate_and_write, add_rms_norm, silu_and_mul, find_likeliest, gemv, gated_gemv
     )
+
+
+class DecodeWorkspace:
+    """Memory for the partial results of paged_decode(), one for each split of a context."""
+
+    def __init__(
+        self, max_rows: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device | str
+    ) -> None:
+        self.num_splits = num_splits
+        self.parts = torch.empty(max_rows, num_heads, num_splits, head_dim, dtype=torch.float32, device=device)
+        self.lses = torch.empty(max_rows, num_heads, num_splits, dtype=torch.float32, device=device)  # log2(sum(exp2))
+
+
+class LikeliestWorkspace:
+    """Memory for the partial results of find_likeliest(). All tensors are [max_rows, num_pieces]."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
+        shape = max_rows, -(-vocab_size // LOGITS_PER_PROGRAM)
+        # Three tensors rather than parts of one: each starts at a multiple of 16 bytes, so the kernel compiles once.
+        self.peaks = torch.empty(shape, dtype=torch.float32, device=device)
+        self.totals = torch.empty(shape, dtype=torch.float32, device=device)
+        self.tokens = torch.empty(shape, dtype=torch.int32, device=device)
+
+
+def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
+    """Return how many splits keep every multiprocessor busy. It depends on the batch alone, so a CUDA graph can fix it.
+
+    >>> choose_splits(1, 8, 132), choose_splits(8, 8, 132), choose_splits(256, 8, 132), choose_splits(1, 1, 132)
+    (33, 4, 1, 128)
+    """
+    return max(1, min(MAX_SPLITS, PROGRAMS_PER_SM * num_sms // max(1, rows * num_kv_heads)))
+
+
+def tile_size(width: int, itemsize: int) -> int:
+    """Return how many keys a program reads at a time: 16 KiB, small enough to have several tiles in flight.
+
+    >>> tile_size(128, 2), tile_size(128, 4), tile_size(16, 4), tile_size(256, 4)
+    (64, 32, 128, 16)
+    """
+    return max(16, min(128, 16384 // (width * itemsize)))
+
+
+def queries_per_tile(group: int) -> int:
+    """Return how many queries a prefill program takes when `group` query heads share a KV head.
+
+    >>> queries_per_tile(1), queries_per_tile(4), queries_per_tile(7), queries_per_tile(100)
+    (64, 16, 9, 1)
+    """
+    return max(1, ROWS_PER_PREFILL_PROGRAM // group)
+
+
+def query_tiles(query_start_loc: list[int], seqs: list[int], group: int) -> list[tuple[int, int]]:
+    """Return a (sequence, first row of q) pair for each program of prefill, for the sequences `seqs` of a step.
+
+    A sequence's last tile comes first: it sees the most keys, so it should start early.
+
+    >>> query_tiles([0, 20, 21, 25], seqs=[0, 2], group=8)
+    [(0, 16), (0, 8), (0, 0), (2, 21)]
+    """
+    step = queries_per_tile(group)
+    return [(seq, row) for seq in seqs for row in range(query_start_loc[seq], query_start_loc[seq + 1], step)[::-1]]

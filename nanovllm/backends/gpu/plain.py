@@ -1,6 +1,7 @@
-"""Each kernel in plain torch, with the same arguments. A twin says what is computed, its kernel says how.
+"""The operations of a step in plain torch. Each has the arguments of the kernel that it stands for.
 
-A twin runs on any device, one row after the other. Tests compare the two; the runner is tested with the twins alone.
+Read these functions to learn what a kernel computes; read the kernel to learn how. They run on any device, one row at a
+time. Tests compare every kernel with its plain version here, and test the backend with the plain versions alone.
 Attention is computed in float32. Everything else rounds where the model's own layers round.
 """
 
@@ -10,9 +11,11 @@ from torch.nn import functional as F
 
 
 def paged_decode(
-    q: Tensor, blocks: Tensor, layer: int, block_tables: Tensor, context_lens: Tensor, room: object, out: Tensor
+    q: Tensor, blocks: Tensor, layer: int, block_tables: Tensor, context_lens: Tensor, workspace: object, out: Tensor
 ) -> None:
-    """Attention of one query for each row. A row with context length 0 gives zeros. `room` is for the kernel alone.
+    """Write the attention of one query per row to `out`: zeros for a row with context length 0.
+
+    Only the kernel uses `workspace`.
 
     q, out [rows, num_heads, head_dim]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
     block_tables int32 [rows, max_blocks]; context_lens int32 [rows]
@@ -32,11 +35,13 @@ def paged_prefill(
     tiles: Tensor,
     out: Tensor,
 ) -> None:
-    """Attention of the last tokens of each sequence that has a tile, to all up to themselves. Other rows stay.
+    """Write the causal attention of each sequence that has a tile to `out`; leave the rows of other sequences alone.
+
+    A sequence's queries are the last tokens of its context.
 
     q, out [num_tokens, num_heads, head_dim]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
     block_tables int32 [num_seqs, max_blocks]; query_start_loc int32 [num_seqs + 1]; context_lens int32 [num_seqs];
-    tiles int32 [num_tiles, 2], a sequence and a row of q each
+    tiles int32 [num_tiles, 2], each a sequence and a row of q
     """
     starts = query_start_loc.tolist()
     for seq in sorted(set(tiles[:, 0].tolist())):
@@ -46,25 +51,30 @@ def paged_prefill(
 
 
 def gather(blocks: Tensor, layer: int, block_table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of a context: a copy. block_table [max_blocks] -> [context_len, num_kv_heads, head_dim] each"""
+    """Return a copy of a context's keys and values, each [context_len, num_kv_heads, head_dim].
+
+    block_table [max_blocks]
+    """
     table = block_table[: -(-context_len // blocks.shape[3])].long()
     k, v = blocks[table, layer].transpose(0, 1).flatten(1, 2)[:, :context_len]
     return k, v
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend with the last tokens of a context. The first num_heads / num_kv_heads query heads share a KV head.
+    """Return the causal attention of the last tokens of a context, [num_queries, num_heads, head_dim].
 
-    q, out [num_queries, num_heads, head_dim]; k, v [context_len, num_kv_heads, head_dim]
+    Each KV head serves num_heads / num_kv_heads query heads in a row.
+
+    q [num_queries, num_heads, head_dim]; k, v [context_len, num_kv_heads, head_dim]
     """
     num_queries, num_keys, group = len(q), len(k), q.shape[1] // k.shape[1]
     if num_keys == 0:
         return torch.zeros_like(q)
     keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))  # [context_len, num_heads, head_dim]
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * q.shape[2] ** -0.5  # [num_heads, num_queries, context_len]
-    own = torch.arange(num_keys - num_queries, num_keys, device=q.device)  # [num_queries], positions
-    hidden = torch.arange(num_keys, device=q.device) > own[:, None]  # [num_queries, context_len]
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    positions = torch.arange(num_keys - num_queries, num_keys, device=q.device)  # [num_queries]
+    is_later = torch.arange(num_keys, device=q.device) > positions[:, None]  # [num_queries, context_len]
+    weights = scores.masked_fill(is_later, -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 
@@ -81,9 +91,11 @@ def rotate_and_write(
     eps: float,
     q_out: Tensor,
 ) -> None:
-    """Norm of the heads (if there are weights), rotation; the queries go to q_out, keys and values into the pool.
+    """Rotate queries into `q_out` and keys into the pool, and copy values into the pool.
 
-    A row with slot -1 writes nothing to the pool, and its queries are zeros.
+    With norm weights, queries and keys are normalized first. A row with slot -1 is padding: it writes nothing to the
+    pool, and zeros to `q_out`.
+
     qkv [rows, num_heads + 2 * num_kv_heads, head_dim]; cos, sin [max_model_len, head_dim]; positions int64 [rows];
     slot_mapping int64 [rows]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
     q_norm, k_norm [head_dim]; q_out [rows, num_heads, head_dim]
@@ -91,31 +103,31 @@ def rotate_and_write(
     num_heads, num_kv_heads, block_size = q_out.shape[1], blocks.shape[4], blocks.shape[3]
     is_row = slot_mapping >= 0  # [rows]
     q, k, v = qkv[is_row].split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    if q_norm is not None:
+    if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
-    turns = [x[positions[is_row]].to(qkv.dtype)[:, None] for x in (cos, sin)]  # [rows, 1, head_dim] each
+    angles = [x[positions[is_row]].to(qkv.dtype)[:, None] for x in (cos, sin)]  # [rows, 1, head_dim] each
     q_out.zero_()
-    q_out[is_row] = rotate(q, *turns)
+    q_out[is_row] = rotate(q, *angles)
     slots = slot_mapping[is_row]
     block, offset = slots // block_size, slots % block_size
-    blocks[block, layer, 0, offset] = rotate(k, *turns)
+    blocks[block, layer, 0, offset] = rotate(k, *angles)
     blocks[block, layer, 1, offset] = v
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x, out [rows, any heads, head_dim]; cos, sin [rows, 1, head_dim]"""
-    first, second = x.chunk(2, dim=-1)  # [rows, any heads, head_dim / 2] each
+    """Return heads after rotary position embedding. x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim]."""
+    first, second = x.chunk(2, dim=-1)  # [rows, heads, head_dim / 2] each
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x, out [..., size]; weight [size]"""
+    """Return RMSNorm over the last dimension. x [..., size]; weight [size]."""
     x32 = x.float()
     return weight * (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
-    """`residual` += x if there is one; out is the norm of it, else of x.
+    """Add x to `residual` in place and write the norm of the sum to `out`. Without a residual, normalize x.
 
     x, residual, out [rows, size]; weight [size]
     """
@@ -123,27 +135,35 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float,
 
 
 def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
-    """gate_up [rows, 2 * size]; out [rows, size]"""
+    """Write silu(gate) * up to `out`. gate_up [rows, 2 * size]; out [rows, size]."""
     gate, up = gate_up.chunk(2, dim=-1)  # [rows, size] each
     out.copy_(F.silu(gate) * up)
 
 
-def find_likeliest(logits: Tensor, room: object, told: Tensor) -> None:
-    """logits [rows, vocab_size] -> told float32 [rows, 3]: token id, its log-probability, log(sum(exp(logits)))
-
-    Of equals the first. A row with NaN, infinity or nothing but -inf in it has a log-probability that is NaN.
-    """
-    numbers = logits.float()
-    peaks, tokens = numbers.max(dim=-1)  # [rows] each
-    lses = numbers.logsumexp(dim=-1)
-    told.copy_(torch.stack((tokens.float(), peaks - lses, lses), dim=1))
-
-
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """x [rows, size]; weight [outputs, size]; bias [outputs]; out [rows, outputs]. Any number of rows here"""
+    """Write x @ weight.T + bias to `out`. The kernel takes at most MAX_GEMV_ROWS rows.
+
+    x [rows, size]; weight [outputs, size]; bias [outputs]; out [rows, outputs]
+    """
     out.copy_(F.linear(x, weight, bias))
 
 
 def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """silu(gate) * up. x [1, size]; weight [2 * outputs, size]; bias [2 * outputs]; out [1, outputs]"""
+    """Write silu(gate) * up of a linear layer to `out`, for one row.
+
+    x [1, size]; weight [2 * outputs, size]; bias [2 * outputs]; out [1, outputs]
+    """
     silu_and_mul(F.linear(x, weight, bias), out)
+
+
+def find_likeliest(logits: Tensor, workspace: object, out: Tensor) -> None:
+    """Write to `out` each row's most likely token id, its log-probability, and log(sum(exp(logits))).
+
+    Ties go to the lowest id. The log-probability is NaN if the row contains NaN or infinity, or nothing but -inf.
+
+    logits [rows, vocab_size]; out float32 [rows, 3]
+    """
+    numbers = logits.float()
+    peaks, tokens = numbers.max(dim=-1)  # [rows] each
+    lses = numbers.logsumexp(dim=-1)
+    out.copy_(torch.stack((tokens.float(), peaks - lses, lses), dim=1))

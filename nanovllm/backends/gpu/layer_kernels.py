@@ -1,0 +1,369 @@
+"""A layer's kernels in Triton, apart from attention: norm, activation, rotation with the write to the pool, and gemv.
+
+Each kernel rounds wherever the model's own operations round, so results match them bit for bit where sums allow it.
+Read attention_kernels.py first: it explains Triton.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .ops import MAX_GEMV_ROWS
+
+NORM_SIZE_PER_WARP = 512
+SILU_SIZE = 1024  # outputs per program
+GEMV_TILE = 4096  # weights per tile
+
+
+# RMSNorm, and the sum before it: a layer adds its result to the residual, and the next one starts by normalizing.
+#
+#     program r    row r:   residual + x -> residual    residual / rms * weight -> out
+#
+# A program holds a whole row: it needs every value for the sum of squares, and reads each one once.
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    """Launch plain.add_rms_norm(). `out` may be x."""
+    rows, size = x.shape
+    assert out.shape == x.shape and weight.shape == (size,), (x.shape, weight.shape, out.shape)
+    assert x.is_contiguous() and out.is_contiguous() and (residual is None or residual.is_contiguous())
+    width = triton.next_power_of_2(size)
+    add_rms_norm_row[(rows,)](
+        x, residual, weight, out, eps, SIZE=size, WIDTH=width, HAS_RESIDUAL=residual is not None,
+        num_warps=max(1, min(16, width // NORM_SIZE_PER_WARP)),
+    )  # fmt: skip
+
+
+@triton.jit
+def add_rms_norm_row(
+    x,  # [rows, size]
+    residual,  # [rows, size], or None
+    weight,  # [size]
+    out,  # [rows, size]
+    eps,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,  # SIZE, padded
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """Normalize one row. The sum, the quotient and the product are each rounded, as in the model."""
+    i = tl.arange(0, WIDTH)
+    is_number = i < SIZE
+    place = tl.program_id(0).to(tl.int64) * SIZE + i  # [WIDTH]
+    numbers = tl.load(x + place, mask=is_number, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = out.dtype.element_ty
+    if HAS_RESIDUAL:
+        numbers = (numbers + tl.load(residual + place, mask=is_number, other=0.0).to(tl.float32)).to(dtype)
+        tl.store(residual + place, numbers, mask=is_number)
+        numbers = numbers.to(tl.float32)
+    factor = tl.rsqrt(tl.sum(numbers * numbers, 0) / SIZE + eps)
+    weights = tl.load(weight + i, mask=is_number, other=0.0).to(tl.float32)
+    tl.store(out + place, (weights * (numbers * factor).to(dtype).to(tl.float32)).to(dtype), mask=is_number)
+
+
+# silu(gate) * up, with gate and up side by side in one tensor. Every output depends on two inputs alone, so a row can
+# be cut anywhere.
+#
+#     gate_up of row r    gate 0 .. 1023 | 1024 .. | up 0 .. 1023 | 1024 ..
+#     program r,0         x                        x                         -> out 0 .. 1023
+#     program r,1                          x                        x        -> out 1024 ..
+
+
+def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
+    """Launch plain.silu_and_mul()."""
+    rows, size = out.shape
+    assert gate_up.shape == (rows, 2 * size), (gate_up.shape, out.shape)
+    assert gate_up.is_contiguous() and out.is_contiguous()
+    silu_and_mul_part[(rows, triton.cdiv(size, SILU_SIZE))](gate_up, out, SIZE=size, NUMBERS=SILU_SIZE, num_warps=4)
+
+
+@triton.jit
+def silu_and_mul_part(
+    gate_up,  # [rows, 2 * size]
+    out,  # [rows, size]
+    SIZE: tl.constexpr,
+    NUMBERS: tl.constexpr,
+):
+    """Compute part of one row. Silu is rounded before the multiplication, as in the model."""
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
+    is_number = i < SIZE
+    dtype: tl.constexpr = out.dtype.element_ty
+    gate = tl.load(gate_up + row * 2 * SIZE + i, mask=is_number, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * SIZE + SIZE + i, mask=is_number, other=0.0).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    tl.store(out + row * SIZE + i, (silu * up).to(dtype), mask=is_number)
+
+
+# Everything between the qkv projection and attention in one kernel: norm of heads, rotation, write to the pool. A
+# program handles one row and one KV head: its group of query heads, its key and its value. With 4 query heads and 2 KV
+# heads:
+#
+#     qkv of a row    q0   q1   q2   q3   k0   k1   v0   v1
+#     program row,0   x    x              x         x            q0, q1 -> q_out    k0, v0 -> the row's slot
+#     program row,1             x    x         x         x       q2, q3 -> q_out    k1, v1 -> the row's slot
+#
+# A head rotates in pairs (x[i], x[i + head_dim / 2]), so a program holds a head as two halves. The model's own
+# operations would read and write every element of q and k about ten times, with a launch each.
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    blocks: Tensor,
+    layer: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    q_out: Tensor,
+) -> None:
+    """Launch plain.rotate_and_write()."""
+    rows, num_heads, head_dim = q_out.shape
+    num_kv_heads = blocks.shape[4]
+    group = num_heads // num_kv_heads
+    assert qkv.shape == (rows, num_heads + 2 * num_kv_heads, head_dim), (qkv.shape, q_out.shape, num_kv_heads)
+    assert qkv.is_contiguous() and q_out.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+    keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
+    rotate_and_write_row[(rows, num_kv_heads)](
+        qkv, cos, sin, positions, slot_mapping, keys, values, q_norm, k_norm, q_out, eps,
+        keys.stride(0), keys.stride(1),
+        GROUP=group, HEADS=triton.next_power_of_2(group), HALF=head_dim // 2,
+        HALF_WIDTH=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=blocks.shape[3], HAS_NORM=q_norm is not None,
+        num_warps=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def normalize(first, second, weight, half, is_half, eps, SIZE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return RMSNorm of heads held as two halves. The quotient is rounded, multiplied, and rounded again.
+
+    first, second float32 [heads, HALF_WIDTH]; weight [SIZE], a pointer; half, is_half [HALF_WIDTH]
+    """
+    squares = tl.sum(first * first + second * second, 1) / SIZE  # [heads]
+    factor = tl.rsqrt(squares + eps)[:, None]
+    first_weight = tl.load(weight + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
+    second_weight = tl.load(weight + SIZE // 2 + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
+    first = (first * factor).to(DTYPE).to(tl.float32) * first_weight
+    second = (second * factor).to(DTYPE).to(tl.float32) * second_weight
+    return first.to(DTYPE).to(tl.float32), second.to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def rotate(first, second, cos, sin, DTYPE: tl.constexpr):
+    """Return rotated halves. Both products are rounded before the sum.
+
+    first, second [heads, HALF_WIDTH]; cos, sin [1, HALF_WIDTH]
+    """
+    left = (first * cos).to(DTYPE).to(tl.float32) - (second * sin).to(DTYPE).to(tl.float32)
+    right = (second * cos).to(DTYPE).to(tl.float32) + (first * sin).to(DTYPE).to(tl.float32)
+    return left.to(DTYPE), right.to(DTYPE)
+
+
+@triton.jit
+def load_rotated(
+    heads,  # [heads, HALF_WIDTH], pointers to the first halves
+    is_number,  # same shape as heads
+    weight,  # [SIZE], the norm's, or None
+    half,  # [HALF_WIDTH]
+    is_half,  # [HALF_WIDTH]
+    cos,  # [1, HALF_WIDTH]
+    sin,  # [1, HALF_WIDTH]
+    eps,
+    SIZE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Load heads, normalize them if there is a norm, and return them rotated, as two halves."""
+    first = tl.load(heads, mask=is_number, other=0.0).to(tl.float32)
+    second = tl.load(heads + SIZE // 2, mask=is_number, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        first, second = normalize(first, second, weight, half, is_half, eps, SIZE, DTYPE)
+    return rotate(first, second, cos, sin, DTYPE)
+
+
+@triton.jit(do_not_specialize=["positions", "slot_mapping"])
+def rotate_and_write_row(
+    qkv,  # [rows, num_heads + 2 * num_kv_heads, head_dim]
+    cos,  # [max_model_len, head_dim], the two halves of a row are equal
+    sin,  # same shape as cos
+    positions,  # int64 [rows]
+    slot_mapping,  # int64 [rows]
+    keys,  # one layer's, [num_blocks, block_size, num_kv_heads, head_dim], output
+    values,  # same shape as keys, output
+    q_norm,  # [head_dim] or None
+    k_norm,  # [head_dim] or None
+    q_out,  # [rows, num_heads, head_dim], output
+    eps,
+    block_stride,  # from one block to the next, in keys and in values
+    slot_stride,  # from one token of a block to the next
+    GROUP: tl.constexpr,  # query heads per KV head
+    HEADS: tl.constexpr,  # GROUP, padded
+    HALF: tl.constexpr,  # head_dim / 2
+    HALF_WIDTH: tl.constexpr,  # HALF, padded
+    BLOCK_SIZE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """Process one row's query heads of one KV head, its key and its value."""
+    row, kv_head, num_kv_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    DTYPE: tl.constexpr = q_out.dtype.element_ty
+    SIZE: tl.constexpr = 2 * HALF
+    slot = tl.load(slot_mapping + row)
+    is_row = slot >= 0  # a padding row loads nothing: its position may be any number
+    head, half = tl.arange(0, HEADS), tl.arange(0, HALF_WIDTH)
+    is_half = (half < HALF) & is_row  # [HALF_WIDTH]
+    angles = tl.load(positions + row, mask=is_row, other=0) * SIZE + half
+    c = tl.load(cos + angles, mask=is_half, other=0.0).to(DTYPE).to(tl.float32)[None, :]
+    s = tl.load(sin + angles, mask=is_half, other=0.0).to(DTYPE).to(tl.float32)[None, :]
+
+    qkv += row * (GROUP + 2) * num_kv_heads * SIZE  # this row's
+    heads = (kv_head * GROUP + head)[:, None] * SIZE + half[None, :]  # [HEADS, HALF_WIDTH]
+    is_query = (head < GROUP)[:, None] & is_half[None, :]
+    first, second = load_rotated(qkv + heads, is_query, q_norm, half, is_half, c, s, eps, SIZE, HAS_NORM, DTYPE)
+    is_query = (head < GROUP)[:, None] & (half < HALF)[None, :]  # in a padding row too: it stores zeros
+    q_out += row * GROUP * num_kv_heads * SIZE
+    tl.store(q_out + heads, first, mask=is_query)
+    tl.store(q_out + heads + HALF, second, mask=is_query)
+
+    key = (GROUP * num_kv_heads + kv_head) * SIZE + half[None, :]  # [1, HALF_WIDTH]
+    is_key = is_half[None, :]
+    place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride + kv_head * SIZE + half[None, :]
+    first, second = load_rotated(qkv + key, is_key, k_norm, half, is_half, c, s, eps, SIZE, HAS_NORM, DTYPE)
+    tl.store(keys + place, first, mask=is_key)
+    tl.store(keys + place + HALF, second, mask=is_key)
+
+    value = key + num_kv_heads * SIZE
+    tl.store(values + place, tl.load(qkv + value, mask=is_key), mask=is_key)
+    tl.store(values + place + HALF, tl.load(qkv + value + HALF, mask=is_key), mask=is_key)
+
+
+# A linear layer for one to four rows: each weight is read once, for all rows.
+#
+#     weight          size ............................
+#     outputs 0..3    program 0   tile, tile, tile ->     each program walks along its rows of the weight tile by tile,
+#     outputs 4..7    program 1   tile, tile, tile ->     and keeps one sum per row of x and column of the tile
+#     ...
+#
+# In decode the weight is far larger than x, so memory sets the pace and tensor cores would idle. Libraries tune matmuls
+# for many rows, and with few rows their tiles waste bandwidth at some shapes. Programs are many and small here: a
+# multiprocessor reads fast only while several of its programs wait for memory.
+
+
+def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Launch plain.gemv(), for at most MAX_GEMV_ROWS rows."""
+    (rows, size), outputs = x.shape, len(weight)
+    assert 1 <= rows <= MAX_GEMV_ROWS, f"gemv takes 1 to {MAX_GEMV_ROWS} rows, got {rows}"
+    assert weight.shape[1] == size and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
+    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    height = outputs_per_program(outputs)
+    if rows == 1:
+        multiply_row[(triton.cdiv(outputs, height),)](
+            x, weight, bias, out, outputs, SIZE=size, HEIGHT=height,
+            WIDTH=min(GEMV_TILE // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None, IS_GATED=False,
+            num_warps=4,
+        )  # fmt: skip
+        return
+    multiply_rows[(triton.cdiv(outputs, height),)](
+        x, weight, bias, out, outputs, NUM_ROWS=rows, ROWS=triton.next_power_of_2(rows), SIZE=size, HEIGHT=height,
+        WIDTH=min(GEMV_TILE // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None,
+        num_warps=8 if rows > 2 else 4,
+    )  # fmt: skip
+
+
+def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Launch plain.gated_gemv(). No second kernel is needed: a program holds the weight's rows of both gate and up."""
+    size, outputs = x.shape[1], out.shape[1]
+    assert x.shape == (1, size) and out.shape == (1, outputs), (x.shape, out.shape)
+    assert weight.shape == (2 * outputs, size), (x.shape, weight.shape, out.shape)
+    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    height = max(1, outputs_per_program(outputs) // 2)
+    multiply_row[(triton.cdiv(outputs, height),)](
+        x, weight, bias, out, outputs, SIZE=size, HEIGHT=height,
+        WIDTH=min(GEMV_TILE // 2 // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None, IS_GATED=True,
+        num_warps=4,
+    )  # fmt: skip
+
+
+def outputs_per_program(outputs: int) -> int:
+    """Return the height of a tile: small enough for a thousand programs, 8 per multiprocessor, and at most 4.
+
+    >>> outputs_per_program(576), outputs_per_program(2048), outputs_per_program(4096), outputs_per_program(128256)
+    (1, 2, 4, 4)
+    """
+    return max(1, min(4, triton.next_power_of_2(outputs // 1024)))
+
+
+@triton.jit(do_not_specialize=["outputs"])
+def multiply_row(
+    x,  # [SIZE]
+    weight,  # [outputs, SIZE]; if gated [2 * outputs, SIZE], the gate's rows first
+    bias,  # one number per row of the weight, or None
+    out,  # [outputs]
+    outputs,
+    SIZE: tl.constexpr,
+    HEIGHT: tl.constexpr,  # of a tile, in rows of the weight
+    WIDTH: tl.constexpr,  # of a tile, in columns of the weight
+    HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+):
+    """Compute HEIGHT outputs of one row. A thread owns the same columns of x and weight, so threads exchange none."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    output = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
+    is_output = output < outputs
+    starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], of the weight's rows
+    up_weight = weight + outputs.to(tl.int64) * SIZE
+    sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    up_sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for start in range(0, SIZE, WIDTH):
+        i = start + tl.arange(0, WIDTH)
+        is_weight = is_output[:, None] & (i < SIZE)[None, :]  # [HEIGHT, WIDTH]
+        weights = tl.load(weight + starts + i[None, :], mask=is_weight, other=0.0, eviction_policy="evict_first")
+        if IS_GATED:
+            ups = tl.load(up_weight + starts + i[None, :], mask=is_weight, other=0.0, eviction_policy="evict_first")
+        numbers = tl.load(x + i, mask=i < SIZE, other=0.0).to(tl.float32)[None, :]  # [1, WIDTH]
+        sums += numbers * weights.to(tl.float32)
+        if IS_GATED:
+            up_sums += numbers * ups.to(tl.float32)
+    result = tl.sum(sums, 1)  # [HEIGHT]
+    if HAS_BIAS:
+        result += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
+    if IS_GATED:
+        up = tl.sum(up_sums, 1)
+        if HAS_BIAS:
+            up += tl.load(bias + outputs + output, mask=is_output, other=0.0).to(tl.float32)
+        gate = result.to(dtype).to(tl.float32)  # rounded where separate layers would round
+        silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+        result = silu * up.to(dtype).to(tl.float32)
+    tl.store(out + output, result.to(dtype), mask=is_output)
+
+
+@triton.jit
+def multiply_rows(
+    x,  # [NUM_ROWS, SIZE]
+    weight,  # [outputs, SIZE]
+    bias,  # [outputs], or None
+    out,  # [NUM_ROWS, outputs]
+    outputs,
+    NUM_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,  # NUM_ROWS, padded
+    SIZE: tl.constexpr,
+    HEIGHT: tl.constexpr,  # of a tile, in rows of the weight
+    WIDTH: tl.constexpr,  # of a tile, in columns of the weight
+    HAS_BIAS: tl.constexpr,
+):
+    """Compute HEIGHT outputs of all rows of x. Products are summed in float32."""
+    row, output = tl.arange(0, ROWS), tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
+    starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], of the weight's rows
+    sums = tl.zeros([ROWS, HEIGHT, WIDTH], tl.float32)
+    for start in range(0, SIZE, WIDTH):
+        i = start + tl.arange(0, WIDTH)
+        is_weight = (output < outputs)[:, None] & (i < SIZE)[None, :]
+        is_number = (row < NUM_ROWS)[:, None] & (i < SIZE)[None, :]
+        weights = tl.load(weight + starts + i[None, :], mask=is_weight, other=0.0).to(tl.float32)  # [HEIGHT, WIDTH]
+        numbers = tl.load(x + row[:, None] * SIZE + i[None, :], mask=is_number, other=0.0).to(tl.float32)  # [ROWS, ...]
+        sums += numbers[:, None, :] * weights[None, :, :]
+    result = tl.sum(sums, 2)  # [ROWS, HEIGHT]
+    if HAS_BIAS:
+        result += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
+    is_result = (row < NUM_ROWS)[:, None] & (output < outputs)[None, :]
+    tl.store(out + row[:, None] * outputs + output[None, :], result.to(out.dtype.element_ty), mask=is_result)
