@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .checkpoints.chat_template import render_chat
-from .checkpoints.generation_config import default_sampling_params
+from .checkpoints.chat_template import read_template, render_chat
+from .checkpoints.model_config import default_sampling_params
 from .checkpoints.tokenizer import HFTokenizer
 from .engine.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from .engine.config import EngineArgs, EngineConfig, check_is_args
@@ -19,7 +19,7 @@ from .engine.kv_cache import PoolReport
 from .engine.llm_engine import LLMEngine
 from .engine.outputs import RequestOutput
 from .engine.progress import ProgressBar
-from .engine.prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts, options_of, read_template
+from .engine.prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts, options_of
 from .engine.sampling_params import RequestOutputKind, SamplingParams
 from .engine.stats import EngineStats, Metric
 from .engine.vllm_options import refuse

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nanovllm.checkpoints.stream_decoder import StreamDecoder
-from nanovllm.checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from nanovllm.checkpoints.tokenizer import HFTokenizer, StreamDecoder, load_tokenizer
 from nanovllm.llama import Tokenizer as CoreTokenizer
 from nanovllm.tests.made_tokenizers import FORMS, PIECES, SENTENCEPIECE, fuzzed_texts, write_form, write_sentencepiece
 from tests.helpers import ROOT

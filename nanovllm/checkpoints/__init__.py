@@ -1,17 +1,10 @@
-"""Checkpoints as people have them: finding and checking one, its weights, its tokenizer, its recommendations.
+"""Checkpoints, in the forms in which people publish them: from a folder or a name on the Hub to a model and its texts.
 
-hub.py                a folder, or a name on the hub, whose files are fetched: start here
-forms.py              files that are no safetensors checkpoint, and what to do with them
-model_config.py       config.json, each entry checked, as llama/'s ModelConfig
-weights.py            safetensors into the model, each tensor checked; or random weights
-entries.py            entries of a JSON file, read as what they must be
-tokenizer.py          text to token ids and back, and the calls that scripts make on a tokenizer
-tokenizer_files.py    tokenizer.json or tokenizer.model, and the files beside it, as a tokenizers.Tokenizer
-stream_decoder.py     tokens to text as they come
-chat_template.py      messages to a prompt
-plain_template.py     a template for models that have none, if the user says so
-template_environment.py  where a template runs, and its limits
-tool_schema.py        Python functions to the JSON schemas of tools
-generation_config.py  sampling parameters that a checkpoint recommends
-sizes.py              what a model needs of a memory, and what this machine has
+hub.py            find a checkpoint: a folder, or a download from the Hugging Face Hub. Start here
+entries.py        typed access to JSON files, with errors that name the file and the entry
+model_config.py   config.json and generation_config.json: shape, end-of-text tokens, recommended sampling
+weights.py        safetensors into the model, every tensor checked; or random weights
+tokenizer.py      tokenizer.json or tokenizer.model; text to token ids and back, also as tokens arrive
+chat_template.py  messages to a prompt
+sizes.py          estimates of the memory that a model needs
 """

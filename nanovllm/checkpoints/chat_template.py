@@ -1,103 +1,217 @@
-"""Messages to a prompt: a checkpoint's chat template, rendered as transformers renders it.
+"""Turn the messages of a conversation into a prompt, with the checkpoint's chat template, as transformers does.
 
-Messages may be as in OpenAI's interface. A template sees texts, numbers, lists and dicts, and nothing that has methods
-of its own; template_environment.py is where it runs.
+render_chat() takes messages in OpenAI's form, and apply_chat_template() passes messages on unchanged. A template is a
+program from the internet, so it runs in jinja2's sandbox and sees only strings, numbers, lists and dicts. As in
+transformers and vLLM, nothing limits its running time.
 """
 
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from jinja2 import nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from .entries import Entries, brief, read_json_if_any
-from .template_environment import parse, render
-from .tool_schema import function_schema
+from .entries import Entries, brief
+
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; templates use the first
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the end of the last message in a rendered text
+PLAIN_TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}
+{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"""
+PLAIN_STOP = ("\nUser:", "\nSystem:", "\nAssistant:")  # a base model would go on to write both sides
+
+JsonDict = dict[str, Any]
 
 
-def plain(value: Any) -> Any:
-    """Return a copy of `value` in JSON's types; anything else becomes a word that names its type.
+class HasChatTemplate(Protocol):
+    """A tokenizer with a chat template, or several by name, and the special tokens that templates use."""
 
-    >>> plain({"content": ("a", 1, None), "image": object()})
+    chat_template: str | dict[str, str] | None
+    special_tokens_map: dict[str, str]
+
+
+def render_chat(
+    tokenizer: HasChatTemplate,
+    messages: Sequence[Any],
+    /,
+    *,
+    chat_template: str | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    **options: Any,
+) -> str:
+    """Return the prompt of a conversation in OpenAI's form, with content in parts and tool arguments as JSON.
+
+    `options` are those of apply_chat_template(). Raise ValueError for a conversation that the template cannot render,
+    with the template's own message if it raises one.
+    """
+    template = choose_template(tokenizer, chat_template, tools)
+    return apply_chat_template(
+        tokenizer,
+        convert_messages(check_messages(messages), template),
+        chat_template=template,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        **options,
+    )
+
+
+def apply_chat_template(
+    tokenizer: HasChatTemplate,
+    messages: Sequence[Any],
+    /,
+    *,
+    chat_template: str | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+    continue_final_message: bool | str = False,
+    **kwargs: Any,
+) -> str:
+    """Return the prompt of a conversation. The template gets the messages as they are.
+
+    `kwargs` are variables of the template, such as enable_thinking. They win over the tokenizer's special tokens.
+    """
+    if "messages" in kwargs:
+        raise ValueError("chat_template_kwargs must not contain messages, which is the conversation itself")
+    template = choose_template(tokenizer, chat_template, tools)
+    chat = [with_reasoning(message) for message in check_messages(messages)]
+    field = "content" if continue_final_message is True else continue_final_message
+    if field and add_generation_prompt:
+        raise ValueError("continue_final_message and add_generation_prompt exclude each other: both are set")
+    last = mark_end(chat[-1], field, template) if field else ""
+    values = {
+        "messages": chat,
+        "tools": check_dicts("tools", tools),
+        "documents": check_dicts("documents", documents),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    text = render(template, {**tokenizer.special_tokens_map, **to_plain(kwargs), **values})
+    return cut_at_tag(text, last) if field else text
+
+
+def check_messages(messages: Sequence[Any]) -> list[JsonDict]:
+    """Return copies of the messages, without entries that are None. Raise ValueError if they are not messages."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise ValueError(f"messages must be a list of messages, got {type(messages).__name__}")
+    if not messages:
+        raise ValueError("messages must have at least 1 message, got 0")
+    chat = [to_plain(message) for message in messages]
+    for i, message in enumerate(chat):
+        if not isinstance(message, dict):
+            raise ValueError(f'message {i} must be like {{"role": "user", "content": ...}}, got {brief(messages[i])}')
+    return [{name: value for name, value in message.items() if value is not None} for message in chat]
+
+
+def check_dicts(name: str, values: Sequence[Mapping[str, Any]] | None) -> list[JsonDict] | None:
+    """Return copies of tools or documents. Raise ValueError, naming the argument, if they are not dictionaries."""
+    if values is None:
+        return None
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"{name} must be a list, got {type(values).__name__}")
+    for i, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name}[{i}] must be a dictionary, got {type(value).__name__}")
+    return [to_plain(value) for value in values]
+
+
+def to_plain(value: Any) -> Any:
+    """Return a copy of `value` in JSON's types. An object of any other type becomes the name of its type.
+
+    >>> to_plain({"content": ("a", 1, None), "image": object()})
     {'content': ('a', 1, None), 'image': '<object>'}
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
-    for kind in (str, int, float):  # members of an Enum, and the like
+    for kind in (str, int, float):  # subclasses, such as members of an Enum
         if isinstance(value, kind):
             return getattr(kind, f"__{kind.__name__}__")(value)
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {to_plain(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(map(plain, value))
+        return (list if isinstance(value, list) else tuple)(map(to_plain, value))
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return to_plain(value.item())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if callable(getattr(value, "model_dump", None)):  # of pydantic
-        return plain(value.model_dump())
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):  # pydantic
+        return to_plain(value.model_dump())
     return f"<{type(value).__name__}>"
 
 
-TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+# Messages in OpenAI's form
 
 
-def as_template_expects(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
-    """Return the messages as vLLM gives them to a template.
+def convert_messages(messages: list[JsonDict], template: str) -> list[JsonDict]:
+    """Return the messages in the form that vLLM passes to a template.
 
-    Contents in parts become one text, unless the template goes through the parts itself. Arguments of calls become
-    dicts. A developer's message becomes the system's where the template knows no developer. Raise ValueError for a
-    part that is no text.
+    Content in parts becomes one text, unless the template loops over parts itself. Tool arguments become dicts.
+    A developer message becomes a system message if the template does not know that role. Raise ValueError for a part
+    that is not text.
     """
     takes_parts = reads_parts(template)
     converted = []
     for i, message in enumerate(messages):
-        content = contents(message.get("content", []), takes_parts and message.get("role") != "tool", f"message {i}")
+        content = message.get("content", [])
+        if takes_parts and message.get("role") != "tool" and not isinstance(content, str):
+            content = [{"type": "text", "text": text} for text in part_texts(content, f"message {i}")]
+        else:
+            content = content_text(content, f"message {i}")
         converted.append(with_arguments({**message, "content": content}, i))
     is_known = "'developer'" in template or '"developer"' in template
     has_developer = any(message.get("role") == "developer" for message in converted)
     return merge_systems(converted) if has_developer and not is_known else converted
 
 
-def contents(content: Any, takes_parts: bool, where: str) -> str | list[dict[str, str]]:
-    if isinstance(content, str):
-        return content
+def content_text(content: Any, where: str) -> str:
+    """Return the text of a message's content, with one line per part. Raise ValueError if a part is not text."""
+    return content if isinstance(content, str) else "\n".join(part_texts(content, where))
+
+
+def part_texts(content: Any, where: str) -> list[str]:
+    """Return the texts of content in parts. Raise ValueError if a part is not text."""
+    content = to_plain(content)
     if not isinstance(content, list | tuple):
-        raise ValueError(f"{where}: content must be a text or a list of parts, not {type(content).__name__}")
-    texts = [text_of(part, where) for part in content]
-    return [{"type": "text", "text": text} for text in texts] if takes_parts else "\n".join(texts)
+        raise ValueError(f"{where}: content must be a string or a list of parts, got {type(content).__name__}")
+    return [part_text(part, where) for part in content]
 
 
-def merge_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the developer's and the system's as one, at the start."""
-    systems = [message for message in messages if message.get("role") in ("system", "developer")]
-    texts = [content_text for message in systems if (content_text := joined(message["content"]))]
-    others = [message for message in messages if message.get("role") not in ("system", "developer")]
-    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
-
-
-def joined(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
-
-
-def text_of(part: Any, where: str) -> str:
+def part_text(part: Any, where: str) -> str:
+    """Return the text of one part, which is a string or a dict such as {"type": "text", "text": "Hi"}."""
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
     name = TEXT_PARTS.get(kind) if isinstance(part, dict) else None
     if name is None:
-        raise ValueError(f"{where}: a part of type {kind!r} is no text, and the model reads only text")
-    if not isinstance(part.get(name), str):
-        raise ValueError(f"{where}: a part of type {kind!r} must have a text as its {name!r}")
-    return part[name]
+        raise ValueError(f"{where}: content parts of type {kind!r} are not supported; the model reads only text")
+    text = part.get(name)
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: a content part of type {kind!r} must have a string as its {name!r}")
+    return text
 
 
-def with_arguments(message: dict[str, Any], i: int) -> dict[str, Any]:
-    """Return an assistant's message with the arguments of its calls as dicts, and without an empty list of calls."""
+def merge_systems(messages: list[JsonDict]) -> list[JsonDict]:
+    """Merge developer and system messages into one system message at the start."""
+    systems = [message for message in messages if message.get("role") in ("system", "developer")]
+    contents = [message["content"] for message in systems]
+    texts = [each if isinstance(each, str) else "\n".join(part["text"] for part in each) for each in contents]
+    others = [message for message in messages if message.get("role") not in ("system", "developer")]
+    return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
+
+
+def with_arguments(message: JsonDict, i: int) -> JsonDict:
+    """Return an assistant's message with its tool calls' arguments as dicts, and without an empty list of calls."""
     calls = message.get("tool_calls")
     if message.get("role") != "assistant" or not isinstance(calls, list):
         return message
@@ -107,13 +221,13 @@ def with_arguments(message: dict[str, Any], i: int) -> dict[str, Any]:
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise ValueError(f'message {i}: a tool call must be as {{"type": "function", "function": {{...}}}}')
-        converted.append({**call, "function": {**function, "arguments": arguments_of(function.get("arguments"))}})
+            raise ValueError(f'message {i}: a tool call must be like {{"type": "function", "function": {{...}}}}')
+        converted.append({**call, "function": {**function, "arguments": parse_arguments(function.get("arguments"))}})
     return {**message, "tool_calls": converted}
 
 
-def arguments_of(value: Any) -> dict[str, Any]:
-    """Return the arguments of a call. A model may have written something that is no JSON: it then has none."""
+def parse_arguments(value: Any) -> JsonDict:
+    """Return the arguments of a call. A model can write invalid JSON; such a call has no arguments."""
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -123,27 +237,28 @@ def arguments_of(value: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def reads_parts(template: str) -> bool:
-    """Return whether the template has a loop over a message's content.
+    """Return whether the template loops over a message's content.
 
     >>> reads_parts("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}")
     True
     >>> reads_parts("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     False
     """
-    tree = parse(template)
-    names = {"content"}  # and the names that stand for it
+    tree = parse_template(template)
+    names = {"content"}  # and the variables that it is assigned to
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.target, nodes.Name) and is_content(assign.node, names):
             names.add(assign.target.name)
     for macro in tree.find_all(nodes.Macro):
         for call in tree.find_all(nodes.Call):
             if isinstance(call.node, nodes.Name) and call.node.name == macro.name:
-                given = zip(call.args, macro.args, strict=False)
-                names |= {parameter.name for value, parameter in given if is_content(value, names)}
+                pairs = zip(call.args, macro.args, strict=False)
+                names |= {parameter.name for argument, parameter in pairs if is_content(argument, names)}
     return any(is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
 
 
 def is_content(node: nodes.Node | None, names: set[str]) -> bool:
+    """Return whether an expression is a message's content. `names` are variables that hold one."""
     while isinstance(node, nodes.Filter | nodes.Test):
         node = node.node
     if isinstance(node, nodes.Getitem):
@@ -155,166 +270,89 @@ def is_content(node: nodes.Node | None, names: set[str]) -> bool:
     return isinstance(node, nodes.Name) and node.name in names
 
 
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thoughts; templates read the first
-TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks where the last message ends
+# Reasoning, and continuing the last message
 
 
-class HasTemplate(Protocol):
-    chat_template: str | dict[str, str] | None
-    special_tokens_map: dict[str, str]
+def with_reasoning(message: JsonDict) -> JsonDict:
+    """Return a message with its reasoning under all names that templates use."""
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def render_chat(
-    tokenizer: HasTemplate,
-    messages: Sequence[Any],
-    /,
-    *,
-    chat_template: str | None = None,
-    tools: Sequence[Mapping | Callable] | None = None,
-    documents: Sequence[Mapping] | None = None,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool | str = False,
-    **kwargs: Any,
-) -> str:
-    """Return the prompt of a conversation in OpenAI's form: parts of text, arguments as JSON.
-
-    Raise ValueError for a conversation that cannot be rendered; with the template's own words if it raises.
-    """
-    template = choose_template(tokenizer, chat_template, tools)
-    return apply_chat_template(
-        tokenizer,
-        as_template_expects(checked_messages(messages), template),
-        chat_template=template,
-        tools=tools,
-        documents=documents,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        **kwargs,
-    )
-
-
-def apply_chat_template(
-    tokenizer: HasTemplate,
-    messages: Sequence[Any],
-    /,
-    *,
-    chat_template: str | None = None,
-    tools: Sequence[Mapping | Callable] | None = None,
-    documents: Sequence[Mapping] | None = None,
-    add_generation_prompt: bool = False,
-    continue_final_message: bool | str = False,
-    **kwargs: Any,
-) -> str:
-    """Return the prompt of a conversation. The template gets the messages as they are.
-
-    `kwargs` are names that the template knows, as enable_thinking; they come before the tokenizer's special tokens.
-    """
-    if "messages" in kwargs:
-        raise ValueError("messages is the template's name for the conversation: no other value may have it")
-    for name, given in (("tools", tools), ("documents", documents)):
-        if given is not None and not isinstance(given, list | tuple):
-            raise ValueError(f"{name} must be a list, not {type(given).__name__}")
-    template = choose_template(tokenizer, chat_template, tools)
-    chat = [with_reasoning(message) for message in checked_messages(messages)]
-    field = "content" if continue_final_message is True else continue_final_message
-    if field and add_generation_prompt:
-        raise ValueError("continue_final_message goes on with the last message, add_generation_prompt begins a new one")
-    last = mark_end(chat[-1], field, template) if field else ""
-    values = {
-        "messages": chat,
-        "tools": None if tools is None else plain([tool_schema(tool) for tool in tools]),
-        "documents": None if documents is None else plain([checked_document(each) for each in documents]),
-        "add_generation_prompt": add_generation_prompt,
-    }
-    text = render(template, {**tokenizer.special_tokens_map, **plain(kwargs), **values})
-    return cut_at_mark(text, last) if field else text
-
-
-def choose_template(tokenizer: HasTemplate, given: str | None, tools: object) -> str:
-    """Return the template to use. `given` is one, or the name of one of the tokenizer's."""
-    if given is not None and not isinstance(given, str):
-        raise ValueError(f"chat_template must be a text, not {type(given).__name__}")
-    known = tokenizer.chat_template
-    if isinstance(known, dict):
-        if given is None and tools is not None and "tool_use" in known:
-            return known["tool_use"]
-        if given is None and "default" not in known:
-            raise ValueError(f"the checkpoint has no default chat template: name one of {', '.join(sorted(known))}")
-        return known["default"] if given is None else known.get(given, given)
-    if given is None and known is None:
-        raise ValueError("the checkpoint has no chat template: give one as chat_template")
-    return known if given is None else given
-
-
-def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return copies of the messages, without entries that are None."""
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise ValueError(f"messages must be a list of messages, not {type(messages).__name__}")
-    if not messages:
-        raise ValueError("the conversation is empty: at least 1 message is needed")
-    chat = [plain(message) for message in messages]
-    for i, message in enumerate(chat):
-        if not isinstance(message, dict):
-            raise ValueError(f'message {i} must be as {{"role": "user", "content": ...}}, not {brief(messages[i])}')
-    return [{name: value for name, value in message.items() if value is not None} for message in chat]
-
-
-def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its thoughts under all of the names that templates read."""
-    thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
-    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
-
-
-def tool_schema(tool: Mapping | Callable) -> Any:
-    if isinstance(tool, Mapping):
-        return tool
-    if callable(tool):
-        return function_schema(tool)
-    raise ValueError(f"a tool must be a JSON schema or a function, not {type(tool).__name__}")
-
-
-def checked_document(document: Mapping) -> Mapping:
-    if isinstance(document, Mapping):
-        return document
-    raise ValueError(f'a document must be as {{"title": ..., "text": ...}}, not {type(document).__name__}')
-
-
-def mark_end(message: dict[str, Any], field: str, template: str) -> str:
-    """Put the tag behind the text that is to go on, and return the text."""
+def mark_end(message: JsonDict, field: str, template: str) -> str:
+    """Append END_TAG to the text that the model should continue. Return the text without it."""
     value = message.get(field)
     names = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
     if value is None:
-        raise ValueError(f"continue_final_message: the last message has no {field} to go on with")
+        raise ValueError(f"continue_final_message: the last message has no {field} to continue")
     if not any(name in template for name in names):
-        raise ValueError(f"continue_final_message: the chat template does not read {field}")
+        raise ValueError(f"continue_final_message: the chat template does not use {field}")
     if isinstance(value, str):
-        message.update({name: value + TAG for name in names})
+        message.update({name: value + END_TAG for name in names})
         return value
     part = next((part for part in reversed(value) if isinstance(part, dict) and "text" in part), None)
     if part is None:
-        raise ValueError("continue_final_message: the last message has no text to go on with")
-    text = part["text"]
-    part["text"] = text + TAG
+        raise ValueError("continue_final_message: the last message has no text to continue")
+    text: str = part["text"]
+    part["text"] = text + END_TAG
     return text
 
 
-def cut_at_mark(text: str, last: str) -> str:
-    if last.strip() not in text or TAG.strip() not in text:
-        raise ValueError("continue_final_message: the chat template leaves out the end of the last message")
-    end = text.rindex(TAG.strip())
-    is_whole = text.startswith(TAG, end)
-    return text[:end] if is_whole else text[:end].rstrip()  # a template that trims the message has trimmed the tag
+def cut_at_tag(text: str, last: str) -> str:
+    """Return the rendered text up to END_TAG, where the last message ends. `last` is the text of that message."""
+    if last.strip() not in text or END_TAG.strip() not in text:
+        raise ValueError("continue_final_message: the chat template drops the end of the last message")
+    end = text.rindex(END_TAG.strip())
+    is_untrimmed = text.startswith(END_TAG, end)
+    return text[:end] if is_untrimmed else text[:end].rstrip()  # trim the message as the template trimmed the tag
+
+
+# Where templates come from
+
+
+def choose_template(tokenizer: HasChatTemplate, chat_template: str | None, tools: object) -> str:
+    """Return the template to use. `chat_template` is a template, or the name of one of the tokenizer's.
+
+    Raise ValueError if the tokenizer has none, or several without a default.
+    """
+    if chat_template is not None and not isinstance(chat_template, str):
+        raise ValueError(f"chat_template must be a string, got {type(chat_template).__name__}")
+    known = tokenizer.chat_template
+    if isinstance(known, dict):
+        if chat_template is None and tools is not None and "tool_use" in known:
+            return known["tool_use"]
+        if chat_template is None and "default" not in known:
+            raise ValueError(f"the checkpoint has no default chat template: choose one of {', '.join(sorted(known))}")
+        return known["default"] if chat_template is None else known.get(chat_template, chat_template)
+    template = known if chat_template is None else chat_template
+    if template is None:
+        raise ValueError("the checkpoint has no chat template: pass one as chat_template")
+    return template
+
+
+def read_template(template: str | Path | None) -> str | None:
+    """Return a template given as text, as the name of a file, or as "plain", which means PLAIN_TEMPLATE.
+
+    Raise ValueError if the file cannot be read.
+    """
+    if not isinstance(template, str | Path | None):
+        raise ValueError(f"chat_template must be a template or the name of a file, got {template!r}")
+    if template == "plain":
+        return PLAIN_TEMPLATE
+    if template is None or (isinstance(template, str) and any(character in template for character in "{}\n")):
+        return template
+    return read_text(Path(template))
 
 
 def find_chat_template(folder: Path, config: Entries) -> str | dict[str, str] | None:
-    """Return the folder's chat template, or its templates by name. Their own files win over tokenizer_config.json."""
+    """Return a folder's chat template, or its templates by name. .jinja files win over tokenizer_config.json."""
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files = {"default": folder / "chat_template.jinja"} | files
     templates = {name: read_text(path) for name, path in files.items()}
     if templates:
         return templates["default"] if [*templates] == ["default"] else templates
-    older = Entries(read_json_if_any(folder / "chat_template.json"), folder / "chat_template.json")
+    older = Entries.read_if_exists(folder / "chat_template.json")
     holder = config if "chat_template" in config else older
     value = holder.values.get("chat_template")
     if isinstance(value, list):
@@ -326,7 +364,124 @@ def find_chat_template(folder: Path, config: Entries) -> str | dict[str, str] | 
 
 
 def read_text(path: Path) -> str:
+    """Return the text of a template file. Raise ValueError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise ValueError(f"chat template {path} cannot be read: {error}") from None
+
+
+# Where templates run
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """Return the text of a template. Raise ValueError if it fails, with the template's own message if it raises one."""
+    try:
+        return compile_template(template).render(values)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"line {error.lineno} of the chat template: {error.message}") from None
+    except TemplateError as error:
+        raise ValueError(str(error)) from None
+    except (Exception, MemoryError) as error:
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise ValueError(f"the chat template cannot be rendered: {reason}") from None
+
+
+def parse_template(template: str) -> nodes.Template:
+    """Return the syntax tree of a template. Raise ValueError, naming the line, for a syntax error."""
+    try:
+        return ENVIRONMENT.parse(template)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"line {error.lineno} of the chat template: {error.message}") from None
+
+
+@lru_cache(maxsize=32)
+def compile_template(template: str) -> Template:
+    """Compile a template, once."""
+    return ENVIRONMENT.from_string(template)
+
+
+class Generation(Extension):
+    """The tag {% generation %} ... {% endgeneration %}, which marks the assistant's words. It renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the tag's body, in a scope of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("body_of"), [], [], body).set_lineno(line)
+
+    def body_of(self, caller: Callable[[], str]) -> str:
+        """Return the rendered body."""
+        return caller()
+
+
+class TemplateDict:
+    """The function `dict` of templates. The class itself would let a template change dicts past the sandbox."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> JsonDict:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> JsonDict:
+        """Return dict.fromkeys(*args)."""
+        return dict.fromkeys(*args)
+
+
+class TemplateNamespace(Namespace):
+    """jinja2's namespace without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # a template can name a variable `self`
+        values = dict(*args[1:], **kwargs)
+        for name in values:
+            check_name(name)
+        Namespace.__init__(args[0], values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        check_name(name)
+        super().__setitem__(name, value)
+
+
+def check_name(name: Any) -> None:
+    """Raise SecurityError for a private name."""
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace of a chat template must not contain the private name {name!r}")
+
+
+def to_json(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON. jinja2's own filter would escape characters that are special in HTML."""
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def raise_exception(message: str) -> None:
+    """Raise the template's own error."""
+    raise TemplateError(message)
+
+
+def strftime_now(format: str) -> str:
+    """Return the current time."""
+    return datetime.now().strftime(format)
+
+
+def chat_environment() -> ImmutableSandboxedEnvironment:
+    """Return jinja2's sandbox with the functions that transformers gives to templates."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": strftime_now,
+        "dict": TemplateDict(),
+        "namespace": TemplateNamespace,
+    }
+    return environment
+
+
+ENVIRONMENT = chat_environment()

@@ -1,16 +1,16 @@
-"""Entries of a JSON file, each read as what it must be. An error names the file, the entry and what is there."""
+"""Typed access to the JSON files of a checkpoint. An error names the file, the entry and its value."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_INT = 2**53  # the integers that JSON keeps exactly everywhere
-MAX_NUMBER = 1e30  # far inside float32; excludes infinity and NaN, too
+MAX_INT = 2**53  # every JSON reader keeps integers up to here exactly
+MAX_NUMBER = 1e30  # well inside float32; also excludes infinity and NaN
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raise ValueError, naming the file, if there is none."""
+    """Return the object in a JSON file. Raise ValueError, naming the file, if it is missing or holds no object."""
     if not path.is_file():
         raise ValueError(f"{path.parent} is not a checkpoint folder: it has no {path.name}")
     try:
@@ -24,33 +24,38 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_json_if_any(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one if there is no file."""
-    return read_json(path) if path.exists() else {}
-
-
 @dataclass(frozen=True)
 class Entries:
-    """The entries of one JSON object. `name in entries` is False for null, as for an entry that is not there."""
+    """The entries of one JSON object. A null counts as missing: `name in entries` is False for it."""
 
     values: dict[str, Any]
     path: Path
-    within: str = ""  # "rope_scaling." for the entries of an object inside the file's
+    prefix: str = ""  # "rope_scaling." for the entries of that object inside the file
+
+    @classmethod
+    def read(cls, path: Path) -> "Entries":
+        """Read a JSON file. Raise ValueError, naming the file, if it is missing or holds no object."""
+        return cls(read_json(path), path)
+
+    @classmethod
+    def read_if_exists(cls, path: Path) -> "Entries":
+        """Read a JSON file. A missing file has no entries."""
+        return cls(read_json(path) if path.exists() else {}, path)
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None, least: int = 1, most: int = MAX_INT) -> int:
-        """Return a whole number from `least` to `most`. A reader takes `default` for an entry that has no value."""
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_INT) -> int:
+        """Return an integer from `minimum` to `maximum`. A missing entry takes `default`, as in all these methods."""
         value = self._get(name, default)
-        if type(value) is int and value > most:
-            raise self.error(name, f"at most {most}")
-        if type(value) is not int or value < least:
-            raise self.error(name, "a positive whole number" if least == 1 else f"a whole number, at least {least}")
+        if type(value) is int and value > maximum:
+            raise self.error(name, f"at most {maximum}")
+        if type(value) is not int or value < minimum:
+            raise self.error(name, "a positive integer" if minimum == 1 else f"an integer of at least {minimum}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a positive and finite number."""
+        """Return a positive, finite number."""
         value = self._get(name, default)
         if type(value) not in (int, float) or not 0 < value < MAX_NUMBER:
             raise self.error(name, "a positive number")
@@ -64,22 +69,22 @@ class Entries:
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a text that is not empty."""
+        """Return a string that is not empty."""
         value = self._get(name, default)
         if not isinstance(value, str) or not value:
-            raise self.error(name, "a text")
+            raise self.error(name, "a string")
         return value
 
     def entries(self, name: str) -> "Entries":
-        """Return the object `name`; one without entries if it is null or left out."""
+        """Return the entries of the object `name`. A missing object has none."""
         value = self._get(name, {})
         if not isinstance(value, dict):
             raise self.error(name, "an object")
-        return Entries(value, self.path, f"{self.within}{name}.")
+        return Entries(value, self.path, f"{self.prefix}{name}.")
 
     def error(self, name: str, must_be: str) -> ValueError:
-        """Return the error of an entry; `must_be` completes "NAME must be ..."."""
-        return ValueError(f"{self.path}: {self.within}{name} must be {must_be}, not {brief(self.values.get(name))}")
+        """Return a ValueError for an entry. `must_be` completes the sentence "NAME must be ..."."""
+        return ValueError(f"{self.path}: {self.prefix}{name} must be {must_be}, got {brief(self.values.get(name))}")
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
@@ -87,7 +92,7 @@ class Entries:
 
 
 def brief(value: object) -> str:
-    """Return a value from a file for an error: on one line, and not a long one.
+    """Return the repr of a value, cut to 80 characters, for an error message.
 
     >>> brief("4" * 1000)[:9], len(brief("4" * 1000))
     ("'44444444", 80)

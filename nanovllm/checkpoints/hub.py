@@ -1,132 +1,30 @@
-"""Where a checkpoint is: a folder is taken as it is; the files of a name on the hub are fetched into its cache.
+"""Find a checkpoint: a folder, or a model on the Hugging Face Hub, which is downloaded into the Hub's cache.
 
-The cache, the token and offline mode are those of huggingface_hub: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT.
+Start with find_checkpoint(). Folders in other formats (pickles, GGUF, adapters) raise an error that says what to do.
+The cache, the token and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT.
 """
 
 import logging
 import os
 import re
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from .entries import Entries, read_json
-from .forms import INDEX, WEIGHTS, check_form, why_refused
+from .entries import Entries
 from .model_config import read_model_config
 
-MIN_SECONDS = 0.5  # before there is a progress bar
-
-
-@dataclass(frozen=True)
-class Repository:
-    name: str  # ORG/NAME
-    revision: str | None = None
-    cache_dir: str | Path | None = None  # None: that of huggingface_hub, HF_HOME
-    token: str | bool | None = None  # None: HF_TOKEN, or that of `hf auth login`
-
-    @property
-    def cache(self) -> Path:
-        from huggingface_hub import constants
-
-        return Path(self.cache_dir or constants.HF_HUB_CACHE)
-
-    def snapshot(self, files: list[str]) -> Path:
-        """Return the folder of the cache with these files, if the repository has them. Its name is the commit."""
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import tqdm
-
-        bars: list[tqdm] = []
-
-        class Bar(tqdm):
-            """In a terminal only, and not for what is there at once."""
-
-            def __init__(self, *args: Any, **options: Any) -> None:
-                super().__init__(*args, **{"disable": None, "delay": MIN_SECONDS, **options})
-                bars.append(self)
-
-            def display(self, *args: Any, **options: Any) -> None:
-                if time.time() - self.start_t > MIN_SECONDS:
-                    super().display(*args, **options)
-
-        folder = snapshot_download(**self._where, allow_patterns=files, tqdm_class=Bar)
-        for bar in bars:
-            bar.close()  # or some are shown once more when the process ends
-        return Path(folder)
-
-    def fetch_again(self, file: str) -> None:
-        from huggingface_hub import hf_hub_download
-
-        hf_hub_download(filename=file, force_download=True, **self._where)
-
-    def files(self) -> list[str]:
-        from huggingface_hub import HfApi
-
-        return HfApi(token=self.token).list_repo_files(self.name, revision=self.revision)
-
-    @property
-    def _where(self) -> dict[str, Any]:
-        return {"repo_id": self.name, "revision": self.revision, "cache_dir": self.cache_dir, "token": self.token}
-
-
-@contextmanager
-def one_line(found: Repository) -> Iterator[None]:
-    """Turn any error of the hub, or of the way to it, into a ValueError of one line; hide its warnings."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(what_to_do(error, found)) from None
-    finally:
-        logger.setLevel(level)
-
-
-def what_to_do(error: Exception, found: Repository) -> str:
-    """Return the line of an error."""
-    from huggingface_hub import constants, errors
-
-    name, missing, cause = found.name, f"there is no folder {Path(found.name).absolute()}", error.__cause__ or error
-    if isinstance(error, errors.GatedRepoError):
-        return f"{name} is gated: accept its terms on {constants.ENDPOINT}/{name}, and set HF_TOKEN to your token"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name} on the hub has no revision {found.revision!r}: name a branch, a tag or a whole commit"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{missing}, and the hub has no model {name}, or it is private: then set HF_TOKEN to your token"
-    if isinstance(error, errors.HFValidationError):
-        return f"{missing}, and {name!r} is no name of the hub: {first_line(error)}"
-    if status_of(cause) in (401, 403):
-        return f"the hub refuses {name} (status {status_of(cause)}): set HF_TOKEN to a token that may read it"
-    no_copy = f"{missing}, and {found.cache} has no whole copy of the hub's {name}"
-    if constants.HF_HUB_OFFLINE:
-        return f"{no_copy}: unset HF_HUB_OFFLINE to fetch it"
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        return f"{no_copy}, and {constants.ENDPOINT} cannot be reached ({first_line(cause)}): try again"
-    return f"{name} could not be fetched from {constants.ENDPOINT} ({first_line(error)}): try again"
-
-
-def status_of(error: BaseException) -> int | None:
-    return getattr(getattr(error, "response", None), "status_code", None)
-
-
-def first_line(error: BaseException) -> str:
-    """Return an error in one line.
-
-    >>> first_line(ConnectionError("refused\\nfor the third time"))
-    'ConnectionError: refused'
-    """
-    status = status_of(error)
-    return f"status {status}" if status else f"{type(error).__name__}: {error}".splitlines()[0][:200]
-
-
-SHIPPED = "models/storyteller"  # the default of EngineConfig.model: a folder of the repository, and no name of the hub
+DEFAULT_MODEL = "models/storyteller"  # EngineConfig.model's default: a folder of the repository, not a name on the Hub
 HUB_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
-FILES = [  # what is read beside the weights, of the top folder alone: no "original/..."
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FILES = [  # everything but the weights; patterns match the top folder only, so no "original/..."
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -142,81 +40,212 @@ FILES = [  # what is read beside the weights, of the top folder alone: no "origi
 
 
 def find_checkpoint(model: str | Path, revision: str | None = None, **options: Any) -> Path:
-    """Return the folder of a checkpoint: a folder, or a name on the hub, ORG/NAME, fetched if it is not here.
+    """Return the folder of a checkpoint. `model` is a folder, or ORG/NAME on the Hub, downloaded if necessary.
 
-    `revision` is a branch, a tag or a commit of the hub, `options` are cache_dir and token, if not those of the
-    environment. A folder has none of them, and touches no network. Raise ValueError with one line that says what to
-    do.
+    `revision` is a branch, a tag or a commit on the Hub; `options` are cache_dir and token, with the environment's as
+    defaults. A folder ignores them and never touches the network. Raise ValueError with one line that says what to do.
     """
     path = Path(model)
-    if os.path.exists(path):  # unlike path.exists(), it never raises
-        check_form(path)
+    if os.path.exists(path):  # path.exists() would raise for a NUL character
+        check_format(path)
         return path
-    return fetch(repository(model, revision, **options))
+    return download(hub_repository(model, revision, **options))
 
 
 def find_tokenizer(model: str | Path, revision: str | None = None, **options: Any) -> Path:
-    """Return a folder from which the tokenizer alone is read: no weights are fetched."""
+    """Return a folder with the tokenizer of a model. It downloads no weights."""
     path = Path(model)
     if os.path.exists(path):
         return path
-    found = repository(model, revision, **options)
-    with one_line(found):
-        return found.snapshot(FILES)
+    repository = hub_repository(model, revision, **options)
+    with one_line_errors(repository):
+        return repository.snapshot(FILES)
 
 
 def find_config(model: str | Path, revision: str | None = None) -> Path:
-    """Return the config.json of a folder or of a name on the hub, or the file itself."""
+    """Return the path of config.json, for a folder, a name on the Hub or the file itself."""
     path = Path(model)
     if os.path.exists(path):
         return path / "config.json" if path.is_dir() else path
-    found = repository(model, revision)
-    with one_line(found):
-        return found.snapshot(["config.json"]) / "config.json"
+    repository = hub_repository(model, revision)
+    with one_line_errors(repository):
+        return repository.snapshot(["config.json"]) / "config.json"
 
 
-def repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
-    """Return the repository of a name on the hub. Raise ValueError if `model` is neither a folder nor a name."""
+# A folder
+
+CONVERT = (
+    "import glob, sys, torch; from safetensors.torch import save_file; save_file({name: weight.contiguous().clone() "
+    "for file in glob.glob(glob.escape(sys.argv[1]) + '/pytorch_model*.bin') "
+    "for name, weight in torch.load(file, map_location='cpu', weights_only=True).items()}, "
+    "sys.argv[1] + '/model.safetensors', {'format': 'pt'})"
+)
+DOWNLOAD_INSTEAD = "download the safetensors version of this model instead"
+OTHER_FORMATS = {  # file name pattern: the format, and what to do about it. The first match counts
+    "adapter_config.json": "an adapter and not a full model: merge it into its base model and save the result",
+    "*.gguf": f"llama.cpp's GGUF format: {DOWNLOAD_INSTEAD}",
+    "consolidated*": "the publisher's own format: download the version for transformers instead",
+    "tf_model.h5": f"TensorFlow's format: {DOWNLOAD_INSTEAD}",
+    "flax_model.msgpack": f"Flax's format: {DOWNLOAD_INSTEAD}",
+    "*.onnx": f"the ONNX format: {DOWNLOAD_INSTEAD}",
+    "*.safetensors": f"but no {INDEX} that lists it, and no {WEIGHTS}",
+    "*.pt": f"a pickle: {DOWNLOAD_INSTEAD}",
+    "*.pth": f"a pickle: {DOWNLOAD_INSTEAD}",
+}
+
+
+def check_format(path: Path) -> None:
+    """Raise ValueError, saying what `path` is instead, unless it is a folder with safetensors weights."""
+    if path.is_file() and path.suffix == ".safetensors":
+        raise ValueError(f"{path} is a single file of a checkpoint: pass the folder that contains it")
+    if path.is_file():
+        formats = (f": it is {what}" for pattern, what in OTHER_FORMATS.items() if fnmatch(path.name, pattern))
+        raise ValueError(f"{path} is a file, not a checkpoint folder{next(formats, '')}")
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if problem := find_problem(names):
+        if "config.json" in names:
+            read_model_config(path)  # first of all, the architecture must be supported
+        command = f": convert it with: {convert_command(path)}" if has_pickle(names) else ""
+        raise ValueError(f"{path} {problem}{command}")
+
+
+def find_problem(names: Iterable[str]) -> str | None:
+    """Return the end of a sentence "FOLDER ..." that says why these files are not a checkpoint; None if they are.
+
+    >>> find_problem(["config.json", "model.safetensors", "pytorch_model.bin"])
+    >>> find_problem(["config.json", "pytorch_model.bin"])
+    'has its weights in pytorch_model.bin, a pickle, and no safetensors'
+    """
+    names = list(names)
+    if WEIGHTS in names or INDEX in names:
+        return None
+    if not names:
+        return "is not a checkpoint folder: it is empty"
+    if has_pickle(names):
+        return "has its weights in pytorch_model.bin, a pickle, and no safetensors"
+    for pattern, what in OTHER_FORMATS.items():
+        for name in names:
+            if fnmatch(name, pattern):
+                return f"has {name}, {what}"
+    return f"is not a checkpoint folder: it has no {WEIGHTS} and no {INDEX}"
+
+
+def has_pickle(names: Iterable[str]) -> bool:
+    """Return whether the weights are in pytorch_model.bin, in one file or in shards."""
+    return any(fnmatch(name, "pytorch_model*.bin*") for name in names)
+
+
+def convert_command(folder: Path) -> str:
+    """Return a shell command that writes model.safetensors next to pytorch_model.bin."""
+    return f'python -c "{CONVERT}" {shlex.quote(str(folder))}'
+
+
+# The Hub
+
+PROGRESS_DELAY = 0.5  # seconds until a progress bar appears
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A model on the Hugging Face Hub."""
+
+    name: str  # ORG/NAME
+    revision: str | None = None
+    cache_dir: str | Path | None = None  # default: huggingface_hub's, in HF_HOME
+    token: str | bool | None = None  # default: HF_TOKEN, or the one from `hf auth login`
+
+    @property
+    def cache(self) -> Path:
+        """The folder of the cache."""
+        from huggingface_hub import constants
+
+        return Path(self.cache_dir or constants.HF_HUB_CACHE)
+
+    def snapshot(self, patterns: list[str]) -> Path:
+        """Download the files that match and are not in the cache. Return their folder, which is named by the commit."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import tqdm
+
+        bars: list[Any] = []
+
+        class Bar(tqdm):  # type: ignore[misc]  # the Hub's stubs call it Any
+            """A progress bar that appears only in a terminal, and only for a download that takes a while."""
+
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **{"disable": None, "delay": PROGRESS_DELAY, **options})
+                bars.append(self)
+
+            def display(self, *args: Any, **options: Any) -> None:
+                if time.time() - self.start_t > PROGRESS_DELAY:
+                    super().display(*args, **options)
+
+        folder = snapshot_download(**self._where, allow_patterns=patterns, tqdm_class=Bar)
+        for bar in bars:
+            bar.close()  # otherwise some show again when the process exits
+        return Path(folder)
+
+    def download_again(self, file: str) -> None:
+        """Replace a file in the cache."""
+        from huggingface_hub import hf_hub_download
+
+        hf_hub_download(filename=file, force_download=True, **self._where)
+
+    def files(self) -> list[str]:
+        """Return the names of all files on the Hub."""
+        from huggingface_hub import HfApi
+
+        return HfApi(token=self.token).list_repo_files(self.name, revision=self.revision)
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"repo_id": self.name, "revision": self.revision, "cache_dir": self.cache_dir, "token": self.token}
+
+
+def hub_repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
+    """Return the repository of a name on the Hub. Raise ValueError if `model` is not of the form ORG/NAME."""
     missing = f"there is no folder {Path(model).absolute()}"
-    if str(model) == SHIPPED:
-        raise ValueError(f"{missing}: name a checkpoint, LLM(model=...) or --model")
+    if str(model) == DEFAULT_MODEL:
+        raise ValueError(f"{missing}: name a checkpoint with LLM(model=...) or --model")
     if not isinstance(model, str) or not HUB_NAME.fullmatch(model):
-        raise ValueError(f"{missing}, and {str(model)!r} is no name of the hub, which is ORG/NAME")
+        raise ValueError(f"{missing}, and {str(model)!r} is not a name on the Hub, which looks like ORG/NAME")
     return Repository(model, revision, **options)
 
 
-def fetch(found: Repository) -> Path:
-    """Fetch the files that the cache does not have, and return the whole folder."""
-    with one_line(found):
-        folder = found.snapshot(FILES)
+def download(repository: Repository) -> Path:
+    """Return the folder of a complete checkpoint, after downloading all files that the cache does not have."""
+    with one_line_errors(repository):
+        folder = repository.snapshot(FILES)
     if (folder / "config.json").exists():
-        read_model_config(folder)  # another architecture is told before its weights are fetched
+        read_model_config(folder)  # rejects an unsupported architecture before downloading its weights
     weights = weight_files(folder)
-    found = replace(found, revision=folder.name)  # the same commit, whatever is pushed meanwhile
-    with one_line(found):  # the weights come last: where they are, all is
-        found.snapshot(weights)
+    repository = replace(repository, revision=folder.name)  # stay on this commit if somebody pushes another
+    with one_line_errors(repository):  # weights come last, so that a folder with weights is complete
+        repository.snapshot(weights)
         for file in weights:
-            if (folder / file).exists() and not is_whole(folder / file):
-                found.fetch_again(file)
-    absent = [file for file in weights if not (folder / file).exists()]
-    if absent:
-        with one_line(found):
-            files = found.files()
-        raise ValueError(f"{found.name} on the hub {why_absent(files, absent[0], found.name)}")
+            if (folder / file).exists() and not is_complete(folder / file):
+                repository.download_again(file)
+    missing = [file for file in weights if not (folder / file).exists()]
+    if missing:
+        with one_line_errors(repository):
+            files = repository.files()
+        raise ValueError(f"{repository.name} on the Hub {explain_missing(files, missing[0], repository.name)}")
     return folder
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Return the shards that the index names, or the one file."""
+    """Return the names of the shards in the index; without an index, of the one file."""
     index = folder / INDEX
     if not index.exists():
         return [WEIGHTS]
-    weight_map = Entries(read_json(index), index).entries("weight_map")
+    weight_map = Entries.read(index).entries("weight_map")
     return sorted({weight_map.text(tensor) for tensor in weight_map.values})
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether the file ends where its header says."""
+def is_complete(path: Path) -> bool:
+    """Return whether a safetensors file has the length that its header gives."""
     try:
         safe_open(path, framework="numpy")
     except SafetensorError:
@@ -224,9 +253,62 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def why_absent(files: list[str], absent: str, name: str) -> str:
-    """Return the end of "NAME on the hub ..." for one that has only these files."""
-    why = why_refused(path for path in files if "/" not in path and path != ".gitattributes")
-    if why and "pytorch_model.bin" in why:
-        why += f": hf download {name} --local-dir FOLDER fetches that, and --model FOLDER says how to convert it"
-    return why or f"has no {absent}, which its {INDEX} names"
+def explain_missing(files: list[str], missing: str, name: str) -> str:
+    """Return the end of a sentence "NAME on the Hub ..." for a repository that has `files`, but not `missing`."""
+    problem = find_problem(path for path in files if "/" not in path and path != ".gitattributes")
+    if problem and "pytorch_model.bin" in problem:
+        problem += f": download it with `hf download {name} --local-dir FOLDER`; --model FOLDER shows how to convert it"
+    return problem or f"has no {missing}, although its {INDEX} lists it"
+
+
+@contextmanager
+def one_line_errors(repository: Repository) -> Iterator[None]:
+    """Turn any error of the Hub or the network into a ValueError of one line, and hide the Hub's warnings."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(explain(error, repository)) from None
+    finally:
+        logger.setLevel(level)
+
+
+def explain(error: Exception, repository: Repository) -> str:
+    """Return one line that says what went wrong and what to do."""
+    from huggingface_hub import constants, errors
+
+    name, cause = repository.name, error.__cause__ or error
+    missing = f"there is no folder {Path(name).absolute()}"
+    if isinstance(error, errors.GatedRepoError):
+        return f"{name} is gated: accept its terms at {constants.ENDPOINT}/{name} and set HF_TOKEN to your token"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{name} on the Hub has no revision {repository.revision!r}: use a branch, a tag or a full commit hash"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{missing}, and no model {name} on the Hub; if it is private, set HF_TOKEN to your token"
+    if isinstance(error, errors.HFValidationError):
+        return f"{missing}, and {name!r} is not a name on the Hub: {first_line(error)}"
+    if status_of(cause) in (401, 403):
+        return f"the Hub denies access to {name} (status {status_of(cause)}): set HF_TOKEN to a token with access"
+    no_copy = f"{missing}, and {repository.cache} has no complete copy of {name}"
+    if constants.HF_HUB_OFFLINE:
+        return f"{no_copy}: unset HF_HUB_OFFLINE to download it"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return f"{no_copy}, and {constants.ENDPOINT} cannot be reached ({first_line(cause)}): try again"
+    return f"{name} cannot be downloaded from {constants.ENDPOINT} ({first_line(error)}): try again"
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status of an error, if it has one."""
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the status or the first line of an error.
+
+    >>> first_line(ConnectionError("refused\nfor the third time"))
+    'ConnectionError: refused'
+    """
+    status = status_of(error)
+    return f"status {status}" if status else f"{type(error).__name__}: {error}".splitlines()[0][:200]

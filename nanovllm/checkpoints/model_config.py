@@ -1,16 +1,19 @@
-"""read_model_config: config.json, each entry checked, as the ModelConfig of llama/.
+"""config.json and generation_config.json: the shape of a model, its end-of-text tokens and its recommended sampling.
 
-Four families of checkpoints are one architecture with small differences. An entry that would make a checkpoint another
-model is refused by its name, before a weight is read.
+Llama, Mistral, Qwen 2.5 and Qwen 3 share one architecture with small differences. An entry that would make a
+checkpoint a different model raises an error that names it, before a single weight is read. llama/'s own ModelConfig
+reads a file that is known to be good.
 """
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..llama import ModelConfig
-from .entries import Entries, brief, read_json, read_json_if_any
+from .entries import Entries, brief
 
-# Far beyond any model: a slip in config.json is an error at once, and not hours of building layers.
+# Far beyond any real model, so that a typo in config.json is an error at once and not hours of building layers.
 MAX_SIZES = {
     "vocab_size": 2**24,
     "hidden_size": 2**20,
@@ -23,13 +26,15 @@ MAX_POSITIONS = 2**24
 
 
 class Family(NamedTuple):
-    architecture: str  # its name in transformers
-    defaults: dict[str, Any]  # of entries that config.json leaves out, as in transformers
-    always: dict[str, Any]  # entries whose value in config.json has no effect
+    """A model_type: its architecture, and how transformers treats its config.json."""
+
+    architecture: str
+    defaults: dict[str, Any]  # for missing entries
+    overrides: dict[str, Any]  # for entries that have no effect in this family
 
 
 MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
-MISTRAL_ALWAYS = {  # its window has no switch, and is that of all layers
+MISTRAL_OVERRIDES = {  # all layers have the window, and no switch turns it off
     "attention_bias": False,
     "mlp_bias": False,
     "use_sliding_window": True,
@@ -42,14 +47,14 @@ QWEN = {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
-FAMILIES = {  # by model_type; qwen2 is Qwen 2.5, too
+FAMILIES = {  # by model_type; Qwen 2.5 is qwen2
     "llama": Family("LlamaForCausalLM", {}, {}),
-    "mistral": Family("MistralForCausalLM", MISTRAL, MISTRAL_ALWAYS),
+    "mistral": Family("MistralForCausalLM", MISTRAL, MISTRAL_OVERRIDES),
     "qwen2": Family("Qwen2ForCausalLM", QWEN, {"attention_bias": True, "mlp_bias": False}),
     "qwen3": Family("Qwen3ForCausalLM", {**QWEN, "head_dim": 128}, {"mlp_bias": False}),
 }
 
-IMPLEMENTED: dict[str, tuple[Any, ...]] = {  # entry: the values that it may have beside null
+IMPLEMENTED: dict[str, tuple[Any, ...]] = {  # the values that an entry may have besides null
     "hidden_act": ("silu", "swish"),
     "per_layer_config": (),
     "partial_rotary_factor": (1,),
@@ -82,28 +87,27 @@ IMPLEMENTED: dict[str, tuple[Any, ...]] = {  # entry: the values that it may hav
 
 
 def read_model_config(folder: str | Path) -> ModelConfig:
-    """Return the model of a folder. End-of-text ids come from generation_config.json first, as in transformers.
+    """Return the model config of a folder. generation_config.json's eos_token_id wins, as in transformers.
 
-    Raise ValueError, naming the file and the entry, for a model that this engine does not run.
+    Raise ValueError, naming the file and the entry, for a model that is not supported.
     """
-    path = Path(folder) / "config.json"
-    generation = path.with_name("generation_config.json")
-    return model_config(Entries(read_json(path), path), Entries(read_json_if_any(generation), generation))
+    folder = Path(folder)
+    return model_config(Entries.read(folder / "config.json"), Entries.read_if_exists(folder / "generation_config.json"))
 
 
 def model_config(config: Entries, generation: Entries) -> ModelConfig:
-    """Return the model of the entries of config.json and generation_config.json."""
+    """Return the model config from the entries of config.json and generation_config.json."""
     model_type, family = find_family(config)
-    config = Entries({**family.defaults, **config.values, **family.always}, config.path)
+    config = Entries({**family.defaults, **config.values, **family.overrides}, config.path)
     check_implemented(config)
-    sizes = {name: config.integer(name, most=most) for name, most in MAX_SIZES.items()}
+    sizes = {name: config.integer(name, maximum=maximum) for name, maximum in MAX_SIZES.items()}
     generation_eos, eos = read_eos(generation), read_eos(config)
     entries = {
         "model_type": model_type,
         **sizes,
         **read_heads(config, sizes["num_attention_heads"], sizes["hidden_size"]),
         "max_position_embeddings": config.integer(
-            "max_position_embeddings", ModelConfig.max_position_embeddings, most=MAX_POSITIONS
+            "max_position_embeddings", ModelConfig.max_position_embeddings, maximum=MAX_POSITIONS
         ),
         "rms_norm_eps": config.number("rms_norm_eps", ModelConfig.rms_norm_eps),
         "rope_parameters": read_rope(config),
@@ -112,34 +116,65 @@ def model_config(config: Entries, generation: Entries) -> ModelConfig:
         "mlp_bias": config.flag("mlp_bias", False),
         "sliding_window": read_window(config, sizes["num_hidden_layers"]),
         "dtype": config.text("dtype", config.text("torch_dtype", ModelConfig.dtype)),
-        "bos_token_id": config.integer("bos_token_id", least=0) if "bos_token_id" in config else None,
+        "bos_token_id": config.integer("bos_token_id", minimum=0) if "bos_token_id" in config else None,
         "eos_token_id": [*(generation_eos or eos)],
     }
     return ModelConfig.from_entries({name: value for name, value in entries.items() if value is not None}, {})
 
 
+def find_family(config: Entries) -> tuple[str, Family]:
+    """Return the model_type and its family. Raise ValueError, naming both, if the family is not supported."""
+    model_type, architectures = config.text("model_type", "llama"), config.values.get("architectures")
+    family = FAMILIES.get(model_type)
+    if family is None or (architectures and architectures != [family.architecture]):
+        supported = ", ".join(family.architecture for family in FAMILIES.values())
+        raise ValueError(
+            f"{config.path}: unsupported model {brief(architectures)} (model_type {model_type}); supported: {supported}"
+        )
+    return model_type, family
+
+
+def check_implemented(config: Entries) -> None:
+    """Raise ValueError, naming the entry and its value, if the model does not implement it."""
+    for name in ("quantization_config", "compression_config"):
+        if name in config:
+            method = config.entries(name).values.get("quant_method")
+            raise ValueError(
+                f"{config.path}: {name} (quant_method {brief(method)}): quantized weights are not supported"
+            )
+    for name, values in IMPLEMENTED.items():
+        if name in config and config.values[name] not in values:
+            raise config.error(name, str(values[0]).lower() if values else "null")
+    layer_types = config.values.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise config.error("layer_types", "a list")
+    others = sorted({brief(layer_type) for layer_type in layer_types} - {"'full_attention'"})
+    if others:
+        raise ValueError(f"{config.path}: layer_types must all be full_attention, got {', '.join(others)}")
+
+
 def read_heads(config: Entries, heads: int, hidden_size: int) -> dict[str, int]:
-    """Return num_key_value_heads and head_dim, which may be null or left out."""
+    """Return num_key_value_heads and head_dim, which have defaults that depend on the other sizes."""
     kv_heads = config.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise ValueError(f"{config.path}: {heads} attention heads do not divide into {kv_heads} key-value heads")
-    head_dim = config.integer("head_dim", default=hidden_size // heads, most=MAX_HEAD_DIM)
+    head_dim = config.integer("head_dim", default=hidden_size // heads, maximum=MAX_HEAD_DIM)
     if head_dim % 2:
-        raise ValueError(f"{config.path}: head_dim must be even, since a head is turned in pairs, not {head_dim}")
+        raise ValueError(f"{config.path}: head_dim must be even, because RoPE rotates pairs, got {head_dim}")
     return {"num_key_value_heads": kv_heads, "head_dim": head_dim}
 
 
 def read_rope(config: Entries) -> dict[str, Any]:
-    """Return the entries of rope_scaling (before transformers 5) or rope_parameters, theta among them."""
+    """Return the entries of rope_parameters (rope_scaling before transformers 5), with theta among them."""
     rope = config.entries("rope_scaling" if config.values.get("rope_scaling") else "rope_parameters")
     theta = rope.number("rope_theta", config.number("rope_theta", ModelConfig.rope_theta))
     rope_type = rope.text("rope_type", rope.text("type", "default"))
     if any(isinstance(value, dict) for value in rope.values.values()):
-        raise ValueError(f"{config.path}: {rope.within[:-1]} of each layer type must be those of all")
+        raise ValueError(f"{config.path}: {rope.prefix[:-1]} must be the same for all layer types")
     if rope.values.get("partial_rotary_factor", 1) != 1:
         raise rope.error("partial_rotary_factor", "1")
     if rope_type not in ("default", "linear", "llama3"):
-        raise ValueError(f"{config.path}: rope type {rope_type!r} is not one of default, linear, llama3")
+        raise ValueError(f"{config.path}: rope type must be default, linear or llama3, got {rope_type!r}")
     scaling = {} if rope_type == "default" else read_rope_scaling(rope, rope_type)
     return {"rope_type": rope_type, "rope_theta": theta, **scaling}
 
@@ -157,56 +192,80 @@ def read_rope_scaling(rope: Entries, rope_type: str) -> dict[str, Any]:
         return {"factor": factor}
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if low >= high:
-        raise ValueError(f"{rope.path}: low_freq_factor must be less than high_freq_factor, not {low} and {high}")
+        raise ValueError(f"{rope.path}: low_freq_factor must be less than high_freq_factor, got {low} and {high}")
     original = rope.integer("original_max_position_embeddings")
     return dict(zip(names, (factor, low, high, original), strict=True))
 
 
+def read_window(config: Entries, num_layers: int) -> int | None:
+    """Return how many tokens a token attends to in windowed layers, itself included; None if no layer has a window."""
+    has_window = config.flag("use_sliding_window", True)
+    first_layer = config.integer("max_window_layers", default=0, minimum=0)
+    if "sliding_window" not in config or not has_window or first_layer >= num_layers:
+        return None
+    return config.integer("sliding_window")
+
+
+# End-of-text tokens
+
+
+def eos_token_ids(folder: str | Path) -> tuple[int, ...]:
+    """Return the end-of-text ids of a folder: generation_config.json's, or else config.json's."""
+    names = ("generation_config.json", "config.json")
+    generation, config = (Entries.read_if_exists(Path(folder) / name) for name in names)
+    return read_eos(generation) or read_eos(config)
+
+
 def read_eos(config: Entries) -> tuple[int, ...]:
-    """Return the ids of eos_token_id, which is one id, a list of them, null or left out."""
+    """Return the ids of eos_token_id, which is one id, a list of ids, null or missing."""
     if "eos_token_id" not in config:
         return ()
     eos = config.values["eos_token_id"]
     ids = eos if isinstance(eos, list) else [eos]
     if any(type(token_id) is not int or token_id < 0 for token_id in ids):
-        raise config.error("eos_token_id", "a token id, or a list of them")
+        raise config.error("eos_token_id", "a token id or a list of token ids")
     return tuple(ids)
 
 
-def find_family(config: Entries) -> tuple[str, Family]:
-    """Return the model_type and family of a config.json. Raise ValueError, naming both, for any other."""
-    model_type, architectures = config.text("model_type", "llama"), config.values.get("architectures")
-    family = FAMILIES.get(model_type)
-    if family is None or (architectures and architectures != [family.architecture]):
-        runs = ", ".join(family.architecture for family in FAMILIES.values())
-        found = f"{brief(architectures)} (model_type {model_type})"
-        raise ValueError(f"{config.path}: this engine runs {runs}, the folder has {found}")
-    return model_type, family
+# Recommended sampling parameters, read as vLLM 0.32 reads them
+
+RECOMMENDED = (
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("temperature", "top_k", "top_p", "min_p", "max_new_tokens"),
+)
+RECOMMENDED_IN_CONFIG = ("min_p", "max_new_tokens")  # the ones that transformers also takes from an old config.json
 
 
-def check_implemented(config: Entries) -> None:
-    """Raise ValueError, naming the entry and its value, for one that the model does not compute."""
-    for name in ("quantization_config", "compression_config"):
-        if name in config:
-            method = config.entries(name).values.get("quant_method")
-            raise ValueError(
-                f"{config.path}: {name} (quant_method {brief(method)}): quantized weights are not run here"
-            )
-    for name, values in IMPLEMENTED.items():
-        if name in config and config.values[name] not in values:
-            raise config.error(name, str(values[0]).lower() if values else "null")
-    layer_types = config.values.get("layer_types") or []
-    if not isinstance(layer_types, list):
-        raise config.error("layer_types", "a list")
-    others = sorted({brief(kind) for kind in layer_types} - {"'full_attention'"})
-    if others:
-        raise ValueError(f"{config.path}: layer_types must all be full_attention, not {', '.join(others)}")
+def default_sampling_params(
+    folder: str | Path, generation_config: str | Path = "auto", override: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the SamplingParams fields for requests without parameters. max_new_tokens becomes max_tokens.
+
+    `generation_config` is "auto" (the checkpoint in `folder`), "vllm" (no recommendations) or another folder.
+    `override` comes on top. do_sample has no effect, as in vLLM: a temperature counts without it. Raise ValueError,
+    naming the file and the entry, for a value that is not a number.
+    """
+    entries = {} if generation_config == "vllm" else read_recommended(Path(folder), generation_config)
+    entries |= {name: value for name, value in (override or {}).items() if name in RECOMMENDED}
+    params = {name: value for name, value in entries.items() if value is not None}
+    if "max_new_tokens" in params:
+        params["max_tokens"] = params.pop("max_new_tokens")
+    return params
 
 
-def read_window(config: Entries, num_layers: int) -> int | None:
-    """Return how many tokens a token sees in some layer, itself counted; None if it sees all before it in each."""
-    has_window = config.flag("use_sliding_window", True)
-    first_layer = config.integer("max_window_layers", default=0, least=0)
-    if "sliding_window" not in config or not has_window or first_layer >= num_layers:
-        return None
-    return config.integer("sliding_window")
+def read_recommended(folder: Path, generation_config: str | Path) -> dict[str, Any]:
+    """Return the recommended values by name. Missing ones are None."""
+    if generation_config != "auto":
+        folder = Path(generation_config)
+        if not folder.is_dir():
+            raise ValueError(f"generation_config must be auto, vllm or a folder, got {str(generation_config)!r}")
+    path = folder / "generation_config.json"
+    names: tuple[str, ...] = RECOMMENDED
+    if not path.exists():
+        path, names = folder / "config.json", RECOMMENDED_IN_CONFIG
+    entries = Entries.read(path)
+    for name in names:
+        value = entries.values.get(name)
+        if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+            raise entries.error(name, "a number")
+    return {name: entries.values.get(name) for name in names}

@@ -1,6 +1,6 @@
-"""What a model needs of a memory: its parameters, the bytes of its weights, and what is left for keys and values.
+"""Estimate the memory that a model needs: its parameters, the bytes of its weights, and the room left for KV cache.
 
-Nothing here imports torch. A model is llama/'s ModelConfig, or a Shape: published models in numbers, by name.
+A model is a ModelConfig or one of SHAPES, the dimensions of published models. Nothing here imports torch.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 @dataclass(frozen=True)
 class Shape:
-    """The dimensions of a model, with ModelConfig's names."""
+    """The dimensions of a model, under ModelConfig's names."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -60,7 +60,7 @@ LLAMA = {  # layers, hidden, intermediate, heads, KV heads, head_dim, tokens, po
     "mistral-nemo-12b":          (40, 5120, 14336, 32, 8, 128, 131072, 131072, False),
     "mistral-small-24b":         (40, 5120, 32768, 32, 8, 128, 131072, 32768, False),
 }
-MISTRAL_7B = (32, 4096, 14336, 32, 8, 128, 32000, 32768, False)  # its first version, with a window
+MISTRAL_7B = (32, 4096, 14336, 32, 8, 128, 32000, 32768, False)  # the first version, which has a sliding window
 QWEN2 = {
     "qwen2.5-0.5b":              (24, 896, 4864, 14, 2, 64, 151936, 32768, True),
     "qwen2.5-1.5b":              (28, 1536, 8960, 12, 2, 128, 151936, 32768, True),
@@ -96,20 +96,20 @@ BINARY = {prefix: 1024**power for power, prefix in enumerate(("", "k", "m", "g",
 
 
 def parse_bytes(text: str) -> int:
-    """Return the number of bytes of a text. Raise ValueError if it has none.
+    """Return the number of bytes that a string such as "24GiB" or "80 GB" means. Raise ValueError for any other.
 
     >>> parse_bytes("24GiB"), parse_bytes("80 GB"), parse_bytes("4.8TB/s"), parse_bytes("1048576")
     (25769803776, 80000000000, 4800000000000, 1048576)
     """
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]?)(i?)b?(?:/s)?", text.strip().lower())
-    if not found or (found[3] and not found[2]):
-        raise ValueError(f"{text!r} is no number of bytes, such as 24GiB or 80GB")
-    number, prefix, binary = found.groups()
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]?)(i?)b?(?:/s)?", text.strip().lower())
+    if not match or (match[3] and not match[2]):
+        raise ValueError(f"{text!r} is not a number of bytes such as 24GiB or 80GB")
+    number, prefix, binary = match.groups()
     return round(float(number) * (BINARY if binary else UNITS)[prefix])
 
 
 def show_bytes(size: float) -> str:
-    """Return a size as a table shows it.
+    """Return a number of bytes in a readable unit.
 
     >>> show_bytes(25769803776), show_bytes(524288), show_bytes(100)
     ('24.0 GiB', '512.0 KiB', '100 bytes')
@@ -124,7 +124,7 @@ def show_bytes(size: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """Return a time as a table shows it.
+    """Return a duration in milliseconds or seconds.
 
     >>> show_seconds(0.0041), show_seconds(2.5)
     ('4.1 ms', '2.5 s')
@@ -133,18 +133,21 @@ def show_seconds(seconds: float) -> str:
 
 
 class Memory(NamedTuple):
+    """The memory that a model should fit in."""
+
     size: int  # bytes
-    of: str  # "this GPU" | "this machine" | "memory", that a caller gave
+    of: str  # "this GPU" | "this machine" | "given"
     is_gpu: bool
 
 
 def find_memory() -> Memory:
+    """Return the memory of the first GPU, or of this machine if it has none."""
     gpu = gpu_bytes()
     return Memory(gpu, "this GPU", True) if gpu else Memory(host_bytes(), "this machine", False)
 
 
 def gpu_bytes() -> int | None:
-    """Return the memory of the first GPU that nvidia-smi lists; None without one."""
+    """Return the memory of the first GPU that nvidia-smi lists, or None."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
@@ -157,12 +160,12 @@ def gpu_bytes() -> int | None:
 
 
 def host_bytes() -> int:
-    """Return the memory of the machine, or the share that a container may use."""
+    """Return the memory of this machine, or the limit of the container that this process runs in."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     try:
         return min(size, int(limit.read_text()))
-    except (OSError, ValueError):  # there is no limit
+    except (OSError, ValueError):  # no limit is set
         return size
 
 
@@ -174,7 +177,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def parameters(model: Dimensions) -> dict[str, int]:
-    """Return how many parameters each part has.
+    """Return the number of parameters of each part of a model.
 
     >>> from .sizes import SHAPES
     >>> parts = parameters(SHAPES["llama-2-7b"])
@@ -199,7 +202,7 @@ def parameters(model: Dimensions) -> dict[str, int]:
 
 
 def kv_bytes_per_token(model: Dimensions, itemsize: int) -> int:
-    """Return the bytes of a key and a value for each KV head of each layer.
+    """Return the bytes that one token's keys and values take over all layers.
 
     >>> from .sizes import SHAPES
     >>> kv_bytes_per_token(SHAPES["llama-2-7b"], 2), kv_bytes_per_token(SHAPES["llama-3.1-405b"], 2)
@@ -210,14 +213,14 @@ def kv_bytes_per_token(model: Dimensions, itemsize: int) -> int:
 
 @dataclass(frozen=True)
 class Fit:
-    """A model in a memory: the weights, and a pool of blocks in the rest of what it may take.
+    """A model in a limited amount of memory: its weights, and a pool of KV cache blocks in the rest.
 
     >>> from .sizes import SHAPES
     >>> fit = Fit(SHAPES["llama-2-7b"], itemsize=2, room=24 * 2**30, block_size=16, max_model_len=4096)
     >>> fit.weight_bytes, fit.block_bytes, fit.num_blocks, fit.num_slots
     (13476831232, 8388608, 1465, 23440)
 
-    In one piece a sequence has all slots that it might come to need, 4,096; in blocks it has those that it fills.
+    A contiguous cache reserves the 4,096 slots that a sequence could ever need. Blocks take only the slots in use.
 
     >>> fit.contiguous, fit.paged(4096), fit.paged(256), fit.paged(257)
     (5, 5, 91, 86)
@@ -225,7 +228,7 @@ class Fit:
 
     model: Dimensions
     itemsize: int  # bytes of a weight, a key or a value
-    room: int  # bytes for weights and pool
+    room: int  # bytes for weights and pool together
     block_size: int
     max_model_len: int
 
@@ -247,17 +250,17 @@ class Fit:
 
     @property
     def contiguous(self) -> int:
-        """The number of sequences that fit if each reserves max_model_len slots in one piece."""
+        """The number of sequences that fit if each reserves max_model_len contiguous slots."""
         return self.num_slots // self.max_model_len
 
     def paged(self, length: int) -> int:
-        """Return how many sequences of `length` tokens fit in blocks: the biggest batch."""
+        """Return how many sequences of `length` tokens fit in blocks, which is the largest batch."""
         return self.num_blocks // -(-length // self.block_size)
 
     def step_bytes(self, batch: int, length: int) -> int:
-        """Return the bytes that a step reads to add a token to each sequence: weights, keys and values.
+        """Return the bytes that a decode step reads: the weights, and the keys and values of the batch.
 
-        Of an embedding that is no head it reads a row a token, which is next to nothing.
+        An untied embedding does not count, because a step reads only one row of it per token.
         """
         parts = parameters(self.model)
         read = sum(parts.values()) - (0 if self.model.tie_word_embeddings else parts["embedding"])

@@ -1,9 +1,10 @@
-"""Weights of a checkpoint into the model, each tensor checked and written to its place; or random ones.
+"""Load a checkpoint's safetensors into the model and check every tensor on the way; or make random weights.
 
-llama/ has a loader of its own, for checkpoints that are known to be whole.
+The stages' loader, llama/weights.py, is for checkpoints that are known to be complete.
 """
 
 from pathlib import Path
+from types import TracebackType
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
-from .entries import Entries, read_json
+from .entries import Entries
 
-IGNORED = ("rotary_emb.inv_freq",)  # old checkpoints store what config.json already says
-STD = 0.02  # of random matrices and biases; weights of norms are 1
+IGNORED = ("rotary_emb.inv_freq",)  # in old checkpoints; config.json already determines it
+STD = 0.02  # of random matrices and biases; norms get ones
 
 
 def load_model(
@@ -24,46 +25,34 @@ def load_model(
     device: torch.device,
     max_model_len: int | None = None,
 ) -> LlamaForCausalLM:
-    """Return the model of a checkpoint in `dtype` on `device`, for texts of up to `max_model_len` tokens.
+    """Load the model of a checkpoint in `dtype` on `device`, for texts of up to `max_model_len` tokens.
 
-    Raise ValueError, naming the file and the tensor, if a tensor is missing, misshapen, unreadable or unknown; and
-    for a sliding window that a text of `max_model_len` tokens (None: max_position_embeddings) would outgrow.
+    Raise ValueError, naming the file and the tensor, if a tensor is missing, unreadable, unknown or of a wrong shape,
+    and if the model's sliding window is shorter than `max_model_len` (default: max_position_embeddings).
     """
     max_model_len = max_model_len or config.max_position_embeddings
     check_window(config.sliding_window, max_model_len, Path(folder))
-    with torch.device("meta"), NoInit():  # shapes without memory: the real tensors replace these
+    with torch.device("meta"), NoInit():  # shapes without memory
         model = LlamaForCausalLM(config, max_model_len)
     with TensorReader(Path(folder)) as reader:
         if config.tie_word_embeddings:
             reader.check_tied_head((config.vocab_size, config.hidden_size))
         state = {}
-        for name, parameter in model.named_parameters():  # a tied head is listed once, as embed_tokens
+        for name, parameter in model.named_parameters():  # lists a tied head once, as embed_tokens
             state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
             parts = checkpoint_tensors(name, parameter.shape, config)
             for rows, part in zip(state[name].split([shape[0] for _, shape in parts]), parts, strict=True):
-                rows.copy_(reader.read(*part))  # to its place and dtype in one go: nothing is held twice
+                rows.copy_(reader.read(*part))  # straight to its place and dtype, so no tensor exists twice
         reader.check_all_read()
-    model.load_state_dict(state, assign=True, strict=False)  # only a tied head can be missing: read() raises
-    model.tie_weights()
-    return model.to(device, dtype).eval().requires_grad_(False)
-
-
-def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -> None:
-    """Raise ValueError if a text can be longer than the window: `attend` lets a token see all tokens before it."""
-    if sliding_window is not None and sliding_window < max_model_len:
-        path = folder / "config.json"
-        raise ValueError(
-            f"{path}: sliding_window {sliding_window} is not implemented: it needs a max_model_len of at most "
-            f"{sliding_window}, not {max_model_len}"
-        )
+    return with_weights(model, state, dtype, device)
 
 
 def dummy_model(
     folder: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, max_model_len: int
 ) -> LlamaForCausalLM:
-    """Return a model of random weights, the same on each call for one kind of device, made on the device.
+    """Build a model with random weights. Each call makes the same ones on one type of device.
 
-    What a step costs does not depend on the weights.
+    The cost of a step does not depend on the weights, so this is enough to measure it.
     """
     check_window(config.sliding_window, max_model_len, Path(folder))
     generator = torch.Generator(device).manual_seed(0)
@@ -74,13 +63,29 @@ def dummy_model(
         state[name] = torch.ones(parameter.shape, dtype=dtype, device=device)
         if not name.endswith("norm.weight"):
             state[name].normal_(std=STD, generator=generator)
-    model.load_state_dict(state, assign=True, strict=False)  # a tied head is missing: it is listed once
+    return with_weights(model, state, dtype, device)
+
+
+def with_weights(
+    model: LlamaForCausalLM, state: dict[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> LlamaForCausalLM:
+    """Return the model, ready to run, with these tensors as its parameters."""
+    model.load_state_dict(state, assign=True, strict=False)  # only a tied head is missing
     model.tie_weights()
     return model.to(device, dtype).eval().requires_grad_(False)
 
 
+def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -> None:
+    """Raise ValueError if texts can outgrow the sliding window: `attend` always shows a token everything before it."""
+    if sliding_window is not None and sliding_window < max_model_len:
+        raise ValueError(
+            f"{folder / 'config.json'}: sliding_window {sliding_window} is not implemented; it needs a max_model_len "
+            f"of at most {sliding_window}, got {max_model_len}"
+        )
+
+
 def checkpoint_tensors(name: str, shape: torch.Size, config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the checkpoint's tensors (name, shape) that make up our parameter `name`, stacked along dimension 0."""
+    """Return the name and shape of the checkpoint's tensors that our parameter stacks along dimension 0."""
     for fused, parts in FUSED.items():
         if fused in name:
             rows = part_rows(fused, config)
@@ -89,7 +94,7 @@ def checkpoint_tensors(name: str, shape: torch.Size, config: ModelConfig) -> lis
 
 
 def part_rows(fused: str, config: ModelConfig) -> tuple[int, ...]:
-    """Return how many rows each tensor has in a fused one."""
+    """Return how many rows of a fused parameter each tensor fills."""
     if fused == "gate_up_proj":
         return (config.intermediate_size,) * 2
     kv_rows = config.num_key_value_heads * config.head_dim
@@ -97,7 +102,7 @@ def part_rows(fused: str, config: ModelConfig) -> tuple[int, ...]:
 
 
 class TensorReader:
-    """Tensors by name from model.safetensors, or from the shards that model.safetensors.index.json lists."""
+    """The tensors of a checkpoint by name, from model.safetensors or from the shards that its index lists."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -110,57 +115,61 @@ class TensorReader:
         if (self._folder / "model.safetensors").is_file():
             self._file_of = dict.fromkeys(self._open("model.safetensors").keys(), "model.safetensors")
         elif index.exists():
-            weight_map = Entries(read_json(index), index).entries("weight_map")
+            weight_map = Entries.read(index).entries("weight_map")
             self._file_of = {name: weight_map.text(name) for name in weight_map.values}
         else:
             raise ValueError(f"{self._folder} has no model.safetensors and no {index.name}")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._files.clear()
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return the tensor `name`. Raise ValueError if it is missing, unreadable, or not of `shape`."""
+        """Return the tensor `name`. Raise ValueError if it is missing, unreadable or not of `shape`."""
         if name not in self._file_of:
             raise ValueError(f"{self._folder}: tensor {name} {list(shape)} is missing")
-        file_name = self._file_of[name]
+        path = self._folder / self._file_of[name]
         try:
-            tensor = self._open(file_name).get_tensor(name)
+            tensor: Tensor = self._open(self._file_of[name]).get_tensor(name)
         except SafetensorError as error:
-            raise ValueError(f"{self._folder / file_name}: tensor {name} cannot be read: {error}") from None
+            raise ValueError(f"{path}: tensor {name} cannot be read: {error}") from None
         if tuple(tensor.shape) != shape:
             raise ValueError(
-                f"{self._folder / file_name}: tensor {name} is {list(tensor.shape)}, config.json makes it {list(shape)}"
+                f"{path}: tensor {name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}"
             )
         if not tensor.is_floating_point():
-            raise ValueError(f"{self._folder / file_name}: tensor {name} is {tensor.dtype}: only floats are run here")
+            raise ValueError(f"{path}: tensor {name} must be floating point, got {tensor.dtype}")
         self._read.add(name)
         return tensor
 
     def check_tied_head(self, shape: tuple[int, int]) -> None:
-        """Raise ValueError if a tied model has a head of its own: that contradicts config.json."""
+        """Raise ValueError if a model with tied embeddings stores a different head."""
         head, embedding = "lm_head.weight", "model.embed_tokens.weight"
         if head not in self._file_of:
             return
         weight = self.read(head, shape)
         if not torch.equal(weight, self.read(embedding, shape).to(weight.dtype)):
             path = self._folder / self._file_of[head]
-            raise ValueError(f"{path}: {head} is not {embedding}, but config.json has tie_word_embeddings true")
+            raise ValueError(f"{path}: {head} differs from {embedding}, but config.json has tie_word_embeddings true")
 
     def check_all_read(self) -> None:
-        """Raise ValueError if a tensor was not read: that means another architecture."""
+        """Raise ValueError if a tensor was never read: the checkpoint is of another architecture."""
         extra = sorted(name for name in self._file_of if name not in self._read and not name.endswith(IGNORED))
         if extra:
-            what = f"{len(extra)} tensors that the model of config.json does not have"
-            raise ValueError(f"{self._folder}: {what}, the first is {extra[0]}")
+            raise ValueError(
+                f"{self._folder}: unexpected tensor {extra[0]} ({len(extra)} in total), which the model of config.json "
+                "does not have"
+            )
 
     def _open(self, file_name: str) -> safe_open:
         if file_name not in self._files:
             path = self._folder / file_name
             if not path.is_file():
-                raise ValueError(f"{self._folder}: the index names {file_name}, which is not there")
+                raise ValueError(f"{self._folder}: {file_name} is missing, but the index lists it")
             try:
                 self._files[file_name] = safe_open(path, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+                raise ValueError(f"{path} is not a complete safetensors file: {error}") from None
         return self._files[file_name]

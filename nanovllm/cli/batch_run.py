@@ -3,8 +3,8 @@
 from contextlib import ExitStack
 from typing import Any
 
-from ..checkpoints.generation_config import default_sampling_params
-from ..checkpoints.plain_template import read_template
+from ..checkpoints.chat_template import read_template
+from ..checkpoints.model_config import default_sampling_params
 from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
 from ..log import tell

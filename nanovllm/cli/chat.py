@@ -33,7 +33,7 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
         standard_input()
         standard_output()
 
-    from ..checkpoints.plain_template import STOP, read_template
+    from ..checkpoints.chat_template import PLAIN_STOP, read_template
     from ..llm import LLM
     from .chats import check_template
     from .conversation import Conversation, answer_params, room_of
@@ -44,7 +44,7 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
         options = located(engine)
         check_template(options["model"], template)
         llm = LLM(**options)
-        params = answer_params(llm, given, STOP if chat_template == "plain" else ())
+        params = answer_params(llm, given, PLAIN_STOP if chat_template == "plain" else ())
         conversation = Conversation(llm.get_tokenizer(), template, room_of(llm), system)
     with ctrl_c_raises():
         return 0 if talk(llm, conversation, params) else 1

@@ -1,7 +1,6 @@
 """Conversations as prompts: a chat template's."""
 
-from ..checkpoints.chat_template import choose_template, render_chat
-from ..checkpoints.template_environment import parse
+from ..checkpoints.chat_template import choose_template, parse_template, render_chat
 from ..checkpoints.tokenizer import load_tokenizer
 from ..llm import LLM
 from ..server.openai.chats import Chat
@@ -17,7 +16,7 @@ def check_template(folder: str, chat_template: str | None) -> None:
         raise ValueError(f"{folder} has no tokenizer: its model cannot chat")
     if chat_template is None and tokenizer.chat_template is None:
         raise ValueError(f"{folder} has no chat template: give one with --chat-template FILE, or --chat-template plain")
-    parse(choose_template(tokenizer, chat_template, None))
+    parse_template(choose_template(tokenizer, chat_template, None))
 
 
 def add_request(llm: LLM, request: Request) -> None:

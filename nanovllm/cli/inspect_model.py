@@ -72,9 +72,9 @@ def find_model(model: str, revision: str | None) -> Dimensions:
 
 def read_config(model: str, revision: str | None) -> Dimensions:
     """Of a folder, a file, or a name of the hub. It imports torch, as all that is core does."""
-    from ..checkpoints.entries import Entries, read_json
+    from ..checkpoints.entries import Entries
     from ..checkpoints.hub import find_config
     from ..checkpoints.model_config import model_config
 
     path = find_config(model, revision)
-    return model_config(Entries(read_json(path), path), Entries({}, path))
+    return model_config(Entries.read(path), Entries({}, path))

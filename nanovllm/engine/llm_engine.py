@@ -12,9 +12,8 @@ from typing import Any, Self, overload
 from ..backends.choice import Kernels, choose_backend
 from ..backends.torch.model_runner import ModelRunner
 from ..backends.torch.sampler import SampledToken
-from ..checkpoints.generation_config import eos_token_ids
 from ..checkpoints.hub import find_checkpoint, find_tokenizer
-from ..checkpoints.model_config import read_model_config
+from ..checkpoints.model_config import eos_token_ids, read_model_config
 from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ..checkpoints.weights import dummy_model, load_model
 from ..llama import LlamaForCausalLM

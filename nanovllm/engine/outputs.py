@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.torch.sampler import Logprob
-from ..checkpoints.stream_decoder import MAX_BEFORE, Tokenizer, decoded_token
+from ..checkpoints.tokenizer import MAX_BEFORE, HFTokenizer, decoded_token
 
 Place = dict[int, Logprob] | None  # tokens that may be at one place; None for the first token of a prompt
 
@@ -119,7 +119,7 @@ class FlatLogprobs(Sequence[Place]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def with_decoded_tokens(place: dict[int, Logprob], before: list[int], tokenizer: Tokenizer) -> dict[int, Logprob]:
+def with_decoded_tokens(place: dict[int, Logprob], before: list[int], tokenizer: HFTokenizer) -> dict[int, Logprob]:
     """Return `place` with decoded_token. `before` are the last tokens before it; MAX_BEFORE of them suffice."""
     before = before[-MAX_BEFORE:]
     return {

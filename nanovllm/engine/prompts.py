@@ -7,10 +7,9 @@ A form that is none of these is an error that names its place: it never becomes 
 """
 
 from collections import abc
-from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from ..checkpoints.chat_template import contents, plain
+from ..checkpoints.chat_template import content_text
 from .checks import is_whole, nearest
 
 
@@ -160,7 +159,7 @@ def check_conversation(messages: Any, name: str) -> None:
         if not isinstance(content, list | tuple):
             kind = type(content).__name__
             raise ValueError(f"{name}, message {i}: content must be a text or a list of parts, not {kind}")
-        contents(plain(content), takes_parts=False, where=f"{name}, message {i}")  # raises for a part that is no text
+        content_text(content, f"{name}, message {i}")  # raises for a part that is no text
 
 
 def in_format(message: Message, content_format: str) -> Message:
@@ -173,17 +172,5 @@ def in_format(message: Message, content_format: str) -> Message:
     if content_format == "openai" and isinstance(content, str):
         content = [{"type": "text", "text": content}]
     elif content_format == "string" and isinstance(content, list | tuple):
-        content = contents(plain(content), takes_parts=False, where="content")
+        content = content_text(content, "content")
     return {**message, "content": content} if "content" in message else {**message}
-
-
-def read_template(template: str | Path | None) -> str | None:
-    """Return the template itself, or the one in a file. Raise ValueError if it is neither."""
-    if not isinstance(template, str | Path | None):
-        raise ValueError(f"chat_template must be a template or a file's name, not {template!r}")
-    if template is None or (isinstance(template, str) and any(sign in template for sign in "{}\n")):
-        return template
-    try:
-        return Path(template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"chat_template {str(template)!r} is no template, and cannot be read: {error}") from None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..backends.torch.sampler import Logprob, SampledToken, SamplingRow
-from ..checkpoints.stream_decoder import MAX_BEFORE, StreamDecoder, Tokenizer
+from ..checkpoints.tokenizer import MAX_BEFORE, HFTokenizer, StreamDecoder
 from .logits_processors import LogitsProcessor
 from .outputs import CompletionOutput, FlatLogprobs, RequestMetrics, RequestOutput, with_decoded_tokens
 from .prefix_cache import BlockHash
@@ -29,9 +29,9 @@ class Sequence:
     seed: int
     stop_token_ids: set[int]
     max_num_tokens: int  # prompt + output
-    tokenizer: Tokenizer | None = None  # without one there is no text
+    tokenizer: HFTokenizer | None = None  # without one there is no text
     sample_index: int = 0  # among the samples of one prompt
-    logprobs_tokenizer: Tokenizer | None = None  # decodes the tokens of logprobs, special ones too
+    logprobs_tokenizer: HFTokenizer | None = None  # decodes the tokens of logprobs, special ones too
     eos_token_id: int | None = None  # an output that ends with it has no stop_reason
     num_computed_tokens: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)  # of the prompt, when it was first admitted

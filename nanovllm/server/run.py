@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from ..async_llm import EngineDeadError
-from ..checkpoints.plain_template import read_template
+from ..checkpoints.chat_template import read_template
 from ..engine.config import EngineArgs
 from ..engine.llm_engine import LLMEngine
 from ..log import tell

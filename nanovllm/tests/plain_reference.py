@@ -8,8 +8,7 @@ from torch import Tensor
 
 from .. import SamplingParams
 from ..backends.torch.sampler import SamplingRow, sample
-from ..checkpoints.stream_decoder import StreamDecoder
-from ..checkpoints.tokenizer import HFTokenizer
+from ..checkpoints.tokenizer import HFTokenizer, StreamDecoder
 from ..engine.logits_processors import bad_words_token_ids
 from ..llama import LlamaForCausalLM
 

@@ -125,8 +125,8 @@ def test_a_model_without_a_template_needs_one(run, checkpoint, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--chat-template", "no/such/file"], "[Errno 2] No such file or directory: 'no/such/file'"),
-        (["--chat-template", "."], "[Errno 21] Is a directory: '.'"),
+        (["--chat-template", "no/such/file"], "chat template no/such/file cannot be read: [Errno 2]"),
+        (["--chat-template", "."], "chat template . cannot be read: [Errno 21]"),
         (["--top-p", "2"], "top_p must be above 0 and at most 1, not 2.0"),
         (["--model", "no/such/folder/here"], "there is no folder"),
     ],

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .. import LLM, SamplingParams
-from ..checkpoints.forms import check_form, convert_command
+from ..checkpoints.hub import check_form, convert_command
 from .helpers import CONFIG, OPTIONS, random_tensors, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -193,7 +193,7 @@ def test_a_pool_not_asked_for_has_room_for_one_sequence_at_least(run, tmp_path):
 @pytest.mark.parametrize(
     "arguments, error",
     [
-        (["--model", __file__], f"{__file__} is a file, not a checkpoint's folder"),
+        (["--model", __file__], f"{__file__} is a file, not a checkpoint folder"),
         (["--kv-cache-tokens", "0"], "kv_cache_tokens must be a whole number, at least 1 and below 2**63, not 0"),
         (["--kv-cache-tokens", "9", "--kv-cache-memory-bytes", "9000"], "the pool's size was given 2 times"),
         (["--max-model-len", "65"], "max_model_len is 65, the model has 64 positions"),

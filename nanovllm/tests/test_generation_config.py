@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from .. import LLM, SamplingParams
-from ..checkpoints.generation_config import default_sampling_params, eos_token_ids
+from ..checkpoints.model_config import default_sampling_params, eos_token_ids
 from .helpers import OPTIONS, write_checkpoint
 
 ALL = {

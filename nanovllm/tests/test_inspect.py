@@ -216,14 +216,14 @@ def test_a_known_name_needs_no_torch(tmp_path):
     [
         (["llama-3.1-8"], "and no model known as llama-3.1-8: did you mean llama-3.1-8b?"),
         (["nothing-like-it"], "and no model known as nothing-like-it: --list has those that are known"),
-        (["/no/such/folder"], "there is no folder /no/such/folder, and '/no/such/folder' is no name of the hub"),
+        (["/no/such/folder"], "there is no folder /no/such/folder, and '/no/such/folder' is not a name on the Hub"),
         (["llama-2-7b", "--max-model-len", "5000"], "max_model_len is 5000, the model has 4096 positions"),
         (["llama-2-7b", "--length", "5000"], "length is 5000, max_model_len 4096"),
         (["llama-2-7b", "--length", "0"], "length must be a whole number, at least 1, not 0"),
         (["llama-2-7b", "--block-size", "0"], "block_size must be a whole number, at least 1, not 0"),
-        (["llama-2-7b", "--memory", "much"], "'much' is no number of bytes, such as 24GiB or 80GB"),
-        (["llama-2-7b", "--memory", "1e9"], "'1e9' is no number of bytes"),
-        (["llama-2-7b", "--bandwidth", "-1"], "'-1' is no number of bytes"),
+        (["llama-2-7b", "--memory", "much"], "'much' is not a number of bytes such as 24GiB or 80GB"),
+        (["llama-2-7b", "--memory", "1e9"], "'1e9' is not a number of bytes"),
+        (["llama-2-7b", "--bandwidth", "-1"], "'-1' is not a number of bytes"),
         (["llama-2-7b", "--bandwidth", "0"], "bandwidth must be above 0"),
         (
             ["llama-2-7b", "--gpu-memory-utilization", "nan"],
@@ -246,5 +246,5 @@ def test_another_architecture_is_refused_by_name(capsys, tmp_path):
 
 def test_bytes_that_are_none():
     for text in ("", "GiB", "1iB", "1.2.3", "1 2", "٣", "1" * 400):
-        with pytest.raises(ValueError, match="is no number of bytes"):
+        with pytest.raises(ValueError, match="is not a number of bytes"):
             parse_bytes(text)

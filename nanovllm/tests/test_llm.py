@@ -203,7 +203,7 @@ def test_a_template_is_the_calls_or_the_llms_or_there_is_none(checkpoint, tmp_pa
     assert (
         llm.chat(messages, greedy(1), chat_template="call{{ x }}", chat_template_kwargs={"x": 1})[0].prompt == "call1"
     )
-    with pytest.raises(ValueError, match="is no template, and cannot be read"):
+    with pytest.raises(ValueError, match="cannot be read"):
         LLM(checkpoint, chat_template="missing.jinja", **OPTIONS)
     with pytest.raises(ValueError, match="no chat template"):
         LLM(checkpoint, **OPTIONS).chat(messages, greedy(1))
@@ -244,10 +244,10 @@ def test_beams_that_end_early_have_the_logprobs_of_their_tokens(llm, tmp_path):
     ("wrong", "told"),
     [
         ({"tools": 5}, "tools must be a list, not int"),
-        ({"chat_template": 5}, "chat_template must be a text, not int"),
+        ({"chat_template": 5}, "chat_template must be a string, got int"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs must be a dictionary of names and values, not 5"),
         ({"chat_template_kwargs": {5: 1}}, "chat_template_kwargs must be a dictionary of names and values, not {5: 1}"),
-        ({"chat_template_kwargs": {"messages": []}}, "messages is the template's name for the conversation"),
+        ({"chat_template_kwargs": {"messages": []}}, "must not contain messages"),
         ({"tokenization_kwargs": 5}, "tokenization_kwargs must be a dictionary of names and values, not 5"),
     ],
     ids=str,
@@ -259,7 +259,7 @@ def test_wrong_arguments_of_a_conversation(llm, wrong, told):
 
 
 def test_wrong_arguments_of_the_other_calls(checkpoint):
-    with pytest.raises(ValueError, match="chat_template must be a template or a file's name, not 5"):
+    with pytest.raises(ValueError, match="chat_template must be a template or the name of a file, got 5"):
         LLM(checkpoint, chat_template=5, **OPTIONS)
     engine = LLMEngine.from_engine_args(EngineArgs(checkpoint, **OPTIONS))
     for params in (5, {}, [greedy()]):

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 
 from .. import LLM, FlatLogprobs, RepetitionDetectionParams, RequestOutputKind, SamplingParams
-from ..checkpoints.stream_decoder import StreamDecoder, decoded_token
-from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from ..checkpoints.tokenizer import HFTokenizer, StreamDecoder, decoded_token, load_tokenizer
 from ..engine.logits_processors import bad_words_token_ids
 from ..engine.sequence import OutputText
 from .helpers import OPTIONS

@@ -111,8 +111,8 @@ def test_conversations():
         ([{"content": "a"}], 'conversation 0: a message must be a dictionary with a text as its "role"'),
         ([{"role": None, "content": "a"}], 'a message must be a dictionary with a text as its "role"'),
         ([user("a"), user(b"a")], "conversation 0, message 1: content must be a text or a list of parts, not bytes"),
-        ([[user("a")], [user([5])]], "conversation 1, message 0: a part of type 'int' is no text"),
-        ([user([{"type": "image_url", "image_url": {}}])], "a part of type 'image_url' is no text"),
+        ([[user("a")], [user([5])]], "conversation 1, message 0: content parts of type 'int' are not supported"),
+        ([user([{"type": "image_url", "image_url": {}}])], "content parts of type 'image_url' are not supported"),
     ],
     ids=repr,
 )

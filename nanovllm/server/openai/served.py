@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoints.chat_template import render_chat
-from ...checkpoints.generation_config import default_sampling_params
-from ...checkpoints.stream_decoder import decoded_token
-from ...checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from ...checkpoints.model_config import default_sampling_params
+from ...checkpoints.tokenizer import HFTokenizer, decoded_token, load_tokenizer
 from ...engine.prompts import Prompt, whole_text
 from ..errors import NotServed
 from .bodies import Unsaid

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...checkpoints.stream_decoder import StreamDecoder
-from ...checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from ...checkpoints.tokenizer import HFTokenizer, StreamDecoder, load_tokenizer
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM

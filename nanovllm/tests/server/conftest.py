@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from ... import LLM
-from ...checkpoints.plain_template import read_template
+from ...checkpoints.chat_template import read_template
 from ..helpers import OPTIONS
 from .served import STORYTELLER, Served, serving
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ... import SamplingParams
-from ...checkpoints.generation_config import default_sampling_params
+from ...checkpoints.model_config import default_sampling_params
 from ...cli.request import Defaults
 from ...cli.requests_file import RequestsFile
 from ...cli.serving import Work, serve
