@@ -1,36 +1,37 @@
-"""The command nanovllm; cli/commands.py lists its commands."""
+"""The command `nanovllm`. Its subcommands are in cli/."""
 
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from .cli.interrupts import ctrl_c_ends_at_once, end_at_once
+from .cli.terminal import ctrl_c_ends_at_once, end_at_once
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit status. A mistake of the user is one line on standard error."""
+    """Run a command, and return its exit status. An error of the user's is one line on standard error."""
     with ctrl_c_ends_at_once():
         from .cli.commands import run
 
         return run(arguments)
 
 
-def spin_shortly() -> None:
-    """Make OpenMP's threads sleep soon when they wait, unless the environment says otherwise, before torch is imported.
+def shorten_spinning() -> None:
+    """Make OpenMP's threads sleep soon when they wait, unless the environment decides otherwise.
 
-    A thread that spins holds a core that another one wants: another process, or a helper of the kernels.
+    A spinning thread occupies a core that another process, or a kernel's helper thread, could use. OpenMP reads this
+    when torch is imported.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*os.environ}:
         os.environ["GOMP_SPINCOUNT"] = "1000"  # about a microsecond
 
 
 def console() -> None:
-    """Run the command as a process: Ctrl-C is quiet from the first import until Python has ended."""
-    spin_shortly()
+    """Run the command as a process: Ctrl-C prints one line from the first import until Python has ended."""
+    shorten_spinning()
     signal.signal(signal.SIGINT, end_at_once)
     status = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: only the status is left to say
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is done, and only the status is left to return
     sys.exit(status)
 
 

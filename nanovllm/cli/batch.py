@@ -1,66 +1,196 @@
-"""nanovllm batch: a file of requests in, and for each a line of JSON out as soon as it has ended."""
+"""nanovllm batch: a file of requests in, and for each a line of JSON out as soon as it has finished."""
 
+import sys
+import time
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import Event
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from .common import one_line_errors
-from .flags import engine_flags, sampling_flags, split, stats_flag
-from .results_file import check_output
-from .tracing import trace_option
+from ..log import tell
+from .chat import check_template
+from .click_options import (
+    engine_options,
+    one_line_errors,
+    sampling_options,
+    split,
+    stats_option,
+    with_checkpoint,
+)
+from .terminal import StatsPrinter, ctrl_c_sets_event, finish_compiling, pool_line
+from .trace import Tracing, trace_option
+
+if TYPE_CHECKING:
+    from ..engine.outputs import RequestOutput
+    from ..llm import LLM
+    from .batch_files import Request
+
+SAMPLES_PER_SEAT = 2  # samples in the engine for each that can run, so that a finished one is followed at once
 
 
-class BatchOptions(NamedTuple):
-    """What is neither the engine's nor of SamplingParams."""
-
-    file: str
-    output: str
-    overwrite: bool
-    resume: bool
-    chat_template: str | None
-    stats: float | None
-    trace: str | None
-
-
-@click.command(params=sampling_flags() + engine_flags() + [stats_flag()])
+@click.command(params=sampling_options() + engine_options() + [stats_option()])
 @click.argument("file")
-@click.option("--logprobs", type=int, help="of each token, how many of the likeliest in its place are told")
-@click.option("--prompt-logprobs", type=int, help="the same for the tokens of the prompt")
-@click.option("--output", metavar="PATH", default="-", help="where the results go; default: standard output")
-@click.option("--overwrite", is_flag=True, help="replace the file of results if there is one")
-@click.option("--chat-template", metavar="PATH", help="a file with the template of chats, or the word plain")
-@click.option("--resume", is_flag=True, help="go on in the file of results: what it holds is not served again")
+@click.option("--logprobs", type=int, help="number of most likely tokens to return at each position of an output")
+@click.option("--prompt-logprobs", type=int, help="number of most likely tokens to return at each position of a prompt")
+@click.option("--output", metavar="PATH", default="-", help="file for the results; default: standard output")
+@click.option("--overwrite", is_flag=True, help="replace the file of results if it exists")
+@click.option("--chat-template", metavar="PATH", help="file with a chat template, or `plain` for a model without one")
+@click.option(
+    "--resume", is_flag=True, help="continue the file of results: requests with a result are not served again"
+)
 @trace_option
 @click.pass_context
-def batch(context: click.Context, **values: Any) -> int:
-    """Serve a file of requests; the results are lines of JSON.
+def batch(
+    context: click.Context,
+    file: str,
+    output: str,
+    overwrite: bool,
+    resume: bool,
+    chat_template: str | None,
+    stats: float | None,
+    trace: str | None,
+    **values: Any,
+) -> int:
+    """Serve a file of requests, and write the results as lines of JSON.
 
-    FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or such requests one a line, or lines
-    of OpenAI's batches; - is standard input. Requests may have an "id" and any field of SamplingParams; options are for
-    those that do not say. A result is written as soon as its request has ended.
+    FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or one such request a line, or lines
+    of OpenAI's batches; - is standard input. A request may have an "id" and any field of SamplingParams; the options
+    are defaults for requests that leave a field out. A result is written as soon as its request has finished.
 
-    Exit status 1: a request could not be served, and its result says why. 2: nothing was done.
+    Exit status 1: a request could not be served, and its result says why. 2: invalid input, and nothing was served.
     """
-    options = BatchOptions(**{name: values.pop(name) for name in BatchOptions._fields})
     engine, sampling = split(values)
-    given = {name: sampling[name] for name in sampling if is_given(context, name)}
+    # An option's default is no default of the requests: a checkpoint may recommend another.
+    given = {name: value for name, value in sampling.items() if is_given(context, name)}
     with one_line_errors():
-        check_options(options)
+        from .batch_files import Defaults, check_output, open_output, open_requests, read_done
 
-    from .batch_run import run_batch
+        check_output(output, file, overwrite, resume)
+        if trace is not None and Path(trace).resolve() == Path(output).resolve():
+            raise ValueError(f"{trace} is the file of results: write the trace to another one")
 
-    return run_batch(options, engine, given)
+    from ..checkpoints.chat_template import read_template
+    from ..checkpoints.model_config import default_sampling_params
+    from ..engine.sampling_params import SamplingParams
+    from ..llm import LLM
+
+    with ExitStack() as files:
+        with one_line_errors():
+            SamplingParams(**given)
+            template = read_template(chat_template)
+            requests = files.enter_context(open_requests(file, Defaults(given, engine["seed"])))
+            done, num_bytes = read_done(output, requests) if resume else (set(), None)
+            if len(done) == len(requests):
+                tell(f"nothing to do: {output} has the results of all {len(requests)} requests")
+                return 0
+            tracing = Tracing(trace)
+            options = with_checkpoint(engine)
+            if requests.has_chats:
+                check_template(options["model"], template)
+            recommended = default_sampling_params(options["model"])
+            requests.recommend({name: value for name, value in recommended.items() if name != "max_tokens"})
+            llm = LLM(**options, chat_template=template)
+            stream = files.enter_context(open_output(output, overwrite, num_bytes))
+        with tracing.of(llm):
+            status = serve_all(llm, requests, stream, engine["model"], done, stats)
+    return 1 if tracing.failed else status
 
 
 def is_given(context: click.Context, name: str) -> bool:
-    """Whether the command line says it: what a request leaves out may have another default than the option."""
     return context.get_parameter_source(name) != ParameterSource.DEFAULT
 
 
-def check_options(options: BatchOptions) -> None:
-    """Raises ValueError for files that cannot be what they should be."""
-    check_output(options.output, options.file, options.overwrite, options.resume)
-    if options.trace is not None and Path(options.trace).resolve() == Path(options.output).resolve():
-        raise ValueError(f"{options.trace} is where the results go: the trace needs another file")
+def serve_all(
+    llm: "LLM",
+    requests: "Collection[Request]",
+    stream: IO[bytes],
+    model: str,
+    done: Collection[str] = (),
+    stats: float | None = None,
+) -> int:
+    """Write a result for each request whose id is not in `done`. Return the exit status.
+
+    OpenAI's form names the `model`. With `stats`, print the engine's state every so many seconds.
+    """
+    from tqdm import tqdm
+
+    from .batch_files import result_line, write_line
+
+    num_requests, start = len(requests) - len(done), time.perf_counter()
+    num_written = num_failed = num_tokens = 0
+    todo = (request for request in requests if request.id not in done)
+    progress = tqdm(total=num_requests, unit=" requests", miniters=0, disable=not sys.stderr.isatty())
+    with ctrl_c_sets_event() as interrupted, progress as bar:
+        for request, output in serve(llm, todo, interrupted, StatsPrinter(llm, stats)):
+            if output.finished:
+                with bar.external_write_mode(sys.stdout):  # hides the bar for the write
+                    write_line(stream, result_line(request, output, model))
+                num_written += 1
+                num_failed += output.error is not None
+                num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+            bar.update(output.finished)
+    earlier = f"; {len(done)} had results already" if done else ""
+    if interrupted.is_set():
+        tell(f"interrupted: {num_written} of {num_requests} requests have results{earlier}")
+        raise click.Abort
+    speed = f"{num_tokens:,} tokens, {num_tokens / (time.perf_counter() - start):.0f} tokens/s"
+    kernels = llm.llm_engine.kernels.says
+    tell(f"{num_written} requests, {num_failed} failed, {speed}, {pool_line(llm.peak)}{earlier}, {kernels}")
+    finish_compiling(llm)
+    return 1 if num_failed else 0
+
+
+def serve(
+    llm: "LLM", requests: "Iterator[Request]", interrupted: Event, printer: StatsPrinter
+) -> "Iterator[tuple[Request, RequestOutput]]":
+    """Yield each request with its output so far, whenever it has a new token or an error.
+
+    Requests enter the engine in the order of the file, and only while there is room for them just ahead of the running
+    ones, so a file of any length takes little memory.
+    """
+    engine, num_samples = llm.llm_engine, 0
+    limit = SAMPLES_PER_SEAT * engine.config.max_num_seqs
+    added: dict[str, Request] = {}  # requests in the engine, by id
+    request = next(requests, None)
+    while (added or request) and not interrupted.is_set():
+        while request and not interrupted.is_set() and (not added or num_samples + request.params.n <= limit):
+            try:
+                add_request(llm, request)
+                added[request.id] = request
+                num_samples += request.params.n
+            except ValueError as error:
+                yield request, failed(request, error)
+            request = next(requests, None)
+        printer.print_if_due()
+        for output in engine.step() if added else []:
+            owner = added[output.request_id]
+            if output.finished:
+                del added[output.request_id]
+                num_samples -= owner.params.n
+            yield owner, output
+
+
+def add_request(llm: "LLM", request: "Request") -> None:
+    """Add a request to the engine; a chat as its template's text. Raise ValueError if it can never be served."""
+    from ..checkpoints.chat_template import render_chat
+    from ..server.openai.chats import Chat
+
+    engine, chat = llm.llm_engine, request.prompt
+    if not isinstance(chat, Chat):
+        engine.add_request(request.id, chat, request.params)
+        return
+    text = render_chat(engine.get_tokenizer(), chat.messages, **{"chat_template": llm.chat_template} | chat.options)
+    special = {"add_special_tokens": False}  # the template itself writes BOS
+    engine.add_request(request.id, text, request.params, tokenization_kwargs=special)
+
+
+def failed(request: "Request", error: ValueError) -> "RequestOutput":
+    """Return the output of a request that could not be added."""
+    from ..engine.outputs import RequestOutput
+
+    prompt = request.prompt if isinstance(request.prompt, str | list) else ""
+    return RequestOutput.failed(request.id, prompt, str(error))

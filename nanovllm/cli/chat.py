@@ -1,31 +1,64 @@
-"""nanovllm chat: a conversation in the terminal."""
+"""nanovllm chat: a conversation in the terminal, or one message a line from a pipe."""
 
-from typing import Any
+import io
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import located, one_line_errors
-from .flags import chosen_sampling_flags, engine_flags, split
-from .interrupts import ctrl_c_raises
-from .streams import standard_input, standard_output
-
-
-@click.command(params=chosen_sampling_flags() + engine_flags())
-@click.option("--system", metavar="TEXT", help="what the model is told before the conversation")
-@click.option(
-    "--chat-template",
-    metavar="PATH",
-    help="a file with the template of the conversation, or the word plain for a model that has none",
+from ..log import tell
+from .click_options import engine_options, one_line_errors, sampling_options, split, with_checkpoint
+from .terminal import (
+    MAX_PROMPT_CHARACTERS,
+    ctrl_c_raises,
+    ctrl_c_sets_event,
+    dim,
+    standard_input,
+    standard_output,
 )
-def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
-    """Talk with a model in the terminal.
 
-    A message is a line; a backslash at its end goes on in the next one. /reset begins anew, /undo takes the last
-    message back, /help lists the commands, and /exit or Ctrl-D ends. Ctrl-C stops an answer; at the prompt it ends.
+if TYPE_CHECKING:
+    from ..checkpoints.tokenizer import HFTokenizer
+    from ..engine.outputs import RequestOutput
+    from ..engine.sampling_params import SamplingParams
+    from ..llm import LLM
+
+Message = dict[str, str]
+ANSWER_SHARE = 4  # a quarter of the model's room is kept for the answer
+PROMPT, MORE = "> ", "… "
+HELP = """\
+/reset   start over
+/undo    remove the last message and its answer
+/help    print this list
+/exit    leave; Ctrl-D does too
+A backslash at the end of a line continues the message. Start a message with // to send one that begins with a slash.
+Ctrl-C stops an answer; pressed twice, or at the prompt, it exits."""
+
+
+def options() -> list[click.Parameter]:
+    """Return the engine's options and those of one answer, without defaults: the model has its own."""
+    sampling = [option for option in sampling_options() if option.name != "n"]
+    for option in sampling:
+        option.default = () if option.multiple else None
+    return sampling + engine_options()
+
+
+@click.command(params=options())
+@click.option("--system", metavar="TEXT", help="system message, before the conversation")
+@click.option("--chat-template", metavar="PATH", help="file with a chat template, or `plain` for a model without one")
+def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
+    """Chat with a model in the terminal.
+
+    A message is a line; a backslash at its end continues it on the next one. /reset starts over, /undo removes the last
+    message, /help lists the commands, and /exit or Ctrl-D leaves. Ctrl-C stops an answer; at the prompt it exits.
 
     From a pipe, each line is a message, and only the answers go to standard output.
 
-    Exit status 1: a message got no answer. 2: nothing was done.
+    Exit status 1: a message got no answer. 2: invalid options, and nothing was sent.
     """
     engine, sampling = split(values)
     given = {name: value for name, value in sampling.items() if value not in (None, ())}
@@ -35,16 +68,218 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
 
     from ..checkpoints.chat_template import PLAIN_STOP, read_template
     from ..llm import LLM
-    from .chats import check_template
-    from .conversation import Conversation, answer_params, room_of
-    from .talk import talk
 
     with one_line_errors():
         template = read_template(chat_template)
-        options = located(engine)
-        check_template(options["model"], template)
-        llm = LLM(**options)
+        engine = with_checkpoint(engine)
+        check_template(engine["model"], template)
+        llm = LLM(**engine)
         params = answer_params(llm, given, PLAIN_STOP if chat_template == "plain" else ())
         conversation = Conversation(llm.get_tokenizer(), template, room_of(llm), system)
     with ctrl_c_raises():
         return 0 if talk(llm, conversation, params) else 1
+
+
+def check_template(folder: str, chat_template: str | None) -> None:
+    """Raise ValueError, before weights are read, if the model in `folder` cannot chat."""
+    from ..checkpoints.chat_template import choose_template, parse_template
+    from ..checkpoints.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise ValueError(f"{folder} has no tokenizer: its model cannot chat")
+    if chat_template is None and tokenizer.chat_template is None:
+        raise ValueError(f"{folder} has no chat template: use --chat-template FILE or --chat-template plain")
+    parse_template(choose_template(tokenizer, chat_template, None))
+
+
+def room_of(llm: "LLM") -> int:
+    """Return the most tokens that a conversation may have: the model's limit, or the size of the KV cache."""
+    return min(llm.max_model_len, llm.kv_cache.num_blocks * llm.kv_cache.block_size)
+
+
+def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "SamplingParams":
+    """Return the model's own sampling parameters with the given ones. Without max_tokens the model ends its answers."""
+    params = llm.get_default_sampling_params()
+    params.max_tokens = None
+    for name, value in given.items():
+        setattr(params, name, list(value) if isinstance(value, tuple) else value)
+    params.stop = [*params.stop, *stop]
+    return params.checked()
+
+
+# The conversation
+
+
+class Conversation:
+    """The turns so far, as a prompt that fits the model. A turn is a message and its answer; the oldest go first."""
+
+    def __init__(self, tokenizer: "HFTokenizer", template: str | None, room: int, system: str | None) -> None:
+        """Start without turns. `room` counts tokens of prompt and answer; without a `template` the model's is used."""
+        self._tokenizer, self._template, self.room = tokenizer, template, room
+        self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self.turns: list[list[Message]] = []
+
+    def ask(self, text: str) -> tuple[list[int], int]:
+        """Start a turn. Return the prompt's token ids, and how many turns were dropped to make it fit.
+
+        Raise ValueError, and change nothing, if the message alone is too long.
+        """
+        before = self.turns
+        turns = [*before, [{"role": "user", "content": text}]]
+        token_ids = self._token_ids(turns)
+        while len(token_ids) > self.room - self.room // ANSWER_SHARE and len(turns) > 1:
+            turns = turns[1:]
+            token_ids = self._token_ids(turns)
+        if len(token_ids) >= self.room:
+            raise ValueError(f"the prompt must have at most {self.room - 1} tokens, got {len(token_ids)}")
+        self.turns = turns
+        return token_ids, len(before) + 1 - len(turns)
+
+    def answer(self, text: str) -> None:
+        """End the turn with its answer."""
+        self.turns[-1].append({"role": "assistant", "content": text})
+
+    def undo(self) -> bool:
+        """Remove the last turn. Return False if there is none."""
+        return bool(self.turns and self.turns.pop())
+
+    def reset(self) -> None:
+        """Remove all turns."""
+        self.turns = []
+
+    def _token_ids(self, turns: list[list[Message]]) -> list[int]:
+        from ..checkpoints.chat_template import render_chat
+
+        messages = [*self._system, *(message for turn in turns for message in turn)]
+        text = render_chat(self._tokenizer, messages, chat_template=self._template)
+        return self._tokenizer.encode(text, add_special_tokens=False)  # the template itself writes BOS
+
+
+def talk(llm: "LLM", conversation: Conversation, params: "SamplingParams") -> bool:
+    """Answer messages until they end. Return False if one of them got no answer."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        tell(dim("/help lists the commands; Ctrl-D exits"))
+    request_ids = map(str, itertools.count())
+    are_answered = True
+    for message in messages():
+        if message.startswith("/") and not message.startswith("//"):
+            if not obey(message, conversation):
+                break
+            continue
+        text = message[1:] if message.startswith("//") else message
+        if text.strip():
+            are_answered &= reply(llm, conversation, params, text, next(request_ids))
+    return are_answered
+
+
+def obey(command: str, conversation: Conversation) -> bool:
+    """Carry out a command. Return False if it ends the conversation."""
+    name = command.strip()
+    if name == "/exit":
+        return False
+    if name == "/reset":
+        conversation.reset()
+    elif name == "/undo":
+        if not conversation.undo():
+            tell("there is no message to undo")
+    elif name == "/help":
+        for line in HELP.splitlines():
+            tell(line)
+    else:
+        tell(f"unknown command {name.split()[0]}: /help lists the commands")
+    return True
+
+
+def reply(llm: "LLM", conversation: Conversation, params: "SamplingParams", text: str, request_id: str) -> bool:
+    """Print the answer as it comes. If there is none, print why, remove the message, and return False."""
+    try:
+        check_encoding(text)
+        token_ids, num_dropped = conversation.ask(text)
+    except ValueError as error:
+        tell(f"not sent: {error}")
+        return False
+    if num_dropped:
+        turns = "the oldest turn was" if num_dropped == 1 else f"the {num_dropped} oldest turns were"
+        tell(dim(f"{turns} dropped: the model has room for {conversation.room:,} tokens"))
+    try:
+        with ctrl_c_sets_event() as interrupted:
+            output = print_answer(llm, request_id, token_ids, params, interrupted)
+    except ValueError as error:
+        conversation.undo()
+        tell(f"not sent: {error}")
+        return False
+    conversation.answer(output.outputs[0].text.strip())
+    if output.error:
+        tell(f"error: {output.error}")
+    tell(dim(closing_line(output)))
+    return output.error is None
+
+
+def print_answer(
+    llm: "LLM", request_id: str, token_ids: list[int], params: "SamplingParams", interrupted: Event
+) -> "RequestOutput":
+    """Generate an answer, and print it as it comes. Raise ValueError if the prompt can never be served."""
+    engine, num_printed = llm.llm_engine, 0
+    engine.add_request(request_id, token_ids, params)
+    while True:
+        outputs = [engine.abort_request(request_id)] if interrupted.is_set() else engine.step()
+        for output in outputs:
+            text = output.outputs[0].text.lstrip()
+            sys.stdout.write(text[num_printed:] + ("\n" if output.finished else ""))
+            sys.stdout.flush()
+            num_printed = len(text)
+            if output.finished:
+                return output
+
+
+def closing_line(output: "RequestOutput") -> str:
+    """Return one line: the length and speed of the answer, the cached part of its prompt, and why it was cut."""
+    answer, metrics = output.outputs[0], output.metrics
+    seconds = metrics.finished_time - metrics.arrival_time
+    reason = {"length": "cut at max_tokens", "abort": "stopped"}.get(answer.finish_reason or "")
+    parts = [f"{len(answer.token_ids)} tokens", f"{len(answer.token_ids) / seconds:.0f} tokens/s"]
+    parts += [f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens cached"]
+    return "[" + ", ".join([*parts, reason] if reason else parts) + "]"
+
+
+# Messages
+
+
+def messages() -> Iterator[str]:
+    """Yield messages from a prompt with a history, or from a pipe, until they end."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal:
+        with suppress(ImportError):  # not available on every platform
+            import readline  # noqa: F401  # gives input() a history and editing keys
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a message with invalid bytes is refused, others are answered
+    lines: list[str] = []
+    while (line := next_line(MORE if lines else PROMPT, is_terminal)) is not None:
+        if line.endswith("\\"):
+            lines.append(line[:-1])
+            continue
+        yield "\n".join([*lines, line])
+        lines = []
+    if lines:
+        yield "\n".join(lines)
+
+
+def next_line(prompt: str, is_terminal: bool) -> str | None:
+    """Return a line without its newline, or None at the end. Raise OSError for a line that is too long."""
+    if is_terminal:
+        try:
+            return input(prompt)
+        except EOFError:
+            sys.stdout.write("\n")  # Ctrl-D leaves the cursor behind the prompt
+            return None
+    line = sys.stdin.readline(MAX_PROMPT_CHARACTERS + 1)
+    if len(line) > MAX_PROMPT_CHARACTERS:
+        raise OSError(f"standard input has a line of more than {MAX_PROMPT_CHARACTERS:,} characters")
+    return line.rstrip("\n") if line else None
+
+
+def check_encoding(message: str) -> None:
+    """Raise ValueError if the message had bytes that are invalid in the encoding of standard input."""
+    if any("\ud800" <= character <= "\udfff" for character in message):
+        raise ValueError(f"the message is not {sys.stdin.encoding} text")

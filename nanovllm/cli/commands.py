@@ -1,4 +1,4 @@
-"""The commands as one program. Each is imported when it is called, and imports the engine when it runs."""
+"""The commands as one program, and how it ends: exit statuses, and one line for each error."""
 
 import sys
 from collections.abc import Sequence
@@ -8,41 +8,44 @@ import click
 
 from .. import __version__
 from ..log import tell
-from .interrupts import INTERRUPTED
-from .streams import keep_descriptors, show_what_can_be_shown
+from .terminal import INTERRUPTED, open_closed_streams, replace_unprintable
 
-READER_LEFT = 141  # what a shell says of a command that SIGPIPE has ended
+BROKEN_PIPE = 141  # a shell's exit status for a command that SIGPIPE has ended
 
-COMMANDS = {  # where each is, and what the list says of it: no command waits for another's imports
-    "generate": ("generate:generate", "Go on from each PROMPT, or from six beginnings."),
-    "chat": ("chat:chat", "Talk with a model in the terminal."),
-    "batch": ("batch:batch", "Serve a file of requests; the results are lines of JSON."),
+# Where each command is, and its line in the list: commands are imported when they run, and the engine after that.
+COMMANDS = {
+    "generate": ("generate:generate", "Continue each PROMPT, or six built-in ones."),
+    "chat": ("chat:chat", "Chat with a model in the terminal."),
+    "batch": ("batch:batch", "Serve a file of requests, and write the results as lines of JSON."),
     "serve": ("serve:serve", "Serve a model to clients of OpenAI's API."),
-    "inspect": ("inspect_model:inspect", "Say what a model needs, and what fits beside it."),
+    "inspect": ("inspect:inspect", "Calculate how much memory a model needs, and how many sequences fit beside it."),
     "bench": ("bench:bench", "Measure this engine here: throughput, latency, the prefix cache, offload, HTTP, peers."),
-    "trace": ("trace:trace", "Say what a trace holds, or convert it for a viewer."),
-    "stages": ("stages:stages", "Say which seven stages this engine grew through, and how to run them."),
+    "trace": ("trace:trace", "Summarize a trace, or convert it for a viewer."),
+    "stages": ("stages:stages", "List the seven stages that this engine grew through, and how to run them."),
 }
 
 
 class Commands(click.Group):
+    """The group of all commands. It imports a command when it is called."""
+
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, command = COMMANDS[name][0].split(":")
-        return getattr(import_module(f".{module}", __package__), command)
+        module, attribute = COMMANDS[name][0].split(":")
+        command: click.Command = getattr(import_module(f".{module}", __package__), attribute)
+        return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, says) for name, (_, says) in COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     def invoke(self, context: click.Context) -> int:
         try:
             return super().invoke(context) or 0
-        except KeyboardInterrupt:  # click would print an empty line for it
+        except KeyboardInterrupt:  # click would print an empty line
             tell("interrupted", is_after_key=True)
             raise click.Abort from None
 
@@ -51,29 +54,29 @@ class Commands(click.Group):
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def nanovllm(context: click.Context) -> None:
-    """A small LLM engine: continuous batching, shared blocks, a prefix cache, and a second tier on the host."""
+    """Run a small LLM engine: continuous batching, a paged KV cache, prefix caching, and offload to host memory."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status. A mistake is told in one line."""
-    keep_descriptors()
-    show_what_can_be_shown()
+    """Run a command, and return its exit status."""
+    open_closed_streams()
+    replace_unprintable()
     try:
-        status = nanovllm.main(arguments, prog_name="nanovllm", standalone_mode=False) or 0
+        status: int = nanovllm.main(arguments, prog_name="nanovllm", standalone_mode=False) or 0
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
-    except click.ClickException as mistake:
-        tell(f"error: {mistake.format_message()}")
-        return mistake.exit_code
+    except click.ClickException as error:
+        tell(f"error: {error.format_message()}")
+        return error.exit_code
     except click.Abort:
         return INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # click makes the one into the other
-        sys.stdout = None  # or Python tries the write again when it ends
-        return READER_LEFT
-    except OSError as error:  # of a write, to a full disk say
+    except (BrokenPipeError, SystemExit):  # click turns the first into the second
+        sys.stdout = None  # or Python retries the write when it exits
+        return BROKEN_PIPE
+    except OSError as error:  # a write to a full disk, for example
         sys.stdout = None
         tell(f"error: {error}")
         return 1

@@ -1,29 +1,71 @@
-"""nanovllm generate: the command of the stages. Stories, the first as it comes, and what they took of the pool."""
+"""nanovllm generate: continue prompts in the terminal, and report what the run took of the KV cache."""
 
-from typing import Any
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import located, one_line_errors
-from .flags import engine_flags, sampling_flags, split, stats_flag
-from .interrupts import ctrl_c_raises
-from .streams import read_prompt, standard_output
-from .tracing import Tracing, trace_option
+from ..engine.config import POOL_SIZES
+from .click_options import (
+    engine_options,
+    one_line_errors,
+    sampling_options,
+    split,
+    stats_option,
+    with_checkpoint,
+)
+from .terminal import (
+    StatsPrinter,
+    ctrl_c_raises,
+    finish_compiling,
+    pool_line,
+    read_prompt,
+    standard_output,
+)
+from .trace import Tracing, trace_option
+
+if TYPE_CHECKING:
+    from ..engine.outputs import CompletionOutput, RequestOutput
+    from ..llm import LLM
+
+PROMPTS = [
+    '"Good morning," said the fox',
+    "The wolf knocked at the door",
+    "Once upon a time there was a princess",
+    "The King had three sons, and the youngest",
+    "Dorothy looked at the Scarecrow",
+    "Long ago, when animals could talk,",
+]
+POOL_TOKENS, MAX_MODEL_LEN = 2048, 1024  # by default the pool is small enough that six stories nearly fill it
+OPTIONS = [
+    *sampling_options(temperature=0.7, top_p=0.9, max_tokens=120),
+    *engine_options(
+        max_model_len={
+            "help": f"longest prompt plus output, in tokens; default: {MAX_MODEL_LEN}, or the model's limit"
+        },
+        kv_cache_tokens={"help": f"size of the KV cache in tokens; default: {POOL_TOKENS}, or twice --max-model-len"},
+        kv_cache_memory_bytes={"help": "size of the KV cache in bytes"},
+        gpu_memory_utilization={"help": "share of the GPU's memory for weights and KV cache"},
+    ),
+    stats_option(),
+]
 
 
-@click.command(params=sampling_flags(temperature=0.7, top_p=0.9, max_tokens=120) + engine_flags() + [stats_flag()])
+@click.command(params=OPTIONS)
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
-@click.option("--file", "files", multiple=True, help="a file with a prompt; may be given several times")
+@click.option("--file", "files", multiple=True, help="file with a prompt; may be given several times")
 @trace_option
 def generate(
     prompts: tuple[str, ...], files: tuple[str, ...], stats: float | None, trace: str | None, **values: Any
 ) -> int:
-    """Go on from each PROMPT, or from six beginnings.
+    """Continue each PROMPT, or six built-in ones.
 
-    The first is shown as it comes, then the others, in order. A PROMPT of - is read from standard input. One that
-    begins with a dash follows a double dash: nanovllm generate -- "-1 is"
+    The first story appears as it is generated, the others follow in order. The PROMPT - reads standard input. Put a
+    double dash before a prompt that begins with a dash: nanovllm generate -- "-1 is"
 
-    Exit status 1: a prompt could not be served. 2: nothing was done.
+    Exit status 1: a prompt could not be served. 2: invalid options, and nothing was generated.
     """
     engine, sampling = split(values)
     with one_line_errors():
@@ -33,19 +75,100 @@ def generate(
 
     from ..engine.sampling_params import SamplingParams
     from ..llm import LLM
-    from .compiling import finish_compiling
-    from .stories import PROMPTS, show, summary, with_small_pool
-    from .ticker import ticking
 
     with one_line_errors():
         params = SamplingParams(**sampling)
-        options = with_small_pool(located(engine))
+        options = with_small_pool(with_checkpoint(engine))
         tracing = Tracing(trace)
         llm = LLM(**options)
     with ctrl_c_raises(), tracing.of(llm):
-        outputs = show(ticking(llm, llm.stream(texts or PROMPTS, params), stats))
+        outputs = print_stories(with_stats(llm, llm.stream(texts or PROMPTS, params), stats))
     click.echo(f"\n{llm.llm_engine.kernels.says}\n{summary(llm, outputs)}")
     if llm.llm_engine.cost_model:
         click.echo(f"load or recompute: {llm.llm_engine.cost_model}")
     finish_compiling(llm)
     return 1 if tracing.failed or any(output.error for output in outputs) else 0
+
+
+def with_small_pool(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the engine's options, with a pool that holds a few stories unless they set its size."""
+    from ..checkpoints.model_config import read_model_config
+
+    if any(options[size] is not None for size in POOL_SIZES):
+        return options
+    longest = options["max_model_len"]
+    if longest is None:
+        longest = min(MAX_MODEL_LEN, read_model_config(options["model"]).max_position_embeddings)
+    return options | {"max_model_len": longest, "kv_cache_tokens": max(POOL_TOKENS, 2 * longest)}
+
+
+def with_stats(
+    llm: "LLM", outputs: "Generator[RequestOutput, None, None]", seconds: float | None
+) -> "Iterator[RequestOutput]":
+    """Yield the outputs, and print the engine's state between them.
+
+    In a terminal that shows both, only finished stories are yielded: no line may break into one.
+    """
+    printer = StatsPrinter(llm, seconds)
+    is_shared = seconds is not None and sys.stdout.isatty() and sys.stderr.isatty()
+    with closing(outputs):
+        for output in outputs:
+            printer.print_if_due()
+            if output.finished or not is_shared:
+                yield output
+
+
+def print_stories(stream: "Iterator[RequestOutput]") -> "list[RequestOutput]":
+    """Print the first story as it comes and the others, in order, once they have finished. Return all of them."""
+    finished: dict[int, RequestOutput] = {}
+    num_printed, num_characters = 0, 0  # stories, and characters of the first
+    for output in stream:
+        index = int(output.request_id)
+        if index == 0:
+            text = story(output, output.outputs[0])
+            print(text[num_characters:], end="", flush=True)
+            num_characters = len(text)
+        if output.finished:
+            finished[index] = output
+        while num_printed in finished:
+            print_ending(finished[num_printed])
+            num_printed += 1
+    return [finished[index] for index in sorted(finished)]
+
+
+def story(output: "RequestOutput", completion: "CompletionOutput") -> str:
+    """Return the prompt and its continuation, or an empty string if an error left none."""
+    return f"{output.prompt}{completion.text}" if completion.text or not output.error else ""
+
+
+def print_ending(output: "RequestOutput") -> None:
+    """Print the rest of a finished request: the text too, unless it is on the screen already."""
+    for completion in output.outputs:
+        is_printed = output.request_id == "0" and completion.index == 0
+        text = "" if is_printed else story(output, completion)
+        print(f"{text}  [{len(completion.token_ids)} tokens, {completion.finish_reason}]\n", flush=True)
+    if output.error:
+        print(f"error: {output.error}", file=sys.stderr)
+
+
+def summary(llm: "LLM", outputs: "list[RequestOutput]") -> str:
+    """Return one line: the speed of the run, the peak of its memory, and the engine's counts."""
+    served = [output for output in outputs if output.metrics.first_token_time is not None]
+    if not served:
+        return "nothing was served"
+    num_tokens = sum(len(completion.token_ids) for output in served for completion in output.outputs)
+    start = served[0].metrics.arrival_time
+    seconds = max(output.metrics.finished_time for output in served) - start
+    first_token = served[0].metrics.first_token_time - start
+    speed = f"{num_tokens / seconds:.0f} tokens/s, first token {first_token * 1000:.0f} ms"
+    return f"{speed}, {pool_line(llm.peak)}, {counts(llm)}"
+
+
+def counts(llm: "LLM") -> str:
+    """Return the engine's counts since its start."""
+    preemptions, copies = llm.llm_engine.scheduler.num_preemptions, llm.kv_cache.num_blocks_copied
+    cache = llm.kv_cache_manager.prefix_cache_stats
+    hits = f"tokens cached: {cache.hits:,} of {cache.queries:,}"
+    tier = llm.llm_engine.host_tier
+    offload = f"blocks stored: {tier.num_blocks_stored}, loaded: {tier.num_blocks_loaded}"
+    return f"preemptions: {preemptions}, blocks copied: {copies}, {hits}, {offload}"

@@ -1,31 +1,31 @@
-"""nanovllm serve: an OpenAI server."""
+"""nanovllm serve: an OpenAI-compatible server."""
 
 from typing import Any
 
 import click
 
-from .common import located, one_line_errors
-from .flags import engine_flags, server_flags, split
-from .interrupts import sigterm_ends_at_once
+from .click_options import engine_options, one_line_errors, server_options, split, with_checkpoint
+from .terminal import sigterm_ends_at_once
 
 
-@click.command(params=server_flags() + engine_flags())
+@click.command(params=server_options() + engine_options())
 @click.argument("name", required=False, metavar="[MODEL]")
-@click.option("--served-model-name", multiple=True, help="what clients call the model; may be given several times")
+@click.option("--served-model-name", multiple=True, help="name of the model for clients; may be given several times")
 @click.option(
     "--api-key",
     "api_keys",
     multiple=True,
     envvar="NANOVLLM_API_KEY",
-    help="a key that clients must show; may be given several times, or in NANOVLLM_API_KEY",
+    help="key that clients must send; may be given several times, or in NANOVLLM_API_KEY",
 )
 def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -> int:
     """Serve a model to clients of OpenAI's API.
 
-    MODEL is a checkpoint folder, or a name of the hub, as --model is. There are /v1/completions, /v1/chat/completions,
-    /v1/models and more. Ctrl-C and SIGTERM let running requests end; a second Ctrl-C cuts them.
+    MODEL is a checkpoint folder or a model on the hub, the same as --model. The server has /v1/completions,
+    /v1/chat/completions, /v1/models and more. Ctrl-C and SIGTERM let running requests finish; a second Ctrl-C aborts
+    them.
 
-    Exit status 0: it was told to stop. 1: its engine has ended. 2: nothing was served.
+    Exit status 0: stopped by a signal. 1: the engine failed. 2: invalid options, and nothing was served.
     """
     engine, server = split(values)
     if name is not None:
@@ -34,9 +34,11 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
         try:
             from ..server.run import run_server
         except ImportError as error:
-            raise ValueError(f"{error.name} is not installed: pip install nanovllm[serve]") from None
+            raise ValueError(
+                f"{error.name} is not installed: pip install '.[serve]' in nanovllm's repository"
+            ) from None
         from ..engine.config import EngineArgs
         from ..server.options import ServerOptions
 
-        args = EngineArgs(**located(engine), served_model_name=list(served_model_name) or None)
+        args = EngineArgs(**with_checkpoint(engine), served_model_name=list(served_model_name) or None)
         return run_server(engine["model"], args, ServerOptions(**server))

@@ -1,108 +1,128 @@
-"""The engine's options: EngineConfig, which the engine runs with, and EngineArgs, which scripts give by vLLM's names.
+"""The engine's options: EngineConfig, which the engine runs with, and EngineArgs, which scripts write in vLLM's names.
 
     EngineArgs(model="org/name", max_model_len="4k", ...)  -- engine_config() -->  EngineConfig(model="/a/folder", ...)
 
-torch, and the model with it, is imported once an option needs it: a command's --help must not wait for it.
+A field with a help text is an option of the command line too. Importing this module does not import torch, so that
+`nanovllm --help` need not wait for it.
 """
 
 import re
 import warnings
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 
 from ..backends.options import BACKENDS, backend_of
-from ..backends.options import RULE as BACKEND
-from .checks import AT_LEAST_1, SEED, TYPES, Rule, check_fields, is_number, is_whole, knob, nearest
-from .vllm_options import OnlyInVllm, is_refused, refusal
+from .checks import AT_LEAST_1, SEED, Rule, check_field, check_fields, nearest
+from .vllm_options import CompatibilityOptions
 
 if TYPE_CHECKING:
     import torch
 
-POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # one of them at most
-POOL_SIZE: Rule = ("a whole number, at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
+POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # give one of them at most
+POOL_SIZE: Rule = ("at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
 DTYPES = ("float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
 RULES: dict[str, Rule] = {
     "max_model_len": AT_LEAST_1,
     "max_num_seqs": AT_LEAST_1,
     "max_num_batched_tokens": AT_LEAST_1,
-    "watermark": ("0 or above and below 1", lambda share: 0 <= share < 1),
+    "watermark": ("at least 0 and below 1", lambda share: 0 <= share < 1),
     "block_size": AT_LEAST_1,
-    "kv_offloading_tokens": ("a whole number, 0 or above and below 2**63", lambda size: 0 <= size < 2**63),
+    "kv_offloading_tokens": ("at least 0 and below 2**63", lambda size: 0 <= size < 2**63),
+    "kv_offloading_size": ("a number of GiB, at least 0", lambda size: size >= 0),
     "tile_size": AT_LEAST_1,
     "kv_cache_tokens": POOL_SIZE,
     "kv_cache_memory_bytes": POOL_SIZE,
-    "seed": SEED,
+    "num_gpu_blocks_override": AT_LEAST_1,
     "gpu_memory_utilization": ("above 0 and at most 1", lambda share: 0 < share <= 1),
-}
-PLACE: Rule = ("a folder or a name of the hub", lambda value: isinstance(value, str | Path))
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
-ARGS_RULES: dict[str, Rule] = {  # checked as soon as EngineArgs are made; EngineConfig checks the others
-    "tokenizer": PLACE,
-    "skip_tokenizer_init": TYPES[bool],
-    "revision": TYPES[str],
-    "tokenizer_revision": TYPES[str],
-    "download_dir": ("a folder", PLACE[1]),
-    "hf_token": ("a text, True or False", lambda value: isinstance(value, str | bool)),
+    "seed": SEED,
     "load_format": (f"one of {', '.join(LOAD_FORMATS)}", lambda value: value in LOAD_FORMATS),
-    "served_model_name": ("a text, or a list of texts, at least one", lambda value: is_name(value)),
-    "num_gpu_blocks_override": ("a whole number, at least 1", lambda value: is_whole(value) and value >= 1),
-    "generation_config": ("auto, vllm or a folder", lambda value: isinstance(value, str | Path)),
-    "attention_backend": BACKEND,
-    "enforce_eager": TYPES[bool],
-    "override_generation_config": ("a dictionary", lambda value: isinstance(value, dict)),
 }
-NEVER_NONE = ("skip_tokenizer_init", "generation_config", "enforce_eager", "load_format")
-GONE = ("swap_space", "use_v2_block_manager", "max_seq_len_to_capture")  # vLLM had them, and scripts still name them
 GIB = 2**30
 DTYPE_NAMES = {"half": "float16", "float": "float32"}  # vLLM's other names
 MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-class UnknownOption(TypeError, ValueError):
-    """An unknown name of an option: Python's error for it, and a ValueError like all that a caller gets wrong here."""
-
-
 @dataclass(frozen=True)
 class EngineConfig:
-    """The options that the engine itself runs with; EngineArgs makes one."""
+    """The options that the engine runs with. EngineArgs makes one."""
 
-    model: str = knob("models/storyteller", "checkpoint folder: config.json, *.safetensors, tokenizer.model")
-    device: str = knob("cpu", "where the model and the pool are: cpu, cuda, mps")
-    dtype: str = knob("auto", "auto is float32 on the CPU, elsewhere the checkpoint's", ("auto", *DTYPES))
-    max_model_len: int | None = knob(None, "longest prompt + output, in tokens; default: as the model was trained for")
-    max_num_seqs: int = knob(32, "most sequences that run at a time")
-    max_num_batched_tokens: int = knob(512, "most tokens in a step: a longer prompt is computed in chunks")
-    watermark: float = knob(0.05, "share of the blocks that admitting a sequence beside others leaves free")
-    block_size: int = knob(16, "slots in a block of the KV pool")
-    enable_prefix_caching: bool = knob(True, "keep computed blocks for prompts that begin alike")
-    offload_policy: str = knob("auto", "whether evicted blocks come back from the host", ("auto", "load", "recompute"))
-    kv_offloading_tokens: int | None = knob(None, "the host's pool in tokens; 0: none; default: KV pool's, to 4 GiB")
-    tile_size: int | None = knob(None, "slots that attention reads at a time; default: 4096 on a CPU, else 16384")
-    kv_cache_tokens: int | None = knob(None, "size of the KV pool in tokens (slots)")
-    kv_cache_memory_bytes: int | None = knob(None, "size of the KV pool in bytes")
-    gpu_memory_utilization: float | None = knob(None, "share of the GPU's memory for weights and pool (0.9 on cuda)")
-    seed: int = knob(0, "what requests without a seed of their own draw theirs from")
-    attention_backend: str = knob(
-        "auto", "numba: kernels on a CPU; triton: on a GPU; torch: plain operations; auto: the best", BACKENDS
+    model: str = field(
+        default="models/storyteller", metadata={"help": "checkpoint folder, or a model on the hub (ORG/NAME)"}
     )
-    enforce_eager: bool = knob(False, "on a GPU no CUDA graphs; on a CPU as --attention-backend torch")
-    load_format: str = "auto"  # "dummy": random weights of the shape that config.json says
-    tokenizer: str | None = None  # of another folder, or name of the hub, than the model
+    device: str = field(default="cpu", metadata={"help": "cpu, cuda or mps; default: a GPU if there is one"})
+    dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "type of weights and KV cache; auto: float32 on a CPU, the checkpoint's own type elsewhere",
+            "choices": ("auto", *DTYPES),
+        },
+    )
+    max_model_len: int | None = field(
+        default=None, metadata={"help": "longest prompt plus output, in tokens; default: the model's own limit"}
+    )
+    max_num_seqs: int = field(default=32, metadata={"help": "most sequences that run at once"})
+    max_num_batched_tokens: int = field(
+        default=512, metadata={"help": "most tokens computed in a step; longer prompts are computed in chunks"}
+    )
+    watermark: float = field(
+        default=0.05, metadata={"help": "share of the blocks left free when a sequence joins others that run"}
+    )
+    block_size: int = field(default=16, metadata={"help": "slots in a block of the KV cache, one for each token"})
+    enable_prefix_caching: bool = field(
+        default=True, metadata={"help": "keep computed blocks for later prompts that begin the same way"}
+    )
+    offload_policy: str = field(
+        default="auto",
+        metadata={
+            "help": "get evicted blocks back by loading them from the host, by recomputing them, or by the faster way",
+            "choices": ("auto", "load", "recompute"),
+        },
+    )
+    kv_offloading_tokens: int | None = field(
+        default=None,
+        metadata={"help": "size of the host's KV cache in tokens; 0: none; default: the device's, up to 4 GiB"},
+    )
+    tile_size: int | None = field(
+        default=None,
+        metadata={"help": "slots that plain attention reads at a time; default: 4096 on a CPU, 16384 elsewhere"},
+    )
+    kv_cache_tokens: int | None = field(default=None, metadata={"help": "size of the KV cache in tokens"})
+    kv_cache_memory_bytes: int | None = field(
+        default=None, metadata={"help": "size of the KV cache in bytes; default without a GPU: at most 1 GiB"}
+    )
+    gpu_memory_utilization: float | None = field(
+        default=None, metadata={"help": "share of the GPU's memory for weights and KV cache; default on a GPU: 0.9"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed for requests without one of their own"})
+    attention_backend: str = field(
+        default="auto",
+        metadata={
+            "help": "numba: CPU kernels; triton: GPU kernels; torch: plain operations; auto: the fastest here",
+            "choices": BACKENDS,
+        },
+    )
+    enforce_eager: bool = field(
+        default=False, metadata={"help": "no CUDA graphs on a GPU; on a CPU, the same as --attention-backend torch"}
+    )
+    load_format: str = "auto"  # "dummy": random weights of the shape in config.json
+    tokenizer: str | None = None  # another folder, or name on the hub, than the model's
     tokenizer_revision: str | None = None
-    skip_tokenizer_init: bool = False  # prompts are token ids, and there is no text
-    download_dir: str | None = None  # the hub's cache, in place of the environment's HF_HOME
-    hf_token: bool | str | None = None  # in place of the environment's HF_TOKEN
-    generation_config: str = "auto"  # what ends a text: the model's own; "vllm": likewise; or another folder's
-    served_model_name: str | None = None  # what metrics call the model
+    skip_tokenizer_init: bool = False  # prompts are token ids, and outputs have no text
+    download_dir: str | None = None  # the hub's cache; default: HF_HOME in the environment
+    hf_token: bool | str | None = None  # default: HF_TOKEN in the environment
+    generation_config: str = "auto"  # source of end-of-text tokens: the model's folder (auto, vllm), or another one
+    served_model_name: str | None = None  # the model's name in metrics
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the option and its value."""
-        check_fields(self, RULES | ARGS_RULES)
-        given = [name for name in POOL_SIZES if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"the pool's size was given {len(given)} times: {', '.join(given)}")
+        check_fields(self, RULES)
+        sizes = [name for name in POOL_SIZES if getattr(self, name) is not None]
+        if len(sizes) > 1:
+            raise ValueError(f"the size of the KV cache was given {len(sizes)} times: {', '.join(sizes)}")
+        backend_of(self.attention_backend, self.enforce_eager)  # raises if the two contradict each other
 
     def torch_device(self) -> "torch.device":
         """Return the device. Raise ValueError if this machine does not have it."""
@@ -110,19 +130,19 @@ class EngineConfig:
 
         try:
             device = torch.device(self.device)
-            torch.ones(1, device=device).item()  # "meta" has room, but holds nothing
+            torch.ones(1, device=device).item()  # a "meta" device has tensors without values
         except (RuntimeError, AssertionError, ImportError) as error:
-            raise ValueError(f"device {self.device!r} is not to be had here: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"device {self.device!r} is not available: {str(error).splitlines()[0]}") from None
         return device
 
     def torch_dtype(self, checkpoint_dtype: str) -> "torch.dtype":
-        """Return the type of weights, keys and values; on a GPU "auto" is the checkpoint's."""
+        """Return the type of weights, keys and values; "auto" is the checkpoint's own, and float32 on a CPU."""
         import torch
 
         name = self.dtype
         if name == "auto":
             name = checkpoint_dtype if self.device_type != "cpu" and checkpoint_dtype in DTYPES else "float32"
-        return getattr(torch, name)
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
     @property
     def device_type(self) -> str:
@@ -130,231 +150,192 @@ class EngineConfig:
         return self.device.partition(":")[0]
 
     def slots_in_a_tile(self) -> int:
-        """Return tile_size. A GPU takes longer to start an operation than to run it: there tiles are few and large."""
+        """Return tile_size. A GPU needs longer to start an operation than to run it, so its tiles are few and large."""
         return self.tile_size or (4096 if self.device_type == "cpu" else 16384)
 
     def longest_sequence(self, max_position_embeddings: int) -> int:
-        """Return max_model_len, or the positions of the model. Raise ValueError if the model has too few."""
+        """Return max_model_len, or the model's own limit. Raise ValueError if the model has too few positions."""
         if self.max_model_len is not None and self.max_model_len > max_position_embeddings:
-            asked, positions = self.max_model_len, max_position_embeddings
-            raise ValueError(f"max_model_len is {asked}, the model has {positions} positions")
+            limit = f"the model has {max_position_embeddings} positions"
+            raise ValueError(f"max_model_len is {self.max_model_len}, but {limit}")
         return self.max_model_len or max_position_embeddings
 
 
 @dataclass
-class EngineArgs(OnlyInVllm):
-    """The options by vLLM's names. None stands for the engine's own default."""
+class EngineArgs(CompatibilityOptions):
+    """The options under vLLM's names, in the forms that scripts write. None means the engine's own default."""
 
     model: str | Path = EngineConfig.model
-    tokenizer: str | Path | None = None  # of another folder, or name of the hub, than the model
-    skip_tokenizer_init: bool = False  # prompts are token ids, and there is no text
-    revision: str | None = None  # of a model of the hub: a branch, a tag or a commit
+    tokenizer: str | Path | None = None
+    skip_tokenizer_init: bool = False
+    revision: str | None = None  # a branch, a tag or a commit on the hub
     tokenizer_revision: str | None = None
-    download_dir: str | None = None  # the hub's cache, in place of the environment's HF_HOME
-    hf_token: bool | str | None = None  # in place of the environment's HF_TOKEN
-    load_format: str = "auto"  # "dummy": random weights of the shape that config.json says
-    served_model_name: str | list[str] | None = None  # what metrics call the model
-    dtype: Any = "auto"  # a name, or torch's own
+    download_dir: str | Path | None = None
+    hf_token: bool | str | None = None
+    load_format: str = "auto"
+    served_model_name: str | list[str] | None = None
+    dtype: Any = "auto"  # a name, or torch's own type
     seed: int | None = 0
-    max_model_len: int | str | None = None  # "1k" is 1,000, "1K" 1,024; -1 or "auto": as the model was trained for
+    max_model_len: int | str | None = None  # "1k" is 1,000, "1K" is 1,024; -1 or "auto": the model's own limit
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
-    num_gpu_blocks_override: int | None = None
+    num_gpu_blocks_override: int | None = None  # kv_cache_tokens, in blocks
     enable_prefix_caching: bool | None = None
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | str | None = None
-    kv_offloading_size: float | None = None  # GiB on the host
-    kv_offloading_backend: str = "native"
-    generation_config: str | Path = "auto"  # the model's own; "vllm": none; or a folder
+    kv_offloading_size: float | None = None  # kv_offloading_tokens, in GiB
+    generation_config: str | Path = (
+        "auto"  # default sampling parameters: the model's (auto), none (vllm), or a folder's
+    )
     override_generation_config: dict[str, Any] | None = None
     watermark: float | None = None
-    attention_backend: str | None = None  # one of backends.options.BACKENDS
-    enforce_eager: bool = False  # on a GPU no graphs, on a CPU plain operations
+    attention_backend: str | None = None
+    enforce_eager: bool = False
     # nanovllm's own
     kv_cache_tokens: int | None = None
     kv_offloading_tokens: int | None = None
     offload_policy: str | None = None
     tile_size: int | None = None
-    device: Any = None  # a name, or torch's own; default: the GPU where there is one
+    device: Any = None  # a name, or torch's own device; default: a GPU if there is one
 
     def __new__(cls, *values: Any, **options: Any) -> Self:
-        """Raise UnknownOption, which says the nearest name."""
-        known = [field.name for field in fields(cls)]
+        """Raise TypeError for an unknown option, with the nearest known name."""
+        known = [option.name for option in fields(cls)]
         for name in options:
             if name not in known:
-                raise UnknownOption(f"there is no option {name!r}{nearest(name, known)}")
+                raise TypeError(f"unknown option {name!r}{nearest(name, known)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        """Raise ValueError for the first option with a wrong value."""
         self.check()
 
-    @classmethod
-    def of(cls, **options: Any) -> Self:
-        """Make them for LLM, which takes options that vLLM has given up with one warning."""
-        if gone := [name for name in GONE if options.pop(name, None) is not None]:
-            warnings.warn(f"{', '.join(gone)} is gone from vLLM, and means nothing here", stacklevel=3)
-        return cls(**options)
-
     def check(self) -> None:
-        """Raise ValueError for the first option that only vLLM has, or that has a wrong value.
-
-        EngineConfig checks the options that it has too.
-        """
-        for field in fields(self):
-            if is_refused(field.name, value := getattr(self, field.name)):
-                raise ValueError(refusal(field.name, value))
-        if (backend := self.kv_offloading_backend) != "native":
-            raise ValueError(f"vLLM has kv_offloading_backend {backend!r}, nanovllm has not: leave it at 'native'")
-        for name, (words, holds) in ARGS_RULES.items():
-            value = getattr(self, name)
-            if (value is not None or name in NEVER_NONE) and not holds(value):
-                raise ValueError(f"{name} must be {words}, not {value!r}")
-        backend_of(self.attention_backend, self.enforce_eager)  # raises if the two contradict each other
+        """Raise ValueError for the first option with a wrong value: scripts may have set it since."""
+        self.check_compatibility()
+        for option in fields(self):
+            if option.name in ("revision", "num_gpu_blocks_override", "kv_offloading_size"):
+                check_field(option, getattr(self, option.name), RULES)
+        if not isinstance(self.override_generation_config, dict | None):
+            raise ValueError(f"override_generation_config must be a dict, got {self.override_generation_config!r}")
+        self._config("cpu")
 
     def engine_config(self) -> EngineConfig:
-        """Return the config, its model a folder: one of the hub is fetched. Raise ValueError for a bad value."""
+        """Return the config, with the model's folder: a model on the hub is downloaded.
+
+        Raise ValueError for a wrong value or a missing checkpoint.
+        """
         from ..checkpoints.hub import find_checkpoint, find_tokenizer
 
         self.check()
-        given = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
-        given |= {"dtype": dtype_name(self.dtype), "device": device_name(self.device)}
-        for name in ("model", "tokenizer", "download_dir", "generation_config"):
-            given[name] = str(given[name]) if isinstance(given[name], Path) else given[name]
-        if isinstance(self.served_model_name, list):
-            given["served_model_name"] = self.served_model_name[0]
-        given["max_model_len"] = None if self.max_model_len in (-1, "auto") else whole_number(self.max_model_len)
-        given["kv_cache_memory_bytes"] = whole_number(self.kv_cache_memory_bytes)
-        if self.num_gpu_blocks_override is not None:
-            given["kv_cache_tokens"] = self._tokens_of_blocks(self.num_gpu_blocks_override)
-        config = EngineConfig(**{name: each for name, each in without_useless(given).items() if each is not None})
-        find = find_tokenizer if self.load_format == "dummy" else find_checkpoint  # all but the weights
+        config = self._config(default_device())
+        if self.gpu_memory_utilization is not None and config.device_type != "cuda" and not self._has_pool_size:
+            message = f"gpu_memory_utilization is for cuda: on {config.device}, give kv_cache_memory_bytes"
+            warnings.warn(message, stacklevel=3)
+        find = find_tokenizer if self.load_format == "dummy" else find_checkpoint  # dummy weights are not downloaded
         folder = find(config.model, self.revision, cache_dir=self.download_dir, token=self.hf_token)
         name = config.served_model_name or (config.model if str(folder) != config.model else None)
-        config = replace(config, model=str(folder), served_model_name=name)  # metrics show the name that was given
+        config = replace(config, model=str(folder), served_model_name=name)  # metrics show the name as it was given
         if self.kv_offloading_size is None:
             return config
-        return replace(config, kv_offloading_tokens=self._host_tokens(config))
+        return replace(config, kv_offloading_tokens=self._host_tokens(config, self.kv_offloading_size))
 
-    def _tokens_of_blocks(self, num_blocks: int) -> int:
-        if self.kv_cache_tokens is not None:
-            raise ValueError("the pool's size was given 2 times: num_gpu_blocks_override, kv_cache_tokens")
-        return num_blocks * (self.block_size or EngineConfig.block_size)
+    @property
+    def _has_pool_size(self) -> bool:
+        sizes = (self.kv_cache_tokens, self.kv_cache_memory_bytes, self.num_gpu_blocks_override)
+        return any(size is not None for size in sizes)
 
-    def _host_tokens(self, config: EngineConfig) -> int:
-        """Return the tokens whose keys and values fill kv_offloading_size GiB."""
+    def _config(self, device: str) -> EngineConfig:
+        """Return the config before the checkpoint is looked for."""
+        values = {option.name: getattr(self, option.name) for option in fields(EngineConfig)}
+        values["dtype"] = dtype_name(self.dtype)
+        values["device"] = device if self.device is None else str(self.device)
+        values |= {name: str(value) for name, value in values.items() if isinstance(value, Path)}
+        if isinstance(self.served_model_name, list):
+            values["served_model_name"] = next(iter(self.served_model_name), None)
+        values["max_model_len"] = None if self.max_model_len in (-1, "-1", "auto") else number_of(self.max_model_len)
+        values["kv_cache_memory_bytes"] = number_of(self.kv_cache_memory_bytes)
+        if self.num_gpu_blocks_override is not None:
+            if self.kv_cache_tokens is not None:
+                raise ValueError("the size of the KV cache was given 2 times: num_gpu_blocks_override, kv_cache_tokens")
+            values["kv_cache_tokens"] = self.num_gpu_blocks_override * (self.block_size or EngineConfig.block_size)
+        if self.gpu_memory_utilization is not None:
+            EngineConfig(gpu_memory_utilization=self.gpu_memory_utilization)  # it must be valid even if it has no use
+            if self._has_pool_size or not values["device"].startswith("cuda"):
+                values["gpu_memory_utilization"] = None  # another size has precedence, as in vLLM
+        return EngineConfig(**{name: value for name, value in values.items() if value is not None})
+
+    def _host_tokens(self, config: EngineConfig, size: float) -> int:
+        """Return how many tokens' keys and values fill `size` GiB."""
         from ..checkpoints.model_config import read_model_config
         from .kv_cache import bytes_per_token
 
-        if not is_number(self.kv_offloading_size) or self.kv_offloading_size < 0:
-            raise ValueError(f"kv_offloading_size must be a number of GiB, 0 or above, not {self.kv_offloading_size!r}")
         if self.kv_offloading_tokens is not None:
-            raise ValueError("the host's pool was given 2 times: kv_offloading_size, kv_offloading_tokens")
+            raise ValueError(
+                "the size of the host's KV cache was given 2 times: kv_offloading_size, kv_offloading_tokens"
+            )
         model = read_model_config(config.model)
-        return int(self.kv_offloading_size * GIB) // bytes_per_token(model, config.torch_dtype(model.dtype))
+        return int(size * GIB) // bytes_per_token(model, config.torch_dtype(model.dtype))
 
     @classmethod
     def add_cli_args(cls, parser: ArgumentParser) -> ArgumentParser:
-        """Add a flag for each option: max_num_seqs becomes --max-num-seqs."""
+        """Add each option to the parser of a script: max_num_seqs becomes --max-num-seqs."""
         hints = get_type_hints(cls)
         for option in fields(cls):
-            if not option.name.startswith("_"):
-                kind = flag_kind(hints[option.name], option.default)
-                parser.add_argument("--" + option.name.replace("_", "-"), default=option.default, **kind)
+            kinds = get_args(hints[option.name]) or (hints[option.name],)
+            name = "--" + option.name.replace("_", "-")
+            if bool in kinds and str not in kinds:
+                parser.add_argument(name, default=option.default, action=BooleanOptionalAction)
+            else:
+                kind = next((kind for kind in (int, float) if kind in kinds and str not in kinds), str)
+                parser.add_argument(name, default=option.default, type=kind)
         return parser
 
     @classmethod
     def from_cli_args(cls, args: Namespace) -> Self:
-        """Make them of parsed flags."""
-        return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)})
+        """Return the options that a parser has read."""
+        return cls(**{option.name: getattr(args, option.name) for option in fields(cls) if hasattr(args, option.name)})
 
 
 @dataclass
 class AsyncEngineArgs(EngineArgs):
-    enable_log_requests: bool = False  # nothing is logged
+    enable_log_requests: bool = False  # accepted; requests are not logged
 
 
 def check_is_args(args: Any) -> None:
     """Raise ValueError unless `args` are EngineArgs."""
     if not isinstance(args, EngineArgs):
-        raise ValueError(f"engine_args must be EngineArgs, not {type(args).__name__}")
-
-
-def is_name(value: Any) -> bool:
-    """Return whether `value` is a text, or a list of texts.
-
-    >>> is_name("a"), is_name(["a", "b"]), is_name([])
-    (True, True, False)
-    """
-    names = value if isinstance(value, list) else [value]
-    return bool(names) and all(isinstance(name, str) for name in names)
-
-
-def device_name(device: Any) -> Any:
-    """Return the name of a device, which may be torch's own; of the default device for None."""
-    import torch
-
-    return str(device) if isinstance(device, torch.device) else device or default_device()
+        raise ValueError(f"engine_args must be EngineArgs, got {type(args).__name__}")
 
 
 def default_device() -> str:
-    """Return "cuda" on a machine with a GPU."""
+    """Return "cuda" on a machine with a GPU, and "cpu" on any other."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else EngineConfig.device
 
 
-def dtype_name(dtype: Any) -> Any:
-    """Return torch's name of a dtype.
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, which may be torch's own.
 
     >>> import torch
     >>> dtype_name("half"), dtype_name(torch.float16), dtype_name("auto")
     ('float16', 'float16', 'auto')
     """
-    import torch
-
-    if isinstance(dtype, torch.dtype):
-        return str(dtype).removeprefix("torch.")
-    return DTYPE_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    name = str(dtype).removeprefix("torch.")
+    return DTYPE_NAMES.get(name, name)
 
 
-def whole_number(value: Any) -> Any:
-    """Return the number that a text such as "1k" stands for; other values stay as they are.
+def number_of(value: Any) -> Any:
+    """Return the number that a string such as "1k" means. Any other value stays as it is.
 
-    >>> whole_number("1k"), whole_number("1K"), whole_number("25.6k"), whole_number("4096"), whole_number(None)
+    >>> number_of("1k"), number_of("1K"), number_of("25.6k"), number_of("4096"), number_of(None)
     (1000, 1024, 25600, 4096, None)
     """
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", value.strip())
-    if not match or ("." in match[1] and not match[2].islower()):  # a fraction of 1,024 would be no whole number
-        raise ValueError(f"{value!r} is no whole number, such as 4096, 4k (4,000) or 4K (4,096)")
+    if not match or ("." in match[1] and not match[2].islower()):  # a fraction of 1,024 is not a whole number
+        raise ValueError(f"{value!r} is not a whole number such as 4096, 4k (4,000) or 4K (4,096)")
     return round(float(match[1]) * MULTIPLIERS[match[2]]) if match[2] else int(match[1])
-
-
-def length(text: str) -> Any:
-    """Return the number of tokens that a flag says; -1 for "auto"."""
-    return -1 if text == "auto" else whole_number(text)
-
-
-def flag_kind(hint: Any, default: Any) -> dict[str, Any]:
-    """Return what argparse must know of an option with this type and default."""
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
-    if kinds[0] is bool or isinstance(default, bool):
-        return {"action": BooleanOptionalAction}
-    if kinds[0] is int or type(default) is int:
-        return {"type": length if str in kinds else whole_number}
-    return {"type": float if kinds[0] is float or isinstance(default, float) else str}
-
-
-def without_useless(given: dict[str, Any]) -> dict[str, Any]:
-    """Return `given` without gpu_memory_utilization if another size is given, as in vLLM, or if there is no GPU."""
-    sizes = [name for name in POOL_SIZES if given[name] is not None and name != "gpu_memory_utilization"]
-    is_useless = bool(sizes) or str(given["device"]).partition(":")[0] != "cuda"
-    if given["gpu_memory_utilization"] is None or not is_useless:
-        return given
-    EngineConfig(gpu_memory_utilization=given["gpu_memory_utilization"])  # it must be right all the same
-    if not sizes:
-        text = f"gpu_memory_utilization is for cuda: on {given['device']} kv_cache_memory_bytes gives the pool its size"
-        warnings.warn(text, stacklevel=4)
-    return given | {"gpu_memory_utilization": None}

@@ -339,8 +339,8 @@ def test_the_command_says_how_threads_wait_unless_the_user_does(name, monkeypatc
     for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(each, "1")  # to be restored
         monkeypatch.delenv(each)
-    command.spin_shortly()
+    command.shorten_spinning()
     assert os.environ.pop("GOMP_SPINCOUNT") == "1000"
     monkeypatch.setenv(name, "7")
-    command.spin_shortly()
+    command.shorten_spinning()
     assert os.environ[name] == "7" and len({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*os.environ}) == 1

@@ -1,0 +1,457 @@
+"""The files of nanovllm batch: requests as JSON lines or one document, and results as JSON lines.
+
+A request has this engine's form, {"prompt": ..., "max_tokens": ...}, or that of a line of OpenAI's batches,
+{"custom_id": ..., "url": "/v1/completions", "body": {...}}. Its result has the same form. A file takes little memory
+however long it is: it is checked as a whole, and read again while it is served.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
+
+from ..engine.checks import short_repr
+from ..engine.outputs import CompletionOutput, Logprob, RequestOutput
+from ..engine.prompts import Prompt
+from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams
+from ..server.openai.bodies import Unsaid, read_body
+from ..server.openai.chats import Chat
+from ..server.openai.choices import chat_choice, completion_choice, told_of_prompt, usage
+from ..server.openai.fields import CHAT, COMPLETIONS
+from .terminal import standard_input, standard_output, unbuffered
+
+MAX_BYTES = 1 << 30  # of a line, and of a document
+CHUNK = 1 << 20
+OPENAI_FIELDS: dict[str, type] = {"custom_id": str, "method": str, "url": str, "body": dict}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request of a file."""
+
+    id: str
+    index: int  # its place in the file, from 0
+    prompt: Prompt | Chat
+    params: SamplingParams
+    url: str | None = None  # of OpenAI's API; None for this engine's form
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Sampling parameters for requests that leave them out."""
+
+    params: Mapping[str, Any]  # from the command line
+    seed: int = 0  # from which requests without a seed draw theirs
+    recommended: Mapping[str, Any] = MappingProxyType({})  # by the checkpoint; for OpenAI's form, as in its servers
+
+
+# Requests
+
+
+class RequestsFile:
+    """The requests of a file, in order. Each iteration reads the file again."""
+
+    def __init__(self, name: str, stream: IO[bytes], copy: IO[bytes] | None, defaults: Defaults) -> None:
+        """Check all requests. A stream that can be read only once, such as a pipe, is copied to `copy`.
+
+        Raise ValueError for the first invalid request, naming the file, the request, the field and the value.
+        """
+        self._name, self._defaults = name, defaults
+        self._stream, self._start = copy or stream, 0 if copy else stream.tell()
+        self.ids: set[str] = set()
+        self.has_chats = False
+        for request, place in self._read(whole_lines(stream, copy)):
+            if request.id in self.ids:
+                raise ValueError(f"{name}: {place}: id {request.id!r} is the id of an earlier request, too")
+            self.ids.add(request.id)
+            self.has_chats = self.has_chats or isinstance(request.prompt, Chat)
+        if not self.ids:
+            raise ValueError(f"{name} has no requests")
+
+    def recommend(self, params: Mapping[str, Any]) -> None:
+        """Set the checkpoint's sampling parameters. From now on they apply to requests in OpenAI's form."""
+        self._defaults = replace(self._defaults, recommended=params)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yield the requests. Raise OSError if the file has changed since it was checked."""
+        self._stream.seek(self._start)
+        num_read = 0
+        try:
+            for request, _ in itertools.islice(self._read(whole_lines(self._stream)), len(self)):
+                if request.id not in self.ids:
+                    break
+                yield request
+                num_read += 1
+        except ValueError as error:
+            raise OSError(f"{self._name} has changed: {str(error).removeprefix(f'{self._name}: ')}") from None
+        if num_read < len(self):
+            raise OSError(f"{self._name} has changed: request {num_read} is another one")
+
+    def _read(self, lines: Iterable[bytes]) -> Iterator[tuple[Request, str]]:
+        """Yield each request with its place."""
+        place = ""
+        try:
+            for index, (line, value) in enumerate(json_values(lines)):
+                place = f"request {index}{line}"
+                yield read_request(index, value, self._defaults), place
+                place = ""
+        except ValueError as error:
+            raise ValueError(f"{self._name}: {place}{place and ': '}{error}") from None
+
+
+@contextmanager
+def open_requests(file: str, defaults: Defaults) -> Iterator[RequestsFile]:
+    """Open a file of requests, or standard input for `-`. Raise OSError if it cannot be read."""
+    with ExitStack() as files:
+        stream = standard_input().buffer if file == "-" else files.enter_context(open(file, "rb"))
+        copy = None if stream.seekable() else files.enter_context(tempfile.TemporaryFile())
+        yield RequestsFile("standard input" if file == "-" else file, stream, copy, defaults)
+
+
+def read_request(index: int, value: Any, defaults: Defaults) -> Request:
+    """Read a request of either form. Raise ValueError, naming the field and the value."""
+    if not isinstance(value, dict):
+        raise ValueError(f"a request must be an object with a prompt, got {short_repr(value)}")
+    is_openai = not value.keys().isdisjoint({"custom_id", "body", "url"})
+    return read_openai(index, value, defaults) if is_openai else read_own(index, value, defaults)
+
+
+def read_own(index: int, value: dict[str, Any], defaults: Defaults) -> Request:
+    """Read a request in this engine's form: a prompt, and any fields of SamplingParams."""
+    params = {name: each for name, each in value.items() if name not in ("id", "prompt")}
+    if "prompt" not in value:
+        raise ValueError("prompt is missing")
+    id, prompt = value.get("id", str(index)), value["prompt"]
+    if not isinstance(id, str):
+        raise ValueError(f"id must be a string, got {short_repr(id)}")
+    is_token_ids = isinstance(prompt, list) and {*map(type, prompt)} <= {int}
+    if not isinstance(prompt, str) and not is_token_ids:
+        raise ValueError(f"prompt must be a string or a list of integers, got {short_repr(prompt)}")
+    return Request(id, index, prompt, make_params(index, {**defaults.params, **params}, defaults.seed))
+
+
+def read_openai(index: int, value: dict[str, Any], defaults: Defaults) -> Request:
+    """Read a line of OpenAI's batches."""
+    value = {"method": "POST"} | value
+    for name, kind in OPENAI_FIELDS.items():
+        if name not in value:
+            raise ValueError(f"{name} is missing")
+        if not isinstance(value[name], kind):
+            expected = "an object" if kind is dict else "a string"
+            raise ValueError(f"{name} must be {expected}, got {short_repr(value[name])}")
+    url = value["url"]
+    if value["method"] != "POST":
+        raise ValueError(f"method must be POST, got {short_repr(value['method'])}")
+    if url not in (COMPLETIONS, CHAT):
+        raise ValueError(f"url must be {COMPLETIONS} or {CHAT}, got {short_repr(url)}")
+    body = read_body(url, value["body"], Unsaid(defaults.params, defaults.recommended))
+    for name in ("stream", "echo"):
+        if getattr(body, name):
+            raise ValueError(f"{name} must be false in a batch")
+    if not isinstance(body.prompts, Chat) and len(body.prompts) > 1:
+        raise ValueError(f"prompt must be a single prompt, got {len(body.prompts)}: give each a line of its own")
+    if body.add_special_tokens == body.is_chat:
+        raise ValueError(f"add_special_tokens must be {str(not body.is_chat).lower()} in a batch")
+    prompt = body.prompts if isinstance(body.prompts, Chat) else body.prompts[0]
+    return Request(value["custom_id"], index, prompt, make_params(index, body.params, defaults.seed), url)
+
+
+def make_params(index: int, params: dict[str, Any], seed: int) -> SamplingParams:
+    """Return the sampling parameters of request `index`. Without a seed it gets one that is the same in each run."""
+    if params.get("seed") in (None, -1):
+        params = params | {"seed": seed_of(seed, index)}
+    if isinstance(repetition := params.get("repetition_detection"), dict):
+        try:
+            params = params | {"repetition_detection": RepetitionDetectionParams(**repetition)}
+        except TypeError as error:
+            raise ValueError(f"repetition_detection: {error}") from None
+    return SamplingParams(**params)
+
+
+def seed_of(seed: int, index: int) -> int:
+    """Return a seed for request `index`, of 62 bits.
+
+    >>> seed_of(0, 5) == seed_of(0, 5) != seed_of(0, 6)
+    True
+    """
+    return int.from_bytes(hashlib.blake2b(f"{seed},{index}".encode(), digest_size=8).digest()) >> 2
+
+
+# JSON
+
+
+def json_values(source: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+    """Yield each value that should be a request, after its place: " (line 3)", or "" in a document.
+
+    If the first line is JSON by itself, each line is a value, and only one line is in memory at a time. Otherwise the
+    file is one document, {"requests": [...]}. Raise ValueError if it is neither.
+    """
+    lines = decode(source)
+    number, first = next((line for line in lines if not line[1].isspace()), (0, ""))
+    if not first:
+        return
+    try:
+        value = parse(first, number)
+    except ValueError:
+        value = parse(join(first, lines), number)
+    rest = (line for line in lines if not line[1].isspace())
+    if not (isinstance(value, dict) and "requests" in value):
+        yield f" (line {number})", value
+        for number, line in rest:
+            yield f" (line {number})", parse(line, number)
+        return
+    if len(value) > 1:
+        raise ValueError(f'a document must have "requests" alone, got {[*value]}')
+    if extra := next(rest, None):
+        raise ValueError(f'line {extra[0]}: unexpected text after {{"requests": [...]}}')
+    if not isinstance(value["requests"], list):
+        raise ValueError(f'"requests" must be a list, got {short_repr(value["requests"])}')
+    yield from (("", each) for each in value["requests"])
+
+
+def join(first: str, lines: Iterator[tuple[int, str]]) -> str:
+    """Return the whole text of a document. Raise ValueError if it is too long."""
+    pieces, size = [first], len(first)
+    for _, line in lines:
+        pieces.append(line)
+        size += len(line)
+        if size > MAX_BYTES:
+            raise ValueError(f"a document must have at most {MAX_BYTES:,} bytes")
+    return "".join(pieces)
+
+
+def parse(text: str, line: int) -> Any:
+    """Return the value of JSON that starts on this line of the file."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise ValueError(f"{where}: invalid JSON: {error.msg}") from None
+    except ValueError as error:  # an integer with thousands of digits
+        raise ValueError(f"line {line}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"line {line}: the JSON is nested too deeply") from None
+
+
+def decode(lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+    """Yield each line with its number, from 1. Raise ValueError for a line that is not UTF-8."""
+    start = 0  # of the line, in bytes
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data":
+                raise ValueError("not UTF-8 text: it ends in the middle of a character") from None
+            raise ValueError(f"not UTF-8 text: byte {line[error.start]:#04x} at {start + error.start}") from None
+        start += len(line)
+
+
+def whole_lines(stream: IO[bytes], copy: IO[bytes] | None = None) -> Iterator[bytes]:
+    """Yield the lines of a stream, each with its newline, and write them to `copy`.
+
+    Raise ValueError as soon as the stream cannot be text: /dev/zero never ends.
+    """
+    pieces: list[bytes] = []
+    start = size = 0  # bytes before this piece, and bytes of this line
+    while piece := stream.readline(CHUNK):
+        if copy:
+            copy.write(piece)
+        if b"\0" in piece:
+            raise ValueError(f"not text: a zero byte between bytes {start:,} and {start + len(piece):,}")
+        pieces.append(piece)
+        start, size = start + len(piece), size + len(piece)
+        if size > MAX_BYTES:
+            raise ValueError(f"a line must have at most {MAX_BYTES:,} bytes")
+        if piece.endswith(b"\n"):
+            yield b"".join(pieces)
+            pieces, size = [], 0
+    if pieces:
+        yield b"".join(pieces)
+
+
+# Results
+
+
+def result_line(request: Request, output: RequestOutput, model: str) -> str:
+    """Return the result of a request in the request's form. OpenAI's names the `model`."""
+    fields = openai_result(request, output, model) if request.url else own_result(request, output)
+    return json.dumps(finite(fields), allow_nan=False) + "\n"
+
+
+def own_result(request: Request, output: RequestOutput) -> dict[str, Any]:
+    """Return a result in this engine's form, without fields that have no value."""
+    start, metrics = output.metrics.arrival_time, output.metrics
+    fields = {
+        "id": request.id,
+        "index": request.index,
+        "prompt": request.prompt,
+        "error": output.error,
+        "outputs": [drop_none(vars(each) | {"logprobs": logprob_rows(each.logprobs)}) for each in output.outputs],
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
+        "prompt_logprobs": logprob_rows(output.prompt_logprobs),
+        "ttft": None if metrics.first_token_time is None else metrics.first_token_time - start,  # seconds
+        "seconds": metrics.finished_time - start,
+    }
+    return drop_none(fields)
+
+
+def logprob_rows(
+    rows: Iterable[dict[int, Logprob] | None] | None,
+) -> list[dict[int, dict[str, Any]] | None] | None:
+    """Return log-probabilities as JSON objects, by position and token id. The first position of a prompt has none."""
+    if rows is None:
+        return None
+    return [None if row is None else {id: logprob._asdict() for id, logprob in row.items()} for row in rows]
+
+
+def drop_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def finite(value: Any) -> Any:
+    """Return the value with null in place of numbers that JSON does not have.
+
+    >>> finite({"logprob": float("-inf"), "ranks": [1, float("nan")]})
+    {'logprob': None, 'ranks': [1, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def openai_result(request: Request, output: RequestOutput, model: str) -> dict[str, Any]:
+    """Return a line of OpenAI's batch results. An error has status 400 if it came before any token, and 500 after."""
+    if output.error is None:
+        status, body = 200, response_body(request, output, model)
+    else:
+        status = 500 if output.outputs[0].token_ids else 400
+        kind = "server_error" if status == 500 else "invalid_request_error"
+        body = {"error": {"message": output.error, "type": kind, "param": None, "code": None}}
+    response = {"status_code": status, "request_id": f"req_{request.index}", "body": body}
+    return {"id": f"batch_req_{request.index}", "custom_id": request.id, "response": response, "error": None}
+
+
+def response_body(request: Request, output: RequestOutput, model: str) -> dict[str, Any]:
+    """Return the body that the server would have returned."""
+    is_chat = request.url == CHAT
+    kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
+    num_tokens = sum(len(each.token_ids) for each in output.outputs)
+    prompt_logprobs = told_of_prompt(output.prompt_logprobs)
+    return {
+        "id": f"{prefix}-{request.index}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "choices": [choice(request, each) | ({} if is_chat else prompt_logprobs) for each in output.outputs],
+        "usage": usage(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens),
+        **(prompt_logprobs if is_chat else {}),
+    }
+
+
+def choice(request: Request, output: CompletionOutput) -> dict[str, Any]:
+    if request.url == CHAT:
+        return chat_choice(output, output.index, request.params.num_logprobs)
+    return completion_choice(output, output.index)
+
+
+# The file of results
+
+
+def check_output(output: str, file: str, overwrite: bool, resume: bool) -> None:
+    """Raise ValueError, before anything is computed, if the results could not be kept or would replace others."""
+    path = Path(output)
+    if resume and (overwrite or output == "-"):
+        raise ValueError("--resume needs --output, and excludes --overwrite: it continues a file of results")
+    if output == "-":
+        standard_output()
+        return
+    if path.exists() and not (overwrite or resume):
+        raise ValueError(f"{output} exists: use --resume to continue it, or --overwrite to replace it")
+    if path.exists() and resume and not path.is_file():
+        raise ValueError(f"{output} is not a regular file: --resume cannot continue it")
+    if path.exists() and file != "-" and Path(file).exists() and path.samefile(file):
+        raise ValueError(f"{output} is the file of requests: write the results to another one")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
+
+
+def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
+    """Return the ids that have results in the file, and the size of its whole lines: the last line may be cut.
+
+    Raise ValueError if a line is not a result of one of the requests, or a second result of the same one.
+    """
+    prompts: dict[str, int | None] = {}  # by id; the hash of the result's prompt, if it has one
+    num_bytes = 0
+    if not Path(output).exists():
+        return set(), 0
+    with open(output, "rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                id, prompt = id_and_prompt(line)
+                if id not in requests.ids:
+                    raise ValueError(f"there is no request {id!r}: the result belongs to another file")
+                if id in prompts:
+                    raise ValueError(f"a second result of request {id!r}: use --overwrite")
+            except ValueError as error:
+                raise ValueError(f"{output}, line {number}: {error}") from None
+            prompts[id] = None if prompt is None else hash(repr(prompt))
+            num_bytes += len(line)
+    for request in requests if prompts else ():
+        if prompts.get(request.id) not in (None, hash(repr(request.prompt))):
+            raise ValueError(f"{output}: request {request.id!r} has another prompt: the result belongs to another file")
+    return {*prompts}, num_bytes
+
+
+def id_and_prompt(line: bytes) -> tuple[str, Any]:
+    """Return the id and the prompt of a result; the prompt is None in OpenAI's form."""
+    try:
+        value = json.loads(line)
+        id, prompt = value.get("custom_id", value.get("id")), value.get("prompt")
+    except (ValueError, RecursionError, AttributeError):
+        id = None
+    if not isinstance(id, str):
+        raise ValueError("not a result: remove the line, or use --overwrite")
+    return id, prompt
+
+
+def open_output(output: str, overwrite: bool, num_bytes: int | None) -> AbstractContextManager[IO[bytes]]:
+    """Open the file of results without a buffer. `num_bytes` is the size to keep of a file that is continued."""
+    if output == "-":
+        return nullcontext(unbuffered(standard_output()))
+    if num_bytes is None:
+        return open(output, "wb" if overwrite else "xb", buffering=0)
+    stream = open(output, "ab", buffering=0)  # noqa: SIM115  # the caller closes it
+    if stream.seek(0, os.SEEK_END) > num_bytes:
+        stream.truncate(num_bytes)
+    return stream
+
+
+def write_line(stream: IO[bytes], line: str) -> None:
+    """Write a line. If the disk is full, remove what was written of the line, and raise OSError."""
+    end = stream.seek(0, os.SEEK_END) if stream.seekable() else None  # tell() may be 0 in a file opened to append
+    rest = memoryview(line.encode())
+    try:
+        while rest:
+            rest = rest[stream.write(rest) :]
+    except OSError:
+        if end is not None:
+            with suppress(OSError):  # /dev/full is seekable, but cannot be truncated
+                stream.truncate(end)
+        raise

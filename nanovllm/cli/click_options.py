@@ -1,0 +1,88 @@
+"""Options of the command line, read from dataclasses, and the engine options that they give.
+
+A field with a help text in its metadata is an option: `max_num_seqs: int = field(default=32, metadata={"help": ...})`
+becomes `--max-num-seqs INTEGER`. Nothing here imports torch, so `--help` appears at once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import Field, fields
+from types import NoneType
+from typing import Any, get_args
+
+import click
+
+from ..engine.config import EngineConfig
+from ..engine.sampling_params import SamplingParams
+from ..server.options import ServerOptions
+
+
+def option(field: Field[Any], **changes: Any) -> click.Option:
+    """Return the option of a field. `changes` replace its default or its help text."""
+    name = "--" + field.name.replace("_", "-")
+    kind = next(kind for kind in get_args(field.type) or (field.type,) if kind is not NoneType)
+    if kind is bool:
+        name = f"{name}/--no-{name[2:]}"
+    if choices := field.metadata.get("choices"):
+        kind = click.Choice(choices)
+    return click.Option(
+        [name],
+        **{"type": kind, "default": field.default, "show_default": True, "help": field.metadata["help"]} | changes,
+    )
+
+
+def options(kind: type, **changes: dict[str, Any]) -> list[click.Parameter]:
+    """Return an option for each field of a dataclass that has a help text, with `changes` by the field's name."""
+    return [option(field, **changes.get(field.name, {})) for field in fields(kind) if "help" in field.metadata]
+
+
+def engine_options(**changes: dict[str, Any]) -> list[click.Parameter]:
+    """Return the engine's options. A command chooses the device itself, and downloads a model from the hub."""
+    revision = click.Option(["--revision"], help="branch, tag or commit of a model on the hub")
+    return [revision, *options(EngineConfig, **{"device": {"default": None}} | changes)]
+
+
+def sampling_options(**defaults: Any) -> list[click.Parameter]:
+    """Return the options of SamplingParams. There is no seed: with one of its own, each request would draw the same."""
+    return [
+        *options(SamplingParams, **{name: {"default": default} for name, default in defaults.items()}),
+        click.Option(["--stop"], multiple=True, help="string that ends an output; may be given several times"),
+        click.Option(["--stop-token-ids"], type=int, multiple=True, help="token that ends an output; likewise"),
+        click.Option(["--ignore-eos"], is_flag=True, help="continue after the end-of-text token"),
+    ]
+
+
+def server_options() -> list[click.Parameter]:
+    return options(ServerOptions)
+
+
+def stats_option() -> click.Option:
+    seconds = click.FloatRange(min=0, min_open=True)
+    return click.Option(["--stats"], type=seconds, metavar="SECONDS", help="print the engine's state to standard error")
+
+
+def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a command's values into the engine's and all the rest."""
+    names = {"revision", *(field.name for field in fields(EngineConfig))}
+    engine = {name: value for name, value in values.items() if name in names}
+    return engine, {name: value for name, value in values.items() if name not in names}
+
+
+def with_checkpoint(engine: dict[str, Any]) -> dict[str, Any]:
+    """Return engine options with the checkpoint's folder as the model: a model on the hub is downloaded.
+
+    Raise ValueError if it is missing.
+    """
+    from ..checkpoints.hub import find_checkpoint
+
+    rest = {name: value for name, value in engine.items() if name != "revision"}
+    return rest | {"model": str(find_checkpoint(engine["model"], engine["revision"]))}
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn an OSError or a ValueError into a click.UsageError: one line on standard error, and exit status 2."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise click.UsageError(str(error)) from None

@@ -1,0 +1,221 @@
+"""nanovllm inspect: a calculator for parameters, bytes, and how many sequences fit, from config.json alone."""
+
+import json
+import os
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..checkpoints.sizes import (
+    DTYPE_BYTES,
+    SHAPES,
+    Dimensions,
+    Fit,
+    Memory,
+    find_memory,
+    kv_bytes_per_token,
+    parameters,
+    parse_bytes,
+    show_bytes,
+    show_seconds,
+)
+from .click_options import one_line_errors
+
+LENGTHS = (256, 1024, 4096, 16384, 65536)
+DIMENSIONS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+
+
+def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        click.echo("\n".join(SHAPES))
+        context.exit()
+
+
+@click.command()
+@click.argument("model")
+@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=print_names, help="list known models")
+@click.option("--revision", help="branch, tag or commit of a model on the hub")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", *DTYPE_BYTES]),
+    default="auto",
+    show_default=True,
+    help="type of weights, keys and values; auto: the model's own on a GPU, float32 in a machine's memory",
+)
+@click.option("--memory", metavar="SIZE", help="memory such as 24GiB; default: this machine's GPU, or else its memory")
+@click.option(
+    "--gpu-memory-utilization",
+    "share",
+    type=float,
+    default=0.9,
+    show_default=True,
+    help="share of the memory for weights and KV cache; the rest is for activations",
+)
+@click.option("--block-size", type=int, default=16, show_default=True, help="slots in a block")
+@click.option("--max-model-len", type=int, help="longest prompt plus output; default: the model's own limit")
+@click.option(
+    "--length", "lengths", type=int, multiple=True, help="length of the sequences; may be given several times"
+)
+@click.option("--bandwidth", metavar="SIZE", help="memory bandwidth such as 3.35TB/s, to estimate the time of a step")
+@click.option("--json", "as_json", is_flag=True, help="print the numbers as JSON")
+def inspect(model: str, revision: str | None, as_json: bool, **options: Any) -> int:
+    """Calculate how much memory a model needs, and how many sequences fit beside it.
+
+    MODEL is a checkpoint folder, a config.json, a model on the hub, or a known name (--list). No weights are read. A
+    contiguous sequence reserves max_model_len slots; in blocks it takes only the slots that it fills.
+    """
+    with one_line_errors():
+        report = make_report(find_model(model, revision), **options)
+        click.echo(json.dumps({"model": model} | report, indent=2) if as_json else table(model, report))
+    return 0
+
+
+def find_model(model: str, revision: str | None) -> Dimensions:
+    """Return the dimensions of a model. Raise ValueError if `model` is neither a folder nor a known name."""
+    if not os.path.exists(model) and model.lower() in SHAPES:
+        return SHAPES[model.lower()]
+    if not os.path.exists(model) and "/" not in model:
+        near = get_close_matches(model.lower(), SHAPES, n=1)
+        hint = f"did you mean {near[0]}?" if near else "--list prints the known models"
+        raise ValueError(f"there is no folder {Path(model).absolute()}, and no model known as {model}: {hint}")
+
+    from ..checkpoints.entries import Entries
+    from ..checkpoints.hub import find_config
+    from ..checkpoints.model_config import model_config
+
+    path = find_config(model, revision)
+    return model_config(Entries.read(path), Entries({}, path))
+
+
+# The numbers
+
+
+def make_report(
+    model: Dimensions,
+    dtype: str,
+    memory: str | None,
+    share: float,
+    block_size: int,
+    max_model_len: int | None,
+    lengths: tuple[int, ...],
+    bandwidth: str | None,
+) -> dict[str, Any]:
+    """Return the numbers that --json prints. Raise ValueError for a wrong value."""
+    available = Memory(parse_bytes(memory), "given", True) if memory else find_memory()
+    if dtype == "auto":  # as EngineConfig.torch_dtype
+        dtype = model.dtype if available.is_gpu and model.dtype in DTYPE_BYTES else "float32"
+    max_model_len = longest_sequence(model, max_model_len)
+    check(share, block_size, max_model_len, lengths)
+    fit = Fit(model, DTYPE_BYTES[dtype], int(share * available.size), block_size, max_model_len)
+    per_second = parse_bytes(bandwidth) if bandwidth else None
+    if per_second == 0:
+        raise ValueError("bandwidth must be above 0, got 0")
+    lengths = lengths or (*(length for length in LENGTHS if length < max_model_len), max_model_len)
+    parts = parameters(model)
+    report = {
+        **{name: getattr(model, name) for name in (*DIMENSIONS, "max_position_embeddings")},
+        "parameters": {**parts, "total": sum(parts.values())},
+        "weight_bytes": {name: size * sum(parts.values()) for name, size in DTYPE_BYTES.items()},
+        "dtype": dtype,
+        "kv_bytes_per_token": kv_bytes_per_token(model, fit.itemsize),
+        "block_size": block_size,
+        "kv_bytes_per_block": fit.block_bytes,
+        "memory": {"of": available.of, "bytes": available.size, "share": share, "weights_and_pool": fit.room},
+        "fits": fit.room >= fit.weight_bytes + fit.block_bytes,
+        "num_blocks": fit.num_blocks,
+        "num_slots": fit.num_slots,
+        "max_model_len": max_model_len,
+        "sliding_window": model.sliding_window,
+        "sequences": [sequences(fit, length, per_second) for length in lengths],
+    }
+    return report | ({"seconds_per_token_alone": fit.step_bytes(1, 0) / per_second} if per_second else {})
+
+
+def longest_sequence(model: Dimensions, max_model_len: int | None) -> int:
+    """Return max_model_len, or the most that the engine serves: it has no sliding window."""
+    positions, window = model.max_position_embeddings, model.sliding_window
+    limit = min(positions, window or positions)
+    if max_model_len is not None and max_model_len > limit:
+        raise ValueError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
+    return max_model_len or limit
+
+
+def check(share: float, block_size: int, max_model_len: int, lengths: tuple[int, ...]) -> None:
+    """Raise ValueError for the first value outside of its range."""
+    if not 0 < share <= 1:
+        raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {share}")
+    named = [("block_size", block_size), ("max_model_len", max_model_len), *(("length", each) for each in lengths)]
+    for name, value in named:
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if lengths and max(lengths) > max_model_len:
+        raise ValueError(f"length must be at most max_model_len, {max_model_len}, got {max(lengths)}")
+
+
+def sequences(fit: Fit, length: int, bandwidth: int | None) -> dict[str, Any]:
+    """Return how many sequences of one length fit, and the least time for a step of all that fit in blocks."""
+    batch = fit.paged(length)
+    row: dict[str, Any] = {"length": length, "contiguous": fit.contiguous, "paged": batch}
+    if bandwidth:
+        seconds = fit.step_bytes(max(batch, 1), length) / bandwidth
+        row |= {"step_seconds": seconds, "tokens_per_second": batch / seconds}
+    return row
+
+
+# The table
+
+
+def table(model: str, report: dict[str, Any]) -> str:
+    """Return the report as a table of at most 80 columns."""
+    return "\n".join([model, *shape_lines(report), *weight_lines(report), *memory_lines(report), *fit_lines(report)])
+
+
+def shape_lines(report: dict[str, Any]) -> Iterator[str]:
+    layers, hidden, heads, kv_heads, head_dim = (report[name] for name in DIMENSIONS)
+    yield f"  {layers} layers of {hidden:,}, {heads} heads and {kv_heads} KV heads of {head_dim}"
+    window = f" (a sliding window of {report['sliding_window']:,})" if report["sliding_window"] else ""
+    yield f"  {report['max_position_embeddings']:,} positions{window}, max_model_len {report['max_model_len']:,}"
+
+
+def weight_lines(report: dict[str, Any]) -> Iterator[str]:
+    *parts, (_, total) = report["parameters"].items()
+    yield f"\nparameters {total:19,}"
+    for name, number in parts:
+        yield f"  {name:9}{number:19,}{number / total:8.1%}" if number else f"  {name:9}  is the embedding"
+    full, half = (show_bytes(report["weight_bytes"][name]) for name in ("float32", "bfloat16"))
+    yield f"\nweights    {full} in float32, {half} in bfloat16 or float16"
+    token, block = (show_bytes(report[f"kv_bytes_per_{unit}"]) for unit in ("token", "block"))
+    yield f"KV cache   {token} a token, {block} a block of {report['block_size']}, in {report['dtype']}"
+
+
+def memory_lines(report: dict[str, Any]) -> Iterator[str]:
+    memory, weights = report["memory"], report["weight_bytes"][report["dtype"]]
+    room, size = memory["weights_and_pool"], show_bytes(memory["bytes"])
+    yield f"\nmemory     {size} ({memory['of']}), {memory['share']:.0%} for weights and KV cache: {show_bytes(room)}"
+    if not report["fits"]:
+        missing = weights + report["kv_bytes_per_block"] - room
+        yield f"           the weights and one block need {show_bytes(missing)} more than that"
+        return
+    yield f"           weights {show_bytes(weights)}, KV cache {show_bytes(room - weights)}"
+    yield f"           the KV cache has {report['num_blocks']:,} blocks: {report['num_slots']:,} tokens"
+
+
+def fit_lines(report: dict[str, Any]) -> Iterator[str]:
+    if not report["fits"]:
+        return
+    rows = report["sequences"]
+    is_timed = "step_seconds" in rows[0]
+    yield f"\nsequences that fit:      contiguous   in blocks{'  a step takes   tokens/s' if is_timed else ''}"
+    for row in rows:
+        line = f"  of {row['length']:,} tokens"
+        line = f"{line:24}{row['contiguous']:12,}{row['paged']:12,}"
+        if is_timed:
+            line += f"{show_seconds(row['step_seconds']):>14}{row['tokens_per_second']:11,.0f}"
+        yield line
+    yield f"A contiguous sequence reserves {report['max_model_len']:,} slots; in blocks it takes what it fills."
+    if is_timed:
+        yield "A step reads the weights once and all keys and values: it cannot be faster."
+        yield f"One sequence alone takes at least {show_seconds(report['seconds_per_token_alone'])} a token."

@@ -1,0 +1,177 @@
+"""What the commands do with a terminal: standard streams, Ctrl-C, and lines about a run on standard error."""
+
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from threading import Event
+from typing import IO, TYPE_CHECKING, TextIO
+
+from ..log import tell
+
+if TYPE_CHECKING:
+    from ..engine.kv_cache import PoolReport
+    from ..llm import LLM
+
+INTERRUPTED = 130  # a shell's exit status for a command that Ctrl-C has ended
+MAX_PROMPT_CHARACTERS = 1 << 24
+COMPILE_SECONDS = 120
+
+# Standard streams
+
+
+def open_closed_streams() -> None:
+    """Open a null device for each closed standard stream: otherwise the next file opened would take its descriptor."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    if sys.stderr is None:  # print(file=None) would write to standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def replace_unprintable() -> None:
+    """Print `?` for characters that the terminal's encoding does not have."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def dim(text: str) -> str:
+    """Return text for standard error that a terminal shows dimmed."""
+    is_plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return text if is_plain else f"\x1b[2m{text}\x1b[0m"
+
+
+def standard_input() -> TextIO:
+    """Return standard input. Raise ValueError if it is closed."""
+    if sys.stdin is None:
+        raise ValueError("standard input is closed")
+    return sys.stdin
+
+
+def standard_output() -> TextIO:
+    """Return standard output. Raise ValueError if it is closed."""
+    if sys.stdout is None:
+        raise ValueError("standard output is closed: the results would be lost")
+    return sys.stdout
+
+
+def unbuffered(stream: TextIO) -> IO[bytes]:
+    """Return the byte stream behind a text stream, without its buffer."""
+    stream.flush()
+    raw: IO[bytes] = getattr(stream.buffer, "raw", stream.buffer)
+    return raw
+
+
+def read_prompt(file: str) -> str:
+    """Return the text of a file, or of standard input for `-`, without the newlines at its end.
+
+    Raise ValueError if it is not text or too long for a prompt (/dev/zero never ends), OSError if it is unreadable.
+    """
+    with nullcontext(standard_input()) if file == "-" else open(file, encoding="utf-8") as stream:
+        name = "standard input" if file == "-" else file
+        try:
+            text = stream.read(MAX_PROMPT_CHARACTERS + 1)
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise ValueError(f"{name} is not {error.encoding} text: invalid byte {byte:#04x}") from None
+    if len(text) > MAX_PROMPT_CHARACTERS:
+        raise ValueError(f"{name} has more than {MAX_PROMPT_CHARACTERS:,} characters: too long for a prompt")
+    return text.rstrip("\n")
+
+
+# Ctrl-C ends a command at once, unless there is something to put in order first.
+
+
+def end_at_once(*_: object) -> None:
+    """Handle SIGINT where nothing is left half done: while importing, loading a model, reading a file, measuring.
+
+    A KeyboardInterrupt there may turn into another error, or into a traceback that Python prints and forgets.
+    """
+    with suppress(OSError):
+        os.write(2, b"\ninterrupted\n" if os.isatty(2) else b"interrupted\n")  # a terminal has shown ^C on the line
+    os._exit(INTERRUPTED)
+
+
+def raise_once(*_: object) -> None:
+    """Handle SIGINT: raise KeyboardInterrupt the first time, and end at once the second time."""
+    signal.signal(signal.SIGINT, end_at_once)
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def handled_by(handler: Callable[..., None], number: int = signal.SIGINT) -> Iterator[None]:
+    """Handle a signal with `handler` in the block."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def ctrl_c_ends_at_once() -> AbstractContextManager[None]:
+    return handled_by(end_at_once)
+
+
+def ctrl_c_raises() -> AbstractContextManager[None]:
+    """Raise KeyboardInterrupt on Ctrl-C, for a run with files to close."""
+    return handled_by(raise_once)
+
+
+@contextmanager
+def ctrl_c_sets_event() -> Iterator[Event]:
+    """Set the event on the first Ctrl-C, so that a step and its results are kept whole. The second ends the command."""
+
+    def note(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, raise_once)
+
+    interrupted = Event()
+    with handled_by(note):
+        yield interrupted
+
+
+def sigterm_ends_at_once() -> AbstractContextManager[None]:
+    """End on SIGTERM while a server starts: as process 1 of a container it would otherwise ignore the signal."""
+    return handled_by(lambda *_: os._exit(0), signal.SIGTERM)
+
+
+# Lines about a run
+
+
+class StatsPrinter:
+    """A line about the engine on standard error every so many seconds."""
+
+    def __init__(self, llm: "LLM", seconds: float | None) -> None:
+        """Print nothing if `seconds` is None."""
+        self._llm, self._seconds, self._next = llm, seconds, time.perf_counter()
+
+    def print_if_due(self) -> None:
+        """Print the line if it is due. Commands call this between steps."""
+        if self._seconds is None or time.perf_counter() < self._next:
+            return
+        from tqdm import tqdm
+
+        self._next = time.perf_counter() + self._seconds
+        with suppress(OSError):  # a closed standard error does not stop the run
+            tqdm.write(str(self._llm.stats()), file=sys.stderr)  # above a progress bar, if there is one
+
+
+def pool_line(pool: "PoolReport") -> str:
+    """Return how much of the KV cache was reserved and used at the peak of a run."""
+    share = pool.used / max(pool.held, 1)
+    slots = f"{pool.held:,} of {pool.num_slots:,} reserved, {pool.used:,} used ({share:.0%})"
+    return f"KV slots: {slots} |{pool.strip(32)}|"
+
+
+def finish_compiling(llm: "LLM") -> None:
+    """Wait for kernels that this run started to compile: if it ended now, the next run would compile them again."""
+    if llm.llm_engine.kernels.is_compiling:
+        tell("compiling kernels for the next runs, once on this machine: about half a minute, or Ctrl-C")
+        with suppress(KeyboardInterrupt), ctrl_c_raises():
+            llm.llm_engine.kernels.wait(COMPILE_SECONDS)
