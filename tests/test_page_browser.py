@@ -1,4 +1,4 @@
-"""The page in a real browser: what a reader can do with it, what it looks like where, and that it asks nobody."""
+"""The page in a real browser: what a reader can do, how it looks on every screen, and that it needs no network."""
 
 import json
 import re
@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 
 from nanovllm.trace.replay import apply, begin
-from notebooks.page.build import PAGE, SOURCE
-from notebooks.page.compact import unpack
+from notebooks.page.build import PAGE, page, unpack
 from notebooks.page.record import Run
-from tests.browser import browser, skip_without_chromium
+from tests.browser import NARROW, PAPER, WIDE, Reader, browser, skip_without_chromium
 from tests.helpers import full
 
 skip_without_chromium()
-ADDRESS = PAGE.as_uri()
-WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 780}
-MOST_WORDS = 14
+MAX_WORDS = 14
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')"
 
 
@@ -27,97 +24,64 @@ def chromium():
 
 
 @pytest.fixture(scope="module")
-def slot():
+def content():
+    """The data of the committed page."""
     return json.loads(re.search(r'id="data">(.*?)</script>', PAGE.read_text(encoding="utf-8"))[1])
 
 
-class Reader:
-    """Somebody at a page, who notices errors and requests."""
-
-    def __init__(self, chromium, viewport=WIDE, address=ADDRESS, **options):
-        self.context = chromium.new_context(viewport=viewport, **options)
-        self.page = self.context.new_page()
-        self.noticed, self.requests = [], []
-        self.page.on("console", lambda message: self.noticed.append(message.text))
-        self.page.on("pageerror", lambda error: self.noticed.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(address)
-
-    def go(self, fragment):
-        """As if the reader had typed it into the address."""
-        self.page.evaluate(
-            """fragment => new Promise(resolve => {
-            if (location.hash === fragment) return resolve();
-            addEventListener("hashchange", () => resolve(), { once: true });
-            location.hash = fragment;
-        })""",
-            fragment,
-        )
-
-    def press(self, *keys):
-        for key in keys:
-            self.page.keyboard.press(key)
-
-    def text(self, selector):
-        return self.page.inner_text(selector)
-
-    @property
-    def fragment(self):
-        return self.page.evaluate("Address.flush() ?? location.hash")  # it is written a little later
-
-    @property
-    def step(self):
-        return int(self.text("#step").split(" / ")[0])
-
-    def square(self, block):
-        return self.page.locator("#grid .square").nth(block)
+@pytest.fixture(scope="module")
+def empty_page(tmp_path_factory):
+    """The address of a page without runs."""
+    path = tmp_path_factory.mktemp("page") / "empty.html"
+    path.write_text(page(None), encoding="utf-8")
+    return path.as_uri()
 
 
 @pytest.fixture(scope="module")
-def at_wide(chromium):
-    """One page for all tests that leave it as they like: each goes where it needs to be."""
+def shared_reader(chromium):
+    """One page for all tests. Each test goes where it needs to be, and need not clean up."""
     reader = Reader(chromium)
     yield reader
-    assert reader.noticed == [] and all(not url.startswith("http") for url in reader.requests)
+    assert reader.messages == [] and all(not url.startswith("http") for url in reader.requests)
     reader.context.close()
 
 
 @pytest.fixture
-def reader(at_wide):
-    at_wide.page.set_viewport_size(WIDE)
-    at_wide.page.emulate_media(color_scheme="light", reduced_motion="no-preference")
-    at_wide.page.evaluate("document.activeElement.blur()")
-    at_wide.go("#s4/0")
-    return at_wide
+def reader(shared_reader):
+    shared_reader.page.set_viewport_size(WIDE)
+    shared_reader.page.emulate_media(color_scheme="light", reduced_motion="no-preference")
+    shared_reader.page.evaluate("document.activeElement.blur()")
+    shared_reader.go("#s4/0")
+    return shared_reader
 
 
-# What a reader can do
+# The reader's actions
 
 
-def test_it_begins_at_the_beginning_and_does_not_play(chromium):
+def test_page_opens_at_the_first_step_without_playing(chromium):
     reader = Reader(chromium)
     assert reader.text("h1") == "The pool, step by step" and "Press play" in reader.text("#sentence")
-    assert reader.step == 0 and reader.fragment == "#s1/0" and not reader.page.evaluate("Time.isPlaying()")
-    assert reader.noticed == [] and reader.requests == [ADDRESS]
+    assert reader.step == 0 and reader.fragment == "#s1/0" and not reader.page.evaluate("Page.isPlaying()")
+    assert reader.messages == [] and reader.requests == [PAGE.as_uri()]
     reader.context.close()
 
 
-def test_there_is_something_to_see_in_less_than_a_second(reader):
-    milliseconds = []
+def test_page_paints_within_a_second(reader):
+    milliseconds: list[float] = []
     while min(milliseconds, default=1000) >= 1000 and len(milliseconds) < 5:  # a busy machine may need a second try
-        reader.page.reload()
+        reader.reload()
         reader.page.wait_for_function(f"{FIRST_PAINT}.length > 0")
         milliseconds.append(reader.page.evaluate(f"{FIRST_PAINT}[0].startTime"))
     assert min(milliseconds) < 1000
 
 
-def test_arrow_keys_go_through_time(reader):
+def test_arrow_keys_move_through_time(reader):
     reader.press("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft")
     assert reader.step == 2 and reader.fragment == "#s4/2"
     assert "computes" in reader.text("#sentence") or "admitted" in reader.text("#sentence")
 
 
-def test_the_slider_goes_through_time(reader):
+def test_slider_moves_through_time(reader):
     reader.page.locator("#slider").fill("40")
     assert reader.step == 40 and reader.fragment == "#s4/40"
     reader.page.locator("#slider").focus()
@@ -135,7 +99,7 @@ def test_space_plays_and_pauses(reader):
     assert reader.step == stopped and reader.page.get_attribute("#play", "aria-label") == "Play"
 
 
-def test_the_button_plays_to_the_end_and_from_there_begins_again(reader):
+def test_play_stops_at_the_end_and_then_starts_over(reader):
     length = int(reader.text("#step").split(" / ")[1])
     reader.go(f"#s4/{length - 1}")
     reader.page.click("#play")
@@ -146,17 +110,17 @@ def test_the_button_plays_to_the_end_and_from_there_begins_again(reader):
     reader.page.click("#play")
 
 
-def test_another_stage_is_shown_at_the_same_step(reader):
+def test_switching_stages_keeps_the_step(reader):
     reader.go("#s2/24")
     before = reader.text("#sentence")
     reader.page.click("#stages [role=radio]:nth-child(6)")
     assert reader.fragment == "#s6/24" and reader.text("#sentence") != before
     assert reader.page.get_attribute("#stages [role=radio]:nth-child(6)", "aria-checked") == "true"
-    reader.press("ArrowRight")  # the stages have the focus: the next stage, not the next step
+    reader.press("ArrowRight")  # with the focus on the tabs, it selects the next stage
     assert reader.fragment == "#s7/24"
 
 
-def test_a_block_says_who_holds_it_its_words_and_the_code_that_moved_it(reader):
+def test_panel_shows_the_holder_the_text_and_the_code_that_moved_a_block(reader):
     reader.go("#s4/20")
     reader.square(1).click()
     assert reader.fragment == "#s4/20/b1"
@@ -168,18 +132,18 @@ def test_a_block_says_who_holds_it_its_words_and_the_code_that_moved_it(reader):
     assert reader.fragment == "#s4/20" and "Click a square" in reader.text("#panel")
 
 
-def test_arrows_are_the_table_of_the_chosen_sequence_only(reader):
+def test_arrows_follow_the_block_table_of_the_selected_sequence(reader):
     reader.go("#s2/57")
     assert reader.page.locator("path.arrow").count() == 0
-    held = reader.page.evaluate("Runs.all[1].tape.frameAt(57).state.sequences['G'].block_table")
+    held = reader.page.evaluate("Page.runs[1].tape.frameAt(57).state.sequences['G'].block_table")
     reader.square(held[0]).click()
     assert reader.page.locator("path.arrow").count() == len(held) - 1 > 2
     marked = reader.page.evaluate("[...document.querySelectorAll('.in-table')].map(square => square.dataset.place)")
     assert sorted(marked) == [str(place) for place in range(len(held))]
 
 
-def test_a_prediction_is_asked_before_its_step_and_answered_after_it(reader, slot):
-    [moment] = slot["runs"][4]["moments"]
+def test_question_comes_before_its_step_and_the_answer_after_it(reader, content):
+    [moment] = content["runs"][4]["moments"]
     reader.go("#s5/0")
     reader.page.click(f".moment:has-text('{moment['title']}')")
     assert reader.step == moment["step"] - 1 and moment["question"] in reader.text("#quiz")
@@ -191,11 +155,11 @@ def test_a_prediction_is_asked_before_its_step_and_answered_after_it(reader, slo
     reader.press("ArrowRight")
     assert reader.text("#quiz") == ""
     reader.press("ArrowLeft")
-    assert moment["reveal"] in reader.text("#quiz")  # whoever has answered may read it again
+    assert moment["reveal"] in reader.text("#quiz")  # an answered question can be read again
 
 
-def test_a_question_does_not_show_the_block_that_answers_it(reader, slot):
-    moment = slot["runs"][3]["moments"][-1]
+def test_question_does_not_select_the_block_that_gives_it_away(reader, content):
+    moment = content["runs"][3]["moments"][-1]
     reader.go("#s4/0/b5")
     reader.page.click(f".moment:has-text('{moment['title']}')")
     assert reader.fragment == f"#s4/{moment['step'] - 1}" and reader.page.locator("path.arrow").count() == 0
@@ -203,8 +167,8 @@ def test_a_question_does_not_show_the_block_that_answers_it(reader, slot):
     assert reader.fragment == f"#s4/{moment['step']}/b{moment['block']}"
 
 
-def test_a_moment_right_after_another_asks_its_own_question(reader, slot):
-    first, second = slot["runs"][5]["moments"][:2]
+def test_consecutive_moments_ask_their_own_questions(reader, content):
+    first, second = content["runs"][5]["moments"][:2]
     assert second["step"] == first["step"] + 1
     reader.go("#s6/0")
     reader.page.click(f".moment:has-text('{first['title']}')")
@@ -212,11 +176,11 @@ def test_a_moment_right_after_another_asks_its_own_question(reader, slot):
     assert first["reveal"] in reader.text("#quiz")
     reader.page.click(f".moment:has-text('{second['title']}')")
     assert second["question"] in reader.text("#quiz") and first["reveal"] not in reader.text("#quiz")
-    reader.page.reload()
+    reader.reload()
 
 
-def test_stepping_to_a_moment_asks_and_playing_past_it_does_not(reader, slot):
-    moment = slot["runs"][5]["moments"][0]
+def test_stepping_to_a_moment_asks_but_playing_past_it_does_not(reader, content):
+    moment = content["runs"][5]["moments"][0]
     reader.go(f"#s6/{moment['step'] - 2}")
     reader.press("ArrowRight")
     assert moment["question"] in reader.text("#quiz")
@@ -227,18 +191,18 @@ def test_stepping_to_a_moment_asks_and_playing_past_it_does_not(reader, slot):
     reader.press(" ")
 
 
-def test_an_address_is_restored(reader):
+def test_address_is_restored(reader):
     reader.go("#s5/31/b17")
-    reader.page.reload()
+    reader.reload()
     assert reader.step == 31 and reader.text("#panel").startswith("Block 17")
     assert reader.page.get_attribute("#stages [role=radio]:nth-child(5)", "aria-checked") == "true"
     reader.go("#s7/35/bh2")
     assert reader.text("#panel").startswith("Host block 2")
     reader.go("#s9/999/b0")
-    assert re.fullmatch(r"#s7/1\d\d/b0", reader.fragment)  # the last there is
+    assert re.fullmatch(r"#s7/1\d\d/b0", reader.fragment)  # the last step of all
 
 
-def test_the_keyboard_reaches_everything(reader):
+def test_keyboard_reaches_everything(reader):
     reader.go("#s4/20")
     reader.page.focus("#slider")
     seen = []
@@ -256,14 +220,14 @@ def test_the_keyboard_reaches_everything(reader):
     assert reader.fragment == "#s4/20"
 
 
-def test_whoever_clicks_a_block_goes_on_through_time(reader):
+def test_arrow_keys_move_through_time_after_a_click_on_a_block(reader):
     reader.go("#s4/20")
     reader.square(9).click()
     reader.press("ArrowRight")
     assert reader.fragment == "#s4/21/b9"
 
 
-def test_a_screen_reader_is_told(reader):
+def test_screen_reader_gets_names_for_everything(reader):
     reader.go("#s5/8")
     tree = reader.page.locator("body").aria_snapshot()
     assert 'radiogroup "Stage"' in tree and 'grid "Blocks of the pool"' in tree and 'slider "Step"' in tree
@@ -273,52 +237,54 @@ def test_a_screen_reader_is_told(reader):
     assert 'radio "5 Copy-on-write"' in tree and 'button "Three samples, one last block, step 7"' in tree
 
 
-# What it says
+# Sentences
 
 
-def test_a_sentence_has_at_most_fourteen_words(reader):
+def test_sentences_have_at_most_fourteen_words(reader):
     sentences = reader.page.evaluate(
-        "Runs.all.flatMap(run => Array.from({length: run.tape.length + 2}, (_, step) => View.sentence(run, step)))"
+        "Page.runs.flatMap(run => Array.from({length: run.tape.length + 2}, (_, step) => Page.sentenceAt(run, step)))"
     )
     assert len(sentences) > 600
-    long = [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS]
+    long = [sentence for sentence in sentences if len(sentence.split()) > MAX_WORDS]
     assert long == []
     assert not [sentence for sentence in sentences if re.search("undefined|null|NaN|Nobody can run", sentence)]
 
 
-def test_a_text_is_forgotten_only_if_the_host_has_not_got_it(reader, slot):
+def test_evicted_text_is_forgotten_only_if_the_host_does_not_keep_it(reader, content):
     sentences = reader.page.evaluate(
-        "Array.from({length: Runs.all[6].tape.length}, (_, step) => View.sentence(Runs.all[6], step + 1))"
+        "Array.from({length: Page.runs[6].tape.length}, (_, step) => Page.sentenceAt(Page.runs[6], step + 1))"
     )
-    run = Run([slot["runs"][6]["snapshot"], *unpack(slot["kinds"], slot["strings"], slot["runs"][6]["events"])])
-    already = [step.number for step in run.steps if "on the host already" in sentences[step.number - 1]]
-    assert already
+    run = Run(
+        [content["runs"][6]["snapshot"], *unpack(content["kinds"], content["strings"], content["runs"][6]["events"])]
+    )
+    kept = [step.number for step in run.steps if "on the host already" in sentences[step.number - 1]]
+    assert kept
     for step in run.steps:
-        if step.number in already:
+        if step.number in kept:
             assert {event["hash"] for event in step.of("evicted")} <= set(step.before.host_cached.values())
         if "forgotten" in sentences[step.number - 1]:
             assert not {event["hash"] for event in step.of("evicted")} & set(step.after.host_cached.values())
 
 
-def test_a_block_tells_its_story_in_order(reader):
+def test_panel_lists_moves_in_order(reader):
     reader.go("#s5/7/b16")
-    said = reader.page.locator(".moves li").all_inner_texts()
-    words = [next(word for word in ("shares it", "let go", "was copied") if word in line) for line in said]
+    moves = reader.page.locator(".moves li").all_inner_texts()
+    words = [next(word for word in ("shares it", "let go", "was copied") if word in line) for line in moves]
     assert words == ["shares it"] * 2 + ["let go"] * 2 + ["was copied"] * 2  # a count of 3, 2, 1
 
 
 STATES = """stage => {
-    const { tape } = Runs.all[stage];
+    const { tape } = Page.runs[stage];
     return Array.from({ length: tape.length + 1 }, (_, step) => tape.frameAt(step).state);
 }"""
 
 
 @pytest.mark.parametrize("number", [*map(full, [1, 2, 3, 4, 5, 6]), 7])
-def test_the_reducer_gives_the_states_of_the_replay(number, reader, slot):
-    run, states = slot["runs"][number - 1], reader.page.evaluate(STATES, number - 1)
+def test_reducer_computes_the_same_states_as_the_python_replay(number, reader, content):
+    run, states = content["runs"][number - 1], reader.page.evaluate(STATES, number - 1)
     state = begin(run["snapshot"])
     assert states[0] == as_json(state)
-    for event in unpack(slot["kinds"], slot["strings"], run["events"]):
+    for event in unpack(content["kinds"], content["strings"], run["events"]):
         apply(state, event)
         if event["kind"] == "step":
             assert states[event["step"]] == as_json(state), f"step {event['step']}"
@@ -331,7 +297,7 @@ def as_json(state):
     return json.loads(json.dumps({**fields, "sequences": sequences}))
 
 
-def test_scrubbing_there_and_back_is_fast(reader):
+def test_scrubbing_back_and_forth_is_fast(reader):
     milliseconds = reader.page.evaluate("""() => {
         const slider = document.getElementById("slider"), start = performance.now(), last = Number(slider.max);
         for (let i = 0; i < last; i += 1) {
@@ -343,15 +309,14 @@ def test_scrubbing_there_and_back_is_fast(reader):
     assert milliseconds < 16
 
 
-# What it looks like (page_checks.js: what is asked of the page is asked in its own language)
+# Looks (page_checks.js has the checks that run in the page)
 
 SIZES = [(WIDE, "light"), (NARROW, "dark")]
 MORE_SIZES = [(WIDE, "dark"), (NARROW, "light"), ({"width": 800, "height": 900}, "dark")]
-PAPER = {"light": "rgb(251, 250, 248)", "dark": "rgb(21, 24, 27)"}
 
 
 @pytest.mark.parametrize("viewport, scheme", [*SIZES, *(full(*size) for size in MORE_SIZES)])
-def test_nothing_overlaps_and_all_text_can_be_read(viewport, scheme, reader):
+def test_nothing_overlaps_and_all_text_has_contrast(viewport, scheme, reader):
     reader.page.set_viewport_size(viewport)
     reader.page.emulate_media(color_scheme=scheme)
     reader.page.add_script_tag(path=Path(__file__).with_name("page_checks.js"))
@@ -363,7 +328,7 @@ def test_nothing_overlaps_and_all_text_can_be_read(viewport, scheme, reader):
         assert reader.page.evaluate("Checks.paleTexts()") == [], fragment
 
 
-def test_on_a_narrow_screen_the_grid_stays_and_the_queues_fold(reader):
+def test_narrow_screen_keeps_the_grid_and_folds_the_queues(reader):
     reader.go("#s4/20")
     assert reader.page.is_visible("#running")
     reader.page.set_viewport_size(NARROW)
@@ -374,24 +339,24 @@ def test_on_a_narrow_screen_the_grid_stays_and_the_queues_fold(reader):
     assert reader.page.is_visible("#running")
 
 
-def test_the_grid_stays_where_it_is_whatever_the_sentence_says(reader):
+def test_sentences_of_any_length_leave_the_grid_in_place(reader):
     reader.page.set_viewport_size(NARROW)
     heights = reader.page.evaluate("""() => {
         const line = document.getElementById("sentence");
-        const sentences = Runs.all.flatMap(run =>
-            Array.from({length: run.tape.length + 2}, (_, step) => View.sentence(run, step)));
+        const sentences = Page.runs.flatMap(run =>
+            Array.from({length: run.tape.length + 2}, (_, step) => Page.sentenceAt(run, step)));
         return [...new Set(sentences)].map(text => { line.textContent = text; return line.offsetHeight; });
     }""")
     assert len(heights) > 100 and len(set(heights)) == 1
 
 
-def test_a_block_is_of_one_size_on_the_device_and_on_the_host(reader):
+def test_device_and_host_blocks_have_the_same_size(reader):
     reader.go("#s7/35")
     sizes = [reader.page.locator(f"{grid} .square >> nth=0").bounding_box() for grid in ("#grid", "#host-grid")]
     assert sizes[0]["width"] == sizes[1]["width"] > 0
 
 
-def test_what_is_idle_says_whose_text_it_has_and_the_host_what_moved(reader):
+def test_idle_blocks_show_their_letter_and_host_blocks_show_changes(reader):
     reader.go("#s6/19")
     assert {reader.square(block).inner_text() for block in (0, 1, 2, 3)} == {"A"}
     reader.go("#s7/25")
@@ -399,7 +364,7 @@ def test_what_is_idle_says_whose_text_it_has_and_the_host_what_moved(reader):
     assert reader.page.evaluate(touched).count(True) == 3
 
 
-def test_patterns_and_letters_say_what_colours_say(reader):
+def test_each_request_has_its_own_pattern(reader):
     reader.go("#s4/20")
     looks = reader.page.evaluate("""() => Object.fromEntries([...document.querySelectorAll("#running .tag")].map(tag =>
         [tag.textContent, getComputedStyle(tag, "::before").backgroundImage]))""")
@@ -407,7 +372,7 @@ def test_patterns_and_letters_say_what_colours_say(reader):
     assert len(families) == len(set(families.values())) == 6
 
 
-def test_whoever_wants_no_motion_has_none(reader):
+def test_reduced_motion_turns_transitions_off(reader):
     durations = {}
     reader.go("#s4/20")
     reader.page.add_script_tag(path=Path(__file__).with_name("page_checks.js"))
@@ -417,48 +382,48 @@ def test_whoever_wants_no_motion_has_none(reader):
     assert 0 < max(durations["no-preference"]) < 200 and max(durations["reduce"]) == 0
 
 
-# Live
+# Live runs
 
 
 @pytest.mark.full
-def test_without_data_it_says_how_to_make_some_and_events_fill_it(chromium, slot):
-    reader = Reader(chromium, address=(SOURCE / "index.html").as_uri())
+def test_page_without_data_shows_how_to_build_one_and_events_fill_it(chromium, content, empty_page):
+    reader = Reader(chromium, empty_page)
     assert "make page" in reader.text("#no-data") and not reader.page.is_visible("#stage")
-    run = slot["runs"][6]
-    events = [run["snapshot"], *unpack(slot["kinds"], slot["strings"], run["events"])]
+    run = content["runs"][6]
+    events = [run["snapshot"], *unpack(content["kinds"], content["strings"], run["events"])]
     last = next(i for i, event in enumerate(events) if event["kind"] == "step" and event["step"] == 30)
     reader.page.evaluate("events => events.forEach(event => Page.feed(event))", events[: last + 1])
-    reader.page.wait_for_function("Reader.at.step === 30")  # it follows
+    reader.page.wait_for_function("Page.at.step === 30")  # the reader follows
     assert reader.step == 30 and not reader.page.is_visible("#no-data")
     reader.press("ArrowLeft")
     reader.page.evaluate("events => events.forEach(event => Page.feed(event))", events[last + 1 :])
-    assert reader.step == 29  # but not whoever looks back
-    assert reader.noticed == []
+    assert reader.step == 29  # a reader who looks back does not follow
+    assert reader.messages == []
     reader.context.close()
 
 
-FORGETFUL = """([events, most]) => {
-    LiveTape.MOST_WEIGHT = most;
-    const whole = new Tape(events[0]);
+FEED_ALL = """([events, maxWeight]) => {
+    Page.Tape.MAX_WEIGHT = maxWeight;
+    const whole = new Page.Tape(events[0]);
     for (const event of events) Page.feed(event);
     for (const event of events.slice(1)) whole.add(event);
-    const { tape } = Runs.all[0], same = [];
+    const { tape } = Page.runs[0], same = [];
     for (let step = tape.first; step <= tape.length; step += 1) {
         same.push(JSON.stringify(tape.frameAt(step).state) === JSON.stringify(whole.frameAt(step).state));
     }
-    Reader.goTo(0);
-    return { first: tape.first, length: tape.length, weight: tape.weight, same, shown: tape.held().length };
+    Page.goTo(0);
+    return { first: tape.first, length: tape.length, weight: tape.weight, same, numShares: tape.held().length };
 }"""
 
 
 @pytest.mark.full
-def test_a_live_run_keeps_the_last_steps_only_and_those_as_they_were(chromium, slot):
-    reader, run, most = Reader(chromium, address=(SOURCE / "index.html").as_uri()), slot["runs"][6], 500
-    events = [run["snapshot"], *unpack(slot["kinds"], slot["strings"], run["events"])]
-    assert len(events) > 2 * most
-    kept = reader.page.evaluate(FORGETFUL, [events, most])
+def test_live_run_keeps_the_last_steps_unchanged(chromium, content, empty_page):
+    reader, run, max_weight = Reader(chromium, empty_page), content["runs"][6], 500
+    events = [run["snapshot"], *unpack(content["kinds"], content["strings"], run["events"])]
+    assert len(events) > 2 * max_weight
+    kept = reader.page.evaluate(FEED_ALL, [events, max_weight])
     assert kept["first"] > 0 and kept["length"] - kept["first"] < kept["length"]
-    assert kept["weight"] <= most or kept["length"] - kept["first"] < 64
-    assert all(kept["same"]) and kept["shown"] == len(kept["same"])
-    assert reader.step == kept["first"] and reader.noticed == []
+    assert kept["weight"] <= max_weight or kept["length"] - kept["first"] < 64
+    assert all(kept["same"]) and kept["numShares"] == len(kept["same"])
+    assert reader.step == kept["first"] and reader.messages == []
     reader.context.close()

@@ -1,4 +1,4 @@
-"""The page of a server in a real browser, while requests run: it shows what the engine has."""
+"""The page of a server in a real browser, while requests run: it shows the engine's memory."""
 
 import re
 import threading
@@ -11,39 +11,38 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from nanovllm.engine.config import EngineArgs
-from tests.browser import browser, skip_without_chromium
+from tests.browser import NARROW, PAPER, WIDE, Reader, browser, skip_without_chromium
 from tests.helpers import ROOT, full
 from tests.live import living
-from tests.test_page_browser import NARROW, PAPER, WIDE, Reader
 
 skip_without_chromium()
 CHECKS = Path(__file__).with_name("page_checks.js")
 OPTIONS = {"block_size": 8, "kv_cache_tokens": 512, "max_num_seqs": 6, "enforce_eager": True, "kv_offloading_tokens": 0}
-STATE = "Runs.all[0].tape.frameAt(Runs.length()).state"
+STATE = "Page.runs[0].tape.frameAt(Page.lastStep()).state"
 BLOCKS_OF_LONG_NAMES = """() => {
     const places = { request: 26 + 22 * 26 + 22, stranger: 0 }, band = seq => ({ seq, from: 0, to: 8, filled: 5 });
     const cell = (block, ...seqs) =>
         ({ block, status: "held", count: seqs.length, bands: seqs.map(band), origin: null, isTouched: false });
     const cells = [cell(0, "request.0"), cell(1, "request.0", "request.1"), cell(2, "request.0", "stranger")];
-    const tier = most => {
-        const part = Dom.make("div"), holder = Dom.make("div", { class: "grid-holder" }, part, Dom.make("canvas"));
-        Dom.byId("pool").append(holder);
-        const made = new Tier(part, holder.lastChild, "block", () => {});
-        made.shape(most, "block", 128);
-        made.show(cells, { places }, null);
-        return [holder, part.querySelectorAll(".square")];
+    const makeTier = num_squares => {
+        const { make } = Page, grid = make("div"), holder = make("div", { class: "grid-holder" }, grid, make("canvas"));
+        Page.byId("pool").append(holder);
+        const tier = new Page.Tier(grid, holder.lastChild, "block", () => {});
+        tier.shape(num_squares, "block", 128);
+        tier.show(cells, { places }, null);
+        return [holder, grid.querySelectorAll(".square")];
     };
-    const [[device, squares], [host, hostSquares]] = [tier(128), tier(40)], faults = [], texts = [];
+    const [[device, squares], [host, hostSquares]] = [makeTier(128), makeTier(40)], faults = [], texts = [];
     const box = part => part.getBoundingClientRect(), range = document.createRange();
     for (const square of [...squares].slice(0, cells.length)) {
         const [letter, count] = [square.querySelector(".letter"), square.querySelector(".count")];
         range.selectNodeContents(letter);
         const [text, whole, name] = [box(range), box(square), letter.textContent];
         texts.push(name);
-        if (text.left < whole.left || text.right > whole.right) faults.push(`${name} is cut: ${whole.width} px`);
-        if (count && box(count).top < box(letter).bottom - 0.5) faults.push(`the count lies on ${name}`);
+        if (text.left < whole.left || text.right > whole.right) faults.push(`${name} is cut off: ${whole.width} px`);
+        if (count && box(count).top < box(letter).bottom - 0.5) faults.push(`the count overlaps ${name}`);
     }
-    if (box(squares[0]).width !== box(hostSquares[0]).width) faults.push("the host's are of another size");
+    if (box(squares[0]).width !== box(hostSquares[0]).width) faults.push("host squares have another size");
     device.remove();
     host.remove();
     return [texts, faults];
@@ -57,8 +56,9 @@ FIELD = """() => {
     const before = cells(block => (block < 300 ? block % 9 : null)), memory = { places: { a: 2 } };
     const after = cells(block => (block === 7 ? 3 : block === 299 ? null : block < 300 ? block % 9 : null));
     const shown = (...states) => {
-        const canvas = Dom.make("canvas"), holder = Dom.make("div", {}, canvas), field = new Field(canvas, "block");
-        Dom.byId("pool").append(holder);
+        const canvas = Page.make("canvas"), holder = Page.make("div", {}, canvas);
+        const field = new Page.Field(canvas, "block");
+        Page.byId("pool").append(holder);
         field.shape(10000, 10000);
         let count = 0;
         const { fillRect } = CanvasRenderingContext2D.prototype;
@@ -72,8 +72,8 @@ FIELD = """() => {
         holder.remove();
         return [count, data];
     };
-    const [all, expected] = shown(after), [few, found] = shown(before, after);
-    return [all, few, found.length === expected.length && found.every((value, i) => value === expected[i])];
+    const [all, expected] = shown(after), [few, pixels] = shown(before, after);
+    return [all, few, pixels.length === expected.length && pixels.every((value, i) => value === expected[i])];
 }"""
 FULL_POOL = """() => {
     const all = make => Object.fromEntries(Array.from({ length: 10000 }, (_, block) => [block, make(block)]));
@@ -81,7 +81,7 @@ FULL_POOL = """() => {
         free: Object.values(all(block => block)), cached: all(block => `h${block}`), loading: {},
         host_ref_counts: [], host_free: [], host_cached: {} };
     const pool = { unit: "blocks", num_blocks: 10000, block_size: 4 };
-    const tape = new Tape({ kind: "snapshot", step: 0, stage: "live", pool, host: null, state });
+    const tape = new Page.Tape({ kind: "snapshot", step: 0, stage: "live", pool, host: null, state });
     for (let block = 0; block < 200; block += 1) {
         tape.add({ kind: "evicted", block });
         tape.add({ kind: "cached", block, hash: `new${block}` });
@@ -93,11 +93,11 @@ FULL_POOL = """() => {
     };
     const begun = tape.frameAt(0), before = JSON.stringify(begun.state);
     const [ofAll, shown] = time(() => tape.frameAt(tape.length));
-    const [ofEach, expected] = time(() => tape.eventsBetween(0, tape.length).reduce(Tape.advance, begun));
+    const [ofEach, expected] = time(() => tape.eventsBetween(0, tape.length).reduce(Page.advance, begun));
     return [ofEach / ofAll, shown === expected, before === JSON.stringify(tape.frameAt(0).state)];
 }"""
 SHOWN = """expected => {
-    const { tape } = Runs.all[0], first = Math.max(tape.first, tape.length - 400);
+    const { tape } = Page.runs[0], first = Math.max(tape.first, tape.length - 400);
     for (let step = tape.length; step >= first; step -= 1) {
         const { state } = tape.frameAt(step), seqs = state.running.map(seq => state.sequences[seq]);
         const running = seqs.map(({ block_table, num_computed_tokens }) => [block_table, num_computed_tokens]);
@@ -124,26 +124,26 @@ def front():
 
 
 @pytest.fixture(scope="module")
-def at_page(chromium, front):
-    """One page for all tests that leave it as they like."""
-    reader = Reader(chromium, address=f"{front.url}/")
+def shared_reader(chromium, front):
+    """One page for all tests. They need not clean up."""
+    reader = Reader(chromium, f"{front.url}/")
     reader.page.wait_for_selector("#stage", state="visible")
     yield reader
-    assert reader.noticed == [] and all(url.startswith(front.url) or url == "data:," for url in reader.requests)
+    assert reader.messages == [] and all(url.startswith(front.url) or url == "data:," for url in reader.requests)
     reader.context.close()
 
 
 @pytest.fixture
-def reader(at_page):
-    at_page.page.set_viewport_size(WIDE)
-    at_page.page.emulate_media(color_scheme="light")
-    at_page.page.evaluate("() => { document.activeElement.blur(); Reader.at.block = null; Follow.start(); }")
-    return at_page
+def reader(shared_reader):
+    shared_reader.page.set_viewport_size(WIDE)
+    shared_reader.page.emulate_media(color_scheme="light")
+    shared_reader.page.evaluate("() => { document.activeElement.blur(); Page.at.block = null; Page.follow(); }")
+    return shared_reader
 
 
 @pytest.fixture
 def busy(front):
-    """Requests that come and go, some of which hang up."""
+    """Requests that come and go while a test runs."""
     is_over = threading.Event()
 
     def run(number):
@@ -163,39 +163,39 @@ def busy(front):
 
 def until(holds, seconds=20.0):
     end = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < end, f"not within {seconds} seconds"
+    while not (result := holds()):
+        assert time.monotonic() < end, f"did not happen within {seconds} seconds"
         time.sleep(0.02)
-    return found
+    return result
 
 
 def steps_shown(reader):
-    return reader.page.evaluate("Runs.length()")
+    return reader.page.evaluate("Page.lastStep()")
 
 
-def test_blocks_on_the_page_are_the_engines_while_requests_run(front, reader, busy):
+def test_page_shows_the_engines_blocks_while_requests_run(front, reader, busy):
     for _ in range(3):
-        told = until(lambda: (memory := front.memory())["running"] and memory)
-        assert told.pop("is_watched")
-        del told["waiting"]  # who has come since the last step is on the page with the next one
-        until(lambda told=told: reader.page.evaluate(SHOWN, told) is not None)
+        expected = until(lambda: (memory := front.memory())["running"] and memory)
+        assert expected.pop("is_watched")
+        del expected["waiting"]  # a request that came since the last step is on the page after the next one
+        until(lambda expected=expected: reader.page.evaluate(SHOWN, expected) is not None)
     held = "document.querySelectorAll('#grid .square.held').length"
-    reader.press(" ")  # so that grid and state are of one step
-    counts = reader.page.evaluate("Runs.all[0].tape.frameAt(Reader.at.step).state.ref_counts")
+    reader.press(" ")  # pause, so that the grid and the state belong to the same step
+    counts = reader.page.evaluate("Page.runs[0].tape.frameAt(Page.at.step).state.ref_counts")
     until(lambda: reader.page.evaluate(held) == sum(count > 0 for count in counts) > 0)
 
 
 @pytest.mark.full
-def test_at_rest_the_page_shows_what_is_left(front, reader):
+def test_page_shows_the_cache_when_no_request_runs(front, reader):
     front.complete(max_tokens=30)
-    told = until(lambda: (memory := front.memory()) and not memory["running"] and memory)
-    assert told.pop("is_watched")
-    assert until(lambda: reader.page.evaluate(SHOWN, told) is not None) and told["cached"]
+    expected = until(lambda: (memory := front.memory()) and not memory["running"] and memory)
+    assert expected.pop("is_watched")
+    assert until(lambda: reader.page.evaluate(SHOWN, expected) is not None) and expected["cached"]
     until(lambda: reader.page.locator("#grid .square.held").count() == 0)
     until(lambda: reader.text("#sentence").startswith("Nobody is here"))
 
 
-def test_the_prompt_box_streams_a_text_and_shows_its_blocks(front, reader):
+def test_prompt_streams_a_text_and_selects_its_first_block(front, reader):
     reader.page.fill("#words", "Once upon a time there was a fox")
     reader.page.fill("#most", "40")
     reader.page.click("#send")
@@ -203,19 +203,19 @@ def test_the_prompt_box_streams_a_text_and_shows_its_blocks(front, reader):
     assert re.match(r"\w+\s+40 tokens in [\d.]+ s, the first text after \d+ ms\.", reader.text("#answered"))
     assert reader.text("#panel").startswith("Block ") and reader.text("#send") == "Send"
     alone = front.complete(prompt="Once upon a time there was a fox", max_tokens=4, temperature=0)
-    said = reader.page.text_content("#answer")
-    assert said.startswith("Once upon a time there was a fox") and len(said) > len(alone["choices"][0]["text"]) + 32
+    answer = reader.page.text_content("#answer")
+    assert answer.startswith("Once upon a time there was a fox") and len(answer) > len(alone["choices"][0]["text"]) + 32
 
-    def is_let_go() -> bool:  # a page that is painted while others run in all blocks of the pool
+    def is_deselected() -> bool:  # once the page is drawn while other requests hold all blocks of the pool
         front.complete(prompt="The king", n=6, max_tokens=90, ignore_eos=True)
         return reader.text("#panel").startswith("Click a square")
 
-    until(is_let_go)
+    until(is_deselected)
 
 
 @pytest.mark.full
-def test_a_block_that_the_reader_chose_stays_chosen(front, reader):
-    reader.page.evaluate("Reader.choose(0)")
+def test_block_that_the_reader_selects_stays_selected(front, reader):
+    reader.page.evaluate("Page.choose(0)")
     front.complete(prompt="The king", n=6, max_tokens=90, ignore_eos=True)
     shown = steps_shown(reader)
     front.complete(max_tokens=2)
@@ -223,28 +223,28 @@ def test_a_block_that_the_reader_chose_stays_chosen(front, reader):
     assert reader.text("#panel").startswith("Block 0")
 
 
-def test_the_page_says_how_many_tokens_a_block_holds(reader):
+def test_lead_names_the_block_size(reader):
     assert f"a block of its memory for {OPTIONS['block_size']} tokens" in reader.text("#lead")
 
 
 @pytest.mark.parametrize("viewport", [WIDE, NARROW])
-def test_in_a_pool_of_128_blocks_names_are_whole_and_counts_beside_them(viewport, reader):
+def test_labels_fit_into_the_squares_of_a_pool_of_128_blocks(viewport, reader):
     reader.page.set_viewport_size(viewport)
     assert reader.page.evaluate(BLOCKS_OF_LONG_NAMES) == [["WW1", "WW", "WW1+"], []]
 
 
-def test_in_a_full_pool_of_10000_blocks_a_list_is_not_copied_at_each_event(reader):
+def test_lists_of_10000_blocks_are_not_copied_at_each_event(reader):
     times_faster, is_same, is_kept = reader.page.evaluate(FULL_POOL)
     assert times_faster > 5 and is_same and is_kept
 
 
-def test_of_10000_blocks_only_those_that_changed_are_painted(reader):
+def test_field_paints_only_squares_that_changed(reader):
     num_all, num_changed, is_same = reader.page.evaluate(FIELD)
     assert num_all > 10_000 and num_changed < 10 and is_same
 
 
 @pytest.mark.full
-def test_a_prompt_that_is_stopped_gives_its_blocks_back(front, reader):
+def test_stopping_a_prompt_frees_its_blocks(front, reader):
     reader.page.fill("#most", "400")
     reader.page.click("#send")
     until(lambda: front.memory()["running"])
@@ -255,16 +255,16 @@ def test_a_prompt_that_is_stopped_gives_its_blocks_back(front, reader):
 
 
 @pytest.mark.full
-def test_an_error_is_told_in_the_servers_words(reader):
+def test_page_shows_the_servers_error_message(reader):
     reader.page.fill("#words", "fox " * 3000)
     reader.page.click("#send")
     until(lambda: reader.text("#answered"))
     assert re.match(r"It failed: the prompt .*\d+ tokens", reader.text("#answered"))
-    assert all("status of 400" in line for line in reader.noticed)
-    reader.noticed.clear()
+    assert all("status of 400" in line for line in reader.messages)
+    reader.messages.clear()
 
 
-def test_whoever_looks_back_is_left_there_and_comes_back(front, reader, busy):
+def test_reader_can_look_back_and_go_live_again(front, reader, busy):
     until(lambda: steps_shown(reader) > 40)
     reader.page.focus("#play")
     reader.press("ArrowLeft")
@@ -281,23 +281,23 @@ def test_whoever_looks_back_is_left_there_and_comes_back(front, reader, busy):
 
 
 @pytest.mark.full
-def test_two_look_and_nothing_runs_when_the_last_has_left(chromium, front):
-    at_first = len(front.feed.viewers)  # the page of the other tests
-    readers = [Reader(chromium, address=f"{front.url}/") for _ in range(2)]
+def test_two_pages_can_watch_and_leave(chromium, front):
+    num_others = len(front.feed.viewers)  # the page of the other tests
+    readers = [Reader(chromium, f"{front.url}/") for _ in range(2)]
     for reader in readers:
         reader.page.wait_for_selector("#stage", state="visible")
-    assert len(front.feed.viewers) == at_first + 2 and front.memory()["is_watched"]
+    assert len(front.feed.viewers) == num_others + 2 and front.memory()["is_watched"]
     front.complete(max_tokens=20)
-    told = front.memory()
-    assert told.pop("is_watched")
+    expected = front.memory()
+    assert expected.pop("is_watched")
     for reader in readers:
-        until(lambda reader=reader: reader.page.evaluate(SHOWN, told) is not None)
+        until(lambda reader=reader: reader.page.evaluate(SHOWN, expected) is not None)
         reader.context.close()
-    until(lambda: len(front.feed.viewers) == at_first)
+    until(lambda: len(front.feed.viewers) == num_others)
 
 
 @pytest.mark.full
-def test_after_a_break_it_goes_on_with_a_new_snapshot(front, reader):
+def test_lost_connection_continues_the_run(front, reader):
     front.complete(max_tokens=20)
     until(lambda: steps_shown(reader) > 10)
     before = steps_shown(reader)
@@ -307,13 +307,13 @@ def test_after_a_break_it_goes_on_with_a_new_snapshot(front, reader):
     front.complete(max_tokens=20, prompt="Meanwhile")
     front.call(setattr, feed, "is_over", False)
     until(lambda: reader.text("#status") == "Live")
-    told = front.memory()
-    del told["is_watched"]
-    until(lambda: reader.page.evaluate(SHOWN, told) is not None)
-    assert steps_shown(reader) > before and reader.page.evaluate("Runs.all.length") == 1
+    expected = front.memory()
+    del expected["is_watched"]
+    until(lambda: reader.page.evaluate(SHOWN, expected) is not None)
+    assert steps_shown(reader) > before and reader.page.evaluate("Page.runs.length") == 1
 
 
-def test_after_a_restart_nothing_of_the_server_before_is_left(front, reader):
+def test_restarted_server_begins_a_new_run(front, reader):
     front.complete(max_tokens=2)
     until(lambda: reader.page.locator("#done .tag").count())
     feed = front.feed
@@ -327,7 +327,7 @@ def test_after_a_restart_nothing_of_the_server_before_is_left(front, reader):
 
 
 @pytest.mark.full
-def test_the_page_may_run_and_fetch_nothing_but_its_own(front, reader):
+def test_content_security_policy_blocks_inline_scripts(front, reader):
     policy = reader.page.evaluate("fetch('/').then(response => response.headers.get('content-security-policy'))")
     assert "default-src 'none'" in policy and "unsafe" not in policy
     reader.page.evaluate("""() => {
@@ -335,14 +335,14 @@ def test_the_page_may_run_and_fetch_nothing_but_its_own(front, reader):
         script.textContent = "window.hasRun = true";
         document.body.append(script);
     }""")
-    assert reader.page.evaluate("window.hasRun") is None and "Content Security Policy" in reader.noticed[-1]
-    reader.noticed.clear()
+    assert reader.page.evaluate("window.hasRun") is None and "Content Security Policy" in reader.messages[-1]
+    reader.messages.clear()
 
 
 @pytest.mark.parametrize(
     "viewport, scheme", [full(WIDE, "light"), (NARROW, "dark"), full(NARROW, "light"), full(WIDE, "dark")]
 )
-def test_it_can_be_read_everywhere(viewport, scheme, front, reader, busy):
+def test_live_page_has_no_overlaps_and_enough_contrast(viewport, scheme, front, reader, busy):
     reader.page.set_viewport_size(viewport)
     reader.page.emulate_media(color_scheme=scheme)
     until(lambda: reader.page.locator("#running .tag").count() > 2)
@@ -355,24 +355,24 @@ def test_it_can_be_read_everywhere(viewport, scheme, front, reader, busy):
 
 
 @pytest.mark.full
-def test_when_the_last_page_is_closed_the_engine_is_not_watched(chromium, front, at_page):
-    at_page.page.goto("about:blank")
+def test_engine_is_not_traced_after_the_last_page_is_closed(chromium, front, shared_reader):
+    shared_reader.page.goto("about:blank")
     until(lambda: not front.memory()["is_watched"])
     assert not front.feed.viewers
-    at_page.page.goto(f"{front.url}/")
+    shared_reader.open(f"{front.url}/")
     until(lambda: front.memory()["is_watched"])
 
 
 @pytest.mark.full
-def test_a_server_with_a_key_asks_for_it_and_says_that_another_is_not_its_own(chromium):
+def test_page_asks_for_the_api_key_again_after_a_wrong_one(chromium):
     args = EngineArgs(model=ROOT / "models" / "storyteller", device="cpu", **OPTIONS)
     with living(args, api_keys=("sesame",)) as front:
-        reader = Reader(chromium, address=f"{front.url}/")
+        reader = Reader(chromium, f"{front.url}/")
         page = reader.page
         page.wait_for_selector("#key-form", state="visible")
         assert page.title() == "The pool, live" and page.is_hidden("#no-data") and not page.text_content("#speed")
-        assert "--api-key" in page.text_content("#key-says")
-        for key, shown in (("barley", "#key-says:has-text('not its key')"), ("sesame", "#stage")):
+        assert "--api-key" in page.text_content("#key-hint")
+        for key, shown in (("barley", "#key-hint:has-text('not its key')"), ("sesame", "#stage")):
             page.fill("#key", key)
             page.click("#key-form button")
             page.wait_for_selector(shown, state="visible")

@@ -1,1 +1,4 @@
-"""The page that plays the pool: it is made from recorded runs of all stages, and is one file, notebooks/pool.html."""
+"""The page that plays back the pool: runs of all stages are recorded and built into one file, notebooks/pool.html.
+
+Start with build.py. record.py has the workload, moments.py the questions, animation.py the picture in README.md.
+"""

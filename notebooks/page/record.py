@@ -1,33 +1,94 @@
-"""Record the workload on a stage, and look at it step by step: the same on every run."""
+"""The workload, and its run on each stage: the same eight requests, step by step, with the same events every time.
 
+From stage 4 on they arrive while others run, and the clock counts steps. Stages 1 to 3 serve static batches: they get
+all requests at once, in order of arrival, and abort none. A stage without parallel sampling serves n = 3 as three
+requests.
+"""
+
+from collections import deque
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from nanovllm.trace import State, Tracer, apply, traced
+from nanovllm.trace.events import Event
 from nanovllm.trace.replay import begin
-from notebooks.page.workload import build, serve
+from stages.bench.engines import ONE_SEQUENCE_A_REQUEST, WITHOUT_SCHEDULER, stage
 
-Event = dict[str, Any]
-TIMES = ("seconds", "began")  # of the clock on the wall: another one in each run
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS = 8, 40, 16
+MAX_STEPS = 150  # of any stage: a reader goes through all of them
+WALL_CLOCK = ("seconds", "began")  # fields that differ from run to run
+KING = (
+    "Once upon a time there was a King who had three daughters. "
+    "The youngest was so beautiful that the sun itself was surprised."
+)
+ANIMALS = "Long ago, when all the animals could talk, there lived in a wood a bear and a wolf, and"
+
+
+@dataclass(frozen=True)
+class Request:
+    name: str
+    prompt: str
+    max_tokens: int
+    after: int = 0  # the number of steps before it arrives
+    stop: str | tuple[str, ...] = ()
+    n: int = 1
+    aborted_after: int | None = None
+
+    def options(self, has_n: bool) -> dict[str, Any]:
+        """Return the options of SamplingParams. Decoding is greedy, except for samples: they would all be the same."""
+        options = {"max_tokens": self.max_tokens, "stop": self.stop, "ignore_eos": True, "temperature": 0.0}
+        if self.n > 1:
+            options |= {"temperature": 0.8, "seed": 7}
+        return options | ({"n": self.n} if has_n else {})
+
+
+WORKLOAD = (
+    Request("A", KING + " One day", 18),
+    Request("B", "Reddy Fox was very hungry.", 30, stop="."),
+    Request("C", "One day Dorothy and the Scarecrow walked along the road of yellow brick until they came to", 56),
+    Request("D", '"Come in," said the old woman.', 32),
+    Request("E", "The little mermaid swam up to the ship and looked in at the window, and there she saw", 54),
+    Request("F", ANIMALS, 40, after=4, n=3),
+    Request("G", KING + " One night there came a knock at the door,", 40, after=10),
+    Request("H", "Little Raggedy Ann looked out of the window. It was snowing, and", 44, after=16, aborted_after=60),
+)
+
+
+def label(seq: str) -> str:
+    """Return the page's name for a sequence.
+
+    >>> label("A"), label("F.0")
+    ('A', 'F1')
+    """
+    request, _, sample = seq.partition(".")
+    return f"{request}{int(sample) + 1}" if sample else request
+
+
+# ---- serving the workload
 
 
 def record(name: str) -> list[Event]:
-    """Return the events of stage `name` ("s1"), the snapshot first."""
+    """Return the events of stage `name` ("s1"), beginning with the snapshot."""
     events: list[Event] = []
     tracer = Tracer()
-    llm = build(name, tracer)
+    llm = build_llm(name, tracer)
     with traced(llm, events.append, tracer):
-        serve(name, llm)
-    return list(renumbered({key: value for key, value in event.items() if key not in TIMES} for event in events))
+        if name in WITHOUT_SCHEDULER:
+            serve_batches(name, llm)
+        else:
+            serve_continuously(name, llm)
+    return list(renumber({key: value for key, value in event.items() if key not in WALL_CLOCK} for event in events))
 
 
-def renumbered(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield events. One between two steps, such as an arrival, gets the number of the step that follows.
+def renumber(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events. One between two steps, such as an arrival, gets the number of the step that follows.
 
-    >>> [event["step"] for event in renumbered([{"kind": "arrive", "step": 0}, {"kind": "step", "step": 1}])]
+    >>> [event["step"] for event in renumber([{"kind": "arrive", "step": 0}, {"kind": "step", "step": 1}])]
     [1, 1]
     """
     waiting: list[Event] = []
@@ -38,9 +99,71 @@ def renumbered(events: Iterable[Event]) -> Iterator[Event]:
             waiting = []
 
 
+def build_llm(name: str, observer: Tracer | None = None) -> Any:
+    """Return a stage's LLM, with a pool that is too small for all requests at once."""
+    options: dict[str, Any] = {"kv_cache_tokens": NUM_BLOCKS * BLOCK_SIZE, "max_num_seqs": 8, "max_model_len": 128}
+    if name == "s1":
+        options |= {"reservation": "request"}
+    else:
+        options |= {"block_size": BLOCK_SIZE}
+    if name not in WITHOUT_SCHEDULER:
+        options |= {"max_num_batched_tokens": 24}
+    if name == "s7":
+        options |= {"offload_policy": "load", "kv_offloading_tokens": NUM_HOST_BLOCKS * BLOCK_SIZE}
+    return stage(name).LLM(ROOT / "models" / "storyteller", observer, device="cpu", dtype="float32", **options)
+
+
+def arrivals(name: str) -> Iterator[tuple[str, Request, Any]]:
+    """Yield (request_id, request, SamplingParams), in order of arrival."""
+    has_n = name not in ONE_SEQUENCE_A_REQUEST
+    for request in sorted(WORKLOAD, key=lambda request: request.after):
+        options = request.options(has_n)
+        if has_n or request.n == 1:
+            yield request.name, request, stage(name).SamplingParams(**options)
+        else:  # each sample is a request of its own, with its own seed
+            for i in range(request.n):
+                params = stage(name).SamplingParams(**options | {"seed": options["seed"] + i})
+                yield f"{request.name}.{i}", request, params
+
+
+def serve_continuously(name: str, llm: Any) -> None:
+    """Add each request when it arrives, abort those that leave, and step until all have finished."""
+    engine, coming, num_steps = llm.llm_engine, deque(arrivals(name)), 0
+    leaving = {request.name: request.aborted_after for request in WORKLOAD if request.aborted_after is not None}
+    while coming or engine.has_unfinished_requests():
+        while coming and coming[0][1].after <= num_steps:
+            request_id, request, params = coming.popleft()
+            engine.add_request(request_id, request.prompt, params)
+        for request_id in [request_id for request_id, after in leaving.items() if after == num_steps]:
+            engine.abort_request(request_id)
+        engine.step()
+        num_steps += 1
+
+
+def serve_batches(name: str, llm: Any) -> None:
+    """Serve all requests with an LLM of stages 1 to 3, under the names of the workload."""
+    request_ids, requests, params = zip(*arrivals(name), strict=True)
+    llm.input_processor = NamingInputProcessor(llm.input_processor, request_ids)
+    for _ in llm.stream([request.prompt for request in requests], list(params)):
+        pass
+
+
+class NamingInputProcessor:
+    """An input processor that replaces the LLM's request numbers by names."""
+
+    def __init__(self, input_processor: Any, names: Iterable[str]) -> None:
+        self._input_processor, self._names = input_processor, iter(names)
+
+    def process(self, request_id: str, prompt: str, params: Any) -> Any:
+        return self._input_processor.process(next(self._names), prompt, params)
+
+
+# ---- the recorded run, step by step
+
+
 @dataclass(frozen=True)
 class Step:
-    """What happened in a step, and the states around it."""
+    """The events of a step, and the states around it."""
 
     number: int
     events: list[Event]
@@ -48,12 +171,12 @@ class Step:
     after: State
 
     def of(self, kind: str, **fields: Any) -> list[Event]:
-        """Its events of a kind, with these values in them."""
+        """Return the events of a kind that have these values."""
         return [e for e in self.events if e["kind"] == kind and all(e[key] == fields[key] for key in fields)]
 
 
 class Run:
-    """A recorded run, step by step: `for step in run.steps: ...`"""
+    """A recorded run. Iterate over `run.steps` to see it step by step."""
 
     def __init__(self, events: list[Event]) -> None:
         self.events = events
@@ -73,13 +196,3 @@ class Run:
                 after = deepcopy(state)
                 yield Step(event["step"], events, before, after)
                 before, events = after, []
-
-
-def label(seq: str) -> str:
-    """What the page calls a sequence.
-
-    >>> label("A"), label("F.0")
-    ('A', 'F1')
-    """
-    request, _, sample = seq.partition(".")
-    return f"{request}{int(sample) + 1}" if sample else request

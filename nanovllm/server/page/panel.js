@@ -1,87 +1,143 @@
-"use strict";
+/* The selected block: its holders, its text, what happened to it, and the source of the function that moved it.
+ *
+ * A block of the device is a number; "h3" is block 3 of the host.
+ */
 
-/* The block that the reader chose: who holds it, its text, its last moves in order, and the function that moved it. */
-const Panel = (() => {
-  const NUM_MOVES = 3;
-  const QUIET = ["cached", "free", "idle"]; // told too, but no answer to "who has it, and why?"
+import { SLOTS_PER_SQUARE } from "./cells.js";
+import { fill, label, make, tag } from "./dom.js";
+import { movePhrase } from "./words.js";
 
-  /** A run's `sources` map the name of a function to {file, line, text}. */
-  function show({ tape, sources }, step, block, cell) {
-    const at = Math.min(step, tape.length), frame = tape.frameAt(at), { memory } = frame;
-    const moves = Moves.last(tape, at, block, NUM_MOVES);
-    const by = (moves.find(({ event }) => !QUIET.includes(event.kind)) ?? moves[0])?.event.by;
-    const holders = [...new Set(cell.bands.map(({ seq }) => seq))];
-    Dom.fill("panel",
-      Dom.make("h2", {}, title(block, frame.state.pool), ...holders.map((seq) => Dom.tag(memory, seq))),
-      Dom.make("p", { class: "facts" }, facts(cell, block, frame)),
-      ...texts(frame, cell),
-      Dom.make("h3", {}, "What happened to it"),
-      Dom.make("ol", { class: "moves" }, ...[...moves].reverse().map((move) => line(move, memory))),
-      moves.length ? null : Dom.make("p", { class: "facts" }, "Nothing yet."),
-      sources[by] ? Source.make(by, sources[by]) : null);
+const NUM_MOVES = 3;
+const MINOR_MOVES = ["cached", "free", "idle"]; // listed too, but they do not answer "who has it, and why?"
+
+export const isHostBlock = (block) => String(block).startsWith("h");
+export const blockNumber = (block) => Number(String(block).replace("h", ""));
+
+/** A run's `sources` map the name of a function to {file, line, text}. */
+export function showPanel({ tape, sources }, step, block, cell) {
+  const end = Math.min(step, tape.length), frame = tape.frameAt(end), { memory } = frame;
+  const moves = lastMoves(tape, end, block);
+  const by = (moves.find(({ event }) => !MINOR_MOVES.includes(event.kind)) ?? moves[0])?.event.by;
+  const holders = [...new Set(cell.bands.map(({ seq }) => seq))];
+  fill("panel",
+    make("h2", {}, title(block, frame.state.pool), ...holders.map((seq) => tag(memory, seq))),
+    make("p", { class: "facts" }, facts(cell, block, frame)),
+    ...makeTexts(frame, cell),
+    make("h3", {}, "What happened to it"),
+    make("ol", { class: "moves" }, ...[...moves].reverse().map((move) => makeMove(move, memory))),
+    moves.length ? null : make("p", { class: "facts" }, "Nothing yet."),
+    sources[by] ? makeSource(by, sources[by]) : null);
+}
+
+export function showHint() {
+  const words = "Click a square: who holds it, its words, what happened to it, and the code that did it.";
+  fill("panel", make("p", { class: "hint" }, words));
+}
+
+function title(block, pool) {
+  if (isHostBlock(block)) return `Host block ${blockNumber(block)}`;
+  const first = block * SLOTS_PER_SQUARE;
+  return pool.unit === "slots" ? `Slots ${first} to ${first + SLOTS_PER_SQUARE - 1}` : `Block ${block}`;
+}
+
+function facts({ status, bands, count, origin }, block, { state, memory }) {
+  if (isHostBlock(block) && origin) return `A text of ${label(memory, origin.seq)}, evicted from the device.`;
+  if (isHostBlock(block)) return status === "idle" ? "A text that was evicted from the device." : "Free.";
+  if (status === "free") return "Free: nobody holds it, and nothing in it is of use.";
+  if (status === "idle") return "Idle: nobody holds it, but its text can be found again.";
+  if (state.pool.unit === "slots") {
+    const name = (seq) => label(memory, seq);
+    const pieces = bands.map(({ seq, from, to, filled }) => (
+      `${name(seq)} has ${to - from} of these slots, ${filled} filled`));
+    return `${pieces.join("; ")}.`;
   }
+  const [{ index, filled }] = bands, size = state.pool.block_size, first = index * size + 1;
+  const held = count > 1 ? `Held by ${count} sequences` : "Held by one sequence";
+  return `${held}. Place ${index} in its table: tokens ${first} to ${first + size - 1}, ${filled} computed.`;
+}
 
-  function hint() {
-    const words = "Click a square: who holds it, its words, what happened to it, and the code that did it.";
-    Dom.fill("panel", Dom.make("p", { class: "hint" }, words));
+// ---- its text
+
+/** Create a row of tokens for each different text in the block, with a box per slot. */
+function makeTexts(frame, { bands, origin }) {
+  const { pool, sequences } = frame.state, isSlots = pool.unit === "slots";
+  const size = isSlots ? SLOTS_PER_SQUARE : pool.block_size;
+  if (!bands.length) return origin ? [makeTokens(origin.texts, size)] : [];
+  const rows = bands.map(({ seq, index, from, to, filled }) => {
+    const start = isSlots ? firstToken(sequences[seq], index, from) : index * size;
+    return makeTokens(sequences[seq].texts.slice(start, start + filled), to - from);
+  });
+  return rows.filter((row, i) => rows.findIndex((other) => other.textContent === row.textContent) === i);
+}
+
+/** Return the token at slot `from` of the square with this index in the sequence's piece, which can begin anywhere. */
+function firstToken({ slots: [start] }, index, from) {
+  return (Math.floor(start / SLOTS_PER_SQUARE) + index) * SLOTS_PER_SQUARE + from - start;
+}
+
+function makeTokens(texts, num_slots) {
+  const boxes = Array.from({ length: num_slots }, (_, i) => (i < texts.length
+    ? make("span", { class: "token" }, visible(texts[i]))
+    : make("span", { class: "token empty" }, " ")));
+  return make("p", { class: "tokens" }, ...boxes);
+}
+
+/** Show spaces, line ends and the empty token that begins a text. A server without --show-text sends null. */
+function visible(text) {
+  if (text === null) return " ";
+  return text === "" ? "‹s›" : text.replaceAll("\n", "⏎").replace(/^ /, "·");
+}
+
+// ---- its last moves
+
+/** Return the block's events in the last steps as [{event, step}], the latest first: NUM_MOVES, if it has that many. */
+function lastMoves(tape, step, block) {
+  const moves = [];
+  for (; step > tape.first && moves.length < NUM_MOVES; step -= 1) {
+    const events = tape.eventsOf(step).filter((event) => isMoveOf(event, block, tape.snapshot.pool));
+    for (const event of events.reverse()) moves.push({ event, step });
   }
+  return moves;
+}
 
-  function title(block, pool) {
-    if (Moves.isHost(block)) return `Host block ${Moves.numberOf(block)}`;
-    const first = block * Cells.SLOTS_A_SQUARE;
-    return pool.unit === "slots" ? `Slots ${first} to ${first + Cells.SLOTS_A_SQUARE - 1}` : `Block ${block}`;
+function isMoveOf(event, block, pool) {
+  const { kind, from, to, start, end } = event;
+  if (isHostBlock(block)) {
+    const blocks = { stored: to, renewed: to, loaded: from, arrived: from, host_evicted: event.block };
+    return blocks[kind] === blockNumber(block);
   }
-
-  function facts({ status, bands, count, origin }, block, { state, memory }) {
-    const name = (seq) => Cast.label(memory, seq);
-    if (Moves.isHost(block) && origin) return `A text of ${name(origin.seq)}, evicted from the device.`;
-    if (Moves.isHost(block)) return status === "idle" ? "A text that was evicted from the device." : "Free.";
-    if (status === "free") return "Free: nobody holds it, and nothing in it is of use.";
-    if (status === "idle") return "Idle: nobody holds it, but its text can be found again.";
-    if (state.pool.unit === "slots") {
-      const piece = ({ seq, from, to, filled }) => `${name(seq)} has ${to - from} of these slots, ${filled} filled`;
-      return `${bands.map(piece).join("; ")}.`;
-    }
-    const [{ index, filled }] = bands, size = state.pool.block_size, first = index * size + 1;
-    const held = count > 1 ? `Held by ${count} sequences` : "Held by one sequence";
-    return `${held}. Place ${index} in its table: tokens ${first} to ${first + size - 1}, ${filled} computed.`;
+  if (pool.unit === "slots") {
+    const first = block * SLOTS_PER_SQUARE, last = first + SLOTS_PER_SQUARE;
+    return (kind === "reserved" || kind === "released") && start < last && end > first;
   }
+  if (kind === "copied") return from === block || to === block;
+  const blocks = { stored: from, loaded: to, arrived: to, host_evicted: null };
+  return (kind in blocks ? blocks[kind] : event.block) === block;
+}
 
-  /** Its tokens, a box a slot; a line for each holder that has another text in it. */
-  function texts(frame, { bands, origin }) {
-    const { pool, sequences } = frame.state, isSlots = pool.unit === "slots";
-    const size = isSlots ? Cells.SLOTS_A_SQUARE : pool.block_size;
-    if (!bands.length) return origin ? [row(origin.texts, size)] : [];
-    const rows = bands.map(({ seq, index, from, to, filled }) => {
-      const start = isSlots ? firstToken(sequences[seq], index, from) : index * size;
-      return row(sequences[seq].texts.slice(start, start + filled), to - from);
-    });
-    return rows.filter((each, i) => rows.findIndex((other) => other.textContent === each.textContent) === i);
-  }
+function makeMove({ event, step }, memory) {
+  const phrase = movePhrase(event, memory);
+  return make("li", {}, make("span", { class: "at" }, `step ${step}`), `${phrase[0].toUpperCase()}${phrase.slice(1)}.`);
+}
 
-  /** Which token of a sequence the square begins with, at slot `from`: its piece begins anywhere. */
-  function firstToken({ slots: [start] }, index, from) {
-    return (Math.floor(start / Cells.SLOTS_A_SQUARE) + index) * Cells.SLOTS_A_SQUARE + from - start;
-  }
+// ---- the source of the function that moved it
 
-  function row(pieces, num_slots) {
-    const boxes = Array.from({ length: num_slots }, (_, i) => (i < pieces.length
-      ? Dom.make("span", { class: "token" }, visible(pieces[i]))
-      : Dom.make("span", { class: "token empty" }, " ")));
-    return Dom.make("p", { class: "tokens" }, ...boxes);
-  }
+/** Create a listing with its file and line. Code is dark; docstrings and comments are pale. */
+function makeSource(name, { file, line, text }) {
+  const caption = make("figcaption", {}, make("b", {}, name), ` ${file}:${line}`);
+  return make("figure", {}, caption, make("pre", { tabindex: 0 }, ...makeLines(text)));
+}
 
-  /** A space is a dot, a line's end a hook; the token that a text begins with has no letters. A server may hide all. */
-  function visible(piece) {
-    if (piece === null) return " ";
-    return piece === "" ? "‹s›" : piece.replaceAll("\n", "⏎").replace(/^ /, "·");
-  }
-
-  function line({ event, at }, memory) {
-    const words = Words.ofMove(event, memory);
-    const step = Dom.make("span", { class: "at" }, `step ${at}`);
-    return Dom.make("li", {}, step, `${words[0].toUpperCase()}${words.slice(1)}.`);
-  }
-
-  return { show, hint };
-})();
+/** Create the lines. A long one wraps with a hanging indent. */
+function makeLines(text) {
+  let isDocstring = false;
+  return text.split("\n").map((line) => {
+    const num_quotes = line.split('"""').length - 1, wasDocstring = isDocstring;
+    if (num_quotes === 1) isDocstring = !isDocstring;
+    const isPale = wasDocstring || num_quotes > 0 || line.trim().startsWith("#");
+    const style = `--indent: ${line.length - line.trimStart().length + 2}`, comment = line.indexOf("  # ");
+    const parts = comment < 0 || isPale ? [line]
+      : [line.slice(0, comment), make("span", { class: "pale" }, line.slice(comment))];
+    return make("span", { class: isPale ? "line pale" : "line", style }, ...parts, "\n");
+  });
+}

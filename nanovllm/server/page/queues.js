@@ -1,75 +1,71 @@
-"use strict";
+/* The sequences: running, waiting and done, each with the end of its text. The prompt is pale, the output is not. */
 
-/* Who runs, who waits and who is done, with its words so far: what was given is pale, what was generated is not. */
-const Queues = (() => {
-  const MOST_SHOWN = 90; // characters: the end of a text is what moves
-  const MOST_ROWS = 16, MOST_DONE = 40; // a server may have hundreds
+import { byId, fill, label, make, tag } from "./dom.js";
+import { waitReason } from "./words.js";
 
-  function show(frame, events, selected) {
-    const { state, memory } = frame;
-    fill("running", state.running, firstRows(state.running, selected), (seq) => row(frame, seq, null, selected));
-    const waiter = (seq) => row(frame, seq, reason(memory, seq, events), selected);
-    fill("waiting", state.waiting, firstRows(state.waiting, selected), waiter);
-    const ended = Object.keys(memory.ended);
-    fill("done", ended, ended.slice(-MOST_DONE), (seq) => done(memory, seq));
+const MAX_CHARACTERS = 90; // the end of a text is what moves
+const MAX_ROWS = 16, MAX_DONE = 40; // a server may have hundreds of sequences
+
+export function showQueues(frame, events, selected) {
+  const { state, memory } = frame;
+  for (const [id, reasonFor] of [["running", () => null], ["waiting", (seq) => reasonToWait(memory, seq, events)]]) {
+    const rows = firstRows(state[id], selected).map((seq) => makeRow(frame, seq, reasonFor(seq), selected));
+    const more = state[id].length - rows.length;
+    if (more) rows.push(make("li", { class: "nobody" }, `and ${more} more`));
+    showQueue(id, rows, state[id].length);
   }
+  const ended = Object.keys(memory.ended);
+  const done = ended.slice(-MAX_DONE).map((seq) => makeDone(memory, seq));
+  showQueue("done", done, ended.length > MAX_DONE ? "" : ended.length);
+}
 
-  /** A row for each of those shown, and a word on the others. */
-  function fill(id, names, shown, make) {
-    const more = names.length - shown.length, rows = shown.map(make);
-    if (!rows.length) rows.push(Dom.make("li", { class: "nobody" }, "nobody"));
-    if (more && id !== "done") rows.push(Dom.make("li", { class: "nobody" }, `and ${more} more`));
-    Dom.fill(id, ...rows);
-    Dom.byId(id).closest("details").querySelector("h2").dataset.count = id === "done" && more ? "" : names.length;
-  }
+function showQueue(id, rows, count) {
+  fill(id, ...(rows.length ? rows : [make("li", { class: "nobody" }, "nobody")]));
+  byId(id).closest("details").querySelector("h2").dataset.count = count;
+}
 
-  /** The selected one is always among them. */
-  function firstRows(names, selected) {
-    const first = names.slice(0, MOST_ROWS);
-    return names.indexOf(selected) >= MOST_ROWS ? [selected, ...first.slice(1)] : first;
-  }
+/** Return the names to show: the selected sequence is always one of them. */
+function firstRows(names, selected) {
+  const first = names.slice(0, MAX_ROWS);
+  return names.indexOf(selected) >= MAX_ROWS ? [selected, ...first.slice(1)] : first;
+}
 
-  function row({ state, memory }, seq, reason, selected) {
-    const { texts, num_computed_tokens, max_num_tokens } = state.sequences[seq];
-    const told = `${num_computed_tokens} tokens are in the pool, of at most ${max_num_tokens}`;
-    return Dom.make("li", { class: seq === selected ? "selected" : null },
-      Dom.tag(memory, seq),
-      isHidden(texts) ? bar(num_computed_tokens, max_num_tokens, memory.prompts[seq] ?? 0)
-        : Dom.make("span", { class: "words" }, lastWords(texts, memory.prompts[seq] ?? 0)),
-      Dom.make("span", { class: "share", title: told }, `${num_computed_tokens} / ${max_num_tokens}`),
-      reason ? Dom.make("span", { class: "facts" }, reason) : null);
-  }
+function makeRow({ state, memory }, seq, reason, selected) {
+  const { texts, num_computed_tokens, max_num_tokens } = state.sequences[seq];
+  const num_prompt_tokens = memory.prompts[seq] ?? 0, isHidden = texts[0] === null; // the server does not show texts
+  const title = `${num_computed_tokens} tokens are in the pool, of at most ${max_num_tokens}`;
+  return make("li", { class: seq === selected ? "selected" : null },
+    tag(memory, seq),
+    isHidden ? makeBar(num_computed_tokens, max_num_tokens, num_prompt_tokens)
+      : make("span", { class: "words" }, makeLastWords(texts, num_prompt_tokens)),
+    make("span", { class: "share", title }, `${num_computed_tokens} / ${max_num_tokens}`),
+    reason ? make("span", { class: "facts" }, reason) : null);
+}
 
-  /** The server does not show its texts. */
-  const isHidden = (texts) => texts[0] === null;
+/** Create a bar as long as the sequence may become: its prompt tokens, then its generated tokens. */
+function makeBar(num_tokens, max_num_tokens, num_prompt_tokens) {
+  const share = (tokens) => `width:${((100 * tokens) / max_num_tokens).toFixed(2)}%`;
+  const num_given = Math.min(num_tokens, num_prompt_tokens);
+  return make("span", { class: "progress" }, make("span", { class: "given", style: share(num_given) }),
+    make("span", { class: "generated", style: share(num_tokens - num_given) }));
+}
 
-  /** How far it is: what was given, and what was generated, of all that it may become. */
-  function bar(num_tokens, max_num_tokens, num_prompt_tokens) {
-    const share = (tokens) => `width:${((100 * tokens) / max_num_tokens).toFixed(2)}%`;
-    const given = Math.min(num_tokens, num_prompt_tokens);
-    return Dom.make("span", { class: "far" }, Dom.make("span", { class: "given", style: share(given) }),
-      Dom.make("span", { class: "generated", style: share(num_tokens - given) }));
-  }
+function makeLastWords(texts, num_prompt_tokens) {
+  const line = (pieces) => pieces.join("").replaceAll("\n", " ");
+  const prompt = line(texts.slice(0, num_prompt_tokens)), output = line(texts.slice(num_prompt_tokens));
+  const cut = Math.max(0, prompt.length + output.length - MAX_CHARACTERS);
+  const given = make("span", { class: "prompt" }, prompt.slice(cut));
+  return make("span", {}, given, output.slice(Math.max(0, cut - prompt.length)));
+}
 
-  function lastWords(texts, num_prompt_tokens) {
-    const line = (pieces) => pieces.join("").replaceAll("\n", " ");
-    const prompt = line(texts.slice(0, num_prompt_tokens)), output = line(texts.slice(num_prompt_tokens));
-    const cut = Math.max(0, prompt.length + output.length - MOST_SHOWN);
-    const given = Dom.make("span", { class: "prompt" }, prompt.slice(cut));
-    return Dom.make("span", {}, given, output.slice(Math.max(0, cut - prompt.length)));
-  }
+/** Return why a sequence waits. The engine reports it for the first one in the queue. */
+function reasonToWait(memory, seq, events) {
+  const heldUp = events.find((event) => event.kind === "held_up" && event.seq === seq);
+  return heldUp ? waitReason(heldUp, label(memory, seq)) : null;
+}
 
-  /** Told of the first in the queue. */
-  function reason(memory, seq, events) {
-    const held = events.find((event) => event.kind === "held_up" && event.seq === seq);
-    return held ? Words.ofWaiting(held, Cast.label(memory, seq)) : null;
-  }
-
-  /** Most end as they should: only the others need a word. */
-  function done(memory, seq) {
-    const word = { abort: "aborted", error: "failed" }[memory.ended[seq]];
-    return Dom.make("li", {}, Dom.tag(memory, seq), word ? Dom.make("span", { class: "facts" }, word) : null);
-  }
-
-  return { show };
-})();
+/** Most sequences end normally; the others get a word. */
+function makeDone(memory, seq) {
+  const word = { abort: "aborted", error: "failed" }[memory.ended[seq]];
+  return make("li", {}, tag(memory, seq), word ? make("span", { class: "facts" }, word) : null);
+}

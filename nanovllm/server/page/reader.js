@@ -1,94 +1,308 @@
-"use strict";
-
-/* The reader: where they are, and the five things that they can do: go through time, play, switch the stage, choose a
- * block, and answer a prediction.
+/* The reader of the page: where they are, everything they can do, and the drawing of what they look at.
+ *
+ * The reader moves through time, plays, switches stages, selects a block and answers predictions. In a live run they
+ * follow the last step until they look back.
  */
-const Reader = (() => {
-  const at = { stage: 0, step: 0, block: null, owner: null }; // owner: whose block was chosen for the reader
 
-  const run = () => Runs.all[at.stage];
+import { SLOTS_PER_SQUARE, deviceCells, hostCells, totals } from "./cells.js";
+import {
+  ask, clearQuiz, isAnswered, isPlaying, makeTabs, play, reveal, selectTab, shapeTimeline, showMotion, showNow,
+  showStep, stop,
+} from "./controls.js";
+import { byId } from "./dom.js";
+import { blockNumber, isHostBlock, showHint, showPanel } from "./panel.js";
+import { Arrows, Tier, showLegend, showMeter } from "./pool.js";
+import { showQueues } from "./queues.js";
+import { addEvent, lastStep, runs } from "./tape.js";
+import { stepSentence } from "./words.js";
 
-  function show() {
-    at.step = Math.max(at.step, run().tape.first); // a live run forgets its beginning
-    View.show(run(), at);
-    Tabs.show(at.stage);
-    if (!run().isLive) Address.write(at);
+/** Where the reader is. `owner` is the sequence whose block the page selected for the reader; a click has none. */
+export const at = { stage: 0, step: 0, block: null, owner: null };
+
+const currentRun = () => runs[at.stage];
+
+// ---- drawing
+
+let device, host, arrows;
+let drawnRun = null; // the run that the tiers are shaped for
+let drawnTime = null; // {first, length, num_kinds} that the timeline and the legend are shaped for
+
+function prepare() {
+  device = new Tier(byId("grid"), byId("field"), "block", choose);
+  host = new Tier(byId("host-grid"), byId("host-field"), "host block", (block) => choose(`h${block}`));
+  arrows = new Arrows(device);
+  addEventListener("hashchange", restore);
+  addEventListener("pagehide", flushAddress);
+}
+
+/** Draw the step that the reader is at. */
+function show() {
+  at.step = Math.max(at.step, currentRun().tape.first); // a live run forgets its oldest steps
+  draw(currentRun(), at);
+  selectTab(at.stage);
+  if (!currentRun().isLive) writeAddress();
+}
+
+/** Draw a run at a step. A server is faster than the eye: its page shows all steps after `since` together, and the
+ * sentence covers those after `sentenceFrom`, or stays as it is for null.
+ */
+function draw(run, { step, block, since = step - 1, sentenceFrom = since }) {
+  const { tape } = run, frame = tape.frameAt(step), { state } = frame, events = tape.eventsBetween(since, step);
+  if (drawnRun !== run) shapeRun(run);
+  const device_cells = deviceCells(frame, events), host_cells = hasHost(state.host) ? hostCells(frame, events) : [];
+  const cell = (isHostBlock(block) ? host_cells : device_cells)[blockNumber(block)] ?? null;
+  const selected = block === null ? null : cell?.bands[0]?.seq ?? null;
+  const table = selected ? state.sequences[selected].block_table : [];
+  device.show(device_cells, frame.memory, block, table);
+  arrows.show(table);
+  if (hasHost(state.host)) host.show(host_cells, frame.memory, isHostBlock(block) ? blockNumber(block) : null);
+  showQueues(frame, events, selected);
+  showMeter(totals(frame, device_cells));
+  drawTime(run, step);
+  if (sentenceFrom !== null) byId("sentence").textContent = sentenceAt(run, step, sentenceFrom);
+  if (block !== null && cell) showPanel(run, step, block, cell);
+  else showHint();
+}
+
+/** Return the sentence for the steps after `since`, up to `step`. */
+export function sentenceAt({ tape }, step, since = step - 1) {
+  if (step === 0) return "Nobody is here yet, and the pool is empty. Press play, or →.";
+  if (step > tape.length) return `All is done since step ${tape.length}.`;
+  return stepSentence(tape.eventsBetween(since, step), tape.eventsOf(since), tape.frameAt(step));
+}
+
+const hasHost = (host) => host !== null && host.num_blocks > 0;
+
+/** Shape everything that depends on the run, but not on the step. */
+function shapeRun(run) {
+  const { pool, host: hostPool } = run.tape.snapshot, isSlots = pool.unit === "slots";
+  const size = isSlots ? SLOTS_PER_SQUARE : pool.block_size;
+  const num_squares = isSlots ? Math.ceil(pool.num_blocks / size) : pool.num_blocks;
+  const max_squares = Math.max(num_squares, hostPool?.num_blocks ?? 0);
+  byId("stage").style.setProperty("--slots", size);
+  device.shape(num_squares, isSlots ? "slots, square" : "block", max_squares);
+  byId("host").hidden = !hasHost(hostPool);
+  if (hasHost(hostPool)) host.shape(hostPool.num_blocks, "host block", max_squares);
+  byId("idea").textContent = run.idea;
+  drawnRun = run;
+  drawnTime = null;
+}
+
+/** Draw the timeline, which grows with a live run, and the legend, which grows with the kinds of events. */
+function drawTime(run, step) {
+  const { tape, moments, isLive } = run, { first } = tape, length = lastStep(), num_kinds = tape.kinds.size;
+  if (drawnTime?.length !== length || drawnTime.first !== first) {
+    shapeTimeline(tape.held(), first, length, moments, goToMoment);
   }
+  if (drawnTime?.num_kinds !== num_kinds) showLegend(tape);
+  drawnTime = { length, first, num_kinds };
+  showStep(step, length);
+  showNow(isLive && !isFollowing() ? tape.secondsAgo(step) : null);
+}
 
-  /** Asks nothing: for playing and scrubbing. */
-  function move(step) {
-    if (run().isLive) Follow.stop();
-    at.step = Math.max(0, Math.min(step, Runs.length()));
-    Quiz.clear();
-    show();
+// ---- what the reader can do
+
+/** Move to a step without asking a question, for playing and scrubbing. */
+function move(step) {
+  if (currentRun().isLive) stopFollowing();
+  at.step = Math.max(0, Math.min(step, lastStep()));
+  clearQuiz();
+  show();
+}
+
+/** Move to a step, and ask the question that comes next. */
+export function goTo(step) {
+  stop();
+  move(step);
+  offerQuestion();
+}
+
+/** Ask the question of the next step's moment, or show the answer again if this step's question has been answered. */
+export function offerQuestion() {
+  const momentAt = (step) => currentRun().moments.find((moment) => moment.step === step);
+  const now = momentAt(at.step), next = momentAt(at.step + 1);
+  if (now && isAnswered(now)) reveal(now);
+  else if (next && !isAnswered(next)) ask(next, () => goToMoment(next));
+}
+
+/** Go to a moment's question, or to its answer. Its block is selected with the answer, because it could give it away. */
+function goToMoment(moment) {
+  at.block = isAnswered(moment) ? moment.block : null;
+  goTo(isAnswered(moment) ? moment.step : moment.step - 1);
+  if (!isAnswered(moment)) ask(moment, () => goToMoment(moment)); // instead of the previous moment's answer
+}
+
+/** Follow the slider. At the end of a live run the reader follows the run again. */
+export function scrub(step) {
+  stop();
+  if (currentRun().isLive && step >= lastStep()) follow();
+  else move(step);
+}
+
+export function playOrPause() {
+  if (isPlaying() || isFollowing()) return goTo(at.step);
+  if (at.step >= lastStep() && currentRun().isLive) return follow();
+  if (at.step >= lastStep()) move(0);
+  clearQuiz();
+  play(() => {
+    move(at.step + 1);
+    return at.step < lastStep();
+  });
+}
+
+function switchTo(stage) {
+  Object.assign(at, { stage, block: null });
+  goTo(at.step);
+}
+
+/** Select a block, or deselect it if it is selected. */
+export function choose(block) {
+  Object.assign(at, { block: at.block === block ? null : block, owner: null });
+  show();
+}
+
+/** Select the block of a sequence for a reader who has selected none. */
+export function chooseFor(owner, block) {
+  if (at.block === null || at.owner !== null) Object.assign(at, { block, owner });
+}
+
+/** Deselect a block that the page selected for a sequence once another sequence has it. */
+function deselectLost({ running, sequences }) {
+  const has = (seq) => sequences[seq]?.block_table.includes(at.block);
+  if (at.owner === null || has(at.owner) || !running.some(has)) return;
+  Object.assign(at, { block: null, owner: null });
+}
+
+/** Show the page for the first time: the tabs, and the step in the address or the live run. */
+export function open() {
+  if (!device) prepare();
+  byId("no-data").hidden = true;
+  byId("stage").hidden = false;
+  makeTabs(runs, switchTo);
+  restore();
+}
+
+// ---- the address: #s5/31/b17 is stage 5, step 31, block 17; bh3 is block 3 of the host
+
+const ADDRESS_DELAY = 200; // milliseconds: a browser may refuse many changes in a short time
+let addressTimer = null;
+
+function writeAddress() {
+  addressTimer ??= setTimeout(flushAddress, ADDRESS_DELAY);
+}
+
+export function flushAddress() {
+  if (addressTimer === null) return;
+  clearTimeout(addressTimer);
+  addressTimer = null;
+  const fragment = `#s${at.stage + 1}/${at.step}${at.block === null ? "" : `/b${at.block}`}`;
+  if (fragment !== location.hash) history.replaceState(null, "", fragment);
+}
+
+/** Go to the place in the address, or to the nearest one that exists. */
+function restore() {
+  if (currentRun().isLive) return followNewRun();
+  clearTimeout(addressTimer);
+  addressTimer = null;
+  const match = /^#s(\d+)\/(\d+)(?:\/b(h?\d+))?$/.exec(location.hash);
+  if (match) {
+    const [, number, step, block] = match;
+    at.stage = Math.max(1, Math.min(Number(number), runs.length)) - 1;
+    at.step = Math.min(Number(step), lastStep());
+    at.block = block === undefined || block.startsWith("h") ? block ?? null : Number(block);
   }
+  goTo(at.step);
+}
 
-  function goTo(step) {
-    Time.stop();
-    move(step);
-    offer();
+// ---- following a live run. A server may run 200 steps per second: the page is drawn at most once per message, and
+// each sentence stays for a moment.
+
+const SENTENCE_MILLISECONDS = 1600, REST_MILLISECONDS = 4000;
+const REST = "Nobody is here. Send a prompt, and watch its blocks.";
+let isOn = true, isDue = false, drawCost = 0, restTimer = null; // drawCost in milliseconds
+let drawn = 0, read = 0, readTime = 0; // the last step that was drawn, the last one that a sentence covered, and when
+
+const isFollowing = () => isOn && runs.at(-1)?.isLive === true;
+const updateMotion = () => showMotion(isPlaying() || isFollowing());
+
+/** Add an event of a live run, a snapshot first. A reader at the last step follows; one who looks back stays there. */
+export function feed(event) {
+  const before = runs.at(-1);
+  if (!addEvent(event)) return;
+  if (runs.at(-1) !== before) open();
+  drawSoon();
+}
+
+/** Show what has happened since the last step: no more events come for now. */
+export function settle() {
+  runs.at(-1).tape.settle();
+  drawSoon();
+}
+
+/** Draw once, later. Drawing takes at most a quarter of the time. */
+function drawSoon() {
+  if (isDue) return;
+  isDue = true;
+  setTimeout(() => requestAnimationFrame(drawNow), 3 * drawCost);
+}
+
+function drawNow() {
+  const began = performance.now();
+  isDue = false;
+  if (isOn) drawLast(began);
+  else show(); // the timeline has grown
+  drawCost = performance.now() - began;
+}
+
+function drawLast(time) {
+  const { tape } = currentRun(), isNewSentence = time - readTime >= SENTENCE_MILLISECONDS && read < tape.length;
+  const since = Math.min(drawn, tape.length), sentenceFrom = isNewSentence ? read : null;
+  Object.assign(at, { step: tape.length, since, sentenceFrom });
+  deselectLost(tape.frameAt(tape.length).state);
+  show();
+  drawn = tape.length;
+  if (isNewSentence) [read, readTime] = [tape.length, time];
+  clearTimeout(restTimer);
+  restTimer = setTimeout(() => rest(tape), SENTENCE_MILLISECONDS);
+}
+
+/** Nothing has come for a while: read the rest of the steps, and then say that no request is here. */
+function rest(tape) {
+  if (!isOn) return;
+  if (read < tape.length) {
+    drawSoon();
+    return;
   }
+  const { running, waiting } = tape.frameAt(tape.length).state;
+  if (running.length + waiting.length > 0) return;
+  restTimer = setTimeout(sayRest, REST_MILLISECONDS - SENTENCE_MILLISECONDS);
+}
 
-  /** A question is asked where its moment is next. Whoever has answered it can read the answer again after it. */
-  function offer() {
-    const moment = (step) => run().moments.find((each) => each.step === step);
-    const now = moment(at.step), next = moment(at.step + 1);
-    if (now && Quiz.isAnswered(now)) Quiz.reveal(now);
-    else if (next && !Quiz.isAnswered(next)) ask(next);
-  }
+function sayRest() {
+  if (isOn) byId("sentence").textContent = REST;
+}
 
-  const ask = (moment) => Quiz.ask(moment, () => goToMoment(moment));
+/** Go to the last step and follow. */
+export function follow() {
+  isOn = true;
+  read = drawn = lastStep();
+  stop();
+  drawNow();
+  updateMotion();
+}
 
-  /** The block to look at is chosen after the answer: it could tell it. */
-  function goToMoment(moment) {
-    const isAnswered = Quiz.isAnswered(moment);
-    at.block = isAnswered ? moment.block : null;
-    goTo(isAnswered ? moment.step : moment.step - 1);
-    if (!isAnswered) ask(moment); // an answer to the moment before may stand there
-  }
+function stopFollowing() {
+  isOn = false;
+  Object.assign(at, { since: undefined, sentenceFrom: undefined });
+  updateMotion();
+}
 
-  /** At the end of a live run the reader follows it again. */
-  function scrub(step) {
-    Time.stop();
-    if (run().isLive && step >= Runs.length()) Follow.start();
-    else move(step);
-  }
+function followNewRun() {
+  [isOn, drawn, read, readTime] = [true, 0, 0, 0];
+  Object.assign(at, { step: 0, block: null, owner: null });
+  sayRest();
+  updateMotion();
+}
 
-  function playOrPause() {
-    if (Time.isPlaying() || Follow.isFollowing()) return goTo(at.step);
-    if (at.step >= Runs.length() && run().isLive) return Follow.start();
-    if (at.step >= Runs.length()) move(0);
-    Quiz.clear();
-    Time.play(() => {
-      move(at.step + 1);
-      return at.step < Runs.length();
-    });
-  }
-
-  function switchTo(stage) {
-    at.stage = stage;
-    at.block = null;
-    goTo(at.step);
-  }
-
-  /** The block that is chosen already is let go. */
-  function choose(block) {
-    Object.assign(at, { block: at.block === block ? null : block, owner: null });
-    show();
-  }
-
-  /** What was chosen for the reader is let go when it is another sequence's. */
-  function letGo({ running, sequences }) {
-    const has = (seq) => sequences[seq]?.block_table.includes(at.block);
-    if (at.owner === null || has(at.owner) || !running.some(has)) return;
-    Object.assign(at, { block: null, owner: null });
-  }
-
-  function restore() {
-    if (run().isLive) return Follow.begin();
-    Object.assign(at, Address.read(Runs.all.length, Runs.length()) ?? {});
-    goTo(at.step);
-  }
-
-  return { at, goTo, goToMoment, scrub, offer, playOrPause, switchTo, choose, letGo, restore, show };
-})();
+/** Return the frame that a following reader sees, or null. */
+export const liveFrame = () => (isFollowing() ? runs[0].tape.frameAt(at.step) : null);

@@ -1,115 +1,187 @@
-"use strict";
+/* Runs and their tapes: the events of a run, step by step, and the frame at any step. */
 
-/* A tape: the events of a run, step by step, and the state at any step.
+import { shareHeld } from "./cells.js";
+import { advance, begin, inPlace, prune } from "./reducer.js";
+
+/** The runs that the page can show: one for each recorded stage, or the live one. */
+export const runs = []; // {name, title, idea, moments, sources, isLive, tape}
+let hasEnded = false; // the live run: the next snapshot begins another one
+
+/** Add an event, and return true if there is more to show.
  *
- * Every 32 steps it keeps the state, a keyframe: wherever the reader goes, at most 31 steps are played again.
- * A run that is still going on is the same: add() puts an event at the end, and forget() drops the oldest steps. The
- * first keyframe that is left is then what the tape begins with.
+ * A snapshot begins a run, and any other event belongs to the last run. `about` describes a recorded run; without it the
+ * run is live. A live run continues with a snapshot of the same pool, as after a lost connection. A snapshot of another
+ * pool, or one after endRun(), replaces it.
  */
-class Tape {
-  static KEYFRAME_EVERY = 32;
+export function addEvent(event, about = null) {
+  const last = runs.at(-1), isContinued = !about && !hasEnded && last?.isLive && last.tape.isOfSamePool(event);
+  if (event.kind !== "snapshot" || isContinued) return last.tape.add(event);
+  if (!about) runs.length = 0;
+  hasEnded = false;
+  const title = event.stage, tape = new Tape(event, { isLive: !about });
+  runs.push({ name: title, title, idea: "", moments: [], sources: {}, isLive: !about, ...about, tape });
+  return true;
+}
 
-  constructor(snapshot) {
+/** End the live run: the server was restarted, so its next snapshot begins another run. */
+export const endRun = () => { hasEnded = true; };
+
+/** Return the last step of the longest run, which is the end of the timeline for all of them. */
+export const lastStep = () => Math.max(...runs.map(({ tape }) => tape.length));
+
+/** Yield the snapshot and the events of a recorded run from the compact form of notebooks/page/build.py.
+ *
+ *     kinds     {taken: ["block", "seq$", "index", "why$", "by$"], ...}: the columns; $ marks an index into `strings`
+ *     strings   each text once
+ *     events    [[kind's index, one value per column, ...], ...]; steps are counted here
+ */
+export function* unpack({ kinds, strings }, { snapshot, events }) {
+  const names = Object.keys(kinds);
+  let step = 1;
+  yield snapshot;
+  for (const [number, ...values] of events) {
+    const kind = names[number], event = { kind, step };
+    kinds[kind].forEach((column, i) => {
+      const isText = column.endsWith("$"), value = values[i] ?? null;
+      event[isText ? column.slice(0, -1) : column] = isText && value !== null ? strings[value] : value;
+    });
+    yield event;
+    if (kind === "step") step += 1;
+  }
+}
+
+export const now = () => performance.now() / 1000; // in seconds
+
+/** The events of a run, and a keyframe every 32 steps: the frame at any step takes at most 31 steps to compute.
+ *
+ * A live tape keeps the last minutes, and no more than a page should hold: it drops its oldest steps, and begins with
+ * the first keyframe that is left.
+ */
+export class Tape {
+  static KEYFRAME_INTERVAL = 32;
+  static MAX_SECONDS = 300;
+  static MAX_WEIGHT = 300_000; // an event weighs 1 and takes about 150 bytes
+
+  constructor(snapshot, { isLive = false } = {}) {
     this.snapshot = snapshot;
-    this.first = 0; // the step that it begins with: what was before is forgotten
-    this.steps = []; // the events of each step that is complete; step 1 is the first
-    this.kinds = new Set(); // of events that were ever on it
-    this._open = []; // the events of the step that is not
-    this._keyframes = [Tape.begin(snapshot)];
-    this._last = { step: 0, frame: this._keyframes[0] };
-    this._held = []; // the share of the pool that was held after each step, as far as anybody asked
-  }
-
-  /** Returns true if the event completes a step. */
-  add(event) {
-    this._open.push(event);
-    this.kinds.add(event.kind);
-    if (event.kind === "step") this.close();
-    return event.kind === "step";
-  }
-
-  /** What is open becomes a step. */
-  close() {
-    this.steps.push(this._open);
-    this._open = [];
-    if ((this.length - this.first) % Tape.KEYFRAME_EVERY === 0) this._keep();
-  }
-
-  _keep() {
-    const { state, memory } = this.frameAt(this.length);
-    this._last = { step: this.length, frame: { state, memory: Memory.prune(memory, state) } };
-    this._keyframes.push(this._last.frame);
-  }
-
-  /** Drop the oldest steps, up to the second keyframe. */
-  forget() {
-    this.steps.splice(0, Tape.KEYFRAME_EVERY);
-    this._held.splice(0, Tape.KEYFRAME_EVERY);
-    this._keyframes.shift();
-    this.first += Tape.KEYFRAME_EVERY;
-    if (this._last.step < this.first) this._last = { step: this.first, frame: this._keyframes[0] };
+    this.first = 0; // the first step that is kept
+    this.kinds = new Set(); // of all events so far, forgotten ones too
+    this.weight = 0;
+    this.isLive = isLive;
+    this.steps = []; // the events of each complete step; steps[0] is step first + 1
+    this.openStep = []; // the events of the step in progress
+    this.keyframes = [begin(snapshot)];
+    this.latest = { step: 0, frame: this.keyframes[0] }; // the frame that was computed last
+    this.heldShares = []; // after each step, as far as held() has computed them
+    this.times = [now()]; // when each step came
+    this.weights = [];
   }
 
   get length() {
     return this.first + this.steps.length;
   }
 
-  /** The state after a step, and what is remembered of the past: {state, memory}. Step 0 is before the first event. */
-  frameAt(step) {
-    step = this._within(step);
-    const key = Math.min(Math.floor((step - this.first) / Tape.KEYFRAME_EVERY), this._keyframes.length - 1);
-    const from = this.first + key * Tape.KEYFRAME_EVERY, isAhead = this._last.step <= step && this._last.step >= from;
-    let { step: at, frame } = isAhead ? this._last : { step: from, frame: this._keyframes[key] };
-    if (at < step) frame = this._play(frame, at, step);
-    this._last = { step, frame };
-    return frame;
+  has(kind) {
+    return this.kinds.has(kind);
   }
 
-  /** From the frame after step `at` to the one after `step`; `see` may look at each in between, and keep none. */
-  _play(frame, at, step, see = () => {}) {
-    return Reducer.together(() => {
-      for (; at < step; at += 1) {
-        frame = this.eventsOf(at + 1).reduce(Tape.advance, frame);
+  /** Add an event. Return true if it completes a step. */
+  add(event) {
+    this.openStep.push(event);
+    this.kinds.add(event.kind);
+    if (event.kind === "step") this.closeStep();
+    return event.kind === "step";
+  }
+
+  /** Show what has happened since the last step, without waiting for the next step: it may never come. */
+  settle() {
+    if (this.openStep.length) this.closeStep();
+  }
+
+  closeStep() {
+    const weight = this.weightOf(this.openStep);
+    this.weight += weight;
+    this.weights.push(weight);
+    this.times.push(now());
+    this.steps.push(this.openStep);
+    this.openStep = [];
+    if ((this.length - this.first) % Tape.KEYFRAME_INTERVAL === 0) this.addKeyframe();
+    while (this.isLive && this.isTooLong()) this.forget();
+  }
+
+  addKeyframe() {
+    this.latest = { step: this.length, frame: prune(this.frameAt(this.length)) };
+    this.keyframes.push(this.latest.frame);
+  }
+
+  /** Return the weight of a step: its events, and its share of the next keyframe. */
+  weightOf(events) {
+    const num_tokens = events.reduce((sum, event) => sum + (event.tokens?.length ?? 0), 0);
+    const num_blocks = this.snapshot.pool.num_blocks + (this.snapshot.host?.num_blocks ?? 0);
+    return events.length + num_tokens / 8 + num_blocks / (4 * Tape.KEYFRAME_INTERVAL);
+  }
+
+  isTooLong() {
+    if (this.steps.length < 2 * Tape.KEYFRAME_INTERVAL) return false;
+    return this.weight > Tape.MAX_WEIGHT || this.secondsAgo(this.first + Tape.KEYFRAME_INTERVAL) > Tape.MAX_SECONDS;
+  }
+
+  /** Drop the steps before the second keyframe. */
+  forget() {
+    for (const list of [this.steps, this.heldShares, this.times]) list.splice(0, Tape.KEYFRAME_INTERVAL);
+    for (const weight of this.weights.splice(0, Tape.KEYFRAME_INTERVAL)) this.weight -= weight;
+    this.keyframes.shift();
+    this.first += Tape.KEYFRAME_INTERVAL;
+    if (this.latest.step < this.first) this.latest = { step: this.first, frame: this.keyframes[0] };
+  }
+
+  secondsAgo(step) {
+    return now() - this.times[step - this.first];
+  }
+
+  isOfSamePool({ pool, host }) {
+    return JSON.stringify([this.snapshot.pool, this.snapshot.host]) === JSON.stringify([pool, host]);
+  }
+
+  /** Return the events of a step. */
+  eventsOf(step) {
+    return this.steps[step - 1 - this.first] ?? [];
+  }
+
+  /** Return the events of the steps after `start`, up to and including `step`. */
+  eventsBetween(start, step) {
+    return this.steps.slice(Math.max(0, start - this.first), step - this.first).flat();
+  }
+
+  /** Return the frame after a step; step 0 is before the first event. */
+  frameAt(step) {
+    step = Math.max(this.first, Math.min(step, this.length));
+    const i = Math.min(Math.floor((step - this.first) / Tape.KEYFRAME_INTERVAL), this.keyframes.length - 1);
+    const keyStep = this.first + i * Tape.KEYFRAME_INTERVAL, { step: latest } = this.latest;
+    const from = keyStep <= latest && latest <= step ? this.latest : { step: keyStep, frame: this.keyframes[i] };
+    this.latest = { step, frame: from.step < step ? this.play(from, step) : from.frame };
+    return this.latest.frame;
+  }
+
+  /** Return the frame after `end`, from the one at an earlier step. `see` gets each frame in between: it keeps none. */
+  play({ step, frame }, end, see = () => {}) {
+    return inPlace(() => {
+      for (; step < end; step += 1) {
+        frame = this.eventsOf(step + 1).reduce(advance, frame);
         see(frame);
       }
       return frame;
     });
   }
 
-  /** The share of the pool that was held after each step, the first one's too. */
+  /** Return the share of the pool that was held after each step, from the first one on. */
   held() {
-    const from = Math.max(this.first + this._held.length - 1, this.first), frame = this.frameAt(from);
-    const see = ({ state }) => this._held.push(Cells.shareHeld(state));
-    if (!this._held.length) see(frame);
-    if (from < this.length) this._last = { step: this.length, frame: this._play(frame, from, this.length, see) };
-    return this._held;
-  }
-
-  /** Whether an event of this kind is on it. */
-  has(kind) {
-    return this.kinds.has(kind);
-  }
-
-  eventsOf(step) {
-    return this.steps[step - 1 - this.first] ?? [];
-  }
-
-  /** The events of all steps behind `after`, up to `step`. */
-  eventsBetween(after, step) {
-    return this.steps.slice(Math.max(0, after - this.first), step - this.first).flat();
-  }
-
-  _within(step) {
-    return Math.max(this.first, Math.min(step, this.length));
-  }
-
-  static begin(snapshot) {
-    const state = Reducer.apply(null, snapshot);
-    return { state, memory: Memory.begin(state) };
-  }
-
-  static advance({ state, memory }, event) {
-    const after = Reducer.apply(state, event);
-    return { state: after, memory: Memory.note(memory, state, event, after) };
+    const from = Math.max(this.first + this.heldShares.length - 1, this.first), frame = this.frameAt(from);
+    const see = ({ state }) => this.heldShares.push(shareHeld(state));
+    if (!this.heldShares.length) see(frame);
+    if (from < this.length) {
+      this.latest = { step: this.length, frame: this.play({ step: from, frame }, this.length, see) };
+    }
+    return this.heldShares;
   }
 }
