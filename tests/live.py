@@ -1,4 +1,4 @@
-"""A server in the test's own process, with its engine in a thread: the page is compared with the engine."""
+"""A server in the test's own process with its engine in a thread, so that tests compare the page with the engine."""
 
 import asyncio
 import threading
@@ -40,35 +40,36 @@ def memory(engine: LLMEngine) -> dict[str, Any]:
 
 @dataclass
 class Live:
-    """A server that runs in another thread than the test."""
+    """A server that runs in another thread."""
 
     front: Front
     loop: asyncio.AbstractEventLoop
     url: str
-    memories: list[dict[str, Any]]  # one for each time that the engine was asked for its stats
+    memories: list[dict[str, Any]]  # one per request for the engine's stats
 
     @property
     def feed(self) -> Feed:
         return self.front.state.feed
 
     def memory(self) -> dict[str, Any]:
-        """Return what the engine holds between two steps, as its own thread sees it."""
+        """Return the engine's memory between two steps, read in its own thread."""
         asyncio.run_coroutine_threadsafe(self.front.state.engine.ask("stats"), self.loop).result(SECONDS)
         return self.memories[-1]
 
     def complete(self, **body: Any) -> dict[str, Any]:
-        asked = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 8} | body
-        response = httpx.post(f"{self.url}/v1/completions", json=asked, timeout=SECONDS)
+        request = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 8} | body
+        response = httpx.post(f"{self.url}/v1/completions", json=request, timeout=SECONDS)
         assert response.status_code == 200, response.text
         return response.json()
 
     def call(self, function: Any, *args: Any) -> None:
-        """In the server's thread."""
+        """Call a function in the server's thread."""
         self.loop.call_soon_threadsafe(function, *args)
 
 
 @contextmanager
 def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
+    """Run a server until the end of the block."""
     lives: list[Live] = []
     memories: list[dict[str, Any]] = []
     is_ready = threading.Event()
@@ -77,11 +78,11 @@ def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
         engine = LLMEngine.from_engine_args(args)
         stats = engine.stats
 
-        def noted() -> Any:
+        def stats_with_memory() -> Any:
             memories.append(memory(engine))
             return stats()
 
-        engine.stats = noted
+        engine.stats = stats_with_memory
         return engine
 
     async def main() -> None:
@@ -102,4 +103,4 @@ def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
     yield lives[0]
     lives[0].call(lives[0].front.stop)
     thread.join(SECONDS)
-    assert not thread.is_alive(), "a page that looks must not keep the server from ending"
+    assert not thread.is_alive(), "an open page must not keep the server from stopping"

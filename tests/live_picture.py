@@ -9,8 +9,8 @@ from tests.helpers import ROOT
 
 PICTURE = ROOT / "notebooks" / "live.png"
 SIZE = {"width": 1280, "height": 530}
-LEAST_STEPS = 170  # the first request has ended by then
-ASKED = [
+MIN_STEPS = 170  # the first request has ended by then
+REQUESTS = [
     {"prompt": "Once upon a time there was a fox", "max_tokens": 120},
     {"prompt": "Once upon a time there was a fox", "max_tokens": 400, "n": 3},
     {"prompt": "The king had two daughters, and the elder", "max_tokens": 400},
@@ -19,14 +19,14 @@ ASKED = [
 
 
 def make_picture(served: Served, picture: Path) -> None:
-    """Its words are shown: they are of the shipped checkpoint."""
-    with browser() as chromium, ThreadPoolExecutor(len(ASKED)) as clients:
+    """Take a screenshot of the page. It may show texts, because the model comes with the repository."""
+    with browser() as chromium, ThreadPoolExecutor(len(REQUESTS)) as clients:
         page = chromium.new_page(viewport=SIZE)
         page.goto(served.url)
         page.get_by_text("Nobody is here").wait_for()
-        for seed, body in enumerate(ASKED):
+        for seed, body in enumerate(REQUESTS):
             clients.submit(served.completion, seed=seed, temperature=0.7, **body)
-        until(lambda: int(page.locator("input[type=range]").get_attribute("max")) >= LEAST_STEPS)
+        until(lambda: int(page.locator("input[type=range]").get_attribute("max")) >= MIN_STEPS)
         page.screenshot(path=picture)
 
 
