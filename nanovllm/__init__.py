@@ -1,12 +1,13 @@
-"""nanovllm, an LLM inference engine: a package to install, and a command to run. Its face is vLLM's.
+"""nanovllm: an LLM inference engine with vLLM's interface, as a package and a command.
 
 llm.py, async_llm.py   LLM and AsyncLLM: start reading here
 engine/                schedules requests and manages the memory of their keys and values; it grew in the stages
 llama/                 the model: Llama, Mistral, Qwen 2.5 and Qwen 3, the same as in the stages
-backends/              how a step is computed: torch/ (plain operations), cpu/ (Numba), gpu/ (Triton, CUDA graphs)
-checkpoints/           a folder or a name on the hub; tokenizer, chat template, checks, sizes
+backends/              computes a step: torch/ (plain operations), cpu/ (Numba), gpu/ (Triton, CUDA graphs)
+checkpoints/           finds and checks a checkpoint; tokenizer, chat template, sizes
 server/                `nanovllm serve`: the OpenAI API over HTTP, metrics, and a page that shows the memory
-trace/                 what an engine does, as events: written, replayed, converted for a viewer
+trace/                 records the events of an engine, replays them, and converts them for a viewer
+bench/                 measures throughput and latency, also of other engines
 cli/                   the commands
 """
 
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
     from .engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from .engine.config import AsyncEngineArgs, EngineArgs, EngineConfig
     from .engine.llm_engine import LLMEngine
-    from .engine.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
+    from .engine.outputs import CompletionOutput, Logprob, RequestOutput
     from .engine.prompts import PromptType, TextPrompt, TokensPrompt
-    from .engine.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+    from .engine.sampling_params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
     from .engine.stats import Counter, EngineStats, Gauge, Histogram, Metric, Vector
-    from .engine.structured_outputs import StructuredOutputsParams
     from .llm import LLM
 
 __version__ = "0.1.0"
@@ -40,7 +45,6 @@ __all__ = [
     "EngineConfig",
     "EngineDeadError",
     "EngineStats",
-    "FlatLogprobs",
     "Gauge",
     "Histogram",
     "LLMEngine",
@@ -56,22 +60,24 @@ __all__ = [
     "TokensPrompt",
     "Vector",
 ]
-MODULES = {  # where each name is
+MODULES = {  # the module of each name
     **dict.fromkeys(("AsyncLLM", "AsyncLLMEngine", "EngineDeadError"), ".async_llm"),
     **dict.fromkeys(("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"), ".engine.beam_search"),
     **dict.fromkeys(("AsyncEngineArgs", "EngineArgs", "EngineConfig"), ".engine.config"),
     "LLMEngine": ".engine.llm_engine",
-    **dict.fromkeys(("CompletionOutput", "FlatLogprobs", "Logprob", "RequestOutput"), ".engine.outputs"),
+    **dict.fromkeys(("CompletionOutput", "Logprob", "RequestOutput"), ".engine.outputs"),
     **dict.fromkeys(("PromptType", "TextPrompt", "TokensPrompt"), ".engine.prompts"),
-    **dict.fromkeys(("RepetitionDetectionParams", "RequestOutputKind", "SamplingParams"), ".engine.sampling_params"),
+    **dict.fromkeys(
+        ("RepetitionDetectionParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+        ".engine.sampling_params",
+    ),
     **dict.fromkeys(("Counter", "EngineStats", "Gauge", "Histogram", "Metric", "Vector"), ".engine.stats"),
-    "StructuredOutputsParams": ".engine.structured_outputs",
     "LLM": ".llm",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, and torch with it: a command's --help needs neither."""
+    """Import a public name, and torch with it, on first use: `--help` needs neither."""
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(MODULES[name], __name__), name)

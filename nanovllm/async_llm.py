@@ -1,12 +1,12 @@
-"""AsyncLLM: the bridge from asyncio to an engine. Many callers, each with `async for output in llm.generate(...)`.
+"""AsyncLLM: a bridge from asyncio to an engine, for many callers of `async for output in llm.generate(...)`.
 
-One thread alone touches the engine: it takes calls from any thread, and steps while a request is unfinished.
+Only one thread uses the engine. It takes calls from all other threads, and steps while requests are unfinished.
 
-    callers' threads          inbox (a queue)          the engine's thread
-    call(function)     -->    function, Future    -->  [calls that are waiting] [a step] [calls] [a step] ...
-    Stream.put() in its loop  <------------------------- outputs of a step
+    a caller's thread         inbox (a queue)     the engine's thread
+    call(function)     -->    Call           -->  [pending calls] [a step] [pending calls] [a step] ...
+    Stream.put() in its loop  <-------------------- outputs of a step
 
-A call waits for one step at most. An error of a step ends the thread: all callers that wait get an EngineDeadError.
+A call waits for at most one step. If a step raises, the thread ends, and all waiting callers get an EngineDeadError.
 """
 
 import asyncio
@@ -15,33 +15,34 @@ import weakref
 from collections import abc, deque
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 from .checkpoints.tokenizer import HFTokenizer
+from .engine.checks import check_unsupported
 from .engine.config import EngineArgs
-from .engine.llm_engine import LLMEngine, listed_ids
+from .engine.llm_engine import LLMEngine, as_ids
 from .engine.outputs import RequestOutput
 from .engine.prompts import PromptType
 from .engine.sampling_params import RequestOutputKind, SamplingParams
 from .engine.stats import EngineStats, Metric
-from .engine.vllm_options import refuse
 
-Call = abc.Callable[[LLMEngine], Any]
+Result = TypeVar("Result")
 
 
 class EngineDeadError(RuntimeError):
-    """The engine has ended: by an error, which is its cause, or by shutdown()."""
+    """The engine has ended, after shutdown() or because of the error in `__cause__`."""
 
 
 class AsyncLLM:
-    """An engine for many callers. Its methods may be called in any event loop and thread."""
+    """An engine for many callers, in any event loop and thread."""
 
     def __init__(self, engine_args: EngineArgs) -> None:
-        """Build the engine. Raise ValueError for a bad value or checkpoint.
+        """Build the engine. Raise ValueError for an invalid option or checkpoint.
 
-        shutdown() ends it, and so does the end of the program.
+        The engine ends with shutdown() or with the program.
         """
         self._thread = EngineThread(partial(LLMEngine.from_engine_args, engine_args))
         self._finalizer = weakref.finalize(self, self._thread.stop)
@@ -51,13 +52,13 @@ class AsyncLLM:
         cls,
         engine_args: EngineArgs,
         start_engine_loop: bool = True,
-        usage_context: Any = None,
-        stat_loggers: Any = None,
-    ) -> "AsyncLLM":
-        """Build one with vLLM's arguments; `usage_context` has no effect here."""
-        refuse(stat_loggers=stat_loggers)
+        usage_context: object = None,
+        stat_loggers: object = None,
+    ) -> Self:
+        """Build an engine with vLLM's arguments. `usage_context` has no effect."""
+        check_unsupported(stat_loggers=stat_loggers)
         if not start_engine_loop:
-            raise ValueError("vLLM has start_engine_loop=False, nanovllm has not: leave it at True")
+            raise ValueError("start_engine_loop must be True, got False")
         return cls(engine_args)
 
     async def generate(
@@ -67,31 +68,41 @@ class AsyncLLM:
         request_id: str,
         *,
         prompt_text: str | None = None,
-        lora_request: Any = None,
+        lora_request: object = None,
         tokenization_kwargs: dict[str, Any] | None = None,
-        trace_headers: Any = None,
+        trace_headers: object = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
         session_id: str | None = None,
-        kv_hints: Any = None,
+        kv_hints: object = None,
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> abc.AsyncGenerator[RequestOutput, None]:
-        """Yield the request's outputs as they come, of the kind that sampling_params.output_kind asks for.
+        """Yield the outputs of a request as they come, in the form that sampling_params.output_kind selects.
 
-        Leaving the loop, or cancelling it, aborts the request: its blocks come free before the next step. Raise
-        ValueError for a request that cannot be served, and EngineDeadError if the engine has ended.
+        Leaving or cancelling the loop aborts the request, and frees its blocks before the next step. Raise ValueError
+        for a request that cannot be served, and EngineDeadError if the engine has ended.
         """
-        refuse(data_parallel_rank=data_parallel_rank, reasoning_ended=reasoning_ended)
-        refuse(reasoning_parser_kwargs=reasoning_parser_kwargs)
+        check_unsupported(data_parallel_rank=data_parallel_rank, reasoning_ended=reasoning_ended)
+        check_unsupported(reasoning_parser_kwargs=reasoning_parser_kwargs)
         sampling_params = SamplingParams.of(sampling_params)
-        given: dict[str, Any] = {"lora_request": lora_request, "trace_headers": trace_headers, "priority": priority}
-        given |= {"session_id": session_id, "kv_hints": kv_hints, "tokenization_kwargs": tokenization_kwargs}
-        given |= {"prompt": prompt, "params": sampling_params, "prompt_text": prompt_text}
+        request = partial(
+            LLMEngine.add_request,
+            request_id=request_id,
+            prompt=prompt,
+            params=sampling_params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+            session_id=session_id,
+            prompt_text=prompt_text,
+            kv_hints=kv_hints,
+        )
         stream = Stream(is_cumulative=sampling_params.output_kind is not RequestOutputKind.DELTA)
         is_finished = False
         try:
-            await self._call(partial(self._thread.add, stream=stream, request_id=request_id, **given))
+            await self._call(partial(self._thread.add, request=request, stream=stream))
             while not is_finished:
                 output = await stream.get()
                 is_finished = output.finished
@@ -101,15 +112,15 @@ class AsyncLLM:
                 self._forget(request_id, stream)
 
     async def abort(self, request_id: str | abc.Iterable[str], internal: bool = False) -> None:
-        """End requests: their callers get a last output that says "abort". Ids of no request are ignored."""
-        request_ids = listed_ids(request_id)
+        """Abort requests. Their callers get a last output with finish_reason "abort". Unknown ids are ignored."""
+        request_ids = as_ids(request_id)
         with suppress(EngineDeadError):
             await self._call(partial(self._thread.abort_all, request_ids=request_ids))
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End after the current step, and wait for it at most `timeout` seconds. It may be called several times.
+        """End the engine after the current step, and wait up to `timeout` seconds for that.
 
-        Callers that still wait for outputs get EngineDeadError.
+        Callers that still wait for outputs get an EngineDeadError. Further calls have no effect.
         """
         self._thread.stop(timeout)
 
@@ -142,35 +153,35 @@ class AsyncLLM:
         return self._thread.engine.tokenizer
 
     def get_tokenizer(self) -> HFTokenizer:
-        """Return the tokenizer. Raise ValueError if there is none."""
+        """Return the tokenizer. Raise ValueError if the checkpoint has none."""
         return self._thread.engine.get_tokenizer()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empty the prefix cache. Return False, and change nothing, while a request runs."""
+        """Empty the prefix cache on the device and the host. Return False, and change nothing, while a request runs."""
         return await self._call(lambda engine: engine.reset_prefix_cache(reset_running_requests, reset_connector))
 
     def stats(self) -> EngineStats:
-        """Return the state of queues and pools, and counts since the start. Wait for a step at most, as get_metrics."""
+        """Return the state of the queues and pools, and counts since the start. Wait for at most one step."""
         return self._thread.ask(lambda engine: engine.stats())
 
     def get_metrics(self) -> list[Metric]:
-        """Return the same under vLLM's names."""
+        """Return the statistics as metrics with vLLM's names. Wait for at most one step."""
         return self._thread.ask(lambda engine: engine.get_metrics())
 
-    async def _call(self, function: abc.Callable[[LLMEngine], Any]) -> Any:
+    async def _call(self, function: abc.Callable[[LLMEngine], Result]) -> Result:
         return await asyncio.wrap_future(self._thread.call(function))
 
     def _forget(self, request_id: str, stream: "Stream") -> None:
-        """End a request that has no caller any more, and do not wait for it: a generator that is closed cannot."""
+        """Abort a request whose caller has left. Do not wait, since a generator that is being closed cannot."""
         with suppress(EngineDeadError):
             self._thread.call(partial(self._thread.abort, request_id=request_id, stream=stream))
 
 
-AsyncLLMEngine = AsyncLLM  # its older name, which vLLM has kept
+AsyncLLMEngine = AsyncLLM  # the older name, which vLLM keeps too
 
 
 class Stream:
-    """The outputs of one request, on their way to a caller in an event loop."""
+    """The outputs of one request, on the way to its caller in an event loop."""
 
     def __init__(self, is_cumulative: bool) -> None:
         self.loop = asyncio.get_running_loop()
@@ -179,14 +190,14 @@ class Stream:
         self._news = asyncio.Event()
 
     def put(self, output: RequestOutput | BaseException) -> None:
-        """Store an output, in the loop's thread. One that holds all so far replaces one that was not fetched yet."""
+        """Add an output, in the loop's thread. A cumulative output replaces one that has not been fetched yet."""
         if self._is_cumulative and not isinstance(output, BaseException):
             self._outputs.clear()
         self._outputs.append(output)
         self._news.set()
 
     async def get(self) -> RequestOutput:
-        """Wait for the next output. Raise the error that came in its place."""
+        """Return the next output, or raise the error that was put instead."""
         while not self._outputs:
             self._news.clear()
             await self._news.wait()
@@ -196,50 +207,73 @@ class Stream:
         return output
 
 
+@dataclass
+class Call(Generic[Result]):
+    """A function to run in the engine's thread, and its result."""
+
+    function: abc.Callable[[LLMEngine], Result]
+    future: Future[Result] = field(default_factory=Future)
+
+    def run(self, engine: LLMEngine) -> None:
+        """Run the function unless the call was cancelled. Its errors go to the caller."""
+        if self.future.set_running_or_notify_cancel():
+            try:
+                self.future.set_result(self.function(engine))
+            except BaseException as error:
+                self.future.set_exception(error)
+                if not isinstance(error, Exception):  # KeyboardInterrupt or SystemExit ends the thread
+                    raise
+
+    def fail(self, error: EngineDeadError) -> None:
+        """Raise `error` in the caller."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
 class EngineThread:
-    """The thread that builds an engine, and alone touches it."""
+    """The thread that builds an engine and is the only one to use it."""
 
     def __init__(self, build: abc.Callable[[], LLMEngine]) -> None:
         """Build the engine in its thread. Raise the error that `build` raises."""
-        self.error: BaseException | None = None  # what has ended it
-        self._inbox: SimpleQueue[tuple[Call, Future] | None] = SimpleQueue()
-        self._streams: dict[str, Stream] = {}  # by request; touched by the engine's thread alone
-        self._lock = threading.Lock()  # between a call and the end: no call is left without an answer
+        self.error: BaseException | None = None  # the error that ended the thread
+        self._inbox: SimpleQueue[Call[Any] | None] = SimpleQueue()
+        self._streams: dict[str, Stream] = {}  # by request id; only the engine's thread uses it
+        self._lock = threading.Lock()  # so that no call arrives after the last one was answered
         self._has_ended = False
         is_built: Future[LLMEngine] = Future()
         self._thread = threading.Thread(target=self._run, args=(build, is_built), name="nanovllm engine", daemon=True)
         self._thread.start()
-        self.engine = is_built.result()  # for what any thread may ask
+        self.engine = is_built.result()  # for attributes that any thread may read
 
     @property
     def has_ended(self) -> bool:
         return self._has_ended
 
-    def call(self, function: Call) -> Future:
+    def call(self, function: abc.Callable[[LLMEngine], Result]) -> Future[Result]:
         """Run `function(engine)` between two steps. Raise EngineDeadError if the engine has ended."""
-        answer: Future = Future()
+        call = Call(function)
         with self._lock:
             if self._has_ended:
                 raise self.dead_error()
-            self._inbox.put((function, answer))
-        return answer
+            self._inbox.put(call)
+        return call.future
 
-    def ask(self, function: Call) -> Any:
-        """Return `function(engine)`, computed between two steps: in one, a sequence that ends would be counted twice
-        or not at all. Once the engine has ended nothing changes any more.
+    def ask(self, function: abc.Callable[[LLMEngine], Result]) -> Result:
+        """Return `function(engine)`, computed between two steps, or at once if the engine has ended.
+
+        During a step, a sequence that ends might be counted twice or not at all.
         """
         if threading.current_thread() is not self._thread:
             with suppress(EngineDeadError):
                 return self.call(function).result()
         return function(self.engine)
 
-    def add(self, engine: LLMEngine, stream: Stream, request_id: str, **request: Any) -> None:
-        """Add a request, in the engine's thread. Raise ValueError for one that it cannot serve."""
-        engine.add_request(request_id, **request)
-        self._streams[request_id] = stream
+    def add(self, engine: LLMEngine, request: abc.Callable[[LLMEngine], str], stream: Stream) -> None:
+        """Add a request, in the engine's thread. Raise ValueError if it cannot be served."""
+        self._streams[request(engine)] = stream
 
     def abort(self, engine: LLMEngine, request_id: str, stream: Stream | None = None) -> None:
-        """End a request, in the engine's thread; with a `stream` only its own: the name may have been used again."""
+        """Abort a request, in the engine's thread. With a `stream`, do nothing if the id now belongs to another one."""
         if stream is not None and self._streams.get(request_id) is not stream:
             return
         output = engine.abort_request(request_id)
@@ -247,26 +281,26 @@ class EngineThread:
             self._deliver([output])
 
     def abort_all(self, engine: LLMEngine, request_ids: list[str]) -> None:
-        """End several requests, in the engine's thread."""
+        """Abort several requests, in the engine's thread."""
         for request_id in request_ids:
             self.abort(engine, request_id)
 
     def dead_error(self) -> EngineDeadError:
-        """Return a new error for each caller: an exception that several raise mixes up their tracebacks."""
-        why = "it was shut down" if self.error is None else f"{type(self.error).__name__}: {self.error}"
-        error = EngineDeadError(f"the engine has ended: {why}")
+        """Return a new error for each caller, since sharing one would mix up their tracebacks."""
+        reason = "shut down" if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        error = EngineDeadError(f"the engine has ended: {reason}")
         error.__cause__ = self.error
         return error
 
     def stop(self, timeout: float | None = None) -> None:
-        """End the thread after the current step. Callers that still wait get EngineDeadError."""
+        """End the thread after the current step. Callers that still wait get an EngineDeadError."""
         with self._lock:
             if not self._has_ended:
                 self._inbox.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def _run(self, build: abc.Callable[[], LLMEngine], is_built: Future) -> None:
+    def _run(self, build: abc.Callable[[], LLMEngine], is_built: Future[LLMEngine]) -> None:
         try:
             engine = build()
         except BaseException as error:
@@ -283,7 +317,7 @@ class EngineThread:
         self._end(engine)
 
     def _answer_calls(self, engine: LLMEngine) -> bool:
-        """Answer all calls that wait; if the engine is idle, wait for one. Return False when it is time to end."""
+        """Run all pending calls. If the engine is idle, wait for one. Return False when it is time to end."""
         while True:
             try:
                 call = self._inbox.get(block=not engine.has_unfinished_requests())
@@ -291,14 +325,14 @@ class EngineThread:
                 return True
             if call is None:
                 return False
-            answer(call, engine)
+            call.run(engine)
 
     def _deliver(self, outputs: list[RequestOutput], engine: LLMEngine | None = None) -> None:
-        """Give outputs to their callers, with one call for each event loop.
+        """Pass outputs to their callers, with one call per event loop.
 
-        A loop that is closed has no callers: with an `engine`, their requests are aborted.
+        Given an `engine`, abort the requests of loops that are closed.
         """
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Any]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput | BaseException]]] = {}
         for output in outputs:
             stream = self._streams[output.request_id]
             by_loop.setdefault(stream.loop, []).append((stream, output))
@@ -318,30 +352,18 @@ class EngineThread:
                 call = self._inbox.get(block=False)
             except Empty:
                 break
-            if call is not None and call[1].set_running_or_notify_cancel():
-                call[1].set_exception(self.dead_error())
+            if call is not None:
+                call.fail(self.dead_error())
         for stream in self._streams.values():
             put_all(stream.loop, [(stream, self.dead_error())])
         self._streams.clear()
-        if self.error is None:  # else nobody knows what state it is in
+        if self.error is None:  # after an error, the engine is in an unknown state
             engine.abort_request(list(engine.requests))
         engine.kernels.close()
 
 
-def answer(call: tuple[Call, Future], engine: LLMEngine) -> None:
-    """Run a call; an error of it goes to its caller."""
-    function, future = call
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(function(engine))
-        except BaseException as error:
-            future.set_exception(error)
-            if not isinstance(error, Exception):  # it ends the thread, and leaves nobody waiting
-                raise
-
-
-def put_all(loop: asyncio.AbstractEventLoop, pairs: list[tuple[Stream, Any]]) -> bool:
-    """Put outputs into streams of one loop. Return False if the loop is closed."""
+def put_all(loop: asyncio.AbstractEventLoop, pairs: list[tuple[Stream, RequestOutput | BaseException]]) -> bool:
+    """Put outputs into the streams of one loop. Return False if the loop is closed."""
 
     def put() -> None:
         for stream, output in pairs:

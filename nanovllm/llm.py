@@ -1,78 +1,85 @@
-"""LLM: vLLM's class for scripts. Each call adds its requests to the engine and steps it until they have ended."""
+"""LLM: prompts in, outputs out, with vLLM's interface. Each call adds requests and steps the engine until they end."""
 
 import copy
 import itertools
+import time
 import warnings
 from collections import abc
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Protocol, Self
+
+from tqdm import tqdm
 
 from .checkpoints.chat_template import read_template, render_chat
 from .checkpoints.model_config import default_sampling_params
 from .checkpoints.tokenizer import HFTokenizer
 from .engine.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
+from .engine.checks import check_unsupported
 from .engine.config import EngineArgs, EngineConfig, check_is_args
 from .engine.interrupts import interrupts_held_back
 from .engine.kv_cache import PoolReport
 from .engine.llm_engine import LLMEngine
 from .engine.outputs import RequestOutput
-from .engine.progress import ProgressBar
 from .engine.prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts, options_of
 from .engine.sampling_params import RequestOutputKind, SamplingParams
 from .engine.stats import EngineStats, Metric
-from .engine.vllm_options import refuse
 
 Prompts = PromptType | abc.Sequence[PromptType]
 Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each
-UseTqdm = bool | abc.Callable[..., Any]  # whether there is a bar; or what makes it, called as tqdm is
 Request = tuple[ParsedPrompt, SamplingParams]
-MODEL = EngineConfig.model
-ONLY_IN_VLLM = {
-    *("apply_model", "classify", "collective_rpc", "embed", "encode", "enqueue", "enqueue_chat", "get_world_size"),
-    *("release_kv_cache_memory", "reset_mm_cache", "reward", "score", "sleep", "start_profile", "stop_profile"),
-    *("wait_for_completion", "wake_up"),
-}
+
+
+class Bar(Protocol):
+    """The part of tqdm that a progress bar needs."""
+
+    postfix: str
+
+    def update(self, n: int) -> object: ...
+    def close(self) -> object: ...
+
+
+UseTqdm = bool | abc.Callable[..., Bar]  # True shows a bar; a callable builds one, with tqdm's arguments
 
 
 class LLM:
-    """LLM("models/storyteller").generate("Once upon a time")
+    """An engine for scripts: LLM("models/storyteller").generate("Once upon a time")
 
-    It belongs to the thread that made it, and has one open stream() at a time.
+    Only the thread that built it may use it, and only one stream() may be open at a time.
     """
 
-    def __init__(self, model: str | Path = MODEL, *, chat_template: str | Path | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str | Path = EngineConfig.model, *, chat_template: str | Path | None = None, **options: Any
+    ) -> None:
         """Build an engine. `options` are the other fields of EngineArgs.
 
-        Raise ValueError for a bad name, value or checkpoint.
+        Raise ValueError for an invalid option or checkpoint.
         """
-        args = EngineArgs.of(model=model, **options)
+        args = EngineArgs(model=model, **options)
         self.chat_template = read_template(chat_template)
         self.config = args.engine_config()
-        given = default_sampling_params(self.config.model, args.generation_config, args.override_generation_config)
+        defaults = default_sampling_params(self.config.model, args.generation_config, args.override_generation_config)
         try:
-            self._default_params = SamplingParams.from_optional(**given)
-        except ValueError as error:  # the caller gave none of these
+            self._default_params = SamplingParams.from_optional(**defaults)
+        except ValueError as error:
             raise ValueError(f"generation_config of {self.config.model}: {error}") from None
         self.llm_engine = engine = LLMEngine(self.config)
         self.tokenizer, self.model_config = engine.tokenizer, engine.model_config
         self.max_model_len = engine.max_model_len
-        self.kv_cache, self.kv_cache_manager = engine.kv_cache, engine.kv_cache_manager
-        self.model_runner, self.input_processor = engine.executor, engine.input_processor
         self._request_ids = map(str, itertools.count())
         self._is_streaming = False
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
-        """Build an LLM from options by vLLM's names."""
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Build an LLM from EngineArgs."""
         check_is_args(engine_args)
         return cls(**{field.name: getattr(engine_args, field.name) for field in fields(EngineArgs)})
 
     @property
     def peak(self) -> PoolReport:
-        """The pool when most of it was held, in the engine's life."""
-        return self.kv_cache_manager.peak
+        """The pool when most of it was held, since the start."""
+        return self.llm_engine.kv_cache_manager.peak
 
     def generate(
         self,
@@ -80,27 +87,27 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: object = None,
         priority: int | list[int] | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return one finished output a prompt, in the order of the prompts.
+        """Return one finished output for each prompt, in their order.
 
-        Without sampling_params, use the model's own, of its generation_config.json. A request that cannot be served
-        has finish_reason "error" and RequestOutput.error, in its place, and a warning names it. Raise ValueError,
-        before anything is computed, for a value that is no prompt.
+        The default sampling_params come from the model's generation_config.json. A request that cannot be served has
+        finish_reason "error", RequestOutput.error says why, and a warning names it. Raise ValueError, before anything
+        is computed, for an invalid prompt.
         """
-        refuse(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
+        check_unsupported(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
         self.llm_engine.check_thread()
         parsed = [self.llm_engine.tokenized(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
         return self._generate(self._requests(parsed, sampling_params), use_tqdm)
 
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
-        """Yield a request's output so far whenever it got a token. Closing the iterator aborts unfinished requests.
+        """Yield the output of a request so far whenever it has a new token. Close the iterator to abort the rest.
 
-        Raise ValueError at once if there are not as many sampling_params as prompts, and when it begins if another
-        stream() of this LLM is open, or if the engine has requests that were added to `llm_engine`.
+        Raise ValueError if the numbers of prompts and sampling_params differ; and, on the first iteration, if another
+        stream() is open or requests were added to `llm_engine` directly.
         """
         self.llm_engine.check_thread()
         return self._serve(self._requests(as_prompts(prompts), sampling_params))
@@ -110,7 +117,7 @@ class LLM:
         messages: list[Message] | abc.Sequence[list[Message]],
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: object = None,
         priority: int | list[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
@@ -121,18 +128,19 @@ class LLM:
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several: each becomes a prompt by the model's chat template, or by the given one.
+        """Return the model's answers to one conversation or several, in their order.
 
-        Raise ValueError if there is no template, or for a conversation that it refuses.
+        The chat template, the model's own by default, turns each conversation into a prompt. Raise ValueError if there
+        is no template, or if it rejects a conversation.
         """
-        refuse(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
+        check_unsupported(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
         self.llm_engine.check_thread()
         options: dict[str, Any] = {"tools": tools, "chat_template": chat_template or self.chat_template}
         options["add_generation_prompt"] = add_generation_prompt
         options["continue_final_message"] = continue_final_message
         options |= options_of("chat_template_kwargs", chat_template_kwargs)
         conversations = as_conversations(messages, chat_template_content_format)
-        # The template writes BOS where it belongs.
+        # The template itself writes BOS.
         special = {"add_special_tokens": False} | options_of("tokenization_kwargs", tokenization_kwargs)
         texts = (render_chat(self.get_tokenizer(), each, **options) for each in conversations)
         prompts = [self.llm_engine.tokenized(text, special) for text in texts]
@@ -142,19 +150,19 @@ class LLM:
         self,
         prompts: Prompts,
         params: BeamSearchParams,
-        lora_request: Any = None,
+        lora_request: object = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Return one output a prompt, in the order of the prompts, with beam_width sequences, the best first.
+        """Return one output for each prompt, in their order, with beam_width sequences, best first.
 
-        One prompt is searched at a time, whatever the concurrency_limit. Raise ValueError if the engine has unfinished
-        requests: the beams of a prompt have it to themselves.
+        Prompts are searched one at a time; concurrency_limit has no effect. Raise ValueError if the engine has
+        unfinished requests.
         """
-        refuse(lora_request=lora_request)
+        check_unsupported(lora_request=lora_request)
         self.llm_engine.check_thread()
         if self.llm_engine.has_unfinished_requests():
-            raise ValueError("beam_search needs the engine for itself, and it has unfinished requests")
+            raise ValueError("beam_search needs an idle engine, and this one has unfinished requests")
         self.llm_engine.kernels.take_up()
         search, outputs, parsed = BeamSearch(self.llm_engine, params), [], as_prompts(prompts)
         with ProgressBar(use_tqdm, len(parsed) * params.beam_width) as bar:
@@ -165,38 +173,35 @@ class LLM:
         return outputs
 
     def get_tokenizer(self) -> HFTokenizer:
-        """Return the tokenizer. Raise ValueError if there is none."""
+        """Return the tokenizer. Raise ValueError if the checkpoint has none."""
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the model's own sampling_params, of its generation_config.json: calls without any use them."""
+        """Return the default sampling_params, from the model's generation_config.json."""
         return self._default_params.clone()
 
     def get_metrics(self) -> list[Metric]:
-        """Return the engine's counts under vLLM's names."""
+        """Return the statistics as metrics with vLLM's names."""
         return self.llm_engine.get_metrics()
 
     def stats(self) -> EngineStats:
-        """Return the state of queues and pools, and counts since the start. Any thread may call this."""
+        """Return the state of the queues and pools, and counts since the start. Any thread may call this."""
         return self.llm_engine.stats()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empty the cache, on the host too. Return False, and change nothing, while a request runs."""
-        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+        """Empty the prefix cache on the device and the host. Return False, and change nothing, while a request runs.
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """Raise AttributeError for an unknown name, saying so of a method that only vLLM has."""
-        if name in ONLY_IN_VLLM:
-            raise AttributeError(f"vLLM has LLM.{name}(), nanovllm has not")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        With `reset_running_requests`, preempt all running requests first, so that they start over.
+        """
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def _requests(self, prompts: list[ParsedPrompt], params: Params) -> list[Request]:
         return pair(prompts, self.get_default_sampling_params() if params is None else params)
 
     def _generate(self, requests: list[Request], use_tqdm: UseTqdm) -> list[RequestOutput]:
-        """Return the last outputs, whatever kind of outputs the parameters ask for."""
+        """Return the final outputs, whatever output_kind is."""
         requests = [(prompt, final_only(params)) for prompt, params in requests]
-        # Without closing(), the traceback of an error would keep the generator alive, and so its requests unfinished.
+        # Without closing(), the traceback of an error would keep the generator alive and its requests unfinished.
         outputs, num_samples = [], sum(params.n for _, params in requests)
         with ProgressBar(use_tqdm, num_samples) as bar, closing(self._serve(requests)) as stream:
             for output in stream:
@@ -207,7 +212,7 @@ class LLM:
 
     def _serve(self, requests: list[Request]) -> abc.Generator[RequestOutput, None, None]:
         if self._is_streaming or self.llm_engine.has_unfinished_requests():
-            raise ValueError("another stream() is open, or the engine has unfinished requests: drain or close it first")
+            raise ValueError("the engine has unfinished requests: finish or close the open stream() first")
         request_ids = list(itertools.islice(self._request_ids, len(requests)))
         with interrupts_held_back() as between_steps:
             try:
@@ -230,42 +235,79 @@ class LLM:
                 for request_id in request_ids:
                     try:
                         self.llm_engine.abort_request(request_id)
-                    except Exception as error:  # the other requests must end too
+                    except Exception as error:  # keep going: the other requests must end too
                         errors.append(error)
                 if errors:
                     raise errors[-1]
 
 
 def pair(prompts: list[ParsedPrompt], sampling_params: SamplingParams | abc.Sequence[SamplingParams]) -> list[Request]:
-    """Return each prompt with its parameters. Raise ValueError for a wrong type, or if their numbers differ.
+    """Return each prompt with its sampling_params. Raise ValueError if their numbers differ.
 
     >>> [params.max_tokens for _, params in pair(["a", "b"], SamplingParams(max_tokens=4))]
     [4, 4]
     """
     if isinstance(sampling_params, SamplingParams):
         sampling_params = [sampling_params] * len(prompts)
-    given = sampling_params if isinstance(sampling_params, abc.Sequence) else [sampling_params]
-    others = [type(params).__name__ for params in given if not isinstance(params, SamplingParams)]
+    several = sampling_params if isinstance(sampling_params, abc.Sequence) else [sampling_params]
+    others = [type(params).__name__ for params in several if not isinstance(params, SamplingParams)]
     if others:
-        raise ValueError(f"sampling_params must be one SamplingParams or a list of them, not {others[0]}")
-    if len(prompts) != len(given):
-        raise ValueError(f"{len(prompts)} prompts but {len(given)} sampling_params")
-    return list(zip(prompts, given, strict=True))
+        raise ValueError(f"sampling_params must be SamplingParams or a list of them, got {others[0]}")
+    if len(prompts) != len(several):
+        raise ValueError(f"sampling_params must be one for each of the {len(prompts)} prompts, got {len(several)}")
+    return list(zip(prompts, several, strict=True))
 
 
 def final_only(params: SamplingParams) -> SamplingParams:
-    """Return a copy that asks for the last output only."""
+    """Return a copy whose only output is the final one."""
     params = copy.copy(params)
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params
 
 
 def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> None:
-    """Warn of requests that were not served: an empty output looks like one that the model has ended at once.
+    """Warn about requests that were not served, whose empty outputs are easy to miss.
 
-    The warning names the line of the script: it is so many calls above this one.
+    The warning points at the line of the script, `stacklevel` calls above this function.
     """
     failed = [output for output in outputs if output.error]
     if failed:
         first, count = failed[0], f"{len(failed)} of {len(outputs)} requests were not served"
         warnings.warn(f"{count}: request {first.request_id}: {first.error}", stacklevel=stacklevel)
+
+
+class ProgressBar:
+    """A progress bar for finished samples, with tokens per second, as in vLLM.
+
+    It is not an Observer, because a user's own bar may raise, which is safe only between steps.
+    """
+
+    def __init__(self, use_tqdm: UseTqdm, total: int) -> None:
+        """Show a bar for `total` samples. True shows it only in a terminal, so that no log file fills up with it."""
+        self._start = time.perf_counter()
+        self._num_prompt_tokens = self._num_output_tokens = 0
+        options: dict[str, Any] = {"total": total, "desc": "Processed prompts", "dynamic_ncols": True}
+        options["postfix"] = self._speed(1.0)
+        self._bar: Bar | None = None
+        if use_tqdm:
+            self._bar = use_tqdm(**options) if callable(use_tqdm) else tqdm(**options, disable=None)
+
+    def add(self, output: RequestOutput) -> None:
+        """Count all samples of a finished request."""
+        num_samples = len(output.outputs)
+        self._num_prompt_tokens += num_samples * len(output.prompt_token_ids)
+        self._num_output_tokens += sum(len(sample.token_ids) for sample in output.outputs)
+        if self._bar is not None:
+            self._bar.postfix = self._speed(time.perf_counter() - self._start)
+            self._bar.update(num_samples)
+
+    def _speed(self, seconds: float) -> str:
+        prompt, output = self._num_prompt_tokens / seconds, self._num_output_tokens / seconds
+        return f"est. speed input: {prompt:.2f} toks/s, output: {output:.2f} toks/s"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

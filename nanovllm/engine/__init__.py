@@ -1,4 +1,4 @@
-"""The engine: stage 7 grown up, one class per concept.
+"""The engine: it schedules requests and manages the memory of their keys and values.
 
-Start reading at llm_engine.py: a step is schedule (scheduler.py), launch (executor.py) and update.
+Start with llm_engine.py, then read scheduler.py and block_manager.py. Stage 7 is the same engine in its minimal form.
 """

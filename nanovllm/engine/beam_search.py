@@ -1,67 +1,69 @@
-"""Beam search: of all continuations of a prompt keep the `beam_width` most likely, and extend each by one token.
+"""Beam search: keep the `beam_width` most likely continuations of a prompt, and extend each by one token at a time.
 
     the cat     sat (-1.2)    ran (-1.9)    is (-2.0)       width 2: two are kept, "is" is dropped
                  |              |
                 on (-1.5)     off (-2.3)   to (-2.6)        the two best both come from "sat", which is forked
                 by (-2.1)
 
-A beam is a sequence. It is forked for each continuation that is kept, and then it is freed.
-Wu et al. 2016 (arXiv:1609.08144); the scores and the end of a search are those of transformers' `generate`.
+A beam is a sequence. It is forked once for each continuation that is kept, and then freed. The algorithm is by Wu et
+al. 2016 (arXiv:1609.08144); scores and stopping follow `generate` of transformers.
 """
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..backends.torch.model_runner import ModelRunner
-from ..backends.torch.sampler import Logprob, SampledToken, top_logprobs
-from .checks import AT_LEAST_1, Rule, check_fields
+from ..backends.torch.sampler import SampledToken, top_logprobs
+from .checks import AT_LEAST_1, Rule, check_fields, check_unsupported
+from .executor import Scheduled
 from .interrupts import interrupts_held_back
 from .llm_engine import LLMEngine
-from .outputs import RequestOutput
+from .outputs import Position, RequestOutput
 from .prompts import ParsedPrompt
 from .sampling_params import SamplingParams
 from .sequence import Sequence, request_output
-from .vllm_options import refuse
-
-RULES: dict[str, Rule] = {
-    "beam_width": AT_LEAST_1,
-    "max_tokens": AT_LEAST_1,
-    "early_stopping": ('True, False or "never"', lambda value: value in (True, False, "never")),
-}
 
 
 @dataclass(frozen=True)
 class BeamSearchParams:
+    """How many beams to keep, how to score them, and when to stop."""
+
     beam_width: int
     max_tokens: int = 16
     ignore_eos: bool = False
-    length_penalty: float = 1.0  # a score is the logprob / length ** this: above 0 prefers long outputs
+    length_penalty: float = 1.0  # score = logprob / length ** length_penalty; above 0 favors long outputs
     early_stopping: bool | str = False  # True: stop at beam_width hypotheses; False, "never": once none can improve
 
+    # Only the defaults are supported.
     temperature: float = field(default=0.0, kw_only=True)
     include_stop_str_in_output: bool = field(default=False, kw_only=True)
     structured_outputs: str | None = field(default=None, kw_only=True)
     skip_special_tokens: bool = field(default=True, kw_only=True)
     watermarking: bool | None = field(default=None, kw_only=True)
 
+    RULES: ClassVar[dict[str, Rule]] = {
+        "beam_width": AT_LEAST_1,
+        "max_tokens": AT_LEAST_1,
+        "early_stopping": ('True, False or "never"', lambda value: value in (True, False, "never")),
+    }
+
     def __post_init__(self) -> None:
-        """Raise ValueError, naming the parameter and its value."""
-        refuse(temperature=self.temperature, include_stop_str_in_output=self.include_stop_str_in_output)
-        refuse(structured_outputs=self.structured_outputs, watermarking=self.watermarking)
-        check_fields(self, RULES)
+        """Check the fields. Raise ValueError with the name and value of an invalid one."""
+        check_unsupported(temperature=self.temperature, include_stop_str_in_output=self.include_stop_str_in_output)
+        check_unsupported(structured_outputs=self.structured_outputs, watermarking=self.watermarking)
+        check_fields(self, self.RULES)
 
 
 @dataclass
 class BeamSearchSequence:
-    """A beam, as vLLM has it: its tokens and its text begin with the prompt's."""
+    """A beam in vLLM's form: the tokens and the text include the prompt."""
 
     orig_prompt: dict[str, Any]
     tokens: list[int]
-    logprobs: list[dict[int, Logprob]]  # of each token of the output, the likeliest in its place
+    logprobs: list[Position]  # the likeliest tokens at each position of the output
     lora_request: None = None
     cum_logprob: float = 0.0
     text: str | None = None
@@ -71,9 +73,9 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True)
 class BeamSearchOutput(RequestOutput):
-    """A RequestOutput, as generate() returns it, whose outputs are the beams; and vLLM's `sequences` of the same."""
+    """A RequestOutput whose outputs are the beams, which are also in `sequences`, as in vLLM."""
 
-    sequences: list[BeamSearchSequence] = field(default_factory=list)  # best first; none if it was not served
+    sequences: list[BeamSearchSequence] = field(default_factory=list)  # best first; empty after an error
 
 
 class Candidate(NamedTuple):
@@ -82,11 +84,11 @@ class Candidate(NamedTuple):
     parent: Sequence
     token_id: int
     logprob: float  # of the whole output
-    row: dict[int, Logprob] | None = None  # the most likely tokens in its place
+    position: Position | None = None  # the likeliest tokens where this one is
 
     @property
-    def logprobs(self) -> list[dict[int, Logprob]]:
-        return [*self.parent.logprobs, self.row or {}]
+    def logprobs(self) -> list[Position]:
+        return [*self.parent.logprobs, self.position or {}]
 
     @property
     def output(self) -> list[int]:
@@ -98,27 +100,27 @@ class Candidate(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """An output that has ended."""
+    """A finished output."""
 
     score: float
     token_ids: list[int]
     logprob: float
-    logprobs: list[dict[int, Logprob]]  # of each token, the most likely ones in its place
+    logprobs: list[Position]
 
 
 class Hypotheses:
-    """The beam_width best outputs that have ended."""
+    """The beam_width best finished outputs."""
 
     def __init__(self, params: BeamSearchParams) -> None:
         self.best: list[Hypothesis] = []  # best first
         self._params = params
 
-    def add(self, token_ids: list[int], logprob: float, logprobs: list[dict[int, Logprob]] | None = None) -> None:
+    def add(self, token_ids: list[int], logprob: float, logprobs: list[Position] | None = None) -> None:
         hypothesis = Hypothesis(self._score(logprob, len(token_ids)), token_ids, logprob, logprobs or [])
         self.best = sorted([*self.best, hypothesis], key=lambda h: -h.score)[: self._params.beam_width]
 
     def are_final(self, logprob: float, num_tokens: int, max_tokens: int) -> bool:
-        """Return whether no beam can get among the best: the likeliest has `logprob` after `num_tokens` tokens."""
+        """Return True if even the best beam, with `logprob` after `num_tokens` tokens, cannot enter the list."""
         if len(self.best) < self._params.beam_width:
             return False
         if self._params.early_stopping is True:
@@ -131,25 +133,25 @@ class Hypotheses:
 
 
 class BeamSearch:
-    """A search for one prompt at a time. It uses an engine's pool and model while no request runs."""
+    """A search, one prompt at a time. It uses the engine's pool and model, so no request may be running."""
 
     def __init__(self, engine: LLMEngine, params: BeamSearchParams) -> None:
         if not isinstance(params, BeamSearchParams):
-            raise ValueError(f"params must be BeamSearchParams, not {type(params).__name__}")
+            raise ValueError(f"params must be BeamSearchParams, got {type(params).__name__}")
         if params.beam_width > engine.config.max_num_seqs:
-            raise ValueError(f"beam_width is {params.beam_width}, max_num_seqs is {engine.config.max_num_seqs}")
-        if not isinstance(engine.executor, ModelRunner):
-            raise ValueError(f"beam search needs logits, and {type(engine.executor).__name__} returns tokens")
+            limit = engine.config.max_num_seqs
+            raise ValueError(f"beam_width must be at most max_num_seqs, {limit}, got {params.beam_width}")
         self._kv_cache_manager, self._kv_cache = engine.kv_cache_manager, engine.kv_cache
-        self._model_runner, self._input_processor = engine.executor, engine.input_processor
+        self._executor, self._input_processor = engine.executor, engine.input_processor
         self._observers, self._tokenizer = engine.observers, engine.tokenizer
         self._max_num_batched_tokens = engine.config.max_num_batched_tokens
         self._params = params
 
     def run(self, request_id: str, prompt: ParsedPrompt) -> BeamSearchOutput:
-        """Return an output with beam_width completions, best first, or with the reason why it cannot be served."""
-        asked = self._params
-        params = SamplingParams(n=asked.beam_width, max_tokens=asked.max_tokens, ignore_eos=asked.ignore_eos, seed=0)
+        """Return an output with up to beam_width completions, best first, or with an error."""
+        params = SamplingParams(
+            n=self._params.beam_width, max_tokens=self._params.max_tokens, ignore_eos=self._params.ignore_eos, seed=0
+        )
         token_ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt
         try:
             samples = self._input_processor.process(request_id, token_ids, params)
@@ -159,7 +161,7 @@ class BeamSearch:
             hypotheses = self._search(samples[0])
         except Exception as error:
             self._observers.tell("end", error)
-            if not isinstance(error, ValueError | RuntimeError | MemoryError):  # not of the prompt, pool or model
+            if not isinstance(error, ValueError | RuntimeError | MemoryError):  # not caused by prompt, pool or model
                 raise
             return BeamSearchOutput(**vars(RequestOutput.failed(request_id, prompt, str(error))))
         for seq, hypothesis in zip(samples, hypotheses, strict=False):  # there may be fewer hypotheses
@@ -185,17 +187,17 @@ class BeamSearch:
         )
 
     def _search(self, root: Sequence) -> list[Hypothesis]:
-        """Return the best hypotheses. Raise NoFreeBlocks if the pool is too small. Either way no beam holds blocks."""
+        """Return the best hypotheses. Raise NoFreeBlocks if the pool is too small. Free all blocks in either case."""
         beams, hypotheses = [root], Hypotheses(self._params)
         with interrupts_held_back() as between_steps:
-            self._kv_cache_manager.collect_loads(wait=True)  # of requests that were aborted: they hold blocks
+            self._kv_cache_manager.collect_loads(wait=True)  # loads of aborted requests still hold blocks
             self._kv_cache_manager.allocate(root, self._kv_cache_manager.find_hits(root))
             try:
                 self._kv_cache_manager.collect_loads(wait=True)
                 while beams:
                     try:
                         between_steps.let_through()
-                    finally:  # a second press must not break into what is freed below
+                    finally:  # a second Ctrl-C must not interrupt the cleanup below
                         between_steps.hold_back()
                     self._observers.tell("begin")
                     beams = self._step(beams, hypotheses)
@@ -206,8 +208,8 @@ class BeamSearch:
         return hypotheses.best
 
     def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
-        """Return the next beams, forked from these, which are freed; none if the search is over."""
-        if beams[0].num_uncomputed_tokens > self._max_num_batched_tokens:  # only a chunk of the prompt
+        """Fork the next beams and free these. Return the new ones, or an empty list once the search is over."""
+        if beams[0].num_uncomputed_tokens > self._max_num_batched_tokens:  # compute one chunk of the prompt
             self._compute(beams)
             return beams
         children = [self._fork(candidate) for candidate in self._choose(self._most_likely(beams), hypotheses)]
@@ -218,7 +220,7 @@ class BeamSearch:
     def _most_likely(self, beams: list[Sequence]) -> list[Candidate]:
         """Return the most likely continuations of all beams by one token, best first.
 
-        There are so many that beam_width of them go on, even if each of the others ends with a stop token.
+        They are enough to keep beam_width beams even if every other candidate is a stop token.
         """
         copies = [copy for beam in beams if (copy := self._kv_cache_manager.append_slot(beam))]
         self._kv_cache.copy_blocks(copies)
@@ -227,20 +229,22 @@ class BeamSearch:
         logprobs = torch.cat([self._compute(beams[start : start + size]) for start in range(0, len(beams), size)])
         count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))
         top = logprobs.topk(min(count, logprobs.shape[1]))  # [num_beams, count]
-        rows = top_logprobs(logprobs, top.indices[:, 0].tolist(), count)  # the same, with the rank of each token
+        positions = top_logprobs(logprobs, top.indices[:, 0].tolist(), count)  # the same tokens with their ranks
+        rows = zip(beams, positions, top.indices.tolist(), top.values.tolist(), strict=True)
         candidates = [
-            Candidate(beam, token_id, beam.cumulative_logprob + logprob, row)
-            for beam, row, token_ids, values in zip(beams, rows, top.indices.tolist(), top.values.tolist(), strict=True)
+            Candidate(beam, token_id, beam.cumulative_logprob + logprob, position)
+            for beam, position, token_ids, values in rows
             for token_id, logprob in zip(token_ids, values, strict=True)
         ]
         return sorted(candidates, key=lambda candidate: -candidate.logprob)[:count]
 
     @torch.inference_mode()
     def _compute(self, beams: list[Sequence]) -> Tensor:
-        """Run the model. Return each beam's logprobs of its next token, float32 [num_beams, vocab_size]."""
-        batch = [(beam, min(beam.num_uncomputed_tokens, self._max_num_batched_tokens)) for beam in beams]
-        computed = self._model_runner.compute(batch)
-        logits = self._model_runner.compute_logits(computed, list(range(len(batch))))  # [num_beams, vocab_size]
+        """Run the model. Return the logprobs of each beam's next token, float32 [num_beams, vocab_size]."""
+        batch: list[Scheduled] = [
+            (beam, min(beam.num_uncomputed_tokens, self._max_num_batched_tokens)) for beam in beams
+        ]
+        logits = self._executor.next_logits(batch)  # [num_beams, vocab_size]
         for beam, num_tokens in batch:
             beam.num_computed_tokens += num_tokens
             self._kv_cache_manager.cache_blocks(beam, num_tokens)
@@ -248,9 +252,9 @@ class BeamSearch:
         return logits.float().log_softmax(dim=-1)
 
     def _choose(self, candidates: list[Candidate], hypotheses: Hypotheses) -> list[Candidate]:
-        """Return the beam_width best candidates that have not ended; none if the search is over.
+        """Return the beam_width best candidates that continue, or an empty list once the search is over.
 
-        An ended candidate becomes a hypothesis if it is one of the beam_width best of all.
+        Finished candidates among the beam_width best of all become hypotheses.
         """
         width = self._params.beam_width
         for candidate in candidates[:width]:
@@ -264,7 +268,7 @@ class BeamSearch:
         return [] if hypotheses.are_final(best.logprob, len(best.output), max_tokens) else kept
 
     def _fork(self, candidate: Candidate) -> Sequence:
-        """Return a beam that shares what its parent has computed, and ends in the candidate's token."""
+        """Return a beam that shares the blocks of its parent and ends with the candidate's token."""
         child = copy.copy(candidate.parent)
         child.token_ids = [*child.token_ids, candidate.token_id]
         child.cumulative_logprob, child.logprobs = candidate.logprob, candidate.logprobs

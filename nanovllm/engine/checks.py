@@ -1,37 +1,28 @@
-"""Options as fields of a dataclass: what a field may be, and which fields are knobs, with a flag on the command line.
+"""Checks of options that are fields of a dataclass.
 
-check_fields() holds what a caller gave against the types of the fields and a table of rules.
+check_fields() compares each value with the field's type and with a table of rules. It raises ValueError with the name
+and the value, such as "max_tokens must be at least 1, got 0".
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import Field, field, fields
+from dataclasses import Field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, get_args
 
-Rule = tuple[str, Callable[[Any], bool]]  # what a value must be, in the words of the error; and whether it is
+Rule = tuple[str, Callable[[Any], bool]]  # the words that follow "must be", and the check itself
 
-AT_LEAST_1: Rule = ("a whole number, at least 1", lambda number: number >= 1)
-SEED: Rule = ("a whole number of 64 bits", lambda seed: -(2**63) <= seed < 2**63)
-
-
-def knob(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
-    """Return a dataclass field with the help, and the choices, of its flag."""
-    return field(default=default, metadata={"help": help, "choices": choices})
-
-
-def knobs(options: type) -> list[Field]:
-    """Return the fields of the dataclass `options` that have a flag."""
-    return [option for option in fields(options) if option.metadata]
+AT_LEAST_0: Rule = ("at least 0", lambda number: number >= 0)
+AT_LEAST_1: Rule = ("at least 1", lambda number: number >= 1)
+SEED: Rule = ("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
 
 
 def check_fields(options: Any, rules: dict[str, Rule]) -> None:
-    """Check each field of the dataclass `options`: its type first, then its rule. None breaks no rule.
+    """Check the type of each field of the dataclass `options`, then its rule. Rules do not apply to None.
 
-    Store a number as Python's own int or float, whatever library it came from.
-    Raise ValueError, naming the field and its value.
+    Numbers of other libraries, such as numpy's, are replaced by Python's own.
     """
     for option in fields(options):
         value = getattr(options, option.name)
@@ -39,38 +30,51 @@ def check_fields(options: Any, rules: dict[str, Rule]) -> None:
             object.__setattr__(options, option.name, checked)  # the dataclass may be frozen
 
 
-def check_field(option: Field, value: Any, rules: dict[str, Rule]) -> Any:
-    """Return `value`, a number as Python's own. Raise ValueError, naming field and value, for a wrong one."""
+def check_field(option: Field[Any], value: Any, rules: dict[str, Rule]) -> Any:
+    """Return `value`, as Python's own number if it is one. Raise ValueError if it breaks the field's type or rule."""
     kinds = (option.type,) if option.type in TYPES else get_args(option.type) or (option.type,)  # of int | None: both
     if value is None and NoneType in kinds:
         return None
     kinds = tuple(kind for kind in kinds if kind is not NoneType)
-    fitting = [kind for kind in kinds if rule_of_type(kind)[1](value)]
-    words, holds = rules.get(option.name) or choice(option) or (rule_of_type(kinds[0])[0], lambda value: True)
-    if not fitting or not holds(value):
-        raise ValueError(f"{option.name} must be {words}, not {shown(value)}")
-    return fitting[0](value) if fitting[0] in (int, float) else value
+    matching = [kind for kind in kinds if rule_for_type(kind)[1](value)]
+    words, holds = rules.get(option.name) or choices_rule(option)
+    if not matching:
+        words = " or ".join(rule_for_type(kind)[0] for kind in kinds)
+    if not matching or not holds(value):
+        raise ValueError(f"{option.name} must be {words}, got {short_repr(value)}")
+    return matching[0](value) if matching[0] in (int, float) else value
 
 
-def rule_of_type(kind: Any) -> Rule:
-    """Return the rule of a type; for a class that is not in TYPES, "an instance of it"."""
+def rule_for_type(kind: Any) -> Rule:
+    """Return the rule for a type from TYPES, or an isinstance check for any other class."""
     return TYPES.get(kind) or (f"a {kind.__name__}", lambda value: isinstance(value, kind))
 
 
-def choice(option: Field) -> Rule | None:
-    """Return the rule of a field that has choices."""
+def choices_rule(option: Field[Any]) -> Rule:
+    """Return the rule for the field's choices. A field without choices accepts every value of its type."""
     choices = option.metadata.get("choices")
-    return (f"one of {', '.join(choices)}", lambda value: value in choices) if choices else None
+    return (f"one of {', '.join(choices)}" if choices else "", lambda value: not choices or value in choices)
 
 
-def shown(value: Any) -> str:
-    """Return `value` for an error: on one line, and not a long one."""
-    text = " ".join(repr(value).split())  # an array's has several lines
+def check_unsupported(**arguments: Any) -> None:
+    """Raise ValueError if an argument that only vLLM supports is set. 0, None, False and empty values are unset.
+
+    >>> check_unsupported(lora_request=None, priority=[0, 0], mm_processor_kwargs={})
+    """
+    for name, value in arguments.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        if any(each not in (None, 0, "", {}, [], ()) for each in values):
+            raise ValueError(f"{name} is unsupported, got {short_repr(value)}")
+
+
+def short_repr(value: Any) -> str:
+    """Return repr(value) on one line of at most 200 characters, for an error message."""
+    text = " ".join(repr(value).split())  # an array's repr has several lines
     return text if len(text) <= 200 else text[:197] + "..."
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return the end of an error about an unknown name: the known name that is most like it, if one is.
+    """Return a hint for an error about an unknown name: the most similar known name, or "" if none is similar.
 
     >>> nearest("tensor_paralel_size", ["seed", "tensor_parallel_size"])
     ": did you mean 'tensor_parallel_size'?"
@@ -80,7 +84,7 @@ def nearest(name: str, known: list[str]) -> str:
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether `value` is a whole number of any library.
+    """Return True if `value` is an integer of any library.
 
     >>> is_whole(3), is_whole(3.0), is_whole(True), is_whole("3")
     (True, False, False, False)
@@ -89,7 +93,7 @@ def is_whole(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a finite number of any library.
+    """Return True if `value` is a finite number of any library.
 
     >>> is_number(0.5), is_number(2), is_number(True), is_number(math.nan), is_number(10**400)
     (True, True, False, False, False)
@@ -100,23 +104,24 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def is_list_of(values: Any, is_one: Callable[[Any], bool]) -> bool:
-    """Return whether `values` is a list of values for each of which `is_one` holds."""
-    return isinstance(values, list) and all(map(is_one, values))
+def is_list_of(values: Any, is_item: Callable[[Any], bool]) -> bool:
+    """Return True if `values` is a list and `is_item` holds for each item."""
+    return isinstance(values, list) and all(map(is_item, values))
 
 
 def is_bias(bias: Any) -> bool:
-    """Return whether `bias` can be added to a logit; -inf is a way to say never."""
+    """Return True if `bias` can be added to a logit. -inf bans the token."""
     return is_number(bias) or bias == -math.inf
 
 
 TYPES: dict[Any, Rule] = {
-    int: ("a whole number", is_whole),
-    float: ("a number", is_number),
+    int: ("an integer", is_whole),
+    float: ("a finite number", is_number),
     bool: ("True or False", lambda value: isinstance(value, bool)),
-    str: ("a text", lambda value: isinstance(value, str)),
-    list[str]: ("a list of texts", lambda values: is_list_of(values, lambda value: isinstance(value, str))),
-    list[int]: ("a list of whole numbers", lambda values: is_list_of(values, is_whole)),
+    str: ("a string", lambda value: isinstance(value, str)),
+    list[str]: ("a list of strings", lambda values: is_list_of(values, lambda value: isinstance(value, str))),
+    list[int]: ("a list of integers", lambda values: is_list_of(values, is_whole)),
+    dict[str, Any]: ("a dictionary", lambda value: isinstance(value, dict)),
     dict[int, float]: (
         "a dict from token ids to numbers",
         lambda value: isinstance(value, dict) and all(map(is_whole, value)) and all(map(is_bias, value.values())),

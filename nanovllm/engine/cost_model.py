@@ -68,6 +68,7 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
     manager.allocate(seq, hits=[])
     store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
     prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
+    executor.num_steps = executor.num_tokens = 0  # they count what requests need
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
     return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)
 

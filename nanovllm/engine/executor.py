@@ -1,13 +1,15 @@
 """Executor: the seam between the engine, which decides what to compute, and the hardware that computes it.
 
-    pending = executor.launch(scheduled)        step n runs
-    another = executor.launch(scheduled)        step n + 1 may start before anybody reads the tokens of step n
+    pending = executor.launch(batch)            step n runs
+    another = executor.launch(next_batch)       step n + 1 may start before the tokens of step n are read
     pending.tokens()                            waits for step n
 
-An executor may run a model in this process (backends/), on several ranks, or nothing at all (tests).
+An executor may run a model in this process (backends/) or on several ranks. Tests use executors without a model.
 """
 
 from typing import Protocol
+
+from torch import Tensor
 
 from ..backends.torch.sampler import SampledToken
 from .sequence import Sequence
@@ -19,19 +21,31 @@ class Pending(Protocol):
     """A step that was launched."""
 
     def tokens(self) -> list[SampledToken | None]:
-        """Wait for the step, and return one item for each scheduled one, in order. Call it once.
+        """Wait for the step, and return one item for each item of the batch, in order. Call it once.
 
-        None stands for a sequence that has more tokens to compute before one can be sampled. Raise what the step
-        raised: then no sequence has changed, and the slots of this step may be written again.
+        None stands for a sequence with more tokens to compute before one can be sampled. If the step failed, raise its
+        error: then no sequence has changed, and the slots of the step may be written again.
         """
         ...
 
 
 class Executor(Protocol):
-    def launch(self, scheduled: list[Scheduled]) -> Pending:
-        """Start a step. The sequences may change before its tokens are read: the executor takes what it needs now.
+    """A model, and the hardware that it runs on."""
 
-        Steps run in the order in which they were launched. A sequence may be listed several times in a row, to get
-        several rows of logits: each item continues where the one before it ends, and has a token of its own.
+    num_steps: int
+    num_tokens: int  # computed since the start
+
+    def launch(self, batch: list[Scheduled]) -> Pending:
+        """Start a step. Copy what is needed from the sequences, since they may change before the tokens are read.
+
+        Steps run in the order of their launches. A sequence may appear several times in a row, to get several rows of
+        logits: each item continues where the previous one ends, and returns its own token.
+        """
+        ...
+
+    def next_logits(self, batch: list[Scheduled]) -> Tensor:
+        """Run a step without sampling. Return the logits after the last token of each item, [batch size, vocab_size].
+
+        Raise ValueError if the executor cannot return logits.
         """
         ...

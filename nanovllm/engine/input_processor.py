@@ -5,22 +5,22 @@ from dataclasses import replace
 
 from ..checkpoints.tokenizer import HFTokenizer
 from ..llama import ModelConfig
-from .grammars import Grammars
 from .logits_processors import bad_words_token_ids, make_processors
-from .prompts import Prompt
+from .prompts import Prompt, whole_text
 from .sampling_params import SamplingParams
 from .sequence import Sequence
+from .structured_outputs import Grammars
 
 
 class InputProcessor:
     """A maker of sequences."""
 
     def __init__(self, model: ModelConfig, tokenizer: HFTokenizer | None, max_model_len: int, seed: int) -> None:
-        self._vocab_size = model.vocab_size  # a tokenizer may know more tokens
+        self._vocab_size = model.vocab_size  # the tokenizer may know more tokens
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._seeds = random.Random(seed)  # for requests without a seed
-        # The tokenizer's EOS token ends a text too where the model names others; it alone gives no stop_reason.
+        self._seeds = random.Random(seed)  # for requests without a seed of their own
+        # The tokenizer's EOS ends a text even if the model names other tokens. Only that one gives no stop_reason.
         self._eos_token_id = tokenizer.eos_token_id if tokenizer else None
         self._eos_token_ids = {*model.eos_token_ids, *([] if self._eos_token_id is None else [self._eos_token_id])}
         self._grammars = Grammars(tokenizer, model.vocab_size, self._in_vocabulary(self._eos_token_ids))
@@ -33,24 +33,24 @@ class InputProcessor:
         """
         params = SamplingParams.of(params).checked()
         self._check(params)
-        asked = params.structured_outputs
-        grammars = [[self._grammars.processor(asked)] if asked else [] for _ in range(params.n)]  # each has a state
+        outputs = params.structured_outputs
+        grammars = [[self._grammars.processor(outputs)] if outputs else [] for _ in range(params.n)]  # one per sample
         bad_words = bad_words_token_ids(params.bad_words or [], self._tokenizer, self._vocab_size)
         token_ids = self._token_ids(prompt)
         if not token_ids:
-            raise ValueError("the prompt is empty: 0 tokens, at least 1 is needed")
+            raise ValueError("the prompt must have at least 1 token, got 0")
         room = self._max_model_len - len(token_ids)
         if room <= 0:
             raise ValueError(
-                f"the prompt has {len(token_ids)} tokens; max_model_len {self._max_model_len} leaves room for "
-                f"{self._max_model_len - 1} and one new token"
+                f"the prompt must have at most {self._max_model_len - 1} tokens, since max_model_len is "
+                f"{self._max_model_len}, got {len(token_ids)}"
             )
         seq = self._sequence(request_id, prompt, token_ids, params)
         samples = [seq, *(replace(seq, sample_index=index) for index in range(1, params.n))]
         if params.min_tokens > room:
-            raise ValueError(f"min_tokens is {params.min_tokens}, and max_model_len leaves room for {room} new tokens")
-        held_back = self._in_vocabulary(self._eos_token_ids | {*(params.stop_token_ids or [])})
-        processors = make_processors(params, token_ids, held_back, bad_words)
+            raise ValueError(f"min_tokens must be at most {room} to fit max_model_len, got {params.min_tokens}")
+        stop_token_ids = self._in_vocabulary(self._eos_token_ids | {*(params.stop_token_ids or [])})
+        processors = make_processors(params, token_ids, stop_token_ids, bad_words)
         for seq, grammar in zip(samples, grammars, strict=True):
             seq.logits_processors = [*grammar, *processors]
         return samples
@@ -74,30 +74,26 @@ class InputProcessor:
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             if self._tokenizer is None:
-                raise ValueError("there is no tokenizer: a prompt must be a list of token ids")
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as half:  # half a character; on a command line: a byte that is not UTF-8
-                raise ValueError(f"the prompt is no UTF-8 text: {prompt[half.start]!r} in place {half.start}") from None
-            token_ids = self._tokenizer.encode(prompt) if prompt else []
+                raise ValueError("the checkpoint has no tokenizer: pass token ids instead of text")
+            token_ids = self._tokenizer.encode(whole_text(prompt)) if prompt else []
         elif isinstance(prompt, list | tuple):
             token_ids = list(prompt)
         else:
-            raise ValueError(f"a prompt must be a text or a list of token ids, not {type(prompt).__name__}")
+            raise ValueError(f"a prompt must be text or a list of token ids, got {type(prompt).__name__}")
         wrong = [i for i in token_ids if type(i) is not int or not 0 <= i < self._vocab_size]
         if wrong:
-            raise ValueError(f"token id {wrong[0]!r} is not an int from 0 to {self._vocab_size - 1}")
+            raise ValueError(f"a token id must be an integer from 0 to {self._vocab_size - 1}, got {wrong[0]!r}")
         return token_ids
 
     def _check(self, params: SamplingParams) -> None:
-        """Raise ValueError for parameters that this model or this tokenizer cannot serve."""
+        """Raise ValueError for parameters that this model or tokenizer cannot serve."""
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self._tokenizer is None:
-                raise ValueError(f"{name} is {getattr(params, name)}, and there is no tokenizer")
+                raise ValueError(f"{name} needs a tokenizer, and the checkpoint has none: got {getattr(params, name)}")
         for name in ("stop_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids"):
             wrong = [token_id for token_id in getattr(params, name) or () if not 0 <= token_id < self._vocab_size]
             if wrong:
-                raise ValueError(f"{name}: token id {wrong[0]} is not from 0 to {self._vocab_size - 1}")
+                raise ValueError(f"{name}: a token id must be from 0 to {self._vocab_size - 1}, got {wrong[0]}")
 
     def _in_vocabulary(self, token_ids: set[int]) -> set[int]:
         return {token_id for token_id in token_ids if token_id < self._vocab_size}

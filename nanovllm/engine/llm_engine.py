@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, Self, overload
 
 from ..backends.choice import Kernels, choose_backend
-from ..backends.torch.model_runner import ModelRunner
 from ..backends.torch.sampler import SampledToken
 from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..checkpoints.model_config import eos_token_ids, read_model_config
@@ -18,7 +17,8 @@ from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ..checkpoints.weights import dummy_model, load_model
 from ..llama import LlamaForCausalLM
 from .block_manager import BlockManager, cdiv
-from .config import EngineArgs, EngineConfig
+from .checks import check_unsupported
+from .config import EngineArgs, EngineConfig, check_is_args
 from .cost_model import CostModel, measure
 from .executor import Executor, Scheduled
 from .host_tier import MAX_DEFAULT_BYTES, HostTier
@@ -32,12 +32,14 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerOutput
 from .sequence import Sequence, is_due, request_output
 from .stats import EngineStats, Metric, Tally, collect, get_metrics
-from .tier import Tier, Tiers
-from .vllm_options import refuse
+from .tier import Tiers
 
 
 class LLMEngine:
-    """An engine belongs to the thread that made it; any thread may call stats(). Ctrl-C takes effect between steps."""
+    """A scheduler, a pool and a model, and the requests that they serve.
+
+    Only the thread that built an engine may use it, except for stats(). Ctrl-C takes effect between steps.
+    """
 
     def __init__(
         self,
@@ -45,10 +47,10 @@ class LLMEngine:
         observers: abc.Iterable[object] = (),
         executor: abc.Callable[[KVCache], Executor] | None = None,
     ) -> None:
-        """Load the checkpoint and allocate the pools. Raise ValueError for a bad value or checkpoint.
+        """Load the checkpoint and allocate the pools. Raise ValueError for an invalid option or checkpoint.
 
-        `config.model` is a folder, or a name on the hub. Its weights are loaded, to compute in this process, unless
-        `executor` returns another Executor for the pool.
+        `config.model` is a folder or a name on the Hugging Face Hub. If `executor` is given, it builds the Executor for
+        the pool, and no weights are loaded.
         """
         if config.load_format != "dummy":
             folder = find_checkpoint(config.model, cache_dir=config.download_dir, token=config.hf_token)
@@ -59,14 +61,14 @@ class LLMEngine:
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
         self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = tokenizer_of(config)
-        model = None if executor else self._load_model()
+        model = self._load_model() if executor is None else None
         num_blocks = num_blocks_for(config, self.model_config, self.max_model_len, self.device)  # after the weights
         self.kv_cache = KVCache(self.model_config, num_blocks, config.block_size, self.dtype, self.device)
         self.executor: Executor
         self.kernels: Kernels = NoKernels()
-        if model is None:
+        if executor is not None:
             self.executor = executor(self.kv_cache)
-        else:
+        elif model is not None:
             self.executor, self.kernels = choose_backend(
                 model,
                 self.kv_cache,
@@ -87,26 +89,26 @@ class LLMEngine:
         )
         self.observers = Observers(self.tally, *observers)
         self.host_tier = HostTier(self.kv_cache.blocks, num_host_blocks, self.observers)
-        self.tiers: list[Tier] = [self.host_tier]  # evicted blocks go to each of them, and come back from the first
+        self.tiers = Tiers([self.host_tier])
         self.kv_cache_manager = BlockManager(
             num_blocks,
             config.block_size,
             config.enable_prefix_caching,
-            self.tiers[0] if len(self.tiers) == 1 else Tiers(self.tiers),
+            self.tiers,
             self.observers,
         )
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observers)
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
-        self._unreported: list[Sequence] = []  # ended in a step that broke off: the next one returns their outputs
+        self._unreported: list[Sequence] = []  # ended in a step that failed: the next step returns their outputs
 
     def _load_model(self) -> LlamaForCausalLM:
         load = dummy_model if self.config.load_format == "dummy" else load_model
         return load(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
 
     def _max_host_blocks(self) -> int:
-        """Return the size of the host's pool, if loading pays: by default as the device's, up to 4 GiB.
+        """Return the size of the host's pool if loading is worthwhile. The default is the device's size, up to 4 GiB.
 
-        It is 0 if no hit is possible: a hit is a full block, and one more token.
+        Return 0 if no hit is possible, since a hit takes a full block and one more token.
         """
         if not self.config.enable_prefix_caching or self.max_model_len <= self.config.block_size:
             return 0
@@ -115,13 +117,10 @@ class LLMEngine:
         return min(self.kv_cache.num_blocks, MAX_DEFAULT_BYTES // self.kv_cache.blocks[0].nbytes)
 
     def _measure(self) -> CostModel:
-        """Return what this machine does faster, with a prompt as long as a step, the model and the pool allow."""
+        """Measure this machine, with a prompt as long as a step, the model and the pool allow."""
         pool_size = self.kv_cache.num_blocks * self.config.block_size
         num_tokens = min(self.config.max_num_batched_tokens, self.max_model_len - 1, pool_size)
-        cost_model = measure(self.kv_cache, self.executor, self.input_processor, num_tokens)
-        if isinstance(self.executor, ModelRunner):
-            self.executor.num_steps = self.executor.num_tokens = 0  # they count what requests need
-        return cost_model
+        return measure(self.kv_cache, self.executor, self.input_processor, num_tokens)
 
     def _prefers_load(self) -> bool:
         """Return True if evicted blocks should be kept on the host."""
@@ -137,10 +136,9 @@ class LLMEngine:
         stat_loggers: object = None,
         enable_multiprocessing: bool = False,
     ) -> Self:
-        """Build an engine. Raise ValueError for a bad value or checkpoint. `usage_context` has no effect here."""
-        refuse(stat_loggers=stat_loggers, enable_multiprocessing=enable_multiprocessing)
-        if not isinstance(engine_args, EngineArgs):
-            raise ValueError(f"engine_args must be EngineArgs, not {type(engine_args).__name__}")
+        """Build an engine. Raise ValueError for an invalid option or checkpoint. `usage_context` has no effect."""
+        check_unsupported(stat_loggers=stat_loggers, enable_multiprocessing=enable_multiprocessing)
+        check_is_args(engine_args)
         return cls(engine_args.engine_config())
 
     @interrupts_held_back()
@@ -160,17 +158,17 @@ class LLMEngine:
     ) -> str:
         """Queue a request, and return its id. It starts in the first step that has room for it.
 
-        Raise ValueError, and add nothing, if it can never be served. Its output shows `prompt_text` as its prompt if
-        the prompt is token ids.
+        Raise ValueError, and add nothing, if it can never be served. If the prompt is token ids, `prompt_text` is the
+        prompt that outputs show.
         """
         self.check_thread()
         try:
-            refuse(arrival_time=arrival_time, lora_request=lora_request, trace_headers=trace_headers, priority=priority)
-            refuse(session_id=session_id, kv_hints=kv_hints)
+            check_unsupported(arrival_time=arrival_time, lora_request=lora_request, trace_headers=trace_headers)
+            check_unsupported(priority=priority, session_id=session_id, kv_hints=kv_hints)
             if not isinstance(request_id, str):
-                raise ValueError(f"request_id must be a text, not {request_id!r}")
+                raise ValueError(f"request_id must be a string, got {request_id!r}")
             if not isinstance(prompt_text, str | None):
-                raise ValueError(f"prompt_text must be a text, not {prompt_text!r}")
+                raise ValueError(f"prompt_text must be a string, got {prompt_text!r}")
             parsed = self.tokenized(as_prompt(prompt), tokenization_kwargs)
             if isinstance(parsed, dict):
                 prompt_text = parsed.get("prompt", prompt_text)
@@ -184,7 +182,7 @@ class LLMEngine:
         self.requests[request_id] = samples
         for seq in samples:
             seq.prompt = prompt_text if seq.prompt is None else seq.prompt
-        size = self.config.max_num_seqs  # so many samples can run at once: the first one computes the prompt for them
+        size = self.config.max_num_seqs  # samples that can run at once: the first one computes the prompt for all
         for first, *others in (samples[start : start + size] for start in range(0, len(samples), size)):
             first.to_fork = others
             self.scheduler.add(first)
@@ -193,14 +191,14 @@ class LLMEngine:
     def _process(self, request_id: str, prompt: str | list[int], params: SamplingParams) -> list[Sequence]:
         """Return the samples of a request. Raise ValueError if it can never be served."""
         if request_id in self.requests:
-            raise ValueError(f"request {request_id} is being served already")
+            raise ValueError(f"request_id must be unique, got {request_id!r}, which is in use")
         samples = self.input_processor.process(request_id, prompt, params)
         needed, num_blocks = cdiv(samples[0].num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
         if needed > num_blocks:
-            raise ValueError(f"the prompt needs {needed} blocks, the pool has {num_blocks}")
+            raise ValueError(f"the prompt must fit the pool of {num_blocks} blocks, got one that needs {needed}")
         return samples
 
-    @overload  # a text comes first, though it is an iterable of texts too
+    @overload  # str must come first, since it is an iterable of str too
     def abort_request(  # type: ignore[overload-overlap]
         self, request_ids: str, internal: bool = False
     ) -> RequestOutput | None: ...
@@ -212,14 +210,14 @@ class LLMEngine:
     def abort_request(
         self, request_ids: str | abc.Iterable[str], internal: bool = False
     ) -> RequestOutput | list[RequestOutput] | None:
-        """End a request, whatever its state, and return its last output. Return None if it is not here.
+        """End a request, whatever its state, and return its last output. Return None if it is unknown.
 
-        Given a list, return the outputs of those that are here.
+        Given several ids, return the outputs of the known ones.
         """
         self.check_thread()
         if isinstance(request_ids, str):
             return self._abort(request_ids)
-        outputs = [self._abort(request_id) for request_id in listed_ids(request_ids)]
+        outputs = [self._abort(request_id) for request_id in as_ids(request_ids)]
         return [output for output in outputs if output is not None]
 
     def _abort(self, request_id: str) -> RequestOutput | None:
@@ -242,14 +240,14 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Compute some tokens. Return the output so far of each request that got a token or has ended.
 
-        If no sequence can run, wait for blocks on their way from the host, and return no outputs. A Ctrl-C that was
-        pressed meanwhile is raised in place of the outputs: they are lost then, also those of requests that have ended.
+        If no sequence can run, wait for blocks to arrive from the host, and return no outputs. If Ctrl-C is pressed
+        during the step, raise KeyboardInterrupt at its end: the outputs of the step are lost.
         """
         self.observers.tell("begin")
         try:
             output = self._schedule()
             tokens = self._run(output.batch) if output.batch else []
-            self.kv_cache_manager.collect_loads(wait=not output.batch)  # if nobody can run until a block arrives
+            self.kv_cache_manager.collect_loads(wait=not output.batch)  # wait only if nothing else can run
             updated = [*self._unreported, *output.failed, *self._update(output.batch, tokens)]
             self._unreported = []
             outputs = self._outputs(updated)
@@ -263,9 +261,9 @@ class LLMEngine:
         return outputs
 
     def _schedule(self) -> SchedulerOutput:
-        """Decide on the step, and make its copies. If this raises, all sequences start over.
+        """Schedule the step, and make its copies. If a copy raises, all sequences start over.
 
-        None of them may read a block whose copy was not made.
+        Otherwise one of them might read a block that was never copied.
         """
         try:
             output = self.scheduler.schedule()
@@ -278,7 +276,7 @@ class LLMEngine:
             raise
 
     def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
-        """Run the model. If it raises, run its sequences one by one: one that raises alone has failed."""
+        """Run the model. If it raises, run the sequences one by one, so that only those at fault end with an error."""
         try:
             return self.executor.launch(batch).tokens()
         except Exception as error:
@@ -293,11 +291,11 @@ class LLMEngine:
     def _update(self, batch: list[Scheduled], tokens: list[SampledToken | None]) -> list[Sequence]:
         """Append the new tokens, and remove the sequences that have ended.
 
-        Return those that got a token or have failed.
+        Return the sequences that got a token or have failed.
         """
         updated = []
         for (seq, num_tokens), token in zip(batch, tokens, strict=True):
-            has_failed = seq.finished  # then nothing of it was computed
+            has_failed = seq.finished  # then none of its tokens were computed
             if token is not None:
                 seq.append_token(token)  # first: if it raises, the step is computed again
             if not has_failed:
@@ -312,16 +310,16 @@ class LLMEngine:
         return updated
 
     def _remove_ended(self) -> None:
-        """Remove the sequences that have ended in a step that broke off: the next one would run them again."""
+        """Remove the sequences that ended in a failed step, so that the next step does not run them again."""
         for seq in [seq for seq in self.scheduler.running if seq.finished]:
             for ended in [seq, *seq.to_fork]:
-                with suppress(Exception):  # an observer that raises once more: the first error is on its way
+                with suppress(Exception):  # an observer may raise again; the first error is the one to report
                     self.scheduler.remove(ended)
 
     def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
-        """Return the outputs that are due of the requests of `seqs`. Forget the requests that have finished.
+        """Return the outputs that are due for the requests of `seqs`. Forget the requests that have finished.
 
-        If one cannot be decoded, forget it alone: it would raise again in each step.
+        If the text of a finished request cannot be decoded, forget it too, or it would raise in every step.
         """
         outputs = []
         for request_id in {seq.request_id: None for seq in seqs}:
@@ -339,12 +337,12 @@ class LLMEngine:
         return outputs
 
     def tokenized(self, prompt: ParsedPrompt, tokenization_kwargs: dict[str, Any] | None) -> ParsedPrompt:
-        """Return a text as token ids if the caller has options for that. Raise ValueError for unsupported ones."""
+        """Return text as token ids if options for the tokenizer are given. Raise ValueError for unsupported ones."""
         options = options_of("tokenization_kwargs", tokenization_kwargs)
         if not options or not isinstance(prompt, str):
             return prompt
         special = bool(options.pop("add_special_tokens", True))
-        refuse(**{f"tokenization_kwargs[{name!r}]": value for name, value in options.items()})
+        check_unsupported(**{f"tokenization_kwargs[{name!r}]": value for name, value in options.items()})
         ids = self.get_tokenizer().encode(whole_text(prompt), add_special_tokens=special)
         return TokensPrompt(prompt_token_ids=ids, prompt=prompt)
 
@@ -352,16 +350,16 @@ class LLMEngine:
         return len(self.requests)
 
     def get_tokenizer(self) -> HFTokenizer:
-        """Return the tokenizer. Raise ValueError if there is none."""
+        """Return the tokenizer. Raise ValueError if the checkpoint has none."""
         if self.tokenizer is None:
-            raise ValueError("there is no tokenizer: prompts must be token ids")
+            raise ValueError("the checkpoint has no tokenizer: pass token ids instead of text")
         return self.tokenizer
 
     @interrupts_held_back()
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empty the cache, on the host too. Return False, and change nothing, while a request runs.
+        """Empty the prefix cache on the device and the host. Return False, and change nothing, while a request runs.
 
-        With `reset_running_requests` all requests that run are preempted first, and start over.
+        With `reset_running_requests`, preempt all running requests first, so that they start over.
         """
         self.check_thread()
         if reset_running_requests:
@@ -373,24 +371,24 @@ class LLMEngine:
         return collect(self)
 
     def get_metrics(self) -> list[Metric]:
-        """Return the same under vLLM's names."""
+        """Return the statistics as metrics with vLLM's names."""
         return get_metrics(self, self.config.served_model_name or self.config.model)
 
     def check_thread(self) -> None:
-        """Raise RuntimeError in another thread than the one that made the engine."""
+        """Raise RuntimeError outside the thread that built the engine."""
         if threading.current_thread() is not self._thread:
-            here, owner = threading.current_thread().name, self._thread.name
+            caller, owner = threading.current_thread().name, self._thread.name
             raise RuntimeError(
-                f"the engine belongs to thread {owner!r} and was called from {here!r}: "
-                "AsyncLLM serves several callers with one engine"
+                f"the engine belongs to thread {owner!r}, but thread {caller!r} called it: "
+                "use AsyncLLM to share an engine between threads"
             )
 
 
 class NoKernels:
-    """The Kernels of an engine whose caller brought an Executor: nothing to compile, and nothing to choose."""
+    """The Kernels of an engine with a custom Executor: nothing to compile or to choose."""
 
     uses_kernels = is_compiling = awaits_idle = False
-    why: str | None = "the caller brought an executor"
+    why: str | None = "the executor is custom"
     says = f"plain operations: {why}"
 
     def take_up(self) -> None:
@@ -404,7 +402,7 @@ class NoKernels:
 
 
 def tokenizer_of(config: EngineConfig) -> HFTokenizer | None:
-    """Return the tokenizer of the checkpoint, or the one that `config` names. Raise ValueError if that is none."""
+    """Return the tokenizer that `config` names, or the checkpoint's. Raise ValueError if the named one is missing."""
     if config.skip_tokenizer_init:
         return None
     if not config.tokenizer:
@@ -414,14 +412,14 @@ def tokenizer_of(config: EngineConfig) -> HFTokenizer | None:
     )
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
-        raise ValueError(f"tokenizer {str(config.tokenizer)!r} is no folder with a tokenizer.json or tokenizer.model")
+        raise ValueError(f"tokenizer {str(config.tokenizer)!r} has no tokenizer.json and no tokenizer.model")
     return tokenizer
 
 
-def listed_ids(request_ids: object) -> list[str]:
-    """Return the id of a request, or of several, as a list. Raise ValueError if one is no text.
+def as_ids(request_ids: object) -> list[str]:
+    """Return a list of request ids, given one or several. Raise ValueError if one is not a string.
 
-    >>> listed_ids("a"), listed_ids(("a", "b"))
+    >>> as_ids("a"), as_ids(("a", "b"))
     (['a'], ['a', 'b'])
     """
     if isinstance(request_ids, str) or not isinstance(request_ids, abc.Iterable):
@@ -429,6 +427,6 @@ def listed_ids(request_ids: object) -> list[str]:
     ids: list[str] = []
     for each in request_ids:
         if not isinstance(each, str):
-            raise ValueError(f"a request_id must be a text, not {each!r}")
+            raise ValueError(f"a request_id must be a string, got {each!r}")
         ids.append(each)
     return ids

@@ -1,13 +1,13 @@
-"""Logits processors: they change the logits of a sequence, as SamplingParams asks, before a token is sampled.
+"""Logits processors: they edit the logits of a sequence before a token is sampled, according to its SamplingParams.
 
 make_processors() puts them in vLLM's order:
 
-    tokens that are banned        allowed_token_ids, bad_words, min_tokens
-    tokens with another weight    logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty
-    tokens that are too unlikely  min_p, which knows the temperature
+    bans           allowed_token_ids, bad_words, min_tokens
+    adjustments    logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty
+    a threshold    min_p, which depends on the temperature
 
-Top-k and top-p follow in the sampler. A processor needs nothing but the tokens of the output so far, so a sequence that
-was preempted or forked goes on as before.
+Top-k and top-p follow in the sampler. A processor depends only on the output so far, so preempted and forked sequences
+continue unchanged.
 """
 
 import math
@@ -22,10 +22,12 @@ from .sampling_params import SamplingParams
 
 class LogitsProcessor(Protocol):
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
-        """Change a row in place. logits float32 [vocab_size]"""
+        """Edit one row of logits in place. logits float32 [vocab_size]"""
 
 
 class AllowedTokens:
+    """A ban on all other tokens."""
+
     def __init__(self, token_ids: list[int]) -> None:
         self._token_ids = torch.tensor(token_ids)  # [num_allowed]
 
@@ -37,10 +39,10 @@ class AllowedTokens:
 
 
 class BadWords:
-    """Words that must not be completed: the last token of one is banned where its others came before."""
+    """A ban on the last token of each word, wherever the tokens before it match."""
 
     def __init__(self, words: list[list[int]]) -> None:
-        """Each word as its token ids."""
+        """Take each word as its token ids."""
         self._words = words
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
@@ -50,8 +52,10 @@ class BadWords:
 
 
 class MinTokens:
+    """A ban on stop tokens until the output has min_tokens tokens."""
+
     def __init__(self, min_tokens: int, stop_token_ids: set[int], may_restore: bool = False) -> None:
-        """Ban the stop tokens. With `may_restore` they stay if nothing else is left: a grammar may demand the end."""
+        """Take the tokens to ban. With `may_restore`, they stay if no others are left: a grammar may force the end."""
         self._min_tokens = min_tokens
         self._stop_token_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)  # [num_stop_tokens]
         self._may_restore = may_restore
@@ -67,6 +71,8 @@ class MinTokens:
 
 
 class LogitBias:
+    """A bias on the logits of some tokens."""
+
     def __init__(self, biases: dict[int, float]) -> None:
         self._token_ids = torch.tensor([*biases])  # [num_biases]
         self._biases = torch.tensor([*biases.values()], dtype=torch.float32)  # [num_biases]
@@ -76,7 +82,7 @@ class LogitBias:
 
 
 class RepetitionPenalty:
-    """Weaken each token of the prompt and the output. Keskar et al. 2019 (arXiv:1909.05858)."""
+    """A penalty on each token of the prompt and the output. Keskar et al. 2019 (arXiv:1909.05858)."""
 
     def __init__(self, penalty: float, prompt_token_ids: list[int]) -> None:
         self._penalty = penalty
@@ -90,7 +96,7 @@ class RepetitionPenalty:
 
 
 class OutputPenalties:
-    """Weaken each token of the output, once for being there and once for each time that it is there."""
+    """Penalties on each token of the output: one for its presence, and one per occurrence."""
 
     def __init__(self, presence: float, frequency: float) -> None:
         self._presence, self._frequency = presence, frequency
@@ -101,9 +107,9 @@ class OutputPenalties:
 
 
 class MinP:
-    """Leave tokens whose probability is at least min_p of the likeliest one's. Nguyen et al. 2024 (arXiv:2407.01082).
+    """A ban on tokens less probable than min_p times the likeliest one. Nguyen et al. 2024 (arXiv:2407.01082).
 
-    p / p_max = exp((logit - logit_max) / temperature), so there is no softmax to compute.
+    p / p_max = exp((logit - logit_max) / temperature), so no softmax is needed.
     """
 
     def __init__(self, min_p: float, temperature: float) -> None:
@@ -116,9 +122,9 @@ class MinP:
 def make_processors(
     params: SamplingParams, prompt_token_ids: list[int], stop_token_ids: set[int], bad_words: list[list[int]]
 ) -> list[LogitsProcessor]:
-    """Return the processors of parameters that are not at their defaults.
+    """Return a processor for each parameter that differs from its default.
 
-    `stop_token_ids` are all that min_tokens holds back, the EOS among them.
+    `stop_token_ids` holds all tokens that min_tokens bans, including EOS.
     """
     processors: list[LogitsProcessor] = []
     if params.allowed_token_ids:
@@ -139,20 +145,22 @@ def make_processors(
 
 
 def bad_words_token_ids(words: list[str], tokenizer: HFTokenizer | None, vocab_size: int) -> list[list[int]]:
-    """Return the tokens of each word at the start of a text, and behind a space where it has other tokens.
+    """Return the tokens of each word at the start of a text, and after a space if they differ there.
 
-    The second form counts if it has as many tokens as the first and another first one: else the space is a token of its
-    own, and the first form finds the word behind it. Raise ValueError for a word without tokens.
+    The second spelling is used only if it has as many tokens as the first but starts with another one. Otherwise the
+    space is a separate token, and the first spelling matches too. Raise ValueError for a word without tokens.
     """
-    spelled: list[list[int]] = []
+    if tokenizer is None:
+        return []  # then `words` is empty
+    spellings: list[list[int]] = []
     for word in words:
-        at_start, behind_space = (tokenizer.encode(space + word.lstrip(), add_bos=False) for space in ("", " "))
+        at_start, after_space = (tokenizer.encode(space + word.lstrip(), add_bos=False) for space in ("", " "))
         if not at_start:
             raise ValueError(f"bad_words: {word!r} has no tokens")
-        spelled.append(at_start)
-        if len(behind_space) == len(at_start) and behind_space[0] != at_start[0]:
-            spelled.append(behind_space)
-    unknown = [token_id for word in spelled for token_id in word if token_id >= vocab_size]
+        spellings.append(at_start)
+        if len(after_space) == len(at_start) and after_space[0] != at_start[0]:
+            spellings.append(after_space)
+    unknown = [token_id for spelling in spellings for token_id in spelling if token_id >= vocab_size]
     if unknown:
-        raise ValueError(f"bad_words: token id {unknown[0]} is not from 0 to {vocab_size - 1}")
-    return spelled
+        raise ValueError(f"bad_words: a token id must be from 0 to {vocab_size - 1}, got {unknown[0]}")
+    return spellings

@@ -39,14 +39,14 @@ class Observer:
 
 
 class Observers(Observer):
-    """The observers of an engine. Each receives the events that it has a method for, such as on_admit(seq, hits).
+    """The observers of an engine. Each receives the events for which it has a method, such as on_admit(seq, hits).
 
-    One without any such method receives all events, by its tell(). An event that nobody receives costs one lookup.
-    Any thread may append and remove; the engine's thread calls the methods.
+    An observer without such methods receives all events through tell(). An event without receivers costs one lookup.
+    Any thread may append and remove observers; the engine's thread calls their methods.
     """
 
     def __init__(self, *observers: object) -> None:
-        self._lock = threading.Lock()  # of two threads that append neither is lost
+        self._lock = threading.Lock()  # two threads may append at the same time
         self._observers: list[object] = []
         self._methods = Methods({}, [])
         for observer in observers:
@@ -63,12 +63,12 @@ class Observers(Observer):
                 tell(kind, *details)
 
     def append(self, observer: object) -> None:
-        """Pass `observer` the events from now on. Raise ValueError if it has no method to receive any."""
+        """Send events to `observer` from now on. Raise ValueError if it has no method that receives any."""
         with self._lock:
             self._set([*self._observers, observer])
 
     def remove(self, observer: object) -> None:
-        """Pass `observer` no more events. Raise ValueError if it is not one of these."""
+        """Stop sending events to `observer`. Raise ValueError if it is not in the list."""
         with self._lock:
             observers = list(self._observers)
             observers.remove(observer)
@@ -81,14 +81,14 @@ class Observers(Observer):
         return len(self._observers)
 
     def _set(self, observers: list[object]) -> None:
-        """Build the tables anew: tell() may be at work with the old ones."""
+        """Build new tables, since tell() may be using the old ones in another thread."""
         kinds_of = [[name.removeprefix("on_") for name in dir(each) if name.startswith("on_")] for each in observers]
         of_kind: dict[str, list[Callable[..., None]]] = {kind: [] for kinds in kinds_of for kind in kinds}
         of_any: list[Callable[..., None]] = []
         for observer, kinds in zip(observers, kinds_of, strict=True):
             tell = None if kinds else getattr(observer, "tell", None)
             if not kinds and not callable(tell):
-                raise ValueError(f"an observer has tell() or methods such as on_admit(), {observer!r} has neither")
+                raise ValueError(f"an observer needs tell() or a method such as on_admit(), got {observer!r}")
             if callable(tell):
                 of_any.append(tell)
             for kind, methods in of_kind.items():
@@ -100,7 +100,7 @@ class Observers(Observer):
 
 
 class Methods(NamedTuple):
-    """The methods of some observers, in the order of these."""
+    """The methods to call for each kind of event, in the order of the observers."""
 
     of_kind: dict[str, list[Callable[..., None]]]
-    of_any: list[Callable[..., None]]  # the tell() of those that receive all kinds, for one that is not in of_kind
+    of_any: list[Callable[..., None]]  # for kinds that are not in of_kind: the tell() methods

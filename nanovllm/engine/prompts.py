@@ -1,9 +1,9 @@
-"""Prompts and conversations as callers give them, made into texts and token ids: vLLM's forms, and arrays.
+"""Prompts and conversations in all of vLLM's forms, and as arrays, converted to text and token ids.
 
-    a text | token ids | {"prompt": text} | {"prompt_token_ids": ids} | a list or tuple of these, mixed
-    token ids are a list, a tuple, a numpy array or a tensor; an array of two dimensions is a prompt a row
+    text | token ids | {"prompt": text} | {"prompt_token_ids": ids} | a list or tuple that mixes these
 
-A form that is none of these is an error that names its place: it never becomes an empty output.
+Token ids are a list, a tuple, a numpy array or a tensor. A two-dimensional array holds one prompt per row. A value in
+any other form raises a ValueError that says where it is.
 """
 
 from collections import abc
@@ -19,30 +19,18 @@ class TextPrompt(TypedDict):
 
 class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
-    prompt: NotRequired[str]  # the text of these tokens, if the output is to show one
+    prompt: NotRequired[str]  # the text of these tokens, to show in the output
 
 
-Prompt = str | list[int]  # a text (BOS is put before it) or token ids (taken as they are)
+Prompt = str | list[int]  # text, which gets BOS, or token ids, which are used unchanged
 PromptType = Prompt | TextPrompt | TokensPrompt
-ParsedPrompt = str | list[int] | TokensPrompt  # what as_prompt() makes of it: a dictionary has ids, and their text
+ParsedPrompt = str | list[int] | TokensPrompt  # the result of as_prompt(): the dictionary holds ids and their text
 Message = dict[str, Any]  # {"role": "user", "content": "Hello"}
-FIELDS = ("prompt", "prompt_token_ids")
-ONLY_IN_VLLM = {
-    "multi_modal_data": "it reads text only",
-    "multi_modal_uuids": "it reads text only",
-    "mm_processor_kwargs": "it reads text only",
-    "media_io_kwargs": "it reads text only",
-    "prompt_embeds": "a prompt is a text or token ids",
-    "encoder_prompt": "its models have no encoder",
-    "decoder_prompt": "its models have no encoder",
-    "cache_salt": "all requests share one prefix cache",
-    "token_type_ids": "its models have one type of token",
-    "prompt_token_offsets": "a prompt is a text or token ids",
-}
+FIELDS = ["prompt", "prompt_token_ids"]
 
 
 def as_prompts(prompts: Any) -> list[ParsedPrompt]:
-    """Return one prompt, or several, as a list. Raise ValueError, naming the place, for a value that is no prompt.
+    """Return a list of prompts, given one prompt or several. Raise ValueError for an invalid one.
 
     >>> as_prompts("a"), as_prompts((1, 2)), as_prompts(["a", {"prompt_token_ids": [3]}, [4, 5]])
     (['a'], [[1, 2]], ['a', [3], [4, 5]])
@@ -51,47 +39,45 @@ def as_prompts(prompts: Any) -> list[ParsedPrompt]:
     if isinstance(prompts, str | dict) or is_token_ids(prompts):
         return [as_prompt(prompts)]
     if not isinstance(prompts, list | tuple):
-        raise ValueError(f"prompts must be a text, token ids or a list of such prompts, not {type(prompts).__name__}")
+        raise ValueError(f"prompts must be text, token ids or a list of prompts, got {type(prompts).__name__}")
     return [as_prompt(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
 
 
 def as_prompt(prompt: Any, name: str = "the prompt") -> ParsedPrompt:
-    """Return a text or a list of ids; for a text beside its ids, a dictionary of both. Raise ValueError, naming it."""
+    """Return text, token ids, or both in a dictionary. Raise ValueError, with `name` in it, for an invalid prompt."""
     prompt = without_array(prompt)
     if isinstance(prompt, abc.Mapping):
         return from_mapping(dict(prompt), name)
     if isinstance(prompt, list | tuple):
-        return whole_numbers(prompt, name)
+        return as_token_ids(prompt, name)
     if not isinstance(prompt, str):
-        raise ValueError(f"{name} must be a text, token ids or a dictionary, not {type(prompt).__name__}")
+        raise ValueError(f"{name} must be text, token ids or a dictionary, got {type(prompt).__name__}")
     return prompt
 
 
 def from_mapping(prompt: dict[str, Any], name: str) -> ParsedPrompt:
-    """Read a prompt in vLLM's dictionary form."""
+    """Return a prompt given in vLLM's dictionary form. Fields that are None count as unset."""
     for field, value in prompt.items():
-        if field in ONLY_IN_VLLM and value is not None:
-            raise ValueError(f"{name}: vLLM has {field}, nanovllm has not: {ONLY_IN_VLLM[field]}")
-        if field not in FIELDS and field not in ONLY_IN_VLLM:
-            raise ValueError(f"{name} has a field {field!r}{nearest(str(field), [*FIELDS])}")
+        if field not in FIELDS and value is not None:
+            raise ValueError(f"{name}: field {field!r} is unsupported{nearest(str(field), FIELDS)}")
     text, token_ids = prompt.get("prompt"), without_array(prompt.get("prompt_token_ids"))
-    if token_ids is None and not isinstance(text, str):
-        raise ValueError(f'{name} needs a text as "prompt" or token ids as "prompt_token_ids", and has {[*prompt]}')
     if token_ids is None:
+        if not isinstance(text, str):
+            raise ValueError(f'{name} needs text in "prompt" or token ids in "prompt_token_ids", got {[*prompt]}')
         return text
     if not isinstance(token_ids, list | tuple):
-        raise ValueError(f"{name}: prompt_token_ids must be token ids, not {type(token_ids).__name__}")
-    ids = whole_numbers(token_ids, name)
+        raise ValueError(f"{name}: prompt_token_ids must be a list of token ids, got {type(token_ids).__name__}")
+    ids = as_token_ids(token_ids, name)
     return TokensPrompt(prompt_token_ids=ids, prompt=text) if isinstance(text, str) else ids
 
 
 def without_array(value: Any) -> Any:
-    """Return an array or tensor as a list of numbers, and other values as they are."""
+    """Return an array or a tensor as nested lists of numbers, and other values unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def is_token_ids(value: Any) -> bool:
-    """Return whether `value` is one prompt of token ids, right or wrong: a list that begins with a number.
+    """Return True if `value` looks like one prompt of token ids, valid or not: a list that starts with a number.
 
     >>> is_token_ids([1, 2]), is_token_ids([1, 2.5]), is_token_ids(["a", 1]), is_token_ids([])
     (True, True, False, False)
@@ -99,17 +85,17 @@ def is_token_ids(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) > 0 and isinstance(without_array(value[0]), int | float)
 
 
-def whole_numbers(values: abc.Sequence[Any], name: str) -> list[int]:
-    """Return the token ids as Python's own ints, whatever library they came from."""
+def as_token_ids(values: abc.Sequence[Any], name: str) -> list[int]:
+    """Return token ids as Python ints, whatever library they come from. Raise ValueError for anything else."""
     numbers = [without_array(each) for each in values]
     for each in numbers:
         if not is_whole(each):
-            raise ValueError(f"{name}: a token id must be a whole number, not {each!r}")
+            raise ValueError(f"{name}: a token id must be an integer, got {each!r}")
     return [int(each) for each in numbers]
 
 
 def options_of(name: str, options: Any) -> dict[str, Any]:
-    """Return the options that a call passes on under `name`. Raise ValueError if they are no dictionary with names.
+    """Return a copy of the options in the argument `name`. Raise ValueError unless it is a dictionary or None.
 
     >>> options_of("tokenization_kwargs", None), options_of("tokenization_kwargs", {"add_special_tokens": False})
     ({}, {'add_special_tokens': False})
@@ -117,29 +103,29 @@ def options_of(name: str, options: Any) -> dict[str, Any]:
     if options is None:
         return {}
     if not isinstance(options, abc.Mapping) or not all(isinstance(each, str) for each in options):
-        raise ValueError(f"{name} must be a dictionary of names and values, not {options!r}")
+        raise ValueError(f"{name} must be a dictionary with string keys, got {options!r}")
     return dict(options)
 
 
 def whole_text(text: str) -> str:
-    """Return `text`. Raise ValueError, naming the place, if it has half of a character: no tokenizer takes that."""
+    """Return `text`. Raise ValueError if it contains a lone surrogate, half of a character: tokenizers reject those."""
     try:
         text.encode()
     except UnicodeEncodeError as half:
-        raise ValueError(f"the prompt is no UTF-8 text: {text[half.start]!r} in place {half.start}") from None
+        raise ValueError(f"the prompt is not valid Unicode: {text[half.start]!r} at index {half.start}") from None
     return text
 
 
 def as_conversations(messages: Any, content_format: str = "auto") -> list[list[Message]]:
-    """Return one conversation, or several, as a list. Raise ValueError, naming the place, for a value that is none.
+    """Return a list of conversations, given one or several. Raise ValueError for an invalid one.
 
-    A content may be parts, as OpenAI's clients write it. The format "string" makes one text of them, a part a line,
-    "openai" makes parts of a text, and "auto" leaves it to the template.
+    The content of a message is text or, as OpenAI's clients send it, a list of parts. The format "string" joins parts
+    into one text with a line per part, "openai" wraps text in a part, and "auto" passes both to the template.
     """
     if content_format not in ("auto", "string", "openai"):
-        raise ValueError(f"chat_template_content_format must be auto, string or openai, not {content_format!r}")
+        raise ValueError(f"chat_template_content_format must be auto, string or openai, got {content_format!r}")
     if not isinstance(messages, list | tuple):
-        raise ValueError(f"messages must be a list of messages or of conversations, not {type(messages).__name__}")
+        raise ValueError(f"messages must be a list of messages or of conversations, got {type(messages).__name__}")
     is_one = bool(messages) and all(isinstance(message, abc.Mapping) for message in messages)
     conversations = [messages] if is_one else messages
     for i, conversation in enumerate(conversations):
@@ -148,22 +134,22 @@ def as_conversations(messages: Any, content_format: str = "auto") -> list[list[M
 
 
 def check_conversation(messages: Any, name: str) -> None:
-    """Raise ValueError, naming the place, unless `messages` are the messages of one conversation."""
+    """Raise ValueError, with `name` in it, unless `messages` is one valid conversation."""
     if not isinstance(messages, list | tuple) or not messages:
-        raise ValueError(f"{name} must be a list of messages, at least one, not {messages!r}")
+        raise ValueError(f"{name} must be a non-empty list of messages, got {messages!r}")
     for i, message in enumerate(messages):
         if not isinstance(message, abc.Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(f'{name}: a message must be a dictionary with a text as its "role", not {message!r}')
+            raise ValueError(f'{name}: a message must be a dictionary with a string "role", got {message!r}')
         if isinstance(content := message.get("content"), str | None):
             continue
         if not isinstance(content, list | tuple):
             kind = type(content).__name__
-            raise ValueError(f"{name}, message {i}: content must be a text or a list of parts, not {kind}")
-        content_text(content, f"{name}, message {i}")  # raises for a part that is no text
+            raise ValueError(f"{name}, message {i}: content must be a string or a list of parts, got {kind}")
+        content_text(content, f"{name}, message {i}")  # raises for a part that is not text
 
 
 def in_format(message: Message, content_format: str) -> Message:
-    """Return the message with its content in the format "string" or "openai".
+    """Return the message with its content converted to the format "string" or "openai".
 
     >>> in_format({"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}, "string")["content"]
     'a\\nb'

@@ -1,159 +1,245 @@
-"""SamplingParams: vLLM 0.32's fields, in its order, with its defaults and its readings of them.
+"""SamplingParams: the fields of vLLM 0.32, in its order and with its defaults; and the classes of its nested fields.
 
-A field is read first (a seed of -1 is None, one stop string a list), then checked by itself, then with others.
+Values are normalized first (a seed of -1 becomes None, one stop string becomes a list), then checked one by one, then
+checked against each other.
 """
 
 import copy
-import difflib
 import inspect
+import json
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
-from .checks import AT_LEAST_1, SEED, Rule, check_field, is_number, is_whole, knob, shown
-from .structured_outputs import StructuredOutputsParams
+from .checks import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    SEED,
+    Rule,
+    check_field,
+    check_fields,
+    check_unsupported,
+    is_number,
+    is_whole,
+    nearest,
+    short_repr,
+)
 
-MAX_POSITIONAL = 28  # vLLM's class has private fields behind them, which are not taken here
-MIN_TEMPERATURE = 0.01  # logits divided by less lose their order in float32
+MAX_POSITIONAL = 28  # the private fields of vLLM's class follow, so later fields must be passed by name
+MIN_TEMPERATURE = 0.01  # dividing logits by less loses their order in float32
+MAX_NESTING = 64  # levels of objects and lists in a JSON schema; each one makes the grammar larger
 
 
 class RequestOutputKind(Enum):
-    CUMULATIVE = 0  # each output of a stream holds all so far
-    DELTA = 1  # each holds what is new in it
-    FINAL_ONLY = 2  # there is one output, the last
+    CUMULATIVE = 0  # each output of a stream holds everything so far
+    DELTA = 1  # each output holds only what is new
+    FINAL_ONLY = 2  # the only output is the last one
 
 
 @dataclass
 class RepetitionDetectionParams:
-    """End an output that repeats a pattern of min_pattern_size to max_pattern_size tokens min_count times."""
+    """Stop an output that repeats a pattern of min_pattern_size to max_pattern_size tokens min_count times."""
 
-    max_pattern_size: int = 0  # 0: nothing is looked for
+    max_pattern_size: int = 0  # 0 turns the detection off
     min_pattern_size: int = 0  # 0 means 1
-    min_count: int = 0  # at least 2
+    min_count: int = 0  # at least 2 if the detection is on
 
     def __post_init__(self) -> None:
-        """Raise ValueError for sizes that no pattern has, or a count that is no repetition."""
-        for field in fields(self):
-            words, holds = AT_LEAST_0
-            value = getattr(self, field.name)
-            if not is_whole(value) or not holds(value):
-                raise ValueError(f"{field.name} must be {words}, not {shown(value)}")
+        """Check the fields. Raise ValueError with the name and value of an invalid one."""
+        check_fields(self, {option.name: AT_LEAST_0 for option in fields(self)})
         if self.min_pattern_size > self.max_pattern_size:
-            sizes = (self.min_pattern_size, self.max_pattern_size)
-            raise ValueError("min_pattern_size is {}, above max_pattern_size, which is {}".format(*sizes))
+            raise ValueError(
+                f"min_pattern_size must be at most max_pattern_size, got {self.min_pattern_size} and "
+                f"{self.max_pattern_size}"
+            )
         if self.max_pattern_size > 0 and self.min_count < 2:
-            raise ValueError(f"min_count must be 2 or above where max_pattern_size is set, not {self.min_count}")
+            raise ValueError(f"min_count must be at least 2 if max_pattern_size is set, got {self.min_count}")
+
+
+@dataclass
+class StructuredOutputsParams:
+    """The format that an output must follow. Set exactly one of the first five fields."""
+
+    json: str | dict[str, Any] | None = None  # a JSON schema
+    regex: str | None = None  # a regular expression that matches the whole output
+    choice: list[str] | None = None  # the possible outputs
+    grammar: str | None = None  # in Lark or GBNF notation
+    json_object: bool | None = None  # True: any JSON object
+    disable_any_whitespace: bool = False  # no whitespace between the parts of JSON
+    disable_additional_properties: bool = False  # objects have only the properties that the schema names
+    whitespace_pattern: str | None = None  # a regular expression for the whitespace between the parts of JSON
+    structural_tag: str | None = None  # unsupported
+
+    FORMATS: ClassVar = ("json", "regex", "choice", "grammar", "json_object")
+    RULES: ClassVar[dict[str, Rule]] = {
+        "json": ("a JSON schema, as a dictionary or a string", lambda schema: not is_blank(schema)),
+        "regex": ("a string without NUL characters", lambda regex: "\0" not in regex),
+        "choice": ("a non-empty list of strings", bool),
+        "grammar": ("a non-empty string", lambda grammar: not is_blank(grammar)),
+        "json_object": ("True", bool),
+    }
+
+    def __post_init__(self) -> None:
+        """Check the fields. Raise ValueError with the name and value of an invalid one."""
+        check_unsupported(structural_tag=self.structural_tag)
+        formats = [name for name in self.FORMATS if getattr(self, name) is not None]
+        if len(formats) != 1:
+            raise ValueError(f"set one of {', '.join(self.FORMATS)}, got {' and '.join(formats) or 'none'}")
+        check_fields(self, self.RULES)
+        for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+            if getattr(self, name) and formats[0] not in ("json", "json_object"):
+                raise ValueError(f"{name} needs json or json_object, got {formats[0]}")
+        if self.json is not None:
+            read_schema(self.json)
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> "StructuredOutputsParams":
+        """Build them from a dictionary. Raise ValueError for an unknown name."""
+        names = [option.name for option in fields(cls)]
+        for name in options:
+            if name not in names:
+                raise ValueError(f"structured_outputs has no field {name!r}; its fields are {', '.join(names)}")
+        return cls(**options)
+
+    @property
+    def format(self) -> str:
+        """The name of the field that is set."""
+        return next(name for name in self.FORMATS if getattr(self, name) is not None)
 
 
 @dataclass
 class SamplingParams:
-    """How the tokens of a request are chosen, when they end, and which outputs the caller gets.
+    """How to choose the tokens of a request, when to stop, and which outputs to return.
 
-    Scripts set fields after they have made one, so it can be changed, as vLLM's can. The engine reads and checks the
-    fields again when a request is added, and keeps a copy.
+    The fields can be set later too: the engine checks them again when a request is added, and keeps a copy.
     """
 
-    n: int = knob(1, "samples of each prompt")
-    presence_penalty: float = knob(0.0, "taken off the logit of each token that the output has; from -2 to 2")
-    frequency_penalty: float = knob(0.0, "the same once for each time that the output has the token; from -2 to 2")
-    repetition_penalty: float = knob(1.0, "above 1 weakens, below 1 favours the tokens of prompt and output")
-    temperature: float = knob(1.0, "0 takes the likeliest token; above 1 flattens the distribution")
+    n: int = field(default=1, metadata={"help": "samples per prompt"})
+    presence_penalty: float = field(
+        default=0.0, metadata={"help": "subtracted from the logit of each token in the output; from -2 to 2"}
+    )
+    frequency_penalty: float = field(
+        default=0.0, metadata={"help": "subtracted once per occurrence of a token in the output; from -2 to 2"}
+    )
+    repetition_penalty: float = field(
+        default=1.0, metadata={"help": "above 1 discourages tokens of the prompt and output, below 1 encourages them"}
+    )
+    temperature: float = field(
+        default=1.0, metadata={"help": "0 always picks the likeliest token; above 1 flattens the distribution"}
+    )
     watermarking: bool | None = None
-    top_p: float = knob(1.0, "sample from the fewest tokens whose probabilities sum to p")
-    top_k: int = knob(0, "sample from the k likeliest tokens only; 0 or -1: from all")
-    min_p: float = knob(0.0, "sample from tokens at least this share as probable as the likeliest")
-    seed: int | None = None  # the same seed and prompt give the same text, alone or in company; -1 is None
+    top_p: float = field(
+        default=1.0, metadata={"help": "sample from the fewest tokens whose probabilities add up to this"}
+    )
+    top_k: int = field(default=0, metadata={"help": "sample from this many likeliest tokens; 0 or -1 means all"})
+    min_p: float = field(
+        default=0.0, metadata={"help": "sample from tokens at least this probable relative to the likeliest one"}
+    )
+    seed: int | None = None  # the same seed and prompt give the same text, alone or in a batch; -1 means None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = knob(16, "most tokens to generate")  # None: up to max_model_len
-    min_tokens: int = knob(0, "no stop token and no stop string ends an output before it has this many tokens")
-    logprobs: int | None = None  # how many of the likeliest tokens are listed beside each token; -1: all
+    max_tokens: int | None = field(default=16, metadata={"help": "most tokens to generate"})  # None: to max_model_len
+    min_tokens: int = field(
+        default=0, metadata={"help": "ignore stop tokens and stop strings before the output has this many tokens"}
+    )
+    logprobs: int | None = None  # list this many of the likeliest tokens at each position; -1 means all
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     prompt_logprob_token_ids: list[list[int]] | None = None
     prompt_logprob_start: int | None = None
-    logprob_token_ids: list[int] | None = None  # these are listed in place of the likeliest
-    flat_logprobs: bool = False  # as FlatLogprobs: a few long lists in place of many dicts
-    detokenize: bool = True  # False: token ids only, the text stays empty
-    skip_special_tokens: bool = knob(True, "leave special tokens out of the text")
-    spaces_between_special_tokens: bool = True  # no tokenizer here puts any: the text is the same
-    include_stop_str_in_output: bool = knob(False, "keep the stop string, or the stop token's text, in the text")
+    logprob_token_ids: list[int] | None = None  # list these tokens instead of the likeliest
+    flat_logprobs: bool = False
+    detokenize: bool = True  # False: return token ids only and leave the text empty
+    skip_special_tokens: bool = field(default=True, metadata={"help": "leave special tokens out of the text"})
+    spaces_between_special_tokens: bool = True  # has no effect: the tokenizers never add such spaces
+    include_stop_str_in_output: bool = field(
+        default=False, metadata={"help": "keep the stop string, or the text of the stop token, in the output"}
+    )
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    stream_interval: int | None = None  # a stream has an output for its first token, and then for each so many
-    skip_clone: bool = False  # clone() is a shallow copy
-    structured_outputs: StructuredOutputsParams | None = None  # the form that the output must have
+    stream_interval: int | None = None  # stream an output for the first token, and then once per this many tokens
+    skip_clone: bool = False  # make clone() a shallow copy
+    structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None  # added to the logits of these tokens
-    allowed_token_ids: list[int] | None = None  # no other token is sampled
+    allowed_token_ids: list[int] | None = None  # sample no other tokens
     extra_args: dict[str, Any] | None = None
-    bad_words: list[str] | None = None  # the last token of none of them is sampled where it would complete it
-    skip_reading_prefix_cache: bool | None = None  # True: its blocks are computed anew, and cached all the same
+    bad_words: list[str] | None = None  # never sample the last token of one of these where it would complete the word
+    skip_reading_prefix_cache: bool | None = None  # True: compute cached blocks again; they still enter the cache
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
 
+    __signature__: ClassVar[inspect.Signature]
+
     def __new__(cls, *values: Any, **options: Any) -> "SamplingParams":
-        """Raise ValueError for an unknown name, with the nearest, or with what took its place."""
+        """Raise ValueError for an unknown name, with the most similar known one."""
         if len(values) > MAX_POSITIONAL:
-            raise ValueError(f"{len(values)} positional arguments: give those behind {MAX_POSITIONAL} by name")
-        check_names(options, [field.name for field in fields(cls)])
+            raise ValueError(f"at most {MAX_POSITIONAL} arguments can be positional, got {len(values)}")
+        names = [option.name for option in fields(cls)]
+        for name in options:
+            if name not in names:
+                raise ValueError(f"SamplingParams has no field {name!r}{nearest(name, names)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Raise ValueError, naming the field and its value."""
-        self._read()
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in REFUSED:
-                check_refused(field.name, value)
+        """Normalize and check the fields. Raise ValueError with the name and value of an invalid one."""
+        self._normalize()
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name in UNSUPPORTED:
+                check_default(option.name, value)
             else:
-                setattr(self, field.name, check_field(field, value, RULES))
+                setattr(self, option.name, check_field(option, value, RULES))
         self._check_together()
-        if self.temperature == 0:  # greedy: nothing else has a say
+        if self.temperature == 0:  # greedy sampling ignores these
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
 
     @classmethod
     def from_optional(cls, **options: Any) -> "SamplingParams":
-        """Read a request of the OpenAI API: None is the default, and a logit bias lies within -100 and 100."""
-        given = {name: value for name, value in options.items() if value is not None}
-        if isinstance(bias := given.get("logit_bias"), dict):
-            given["logit_bias"] = {token: clamped(value) for token, value in bias.items()}
-        nothing = {"max_tokens": None} if options.get("max_tokens", 0) is None else {}  # up to max_model_len
-        return cls(**(given | nothing))
+        """Build them from a request of the OpenAI API, where None means the default.
+
+        `max_tokens` of None stands for no limit. Values of `logit_bias` are clamped to -100 and 100.
+        """
+        values = {name: value for name, value in options.items() if value is not None}
+        if isinstance(bias := values.get("logit_bias"), dict):
+            values["logit_bias"] = {token: clamped(value) for token, value in bias.items()}
+        if "max_tokens" in options:
+            values["max_tokens"] = options["max_tokens"]
+        return cls(**values)
 
     @classmethod
     def of(cls, params: "SamplingParams") -> "SamplingParams":
-        """Return `params`. Raise ValueError if they are of another type."""
+        """Return `params`. Raise ValueError if they have another type."""
         if not isinstance(params, cls):
-            raise ValueError(f"sampling_params must be SamplingParams, not {type(params).__name__}")
+            raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         return params
 
     def clone(self) -> "SamplingParams":
-        """Return a deep copy; a shallow one if skip_clone is set."""
+        """Return a deep copy, or a shallow one if skip_clone is set."""
         return copy.copy(self) if self.skip_clone else copy.deepcopy(self)
 
     def checked(self) -> "SamplingParams":
-        """Return a copy with lists of its own, for one request. Raise ValueError if a field was set to a bad value."""
+        """Return a copy for one request, with its own lists. Raise ValueError if a field has an invalid value."""
         params = copy.copy(self)
         params.__post_init__()
         return params
 
     @property
     def num_logprobs(self) -> int | None:
-        """The number of tokens listed at each place of the output; None if log-probabilities are not requested."""
+        """The number of tokens listed at each position of the output, or None without logprobs."""
         if self.logprobs is None and self.logprob_token_ids:
             return len(self.logprob_token_ids)
         return self.logprobs
 
-    def _read(self) -> None:
-        """Bring what may be said in several ways into one. A value of a wrong type stays, for the checks to show."""
-        self.stop = listed([self.stop] if isinstance(self.stop, str) else self.stop, [])
-        self.stop_token_ids = unique(listed(self.stop_token_ids, []))
-        self.bad_words = unique(listed(self.bad_words, []))
-        self.allowed_token_ids = listed(self.allowed_token_ids)
-        self.logprob_token_ids = listed(self.logprob_token_ids)
+    def _normalize(self) -> None:
+        """Convert equivalent values into one form. A value of a wrong type stays, so that the checks can report it."""
+        self.stop = as_list([self.stop] if isinstance(self.stop, str) else self.stop, [])
+        self.stop_token_ids = unique(as_list(self.stop_token_ids, []))
+        self.bad_words = unique(as_list(self.bad_words, []))
+        self.allowed_token_ids = as_list(self.allowed_token_ids)
+        self.logprob_token_ids = as_list(self.logprob_token_ids)
         self.logprobs = 1 if self.logprobs is True else self.logprobs
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
         self.top_k = 0 if is_minus_1(self.top_k) else self.top_k
@@ -163,126 +249,100 @@ class SamplingParams:
         if isinstance(self.structured_outputs, dict):
             self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
         if is_number(self.temperature) and 0 < self.temperature < MIN_TEMPERATURE:
-            words = f"temperature {self.temperature} is below {MIN_TEMPERATURE}: {MIN_TEMPERATURE} is taken"
-            warnings.warn(words, stacklevel=4)  # at the line that made the parameters
+            message = f"temperature {self.temperature} is too small for float32, using {MIN_TEMPERATURE}"
+            warnings.warn(message, stacklevel=4)  # at the line that builds the parameters
             self.temperature = MIN_TEMPERATURE
 
     def _check_together(self) -> None:
         if self.structured_outputs is not None:
-            self.structured_outputs.__post_init__()  # a field of it may have been set since
+            self.structured_outputs.__post_init__()  # one of its fields may have been set since
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens is {self.min_tokens}, above max_tokens, which is {self.max_tokens}")
+            raise ValueError(f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}")
         if self.stop and not self.detokenize:
-            raise ValueError(f"stop is {shown(self.stop)}, and detokenize is False: there is no text to find it in")
+            raise ValueError(f"stop needs text to search: set detokenize=True, got stop={short_repr(self.stop)}")
         if self.prompt_logprobs is not None and self.skip_reading_prefix_cache is False:
+            raise ValueError("prompt_logprobs must compute the whole prompt: leave skip_reading_prefix_cache unset")
+        token_ids = self.logprob_token_ids
+        if token_ids is not None and self.logprobs not in (None, len(token_ids)):
             raise ValueError(
-                "skip_reading_prefix_cache is False, and prompt_logprobs are of what is computed, not cached"
+                f"logprobs must be unset or the number of logprob_token_ids, {len(token_ids)}, got {self.logprobs}"
             )
-        listed_ids = self.logprob_token_ids
-        if listed_ids is not None and self.logprobs not in (None, len(listed_ids)):
-            count = len(listed_ids)
-            raise ValueError(f"logprobs is {self.logprobs}, and there are {count} logprob_token_ids: leave it out")
 
 
-# inspect would show __new__'s arguments: editors and scripts read the fields here.
-SamplingParams.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+# By default, inspect.signature() shows the arguments of __new__; editors and scripts need the fields.
+SamplingParams.__signature__ = inspect.Signature(
     [each for each in inspect.signature(SamplingParams.__init__).parameters.values() if each.name != "self"]
 )
 
-
-AT_LEAST_0: Rule = ("a whole number, 0 or above", lambda number: number >= 0)
-COUNT: Rule = ("a whole number, 0 or above, or -1 for all", lambda number: number >= -1)
-PENALTY: Rule = ("from -2 to 2", lambda penalty: -2 <= penalty <= 2)
-SOME_TOKEN_IDS: Rule = ("a list of token ids, at least one", bool)
+COUNT: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
+PENALTY: Rule = ("between -2 and 2", lambda penalty: -2 <= penalty <= 2)
+TOKEN_IDS: Rule = ("a non-empty list of token ids", bool)
 RULES: dict[str, Rule] = {
-    "n": ("a whole number, at least 1, and at most 16,384", lambda n: 1 <= n <= 1 << 14),  # all are made on arrival
+    "n": ("between 1 and 16,384", lambda n: 1 <= n <= 1 << 14),  # all samples are made when the request arrives
     "presence_penalty": PENALTY,
     "frequency_penalty": PENALTY,
     "repetition_penalty": ("above 0", lambda penalty: penalty > 0),
-    "temperature": ("0 or above", lambda temperature: temperature >= 0),
+    "temperature": ("at least 0", lambda temperature: temperature >= 0),
     "top_p": ("above 0 and at most 1", lambda p: 0 < p <= 1),
-    "top_k": ("a whole number, 0 or -1 (all) or above", lambda k: k >= -1),
-    "min_p": ("from 0 to 1", lambda p: 0 <= p <= 1),
+    "top_k": COUNT,
+    "min_p": ("between 0 and 1", lambda p: 0 <= p <= 1),
     "seed": SEED,
-    "stop": ("a text or several, none of them empty", all),
-    "stop_token_ids": ("a list of token ids", lambda token_ids: True),
+    "stop": ("one or more non-empty strings", all),
     "max_tokens": AT_LEAST_1,
     "min_tokens": AT_LEAST_0,
     "logprobs": COUNT,
     "prompt_logprobs": COUNT,
-    "logprob_token_ids": SOME_TOKEN_IDS,
+    "logprob_token_ids": TOKEN_IDS,
     "stream_interval": AT_LEAST_1,
-    "allowed_token_ids": SOME_TOKEN_IDS,
-    "bad_words": ("a list of texts, none of them empty", all),
+    "allowed_token_ids": TOKEN_IDS,
+    "bad_words": ("a list of non-empty strings", all),
 }
-
-# Fields that are taken at these values only, and why.
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "watermarking": ((None, False), "there is no watermark here"),
-    "prompt_logprob_token_ids": ((None,), "prompt_logprobs=-1 tells all tokens of each place"),
-    "prompt_logprob_start": ((None,), "it goes with prompt_logprob_token_ids, which is not served here"),
-    "extra_args": ((None, {}), "there is no plugin here that reads them"),
-    "thinking_token_budget": ((None, -1), "no model here is told when to stop thinking"),
-    "routed_experts_prompt_start": ((0,), "no model here has experts"),
-    "trace_decode_token_ids": ((None,), "no engine here replays tokens"),
-}
-
-# Names that vLLM had before 0.32, and what to say in their place.
-GONE = {
-    "best_of": "ask for n samples, and choose among them by cumulative_logprob",
-    "use_beam_search": "use LLM.beam_search(prompts, BeamSearchParams(beam_width=4, max_tokens=16))",
-    "length_penalty": "BeamSearchParams has it, for LLM.beam_search",
-    "early_stopping": "BeamSearchParams has it, for LLM.beam_search",
-    "guided_decoding": "use structured_outputs=StructuredOutputsParams(json=...)",
-    "logits_processors": "use logit_bias, allowed_token_ids, bad_words or structured_outputs",
-    "truncate_prompt_tokens": "give the prompt as token ids, and cut them before",
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # vLLM's fields that have no effect here, and the values they may have
+    "watermarking": (None, False),
+    "prompt_logprob_token_ids": (None,),
+    "prompt_logprob_start": (None,),
+    "flat_logprobs": (False,),
+    "extra_args": (None, {}),
+    "thinking_token_budget": (None, -1),
+    "routed_experts_prompt_start": (0,),
+    "trace_decode_token_ids": (None,),
 }
 
 
-def check_names(options: Iterable[str], names: list[str]) -> None:
-    """Raise ValueError for the first of `options` that is not among `names`."""
-    for name in options:
-        if name in GONE:
-            raise ValueError(f"SamplingParams has no {name} any more: {GONE[name]}")
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f": did you mean {near[0]}?" if near else f"; it has {', '.join(names)}"
-            raise ValueError(f"SamplingParams has no {name!r}{hint}")
+def check_default(name: str, value: Any) -> None:
+    """Raise ValueError unless the unsupported field `name` has a value that changes nothing."""
+    accepted = UNSUPPORTED[name]
+    if not any(type(value) is type(each) and value == each for each in accepted):
+        allowed = " or ".join(map(str, accepted))
+        raise ValueError(f"{name} is unsupported and must be {allowed}, got {short_repr(value)}")
 
 
-def check_refused(name: str, value: Any) -> None:
-    """Raise ValueError unless `value` is one at which the field `name` changes nothing."""
-    taken, why = REFUSED[name]
-    if not any(type(value) is type(each) and value == each for each in taken):
-        raise ValueError(f"{name} must be {' or '.join(map(str, taken))}, not {shown(value)}: {why}")
+def as_list(values: Any, default: list[Any] | None = None) -> Any:
+    """Return a list of the values, with integers as Python's own. A value that cannot be iterated over stays.
 
-
-def listed(values: Any, nothing: list | None = None) -> Any:
-    """Return a list of several values; a value that is not several stays as it is.
-
-    >>> listed((1, 2)), listed(None, []), listed(5)
+    >>> as_list((1, 2)), as_list(None, []), as_list(5)
     ([1, 2], [], 5)
     """
     if values is None:
-        return nothing
-    values = values.tolist() if hasattr(values, "tolist") else values  # an array's numbers are its own
+        return default
+    values = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         return values
     return [int(value) if is_whole(value) else value for value in values]
 
 
 def unique(values: Any) -> Any:
-    """Return a list with each value once.
+    """Return a list without repeated values. Anything else stays, for the checks to report.
 
     >>> unique([3, 1, 3]), unique(5)
     ([3, 1], 5)
     """
     is_plain = isinstance(values, list) and all(isinstance(value, int | str) for value in values)
-    return list(dict.fromkeys(values)) if is_plain else values  # any others are refused as they are
+    return list(dict.fromkeys(values)) if is_plain else values
 
 
 def as_token_id(token: Any) -> Any:
-    """Return the number that a text stands for: JSON has no other keys than texts.
+    """Return the token id that a key of a JSON object stands for.
 
     >>> as_token_id("17"), as_token_id(17), as_token_id("a")
     (17, 17, 'a')
@@ -291,10 +351,76 @@ def as_token_id(token: Any) -> Any:
 
 
 def is_minus_1(value: Any) -> bool:
-    """Return whether `value` is -1, and not -1.0."""
+    """Return True for the integer -1, but not for -1.0."""
     return is_whole(value) and value == -1
 
 
 def clamped(bias: Any) -> Any:
-    """Return a logit bias within -100 and 100."""
+    """Return a logit bias between -100 and 100."""
     return min(100.0, max(-100.0, bias)) if isinstance(bias, int | float) else bias
+
+
+def is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
+
+
+# Keywords of a JSON schema that hold other schemas: in a dictionary by name, or directly or in a list.
+NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+NESTED_SCHEMAS = (
+    *("additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "additionalItems"),
+    *("unevaluatedItems", "not", "if", "then", "else", "contentSchema", "items", "prefixItems"),
+    *("allOf", "anyOf", "oneOf"),
+)
+
+
+def read_schema(source: str | dict[str, Any], is_closed: bool = False) -> Any:
+    """Return a copy of a JSON schema. With `is_closed`, its objects have only the properties that it names.
+
+    Raise ValueError if it is not valid JSON or is nested too deeply.
+
+    >>> read_schema('{"properties": {"a": {"type": "string"}}}', is_closed=True)
+    {'properties': {'a': {'type': 'string'}}, 'additionalProperties': False}
+    """
+    try:
+        schema = json.loads(source if isinstance(source, str) else json.dumps(source))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"json must be a JSON schema: {error}") from None
+    except RecursionError:
+        schema = None
+    if schema is None or nesting(schema) > MAX_NESTING:
+        raise ValueError(f"json must be nested at most {MAX_NESTING} levels deep")
+    if not isinstance(schema, dict | bool):
+        raise ValueError(f"json must be a JSON schema, got {short_repr(source)}")
+    if is_closed:
+        for part in subschemas(schema):
+            if isinstance(part.get("properties"), dict) or isinstance(part.get("patternProperties"), dict):
+                part.setdefault("additionalProperties", False)
+    return schema
+
+
+def nesting(value: Any) -> int:
+    """Return how many levels deep lists and dictionaries are nested.
+
+    >>> nesting({"a": [1, {}]}), nesting(1)
+    (3, 0)
+    """
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return depth
+
+
+def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield the schema and every schema inside it."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from subschemas(each)
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for keyword in NAMED_SCHEMAS:
+        named = schema.get(keyword)
+        yield from subschemas(list(named.values()) if isinstance(named, dict) else None)
+    for keyword in NESTED_SCHEMAS:
+        yield from subschemas(schema.get(keyword))

@@ -4,10 +4,10 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..backends.torch.sampler import Logprob, SampledToken, SamplingRow
+from ..backends.torch.sampler import SampledToken, SamplingRow
 from ..checkpoints.tokenizer import MAX_BEFORE, HFTokenizer, StreamDecoder
 from .logits_processors import LogitsProcessor
-from .outputs import CompletionOutput, FlatLogprobs, RequestMetrics, RequestOutput, with_decoded_tokens
+from .outputs import CompletionOutput, Position, RequestMetrics, RequestOutput, with_decoded_tokens
 from .prefix_cache import BlockHash
 from .sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
@@ -31,24 +31,25 @@ class Sequence:
     max_num_tokens: int  # prompt + output
     tokenizer: HFTokenizer | None = None  # without one there is no text
     sample_index: int = 0  # among the samples of one prompt
-    logprobs_tokenizer: HFTokenizer | None = None  # decodes the tokens of logprobs, special ones too
-    eos_token_id: int | None = None  # an output that ends with it has no stop_reason
+    logprobs_tokenizer: HFTokenizer | None = None  # for the tokens in logprobs, including special ones
+    eos_token_id: int | None = None  # gives no stop_reason
     num_computed_tokens: int = field(default=0, init=False)
-    num_cached_tokens: int = field(default=0, init=False)  # of the prompt, when it was first admitted
+    num_cached_tokens: int = field(default=0, init=False)  # cache hits of the prompt when it was first admitted
     num_preemptions: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, as far as needed
-    # samples that wait for it to compute the prompt
-    to_fork: list["Sequence"] = field(default_factory=list, init=False)
-    logits_processors: list[LogitsProcessor] = field(default_factory=list, init=False)  # in order
+    to_fork: list["Sequence"] = field(
+        default_factory=list, init=False
+    )  # samples that wait for it to compute the prompt
+    logits_processors: list[LogitsProcessor] = field(default_factory=list, init=False)
     cumulative_logprob: float = field(default=0.0, init=False)
-    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list, init=False)  # from the second token on
+    logprobs: list[Position] = field(default_factory=list, init=False)
+    prompt_logprobs: list[Position] = field(default_factory=list, init=False)  # from the second token on
     finish_reason: str | None = field(default=None, init=False)
     error: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
-        self.logprobs: list[dict[int, Logprob]] | FlatLogprobs = FlatLogprobs() if self.params.flat_logprobs else []
         decoder = StreamDecoder(self.tokenizer, self.prompt_token_ids) if self.tokenizer else None
         self.metrics = RequestMetrics(arrival_time=time.perf_counter())
         self._text = OutputText(decoder, self.params)
@@ -81,18 +82,18 @@ class Sequence:
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
-        """Return whether logprobs of the prompt are missing. The first sample collects them for all samples."""
-        is_asked = self.params.prompt_logprobs is not None and self.sample_index == 0
-        return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+        """True while logprobs of the prompt are missing. The first sample collects them for the whole request."""
+        is_first = self.params.prompt_logprobs is not None and self.sample_index == 0
+        return is_first and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def may_hit(self) -> bool:
-        """Return whether it may use cached blocks. Logprobs of the prompt come from computing it."""
+        """True if cached blocks may be used. Logprobs of the prompt require computing it."""
         return not (self.params.skip_reading_prefix_cache or self.awaits_prompt_logprobs)
 
     @property
     def stop_reason(self) -> str | int | None:
-        """Return the stop string or the stop token that ended the output; None for the EOS token."""
+        """The stop string or stop token that ended the output. EOS gives None."""
         if self.finish_reason == "repetition":
             return "repetition_detected"
         if self.finish_reason != "stop":
@@ -105,7 +106,7 @@ class Sequence:
         return SamplingRow(self.params, self.seed, self.sample_index, position=self.num_tokens)
 
     def append_token(self, token: SampledToken) -> None:
-        """Append a sampled token. Finish at a stop token, at a stop string, at the maximum length, or in a loop."""
+        """Append a sampled token. Finish at a stop token, a stop string, the maximum length or a repetition."""
         if token.logprobs is not None:
             self.logprobs.append(self._decoded(token.logprobs, self.num_tokens))
         self.token_ids.append(token.token_id)
@@ -123,8 +124,8 @@ class Sequence:
         elif self.params.repetition_detection and self._repeats(self.params.repetition_detection):
             self.finish("repetition")
 
-    def add_prompt_logprobs(self, logprobs: list[dict[int, Logprob]]) -> None:
-        """Append the logprobs of the prompt's tokens that come next."""
+    def add_prompt_logprobs(self, logprobs: list[Position]) -> None:
+        """Append the logprobs of the next tokens of the prompt."""
         for each in logprobs:
             self.prompt_logprobs.append(self._decoded(each, 1 + len(self.prompt_logprobs)))
 
@@ -135,7 +136,7 @@ class Sequence:
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
 
     def completion(self) -> CompletionOutput:
-        """Return all of the output so far; for a stream of deltas, the part that no output has reported yet."""
+        """Return the output so far, or only what is new since the last output if the request streams deltas."""
         is_delta = self.params.output_kind is RequestOutputKind.DELTA
         start = self._reported if is_delta else Reported()
         return CompletionOutput(
@@ -149,33 +150,33 @@ class Sequence:
         )
 
     def has_news(self, interval: int = 1) -> bool:
-        """Return whether an output is due: for the first token, for `interval` more tokens, or for the end."""
+        """Return True after the first token, after `interval` more tokens, and at the end."""
         num_reported = self._reported.num_tokens
         num_new = self.num_output_tokens - num_reported
         return self.finished > self._reported.end or num_new >= (interval if num_reported else 1)
 
     @property
     def was_reported(self) -> bool:
-        """Return whether an output has had something of it."""
+        """True if an earlier output has included this sample."""
         return self._reported != Reported()
 
     def note_reported(self) -> None:
-        """Note that an output has had all of it so far."""
+        """Remember that an output has included everything so far."""
         self._reported = Reported(self.num_output_tokens, len(self._text.shown), self.finished)
 
     def _repeats(self, params: RepetitionDetectionParams) -> bool:
         return self.num_output_tokens >= self.params.min_tokens and has_repetition(self.output_token_ids, params)
 
-    def _decoded(self, logprobs: dict[int, Logprob], position: int) -> dict[int, Logprob]:
-        """Return `logprobs` with the text that each token would add at `position`."""
+    def _decoded(self, logprobs: Position, index: int) -> Position:
+        """Return `logprobs` with the text that each token would add as token `index`."""
         if self.logprobs_tokenizer is None:
             return logprobs
-        before = self.token_ids[max(0, position - MAX_BEFORE) : position]
+        before = self.token_ids[max(0, index - MAX_BEFORE) : index]
         return with_decoded_tokens(logprobs, before, self.logprobs_tokenizer)
 
 
 class Reported(NamedTuple):
-    """How much of a sequence's output earlier outputs had."""
+    """How much of a sequence earlier outputs have included."""
 
     num_tokens: int = 0
     num_characters: int = 0
@@ -183,7 +184,7 @@ class Reported(NamedTuple):
 
 
 def is_due(samples: list[Sequence]) -> bool:
-    """Return whether the request with these samples has an output for its caller now."""
+    """Return True if the request with these samples should return an output now."""
     params = samples[0].params
     if all(seq.finished for seq in samples):
         return True
@@ -193,9 +194,9 @@ def is_due(samples: list[Sequence]) -> bool:
 
 
 def request_output(samples: list[Sequence]) -> RequestOutput:
-    """Return the output of the request with these samples. It has finished when all of them have.
+    """Return the output so far of the request with these samples. It has finished when all of them have.
 
-    A delta has the samples with something new, and the prompt's logprobs if it is the first.
+    A delta includes only the samples with news, and the prompt's logprobs only the first time.
     """
     seq, finished = samples[0], all(seq.finished for seq in samples)
     is_delta = seq.params.output_kind is RequestOutputKind.DELTA
@@ -221,20 +222,19 @@ def request_output(samples: list[Sequence]) -> RequestOutput:
     return output
 
 
-def prompt_logprobs(seq: Sequence, is_first: bool) -> list[dict[int, Logprob] | None] | FlatLogprobs | None:
-    """Return the logprobs of the prompt, None for its first token; nothing of them unless the output `is_first`."""
+def prompt_logprobs(seq: Sequence, is_first: bool) -> list[Position | None] | None:
+    """Return the logprobs of the prompt, with None for its first token, or an empty list after the first output."""
     if seq.params.prompt_logprobs is None:
         return None
-    places = [None, *seq.prompt_logprobs] if is_first else []
-    return FlatLogprobs(places) if seq.params.flat_logprobs else places
+    return [None, *seq.prompt_logprobs] if is_first else []
 
 
 class OutputText:
     """The text of an output as it grows, cut at the first stop string.
 
-    A stop string may straddle tokens, and text once shown is never taken back: so an ending that may yet become a stop
-    string is held back. A stop string that is complete within min_tokens tokens does not count. Without stop strings
-    nothing depends on the text, so it is decoded when somebody reads it, all new tokens at once.
+    Stop strings may straddle tokens, and text that a user has seen is never taken back, so an ending that may become a
+    stop string is held back. Stop strings within the first min_tokens tokens do not count. Without stop strings, new
+    tokens are decoded together, when the text is read.
     """
 
     def __init__(self, decoder: StreamDecoder | None, params: SamplingParams) -> None:
@@ -245,7 +245,7 @@ class OutputText:
         self._undecoded: list[int] = []
         self._held_back = ""
         self._shown = ""
-        self.stop_string: str | None = None  # the one that ended the text
+        self.stop_string: str | None = None  # the stop string that ended the text
 
     @property
     def shown(self) -> str:
@@ -255,7 +255,7 @@ class OutputText:
         return self._shown
 
     def push(self, token_id: int) -> bool:
-        """Add a token. Return whether it ends the text with a stop string."""
+        """Add a token. Return True if it completes a stop string."""
         self._num_tokens += 1
         if self._stop:
             return self._add(self._decoder.push(token_id)) if self._decoder else False
@@ -263,7 +263,7 @@ class OutputText:
         return False
 
     def close(self) -> None:
-        """Show what was held back: no more tokens come."""
+        """Show the text that was held back: no more tokens come."""
         if self._decoder:
             self._add((self._decoder.push(*self._undecoded) if self._undecoded else "") + self._decoder.flush())
         self._shown, self._held_back, self._decoder = self._shown + self._held_back, "", None
@@ -271,23 +271,23 @@ class OutputText:
     def _add(self, piece: str) -> bool:
         text, ends = self._held_back + piece, []
         for stop in self._stop if self._num_tokens > self._min_tokens else ():
-            first = max(0, len(self._held_back) - len(stop) + 1)  # one that ended before did not count
+            first = max(0, len(self._held_back) - len(stop) + 1)  # earlier matches did not count
             if (start := text.find(stop, first)) >= 0:
                 ends.append((start + len(stop), start, stop))
-        if ends:  # the first to be complete, as if the characters came one by one; at a tie the first of the list
+        if ends:  # the first to be complete, as if characters came one by one; in a tie, the first in the list
             end, start, self.stop_string = min(ends, key=lambda match: match[0])
             self._shown, self._held_back = self._shown + text[: end if self._keep_stop else start], ""
             self._decoder = None
             return True
-        keep = len(text) - longest_beginning(text, self._stop)
+        keep = len(text) - longest_stop_prefix(text, self._stop)
         self._shown, self._held_back = self._shown + text[:keep], text[keep:]
         return False
 
 
-def longest_beginning(text: str, stops: tuple[str, ...]) -> int:
-    r"""Return the length of the longest end of `text` that begins a stop string.
+def longest_stop_prefix(text: str, stops: tuple[str, ...]) -> int:
+    r"""Return the length of the longest suffix of `text` that is a prefix of a stop string.
 
-    >>> longest_beginning("and then The", ("The End", "\n\n"))
+    >>> longest_stop_prefix("and then The", ("The End", "\n\n"))
     3
     """
     lengths = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
@@ -295,7 +295,7 @@ def longest_beginning(text: str, stops: tuple[str, ...]) -> int:
 
 
 def has_repetition(token_ids: list[int], params: RepetitionDetectionParams) -> bool:
-    """Return whether `token_ids` end in min_count times the same pattern of an allowed size.
+    """Return True if `token_ids` end with the same pattern, of an allowed size, repeated min_count times.
 
     >>> params = RepetitionDetectionParams(max_pattern_size=2, min_count=3)
     >>> has_repetition([9, 4, 5, 4, 5, 4, 5], params), has_repetition([4, 5, 4, 5], params)

@@ -1,18 +1,18 @@
-"""Statistics: EngineStats, one engine's state and counts, and the same as metrics under vLLM's names.
+"""Statistics: EngineStats, the state and counters of one engine, and the same as metrics with vLLM's names.
 
-A request's states, and what is counted where:
+The states of a sequence:
 
     add_request -> WAITING --- admitted: it has all its blocks ---> RUNNING -----------> ENDED
                       ^                                              |  ^                stop, length, error
-                      |              some come from the host: LOADING +  |
-                      |              others run meanwhile          '-----+
-                      +-- PREEMPTED: its blocks were taken for others, and it waits in front of all --'
+                      |             some come from the host: LOADING +  |
+                      |             others run meanwhile          '-----+
+                      +-- PREEMPTED: it gave its blocks to others, and waits first in line --'
 
-    An abort ends it in any state. WAITING and RUNNING are the scheduler's two queues: a LOADING sequence is in
-    `running` and not in the batch, and a PREEMPTED one is in `waiting` and has been admitted before.
+    An abort ends a sequence in any state. WAITING and RUNNING are the scheduler's two queues: a LOADING sequence is in
+    `running` but not in the batch, and a PREEMPTED one is in `waiting` and has been admitted before.
 
-The engine's parts count most of it already. A Tally, which is an Observer, counts the rest: nothing runs for it in a
-step in which no sequence comes, goes or lacks blocks.
+The parts of the engine keep most of the counts. A Tally, which is an Observer, keeps the rest. It does nothing in a
+step in which no sequence arrives, ends or runs out of blocks.
 """
 
 import time
@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .prefix_cache import PrefixCacheStats
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -36,65 +37,65 @@ TO_FIRST_TOKEN = (
     *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
 PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-SAMPLES = (1, 2, 5, 10, 20)
+SAMPLES_PER_REQUEST = (1, 2, 5, 10, 20)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 HELP = {
-    "vllm:num_requests_running": "Samples that hold blocks: they run, or wait for blocks on their way from the host.",
+    "vllm:num_requests_running": "Samples that hold blocks, including those that wait for blocks from the host.",
     "vllm:num_requests_waiting": "Samples that wait for a seat or for blocks.",
-    "vllm:kv_cache_usage_perc": "Share of the pool's blocks that samples hold; 1 is all of them.",
-    "vllm:num_preemptions": "How often a sample had to give its blocks to others.",
-    "vllm:prefix_cache_queries": "Tokens looked up in the prefix cache when samples are admitted for the first time.",
-    "vllm:prefix_cache_hits": "Tokens of these that were cached on the device.",
-    "vllm:external_prefix_cache_queries": "Tokens not cached on the device, and looked up on the host.",
-    "vllm:external_prefix_cache_hits": "Tokens of these that were cached on the host.",
+    "vllm:kv_cache_usage_perc": "Share of the pool's blocks that samples hold, from 0 to 1.",
+    "vllm:num_preemptions": "Preempted samples.",
+    "vllm:prefix_cache_queries": "Tokens looked up in the prefix cache when a sample is first admitted.",
+    "vllm:prefix_cache_hits": "Tokens found in the prefix cache on the device.",
+    "vllm:external_prefix_cache_queries": "Tokens that were not cached on the device and were looked up on the host.",
+    "vllm:external_prefix_cache_hits": "Tokens found in the prefix cache on the host.",
     "vllm:kv_offload_load_bytes": "Bytes of blocks loaded from the host.",
     "vllm:kv_offload_store_bytes": "Bytes of blocks stored on the host.",
-    "vllm:prompt_tokens": "Tokens of prompts that were computed or cached.",
-    "vllm:prompt_tokens_cached": "Tokens of these that were cached, on the device or on the host.",
-    "vllm:generation_tokens": "Tokens generated.",
-    "vllm:request_success": "Samples that have ended, by the way they ended.",
-    "vllm:admission_rejections": "Requests answered 429, by the limit that was reached.",
-    "vllm:iteration_tokens_total": "Tokens through the model in a step.",
-    "vllm:time_to_first_token_seconds": "From a request's arrival to its first token.",
-    "vllm:inter_token_latency_seconds": "Between two tokens of a sample.",
-    "vllm:request_time_per_output_token_seconds": "The mean of that, once for each sample that has ended.",
-    "vllm:e2e_request_latency_seconds": "From a request's arrival to the end of a sample.",
-    "vllm:request_queue_time_seconds": "From a request's arrival until it has its blocks.",
-    "vllm:request_prompt_tokens": "Tokens of the prompt, once for each sample that has ended.",
-    "vllm:request_generation_tokens": "Tokens generated, once for each sample that has ended.",
-    "vllm:request_params_max_tokens": "The max_tokens of a request, once for each sample that has ended.",
-    "vllm:request_params_n": "The n of a request.",
+    "vllm:prompt_tokens": "Prompt tokens, computed or cached.",
+    "vllm:prompt_tokens_cached": "Prompt tokens that were cached, on the device or on the host.",
+    "vllm:generation_tokens": "Generated tokens.",
+    "vllm:request_success": "Finished samples, by finish reason.",
+    "vllm:admission_rejections": "Requests rejected with status 429, by the limit that was reached.",
+    "vllm:iteration_tokens_total": "Tokens per step of the model.",
+    "vllm:time_to_first_token_seconds": "Time from a request's arrival to its first token.",
+    "vllm:inter_token_latency_seconds": "Time between two tokens of a sample.",
+    "vllm:request_time_per_output_token_seconds": "Mean time per output token of each finished sample.",
+    "vllm:e2e_request_latency_seconds": "Time from a request's arrival to the end of a sample.",
+    "vllm:request_queue_time_seconds": "Time from a request's arrival until it has its blocks.",
+    "vllm:request_prompt_tokens": "Prompt tokens of each finished sample.",
+    "vllm:request_generation_tokens": "Generated tokens of each finished sample.",
+    "vllm:request_params_max_tokens": "The max_tokens of each finished sample.",
+    "vllm:request_params_n": "The n of each request.",
 }
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The first two groups are of now, the others since the start."""
+    """The state of an engine: the first two groups describe the present, the others count since the start."""
 
     running: int  # sequences: a request has one for each of its n samples
-    loading: int  # running sequences with blocks on the way from the host
+    loading: int  # running sequences that wait for blocks from the host
     waiting: int
     preempted: int  # waiting sequences that have run before
 
     num_blocks: int
     blocks_running: int  # held by sequences
-    blocks_idle: int  # cached, and held by none
-    blocks_free: int  # neither
-    blocks_watermark: int  # that admitting a sequence beside others leaves free or idle
+    blocks_idle: int  # cached, but held by no sequence
+    blocks_free: int  # neither held nor cached
+    blocks_watermark: int  # left free or idle when a sequence is admitted beside others
     num_host_blocks: int
-    blocks_on_host: int  # cached there
+    blocks_on_host: int  # cached on the host
 
-    out_of_blocks: int  # how often a sequence needed blocks, and too few were free: a waiting one in each step
+    out_of_blocks: int  # times that a sequence needed more blocks than were free; once per step for a waiting one
     preemptions: int
     blocks_copied: int
     blocks_stored: int
     blocks_loaded: int
-    prefix_queries: int  # tokens of sequences that were admitted
-    prefix_hits: int  # and how many of them were cached
+    prefix_queries: int  # tokens of admitted sequences, on each admission
+    prefix_hits: int  # cached tokens among them
 
-    prompt_tokens: int  # of prompts that were computed or cached
-    cached_tokens: int  # of these, cached
+    prompt_tokens: int  # computed or cached
+    cached_tokens: int
     generation_tokens: int
 
     def __str__(self) -> str:
@@ -110,9 +111,9 @@ class EngineStats:
 
 
 def collect(engine: "LLMEngine") -> EngineStats:
-    """Read the statistics from the engine's parts. Any thread may call this: lists are copied before they are read.
+    """Read the statistics from the parts of the engine. Any thread may call this, since lists are copied first.
 
-    In another thread than the engine's, a sequence that ends meanwhile may be counted twice, or not at all.
+    Outside the engine's thread, a sequence that ends in the meantime may be counted twice or not at all.
     """
     manager, scheduler, tally, host = engine.kv_cache_manager, engine.scheduler, engine.tally, engine.host_tier
     running, waiting = list(scheduler.running), list(scheduler.waiting)
@@ -154,28 +155,28 @@ class Metric:
 
 @dataclass
 class Counter(Metric):
-    """It never becomes less."""
+    """A value that never decreases."""
 
     value: int
 
 
 @dataclass
 class Vector(Metric):
-    """Several counters in order. vLLM has one, of speculative decoding: here there is none."""
+    """A list of counters. vLLM uses it for speculative decoding; nanovllm has none yet."""
 
     values: list[int]
 
 
 @dataclass
 class Gauge(Metric):
-    """A value now."""
+    """A current value."""
 
     value: float
 
 
 @dataclass
 class Histogram(Metric):
-    """How many of the observed values are at most as large as each bound: buckets["0.5"], ... buckets["+Inf"]."""
+    """The number of observed values up to each bound: buckets["0.5"], ... buckets["+Inf"]."""
 
     count: int
     sum: float
@@ -183,7 +184,7 @@ class Histogram(Metric):
 
 
 class Observations:
-    """Values as they come, counted by the bucket in which they fall."""
+    """A histogram in progress, which counts values by bucket."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -196,7 +197,7 @@ class Observations:
         self._sum += value
 
     def with_more(self, values: Iterable[float]) -> "Observations":
-        """Return a copy to which `values` are added."""
+        """Return a copy that also counts `values`."""
         copy = Observations(self._bounds)
         copy._counts, copy._sum = self._counts.copy(), self._sum
         for value in values:
@@ -204,7 +205,7 @@ class Observations:
         return copy
 
     def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
-        """Return a Histogram. Its buckets add up: each counts the ones before it too."""
+        """Return a Histogram. Its buckets are cumulative: each one includes those before it."""
         buckets, total = {}, 0
         for bound, count in zip([*map(bound_name, self._bounds), "+Inf"], self._counts, strict=True):
             buckets[bound] = total = total + count
@@ -212,7 +213,7 @@ class Observations:
 
 
 def bound_name(bound: float) -> str:
-    """Return the name of a bucket.
+    """Return the name of a bucket, as Prometheus writes it.
 
     >>> bound_name(5)
     '5.0'
@@ -220,31 +221,22 @@ def bound_name(bound: float) -> str:
     return str(float(bound))
 
 
-@dataclass
-class Lookups:
-    """Tokens looked up in the prefix cache when sequences are admitted: as in vLLM, not when one comes back."""
-
-    queries: int = 0
-    hits: int = 0  # cached on the device
-    host_queries: int = 0  # the others, where there is a host's pool
-    host_hits: int = 0
-
-
 class Tally:
-    """An Observer that counts sequences as they come and go. Those that run are counted when somebody asks."""
+    """An Observer that counts sequences as they come and go. Running ones are counted when the stats are read."""
 
     def __init__(self, max_model_len: int, block_size: int, enable_prefix_caching: bool, has_host: bool) -> None:
         self.ended: Counts[str] = Counts()  # by finish_reason
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
         self.num_out_of_blocks = 0
-        self.lookups = Lookups()
+        # Tokens looked up on a sequence's first admission, as in vLLM. BlockManager counts them on every admission.
+        self.device_lookups, self.host_lookups = PrefixCacheStats(), PrefixCacheStats()
         self._block_size, self._enable_prefix_caching, self._has_host = block_size, enable_prefix_caching, has_host
         tokens = up_to(max_model_len)
         self.observed = {
             "vllm:request_prompt_tokens": Observations(tokens),
             "vllm:request_generation_tokens": Observations(tokens),
             "vllm:request_params_max_tokens": Observations(tokens),
-            "vllm:request_params_n": Observations(SAMPLES),
+            "vllm:request_params_n": Observations(SAMPLES_PER_REQUEST),
             "vllm:time_to_first_token_seconds": Observations(TO_FIRST_TOKEN),
             "vllm:request_time_per_output_token_seconds": Observations(PER_TOKEN),
             "vllm:e2e_request_latency_seconds": Observations(SECONDS),
@@ -252,7 +244,7 @@ class Tally:
         }
 
     def on_admit(self, seq: Sequence, hits: list[int | None]) -> None:
-        """Count the first admission of `seq`, which shares its blocks with the samples that it carries."""
+        """Count the first admission of `seq` and of the samples that will fork from it."""
         if seq.num_preemptions > 0:
             return
         seconds = time.perf_counter() - seq.metrics.arrival_time
@@ -262,17 +254,17 @@ class Tally:
             return
         on_host = hits.count(None) * self._block_size
         on_device = len(hits) * self._block_size - on_host
-        self.lookups.queries += seq.num_tokens
-        self.lookups.hits += on_device
-        self.lookups.host_queries += seq.num_tokens - on_device if self._has_host else 0
-        self.lookups.host_hits += on_host
+        self.device_lookups.queries += seq.num_tokens
+        self.device_lookups.hits += on_device
+        self.host_lookups.queries += seq.num_tokens - on_device if self._has_host else 0
+        self.host_lookups.hits += on_host
 
     def on_wait(self, seq: Sequence, why: str, needed: int, free: int) -> None:
-        """Count a step in which the first in the queue lacked blocks."""
+        """Count a step in which the first waiting sequence needed more blocks than were free."""
         self.num_out_of_blocks += why == "blocks"
 
     def on_preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
-        """Count a preemption, unless a step failed."""
+        """Count a preemption, unless it follows a failed step."""
         self.num_out_of_blocks += makes_room_for is not None
 
     def on_finish(self, seq: Sequence) -> None:
@@ -288,7 +280,7 @@ class Tally:
         if seq.sample_index == 0:
             self._observe("request_params_n", seq.params.n)
         times = seq.metrics
-        assert times.finished_time is not None, f"request {seq.request_id} has not ended"
+        assert times.finished_time is not None, f"request {seq.request_id} is still running"
         self._observe("e2e_request_latency_seconds", times.finished_time - times.arrival_time)
         if times.first_token_time is not None:
             self._observe("time_to_first_token_seconds", times.first_token_time - times.arrival_time)
@@ -297,7 +289,7 @@ class Tally:
                 self._observe("request_time_per_output_token_seconds", seconds)
 
     def histograms(self, live: Iterable[Sequence], labels: dict[str, str]) -> list[Histogram]:
-        """Return histograms of the sequences that have ended, and of the first tokens of `live` ones."""
+        """Return the histograms. They cover ended sequences, and the first tokens of `live` ones."""
         name = "vllm:time_to_first_token_seconds"
         seconds = [
             seq.metrics.first_token_time - seq.metrics.arrival_time
@@ -312,9 +304,9 @@ class Tally:
 
 
 def prompt_tokens_of(seq: Sequence) -> tuple[int, int]:
-    """Return the tokens of its prompt once they are computed, and how many of them were cached.
+    """Return the number of prompt tokens once the prompt is computed, and how many of them were cached.
 
-    They count for the first sample of a request alone.
+    Only the first sample of a request counts.
     """
     if seq.sample_index > 0 or seq.metrics.first_token_time is None:
         return 0, 0
@@ -322,7 +314,7 @@ def prompt_tokens_of(seq: Sequence) -> tuple[int, int]:
 
 
 def up_to(most: int) -> tuple[int, ...]:
-    """Return the bounds of a histogram of tokens.
+    """Return bucket bounds for counts of tokens up to `most`.
 
     >>> up_to(64), up_to(0)
     ((1, 2, 5, 10, 20, 50), ())
@@ -332,8 +324,8 @@ def up_to(most: int) -> tuple[int, ...]:
 
 
 def get_metrics(engine: "LLMEngine", model_name: str) -> list[Metric]:
-    """Return the engine's counts under vLLM's names. To vLLM a block on the host is external."""
-    stats, lookups, block_bytes = collect(engine), engine.tally.lookups, engine.kv_cache.blocks[0].nbytes
+    """Return the statistics as metrics with vLLM's names. vLLM calls blocks on the host external."""
+    stats, tally, block_bytes = collect(engine), engine.tally, engine.kv_cache.blocks[0].nbytes
     labels = {"model_name": model_name, "engine": "0"}
     gauges = {
         "num_requests_running": stats.running,
@@ -341,10 +333,10 @@ def get_metrics(engine: "LLMEngine", model_name: str) -> list[Metric]:
         "kv_cache_usage_perc": stats.blocks_running / stats.num_blocks,
     }
     counters = {
-        "prefix_cache_queries": lookups.queries,
-        "prefix_cache_hits": lookups.hits,
-        "external_prefix_cache_queries": lookups.host_queries,
-        "external_prefix_cache_hits": lookups.host_hits,
+        "prefix_cache_queries": tally.device_lookups.queries,
+        "prefix_cache_hits": tally.device_lookups.hits,
+        "external_prefix_cache_queries": tally.host_lookups.queries,
+        "external_prefix_cache_hits": tally.host_lookups.hits,
         "kv_offload_load_bytes": stats.blocks_loaded * block_bytes,
         "kv_offload_store_bytes": stats.blocks_stored * block_bytes,
         "num_preemptions": stats.preemptions,
@@ -356,6 +348,6 @@ def get_metrics(engine: "LLMEngine", model_name: str) -> list[Metric]:
     metrics += [Counter(f"vllm:{name}", labels.copy(), value) for name, value in counters.items()]
     for reason in ("stop", "length", "abort", "error", "repetition"):
         ended = labels | {"finished_reason": reason}
-        metrics.append(Counter("vllm:request_success", ended, engine.tally.ended[reason]))
+        metrics.append(Counter("vllm:request_success", ended, tally.ended[reason]))
     live = [seq for samples in list(engine.requests.values()) for seq in samples if not seq.finished]
-    return metrics + engine.tally.histograms(live, labels)
+    return metrics + tally.histograms(live, labels)

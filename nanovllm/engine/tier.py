@@ -1,4 +1,7 @@
-"""Tier: where evicted blocks go, and come back from. HostTier is one; Tiers are several that look like one."""
+"""Tier: a place that keeps evicted blocks and gives them back. Tiers combines several of them into one.
+
+HostTier, in host_tier.py, keeps blocks in host memory.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,7 +11,7 @@ from .prefix_cache import BlockHash
 
 
 class Tier(Protocol):
-    """All that BlockManager knows of a second tier. Its blocks have numbers of their own."""
+    """The interface between BlockManager and a second tier. Each tier numbers its own blocks."""
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         """Return True if the tier has a block with this hash."""
@@ -17,40 +20,40 @@ class Tier(Protocol):
         """Keep a copy of a device block that is about to be reused, if there is room."""
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
-        """Return the blocks with these hashes. They are not evicted until they are loaded or released."""
+        """Return the blocks with these hashes, and keep them from eviction until they are loaded or released."""
 
     def release(self, held: list[int]) -> None:
-        """Let held blocks be evicted again."""
+        """Allow held blocks to be evicted again."""
 
     def load(self, copies: list[BlockCopy]) -> None:
-        """Start to copy held blocks (sources) to blocks of the device (targets). collect() releases them.
+        """Start copying held blocks (sources) to blocks of the device (targets). collect() releases them.
 
-        If a copy raises, nothing moves, and the sources are still held.
+        If a copy raises, stop everything: the sources are still held.
         """
 
     def cancel(self, copies: list[BlockCopy]) -> None:
-        """Forget the load of these copies, once nothing moves. Its sources are still held."""
+        """Stop the load of these copies. Its sources are still held."""
 
     def has_arrived(self, blocks: list[int]) -> bool:
-        """Return True if none of these device blocks is on its way."""
+        """Return True unless one of these device blocks is still being loaded."""
 
     def collect(self, wait: bool = False) -> list[int]:
-        """Release what has been loaded, and return the device blocks that have arrived. `wait` for all of them."""
+        """Release the sources of finished loads, and return their targets. With `wait`, wait for all loads."""
 
     def arriving(self) -> list[int]:
-        """Return the device blocks that collect() has not returned yet."""
+        """Return the targets that collect() has not returned yet."""
 
     def reset(self) -> None:
-        """Forget all texts. None may be on its way."""
+        """Empty the tier. No block may be loading."""
 
     def check_integrity(self) -> None:
-        """Assert that exactly the blocks that are being loaded are held."""
+        """Raise AssertionError unless exactly the blocks that are loading are held."""
 
 
 class Tiers:
-    """Several tiers as one. A block is stored in each of them, and loaded from the first that has it.
+    """Several tiers that act as one. A block is stored in all of them, and loaded from the first one that has it.
 
-    Block 5 of tier 1 of 3 has the number 5 * 3 + 1.
+    Block 5 of tier 1, out of 3 tiers, has the number 5 * 3 + 1.
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
@@ -77,27 +80,27 @@ class Tiers:
             self._tiers[index].release([block])
 
     def load(self, copies: list[BlockCopy]) -> None:
-        begun: list[tuple[Tier, list[BlockCopy]]] = []
+        started: list[tuple[Tier, list[BlockCopy]]] = []
         try:
-            for tier, own in self._split(copies):
-                tier.load(own)
-                begun.append((tier, own))
+            for tier, share in self._split(copies):
+                tier.load(share)
+                started.append((tier, share))
         except Exception:
-            for tier, own in begun:
-                tier.cancel(own)
+            for tier, share in started:
+                tier.cancel(share)
             raise
 
     def cancel(self, copies: list[BlockCopy]) -> None:
-        for tier, own in self._split(copies):
-            tier.cancel(own)
+        for tier, share in self._split(copies):
+            tier.cancel(share)
 
     def _split(self, copies: list[BlockCopy]) -> list[tuple[Tier, list[BlockCopy]]]:
-        """Return the copies from each tier that has any, under its own numbers."""
-        own: list[list[BlockCopy]] = [[] for _ in self._tiers]
+        """Return each tier's share of the copies, with the tier's own block numbers."""
+        shares: list[list[BlockCopy]] = [[] for _ in self._tiers]
         for number, target in copies:
             block, index = divmod(number, len(self._tiers))
-            own[index].append(BlockCopy(block, target))
-        return [(tier, of_tier) for tier, of_tier in zip(self._tiers, own, strict=True) if of_tier]
+            shares[index].append(BlockCopy(block, target))
+        return [(tier, share) for tier, share in zip(self._tiers, shares, strict=True) if share]
 
     def has_arrived(self, blocks: list[int]) -> bool:
         return all(tier.has_arrived(blocks) for tier in self._tiers)

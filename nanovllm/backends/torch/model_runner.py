@@ -101,6 +101,10 @@ class ModelRunner:
         last_rows = self._tensor([computed.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
         return self.backend.compute_logits(computed.hidden[last_rows])
 
+    def next_logits(self, batch: "list[Scheduled]") -> Tensor:
+        """Run a step without sampling. Return the logits after the last token of each sequence."""
+        return self.compute_logits(self.compute(batch), list(range(len(batch))))  # [num_seqs, vocab_size]
+
     def _prompt_logprobs(self, seq: "Sequence", hidden: Tensor) -> list[dict[int, Logprob]]:
         """Return the log-probabilities of the prompt tokens that this step predicts.
 
