@@ -4,7 +4,7 @@
     --part rest    what quick leaves out: .ci/run runs it after quick
     --part all     both: make test-all
 
-A copy is left out only where the test that it is a copy of is in the same run (tests/copies.py): `pytest stages/s7...`
+A copy is left out only where the test that it is a copy of is in the same run (tests/duplicate_tests.py): `pytest stages/s7...`
 runs all that it names. A test that has a long form marks it: pytest.param(1000, marks=pytest.mark.full).
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.copies import Case, find_copies
+from tests.duplicate_tests import Case, find_copies
 from tests.helpers import ROOT, find_stages, folder_of
 
 STAGES = [folder_of(stage) for stage in find_stages(ROOT)]

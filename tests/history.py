@@ -1,6 +1,6 @@
 """A history: an LLM of any stage on a script, what happens to it, and what must hold after each of its steps.
 
-Of each request it is known beforehand what its samples say and how they end (tests/asked.py). Only an abort may end a
+Of each request it is known beforehand what its samples say and how they end (tests/expected_outputs.py). Only an abort may end a
 sample sooner: after a step that raised, all requests are aborted.
 """
 
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.asked import Asked, asked_for
+from tests.expected_outputs import Asked, asked_for
 from tests.plans import Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Step, Stream
-from tests.scripted import BrokenRule, Injected, Stage, carried
+from tests.scripted_llm import BrokenRule, Injected, Stage, carried
 
 MAX_SILENT_STEPS = 300  # of an engine with requests: the longest prompt in chunks of 1, late loads, and room to spare
 

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tests.scripted import VOCAB_SIZE, Stage
+from tests.scripted_llm import VOCAB_SIZE, Stage
 
 TEXTS = [[random.Random(i).randrange(VOCAB_SIZE) for _ in range(100)] for i in range(3)]  # what prompts begin with
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.scripted import Stage, read_on
+from tests.scripted_llm import Stage, read_on
 
 MAX_MODEL_LEN = 24
 BLOCK_SIZES = [1, 2, 3, 4, 8, 32]

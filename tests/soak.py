@@ -26,7 +26,7 @@ from tqdm import tqdm
 from tests.helpers import ROOT, find_stages
 from tests.history import play
 from tests.plans import Plan, random_plan, smallest
-from tests.scripted import Stage
+from tests.scripted_llm import Stage
 
 HISTORIES_A_TASK = 10
 TASKS_AHEAD = 4  # of the one whose result is awaited; as many on any number of processes

@@ -5,9 +5,9 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.helpers import ROOT, find_stages, full
-from tests.planted import PLANTED, plant
+from tests.injected_faults import PLANTED, plant
 from tests.pool_machine import PoolMachine
-from tests.scripted import Stage
+from tests.scripted_llm import Stage
 
 STAGES = [stage for stage in map(Stage, find_stages(ROOT)) if stage.number >= 2]
 FAULTS = ["a shared block is written", "a hash without its prefix", "a hit stays free"]

@@ -1,6 +1,6 @@
 """Any history of any stage: by hypothesis, by seed as in `python -m tests.soak`, and those that once went wrong.
 
-tests/history.py says what must hold after each step; tests/scripted.py is the model. Planted faults show that histories
+tests/history.py says what must hold after each step; tests/scripted_llm.py is the model. Planted faults show that histories
 find what they are for.
 """
 
@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests import soak
 from tests.helpers import ROOT, find_stages, full
 from tests.history import History, play
+from tests.injected_faults import PLANTED, plant
 from tests.plans import (
     Abort,
     Ask,
@@ -32,8 +33,7 @@ from tests.plans import (
     samples_of,
     smallest,
 )
-from tests.planted import PLANTED, plant
-from tests.scripted import Stage
+from tests.scripted_llm import Stage
 
 STAGES = [Stage(name) for name in find_stages(ROOT)]
 RANDOMS = st.randoms(use_true_random=False)  # what it draws hypothesis can shrink

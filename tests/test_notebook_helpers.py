@@ -18,7 +18,7 @@ from stages.s2_block_manager.block_pool import BlockPool
 from stages.s2_block_manager.llama import ModelConfig
 from stages.s3_paged_attention.online_softmax import merge_attn_states
 
-from .counted import Counter, Seq
+from .slot_counter import Counter, Seq
 
 
 @pytest.mark.parametrize("name", ["pictures", *(f"s{number}" for number in range(1, 8))])

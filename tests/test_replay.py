@@ -7,7 +7,7 @@ from stages.s1_contiguous_cache.slot_manager import SlotManager
 from stages.s2_block_manager.block_manager import BlockManager
 from stages.s2_block_manager.llama import ModelConfig
 
-from .counted import Counter, Seq
+from .slot_counter import Counter, Seq
 
 CONFIG = ModelConfig(64, 8, 8, 1, 1, 1, 8)
 

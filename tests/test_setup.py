@@ -60,7 +60,7 @@ def test_run_passes_stage_and_flags_and_shows_them_in_a_dry_run(tmp_path):
 
 @needs_make
 def test_the_tests_have_two_parts(tmp_path):
-    """Together they are all: tests/test_copies.py."""
+    """Together they are all: tests/test_duplicate_tests.py."""
     quick, everything = (arguments_of(tmp_path, target, "ARGS=-x") for target in ("test", "test-all"))
     assert quick[:2] == ["-m", "pytest"] and quick[-1] == "-x" and "--part" not in quick
     assert everything[-3:] == ["--part", "all", "-x"]

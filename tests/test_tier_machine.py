@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
 from tests.helpers import ROOT, find_stages, full
-from tests.planted import PLANTED, plant
+from tests.injected_faults import PLANTED, plant
 from tests.pool_machine import PoolMachine
-from tests.scripted import Stage, load_late
+from tests.scripted_llm import Stage, load_late
 
 STAGES = [stage for stage in map(Stage, find_stages(ROOT)) if stage.has_tiers]
 DELAYS = st.sampled_from([[0], [0, 2], [5, 0, 1], [30]])

@@ -16,7 +16,7 @@ from nanovllm.trace.events import COMMON, KEYS, WHYS, WITHOUT_BY
 from tests.chrome_format import check_format
 from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full
 from tests.plans import Ask, Drain, Knobs, Plan, random_plan
-from tests.scripted import Stage
+from tests.scripted_llm import Stage
 from tests.soak import history_plan
 from tests.traced import play_traced
 

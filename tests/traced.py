@@ -9,7 +9,7 @@ from nanovllm.trace import Tracer, traced
 from nanovllm.trace.events import Event
 from tests.history import History
 from tests.plans import Plan
-from tests.scripted import Stage
+from tests.scripted_llm import Stage
 
 
 def play_traced(stage: Stage, plan: Plan, num_before: int = 0) -> list[Event]:

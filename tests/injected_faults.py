@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.helpers import ROOT, find_stages
-from tests.scripted import Stage
+from tests.scripted_llm import Stage
 
 
 class Planted(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.copies import Case, Stage, find_copies
+from tests.duplicate_tests import Case, Stage, find_copies
 from tests.helpers import ROOT, find_stages, folder_of
 
 FILES = {
@@ -148,7 +148,7 @@ def test_a_copy_of_any_earlier_stage_is_one(folders, tmp_path):
 def repository(folders: list[Path], tmp_path: Path) -> Path:
     """What decides, around the two stages."""
     (tmp_path / "tests").mkdir()
-    for file in ("conftest.py", "tests/copies.py", "tests/helpers.py", "pyproject.toml"):
+    for file in ("conftest.py", "tests/duplicate_tests.py", "tests/helpers.py", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path / file)
     (folders[0] / "pool.py").write_text(
         FILES["pool.py"] + '\n\ndef double(n):\n    """Twice.\n\n    >>> double(2)\n    4\n    """\n    return 2 * n\n'

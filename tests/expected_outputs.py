@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tests.plans import TEXTS, Ask, Knobs
-from tests.scripted import Stage, said_alone
+from tests.scripted_llm import Stage, said_alone
 
 
 class Ending(NamedTuple):
