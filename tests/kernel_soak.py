@@ -23,8 +23,8 @@ import torch
 from tqdm import tqdm
 
 from nanovllm import EngineArgs, LLMEngine, SamplingParams
-from nanovllm.backends.cpu import layers, packed, plan, sampler
-from nanovllm.backends.cpu.few_rows import FewRows
+from nanovllm.backends.cpu import matmul, model, sampler, step_attention
+from nanovllm.backends.cpu.decode_step import DecodeRunner
 from nanovllm.backends.torch.attention import AttentionMetadata
 from nanovllm.tests.helpers import write_checkpoint
 
@@ -100,8 +100,8 @@ def engine_for(model: Path, backend: str, rng: random.Random | None = None) -> L
 @contextmanager
 def raising(rng: random.Random, share: float, counts: Counter[str]) -> Iterator[None]:
     """Before or after a kernel, in this share of the calls of each."""
-    places = [(FewRows, "run"), (layers, "add_and_norm"), (layers, "silu_and_mul"), (plan, "attend_step")]
-    places += [(packed, "packed_linear"), (sampler, "find_peaks"), (sampler, "join_pieces")]
+    places = [(DecodeRunner, "run"), (model, "add_and_norm"), (model, "silu_and_mul"), (step_attention, "attend_step")]
+    places += [(matmul, "packed_linear"), (sampler, "find_peaks"), (sampler, "join_chunks")]
     real = {place: getattr(*place) for place in places}
 
     def wrapped(function: Callable) -> Callable:

@@ -14,8 +14,8 @@ pytest.importorskip("numba")
 
 import nbformat
 
-from nanovllm.backends.cpu import choice
-from nanovllm.backends.cpu.attention import PART
+from nanovllm.backends.cpu import backend
+from nanovllm.backends.cpu.attention import TILE
 from nanovllm.backends.torch.online_softmax import attend_part, attend_part_reference
 from notebooks.helpers import apart, launches, paged, pictures, taking, timelines, ways
 from notebooks.helpers import nanovllm as helpers
@@ -77,9 +77,9 @@ def test_a_weight_is_read_once_for_up_to_four_rows(rows, meeting):
 
 def test_what_is_known_after_a_part_is_what_the_twin_knows_of_these_keys():
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(count, 64, generator=generator) for count in (2, 2 * PART + 80, 2 * PART + 80))
+    q, k, v = (torch.randn(count, 64, generator=generator) for count in (2, 2 * TILE + 80, 2 * TILE + 80))
     parts = apart.attend_in_parts(q / 8, k, v)
-    assert [part.num_keys for part in parts] == [PART, 2 * PART, len(k)]
+    assert [part.num_keys for part in parts] == [TILE, 2 * TILE, len(k)]
     for part in parts:
         keys, values = k[None, None, : part.num_keys], v[None, None, : part.num_keys]
         for attend in (attend_part, attend_part_reference):
@@ -171,7 +171,7 @@ def test_without_numba_the_notebook_shows_plain_operations(monkeypatch):
     shown = []
     monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
     monkeypatch.setattr(pictures, "display", shown.append)
-    for module in (choice, ways, helpers):
+    for module in (backend, ways, helpers):
         monkeypatch.setattr(module, "missing_requirement", lambda: "numba is not installed")
     names = {}
     for cell in nbformat.read(ROOT / "notebooks/nanovllm.ipynb", as_version=4).cells:

@@ -1,4 +1,5 @@
-"""How a step is computed: torch/ (plain operations), cpu/ (Numba) and gpu/ (Triton, CUDA graphs).
+"""How a step is computed: torch/ (plain operations), cpu/ (Numba) or gpu/ (Triton and CUDA graphs).
 
-torch/backend.py has the interface of the three, choice.py chooses one when an engine starts. Start in torch/.
+torch/backend.py defines the interface that all three implement, and choice.py picks one when an engine starts. Start
+reading in torch/.
 """

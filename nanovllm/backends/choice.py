@@ -1,13 +1,12 @@
-"""choose_backend(): the executor of an engine, and what it computes with."""
+"""choose_backend() picks the fastest operations that an engine's options and its machine allow."""
 
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..llama import LlamaForCausalLM
-from .cpu.backend import NumbaBackend, refusal
-from .cpu.choice import Choice
+from .attention_backend import backend_of
+from .cpu.backend import CpuChoice, NumbaBackend
 from .gpu.backend import GpuChoice, TritonBackend
-from .options import backend_of
 from .torch.attention import PagedAttention
 from .torch.model_runner import ModelRunner
 
@@ -16,28 +15,38 @@ if TYPE_CHECKING:
 
 
 class Kernels(Protocol):
-    """The choice between kernels and plain operations, and its reason. It belongs to the engine's thread."""
+    """The choice between kernels and plain operations. It belongs to the engine's thread."""
 
     uses_kernels: bool
-    why: str | None  # plain operations compute, or no CUDA graphs
+    why: str | None  # the reason for plain operations, or for kernels without CUDA graphs
 
     @property
-    def says(self) -> str: ...  # all of it in words
+    def says(self) -> str:
+        """Describe the choice, for the last line of a command."""
 
     @property
-    def is_compiling(self) -> bool: ...  # another process compiles them, plain operations compute until it has ended
+    def is_compiling(self) -> bool:
+        """Return whether another process compiles kernels, while plain operations compute."""
 
     @property
-    def awaits_idle(self) -> bool: ...  # compiled, and to be taken up while there is no request
+    def awaits_idle(self) -> bool:
+        """Return whether kernels have been compiled, and will be used once no request is running."""
 
-    def take_up(self) -> None: ...
-    def wait(self, seconds: float) -> None: ...  # for the compiler
-    def close(self) -> None: ...  # end it
+    def take_up(self) -> None:
+        """Switch to the kernels if they have been compiled in the meantime. No request may be running."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the compiler, for at most `seconds`."""
+
+    def close(self) -> None:
+        """End the compiler if it is still running."""
 
 
 class Chosen(NamedTuple):
+    """An executor, and the choice of its kernels, which replaces the executor's backend once they are compiled."""
+
     executor: ModelRunner
-    kernels: Kernels  # it changes the executor's backend when they have been compiled
+    kernels: Kernels
 
 
 def choose_backend(
@@ -49,15 +58,16 @@ def choose_backend(
     attention_backend: str | None = None,
     enforce_eager: bool = False,
 ) -> Chosen:
-    """Return an executor that computes with the fastest operations that `attention_backend` and the machine allow.
+    """Return an executor with the fastest operations that `attention_backend` and the machine allow.
 
-    `tile_size` is for plain operations. Raise ValueError if kernels are forced and unavailable.
+    `tile_size` applies to plain operations. Raise ValueError if kernels are required and unavailable.
     """
     device, dtype = kv_cache.blocks.device, kv_cache.blocks.dtype
     backend = backend_of(attention_backend, enforce_eager, is_gpu=device.type == "cuda")
     runner = ModelRunner(model, PagedAttention(kv_cache, tile_size), kv_cache.block_size, device)
     if device.type == "cuda":
-        build = partial(TritonBackend, model, kv_cache, max_model_len, max_rows=max_num_seqs)
-        return Chosen(runner, GpuChoice(backend, enforce_eager, runner, build))
+        build_on_gpu = partial(TritonBackend, model, kv_cache, max_model_len, max_rows=max_num_seqs)
+        return Chosen(runner, GpuChoice(backend, enforce_eager, runner, build_on_gpu))
     build_on_cpu = partial(NumbaBackend, model, kv_cache, max_model_len)
-    return Chosen(runner, Choice(backend, runner, build_on_cpu, dtype, refusal(device)))
+    unsupported = None if device.type == "cpu" else f"kernels need a CPU or a GPU, the device is {device}"
+    return Chosen(runner, CpuChoice(backend, runner, build_on_cpu, dtype, unsupported))

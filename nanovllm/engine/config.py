@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 
-from ..backends.options import BACKENDS, backend_of
+from ..backends.attention_backend import BACKENDS, backend_of
 from .checks import AT_LEAST_1, SEED, Rule, check_field, check_fields, nearest
 from .vllm_options import CompatibilityOptions
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ..__main__ import main
-from ..backends.options import VARIABLE
+from ..backends.attention_backend import VARIABLE
 from ..engine import config as engine_args
 from .helpers import UNMEASURED, write_checkpoint
 

@@ -87,19 +87,19 @@ DOTS: dict[str, Any] = {
     "starts_of": lambda rows, size: tuple(row * size for row in rows),
     "write_rows": lambda memory, places, numbers: [memory.write(place, numbers[i]) for i, place in enumerate(places)],
 }  # fmt: skip
-DOTS["meet"] = run_by_python(dot.meet, DOTS)
-DOTS["write_products"] = run_by_python(dot.write_products, DOTS)
+DOTS["dots"] = run_by_python(dot.dots, DOTS)
+DOTS["write_dots"] = run_by_python(dot.write_dots, DOTS)
 
 
 def trace_products(weight: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """products() of dot.py for a row of a weight, [size], and x, [rows, size]: what it gives, [rows], what it did.
+    """dot_rows() of dot.py for a row of a weight, [size], and x, [rows, size]: what it gives, [rows], what it did.
 
     What it did: "weight" and "x" for the vectors that it read, "fma" for sixteen products and sums.
     """
     notes: list[str] = []
     out = np.zeros(len(x), np.float32)
     row, rows = Memory(weight, "weight", notes), Memory(x.reshape(-1), "x", notes)
-    run_by_python(dot.products, DOTS)(row, rows, len(weight), len(x), Memory(out), 1)
+    run_by_python(dot.dot_rows, DOTS)(row, rows, len(weight), len(x), Memory(out), 1)
     return out, notes
 
 
@@ -136,7 +136,7 @@ def limits(rows: tuple, group: int, before: int, count: int) -> np.ndarray:
 
 
 BLOCKS: dict[str, Any] = VECTORS | DOTS | {
-    "ask": lambda *given: None,  # it only hurries what is read soon
+    "prefetch_all": lambda *given: None,  # it only hurries what is read soon
     "add_values": add_values, "limits": limits,
     "spread": lambda memory, places: np.array(
         [memory.read(places[i % len(places)]) for i in range(WIDTH)], np.float32
@@ -158,7 +158,7 @@ def attend_in_parts(q: Tensor, k: Tensor, v: Tensor) -> list[Part]:
     shape = attention.Pool(num_layers=1, block_size=WIDTH, num_kv_heads=1, head_dim=size)
     pool = torch.stack((k.view(-1, WIDTH, size), v.view(-1, WIDTH, size)), 1)  # [blocks, 2, block_size, size]
     out, peaks, sums = (np.zeros(count, np.float32) for count in (2 * size, 2, 2))
-    scores, places = np.zeros(4 * attention.PART, np.float32), np.zeros(attention.PLACES, np.int64)
+    scores, places = np.zeros(4 * attention.TILE, np.float32), np.zeros(attention.PLACES, np.int64)
     parts: list[Part] = []
     rows = run_by_python(attention.attend_rows, BLOCKS)
 

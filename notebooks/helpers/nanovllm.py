@@ -11,8 +11,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from nanovllm.backends.cpu.cache import find_folder, is_complete
-from nanovllm.backends.cpu.choice import missing_requirement
+from nanovllm.backends.cpu.backend import missing_requirement
+from nanovllm.backends.cpu.compiler import find_folder, is_complete
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED, Line
 

@@ -100,7 +100,7 @@ def asked_of(llm: LLM) -> tuple[list[Asked], list[int]]:
 @torch.inference_mode()
 def by_numba(llm: LLM, asked: Asked) -> Tensor:
     """The CPU's kernel. It writes the newest keys and values once more: they are in the pool already."""
-    from nanovllm.backends.cpu.plan import StepAttention
+    from nanovllm.backends.cpu.step_attention import StepAttention
 
     size, heads, rotary = llm.kv_cache.block_size, asked.q.shape[1], llm.llm_engine.executor.model.model.rotary_emb
     last, rows = asked.context_lens.long() - 1, torch.arange(len(asked.q))

@@ -1,6 +1,6 @@
 """Compiled code with a diary: of a phase's pieces, who took which, and when; of a step, when each phase began.
 
-A phase is the engine's own pieces() and linear(). A step is the engine's own; another thread looks at its counters.
+A phase is the engine's own tasks() and linear(). A step is the engine's own; another thread looks at its counters.
 
 The clock is the system's, called from compiled code.
 """
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, typeof, types
+from numba import typeof, types
 
-from nanovllm.backends.cpu.linear import linear
-from nanovllm.backends.cpu.team import SHIFT, STRIDE, look, open_phases, pieces
-from nanovllm.backends.cpu.vectors import ENTRY, at, floats, integers, put
+from nanovllm.backends.cpu.matmul import linear
+from nanovllm.backends.cpu.team import SHIFT, STRIDE, load_acquire, open_phases, tasks
+from nanovllm.backends.cpu.vectors import at, entry, floats, integers, put
 
 MAX_LOOKS = 10**9  # a second or two: then whoever was to be seen will not come
 ROWS = 4  # of x
@@ -31,27 +31,27 @@ class Piece(NamedTuple):
     end: float
 
 
-@njit(**ENTRY)
+@entry
 def open_phase(counters: int) -> None:
     open_phases(integers(counters), 1, 1)
 
 
-@njit(**ENTRY)
+@entry
 def wait_for_pieces(counters: int, count: int) -> None:
     """Until so many pieces of the phase have been taken."""
     for _ in range(MAX_LOOKS):
-        word = look(integers(counters), 0)
+        word = load_acquire(integers(counters), 0)
         if word >> SHIFT == 1 and word - (1 << SHIFT) >= count:
             return
 
 
-@njit(**ENTRY)
+@entry
 def take_part(worker: int, counters: int, count: int, weight: int, x: int, size: int, each: int, out: int, diary: int):
     """Addresses: weight float32 [count * each, size]; x [ROWS, size]; out [ROWS, count * each]
 
     diary int64 [count, FIELDS]
     """
-    for piece in pieces(integers(counters), 0, 1, count):
+    for piece in tasks(integers(counters), 0, 1, count):
         page = at(integers(diary), piece * FIELDS)
         put(page, 0, worker)
         clock_gettime(0, at(page, 1))
@@ -109,16 +109,16 @@ def told(diary: np.ndarray) -> list[Piece]:
 # ---- a step, watched
 
 
-@njit(**ENTRY)
+@entry
 def watch(counters: int, num_phases: int, step: int, last: int, diary: int) -> None:
     """diary int64 [num_phases + 1, 2]: when each phase's first piece was taken; when the `last` of all was done."""
     words, phase = integers(counters), 0
     for _ in range(MAX_LOOKS):
         if phase < num_phases:
-            word = look(words, phase * STRIDE)
+            word = load_acquire(words, phase * STRIDE)
             is_there = word >> SHIFT == step and word != step << SHIFT
         else:
-            is_there = look(words, (num_phases - 1) * STRIDE + 1) == last
+            is_there = load_acquire(words, (num_phases - 1) * STRIDE + 1) == last
         if is_there:
             clock_gettime(0, at(integers(diary), 2 * phase))
             phase += 1
@@ -127,8 +127,8 @@ def watch(counters: int, num_phases: int, step: int, last: int, diary: int) -> N
 
 
 def watched(few: Any, run: Callable[[], object]) -> list[float]:
-    """run() is a step of `few`, a FewRows that has run before: microseconds at which its phases began, and its end."""
-    address = few._fixed.room.counters
+    """run() is a step of `few`, a DecodeRunner that has run before: microseconds at which its phases began, and its end."""
+    address = few._fixed.work.counters
     counters = next(kept for kept in few._kept if kept.data_ptr() == address).view(-1, STRIDE)
     diary = torch.zeros(len(counters) + 1, 2, dtype=torch.int64)
     given = (address, len(counters), few._helpers._shared.newest + 1, int(counters[-1, 1]), diary.data_ptr())

@@ -71,10 +71,10 @@ def compiled_timeline(step: DecodeStep, num_steps: int = 9) -> list[Span]:
 
 
 def one_worker(step: DecodeStep) -> Any:
-    from nanovllm.backends.cpu.few_rows import FewRows
+    from nanovllm.backends.cpu.decode_step import DecodeRunner
 
     with one_thread():
-        return FewRows(step.runner.model, step.llm.kv_cache, step.context + 32)
+        return DecodeRunner(step.runner.model, step.llm.kv_cache, step.context + 32)
 
 
 def spans_of(times: Sequence[float]) -> list[Span]:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.backends.cpu.backend import NumbaBackend
-from nanovllm.backends.cpu.choice import missing_requirement
+from nanovllm.backends.cpu.backend import NumbaBackend, missing_requirement
 from nanovllm.backends.torch.attention import PagedAttention
 from nanovllm.backends.torch.backend import TorchBackend
 from nanovllm.backends.torch.model_runner import ModelRunner
@@ -53,7 +52,7 @@ class DecodeStep:
 
     def ways(self, rows: int) -> list[str]:
         """What a step of so many rows can be computed with here."""
-        return [way for way in self._ways if way != FEW or rows <= self.runner.backend._few.max_rows]
+        return [way for way in self._ways if way != FEW or rows <= self.runner.backend._decode_runner.max_rows]
 
     @torch.inference_mode()
     def tokens(self, way: str, rows: int) -> list[int]:
@@ -141,8 +140,8 @@ def swapped_out(runner: ModelRunner, plain: PagedAttention, *kept: str) -> Itera
 
 def unpack(model: Any) -> dict[int, Any]:
     """Put the plain linear layers in. Returns the packed ones, by the number of the plain one."""
-    from nanovllm.backends.cpu.many_rows import swap_linears
-    from nanovllm.backends.cpu.packed import PackedLinear
+    from nanovllm.backends.cpu.matmul import PackedLinear
+    from nanovllm.backends.cpu.model import swap_linears
 
     packed: dict[int, Any] = {}
 
@@ -158,7 +157,7 @@ def unpack(model: Any) -> dict[int, Any]:
 
 def pack(model: Any, packed: Mapping[int, Any]) -> None:
     """Undo unpack()."""
-    from nanovllm.backends.cpu.many_rows import swap_linears
+    from nanovllm.backends.cpu.model import swap_linears
 
     swap_linears(model, lambda module: packed.get(id(module), module))
 

@@ -1,10 +1,15 @@
-"""The backend with kernels: decodes of few rows are one call, everything else runs on swapped submodules of the model.
+"""The backend with Numba's kernels, and the choice to use it.
 
-It is imported by choice.py where there is no Numba too, so what is compiled is imported when it is built.
+This module is imported even where Numba is not installed, so compiled modules are imported only when they are used.
 """
 
-from collections.abc import Iterator
+import os
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,57 +17,66 @@ from torch import Tensor
 
 from ...llama import LlamaForCausalLM
 from ..torch.attention import AttentionMetadata
-from ..torch.backend import Computed
+from ..torch.backend import Backend, Computed
+from ..torch.model_runner import ModelRunner
 from ..torch.sampler import SampledToken, SamplingRow
-from .threads import numba_threads
+from .compiler import Compiler, compile_here, discard, find_folder, is_complete, mark_used
+from .threads import is_forked, numba_threads
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
     from ...engine.kv_cache import KVCache
 
+LEAST_NUMBA = (0, 68)
+INSTALL = "pip install nanovllm[kernels]"
+FORKED = "this process was forked from one with kernels"
+
 
 class NumbaBackend:
-    """Numba's kernels. It shares its model, whose submodules it swaps, with the plain backend: one of them computes."""
+    """A Backend with Numba's kernels: decode steps of few rows are one call, other steps run on swapped submodules.
+
+    It shares its model with the plain backend, and only one of the two computes at a time.
+    """
 
     def __init__(self, model: LlamaForCausalLM, kv_cache: "KVCache", max_model_len: int) -> None:
-        """Swap submodules of `model`. All kernels are compiled already.
+        """Swap submodules of `model`, once all kernels are compiled.
 
-        Raise what packing the weights may raise, MemoryError for one: nothing changes then.
+        If packing the weights raises an error, such as MemoryError, the model stays as it is.
         """
-        from .few_rows import FewRows
-        from .many_rows import swap_in, swap_out
+        from .decode_step import DecodeRunner
+        from .model import swap_in, swap_out
         from .sampler import sample_rows
 
         self._model, self._kv_cache, self._sample_rows = model, kv_cache, sample_rows
         with numba_threads() as workers:
             try:
                 self._attention = swap_in(model, kv_cache, workers)
-                self._few = FewRows(model, kv_cache, max_model_len)
+                self._decode_runner = DecodeRunner(model, kv_cache, max_model_len)
             except BaseException:
                 swap_out(model)
                 raise
 
     def close(self) -> None:
-        from .many_rows import swap_out
+        from .model import swap_out
 
         swap_out(self._model)
 
     def decode(self, batch: "list[Scheduled]") -> Computed | None:
-        if len(batch) > self._few.max_rows or any(num_tokens > 1 for _, num_tokens in batch):
+        if len(batch) > self._decode_runner.max_rows or any(num_tokens > 1 for _, num_tokens in batch):
             return None
         token_ids = [seq.token_ids[seq.num_computed_tokens] for seq, _ in batch]
         context_lens = [seq.num_computed_tokens + 1 for seq, _ in batch]
         self._clear_new_blocks(batch)
-        hidden, logits = self._few.run(token_ids, [seq.block_table for seq, _ in batch], context_lens)
+        hidden, logits = self._decode_runner.run(token_ids, [seq.block_table for seq, _ in batch], context_lens)
         return Computed(hidden, list(range(len(batch) + 1)), logits)
 
     def _clear_new_blocks(self, batch: "list[Scheduled]") -> None:
-        """Kernels read only what was written; plain operations, which may take over, read the rest of a block too."""
+        """Clear new blocks: kernels read written slots only, but plain operations, if they take over, read them all."""
         size = self._kv_cache.block_size
-        firsts = [seq for seq, _ in batch if seq.num_computed_tokens % size == 0]
-        if firsts:
-            new = [seq.block_table[seq.num_computed_tokens // size] for seq in firsts]
-            self._kv_cache.clear(torch.tensor(new))
+        first_tokens = [seq for seq, _ in batch if seq.num_computed_tokens % size == 0]
+        if first_tokens:
+            new_blocks = [seq.block_table[seq.num_computed_tokens // size] for seq in first_tokens]
+            self._kv_cache.clear(torch.tensor(new_blocks))
 
     def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
         with numba_threads():
@@ -73,29 +87,183 @@ class NumbaBackend:
             return self._model.compute_logits(hidden)
 
     def sampling(self, computed: Computed) -> AbstractContextManager[None]:
-        return numba_and_torch_threads(is_one=computed.logits is not None)
+        return numba_and_torch_threads(is_decode=computed.logits is not None)
 
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         return self._sample_rows(logits, rows)
 
 
 @contextmanager
-def numba_and_torch_threads(is_one: bool) -> Iterator[None]:
-    """Run both with torch's number of threads, or with one.
+def numba_and_torch_threads(is_decode: bool) -> Iterator[None]:
+    """Run both with PyTorch's number of threads, or with one thread after a decode step.
 
-    After a decode it is one: torch's other threads would spin for a while, on the core where a helper works.
+    PyTorch's other threads would spin for a while on a core that a helper of the decode step needs.
     """
     threads = torch.get_num_threads()
-    if is_one and threads > 1:
+    if is_decode and threads > 1:
         torch.set_num_threads(1)
     try:
         with numba_threads():
             yield
     finally:
-        if is_one and threads > 1:
+        if is_decode and threads > 1:
             torch.set_num_threads(threads)
 
 
-def refusal(device: torch.device) -> str | None:
-    """Return why kernels cannot be used on this device, or None."""
-    return None if device.type == "cpu" else f"kernels are for the CPU, the device is {device}"
+class CpuChoice:
+    """The choice between Numba's kernels and plain operations. It belongs to the engine's thread.
+
+    installed, suitable, in the cache   kernels from the first request on: they load in less than a second
+    installed, suitable, not compiled   a spawned process compiles them; plain operations compute until it has ended and
+                                        no request is running, so that no request is computed by both
+    required by the caller              kernels, compiled before the engine is ready, or an error
+    otherwise                           plain operations
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        runner: ModelRunner,
+        build: Callable[[], Backend],
+        dtype: torch.dtype,
+        unsupported: str | None = None,
+    ) -> None:
+        """Replace the runner's plain backend with the one from `build` if `backend`, one of BACKENDS, allows it.
+
+        `unsupported` is the reason why kernels cannot serve the engine's model, if there is one. Raise ValueError if
+        kernels are required and unavailable.
+        """
+        if backend == "triton":
+            raise ValueError("attention_backend 'triton' is unavailable on a CPU: its kernels run on a GPU")
+        self._runner, self._plain, self._build = runner, runner.backend, build
+        self._compiler: Compiler | None = None
+        self.uses_kernels = False
+        self.why = "they were asked for" if backend == "torch" else unsupported or missing_requirement()
+        if self.why is None:
+            folder = find_folder(str(dtype).removeprefix("torch."))
+            if backend == "numba":
+                self._require(dtype, folder)
+            else:
+                self._load_or_compile(dtype, folder)
+        elif backend == "numba":
+            raise ValueError(f"attention_backend 'numba' is unavailable: {self.why}")
+        CHOICES.add(self)
+
+    @property
+    def says(self) -> str:
+        """Describe the choice, for the last line of a command."""
+        if not self.uses_kernels:
+            return f"plain operations: {self.why}"
+        return f"kernels: numba {version('numba')}, {torch.get_num_threads()} threads"
+
+    @property
+    def is_compiling(self) -> bool:
+        return self._compiler is not None and not self._compiler.has_ended
+
+    @property
+    def awaits_idle(self) -> bool:
+        """Return whether kernels have been compiled, and will be used once no request is running."""
+        return self._compiler is not None and self._compiler.has_ended
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the compiler, for at most `seconds`."""
+        if self._compiler is not None:
+            self._compiler.wait(seconds)
+
+    def take_up(self) -> None:
+        """Switch to the kernels if they have been compiled in the meantime. No request may be running."""
+        if self._compiler is None or not self._compiler.has_ended:
+            return
+        error, self._compiler = self._compiler.error, None
+        if error is None:
+            self._use_kernels()
+        else:
+            self.why = f"kernels could not be compiled: {error}"
+
+    def close(self) -> None:
+        """End the compiler if it is still running."""
+        if self._compiler is not None:
+            self._compiler.close()
+            self._compiler, self.why = None, "the engine was closed"
+
+    def _require(self, dtype: torch.dtype, folder: Path | None) -> None:
+        try:
+            compile_here(dtype, folder)
+            self._runner.backend = self._build()
+        except Exception as error:
+            raise ValueError(f"attention_backend 'numba' is unavailable: {type(error).__name__}: {error}") from error
+        self.uses_kernels, self.why = True, None
+
+    def _load_or_compile(self, dtype: torch.dtype, folder: Path | None) -> None:
+        if folder is None:
+            self.why = "no folder for compiled kernels is writable: set NUMBA_CACHE_DIR to one that is"
+            return
+        if is_loaded(dtype, folder):
+            self._use_kernels()
+            return
+        try:
+            self._compiler = Compiler(dtype, folder)
+            self.why = "kernels are being compiled, once on this machine"
+        except OSError as error:
+            self.why = f"kernels could not be compiled: {error}"
+
+    def _use_kernels(self) -> None:
+        try:
+            self._runner.backend = self._build()
+        except Exception as error:  # too little memory or no thread: plain operations need less
+            self.why = f"kernels could not be loaded: {type(error).__name__}: {error}"
+        else:
+            self.uses_kernels, self.why = True, None
+
+    def drop_kernels(self) -> None:
+        """Continue in a forked child, without its parent's threads and compiler."""
+        if self._compiler is not None:
+            self._compiler.forget()
+            self._compiler, self.why = None, "this process was forked"
+        if self.uses_kernels:
+            self._runner.backend.close()
+            self._runner.backend = self._plain
+            self.uses_kernels, self.why = False, FORKED
+
+
+def is_loaded(dtype: torch.dtype, folder: Path) -> bool:
+    """Load the kernels if all of them are in the folder, and return whether they are. Remove unreadable files."""
+    if not is_complete(folder):
+        return False
+    try:
+        compile_here(dtype, folder)
+    except Exception:  # a damaged file may raise anything
+        discard(folder)
+        return False
+    mark_used(folder)
+    return True
+
+
+def missing_requirement() -> str | None:
+    """Return why kernels are unavailable in this process, or None."""
+    if is_forked():
+        return f"{FORKED}: use spawn instead"
+    if find_spec("numba") is None:
+        return f"numba is not installed ({INSTALL})"
+    try:
+        installed = version("numba")
+    except PackageNotFoundError:
+        return f"numba is not installed as a package ({INSTALL})"
+    if tuple(int(part) for part in installed.split(".")[:2]) < LEAST_NUMBA:
+        return f"numba 0.68 or newer is needed, {installed} is installed ({INSTALL})"
+    return None
+
+
+CHOICES: weakref.WeakSet[CpuChoice] = weakref.WeakSet()
+
+
+def after_fork() -> None:
+    """Use one thread in the child, where OpenMP would wait for the parent's threads."""
+    if choices := list(CHOICES):
+        torch.set_num_threads(1)
+    for choice in choices:
+        choice.drop_kernels()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=after_fork)

@@ -1,27 +1,170 @@
-"""Stored rows times rows of x: the inner loop of a linear layer of few rows, and of queries that meet keys.
+"""Dot products of stored rows: the inner loop of a linear layer for few rows, and of queries times keys.
 
-Some rows of the one meet some of the other, each with each, in registers. A stored row comes from memory and is the
+Several rows of a are multiplied by several rows of b in registers. A row of a weight comes from memory and is the
 expensive part: it is read once for up to four rows of x.
+
+A processor with AVX-512 BF16 multiplies 32 bfloat16 numbers by 32 others in one instruction, and adds the products in
+pairs to 16 float32 sums without widening anything first. Otherwise 16 numbers are widened to float32 and multiplied.
 """
 
+import os
 from typing import Any
 
-from numba import njit
+from llvmlite import binding, ir
+from numba import types
+from numba.core.extending import intrinsic
 
-from .blocks import no_sums, products_at, starts_of, sums_of
-from .lanes import write_rows
-from .pairs import add_products, step_of
-from .vectors import OPTIONS, Memory, add
+from .blocks import no_sums, parts_of, products_at, starts_of, sum_2, sums_of, tuple_of, write_rows
+from .vectors import (
+    FLOATS,
+    FUSED,
+    WIDTH,
+    WORD,
+    WORDS,
+    Memory,
+    add,
+    constant,
+    element,
+    kernel,
+    one,
+    reader,
+    sixteen,
+)
 
 
-@njit(**OPTIONS)
-def meet(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...], size: int) -> Any:
-    """Return a vector: row k of a times row r of b is in lane k * len(rows_b) + r.
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
 
-    rows_a, rows_b: where they start, at most 16 pairs; `size` numbers each
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+PAIRS = ir.VectorType(BFloat(), 2 * WIDTH)
+DOT_OF_PAIRS = "llvm.x86.avx512bf16.dpbf16ps.512"
+
+
+def has_dot_of_pairs() -> bool:
+    """Return whether this processor has the instruction, and Numba compiles for this processor."""
+    if os.environ.get("NUMBA_CPU_NAME") or os.environ.get("NUMBA_CPU_FEATURES"):
+        return False
+    return bool(binding.get_host_cpu_features().get("avx512bf16"))
+
+
+def are_pairs(a: Any, b: Any) -> bool:
+    """Return whether rows of a and b are multiplied as pairs of bfloat16."""
+    return a.dtype == b.dtype == types.uint16 and has_dot_of_pairs()
+
+
+def count_of(of_pairs: int, of_others: int) -> Any:
+    """Return an intrinsic that chooses between two constants by are_pairs(a, b)."""
+
+    @intrinsic
+    def count(typing: Any, a: Any, b: Any) -> Any:
+        number = of_pairs if are_pairs(a, b) else of_others
+        return types.intp(a, b), lambda context, builder, signature, args: context.get_constant(types.intp, number)
+
+    return count
+
+
+step_of = count_of(2 * WIDTH, WIDTH)  # numbers of a row that add_products() takes at a time
+depth_of = count_of(2, 1)  # numbers of a row of x that add_outer() takes at a time
+
+
+@intrinsic
+def add_products(typing: Any, sums: Any, a: Any, rows_a: Any, b: Any, rows_b: Any, i: Any) -> Any:
+    """Return sums[k, r] + a[rows_a[k] + i ..] * b[rows_b[r] + i ..] for the next step_of(a, b) numbers of each row.
+
+    `rows_a` and `rows_b` are start positions.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        use = Pairs if are_pairs(signature.args[1], signature.args[3]) else Widened
+        left = use.vectors(context, builder, signature.args[1], args[1], moved(builder, args[2], args[5]))
+        right = use.vectors(context, builder, signature.args[3], args[3], moved(builder, args[4], args[5]))
+        return multiply_all(use, left, right, context, builder, signature, args[0])
+
+    return sums(sums, a, rows_a, b, rows_b, types.intp), generate
+
+
+@intrinsic
+def add_outer(typing: Any, sums: Any, x: Any, rows: Any, k: Any, weight: Any, columns: Any, i: Any) -> Any:
+    """Return sums[r, c] + x[rows[r] + k] * weight[columns[c] + i ..], for 16 numbers of the weight or 16 pairs.
+
+    `rows` and `columns` are start positions.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        use = Pairs if are_pairs(signature.args[1], signature.args[4]) else Widened
+        left = use.splats(context, builder, signature.args[1], args[1], moved(builder, args[2], args[3]))
+        right = use.vectors(context, builder, signature.args[4], args[4], moved(builder, args[5], args[6]))
+        return multiply_all(use, left, right, context, builder, signature, args[0])
+
+    return sums(sums, x, rows, types.intp, weight, columns, types.intp), generate
+
+
+def moved(builder: Any, starts: Any, distance: Any) -> list[Any]:
+    """Return the start positions, each moved by `distance`."""
+    return [builder.add(start, distance) for start in parts_of(builder, starts)]
+
+
+def multiply_all(use: Any, left: list, right: list, context: Any, builder: Any, signature: Any, sums: Any) -> Any:
+    """Generate the code that adds the product of each left and each right vector to its sum."""
+    before = iter(parts_of(builder, sums))
+    values = [use.add_product(builder, next(before), x, y) for x in left for y in right]
+    return tuple_of(values, context, builder, signature)
+
+
+def splatted(builder: Any, number: Any) -> Any:
+    """Return a 32-bit number 16 times."""
+    first = builder.insert_element(ir.Constant(ir.VectorType(number.type, WIDTH), ir.Undefined), number, WORD(0))
+    return builder.shuffle_vector(first, first, constant(WORDS, 0))
+
+
+class Widened:
+    """Code that loads 16 numbers of any type, and multiplies them as float32."""
+
+    @staticmethod
+    def vectors(context: Any, builder: Any, dtype: Any, memory: Any, places: list[Any]) -> list[Any]:
+        signature = types.float32(dtype, types.intp)
+        return [reader(sixteen)(context, builder, signature, (memory, place)) for place in places]
+
+    @staticmethod
+    def splats(context: Any, builder: Any, dtype: Any, memory: Any, places: list[Any]) -> list[Any]:
+        signature = types.float32(dtype, types.intp)
+        return [splatted(builder, reader(one)(context, builder, signature, (memory, place))) for place in places]
+
+    @staticmethod
+    def add_product(builder: Any, total: Any, x: Any, y: Any) -> Any:
+        return sum_2(builder, builder.fmul(x, y, flags=FUSED), total)
+
+
+class Pairs:
+    """Code that loads 16 pairs of bfloat16 numbers, and multiplies them as they are stored."""
+
+    @staticmethod
+    def vectors(context: Any, builder: Any, dtype: Any, memory: Any, places: list[Any]) -> list[Any]:
+        return [builder.load(element(context, builder, memory, place, WORDS), align=2) for place in places]
+
+    @staticmethod
+    def splats(context: Any, builder: Any, dtype: Any, memory: Any, places: list[Any]) -> list[Any]:
+        words = [builder.load(element(context, builder, memory, place, WORD), align=2) for place in places]
+        return [splatted(builder, word) for word in words]
+
+    @staticmethod
+    def add_product(builder: Any, total: Any, x: Any, y: Any) -> Any:
+        function_type = ir.FunctionType(FLOATS, [FLOATS, PAIRS, PAIRS])
+        dot = builder.module.declare_intrinsic(DOT_OF_PAIRS, (), function_type)
+        return builder.call(dot, [total, builder.bitcast(x, PAIRS), builder.bitcast(y, PAIRS)])
+
+
+@kernel
+def dots(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...], size: int) -> Any:
+    """Return a vector whose lane k * len(rows_b) + r is the dot product of row k of a and row r of b.
+
+    `rows_a` and `rows_b` are start positions of rows of `size` numbers, and make at most 16 pairs.
     """
     sums, more, each, i = no_sums(rows_a, rows_b), no_sums(rows_a, rows_b), step_of(a, b), 0
-    if len(sums) <= 4:  # two sums of each: an addition waits for the one before
+    if len(sums) <= 4:  # two sums for each pair: an addition would wait for the one before it
         while i + 2 * each <= size:
             sums = add_products(sums, a, rows_a, b, rows_b, i)
             more = add_products(more, a, rows_a, b, rows_b, i + each)
@@ -29,24 +172,27 @@ def meet(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...],
     while i + each <= size:
         sums = add_products(sums, a, rows_a, b, rows_b, i)
         i += each
-    products = add(sums_of(sums), sums_of(more)) if len(sums) <= 4 else sums_of(sums)
+    result = add(sums_of(sums), sums_of(more)) if len(sums) <= 4 else sums_of(sums)
     while i < size:
-        products = add(products, products_at(a, rows_a, b, rows_b, i))
+        result = add(result, products_at(a, rows_a, b, rows_b, i))
         i += 1
-    return products
+    return result
 
 
-@njit(**OPTIONS)
-def products(row: Memory, x: Memory, size: int, rows: int, out: Memory, stride: int) -> None:
-    """out[m * stride] = row * x[m] for m in range(rows), at most 4. row [size]; x [rows, size]; out float32"""
+@kernel
+def dot_rows(row: Memory, x: Memory, size: int, rows: int, out: Memory, stride: int) -> None:
+    """Set out[m * stride] to the dot product of `row` and x[m], for at most 4 rows m.
+
+    row [size]; x [rows, size]; out float32
+    """
     if rows == 1:
-        write_products(row, x, (0,), size, out, stride)
+        write_dots(row, x, (0,), size, out, stride)
     elif rows == 2:
-        write_products(row, x, (0, 1), size, out, stride)
-    else:  # three are four, with the last one twice
-        write_products(row, x, (0, 1, 2, rows - 1), size, out, stride)
+        write_dots(row, x, (0, 1), size, out, stride)
+    else:  # three rows are computed as four, with the last one twice
+        write_dots(row, x, (0, 1, 2, rows - 1), size, out, stride)
 
 
-@njit(**OPTIONS)
-def write_products(row: Memory, x: Memory, rows: tuple[int, ...], size: int, out: Memory, stride: int) -> None:
-    write_rows(out, starts_of(rows, stride), meet(row, (0,), x, starts_of(rows, size), size))
+@kernel
+def write_dots(row: Memory, x: Memory, rows: tuple[int, ...], size: int, out: Memory, stride: int) -> None:
+    write_rows(out, starts_of(rows, stride), dots(row, (0,), x, starts_of(rows, size), size))

@@ -1,40 +1,62 @@
-"""Many rows of x times a packed weight: there is more to compute than to read, and registers are what is scarce.
+"""Linear layers: rows of x times a weight.
 
-Eight rows of x meet two columns of sixteen outputs in sixteen registers. A number of x is read and splatted, a vector
-of the weight is read, and each takes part in as many products as the other side has. So the weight is packed: what is
-read one after the other lies one behind the other.
+For few rows, reading the weight is the work: linear() reads it as it is stored. For many rows, multiplying is the work,
+and registers are scarce: matmul() multiplies eight rows of x by two columns of sixteen outputs in sixteen registers.
+Each number of x is splatted, each vector of the weight is loaded, and each takes part in as many products as the other
+side has. For that the weight is packed so that it is read sequentially:
 
     weight [outputs, size]                 packed [outputs / 16, size / depth, 16, depth]
     row 0    a0 a1 a2 a3 ...               a0 a1 b0 b1 c0 c1 ... | a2 a3 b2 b3 c2 c3 ... | ...
-    row 1    b0 b1 b2 b3 ...               depth 2: pairs of bfloat16, where one instruction takes pairs; else 1
+    row 1    b0 b1 b2 b3 ...               depth 2: pairs of bfloat16, where one instruction multiplies pairs; else 1
 
-While a column is used, the next one is asked for: eight rows compute for so long that it is there in time.
+While one column is in use the next one is prefetched, and the eight rows take long enough for it to arrive in time.
 """
+
+from pathlib import Path
 
 import numpy as np
 import torch
-from numba import njit, prange, types
-from torch import Tensor
+from numba import prange, types
+from torch import Tensor, nn
 
+from ...llama import LlamaForCausalLM
 from .blocks import load_block, per_line, prefetch, starts_of, store_rows
-from .pairs import add_outer, are_pairs, depth_of
-from .vectors import ENTRY, OPTIONS, WIDTH, Memory, at, stored
+from .dot import add_outer, are_pairs, depth_of, dot_rows
+from .vectors import WIDTH, Memory, at, kernel, like_of, parallel_entry, read, stored, write
 
-COLUMNS = 2 * WIDTH  # outputs that a block of registers has
-ROWS = 8  # of x
-CHUNK = 256  # rows of x: they stay in a core's cache while all columns go by
+COLUMNS = 2 * WIDTH  # outputs in a block of registers
+ROWS = 8  # of x, in a block of registers
+CHUNK = 256  # rows of x that stay in a core's cache while all columns go by
+
+
+@kernel
+def linear(
+    weight: Memory, bias: Memory, has_bias: bool, start: int, end: int, x: Memory, size: int, rows: int, out: Memory,
+    outputs: int,
+) -> None:  # fmt: skip
+    """Set out[m, r] to weight[r] * x[m] + bias[r] for r from start to end - 1.
+
+    weight [outputs, size]; bias [outputs]; x [rows, size] with at most 4 rows; out float32 [rows, outputs]
+    """
+    for r in range(start, end):
+        dot_rows(at(weight, r * size), x, size, rows, at(out, r), outputs)
+    if has_bias:
+        for m in range(rows):
+            for r in range(start, end):
+                write(out, m * outputs + r, read(out, m * outputs + r) + read(bias, r))
 
 
 def type_of(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of an x for a packed weight: bfloat16 if the processor multiplies pairs of it."""
+    """Return the dtype of an x for a packed weight: bfloat16 if the processor multiplies pairs of it."""
     bits = types.CPointer(types.uint16)
     return dtype if dtype == torch.bfloat16 and are_pairs(bits, bits) else torch.float32
 
 
 def pack(weight: Tensor) -> Tensor:
-    """weight [outputs, size] -> a vector of numbers, in the order above. At least 32 outputs, and an even size
+    """Return `weight` [outputs, size] as a vector of numbers in the order above.
 
-    The last 32 outputs are the last block: it may overlap the one before, and nothing is written behind a row.
+    It has at least 32 outputs and an even size. The last block always holds the last 32 outputs, so it may overlap the
+    one before it, and nothing is written past the end of a row.
     """
     (outputs, size), depth = weight.shape, 2 if type_of(weight.dtype) == torch.bfloat16 else 1
     firsts = torch.arange(0, outputs, COLUMNS).clamp(max=outputs - COLUMNS)
@@ -42,20 +64,20 @@ def pack(weight: Tensor) -> Tensor:
     return weight[rows].view(-1, WIDTH, size // depth, depth).transpose(1, 2).flatten()
 
 
-@njit(**OPTIONS)
+@kernel
 def matmul(
     x: Memory, rows: int, size: int, weight: Memory, bias: Memory, start: int, end: int, outputs: int, out: Memory,
     stride: int,
 ) -> None:  # fmt: skip
-    """out[m, r] = x[m] * weight[r] + bias[r] for r in start .. end - 1; `start` is a multiple of COLUMNS.
+    """Set out[m, r] to x[m] * weight[r] + bias[r] for r from start to end - 1, with `start` a multiple of COLUMNS.
 
-    x [rows, size], of type_of(weight); weight packed; bias [outputs]; out [rows, stride]
+    x [rows, size] of type_of(weight); weight packed; bias [outputs]; out [rows, stride]
     """
-    pace = COLUMNS // -(-rows // ROWS)  # of what is asked for: the next block, while all rows meet this one
+    pace = COLUMNS // -(-rows // ROWS)  # prefetch the next block while all rows use this one
     for r in range(start, end, COLUMNS):
         first, columns = min(r, outputs - COLUMNS), (r * size, (r + WIDTH) * size)
         for m in range(0, rows, ROWS):
-            last = rows - 1  # it may stand there several times
+            last = rows - 1  # it may appear several times
             eight = (
                 m, min(m + 1, last), min(m + 2, last), min(m + 3, last), min(m + 4, last), min(m + 5, last),
                 min(m + 6, last), min(m + 7, last),
@@ -67,12 +89,15 @@ def matmul(
             )
 
 
-@njit(**OPTIONS)
+@kernel
 def block(
     x: Memory, rows: tuple[int, ...], size: int, weight: Memory, columns: tuple[int, int], ahead: int, pace: int,
     bias: Memory, out: Memory, places: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """Eight rows of x and 32 outputs. rows, columns, places: where they start, in x, in the weight and in out"""
+    """Multiply eight rows of x by 32 outputs.
+
+    `rows`, `columns` and `places` are start positions in x, in the weight and in out.
+    """
     sums, depth, line = load_block(bias, (0, 0, 0, 0, 0, 0, 0, 0), (0, WIDTH)), depth_of(x, weight), per_line(weight)
     for k in range(0, size, depth):
         sums = add_outer(sums, x, rows, k, weight, columns, k * WIDTH)
@@ -81,22 +106,83 @@ def block(
     store_rows(out, places, (0, WIDTH), sums)
 
 
-@njit(parallel=True, **ENTRY)
+@parallel_entry
 def packed_linear(
     x: int, rows: int, size: int, weight: int, bias: int, outputs: int, out: int, workers: int, like_x: np.ndarray,
     like: np.ndarray,
 ) -> None:  # fmt: skip
-    """x [rows, size] -> out [rows, outputs]. Addresses; like_x, like: arrays of the types of x, and of all else"""
-    each = columns_of_piece(outputs, workers)
-    for piece in prange(-(-outputs // each)):
+    """Multiply x [rows, size] by a packed weight into out [rows, outputs].
+
+    All of them are addresses. `like_x` has the type of x, and `like` that of everything else.
+    """
+    each = outputs_per_task(outputs, workers)
+    for task in prange(-(-outputs // each)):
         for m in range(0, rows, CHUNK):
             matmul(
                 at(stored(x, like_x), m * size), min(CHUNK, rows - m), size, stored(weight, like), stored(bias, like),
-                piece * each, min(piece * each + each, outputs), outputs, at(stored(out, like), m * outputs), outputs,
+                task * each, min(task * each + each, outputs), outputs, at(stored(out, like), m * outputs), outputs,
             )  # fmt: skip
 
 
-@njit(**OPTIONS)
-def columns_of_piece(outputs: int, workers: int) -> int:
-    """Return the number of outputs of a piece: four pieces a worker, of whole blocks."""
+@kernel
+def outputs_per_task(outputs: int, workers: int) -> int:
+    """Return the number of outputs in a task: whole blocks, and about four tasks per worker."""
     return -(-outputs // (4 * workers * COLUMNS)) * COLUMNS
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with a second copy of its weight, packed for matmul().
+
+    The plain weight stays in place: steps of few rows read it, and so do plain operations when kernels are dropped.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.plain = linear
+        self.bias = linear.bias
+        weight = linear.weight.detach()
+        self.packed = pack(weight)
+        self._bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
+        self._type = type_of(weight.dtype)  # looked up once: a look-up takes as long as a small matmul
+        self._likes = like_of(self._type), like_of(weight.dtype)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.plain.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x [num_rows, in_features] times the weight: [num_rows, out_features]."""
+        (rows, size), outputs = x.shape, len(self._bias)
+        out = x.new_empty(rows, outputs)
+        x = x.to(self._type).contiguous()
+        addresses = self.packed.data_ptr(), self._bias.data_ptr(), outputs, out.data_ptr()
+        packed_linear(x.data_ptr(), rows, size, *addresses, torch.get_num_threads(), *self._likes)
+        return out
+
+
+def why_not_packed(model: LlamaForCausalLM) -> str | None:
+    """Return why the weights of `model` cannot be packed, or None if they can."""
+    linears = linears_of(model)
+    for linear in linears:
+        outputs, size = linear.weight.shape
+        if outputs < COLUMNS or size % 2:
+            return f"a weight of {outputs} x {size} cannot be packed in blocks of {COLUMNS} x 2"
+    if model.config.intermediate_size % COLUMNS:
+        return f"an MLP of {model.config.intermediate_size} cannot be packed in blocks of {COLUMNS} outputs"
+    needed, free = sum(linear.weight.nbytes for linear in linears), free_memory()
+    if free is not None and needed > free // 2:
+        return f"packed weights need {needed:,} bytes, more than half of the {free:,} available ones"
+    return None
+
+
+def linears_of(model: nn.Module) -> list[nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+def free_memory() -> int | None:
+    """Return the bytes available without swapping, or None if the system does not report them."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None

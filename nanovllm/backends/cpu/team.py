@@ -1,12 +1,12 @@
-"""Workers that share a step: each phase is cut into pieces, and whoever is free takes the next one.
+"""Workers that share a step: each phase is cut into tasks, and the next free worker takes the next task.
 
-The thread that calls a step is its first worker. It goes through all phases, and would do all pieces if nobody else
-came. Helpers are threads that join a step when they see it. So nothing waits for a thread that the system has given no
-core, but for one that has taken a piece and not yet finished it. A library's parallel loop begins and ends with all of
-its threads: beside one busy process, each of 150 loops a step waits for the slowest.
+The calling thread is the first worker. It goes through all phases, and would do all tasks if no other worker came.
+Helpers are threads that join a step when they see it. So a step never waits for a thread that the system has given no
+core, only for one that has started a task. A library's parallel loop, in contrast, starts and ends with all of its
+threads: next to one busy process, each of the 150 loops of a step waits for the slowest thread.
 
-A phase has a word that says which step it belongs to and how many of its pieces are taken. A helper that comes late,
-from a step that has ended, finds another step's number there and takes nothing.
+Each phase has a counter word that holds the step's number and how many of the phase's tasks are taken. A helper that is
+late, from a step that has ended, sees another step's number there and takes nothing.
 """
 
 import atexit
@@ -18,22 +18,22 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from numba import njit, types
+from numba import types
 from numba.core.extending import intrinsic
 
-from .vectors import OPTIONS, Memory, put
+from .vectors import Memory, kernel, put
 
-STRIDE = 8  # int64 of a phase, a cache line: the word, and how many pieces are done
-SHIFT = 24  # of a step's number in the word: below it stands the next piece. 2**39 steps take years
-PATIENCE = 20_000  # looks at a counter before a worker offers its core to somebody else: about 20 us
-NAPS = 200  # so often does a helper offer it; then it sleeps until it is called
+STRIDE = 8  # int64 numbers of a phase, one cache line: the counter word, and how many tasks are done
+SHIFT = 24  # of the step's number in the word; the bits below hold the next task. 2**39 steps take years
+SPINS = 20_000  # loads of a counter before a worker yields its core: about 20 us
+YIELDS = 200  # before a helper goes to sleep until it is woken
 
 yield_core = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 
 
 @intrinsic
-def look(typing: Any, memory: Any, i: Any) -> Any:
-    """memory[i], and then all that was written before it."""
+def load_acquire(typing: Any, memory: Any, i: Any) -> Any:
+    """Return memory[i], and make all writes before its store visible."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(builder.gep(args[0], [args[1]]), "acquire", 8)
@@ -42,8 +42,8 @@ def look(typing: Any, memory: Any, i: Any) -> Any:
 
 
 @intrinsic
-def show(typing: Any, memory: Any, i: Any, number: Any) -> Any:
-    """memory[i] = number, after all that was written before."""
+def store_release(typing: Any, memory: Any, i: Any, number: Any) -> Any:
+    """Set memory[i] to `number`, after all earlier writes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], builder.gep(args[0], [args[1]]), "release", 8)
@@ -53,8 +53,8 @@ def show(typing: Any, memory: Any, i: Any, number: Any) -> Any:
 
 
 @intrinsic
-def add_atomically(typing: Any, memory: Any, i: Any, number: Any) -> Any:
-    """memory[i] += number; returns what was there before."""
+def atomic_add(typing: Any, memory: Any, i: Any, number: Any) -> Any:
+    """Add `number` to memory[i], and return its earlier value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", builder.gep(args[0], [args[1]]), args[2], "acq_rel")
@@ -63,8 +63,8 @@ def add_atomically(typing: Any, memory: Any, i: Any, number: Any) -> Any:
 
 
 @intrinsic
-def swap(typing: Any, memory: Any, i: Any, before: Any, after: Any) -> Any:
-    """memory[i] = after, if it is `before`; returns whether it was."""
+def compare_and_swap(typing: Any, memory: Any, i: Any, before: Any, after: Any) -> Any:
+    """Set memory[i] to `after` if it equals `before`, and return whether it did."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         at = builder.gep(args[0], [args[1]])
@@ -73,73 +73,76 @@ def swap(typing: Any, memory: Any, i: Any, before: Any, after: Any) -> Any:
     return types.boolean(memory, types.intp, types.int64, types.int64), generate
 
 
-@njit(**OPTIONS)
+@kernel
 def open_phases(counters: Memory, count: int, step: int) -> None:
-    """Close the step before and open this one: all pieces of `count` phases are there to be taken."""
+    """Close the step before this one, and offer all tasks of its `count` phases."""
     for phase in range(count):
-        show(counters, phase * STRIDE, step << SHIFT)
+        store_release(counters, phase * STRIDE, step << SHIFT)
         put(counters, phase * STRIDE + 1, 0)
 
 
-@njit(**OPTIONS)
-def take(counters: Memory, phase: int, step: int, count: int) -> int:
-    """Return the next piece of a phase, or -1 if there is none, or the step is over."""
+@kernel
+def take_task(counters: Memory, phase: int, step: int, count: int) -> int:
+    """Return the next task of a phase, or -1 if all are taken or the step is over."""
     while True:
-        word = look(counters, phase * STRIDE)
-        piece = word & ((1 << SHIFT) - 1)
-        if word >> SHIFT != step or piece >= count:
+        word = load_acquire(counters, phase * STRIDE)
+        task = word & ((1 << SHIFT) - 1)
+        if word >> SHIFT != step or task >= count:
             return -1
-        if swap(counters, phase * STRIDE, word, word + 1):
-            return piece
+        if compare_and_swap(counters, phase * STRIDE, word, word + 1):
+            return task
 
 
-@njit(**OPTIONS)
-def pieces(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]:
-    """Yield the pieces of a phase that this worker gets. End when all of them are done, whoever did them."""
-    piece = take(counters, phase, step, count)
-    while piece >= 0:
-        yield piece
-        add_atomically(counters, phase * STRIDE + 1, 1)
-        piece = take(counters, phase, step, count)
-    looks = 0
-    while look(counters, phase * STRIDE + 1) < count and look(counters, phase * STRIDE) >> SHIFT == step:
-        looks += 1
-        if looks % PATIENCE == 0:
+@kernel
+def tasks(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]:
+    """Yield the tasks of a phase that this worker gets, and return once all are done, whichever worker did them."""
+    task = take_task(counters, phase, step, count)
+    while task >= 0:
+        yield task
+        atomic_add(counters, phase * STRIDE + 1, 1)
+        task = take_task(counters, phase, step, count)
+    spins = 0
+    while (
+        load_acquire(counters, phase * STRIDE + 1) < count and load_acquire(counters, phase * STRIDE) >> SHIFT == step
+    ):
+        spins += 1
+        if spins % SPINS == 0:
             yield_core()
 
 
-@njit(**OPTIONS)
+@kernel
 def wait_for_step(mailbox: Memory, seen: int) -> int:
-    """Return the number of a step newer than `seen`, or `seen` if none comes for about a millisecond."""
-    for looks in range(1, NAPS * PATIENCE):
-        number = look(mailbox, 0)
+    """Return the number of a step newer than `seen`, or `seen` if none comes within about a millisecond."""
+    for spins in range(1, YIELDS * SPINS):
+        number = load_acquire(mailbox, 0)
         if number != seen:
             return number
-        if looks % PATIENCE == 0:
+        if spins % SPINS == 0:
             yield_core()
     return seen
 
 
 class Helpers:
-    """Threads that take part in steps while there are some, and sleep when there are none. They end with the owner."""
+    """Threads that take part in steps while there are any, and sleep in between. They end with their owner."""
 
     def __init__(self, count: int, help: Callable[[int, int], int]) -> None:
-        """help(worker, seen): take part in the steps after `seen` until none comes for a while; return the last one.
+        """Start `count` threads that call help(worker, seen).
 
-        It must not hold the owner of the helpers.
+        `help` takes part in the steps after `seen` until none comes for a while, and returns the last one it saw.
+        It must not hold a reference to the owner of the helpers.
         """
         self._shared = shared = Shared([SimpleQueue() for _ in range(count)])
         SHARED[:] = [each for each in SHARED if not each.threads or any(map(threading.Thread.is_alive, each.threads))]
         SHARED.append(shared)
-        weakref.finalize(self, shared.end)  # also if the system has no thread left for the second one
-        for worker, bell in enumerate(shared.bells, 1):
-            arguments = worker, help, bell, shared
-            thread = threading.Thread(target=stand_by, args=arguments, daemon=True, name=f"helper {worker}")
+        weakref.finalize(self, shared.end)  # also if the system cannot start the second thread
+        for worker, wakeup in enumerate(shared.wakeups, 1):
+            arguments = worker, help, wakeup, shared
+            thread = threading.Thread(target=run_helper, args=arguments, daemon=True, name=f"helper {worker}")
             thread.start()
             shared.threads.append(thread)
 
-    def call(self) -> int:
-        """Call the helpers to a step. Returns its number: 1, 2, ..."""
+    def start_step(self) -> int:
+        """Wake the helpers for a new step, and return its number: 1, 2, ..."""
         shared = self._shared
         shared.newest += 1
         if shared.is_asleep:
@@ -151,42 +154,46 @@ class Helpers:
 class Shared:
     """The state that helpers share with their owner."""
 
-    bells: list[SimpleQueue[None]]  # of each helper: a garbage collector may ring it, in any thread, at any moment
-    newest: int = 0  # the number of the newest step
-    is_asleep: bool = False  # whether a helper is
+    wakeups: list[SimpleQueue[None]]  # one per helper; a garbage collector may put to it in any thread, at any moment
+    newest: int = 0  # number of the newest step
+    is_asleep: bool = False  # True if any helper is
     is_over: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
-    process: int = field(default_factory=os.getpid)  # whose threads they are
+    process: int = field(default_factory=os.getpid)  # that owns the threads
 
     def wake(self) -> None:
         self.is_asleep = False
-        for bell in self.bells:
-            if bell.empty():
-                bell.put(None)
+        for wakeup in self.wakeups:
+            if wakeup.empty():
+                wakeup.put(None)
 
     def end(self) -> None:
-        """In a forked child there are no helpers."""
+        """End the helpers, of which a forked child has none."""
         self.is_over = True
         if self.process == os.getpid():
             self.wake()
 
 
-def stand_by(worker: int, help: Callable[[int, int], int], bell: SimpleQueue[None], shared: Shared) -> None:
+def run_helper(worker: int, help: Callable[[int, int], int], wakeup: SimpleQueue[None], shared: Shared) -> None:
+    """Take part in steps, and sleep whenever none has come for a while."""
     seen = 0
     while not shared.is_over:
         newest = shared.newest
         seen = help(worker, seen)
         shared.is_asleep = True
-        if shared.newest in (newest, seen) and not shared.is_over:  # it may have been called, and never come
-            bell.get()
+        if shared.newest in (newest, seen) and not shared.is_over:  # unless a step was started in the meantime
+            wakeup.get()
 
 
-SHARED: list[Shared] = []  # also of owners that are gone: their helpers may be at their last line
+SHARED: list[Shared] = []  # also of owners that no longer exist: their helpers may be at their last line
 
 
 @atexit.register
 def end_all() -> None:
-    """End all helpers. One that leaves a kernel, or frees a tensor, without an interpreter ends the process."""
+    """End all helpers.
+
+    A helper that returns from a kernel, or frees a tensor, after the interpreter is gone would crash the process.
+    """
     for shared in list(SHARED):
         shared.end()
         for thread in shared.threads:

@@ -1,9 +1,9 @@
-"""Numba's threads: as many as torch has, and the same ones where both can share OpenMP's."""
+"""Numba's threads: as many as PyTorch has, and the very same ones where both can share an OpenMP."""
 
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -11,18 +11,19 @@ import torch
 
 
 @cache
-def start_team() -> str:
-    """Choose the threading layer, once in a process: OpenMP, which torch has loaded already, or else Numba's own.
+def start_threading_layer() -> str:
+    """Start a threading layer, once per process, and return its name.
 
-    A layer that the user has named, or that runs already, stays, and so does torch's number of threads. Returns its
-    name.
+    OpenMP is preferred, since PyTorch has loaded it already, and Numba's own layer comes second. A layer that the user
+    has named, or that runs already, stays. So does PyTorch's number of threads.
     """
     import numba
     from numba.core import config
 
-    started_in()
+    claim_threads()
     with suppress(ValueError):
-        return numba.threading_layer()  # raises it if none runs
+        running: str = numba.threading_layer()  # raises ValueError if none runs
+        return running
     before, threads = config.THREADING_LAYER, torch.get_num_threads()
     for layer in [before] if before != "default" else ["omp", "workqueue"]:
         config.THREADING_LAYER = layer
@@ -32,35 +33,36 @@ def start_team() -> str:
             continue
         finally:
             config.THREADING_LAYER = before
-        torch.set_num_threads(threads)  # one OpenMP serves both: Numba has just told it to use all cores
-        return numba.threading_layer()
-    raise ImportError(f"Numba has no threading layer {before!r}")
+        torch.set_num_threads(threads)  # in an OpenMP that both share, Numba has just claimed all cores
+        started: str = numba.threading_layer()
+        return started
+    raise ImportError(f"Numba cannot load its threading layer {before!r}")
 
 
 @cache
-def started_in() -> int:
-    """Return the process that the threads belong to."""
+def claim_threads() -> int:
+    """Return the process that the threads belong to: the first one that calls this."""
     return os.getpid()
 
 
 def is_forked() -> bool:
-    """Return whether this process was forked from that of the threads: OpenMP's end a child that uses them."""
-    return bool(started_in.cache_info().currsize) and started_in() != os.getpid()
+    """Return whether this process was forked from the owner of the threads. OpenMP kills a child that uses them."""
+    return bool(claim_threads.cache_info().currsize) and claim_threads() != os.getpid()
 
 
 @cache
-def turns() -> Any:
-    """Return the lock of parallel loops. Numba's own layer ends the process if two threads use it at once."""
-    return threading.RLock() if start_team() == "workqueue" else nullcontext()
+def parallel_loop_lock() -> AbstractContextManager[Any]:
+    """Return the lock of parallel loops. Numba's own layer aborts the process if two threads use it at once."""
+    return threading.RLock() if start_threading_layer() == "workqueue" else nullcontext()
 
 
 @contextmanager
 def numba_threads() -> Iterator[int]:
-    """Run parallel loops of this thread with as many threads as torch has. Then restore the number."""
+    """Run this thread's parallel loops with as many threads as PyTorch has, then restore the number."""
     import numba
 
     count = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-    with turns():
+    with parallel_loop_lock():
         before = numba.get_num_threads()
         numba.set_num_threads(count)
         try:

@@ -1,40 +1,67 @@
-"""Sixteen numbers at a time: how a kernel reads and writes what is stored in float32, bfloat16 or float16.
+"""The vocabulary of the kernels: sixteen numbers at a time, stored as float32, bfloat16 or float16.
 
-A kernel computes in float32, whatever is stored:
+A kernel computes in float32, whatever the storage type:
 
     total = zeros()
     for i in range(0, n, WIDTH):
         total = fma(load(weights, i), load(x, i), total)
     dot = sum_of(total)
 
-A compiler turns a loop over single numbers into one over vectors where it can prove that it may; here it is said. LLVM
-takes a vector of 16 to whatever the processor has: one register of AVX-512, two of AVX2, four of NEON.
+A compiler vectorizes a loop over single numbers only where it can prove that this is safe, so these kernels ask for
+vectors explicitly. LLVM maps a vector of 16 to the processor's registers: one of AVX-512, two of AVX2, four of NEON.
 
-Memory is addressed as in C: a pointer to the first element, and how far behind it. at(memory, i) is a pointer, too.
-Numba has neither bfloat16 nor float16: pointers to uint16 and to int16 stand for them.
+Memory is addressed as in C, by a pointer to the first element and an index. at(memory, i) is again a pointer.
+Numba has neither bfloat16 nor float16: pointers to uint16 and int16 stand for them (like_of).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+import torch
 from llvmlite import ir
-from numba import types
+from numba import njit, types
+from numba.core.cgutils import get_or_insert_function
 from numba.core.extending import intrinsic, models, register_model
 
 WIDTH = 16
-Memory = Any  # in a signature: a pointer to float32 or int64 numbers, or to what a model stores
-# How functions are compiled. ENTRY: those that Python calls. Sums may be taken in any order; NaN and infinity stay.
-# OPTIONS: those that kernels call; without what Python and C need to call them they compile in half of the time.
+Memory = Any  # in a signature: a pointer to float32 or int64 numbers, or to numbers of a model's dtype
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Sums may be taken in any order; NaN and infinity are kept.
 ENTRY: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
-OPTIONS: dict[str, Any] = ENTRY | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# Without the wrappers that Python and C need to call them, functions compile in half of the time.
+INNER: dict[str, Any] = ENTRY | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 FUSED = ("reassoc", "contract", "nsz")
 
 FLOAT, WORD, HALF, BITS = ir.FloatType(), ir.IntType(32), ir.HalfType(), ir.IntType(16)
-FLOATS = ir.VectorType(FLOAT, WIDTH)
+FLOATS, WORDS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(WORD, WIDTH)
+
+
+def kernel(function: Function) -> Function:
+    """Compile a function that only other kernels call."""
+    compiled: Function = njit(**INNER)(function)
+    return compiled
+
+
+def entry(function: Function) -> Function:
+    """Compile a function that Python calls."""
+    compiled: Function = njit(**ENTRY)(function)
+    return compiled
+
+
+def parallel_entry(function: Function) -> Function:
+    """Compile a function that Python calls, with a parallel loop."""
+    compiled: Function = njit(parallel=True, **ENTRY)(function)
+    return compiled
+
+
+def like_of(dtype: torch.dtype) -> np.ndarray:
+    """Return an empty array of the type that stands for `dtype` in kernels."""
+    return np.empty(0, {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}[dtype])
 
 
 class Vector(types.Type):
-    """16 float32 numbers."""
+    """The Numba type of 16 float32 numbers."""
 
     def __init__(self) -> None:
         super().__init__("float32 x 16")
@@ -49,19 +76,22 @@ class VectorModel(models.PrimitiveModel):
         super().__init__(manager, fe_type, FLOATS)
 
 
+# Loads and stores
+
+
 def element(context: Any, builder: Any, pointer: Any, i: Any, of_type: ir.Type) -> Any:
-    """Return a pointer to element i, to read it or to write it as `of_type`."""
+    """Return a pointer to element i as `of_type`."""
     return builder.bitcast(builder.gep(pointer, [i]), of_type.as_pointer())
 
 
 def reader(many: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
-    """Code for `many` numbers of whatever type the array stores, as float32."""
+    """Generate code that loads `many` numbers as float32, whatever type the memory stores."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = signature.args[0].dtype
-        if kind == types.float32:
+        dtype = signature.args[0].dtype
+        if dtype == types.float32:
             return builder.load(element(context, builder, *args, many(FLOAT)), align=4)
-        if kind == types.int16:
+        if dtype == types.int16:
             return builder.fpext(builder.load(element(context, builder, *args, many(HALF)), align=2), many(FLOAT))
         bits = builder.load(element(context, builder, *args, many(BITS)), align=2)
         upper = builder.shl(builder.zext(bits, many(WORD)), constant(many(WORD), 16))
@@ -71,7 +101,7 @@ def reader(many: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
 
 
 def writer(many: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
-    """Code that writes `many` float32 numbers as what the array stores."""
+    """Generate code that stores `many` float32 numbers as the type that the memory stores."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         memory, i, numbers = args
@@ -82,16 +112,16 @@ def writer(many: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
     return generate
 
 
-def rounded(builder: Any, kind: types.Type, numbers: Any, many: Callable[[ir.Type], ir.Type]) -> Any:
-    """float32 numbers as they are stored: the nearest there is, and of two the even one."""
-    if kind == types.float32:
+def rounded(builder: Any, dtype: types.Type, numbers: Any, many: Callable[[ir.Type], ir.Type]) -> Any:
+    """Return float32 numbers in their storage type, rounded to nearest, ties to even."""
+    if dtype == types.float32:
         return numbers
-    if kind == types.int16:
+    if dtype == types.int16:
         return builder.fptrunc(numbers, many(HALF))
     bits = builder.bitcast(numbers, many(WORD))
     odd = builder.and_(builder.lshr(bits, constant(many(WORD), 16)), constant(many(WORD), 1))
     result = builder.add(bits, builder.add(odd, constant(many(WORD), 0x7FFF)))
-    is_nan = builder.fcmp_unordered("uno", numbers, numbers)  # rounding could turn it into infinity
+    is_nan = builder.fcmp_unordered("uno", numbers, numbers)  # rounding could turn NaN into infinity
     result = builder.select(is_nan, constant(many(WORD), 0x7FC00000), result)
     return builder.trunc(builder.lshr(result, constant(many(WORD), 16)), many(BITS))
 
@@ -110,31 +140,31 @@ def constant(of_type: ir.Type, value: int) -> ir.Constant:
 
 @intrinsic
 def read(typing: Any, memory: Any, i: Any) -> Any:
-    """Return the element i."""
+    """Return element i."""
     return types.float32(memory, types.intp), reader(one)
 
 
 @intrinsic
 def load(typing: Any, memory: Any, i: Any) -> Any:
-    """Return the elements i .. i + 15."""
+    """Return elements i to i + 15."""
     return vector(memory, types.intp), reader(sixteen)
 
 
 @intrinsic
 def write(typing: Any, memory: Any, i: Any, number: Any) -> Any:
-    """memory[i] = number"""
+    """Set memory[i] to `number`."""
     return types.void(memory, types.intp, types.float32), writer(one)
 
 
 @intrinsic
 def store(typing: Any, memory: Any, i: Any, numbers: Any) -> Any:
-    """memory[i .. i + 15] = numbers"""
+    """Set memory[i] to memory[i + 15] to `numbers`."""
     return types.void(memory, types.intp, vector), writer(sixteen)
 
 
 @intrinsic
 def splat(typing: Any, number: Any) -> Any:
-    """One number, 16 times."""
+    """Return a vector of 16 equal numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         nothing = ir.Constant(FLOATS, ir.Undefined)
@@ -147,6 +177,9 @@ def splat(typing: Any, number: Any) -> Any:
 @intrinsic
 def zeros(typing: Any) -> Any:
     return vector(), lambda context, builder, signature, args: constant(FLOATS, 0)
+
+
+# Arithmetic
 
 
 @intrinsic
@@ -177,8 +210,68 @@ def maximum(typing: Any, a: Any, b: Any) -> Any:
     return vector(vector, vector), generate
 
 
+@intrinsic
+def negative(typing: Any, numbers: Any) -> Any:
+    return vector(vector), lambda context, builder, signature, args: builder.fneg(args[0])
+
+
+@intrinsic
+def divide(typing: Any, a: Any, b: Any) -> Any:
+    return vector(vector, vector), lambda context, builder, signature, args: builder.fdiv(*args)
+
+
+def larger_or_nan(builder: Any, a: Any, b: Any) -> Any:
+    is_a = builder.or_(builder.fcmp_ordered(">", a, b), builder.fcmp_unordered("uno", a, a))
+    return builder.select(is_a, a, b)
+
+
+@intrinsic
+def maximum_or_nan(typing: Any, a: Any, b: Any) -> Any:
+    """Return the larger number in each lane, or NaN if one of the two is NaN."""
+    return vector(vector, vector), lambda context, builder, signature, args: larger_or_nan(builder, *args)
+
+
+@intrinsic
+def where_below(typing: Any, a: Any, b: Any, numbers: Any, others: Any) -> Any:
+    """Return `numbers` where a < b, and `others` elsewhere."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
+
+    return vector(vector, vector, vector, vector), generate
+
+
+@intrinsic
+def floor(typing: Any, numbers: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function_type = ir.FunctionType(FLOATS, [FLOATS])
+        return builder.call(get_or_insert_function(builder.module, function_type, "llvm.floor.v16f32"), args)
+
+    return vector(vector), generate
+
+
+@intrinsic
+def power_of_2(typing: Any, numbers: Any) -> Any:
+    """Return 2 to the power of each whole number from -126 to 127."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        exponent = builder.add(builder.fptosi(args[0], WORDS), constant(WORDS, 127))
+        return builder.bitcast(builder.shl(exponent, constant(WORDS, 23)), FLOATS)
+
+    return vector(vector), generate
+
+
+@intrinsic
+def lane_numbers(typing: Any) -> Any:
+    """Return 0, 1, ..., 15."""
+    return vector(), lambda context, builder, signature, args: ir.Constant(FLOATS, [float(i) for i in range(WIDTH)])
+
+
+# From a vector to one number
+
+
 def halved(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
-    """Code that makes one number of 16: half of them with the other half, four times."""
+    """Generate code that reduces a vector to one number by combining its halves four times."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, distance = args[0], WIDTH
@@ -200,7 +293,17 @@ def largest_of(typing: Any, numbers: Any) -> Any:
     return types.float32(vector), halved(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
 
 
+@intrinsic
+def largest_or_nan(typing: Any, numbers: Any) -> Any:
+    return types.float32(vector), halved(larger_or_nan)
+
+
+# Pointers
+
+
 def pointer_to(dtype: types.Type) -> Callable[..., Any]:
+    """Return an intrinsic that turns an address into a pointer to `dtype`."""
+
     @intrinsic
     def pointer(typing: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -211,13 +314,13 @@ def pointer_to(dtype: types.Type) -> Callable[..., Any]:
     return pointer
 
 
-floats = pointer_to(types.float32)  # the float32 numbers at an address
+floats = pointer_to(types.float32)
 integers = pointer_to(types.int64)
 
 
 @intrinsic
 def stored(typing: Any, address: Any, like: Any) -> Any:
-    """Return the memory at an address, of the type of `like`."""
+    """Return a pointer to the numbers at an address, which have the type of `like`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -227,13 +330,13 @@ def stored(typing: Any, address: Any, like: Any) -> Any:
 
 @intrinsic
 def at(typing: Any, memory: Any, i: Any) -> Any:
-    """Return the memory from element i on."""
+    """Return a pointer to element i."""
     return memory(memory, types.intp), lambda context, builder, signature, args: builder.gep(args[0], [args[1]])
 
 
 @intrinsic
 def get(typing: Any, memory: Any, i: Any) -> Any:
-    """Element i of integers."""
+    """Return element i of int64 numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(builder.gep(args[0], [args[1]]))
@@ -243,8 +346,61 @@ def get(typing: Any, memory: Any, i: Any) -> Any:
 
 @intrinsic
 def put(typing: Any, memory: Any, i: Any, value: Any) -> Any:
+    """Set element i of int64 numbers."""
+
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], builder.gep(args[0], [args[1]]))
         return context.get_dummy_value()
 
     return types.void(memory, types.intp, types.int64), generate
+
+
+# exp(x) without a call: a polynomial, so that a loop over it can be vectorized
+
+LOG2_E = np.float32(1.44269504)
+LN_2_HIGH, LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # they add up to ln 2 with twice the digits
+LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # outside of this range exp(x) is not a normal float32
+# Reassociation would add up the two parts of ln 2 first, and r would lose digits.
+IN_ORDER = INNER | {"fastmath": {"contract", "nsz"}}
+
+
+@intrinsic
+def float_of_bits(typing: Any, bits: Any) -> Any:
+    """Return the float32 with these 32 bits."""
+    return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], FLOAT)
+
+
+@njit(**IN_ORDER)
+def exp(x: float) -> float:
+    """Return e to the power of a float32, to within 2 units in the last place. x is clamped to [-87, 88].
+
+    exp(x) is 2**k * exp(r) with a whole k and |r| at most ln(2) / 2; exp(r) is its Taylor series.
+    """
+    x = min(max(x, LOWEST), HIGHEST)
+    k = np.floor(x * LOG2_E + np.float32(0.5))
+    r = (x - k * LN_2_HIGH) - k * LN_2_LOW
+    p = np.float32(1 / 5040)
+    p = p * r + np.float32(1 / 720)
+    p = p * r + np.float32(1 / 120)
+    p = p * r + np.float32(1 / 24)
+    p = p * r + np.float32(1 / 6)
+    p = p * r + np.float32(0.5)
+    p = p * r + np.float32(1)
+    p = p * r + np.float32(1)
+    return p * float_of_bits((np.int32(k) + np.int32(127)) << np.int32(23))
+
+
+@kernel
+def exp_of(x: Memory) -> Any:
+    """Return exp of each of 16 numbers up to 88; below -87 they are clamped."""
+    x = maximum(x, splat(LOWEST))
+    k = floor(fma(x, splat(LOG2_E), splat(0.5)))
+    r = fma(k, splat(-LN_2_LOW), fma(k, splat(-LN_2_HIGH), x))
+    p = splat(1 / 720)
+    p = fma(p, r, splat(1 / 120))
+    p = fma(p, r, splat(1 / 24))
+    p = fma(p, r, splat(1 / 6))
+    p = fma(p, r, splat(0.5))
+    p = fma(p, r, splat(1))
+    p = fma(p, r, splat(1))
+    return multiply(p, power_of_2(k))

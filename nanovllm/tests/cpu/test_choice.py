@@ -16,7 +16,7 @@ from ...backends import choice as backends
 from ...backends.cpu import choice as module
 from ...backends.cpu import threads
 from ...backends.cpu.choice import Choice
-from ...backends.options import VARIABLE, backend_of
+from ...backends.attention_backend import VARIABLE, backend_of
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
 from ..helpers import OPTIONS

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ...backends.cpu import cache, compiler, compiling
-from ...backends.options import VARIABLE
+from ...backends.attention_backend import VARIABLE
 
 PACKAGE = Path(__file__).resolve().parents[2]
 

@@ -20,12 +20,12 @@ from torch import Tensor
 pytest.importorskip("numba")
 
 from ... import LLM, SamplingParams
-from ...backends.cpu import plain
+from . import plain
 from ...backends.cpu.few_rows import MAX_ROWS, FewRows
 from ...backends.cpu.many_rows import swap_linears
 from ...backends.cpu.packed import PackedLinear, why_not_packed
 from ...backends.cpu.phases import FEW, SPLIT
-from ...backends.options import VARIABLE
+from ...backends.attention_backend import VARIABLE
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
 from ..helpers import OPTIONS

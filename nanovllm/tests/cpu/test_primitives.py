@@ -17,7 +17,8 @@ from torch import Tensor
 pytest.importorskip("numba")
 from numba import njit
 
-from ...backends.cpu import activation, attention, dot, lanes, linear, matmul, norm, plain, rotary, team
+from ...backends.cpu import activation, attention, dot, lanes, linear, matmul, norm, rotary, team
+from . import plain
 from ...backends.cpu import exp as exp_module
 from ...backends.cpu.attention import PART, PLACES, Pool
 from ...backends.cpu.plan import like_of

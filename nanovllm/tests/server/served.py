@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from ...backends.options import VARIABLE
+from ...backends.attention_backend import VARIABLE
 from ..helpers import UNMEASURED
 
 ROOT = Path(__file__).resolve().parents[3]

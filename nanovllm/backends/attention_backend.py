@@ -1,0 +1,24 @@
+"""The options attention_backend and enforce_eager: which operations an engine computes with."""
+
+import os
+
+BACKENDS = ("auto", "numba", "triton", "torch")
+VARIABLE = "NANOVLLM_ATTENTION_BACKEND"  # environment variable with the default of attention_backend
+
+
+def backend_of(attention_backend: str | None, enforce_eager: bool, is_gpu: bool = False) -> str:
+    """Return one of BACKENDS. Raise ValueError if the options contradict each other, or VARIABLE has an unknown value.
+
+    On a GPU, eager means without CUDA graphs, as in vLLM. A CPU's kernels are compiled as a whole, so there eager means
+    without kernels.
+    """
+    if enforce_eager and attention_backend == "numba":
+        raise ValueError("enforce_eager excludes kernels, attention_backend 'numba' requires them: use only one")
+    if enforce_eager and not is_gpu and attention_backend != "triton":
+        return "torch"
+    if attention_backend not in (None, "auto"):
+        return attention_backend
+    backend = os.environ.get(VARIABLE) or "auto"
+    if backend not in BACKENDS:
+        raise ValueError(f"{VARIABLE} must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    return backend
