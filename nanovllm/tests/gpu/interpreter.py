@@ -1,7 +1,7 @@
-"""What Triton 3.6's interpreter gets wrong in bfloat16, mended for the tests.
+"""A fix for bfloat16 in Triton 3.6's interpreter, so that kernels need no special case for tests.
 
-It keeps a bfloat16 as its 16 bits. Its conversion from float32 cuts off, where a GPU rounds to nearest even, and its
-tl.dot multiplies the bits as if they were integers. So kernels need no form of their own for the interpreter.
+The interpreter stores a bfloat16 as its 16 bits. Its conversion from float32 truncates, although GPUs round to nearest
+even, and its tl.dot multiplies the bits as if they were integers.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 
 def to_float32(bits: np.ndarray) -> np.ndarray:
-    """bits uint16, any shape -> float32
+    """Return the values of bfloat16 numbers given as uint16 bits.
 
     >>> to_float32(np.array([0x3F80, 0xC000], dtype=np.uint16)).tolist()
     [1.0, -2.0]
@@ -22,7 +22,7 @@ def to_float32(bits: np.ndarray) -> np.ndarray:
 
 
 def to_bfloat16(numbers: np.ndarray) -> np.ndarray:
-    """numbers float32, any shape -> bits, uint16. Rounded to nearest even.
+    """Round float32 numbers to bfloat16, to nearest even, and return their bits as uint16.
 
     >>> [hex(bits) for bits in to_bfloat16(np.array([1.0, 1.0 + 3 / 256, 1.0 + 1 / 256], dtype=np.float32))]
     ['0x3f80', '0x3f82', '0x3f80']
@@ -31,15 +31,15 @@ def to_bfloat16(numbers: np.ndarray) -> np.ndarray:
     return rounded.view(torch.int16).numpy().view(np.uint16)
 
 
-def mend() -> None:
-    """For the whole process."""
+def fix_bfloat16() -> None:
+    """Patch the interpreter of this process."""
     cast, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
 
     def cast_impl(self: Any, source: Any, target_type: Any) -> Any:
-        kinds = source.dtype.scalar, target_type.scalar
-        if kinds == (tl.bfloat16, tl.float32):
+        dtypes = source.dtype.scalar, target_type.scalar
+        if dtypes == (tl.bfloat16, tl.float32):
             return TensorHandle(to_float32(source.data), tl.float32)
-        if kinds == (tl.float32, tl.bfloat16):
+        if dtypes == (tl.float32, tl.bfloat16):
             return TensorHandle(to_bfloat16(source.data), tl.bfloat16)
         return cast(self, source, target_type)
 

@@ -1,4 +1,4 @@
-"""What no interpreter shows: the kernels are compiled for an H200. It needs no GPU, the compiler is Triton's own."""
+"""Compile the kernels for an H200. No GPU is needed, because Triton brings its own compiler."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("triton", reason="needs triton: make test-triton")
 
-SHARED_MEMORY = 227 * 1024  # of an H200's multiprocessor, for one program
+SHARED_MEMORY = 227 * 1024  # an H200's limit per program
 KERNELS = {
     "attend_split",
     "merge_splits",
@@ -19,11 +19,11 @@ KERNELS = {
     "add_rms_norm_row",
     "silu_and_mul_part",
     "multiply_row",
-    "multiply_part",
+    "multiply_rows",
     "find_peak",
     "join_peaks",
 }
-READERS = KERNELS - {"rotate_and_write_row", "join_peaks"}  # of these two a program reads a few numbers
+READERS = KERNELS - {"rotate_and_write_row", "join_peaks"}  # programs of these two read only a few numbers
 full = pytest.mark.full
 
 
@@ -38,27 +38,27 @@ full = pytest.mark.full
         pytest.param("float32 8 4 128 16", marks=full),
     ],
 )
-def test_kernels_compile_and_fit(shape: str, tmp_path: Path) -> None:
-    launches = [json.loads(line) for line in run("compile_kernels", *shape.split(), cache=tmp_path)]
+def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
+    launches = [json.loads(line) for line in run("resources", *shape.split(), cache=tmp_path)]
     assert {launch["kernel"] for launch in launches} == KERNELS
     assert all(launch["shared"] <= SHARED_MEMORY for launch in launches), launches
     assert all(launch["wide_loads"] for launch in launches if launch["kernel"] in READERS), launches
-    # What of a weight went through shared memory would have to be there: a tile is 8 KiB and more.
+    # Weights must not pass through shared memory, where a tile would take 8 KiB or more.
     assert all(launch["shared"] < 1024 for launch in launches if launch["kernel"] == "multiply_row"), launches
-    if not shape.startswith("float32"):  # its products take no tensor cores, and many registers
+    if not shape.startswith("float32"):  # float32 products don't use tensor cores, and need many registers
         assert not any(launch["stack"] for launch in launches), launches
 
 
 @pytest.mark.parametrize("max_rows", ["8", pytest.param("300", marks=full)])
-def test_no_request_waits_for_the_compiler(checkpoint: Path, max_rows: str, tmp_path: Path) -> None:
-    assert run("launch_forms", str(checkpoint), "bfloat16", max_rows, cache=tmp_path) == []
+def test_requests_launch_only_kernels_compiled_at_start(checkpoint: Path, max_rows: str, tmp_path: Path) -> None:
+    assert run("variants", str(checkpoint), "bfloat16", max_rows, cache=tmp_path) == []
 
 
-def run(module: str, *arguments: str, cache: Path) -> list[str]:
-    """The lines that it prints, in a process without the interpreter."""
+def run(*arguments: str, cache: Path) -> list[str]:
+    """Run compiler.py in a process without the interpreter, and return the lines it prints."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(cache)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", f"nanovllm.tests.gpu.{module}", *arguments]
+    command = [sys.executable, "-m", "nanovllm.tests.gpu.compiler", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()

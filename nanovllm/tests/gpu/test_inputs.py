@@ -1,4 +1,4 @@
-"""A decode step's inputs: seats that are kept, tables that follow, padding that is inert."""
+"""The inputs of decode steps: sequences keep their rows, block tables stay current, padding does nothing."""
 
 import random
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import torch
 from ...backends.gpu.inputs import NO_SLOT, StepInputs
 
 CPU = torch.device("cpu")
-SIZE = 4  # of a block
+BLOCK_SIZE = 4
 
 
 def sequence(num_tokens: int, blocks: list[int]) -> SimpleNamespace:
@@ -21,50 +21,50 @@ def decodes(*seqs):
     return [(seq, 1) for seq in seqs]
 
 
-def test_a_row_has_its_token_its_place_and_its_blocks():
-    inputs = StepInputs(4, max_blocks=3, block_size=SIZE, device=CPU)
+def test_a_row_holds_a_sequences_token_slot_and_blocks():
+    inputs = StepInputs(4, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
     rows = inputs.fill(decodes(sequence(6, [7, 9]), sequence(1, [2])))
     inputs.apply_changes()
     assert rows == [0, 1]
     assert inputs.device["input_ids"][:2].tolist() == [105, 100] and inputs.device["positions"][:2].tolist() == [5, 0]
-    assert inputs.device["slot_mapping"].tolist() == [9 * SIZE + 1, 2 * SIZE, NO_SLOT, NO_SLOT]
+    assert inputs.device["slot_mapping"].tolist() == [9 * BLOCK_SIZE + 1, 2 * BLOCK_SIZE, NO_SLOT, NO_SLOT]
     assert inputs.device["context_lens"].tolist() == [6, 1, 0, 0]
     assert inputs.block_tables[:2].tolist() == [[7, 9, 0], [2, 0, 0]]
 
 
-def test_who_stays_keeps_the_seat_and_the_last_takes_that_of_who_has_ended():
+def test_sequences_keep_their_rows_and_the_last_one_fills_a_gap():
     a, b, c, d = (sequence(6, [i, i + 10]) for i in range(1, 5))
-    inputs = StepInputs(4, max_blocks=3, block_size=SIZE, device=CPU)
+    inputs = StepInputs(4, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
     assert inputs.fill(decodes(a, b, c)) == [0, 1, 2]
     assert inputs.fill(decodes(b, c)) == [1, 0]
     assert inputs.fill(decodes(c, d, b)) == [0, 2, 1]
 
 
-def test_a_step_tells_only_blocks_that_the_device_lacks():
-    seqs = [sequence(SIZE, [i]) for i in range(3)]
-    inputs = StepInputs(3, max_blocks=8, block_size=SIZE, device=CPU)
-    nowhere = 3 * 8
+def test_a_step_sends_only_changed_table_entries():
+    seqs = [sequence(BLOCK_SIZE, [i]) for i in range(3)]
+    inputs = StepInputs(3, max_blocks=8, block_size=BLOCK_SIZE, device=CPU)
+    unused = 3 * 8
 
-    def told():
+    def sent():
         inputs.fill(decodes(*seqs))
-        return [place for place in inputs.device["places"].tolist() if place != nowhere]
+        return [entry for entry in inputs.device["changed_entries"].tolist() if entry != unused]
 
-    assert told() == [0, 8, 16] and told() == []
-    seqs[1].block_table, seqs[1].num_computed_tokens = [1, 5], SIZE
+    assert sent() == [0, 8, 16] and sent() == []
+    seqs[1].block_table, seqs[1].num_computed_tokens = [1, 5], BLOCK_SIZE
     seqs[1].token_ids.append(0)
-    assert told() == [9]
-    seqs[2].block_table = [6]  # it was preempted, and has come back
-    assert told() == [16]
+    assert sent() == [9]
+    seqs[2].block_table = [6]  # as after a preemption
+    assert sent() == [16]
 
 
-def test_whatever_comes_and_goes_the_device_has_the_tables_of_the_batch():
+def test_the_device_has_the_batchs_inputs_through_random_histories():
     rng, seqs = random.Random(0), []
-    inputs = StepInputs(5, max_blocks=40, block_size=SIZE, device=CPU)
+    inputs = StepInputs(5, max_blocks=40, block_size=BLOCK_SIZE, device=CPU)
     for _ in range(300):
         seqs = [seq for seq in seqs if rng.random() > 0.02]
         while len(seqs) < 5 and rng.random() < 0.5:
             length = rng.randint(1, 60)
-            seqs.append(sequence(length, rng.sample(range(100), -(-length // SIZE))))
+            seqs.append(sequence(length, rng.sample(range(100), -(-length // BLOCK_SIZE))))
         if rng.random() < 0.3:
             rng.shuffle(seqs)
         rows = inputs.fill(decodes(*seqs))
@@ -78,13 +78,14 @@ def test_whatever_comes_and_goes_the_device_has_the_tables_of_the_batch():
             assert inputs.device["context_lens"][row] == len(seq.token_ids)
             at = len(seq.token_ids) - 1
             assert inputs.device["positions"][row] == at
-            assert inputs.device["slot_mapping"][row] == seq.block_table[at // SIZE] * SIZE + at % SIZE
+            slot = seq.block_table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
+            assert inputs.device["slot_mapping"][row] == slot
         assert inputs.device["context_lens"][len(seqs) :].eq(0).all()
         for seq in seqs:
             seq.token_ids.append(rng.randrange(100))
             seq.num_computed_tokens += 1
-            if len(seq.token_ids) > SIZE * len(seq.block_table):
+            if len(seq.token_ids) > BLOCK_SIZE * len(seq.block_table):
                 seq.block_table = [*seq.block_table, rng.randrange(100)]
             elif rng.random() < 0.05:
-                seq.block_table = [*seq.block_table[:-1], rng.randrange(100)]  # a copy of its own of a shared block
+                seq.block_table = [*seq.block_table[:-1], rng.randrange(100)]  # as after copy-on-write
         seqs = [seq for seq in seqs if len(seq.block_table) <= 40]

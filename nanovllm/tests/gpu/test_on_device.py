@@ -1,4 +1,4 @@
-"""What only a GPU can show: graphs, streams and memory as they are, not as a stand-in has them."""
+"""Tests that need a real GPU, for its graphs, streams and memory."""
 
 import gc
 import threading
@@ -9,12 +9,12 @@ import torch
 
 from ...backends.gpu.backend import TritonBackend
 from ...backends.gpu.graphs import CudaCapture, buckets
-from ...backends.gpu.linear import seconds_on_gpu
+from ...backends.gpu.model import seconds_on_gpu
 from ...backends.gpu.ops import triton_ops
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from ..helpers import model_runner
-from .test_runner import PROMPTS, made, outputs_of
+from .test_backend import PROMPTS, make_llm, outputs_of
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
@@ -27,11 +27,8 @@ def on_cuda(device: str) -> None:
 
 
 def on_gpu(checkpoint, capture: CudaCapture | None, has_kernels: bool = True, **options: Any) -> tuple[LLM, Any]:
-    """Return an engine with kernels, and graphs if there is a capture, its linear layers timed as when it is served.
-
-    Return its backend too.
-    """
-    llm = made(checkpoint, device="cuda", **{"dtype": "float32"} | options)
+    """Return an engine and its backend, with kernels, timed linear layers, and graphs if there is a capture."""
+    llm = make_llm(checkpoint, device="cuda", **{"dtype": "float32"} | options)
     engine, runner = llm.llm_engine, model_runner(llm.llm_engine)
     if has_kernels:
         parts = runner.model, engine.kv_cache, engine.max_model_len, triton_ops(), capture, 8, seconds_on_gpu
@@ -39,7 +36,7 @@ def on_gpu(checkpoint, capture: CudaCapture | None, has_kernels: bool = True, **
     return llm, runner.backend
 
 
-def test_graphs_make_the_tokens_of_kernels_and_of_plain_operations(checkpoint):
+def test_graphs_kernels_and_plain_operations_generate_equal_tokens(checkpoint):
     plain, _ = on_gpu(checkpoint, None, has_kernels=False)
     kernels, _ = on_gpu(checkpoint, None)
     graphs, _ = on_gpu(checkpoint, CudaCapture())
@@ -47,38 +44,38 @@ def test_graphs_make_the_tokens_of_kernels_and_of_plain_operations(checkpoint):
     assert outputs_of(kernels, GREEDY) == expected
     for _ in range(2):  # the second time with cached prefixes
         assert outputs_of(graphs, GREEDY) == expected
-    for prompt in PROMPTS:  # alone: the graph of one row, where a gate may be a part of its linear layer
+    for prompt in PROMPTS:  # alone, in the graph of one row, which may use gated_gemv
         [one], [two] = (llm.generate([prompt], GREEDY, use_tqdm=False) for llm in (plain, graphs))
         assert one.outputs[0].token_ids == two.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_graph_makes_the_numbers_that_its_step_makes(checkpoint, dtype, monkeypatch):
+def test_a_replayed_graph_matches_its_step_bit_for_bit(checkpoint, dtype, monkeypatch):
     llm, backend = on_gpu(checkpoint, CudaCapture(), dtype=dtype)
-    decodes, replay, compared = backend._decodes, backend._decodes._graphs.run, []
+    graphs, replay, compared = backend._graphs, backend._graphs._graphs.run, []
 
     def run(num_rows: int) -> None:
         replay(num_rows)
-        replayed = [made[:num_rows].clone() for made in decodes._made]
-        decodes._step(next(size for size in buckets(8) if size >= num_rows))  # it writes the same keys once more
-        for one, two in zip(replayed, decodes._made, strict=True):
+        replayed = [each[:num_rows].clone() for each in graphs._outputs]
+        graphs._step(next(size for size in buckets(8) if size >= num_rows))  # writes the same keys again
+        for one, two in zip(replayed, graphs._outputs, strict=True):
             assert torch.equal(one, two[:num_rows])
         compared.append(num_rows)
 
-    monkeypatch.setattr(decodes._graphs, "run", run)
+    monkeypatch.setattr(graphs._graphs, "run", run)
     outputs_of(llm, GREEDY)
     llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
     assert {1, 6} <= set(compared)
 
 
-def test_rows_of_padding_write_nothing(checkpoint):
+def test_padding_rows_leave_the_pool_unchanged(checkpoint):
     llm, backend = on_gpu(checkpoint, CudaCapture())
     blocks = llm.llm_engine.kv_cache.blocks
     before = blocks.clone()
     with torch.inference_mode():
         for rows in (1, 4, 8):
-            backend._decodes.inputs.fill([])
-            backend._decodes._graphs.run(rows)
+            backend._graphs.inputs.fill([])
+            backend._graphs._graphs.run(rows)
     assert torch.equal(before.view(torch.uint8), blocks.view(torch.uint8))
 
 
@@ -96,7 +93,7 @@ def test_no_request_waits_for_the_compiler(checkpoint):
     assert compiled == []
 
 
-def test_a_decode_step_starts_a_graph_and_nothing_else(checkpoint):
+def test_a_decode_step_launches_one_graph_and_no_kernels(checkpoint):
     llm, _ = on_gpu(checkpoint, CudaCapture())
     engine = llm.llm_engine
     engine.add_request("a", "the fox", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
@@ -110,7 +107,7 @@ def test_a_decode_step_starts_a_graph_and_nothing_else(checkpoint):
     assert not [name for name in names if "LaunchKernel" in name], names
 
 
-def test_memory_is_given_back(checkpoint):
+def test_a_deleted_engine_frees_its_memory(checkpoint):
     def memory() -> int:
         gc.collect()
         torch.cuda.empty_cache()
@@ -122,29 +119,29 @@ def test_memory_is_given_back(checkpoint):
         outputs_of(llm, GREEDY)
         del llm, backend
         used.append(memory())
-    assert used[2] <= used[1], "the first engine leaves the library's workspaces"
+    assert used[2] <= used[1], "only the first engine may leave memory behind: the library's workspaces"
 
 
-def test_a_capture_that_fails_leaves_the_stream_and_the_engine_as_they_were(checkpoint):
+def test_a_failed_capture_leaves_the_stream_and_the_engine_unchanged(checkpoint):
     llm, _ = on_gpu(checkpoint, None)
     expected, before = outputs_of(llm, GREEDY), torch.cuda.current_stream()
 
-    def fails() -> None:
+    def fail() -> None:
         torch.ones(1000, device="cuda")
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        CudaCapture()(fails)
+        CudaCapture()(fail)
     assert torch.cuda.current_stream() == before
     assert outputs_of(llm, GREEDY) == expected
 
 
-def test_a_capture_bears_another_threads_allocations():
-    is_over, failures = threading.Event(), []
+def test_other_threads_may_allocate_during_a_capture():
+    is_done, failures = threading.Event(), []
 
     def allocate() -> None:
         try:
-            while not is_over.is_set():
+            while not is_done.is_set():
                 torch.empty(1000, pin_memory=True).to("cuda", non_blocking=True)
                 torch.empty(2**22, device="cuda").zero_()
                 torch.cuda.current_stream().synchronize()
@@ -158,7 +155,7 @@ def test_a_capture_bears_another_threads_allocations():
         capture = CudaCapture()
         replays = [capture(lambda: x.add_(1)) for _ in range(50)]
     finally:
-        is_over.set()
+        is_done.set()
         thread.join()
     for replay in replays:
         replay()

@@ -1,0 +1,203 @@
+"""Triton's compiler without a GPU: what kernels need on an H200, and which variants of them requests launch.
+
+    python -m nanovllm.tests.gpu.compiler resources bfloat16 8 4 128 16
+
+compiles all kernels for 8 KV heads with 4 query heads each, head_dim 128 and blocks of 16. Instead of running, each
+launch is compiled to machine code, and prints a line of JSON: {"kernel": "attend_split", "shared": 72192, "registers":
+128, "stack": 0, "wide_loads": 50}. "shared" is shared memory in bytes, "stack" is what didn't fit into a thread's
+registers, in bytes, and "wide_loads" counts instructions that read 16 bytes of the GPU's memory per thread.
+
+    python -m nanovllm.tests.gpu.compiler variants CHECKPOINT bfloat16 8
+
+serves requests with engines of 8 rows, and prints each kernel variant that they launch and that engine start did not: a
+request would wait for the compiler there. Kernels only record their launches; their plain versions compute the results.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from ...backends.gpu.backend import TritonBackend
+from ...backends.gpu.ops import MAX_GEMV_ROWS, MAX_SPLITS, PLAIN, DecodeWorkspace, LikeliestWorkspace, Ops, triton_ops
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
+from ..helpers import model_runner
+from .pools import KernelShape
+
+H200 = GPUTarget("cuda", 90, 32)
+WIDE_LOAD = r"ld\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global"
+OPTIONS = ("num_warps", "num_stages")
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+class Variant(NamedTuple):
+    """Everything that a kernel's machine code depends on. Launches of equal variants share it."""
+
+    signature: dict[str, str]  # each argument's type
+    constants: dict[str, Any]
+    attributes: dict[tuple[int], list[list[Any]]]  # by argument index: whether 16 divides it
+    options: dict[str, int]
+
+
+def variant_of(kernel: JITFunction, arguments: tuple[Any, ...], named: dict[str, Any]) -> Variant:
+    """Return the variant that Triton would compile for a launch."""
+    options = {name: named[name] for name in OPTIONS if name in named}
+    values = dict(zip(kernel.arg_names, arguments, strict=False)) | named
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        is_special = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (is_special and type(value) is int and value == 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            is_pointer = isinstance(value, Tensor)
+            signature[parameter.name] = POINTERS[value.dtype] if is_pointer else "i32" if value < 2**31 else "i64"
+            if is_special and (value.data_ptr() if is_pointer else value) % 16 == 0:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+    return Variant(signature, constants, attributes, options)
+
+
+# Resources
+
+
+def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """Replace kernel[grid](...): compile the kernel and print what it needs."""
+    signature, constants, attributes, options = variant_of(kernel, arguments, named)
+    compiled = triton.compile(ASTSource(kernel, signature, constants, attributes), target=H200, options=options)
+    registers, stack = count_registers(compiled.asm["cubin"])
+    result = {"kernel": kernel.__name__, "shared": compiled.metadata.shared, "registers": registers, "stack": stack}
+    result["wide_loads"] = len(re.findall(WIDE_LOAD, compiled.asm["ptx"]))
+    print(json.dumps(result), flush=True)
+
+
+def count_registers(cubin: bytes) -> tuple[int, int]:
+    """Return a thread's registers, and the bytes that didn't fit into them. cuobjdump comes with Triton."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"REG:(\d+)", usage)[1]), int(re.search(r"STACK:(\d+)", usage)[1])
+
+
+def launch_all(shape: KernelShape) -> None:
+    """Launch every kernel, for 4 rows where it takes any number."""
+    ops, dtype, num_heads, head_dim = triton_ops(), shape.dtype, shape.num_kv_heads * shape.group, shape.head_dim
+    blocks = torch.empty(3, 2, 2, shape.block_size, shape.num_kv_heads, head_dim, dtype=dtype)
+    qkv = torch.empty(4, num_heads + 2 * shape.num_kv_heads, head_dim, dtype=dtype)
+    q, out = torch.empty(2, 4, num_heads, head_dim, dtype=dtype)
+    tables, lengths = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    starts, tiles = torch.zeros(5, dtype=torch.int32), torch.zeros(3, 2, dtype=torch.int32)
+    angles, weight = torch.empty(100, head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype)
+    x, numbers = torch.empty(4, 4096, dtype=dtype), torch.zeros(4, dtype=torch.int64)
+    for num_splits in (1, 33, MAX_SPLITS):
+        workspace = DecodeWorkspace(4, num_heads, head_dim, num_splits, "cpu")
+        ops.paged_decode(q, blocks, 1, tables, lengths, workspace, out)
+    ops.paged_prefill(q, blocks, 1, tables, starts, lengths, tiles, out)
+    for norm in (weight, None):
+        ops.rotate_and_write(qkv, angles, angles, numbers, numbers, blocks, 1, norm, norm, 1e-5, q)
+    for residual in (x, None):
+        ops.add_rms_norm(x, residual, x[0], 1e-5, x)
+    for rows in range(1, MAX_GEMV_ROWS + 1):
+        ops.gemv(x[:rows], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(rows, 6144, dtype=dtype))
+    ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))
+    ops.silu_and_mul(x, x.view(8, 2048)[:4])
+    logits = torch.empty(4, 151_936, dtype=dtype)
+    ops.find_likeliest(logits, LikeliestWorkspace(4, 151_936, "cpu"), torch.empty(4, 3))
+
+
+def print_resources(dtype: str, *sizes: str) -> None:
+    JITFunction.run = compile_launch
+    launch_all(KernelShape(*map(int, sizes), getattr(torch, dtype)))
+
+
+# Variants
+
+PROMPTS: list[Any] = [[5, 6, 7] * 4, [5], [8, 9], [4] * 20, [7] * 3]
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"logit_bias": {7: 5.0}},
+    {"temperature": 0.8, "top_k": 5, "seed": 1},
+    {"logprobs": 2, "n": 3},
+]
+
+
+class LaunchLog:
+    """The variants that kernels have been launched with."""
+
+    def __init__(self) -> None:
+        self.variants: dict[str, None] = {}  # in the order of their first launch
+
+    def ops(self) -> Ops:
+        return Ops(*(self._both(launch, compute) for launch, compute in zip(triton_ops(), PLAIN, strict=True)))
+
+    def _both(self, launch: Any, compute: Any) -> Any:
+        def run(*arguments: Any) -> None:
+            launch(*arguments)
+            compute(*arguments)
+
+        return run
+
+    def record(self, kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        """Replace kernel[grid](...)."""
+        self.variants[f"{kernel.__name__} {variant_of(kernel, arguments, named)}"] = None
+
+
+def run_again(step: Any, shares_memory: bool = True) -> Any:
+    """Replace a graph by a function that runs the step again."""
+    step()
+    return step
+
+
+SECONDS = count(0, -1)
+
+
+def ever_faster(step: Any) -> float:
+    """Replace a timer: the last candidate always wins, which is the kernel."""
+    step()
+    return float(next(SECONDS))
+
+
+def print_variants(checkpoint: str, dtype: str, max_rows: str) -> None:
+    log = LaunchLog()
+    JITFunction.run = lambda kernel, *arguments, **named: log.record(kernel, *arguments, **named)
+    options: dict[str, Any] = {"dtype": dtype, "attention_backend": "torch", "max_num_seqs": int(max_rows)}
+    for has_graphs in (True, False):
+        llm = LLM(checkpoint, kv_cache_tokens=512, block_size=4, max_num_batched_tokens=8, **options)
+        engine, runner = llm.llm_engine, model_runner(llm.llm_engine)
+        parts = runner.model, engine.kv_cache, engine.max_model_len
+        capture = run_again if has_graphs else None
+        log.variants.clear()
+        runner.backend = TritonBackend(*parts, log.ops(), capture, int(max_rows), ever_faster, progress=False)
+        at_start = dict(log.variants)
+        for params in PARAMS:
+            defaults: dict[str, Any] = {"temperature": 0, "max_tokens": 9, "ignore_eos": True}
+            llm.generate(PROMPTS, SamplingParams(**defaults | params))
+        assert at_start and runner.num_steps > 0
+        for variant in log.variants:
+            if variant not in at_start:
+                print(variant)
+
+
+if __name__ == "__main__":
+    {"resources": print_resources, "variants": print_variants}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,277 @@
+"""TritonBackend and GpuChoice, with plain versions for kernels and a fake for CUDA graphs."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+
+from ...backends.gpu import backend as backend_module
+from ...backends.gpu.backend import GpuChoice, TritonBackend
+from ...backends.gpu.graphs import Capture, CudaCapture, buckets
+from ...backends.gpu.inputs import StepInputs
+from ...backends.gpu.model import Timer, seconds_on_gpu
+from ...backends.gpu.ops import PLAIN, Ops, triton_ops
+from ...backends.options import VARIABLE, backend_of
+from ...engine.beam_search import BeamSearchParams
+from ...engine.sampling_params import SamplingParams
+from ...llm import LLM
+from ..helpers import model_runner
+
+PROMPTS: list[str | list[int]] = [
+    "the fox",
+    "the fox and the crow",
+    "a lion",
+    "the fox and the crow went",
+    [5, 6, 7],
+    "a",
+]
+
+
+class FakeCapture:
+    """A Capture whose replays run the step again. That gives equal results only if the step's memory stays in place."""
+
+    def __init__(self) -> None:
+        self.num_captured, self.num_replayed = 0, 0
+
+    def __call__(self, step: Callable[[], None], shares_memory: bool = True) -> Callable[[], None]:
+        self.num_captured += 1
+        step()
+
+        def replay() -> None:
+            self.num_replayed += 1
+            step()
+
+        return replay
+
+
+def failing_capture(step: Callable[[], None], shares_memory: bool = True) -> Callable[[], None]:
+    raise RuntimeError("no memory for a graph")
+
+
+def use_kernels(
+    llm: LLM, capture: Capture | None, max_rows: int = 8, ops: Ops = PLAIN, timer: Timer | None = None
+) -> TritonBackend:
+    """Make `llm` compute with a TritonBackend from now on."""
+    engine, runner = llm.llm_engine, model_runner(llm.llm_engine)
+    parts = runner.model, engine.kv_cache, engine.max_model_len
+    runner.backend = backend = TritonBackend(*parts, ops, capture, max_rows, timer, progress=False)
+    return backend
+
+
+def make_llm(checkpoint, **options) -> LLM:
+    defaults: dict[str, Any] = {
+        "kv_cache_tokens": 512,
+        "block_size": 4,
+        "attention_backend": "torch",
+        "max_num_seqs": 8,
+    }
+    return LLM(str(checkpoint), **defaults | options)
+
+
+def outputs_of(llm: LLM, params) -> list:
+    outputs = llm.generate(PROMPTS, params)
+    return [(each.token_ids, each.finish_reason) for output in outputs for each in output.outputs]
+
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=20, ignore_eos=True),
+    "seeded": SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=20, ignore_eos=True),
+    "top_k": SamplingParams(temperature=0.8, top_k=5, seed=3, max_tokens=20, ignore_eos=True),
+    "n": SamplingParams(temperature=1.0, n=3, seed=5, max_tokens=12, ignore_eos=True),
+    "logprobs": SamplingParams(temperature=0, max_tokens=8, logprobs=3, prompt_logprobs=2, ignore_eos=True),
+    "processors": SamplingParams(temperature=0, max_tokens=8, logit_bias={7: 5.0}, ignore_eos=True),
+}
+POOLS = {"roomy": {}, "small": {"kv_cache_tokens": 96}, "chunks": {"max_num_batched_tokens": 8}}
+ALL = [(params, pool, has_graphs) for params in PARAMS for pool in POOLS for has_graphs in (True, False)]
+SHORT = {*((params, "roomy", True) for params in PARAMS), ("greedy", "small", True), ("seeded", "chunks", False)}
+
+
+@pytest.mark.parametrize(
+    ("params", "pool", "has_graphs"),
+    [case if case in SHORT else pytest.param(*case, marks=pytest.mark.full) for case in ALL],
+)
+def test_tokens_match_plain_operations(checkpoint, params, pool, has_graphs):
+    plain, fast = make_llm(checkpoint, **POOLS[pool]), make_llm(checkpoint, **POOLS[pool])
+    capture = FakeCapture() if has_graphs else None
+    use_kernels(fast, capture)
+    for _ in range(2):  # the second time with cached prefixes
+        assert outputs_of(fast, PARAMS[params]) == outputs_of(plain, PARAMS[params])
+    fast.llm_engine.kv_cache_manager.check_integrity()
+    assert capture is None or capture.num_replayed > 10
+
+
+def test_tokens_match_when_gemv_computes_linear_layers(checkpoint):
+    seconds, calls = (2.0**-i for i in count()), []
+    ops = PLAIN._replace(gemv=lambda *arguments: calls.append(1) or PLAIN.gemv(*arguments))
+    plain, fast = make_llm(checkpoint), make_llm(checkpoint)
+    backend = use_kernels(fast, FakeCapture(), ops=ops, timer=lambda step: next(seconds))  # the last one timed wins
+    assert len(backend._model.model._linears.gemv_shapes) == 3 * 5, "rows 1, 2 and 4, five shapes"
+    calls.clear()
+    assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
+    assert not calls, "six sequences decode together, too many for gemv"
+    result, expected = (llm.generate(PROMPTS[:2], PARAMS["seeded"]) for llm in (fast, plain))
+    assert calls and [each.outputs[0].token_ids for each in result] == [each.outputs[0].token_ids for each in expected]
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_beams_match_plain_operations(checkpoint, has_graphs):
+    plain, fast = make_llm(checkpoint), make_llm(checkpoint)
+    use_kernels(fast, FakeCapture() if has_graphs else None)
+    params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
+    result, expected = (llm.beam_search(["the fox", "a lion"], params) for llm in (fast, plain))
+    assert [[each.tokens for each in one.sequences] for one in result] == [
+        [each.tokens for each in one.sequences] for one in expected
+    ]
+
+
+def test_tokens_match_with_blocks_loaded_from_the_host(checkpoint):
+    options = {"kv_cache_tokens": 96, "offload_policy": "load", "kv_offloading_tokens": 512}
+    plain, fast = make_llm(checkpoint, **options), make_llm(checkpoint, **options)
+    use_kernels(fast, FakeCapture())
+    for _ in range(3):
+        assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
+    assert fast.llm_engine.host_tier.num_blocks_loaded > 0
+
+
+def test_each_bucket_has_a_graph_and_larger_batches_run_without(checkpoint):
+    fast, capture = make_llm(checkpoint), FakeCapture()
+    use_kernels(fast, capture, max_rows=4)
+    assert capture.num_captured == len(buckets(4)) == 3
+    plain = make_llm(checkpoint)
+    assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
+    assert capture.num_replayed == 0, "six sequences decode together"
+    fast.generate(PROMPTS[:3], PARAMS["greedy"])
+    assert capture.num_replayed == 19
+
+
+def test_graph_inputs_and_outputs_never_move(checkpoint):
+    fast = make_llm(checkpoint)
+    graphs = use_kernels(fast, FakeCapture())._graphs
+
+    def addresses() -> list[int]:
+        tensors = [*graphs.inputs.device.values(), graphs.inputs.block_tables, *graphs._outputs]
+        return [tensor.data_ptr() for tensor in tensors]
+
+    before = addresses()
+    outputs_of(fast, PARAMS["greedy"])
+    assert addresses() == before
+
+
+def test_a_failed_capture_leaves_plain_operations(checkpoint):
+    fast, plain = make_llm(checkpoint), make_llm(checkpoint)
+    with pytest.raises(RuntimeError, match="no memory"):
+        use_kernels(fast, failing_capture)
+    assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
+
+
+def test_a_failed_capture_keeps_no_memory(checkpoint, monkeypatch):
+    inputs, real = [], StepInputs.apply_changes
+    monkeypatch.setattr(StepInputs, "apply_changes", lambda self: inputs.append(weakref.ref(self)) or real(self))
+    fast = make_llm(checkpoint)
+    with pytest.raises(RuntimeError, match="no memory"):
+        use_kernels(fast, failing_capture)
+    gc.collect()
+    assert len(inputs) == 1 and inputs[0]() is None
+
+
+def test_steps_are_prepared_while_the_previous_one_runs(checkpoint, monkeypatch):
+    """A step is written from scratch only after sequences have come or gone, or the guess was wrong."""
+    from_scratch, real = [], StepInputs._begin
+    monkeypatch.setattr(
+        StepInputs, "_begin", lambda self, seqs, at: from_scratch.append(len(seqs)) or real(self, seqs, at)
+    )
+    fast, capture = make_llm(checkpoint), FakeCapture()
+    use_kernels(fast, capture)
+    from_scratch.clear()
+    outputs_of(fast, PARAMS["greedy"])
+    assert capture.num_replayed == 19 and from_scratch == [6]
+
+
+def test_unwritten_slots_are_never_read(checkpoint):
+    fast, plain = make_llm(checkpoint), make_llm(checkpoint)
+    use_kernels(fast, FakeCapture())
+    fast.llm_engine.kv_cache.blocks.fill_(float("nan"))
+    assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
+    assert fast.llm_engine.executor.num_steps > 0 and torch.isnan(fast.llm_engine.kv_cache.blocks).any()
+
+
+def test_kernels_generate_the_tokens_of_plain_operations(checkpoint, device):
+    """The real kernels compute prefills in chunks, mixed steps and decodes."""
+    options = {"device": device, "dtype": "float32", "max_num_batched_tokens": 8}
+    plain, fast = make_llm(checkpoint, **options), make_llm(checkpoint, **options)
+    use_kernels(fast, CudaCapture() if device == "cuda" else FakeCapture(), max_rows=4, ops=triton_ops())
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    result, expected = (llm.generate(PROMPTS[1:4], params) for llm in (fast, plain))  # few, the interpreter is slow
+    assert [each.outputs[0].token_ids for each in result] == [each.outputs[0].token_ids for each in expected]
+
+
+# GpuChoice
+
+
+class FakeRunner:
+    backend = "plain"
+
+
+class FakeBuild:
+    """A constructor of backends that fails for some features."""
+
+    def __init__(self, *fails):
+        self.captures, self._fails = [], fails  # whether each call had a capture
+
+    def __call__(self, ops, capture, timer):
+        assert ops is PLAIN and timer is seconds_on_gpu
+        self.captures.append(capture is not None)
+        if "kernels" in self._fails or (capture is not None and "graphs" in self._fails):
+            raise RuntimeError("out of memory")
+        return f"kernels {len(self.captures)}"
+
+
+@pytest.fixture
+def fake_triton(monkeypatch):
+    monkeypatch.setattr(backend_module, "triton_ops", lambda: PLAIN)
+    monkeypatch.setattr(backend_module, "CudaCapture", lambda: "a capture")
+    monkeypatch.setattr(backend_module, "version", lambda name: "3.6.0")
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_eager", "fails", "captures", "says"),
+    [
+        ("auto", False, (), [True], "kernels: triton 3.6.0, CUDA graphs"),
+        ("triton", True, (), [False], "kernels: triton 3.6.0, no graphs: enforce_eager"),
+        ("torch", False, (), [], "plain operations: they were asked for"),
+        ("auto", False, ("graphs",), [True, False], "kernels: triton 3.6.0, no graphs: RuntimeError: out of memory"),
+        ("auto", False, ("kernels",), [True, False], "plain operations: RuntimeError: out of memory"),
+    ],
+)
+def test_a_failure_falls_back_and_gives_the_reason(fake_triton, backend, is_eager, fails, captures, says):
+    runner, build = FakeRunner(), FakeBuild(*fails)
+    choice = GpuChoice(backend, is_eager, runner, build)
+    assert choice.says == says and build.captures == captures
+    assert runner.backend == (f"kernels {len(captures)}" if choice.uses_kernels else "plain")
+
+
+def test_without_triton_plain_operations_compute(monkeypatch):
+    def missing():
+        raise ImportError("No module named 'triton'")
+
+    monkeypatch.setattr(backend_module, "triton_ops", missing)
+    assert "triton cannot be imported: No module named" in GpuChoice("auto", False, FakeRunner(), FakeBuild()).says
+    with pytest.raises(ValueError, match="'triton' is unavailable: triton cannot be imported"):
+        GpuChoice("triton", False, FakeRunner(), FakeBuild())
+
+
+def test_requiring_an_unavailable_backend_is_an_error(fake_triton):
+    with pytest.raises(ValueError, match="'triton' is unavailable: RuntimeError: out of memory"):
+        GpuChoice("triton", False, FakeRunner(), FakeBuild("kernels"))
+    with pytest.raises(ValueError, match="'numba' is unavailable on a GPU"):
+        GpuChoice("numba", False, FakeRunner(), FakeBuild())
+
+
+def test_enforce_eager_drops_graphs_on_a_gpu_and_kernels_on_a_cpu(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert backend_of("auto", True) == "torch" and backend_of("auto", True, is_gpu=True) == "auto"
+    assert backend_of("triton", True, is_gpu=True) == backend_of("triton", True) == "triton"

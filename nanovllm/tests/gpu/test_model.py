@@ -1,0 +1,75 @@
+"""LinearDispatch: for each shape, the faster of gemv and the library's matmul computes linear layers of few rows."""
+
+import pytest
+import torch
+from torch import nn
+
+from ...backends.gpu.model import LinearDispatch
+from ...backends.gpu.ops import PLAIN
+
+
+class FakeTiming:
+    """A gemv that records its calls, graphs that run their step again, and a timer that favors one or the other."""
+
+    def __init__(self, is_slow) -> None:
+        self.rows: list[int] = []
+        self.num_captured, self._is_slow = 0, is_slow
+        self.ops = PLAIN._replace(gemv=self.gemv)
+
+    def gemv(self, x, weight, bias, out):
+        self.rows.append(len(x))
+        PLAIN.gemv(x, weight, bias, out)
+
+    def capture(self, step, shares_memory=True):
+        assert not shares_memory, "a graph that isn't kept must not share memory"
+        self.num_captured += 1
+        return step
+
+    def timer(self, step):
+        before = len(self.rows)
+        step()
+        used = self.rows[before:]
+        return 2.0 if used and self._is_slow(used[0]) else 1.0 if used else 1.5
+
+
+def make_layers() -> list[nn.Linear]:
+    return [nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 5, bias=False)]
+
+
+@torch.inference_mode()
+def test_each_shape_uses_the_faster_matmul():
+    timing, layers = FakeTiming(lambda rows: rows == 2), make_layers()
+    linears = LinearDispatch(timing.ops)
+    linears.choose(layers, [1, 2, 4, 8], timing.capture, timing.timer)
+    assert linears.gemv_shapes == {(rows, *shape) for rows in (1, 4) for shape in ((12, 8), (5, 12))}
+    assert timing.num_captured == 2 * 2 * 3, "two methods, two shapes, rows 1, 2 and 4"
+    timing.rows.clear()
+    for rows in (1, 2, 3, 4, 8):
+        for layer in layers:
+            x = torch.randn(rows, layer.in_features)
+            torch.testing.assert_close(linears(layer, x), layer(x))
+    assert timing.rows == [1] * 3 + [4] * 3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [1, 5])
+def test_results_go_to_out(rows):
+    [layer, _, unbiased], linears = make_layers(), LinearDispatch(PLAIN)
+    linears.gemv_shapes.add((1, 12, 8))
+    for each in (layer, unbiased):
+        x, out = torch.randn(rows, each.in_features), torch.empty(rows, each.out_features)
+        assert linears(each, x, out=out) is out
+        torch.testing.assert_close(out, each(x))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("rows", "uses_gemv", "num_gated"), [(1, True, 1), (1, False, 0), (2, True, 0)])
+def test_gated_gemv_replaces_two_kernels_for_a_single_row(rows, uses_gemv, num_gated):
+    calls = []
+    ops = PLAIN._replace(gated_gemv=lambda *arguments: calls.append(1) or PLAIN.gated_gemv(*arguments))
+    linears, layer, x = LinearDispatch(ops), nn.Linear(8, 12), torch.randn(rows, 8)
+    if uses_gemv:
+        linears.gemv_shapes |= {(1, 12, 8), (2, 12, 8)}
+    gate, up = layer(x).chunk(2, dim=-1)
+    torch.testing.assert_close(linears.gated(layer, x), nn.functional.silu(gate) * up)
+    assert len(calls) == num_gated
