@@ -1,4 +1,4 @@
-"""config.json as publishers wrote it: entries and numbers of models that people have, and the same form made small."""
+"""config.json as publishers wrote it, for models that people use, and the same entries with small numbers."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def sizes(
 
 
 def llama3(factor: float) -> dict[str, Any]:
-    """What Llama 3.1 and 3.2 have in common."""
+    """Return what Llama 3.1 and 3.2 have in common."""
     scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling |= {"original_max_position_embeddings": 8192, "rope_type": "llama3"}
     return {
@@ -45,7 +45,7 @@ def llama3(factor: float) -> dict[str, Any]:
 
 
 def qwen(window: int | None, first: int, theta: float, is_tied: bool) -> dict[str, Any]:
-    """What Qwen 2.5, Qwen 3 and the models made of them have in common; the window is there, and off."""
+    """Return what Qwen 2.5, Qwen 3 and models derived from them have in common. Their window is switched off."""
     return {
         **{"bos_token_id": 151643, "eos_token_id": 151645, "rope_theta": theta, "tie_word_embeddings": is_tied},
         **{"sliding_window": window, "max_window_layers": first, "use_sliding_window": False},
@@ -111,46 +111,46 @@ RUN = {  # sizes: layers, hidden, intermediate, heads, KV heads, tokens, positio
     | qwen(None, 64, 1000000, False)
     | {"head_dim": 128, "rope_scaling": None},
 }
-QUANTIZED = "quantized weights are not run here"
-REFUSED = {  # what differs from a form that runs, and the words of the refusal
+QUANTIZED = "quantized weights are not supported"
+UNSUPPORTED = {  # config.json, and a part of the error
     "qwen2.5-7b, long context": (
         RUN["qwen2.5-7b"]
         | {"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}},
-        "rope type 'yarn' is not one of default, linear, llama3",
+        "rope type must be default, linear or llama3, got 'yarn'",
     ),
-    "a llama of older long contexts": (
+    "llama with dynamic rope": (
         RUN["llama-2-7b"] | {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-        "rope type 'dynamic' is not one of default, linear, llama3",
+        "rope type must be default, linear or llama3, got 'dynamic'",
     ),
     "phi-3-mini": (
         {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_size": 3072},
-        "this engine runs LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, the folder has "
-        "['Phi3ForCausalLM'] (model_type phi3)",
+        "unsupported model ['Phi3ForCausalLM'] (model_type phi3); supported: LlamaForCausalLM, MistralForCausalLM, "
+        "Qwen2ForCausalLM, Qwen3ForCausalLM",
     ),
     "mixtral-8x7b": (
         RUN["mistral-7b-v0.3"]
         | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 8},
-        "the folder has ['MixtralForCausalLM'] (model_type mixtral)",
+        "unsupported model ['MixtralForCausalLM'] (model_type mixtral)",
     ),
     "qwen3-30b-a3b": (
         RUN["qwen3-32b"] | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128},
-        "the folder has ['Qwen3MoeForCausalLM'] (model_type qwen3_moe)",
+        "unsupported model ['Qwen3MoeForCausalLM'] (model_type qwen3_moe)",
     ),
     "gemma-2-9b": (
         {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 50.0},
-        "the folder has ['Gemma2ForCausalLM'] (model_type gemma2)",
+        "unsupported model ['Gemma2ForCausalLM'] (model_type gemma2)",
     ),
     "smollm3-3b": (
         {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 4},
-        "the folder has ['SmolLM3ForCausalLM'] (model_type smollm3)",
+        "unsupported model ['SmolLM3ForCausalLM'] (model_type smollm3)",
     ),
     "qwen2-vl-7b": (
         {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"]},
-        "the folder has ['Qwen2VLForConditionalGeneration'] (model_type qwen2_vl)",
+        "unsupported model ['Qwen2VLForConditionalGeneration'] (model_type qwen2_vl)",
     ),
     "a reward model": (
         RUN["llama-3.1-8b"] | {"architectures": ["LlamaForSequenceClassification"]},
-        "the folder has ['LlamaForSequenceClassification'] (model_type llama)",
+        "unsupported model ['LlamaForSequenceClassification'] (model_type llama)",
     ),
     "llama-2-7b-gptq": (
         RUN["llama-2-7b"] | {"quantization_config": {"bits": 4, "group_size": 128, "quant_method": "gptq"}},
@@ -172,13 +172,13 @@ REFUSED = {  # what differs from a form that runs, and the words of the refusal
         RUN["llama-3.1-8b"] | {"compression_config": {"quant_method": "compressed-tensors"}},
         f"compression_config (quant_method 'compressed-tensors'): {QUANTIZED}",
     ),
-    "qwen2, its window on": (
+    "qwen2 with its window on": (
         RUN["qwen2.5-7b"] | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20},
-        "sliding_window 4096 is not implemented: it needs a max_model_len of at most 4096, not 32768",
+        "sliding_window 4096 is not implemented; it needs a max_model_len of at most 4096, got 32768",
     ),
-    "mistral-7b-v0.1, all of its positions": (
+    "mistral-7b-v0.1 with all positions": (
         RUN["mistral-7b-v0.1"],
-        "sliding_window 4096 is not implemented: it needs a max_model_len of at most 4096, not 32768",
+        "sliding_window 4096 is not implemented; it needs a max_model_len of at most 4096, got 32768",
     ),
 }
 
@@ -186,7 +186,7 @@ POSITIONS, WINDOW, VOCAB = 256, 32, 131
 
 
 def small(config: dict[str, Any]) -> dict[str, Any]:
-    """The same entries with small numbers: as many query heads a KV head, and a head_dim as odd as it was."""
+    """Return the same entries with small numbers, but the same number of query heads per KV head."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     few = 1 if heads // kv_heads > 8 else min(kv_heads, 2)
     made = {"num_key_value_heads": few, "num_attention_heads": heads // kv_heads * few}

@@ -1,22 +1,19 @@
-"""Chat templates render as in transformers: the families' own, and all that a template may use."""
+"""Chat templates render as in transformers: those of the model families, and everything that a template can use."""
 
 import json
 import random
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Optional, Union
+from typing import Any
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import get_json_schema
 
-from nanovllm.checkpoints import template_environment
-from nanovllm.checkpoints.chat_template import reads_parts, render_chat
+from nanovllm.checkpoints.chat_template import PLAIN_TEMPLATE, read_template, reads_parts, render_chat
 from nanovllm.checkpoints.tokenizer import HFTokenizer, load_tokenizer
-from nanovllm.checkpoints.tool_schema import function_schema
-from nanovllm.tests.made_tokenizers import write_form
+from nanovllm.tests.tiny_tokenizers import write_form
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 USER = {"role": "user", "content": "Hi"}
@@ -37,29 +34,17 @@ def theirs(folder: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def weather(city: str, days: int = 3, unit: str | None = None) -> list[float]:
-    """
-    Tell the weather.
-
-    Args:
-        city: The city, é "quoted" <b>
-        days: How many days,
-            at most 7
-        unit: A unit (choices: ["C", "F "])
-
-    Returns:
-        Degrees of each day.
-    """
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    return {"type": "function", "function": {"name": name, "description": "a <b>", "parameters": parameters}}
 
 
-SEARCH: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "search", "description": "a <b>", "parameters": {"type": "object"}},
-}
+WEATHER = tool("weather", city={"type": "string", "description": 'é "quoted" <b>'}, days={"type": "integer"})
+SEARCH = tool("search")
 
 
 def some_chat(rng: random.Random) -> list[dict[str, Any]]:
-    """Turns that may be out of order for a template; with calls, their results, and thoughts."""
+    """Return random turns with tool calls, their results and reasoning, in orders that some templates reject."""
     chat: list[dict[str, Any]] = []
     if rng.random() < 0.5:
         chat.append({"role": "system", "content": rng.choice(["Be kind. ", "  x\n", 'é "q"'])})
@@ -86,7 +71,7 @@ def some_chat(rng: random.Random) -> list[dict[str, Any]]:
 def some_values(rng: random.Random) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if rng.random() < 0.4:
-        values["tools"] = [weather, SEARCH][: rng.randint(1, 2)]
+        values["tools"] = [WEATHER, SEARCH][: rng.randint(1, 2)]
     if rng.random() < 0.2:
         values["documents"] = [{"title": "a", "text": "b"}, {"text": "c"}, {"title": "d", "text": "e"}]
     if rng.random() < 0.2:
@@ -115,10 +100,12 @@ def test_conversations_render_as_in_transformers(ours, theirs, name, count):
         got = outcome(ours.apply_chat_template, chat, tokenize=False, **values)
         expected = outcome(theirs.apply_chat_template, chat, tokenize=False, **values)
         if expected[0] == "error" and "continue_final_message" not in expected[1]:
-            assert got == expected, "a template's own words"
+            assert got == expected, "the template's own message"
         assert got[0] == expected[0] and (got[0] == "error" or got[1] == expected[1])
         without_prompt = {"add_generation_prompt": False} | values
-        assert outcome(render_chat, ours, chat, **without_prompt)[1] == got[1], "nothing here is to be converted"
+        assert outcome(render_chat, ours, chat, **without_prompt)[1] == got[1], (
+            "there is nothing to convert in these messages"
+        )
         num_texts += got[0] == "text"
     assert num_texts > count // 3
 
@@ -131,7 +118,7 @@ def test_token_ids_of_a_chat_are_as_in_transformers(ours, theirs):
     assert ids == theirs.apply_chat_template(chat, return_dict=False, **values) and ids.count(ours.bos_token_id) == 1
 
 
-# What a template may use
+# What a template can use
 
 
 @dataclass
@@ -168,14 +155,14 @@ class Role(StrEnum):
     ],
 )
 @pytest.mark.parametrize("message", [USER, Turn("user", "é"), {"role": Role.USER, "content": np.str_("n")}])
-def test_what_a_template_may_use_and_may_not(ours, theirs, template, message):
+def test_sandbox_allows_what_transformers_allows(ours, theirs, template, message):
     values = {"chat_template": template, "tokenize": False}
     got, expected = (outcome(each.apply_chat_template, [message], **values) for each in (ours, theirs_of(theirs)))
     assert got == expected or (got[0] == expected[0] == "error" and "namespace" in got[1])
 
 
 def theirs_of(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """transformers drops what is None of a message's items before it makes a dict of a dataclass."""
+    """Return a tokenizer whose messages are dicts: transformers does not take dataclasses."""
 
     class Converted:
         def apply_chat_template(self, chat: list[Any], **values: Any) -> Any:
@@ -184,55 +171,31 @@ def theirs_of(tokenizer: PreTrainedTokenizerBase) -> Any:
     return Converted()
 
 
-DOUBLING = "{% set n = namespace(s=START) %}{% for i in range(99) %}{% set n.s HOW %}{% endfor %}"
-LIMITS = {
-    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "calls": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "calls without end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "a text that doubles": DOUBLING.replace("START", "'xy'").replace("HOW", "= n.s ~ n.s"),
-    "a sum that doubles": DOUBLING.replace("START", "'xy'").replace("HOW", "= n.s + n.s"),
-    "a list that doubles": DOUBLING.replace("START", "[0]").replace("HOW", "= n.s + n.s"),
-    "a block that doubles": DOUBLING.replace("START", "'xy'").replace("HOW", "%}{{ n.s }}{{ n.s }}{% endset"),
-    "a product": "{{ 'x' * 10 ** 10 }}",
-    "a list's product": "{{ [0] * 10 ** 10 }}",
-    "a number": "{{ 10 ** (10 ** 8) }}",
-    "a range": "{{ range(10 ** 9) | list }}",
-    "what is written": "{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
-    "words": "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}",
-}
-
-
-@pytest.mark.parametrize("what", LIMITS)
-def test_a_template_that_has_no_end_is_stopped(ours, monkeypatch, what):
-    monkeypatch.setattr(template_environment, "MAX_SECONDS", 0.2)
-    with pytest.raises(ValueError) as raised:
-        render_chat(ours, [USER], chat_template=LIMITS[what])
-    assert str(raised.value).startswith("the chat template ") and "\n" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
     "template, error",
     [
         ("{% if %}", "line 1 of the chat template: Expected an expression, got 'end of statement block'"),
         ("a\n{% for %}", "line 2 of the chat template: "),
         ("{{ a.b.c }}", "'a' is undefined"),
+        ("{{ range(10 ** 9) | list }}", "the chat template cannot be rendered: OverflowError: "),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template cannot be rendered: RecursionError"),
         ("{{ 1 / 0 }}", "the chat template cannot be rendered: ZeroDivisionError: division by zero"),
         ("{{ raise_exception('No system, please.') }}", "No system, please."),
     ],
 )
-def test_a_template_that_fails_is_one_line(ours, template, error):
+def test_failing_template_is_an_error_of_one_line(ours, template, error):
     with pytest.raises(ValueError) as raised:
         render_chat(ours, [USER], chat_template=template)
-    assert str(raised.value).startswith(error)
+    assert str(raised.value).startswith(error) and "\n" not in str(raised.value)
 
 
-# Messages as OpenAI's interface has them
+# Messages in OpenAI's form
 
 PARTS = [{"type": "text", "text": "Look:"}, "and", {"type": "input_text", "text": "say."}]
 ECHO = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
-def test_parts_are_one_text_unless_the_template_goes_through_them(ours, theirs):
+def test_parts_become_one_text_unless_the_template_loops_over_them(ours, theirs):
     chat = [{"role": "user", "content": PARTS}, {"role": "tool", "content": PARTS[:1]}]
     assert render_chat(ours, chat, chat_template=ECHO) == "<user>Look:\nand\nsay.<tool>Look:"
     through = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
@@ -243,13 +206,13 @@ def test_parts_are_one_text_unless_the_template_goes_through_them(ours, theirs):
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])
-def test_a_part_that_is_no_text_is_refused_by_name(ours, kind):
+def test_error_names_the_type_of_unsupported_parts(ours, kind):
     chat = [USER, {"role": "user", "content": [{"type": kind, kind: {"url": "x"}}]}]
-    with pytest.raises(ValueError, match=f"message 1: a part of type '{kind}' is no text"):
+    with pytest.raises(ValueError, match=f"message 1: content parts of type '{kind}' are not supported"):
         render_chat(ours, chat, chat_template=ECHO)
 
 
-def test_arguments_in_json_become_dicts(ours):
+def test_tool_arguments_become_dicts(ours):
     def call(arguments: Any) -> str:
         calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
         chat = [USER, {"role": "assistant", "content": None, "tool_calls": calls}]
@@ -262,7 +225,7 @@ def test_arguments_in_json_become_dicts(ours):
     ]
 
 
-def test_a_developer_is_the_system_where_the_template_knows_none(ours):
+def test_developer_becomes_system_if_the_template_does_not_know_the_role(ours):
     chat = [{"role": "system", "content": "a"}, USER, {"role": "developer", "content": "b"}]
     assert render_chat(ours, chat, chat_template=ECHO) == "<system>a\n\nb<user>Hi"
     assert render_chat(ours, chat, chat_template=ECHO + "{# 'developer' #}") == "<system>a<user>Hi<developer>b"
@@ -271,138 +234,29 @@ def test_a_developer_is_the_system_where_the_template_knows_none(ours):
 @pytest.mark.parametrize(
     "messages, values, error",
     [
-        ([], {}, "the conversation is empty: at least 1 message is needed"),
-        ("Hi", {}, "messages must be a list of messages, not str"),
-        (["Hi"], {}, "message 0 must be as "),
-        ([{"role": "user", "content": 5}], {}, "message 0: content must be a text or a list of parts, not int"),
-        ([USER], {"tools": [3]}, "a tool must be a JSON schema or a function, not int"),
-        ([USER], {"documents": ["x"]}, "a document must be as "),
-        ([USER], {"continue_final_message": True}, "continue_final_message goes on with the last message"),
-        ([{"role": "user", "content": [{"type": "text"}]}], {}, "message 0: a part of type 'text' must have a text"),
-        ([{"role": "assistant", "tool_calls": [1]}], {}, "message 0: a tool call must be as "),
+        ([], {}, "messages must have at least 1 message, got 0"),
+        ("Hi", {}, "messages must be a list of messages, got str"),
+        (["Hi"], {}, "message 0 must be like "),
+        ([{"role": "user", "content": 5}], {}, "message 0: content must be a string or a list of parts, got int"),
+        ([USER], {"tools": [SEARCH, 3]}, "tools[1] must be a dictionary, got int"),
+        ([USER], {"tools": {}}, "tools must be a list, got dict"),
+        ([USER], {"documents": ["x"]}, "documents[0] must be a dictionary, got str"),
+        ([USER], {"continue_final_message": True}, "continue_final_message and add_generation_prompt"),
+        ([{"role": "user", "content": [{"type": "text"}]}], {}, "message 0: a content part of type 'text' must have a"),
+        ([{"role": "assistant", "tool_calls": [1]}], {}, "message 0: a tool call must be like "),
     ],
 )
-def test_a_conversation_that_is_none_is_one_line(ours, messages, values, error):
+def test_invalid_conversation_is_an_error_of_one_line(ours, messages, values, error):
     with pytest.raises(ValueError) as raised:
         render_chat(ours, messages, chat_template=ECHO, **values)
     assert str(raised.value).startswith(error)
 
 
-# Functions as tools
-
-
-class Colour(Enum):
-    RED, BLUE = "red", "blue"
-
-
-def plain(a: int, b: float, c: bool, d: str, e: list, f: dict, g: tuple, h: Any):
-    """All simple types.
-
-    Args:
-        a: one
-        b: two
-        c: three
-        d: four: with a colon
-        e: five
-        f: six
-        g: seven
-        h: eight
-    """
-
-
-def nested(a: list[list[int]], b: dict[str, float], c: tuple[int, str], d: int | str | None = None) -> str:
-    """Nested types.
-    Over two lines.
-
-    Args:
-        a: one
-
-            with a line between
-        b: two
-            - item: not an argument
-        c: three
-        d: four
-    """
-
-
-def chosen(a: Literal["x", 1, None], b: Colour, c: Optional[int] = 3, d: Union[list[int], str, None] = None) -> Path:  # noqa: UP007, UP045
-    """Choices.
-
-    Args:
-        a: one
-        b: two
-        c: three (choices: [1, 2])
-        d: four
-
-    Returns:
-        A path.
-
-    Raises:
-        ValueError: never
-    """
-
-
-class Shop:
-    def price(self, item: str) -> dict[str, float]:
-        """The price.
-
-        Args:
-            item: What
-
-        Returns:
-            By currency.
-        """
-
-
-@pytest.mark.parametrize(
-    "function", [weather, plain, nested, chosen, Shop().price, Shop.price], ids=lambda f: f.__qualname__
-)
-def test_a_function_becomes_the_schema_that_transformers_makes(function):
-    assert json.dumps(function_schema(function)) == json.dumps(get_json_schema(function))
-
-
-def undocumented(a: int) -> None: ...
-
-
-def unhinted(a) -> None:
-    """No hint.
-
-    Args:
-        a: one
-    """
-
-
-def undescribed(a: int) -> None:
-    """No description."""
-
-
-def strange(a: Path) -> None:
-    """A strange type.
-
-    Args:
-        a: one
-    """
-
-
-@pytest.mark.parametrize(
-    "function, error",
-    [
-        (undocumented, "tool undocumented has no docstring"),
-        (unhinted, "tool unhinted: a has no type hint"),
-        (undescribed, "tool undescribed: its docstring does not describe a"),
-        (strange, "tool strange: the type hint <class 'pathlib.Path'> says nothing in JSON"),
-    ],
-)
-def test_a_function_that_says_too_little_is_refused(function, error):
-    with pytest.raises(ValueError, match=error):
-        function_schema(function)
-
-
-# Where a folder keeps its templates
+# Where templates come from
 
 NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}, {"name": "rag", "template": "R"}]
 PLACES: dict[str, dict[str, Any]] = {
-    "nowhere": {},
+    "none": {},
     "config": {"tokenizer_config.json": {"chat_template": "C"}},
     "list": {"tokenizer_config.json": {"chat_template": NAMED}},
     "without a default": {"tokenizer_config.json": {"chat_template": NAMED[1:]}},
@@ -413,7 +267,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_templates_are_found_as_in_transformers(tmp_path, place):
+def test_finds_templates_as_transformers_does(tmp_path, place):
     folder = write_form(tmp_path, "llama3")
     for name, content in PLACES[place].items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -428,12 +282,21 @@ def test_templates_are_found_as_in_transformers(tmp_path, place):
         assert got[0] == expected[0] and (got[0] == "error" or got == expected), values
 
 
-def test_a_template_in_chat_template_json_is_the_last_resort(tmp_path):
+def test_chat_template_json_is_the_last_resort(tmp_path):
     folder = write_form(tmp_path, "llama3")
     (folder / "chat_template.json").write_text('{"chat_template": "P"}')
     assert render_chat(load_tokenizer(folder), [USER]) == "P"
 
 
-def test_a_folder_without_a_template_says_so(ours):
-    with pytest.raises(ValueError, match="the checkpoint has no chat template: give one as chat_template"):
+def test_missing_template_is_an_error(ours):
+    with pytest.raises(ValueError, match="the checkpoint has no chat template: pass one as chat_template"):
         render_chat(ours, [USER])
+
+
+def test_read_template_takes_text_a_file_or_plain(tmp_path):
+    path = tmp_path / "a.jinja"
+    path.write_text("a{# b #}")
+    assert read_template(str(path)) == read_template(path) == read_template("a{# b #}") == "a{# b #}"
+    assert read_template("plain") == PLAIN_TEMPLATE and read_template(None) is None
+    with pytest.raises(ValueError, match=r"chat template missing\.jinja cannot be read"):
+        read_template("missing.jinja")

@@ -1,4 +1,4 @@
-"""models/storyteller is a Llama folder like any other: transformers loads it as it is, and reads it as stage 1 does."""
+"""models/storyteller is an ordinary Llama checkpoint: transformers loads it and gives the same ids and logits."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ tokenizer = Tokenizer(STORYTELLER)
 
 
 def texts(*pieces: str) -> st.SearchStrategy[str]:
-    """Any characters and `pieces`, in any order; none that begins with a space, for which "\u2581" is another sign."""
+    """Generate texts of random characters and `pieces`. None starts with a space, which "\u2581" also means."""
     characters = st.characters(exclude_categories=["Cs"], exclude_characters="\u2581")
     piece = st.sampled_from([*pieces, " ", "  ", "\n", "the", ".", '"', "1"])
     return (
@@ -65,13 +65,13 @@ def texts(*pieces: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_transformers_reads_the_same_ids(text):
+def test_ids_are_the_same_as_in_transformers(text):
     assert tokenizer.encode(text) == oracle.tokenizer(text).input_ids
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(texts(*SPECIALS, "<s", "s>", "<0x0A>", "<pad>"))
-def test_transformers_reads_the_same_ids_in_any_text(text):
+def test_ids_and_text_of_random_texts_are_the_same_as_in_transformers(text):
     ids = tokenizer.encode(text)
     assert ids == oracle.tokenizer(text).input_ids
     assert tokenizer.decode(ids) == oracle.tokenizer.decode(ids, skip_special_tokens=True)
@@ -83,7 +83,7 @@ def test_plain_text_survives_the_round_trip(text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_ids_of_the_tokenizer_are_those_of_the_model():
+def test_tokenizer_and_config_have_the_same_special_ids():
     config = ModelConfig.from_folder(STORYTELLER)
     assert config.vocab_size == len(oracle.tokenizer) == 4096
     assert (tokenizer.bos_token_id, (tokenizer.eos_token_id,)) == (config.bos_token_id, config.eos_token_ids)
@@ -93,7 +93,7 @@ def test_ids_of_the_tokenizer_are_those_of_the_model():
 # The model
 
 
-def test_defaults_of_config_json_are_those_of_transformers_for_llama(tmp_path):
+def test_defaults_of_config_json_are_the_same_as_in_transformers(tmp_path):
     sizes = {"vocab_size": 320, "hidden_size": 128, "intermediate_size": 48, "num_hidden_layers": 2}
     entries = {"model_type": "llama", **sizes, "num_attention_heads": 32}
     (tmp_path / "config.json").write_text(json.dumps(entries))
@@ -106,20 +106,20 @@ def test_defaults_of_config_json_are_those_of_transformers_for_llama(tmp_path):
     assert ours.sliding_window == getattr(theirs, "sliding_window", None)
 
 
-def test_transformers_finds_every_tensor_and_no_other():
+def test_transformers_loads_every_tensor():
     model, info = AutoModelForCausalLM.from_pretrained(STORYTELLER, output_loading_info=True)
     assert type(model) is LlamaForCausalLM
     assert not any(info.values()), info
 
 
 def test_size():
-    num_parameters = oracle.model.num_parameters()  # a tied head is counted once
+    num_parameters = oracle.model.num_parameters()  # counts a tied head once
     assert 6_500_000 <= num_parameters <= 7_500_000
     assert (STORYTELLER / "model.safetensors").stat().st_size <= 16_000_000
 
 
-def test_the_same_logits():
-    """At every position of a full context, through stage 1's model and no cache at all."""
+def test_logits_are_the_same_as_in_transformers():
+    """Compare every position of a full context, with stage 1's model and without a cache."""
     config = ModelConfig.from_folder(STORYTELLER)
     model = load_model(STORYTELLER, config, torch.float32, torch.device("cpu"))
     length = config.max_position_embeddings
@@ -132,7 +132,7 @@ def test_the_same_logits():
     assert (got - expected).abs().max() <= MAX_LOGIT_ERROR * expected.abs().max()
 
 
-# What wrote it
+# Writing it
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -141,7 +141,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_written_again_it_is_the_same(tmp_path, dtype):
+def test_writing_it_again_changes_nothing(tmp_path, dtype):
     model = load_model(STORYTELLER, ModelConfig.from_folder(STORYTELLER), dtype, torch.device("cpu"))
     write_checkpoint(model, tmp_path)
     written, shipped = tensors_of(tmp_path), tensors_of(STORYTELLER)

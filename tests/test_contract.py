@@ -27,8 +27,8 @@ from tests.helpers import (
     find_stages,
     full,
 )
-from tests.odd_models import SHAPES, OddModel, random_prompts, write_odd_model
 from tests.prompts import CANDIDATES
+from tests.tiny_models import SHAPES, TinyModel, random_prompts, write_tiny_model
 
 NUM_VECTORS, VECTOR_LEN = 20, 64
 HOLDINGS = {  # a knob, and what is tried of it
@@ -68,8 +68,8 @@ def token_ids(oracle: Oracle, prompt: str | list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="session", params=SHAPES)
-def odd_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OddModel:
-    return write_odd_model(request.param, tmp_path_factory.mktemp(request.param))
+def odd_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return write_tiny_model(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def greedy_params(stage: ModuleType, max_tokens: int) -> Any:

@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from tests.helpers import MARGIN, STORYTELLER, Oracle, find_stages, margins
-from tests.odd_models import random_prompts, spread, write_odd_model
 from tests.prompts import CANDIDATES
+from tests.tiny_models import random_prompts, spread, write_tiny_model
 
 RECORD = Path(__file__).parent / "stages_record.json.gz"
 MAX_EXCUSED = 1000  # tokens for each that may differ
@@ -52,7 +52,7 @@ Answers = dict[str, dict[str, Any]]  # by the name of a request
 
 def write_shape(name: str, folder: Path) -> Path:
     """Return the folder of the contract's shape `name`, with weights that no release of transformers changes."""
-    model = write_odd_model(name, folder).oracle.model
+    model = write_tiny_model(name, folder).oracle.model
     torch.manual_seed(sum(name.encode()))
     spread(model)
     model.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""A folder's tokenizer gives the ids and the text that transformers gives, whatever its form."""
+"""Tokenizers of every form give the same ids and the same text as transformers."""
 
 import random
 import subprocess
@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nanovllm.checkpoints.tokenizer import HFTokenizer, StreamDecoder, load_tokenizer
 from nanovllm.llama import Tokenizer as CoreTokenizer
-from nanovllm.tests.made_tokenizers import FORMS, PIECES, SENTENCEPIECE, fuzzed_texts, write_form, write_sentencepiece
+from nanovllm.tests.tiny_tokenizers import FORMS, PIECES, SENTENCEPIECE, fuzzed_texts, write_form, write_sentencepiece
 from tests.helpers import ROOT
 
 QUICK = {"llama3", "qwen2", "llama2", "sentencepiece_llama"}
@@ -28,7 +28,7 @@ def write(folder: Path, form: str) -> Path:
 
 
 class Pair:
-    """A folder's tokenizer as read here, and as read by transformers."""
+    """The tokenizer of a folder, loaded by us and by transformers."""
 
     def __init__(self, folder: Path) -> None:
         self.ours: Any = load_tokenizer(folder)
@@ -46,7 +46,7 @@ def streamed(tokenizer: Any, ids: list[int], prompt: list[int] | None = None) ->
 
 
 def streamed_by(sizes: Iterator[int], tokenizer: Any, ids: list[int]) -> str:
-    """The same, several ids at a time."""
+    """Return the streamed text, with several ids in each push."""
     decoder, pieces = StreamDecoder(tokenizer, []), []
     while ids:
         size = next(sizes)
@@ -59,7 +59,7 @@ def streamed_by(sizes: Iterator[int], tokenizer: Any, ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.full)])
-def test_transformers_gives_the_same_ids_and_the_same_text(pair, count):
+def test_ids_and_text_are_the_same_as_in_transformers(pair, count):
     ours, theirs = pair.ours, pair.theirs
     for text in [*PIECES, *fuzzed_texts(count)]:
         ids = ours.encode(text)
@@ -71,7 +71,7 @@ def test_transformers_gives_the_same_ids_and_the_same_text(pair, count):
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.full)])
-def test_any_ids_have_the_same_text(pair, count):
+def test_text_of_random_ids_is_the_same_as_in_transformers(pair, count):
     rng = random.Random(count)
     for _ in range(count):
         ids = [rng.randrange(len(pair.ours) + 3) for _ in range(rng.randint(0, 60))]
@@ -79,7 +79,7 @@ def test_any_ids_have_the_same_text(pair, count):
             assert pair.ours.decode(ids, skip_special_tokens=skip) == pair.theirs.decode(ids, skip_special_tokens=skip)
 
 
-def test_vocabulary_and_special_tokens_are_the_same(pair):
+def test_vocabulary_and_special_tokens_are_the_same_as_in_transformers(pair):
     ours, theirs = pair.ours, pair.theirs
     assert len(ours) == len(theirs) and ours.vocab_size == theirs.vocab_size and ours.get_vocab() == theirs.get_vocab()
     assert ours.special_tokens_map == theirs.special_tokens_map
@@ -92,12 +92,12 @@ def test_vocabulary_and_special_tokens_are_the_same(pair):
     assert ours.convert_tokens_to_ids(tokens) == theirs.convert_tokens_to_ids(tokens)
 
 
-# Text as it comes
+# Streams
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("shows", [False, True])
-def test_pieces_of_a_stream_joined_are_the_text_of_the_whole(pair, shows, count):
+def test_pieces_of_a_stream_add_up_to_the_text(pair, shows, count):
     tokenizer = pair.ours.showing_special_tokens() if shows else pair.ours
     rng = random.Random(count)
     texts = [tokenizer.encode(text) for text in fuzzed_texts(count, seed=1)]
@@ -111,16 +111,16 @@ def test_pieces_of_a_stream_joined_are_the_text_of_the_whole(pair, shows, count)
             assert text + streamed(tokenizer, after, before) == tokenizer.decode(ids)
 
 
-def test_what_a_text_encodes_to_is_shown_as_transformers_shows_it(pair):
+def test_encoded_text_decodes_as_in_transformers(pair):
     for text in fuzzed_texts(60, seed=2):
-        if "<0x" not in text:  # a unigram model takes "<0xE6>" for the byte
+        if "<0x" not in text:  # a unigram model reads "<0xE6>" as the byte
             ids = pair.ours.encode(text)
             assert pair.ours.decode(ids) == pair.theirs.decode(ids, skip_special_tokens=True)
             assert pair.ours.showing_special_tokens().decode(ids) == pair.theirs.decode(ids)
 
 
-def test_a_token_costs_the_same_however_long_the_text_is(pair, monkeypatch):
-    """Whitespace, bytes that make no character, hidden tokens: nothing makes the window grow."""
+def test_cost_of_a_token_does_not_grow_with_the_text(pair, monkeypatch):
+    """The window stays short, even for whitespace, invalid bytes and hidden tokens."""
     tokenizer, lengths = pair.ours, []
     decode = HFTokenizer.decode
     counted = lambda self, ids, *args: lengths.append(len(ids)) or decode(self, ids, *args)  # noqa: E731
@@ -133,8 +133,8 @@ def test_a_token_costs_the_same_however_long_the_text_is(pair, monkeypatch):
     assert max(lengths) <= 64
 
 
-def test_a_line_break_is_shown_at_once_though_it_is_a_byte(tmp_path):
-    """A stop string "\\n" ends the text there."""
+def test_line_break_in_a_byte_token_is_returned_at_once(tmp_path):
+    """A stop string that is a line break depends on it."""
     tokenizer = load_tokenizer(write(tmp_path, "llama2"))
     newline = tokenizer.convert_tokens_to_ids("<0x0A>")
     decoder = StreamDecoder(tokenizer, tokenizer.encode("the fox"))
@@ -143,18 +143,18 @@ def test_a_line_break_is_shown_at_once_though_it_is_a_byte(tmp_path):
     assert decoder.push(newline) == REPLACEMENT * 2 + "\n"
 
 
-# Which file is read, and what is not imported
+# Files and imports
 
 
-def test_tokenizer_json_wins_over_tokenizer_model_as_in_transformers(tmp_path):
+def test_tokenizer_json_wins_over_tokenizer_model(tmp_path):
     folder = write_sentencepiece(write_form(tmp_path, "llama3"), "plain")
     write_form(tmp_path, "llama3")
     assert load_tokenizer(folder).encode("the fox") == AutoTokenizer.from_pretrained(folder)("the fox").input_ids
     assert len(load_tokenizer(folder)) != 700
 
 
-def test_a_tokenizer_model_alone_has_llama_s_conventions(tmp_path):
-    """Without tokenizer_config.json nobody says otherwise: BOS, and a space before the first word, as in the stages."""
+def test_tokenizer_model_alone_follows_llamas_conventions(tmp_path):
+    """Without tokenizer_config.json, text gets BOS and a space before the first word, as in the stages."""
     folder = write_sentencepiece(tmp_path, "plain")
     (folder / "tokenizer_config.json").unlink()
     ours, stage = load_tokenizer(folder), CoreTokenizer(folder)
@@ -164,11 +164,11 @@ def test_a_tokenizer_model_alone_has_llama_s_conventions(tmp_path):
     assert (ours.bos_token_id, ours.eos_token_id) == (stage.bos_token_id, stage.eos_token_id)
 
 
-def test_a_folder_may_have_no_tokenizer(tmp_path):
+def test_folder_without_a_tokenizer_gives_none(tmp_path):
     assert load_tokenizer(tmp_path) is None
 
 
-def test_neither_transformers_nor_the_hub_is_imported(tmp_path):
+def test_load_tokenizer_does_not_import_transformers_or_the_hub(tmp_path):
     folder = write_form(tmp_path, "llama3")
     code = (
         "import sys; from nanovllm.checkpoints.tokenizer import load_tokenizer as load\n"
@@ -179,10 +179,10 @@ def test_neither_transformers_nor_the_hub_is_imported(tmp_path):
     assert done.stdout.endswith(" set()\n") and done.stderr == ""
 
 
-# The calls that scripts make
+# Calls of scripts
 
 
-def test_calls_as_on_a_tokenizer_of_transformers(tmp_path):
+def test_calls_return_the_same_as_in_transformers(tmp_path):
     pair = Pair(write_form(tmp_path, "llama3"))
     ours, theirs = pair.ours.showing_special_tokens(), pair.theirs
     for text in ("the fox", ["the fox", "a"], ""):
@@ -198,12 +198,12 @@ def test_calls_as_on_a_tokenizer_of_transformers(tmp_path):
     assert ours.backend.token_to_id("<|eot_id|>") == ours.eos_token_id == theirs.eos_token_id
 
 
-def test_what_is_neither_a_text_nor_token_ids_is_an_error(tmp_path):
+def test_wrong_types_are_errors(tmp_path):
     tokenizer = load_tokenizer(write_form(tmp_path, "qwen2"))
     for call in (tokenizer, tokenizer.encode):
         for wrong in (None, 5, b"a"):
-            with pytest.raises(ValueError, match=f"a tokenizer takes a text.*, not {type(wrong).__name__}"):
+            with pytest.raises(ValueError, match=f"a tokenizer takes a string.*, got {type(wrong).__name__}"):
                 call(wrong)
-    for wrong, told in (("a", "not str"), (None, "not NoneType"), ([1.5], "not 1.5"), ([[1]], r"not \[1\]")):
-        with pytest.raises(ValueError, match=f"whole number.*{told}"):
+    for wrong, error in (("a", "got str"), (None, "got NoneType"), ([1.5], "got 1.5"), ([[1]], r"got \[1\]")):
+        with pytest.raises(ValueError, match=f"integer.*{error}"):
             tokenizer.decode(wrong)

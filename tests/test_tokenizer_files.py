@@ -1,4 +1,4 @@
-"""The files around a tokenizer: those that say what is special or added, and those that say nothing that is valid."""
+"""The files next to a tokenizer: special and added tokens are merged as in transformers; invalid files are errors."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from nanovllm.checkpoints.tokenizer import load_tokenizer
-from nanovllm.tests.made_tokenizers import (
+from nanovllm.tests.tiny_tokenizers import (
     fuzzed_texts,
     sentencepiece_model,
     write_config,
@@ -18,7 +18,7 @@ from nanovllm.tests.made_tokenizers import (
 
 TOKEN = {"content": "<|new|>", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "LlamaTokenizer"}
-CASES: dict[str, dict[str, Any]] = {  # of files: what tokenizer_config.json has besides, and the other files
+CASES: dict[str, dict[str, Any]] = {  # additions to tokenizer_config.json, and other files
     "a name of the model's own": {"tokenizer_config.json": {"image_token": "<|image|>", "pad_token": "<|pad|>"}},
     "names in a dict": {
         "tokenizer_config.json": {"extra_special_tokens": {"boi_token": "<|boi|>", "eoi_token": "fox"}}
@@ -64,7 +64,7 @@ def write_case(folder: Path, files: dict[str, Any], form: str | None) -> Path:
 
 @pytest.mark.parametrize("form", ["llama2", pytest.param(None, id="sentencepiece"), "llama3"])
 @pytest.mark.parametrize("case", CASES)
-def test_special_and_added_tokens_are_merged_as_in_transformers(tmp_path, case, form):
+def test_merges_special_and_added_tokens_as_transformers_does(tmp_path, case, form):
     folder = write_case(tmp_path, CASES[case], form)
     ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     assert ours.get_vocab() == theirs.get_vocab() and ours.special_tokens_map == theirs.special_tokens_map
@@ -77,14 +77,14 @@ def test_special_and_added_tokens_are_merged_as_in_transformers(tmp_path, case, 
             assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip), text
 
 
-# Files that are not what they should be
+# Invalid files
 
 
 def change(path: Path, **entries: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
 
 
-BAD_JSON = [  # tokenizer.json, and how the error goes on behind its path
+BAD_JSON = [  # a change to tokenizer.json, and the error after its path
     (lambda text: text[: len(text) // 2], "is not valid JSON: "),
     (lambda text: "", "is not valid JSON: "),
     (lambda text: "[]", "holds a list, not an object"),
@@ -106,7 +106,7 @@ BAD_ENTRIES = [
 
 
 @pytest.mark.parametrize("spoil, error", BAD_JSON)
-def test_a_tokenizer_json_that_is_none_is_one_line(tmp_path, spoil, error):
+def test_invalid_tokenizer_json_is_an_error_of_one_line(tmp_path, spoil, error):
     path = write_form(tmp_path, "llama3") / "tokenizer.json"
     path.write_text(spoil(path.read_text()))
     with pytest.raises(ValueError) as raised:
@@ -115,7 +115,7 @@ def test_a_tokenizer_json_that_is_none_is_one_line(tmp_path, spoil, error):
 
 
 @pytest.mark.parametrize("name, value", BAD_ENTRIES)
-def test_an_entry_that_the_library_does_not_know_is_named(tmp_path, name, value):
+def test_error_names_the_invalid_part_of_tokenizer_json(tmp_path, name, value):
     path = write_form(tmp_path, "llama3") / "tokenizer.json"
     change(path, **{name: value})
     with pytest.raises(ValueError) as raised:
@@ -126,25 +126,29 @@ def test_an_entry_that_the_library_does_not_know_is_named(tmp_path, name, value)
 @pytest.mark.parametrize(
     "file, entries, error",
     [
-        ("tokenizer_config.json", {"bos_token": 1}, "bos_token must be a text or an object, not 1"),
-        ("tokenizer_config.json", {"eos_token": {"content": 5}}, "eos_token.content must be a text, not 5"),
-        ("tokenizer_config.json", {"eos_token": {"content": "a", "lstrip": 1}}, "lstrip must be true or false, not 1"),
-        ("tokenizer_config.json", {"additional_special_tokens": "a"}, "must be a list of tokens, not 'a'"),
-        ("tokenizer_config.json", {"additional_special_tokens": [3]}, "additional_special_tokens[0] must be a text"),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}, "'x' in place of a token id"),
+        ("tokenizer_config.json", {"bos_token": 1}, "bos_token must be a string or an object, got 1"),
+        ("tokenizer_config.json", {"eos_token": {"content": 5}}, "eos_token.content must be a string, got 5"),
+        ("tokenizer_config.json", {"eos_token": {"content": "a", "lstrip": 1}}, "lstrip must be true or false, got 1"),
+        ("tokenizer_config.json", {"additional_special_tokens": "a"}, "must be a list of tokens, got 'a'"),
+        ("tokenizer_config.json", {"additional_special_tokens": [3]}, "additional_special_tokens[0] must be a string"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"x": {"content": "a"}}},
+            "has the key 'x', which is not a token id",
+        ),
         ("tokenizer_config.json", {"added_tokens_decoder": {"5": "a"}}, "added_tokens_decoder.5 must be an object"),
-        ("tokenizer_config.json", {"added_tokens_decoder": []}, "added_tokens_decoder must be an object, not []"),
-        ("tokenizer_config.json", {"tokenizer_class": 1}, "tokenizer_class must be a text, not 1"),
-        ("tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token must be true or false, not 'yes'"),
-        ("tokenizer_config.json", {"legacy": 1}, "legacy must be true or false, not 1"),
-        ("tokenizer_config.json", {"chat_template": 1}, "chat_template must be a text, not 1"),
-        ("tokenizer_config.json", {"chat_template": [{"name": "a"}]}, "chat_template[0].template must be a text"),
-        ("tokenizer_config.json", {"split_special_tokens": 2}, "split_special_tokens must be true or false, not 2"),
-        ("special_tokens_map.json", {"eos_token": []}, "eos_token must be a text or an object, not []"),
-        ("added_tokens.json", {"<x>": "y"}, "<x> must be a whole number, at least 0, not 'y'"),
+        ("tokenizer_config.json", {"added_tokens_decoder": []}, "added_tokens_decoder must be an object, got []"),
+        ("tokenizer_config.json", {"tokenizer_class": 1}, "tokenizer_class must be a string, got 1"),
+        ("tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token must be true or false, got 'yes'"),
+        ("tokenizer_config.json", {"legacy": 1}, "legacy must be true or false, got 1"),
+        ("tokenizer_config.json", {"chat_template": 1}, "chat_template must be a string, got 1"),
+        ("tokenizer_config.json", {"chat_template": [{"name": "a"}]}, "chat_template[0].template must be a string"),
+        ("tokenizer_config.json", {"split_special_tokens": 2}, "split_special_tokens must be true or false, got 2"),
+        ("special_tokens_map.json", {"eos_token": []}, "eos_token must be a string or an object, got []"),
+        ("added_tokens.json", {"<x>": "y"}, "<x> must be an integer of at least 0, got 'y'"),
     ],
 )
-def test_an_entry_beside_it_that_cannot_be_is_named_with_its_file(tmp_path, file, entries, error):
+def test_error_names_the_invalid_entry_and_its_file(tmp_path, file, entries, error):
     folder = write_case(tmp_path, {file: entries}, "llama2")
     with pytest.raises(ValueError) as raised:
         load_tokenizer(folder)
@@ -152,7 +156,7 @@ def test_an_entry_beside_it_that_cannot_be_is_named_with_its_file(tmp_path, file
 
 
 @pytest.mark.parametrize("data", [b"", b"\x0a", b"not a model", sentencepiece_model()[:3000]])
-def test_a_tokenizer_model_that_is_none_is_one_line(tmp_path, data):
+def test_invalid_tokenizer_model_is_an_error_of_one_line(tmp_path, data):
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(ValueError, match=r"tokenizer\.model is not a sentencepiece model") as raised:
         load_tokenizer(tmp_path)

@@ -1,4 +1,4 @@
-"""A hub on loopback: what huggingface_hub asks of the real one, for one repository, and what a hub may say instead."""
+"""A fake Hugging Face Hub on loopback: it serves one repository to huggingface_hub, and fails as the real one can."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ NAME, COMMIT, TOKEN = "someone/tiny", "c" * 40, "hf_secret"
 
 
 class FakeHub(ThreadingHTTPServer):
-    """Serves the files of `folder` as NAME; knobs may be changed while it runs."""
+    """A server that offers the files of `folder` as the repository NAME. Tests change its attributes as it runs."""
 
     daemon_threads = True
 
@@ -22,8 +22,8 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder = folder
         self.private = self.gated = False
-        self.status: int | None = None  # the answer to everything
-        self.stalls_at: tuple[str, int] | None = None  # a file, and how many bytes of it are sent
+        self.status: int | None = None  # for every response
+        self.stalls_at: tuple[str, int] | None = None  # a file, and how many of its bytes to send
         self.goes_on = Event()
         self.requests: list[str] = []
         self.tokens: set[str | None] = set()
@@ -34,12 +34,14 @@ class FakeHub(ThreadingHTTPServer):
 
     @property
     def sent(self) -> list[str]:
-        """The files whose bytes were asked for, in order."""
+        """The downloaded files, in order."""
         gets = (request for request in self.requests if request.startswith("GET") and "/resolve/" in request)
         return [request.split("/", 5)[-1] for request in gets]
 
 
 class Handler(BaseHTTPRequestHandler):
+    """The Hub's API and downloads, as far as huggingface_hub uses them."""
+
     server: FakeHub
     protocol_version = "HTTP/1.1"
 
@@ -100,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         if error:
             self.send_header("X-Error-Code", error)
-            self.send_header("X-Error-Message", f"{error}, says the hub")
+            self.send_header("X-Error-Message", f"{error} from the fake hub")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
@@ -124,6 +126,7 @@ def describe(folder: Path, file: Path) -> dict[str, Any]:
 
 @contextmanager
 def fake_hub(folder: Path) -> Iterator[FakeHub]:
+    """Run a FakeHub in a thread."""
     with FakeHub(folder) as hub:
         thread = Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()

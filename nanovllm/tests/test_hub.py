@@ -1,6 +1,6 @@
-"""A model is a folder or a name of the hub: what is fetched, what is never taken for whole, what is told in one line.
+"""Models from a folder or from the Hugging Face Hub: downloads, incomplete copies and errors of one line.
 
-The hub is one on loopback. Nothing here leaves this machine.
+The Hub here is a fake server on loopback, so no test leaves this machine.
 """
 
 import os
@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from .. import LLM, EngineConfig, LLMEngine, SamplingParams
 from ..__main__ import main
-from ..checkpoints import hub as checkpoints
-from ..checkpoints.hub import find_checkpoint, find_tokenizer
+from ..checkpoints.hub import DEFAULT_MODEL, find_checkpoint, find_tokenizer
 from .fake_hub import COMMIT, NAME, TOKEN, FakeHub, fake_hub
 from .helpers import UNMEASURED, write_checkpoint
 
@@ -31,12 +30,12 @@ def full(value: object) -> object:
 
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-Told = Callable[..., str]
+ErrorOf = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in two shards, and what else a repository has."""
+    """Return a checkpoint in two shards, with other files as repositories have them."""
     folder = write_checkpoint(tmp_path_factory.mktemp("repository"))
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -47,7 +46,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model.safetensors.index.json").write_text(f'{{"weight_map": {{{", ".join(names)}}}}}')
     (folder / "original").mkdir()
     for name in ("pytorch_model.bin", "tiny-q4.gguf", "README.md", "original/config.json", "consolidated.safetensors"):
-        (folder / name).write_bytes(b"not read")
+        (folder / name).write_bytes(b"unused")
     return folder
 
 
@@ -62,37 +61,37 @@ def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     with fake_hub(tmp_path / "repository") as server:
-        ask(monkeypatch, server.url)
+        use_hub(monkeypatch, server.url)
         yield server
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """This hub from now on: HF_ENDPOINT is read when huggingface_hub is imported."""
+def use_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Send requests to another hub. HF_ENDPOINT would be too late: huggingface_hub is already imported."""
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
 
 
 @pytest.fixture
-def told() -> Told:
-    """told(model, revision): the one line of the error."""
+def error_of() -> ErrorOf:
+    """Return a function that returns the error for a model and a revision, which is a single line."""
 
-    def line(model: str = NAME, revision: str | None = None) -> str:
+    def error(model: str = NAME, revision: str | None = None) -> str:
         with pytest.raises(ValueError) as raised:
             find_checkpoint(model, revision)
         assert "\n" not in str(raised.value)
         return str(raised.value)
 
-    return line
+    return error
 
 
 def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
-# What is fetched
+# Downloads
 
 
-def test_only_what_is_read_is_fetched_and_the_weights_last(hub, checkpoint):
+def test_downloads_only_needed_files_and_the_weights_last(hub, checkpoint):
     folder = find_checkpoint(NAME)
     others = {"config.json", "tokenizer.model", "model.safetensors.index.json"}
     assert folder.name == COMMIT and {*hub.sent[:3]} == others and {*hub.sent[3:]} == {*SHARDS}
@@ -100,139 +99,142 @@ def test_only_what_is_read_is_fetched_and_the_weights_last(hub, checkpoint):
     assert all((folder / name).read_bytes() == (checkpoint / name).read_bytes() for name in [*others, *SHARDS])
 
 
-def test_it_is_fetched_once(hub):
+def test_downloads_once(hub):
     first = find_checkpoint(NAME)
     hub.requests.clear()
     assert find_checkpoint(NAME) == first and hub.sent == []
 
 
-def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, told):
+def test_revision_is_a_branch_a_tag_or_a_commit(hub, error_of):
     assert find_checkpoint(NAME, "v1") == find_checkpoint(NAME, COMMIT) == find_checkpoint(NAME, "main")
-    assert told(NAME, "v2") == f"{NAME} on the hub has no revision 'v2': name a branch, a tag or a whole commit"
+    assert error_of(NAME, "v2") == f"{NAME} on the Hub has no revision 'v2': use a branch, a tag or a full commit hash"
 
 
-def test_an_engine_runs_by_name(hub, checkpoint):
+def test_llm_takes_a_name(hub, checkpoint):
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     by_name = LLM(NAME, offload_policy="load").generate("the fox", params)
     by_folder = LLM(checkpoint, offload_policy="load").generate("the fox", params)
     assert by_name[0].outputs[0].token_ids == by_folder[0].outputs[0].token_ids and hub.sent
 
 
-def test_the_command_runs_by_name(hub, capsys):
+def test_command_takes_a_name(hub, capsys):
     assert main(["generate", "the fox", "--model", NAME, "--max-tokens", "3", *UNMEASURED]) == 0
     assert "the fox" in capsys.readouterr().out and hub.sent
 
 
-def test_a_token_and_a_cache_may_be_given(hub, tmp_path):
+def test_token_and_cache_are_options(hub, tmp_path):
     hub.private = True
     folder = find_checkpoint(NAME, cache_dir=tmp_path / "elsewhere", token=TOKEN)
     assert folder.is_relative_to(tmp_path / "elsewhere") and (folder / SHARDS[0]).is_file()
 
 
-def test_an_engine_of_a_config_takes_its_token_and_cache(hub, tmp_path):
+def test_engine_config_has_the_token_and_the_cache(hub, tmp_path):
     hub.private = True
     config = EngineConfig(NAME, download_dir=str(tmp_path / "elsewhere"), hf_token=TOKEN, offload_policy="recompute")
     assert Path(LLMEngine(config).config.model).is_relative_to(tmp_path / "elsewhere")
 
 
-def test_of_a_tokenizer_no_weights_are_fetched(hub, tmp_path):
+def test_find_tokenizer_downloads_no_weights(hub, tmp_path):
     assert {path.name for path in find_tokenizer(NAME).iterdir()} == {*hub.sent}
     assert {*hub.sent} == {"config.json", "tokenizer.model", "model.safetensors.index.json"}
     assert find_tokenizer(tmp_path) == tmp_path
 
 
-def test_the_token_of_the_environment_is_shown_to_the_hub(hub, told, monkeypatch):
+def test_uses_the_token_of_the_environment(hub, error_of, monkeypatch):
     hub.private = True
-    assert told() == (
-        f"there is no folder {Path(NAME).absolute()}, and the hub has no model {NAME}, or it is private: then set "
+    assert error_of() == (
+        f"there is no folder {Path(NAME).absolute()}, and no model {NAME} on the Hub; if it is private, set "
         "HF_TOKEN to your token"
     )
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert find_checkpoint(NAME).name == COMMIT and f"Bearer {TOKEN}" in hub.tokens
 
 
-def test_another_architecture_is_refused_before_its_weights_are_fetched(hub, told):
+def test_unsupported_architecture_is_rejected_before_downloading_its_weights(hub, error_of):
     config = hub.folder / "config.json"
     config.write_text(config.read_text().replace("LlamaForCausalLM", "GemmaForCausalLM"))
-    assert "the folder has ['GemmaForCausalLM']" in told()
+    assert "unsupported model ['GemmaForCausalLM']" in error_of()
     assert not {*hub.sent} & {*SHARDS}
 
 
-# A folder
+# Folders
 
 
-def test_a_folder_wins_over_a_name_of_the_hub(hub, checkpoint):
+def test_folder_wins_over_a_name_on_the_hub(hub, checkpoint):
     shutil.copytree(checkpoint, Path(NAME))
     assert find_checkpoint(NAME) == Path(NAME) and hub.requests == []
 
 
 @pytest.mark.parametrize("model", ["nowhere", "./no/where", "/no/where", "no/where/else", "a b/c", "../x", "a\0/b"])
-def test_a_name_that_is_neither_touches_no_network(hub, told, model):
+def test_invalid_name_never_touches_the_network(hub, error_of, model):
     folder = Path(model).absolute()
-    assert told(model) == f"there is no folder {folder}, and {model!r} is no name of the hub, which is ORG/NAME"
-    assert hub.requests == []
-
-
-def test_the_default_is_no_name_of_the_hub(hub, told):
-    assert EngineConfig.model == checkpoints.SHIPPED
     assert (
-        told(EngineConfig.model)
-        == f"there is no folder {Path(checkpoints.SHIPPED).absolute()}: name a checkpoint, LLM(model=...) or --model"
+        error_of(model)
+        == f"there is no folder {folder}, and {model!r} is not a name on the Hub, which looks like ORG/NAME"
     )
     assert hub.requests == []
 
 
-# Never taken for whole
+def test_default_model_is_not_a_name_on_the_hub(hub, error_of):
+    assert EngineConfig.model == DEFAULT_MODEL
+    missing = f"there is no folder {Path(DEFAULT_MODEL).absolute()}"
+    assert error_of(DEFAULT_MODEL) == f"{missing}: name a checkpoint with LLM(model=...) or --model"
+    assert hub.requests == []
 
 
-def test_offline_what_is_cached_is_used(hub, monkeypatch):
+# Incomplete copies
+
+
+def test_cached_copy_works_offline(hub, monkeypatch):
     folder = find_checkpoint(NAME)
     hub.requests.clear()
     go_offline(monkeypatch)
     assert find_checkpoint(NAME) == folder and hub.requests == []
 
 
-def test_where_no_hub_answers_what_is_cached_is_used(hub, told, monkeypatch):
+def test_cached_copy_works_if_the_hub_is_unreachable(hub, error_of, monkeypatch):
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # it does not listen: a connection is refused
+        closed.bind(("127.0.0.1", 0))  # without listen(), so a connection is refused
         silent = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        ask(monkeypatch, silent)
-        no_copy = f"{constants.HF_HUB_CACHE} has no whole copy of the hub's {NAME}"
-        assert re.search(rf"{no_copy}, and {silent} cannot be reached \(\w+: .+\): try again$", told())
-        ask(monkeypatch, hub.url)
+        use_hub(monkeypatch, silent)
+        no_copy = f"{constants.HF_HUB_CACHE} has no complete copy of {NAME}"
+        assert re.search(rf"{no_copy}, and {silent} cannot be reached \(\w+: .+\): try again$", error_of())
+        use_hub(monkeypatch, hub.url)
         folder = find_checkpoint(NAME)
-        ask(monkeypatch, silent)
+        use_hub(monkeypatch, silent)
         assert find_checkpoint(NAME) == folder
 
 
 @pytest.mark.parametrize(
     "missing", [SHARDS[0], "tokenizer.model", *map(full, (SHARDS[1], "config.json", "model.safetensors.index.json"))]
 )
-def test_a_copy_without_one_file_is_not_whole_offline_and_is_completed_online(hub, told, monkeypatch, missing):
+def test_missing_file_is_an_error_offline_and_is_downloaded_online(hub, error_of, monkeypatch, missing):
     folder = find_checkpoint(NAME)
     (folder / missing).resolve().unlink()
     (folder / missing).unlink()
     go_offline(monkeypatch)
-    assert re.search(rf"{constants.HF_HUB_CACHE} has no whole copy of the hub's {NAME}: unset HF_HUB_OFFLINE", told())
+    assert re.search(rf"{constants.HF_HUB_CACHE} has no complete copy of {NAME}: unset HF_HUB_OFFLINE", error_of())
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hub.requests.clear()
     assert (find_checkpoint(NAME) / missing).is_file() and hub.sent == [missing]
 
 
 @pytest.mark.parametrize("left", [-1, full(0), full(5), full(100)])
-def test_a_cut_file_is_not_whole_offline_and_is_fetched_again_online(hub, told, monkeypatch, checkpoint, left):
+def test_truncated_file_is_an_error_offline_and_is_downloaded_again_online(
+    hub, error_of, monkeypatch, checkpoint, left
+):
     folder = find_checkpoint(NAME)
     content = (folder / SHARDS[1]).read_bytes()
     (folder / SHARDS[1]).write_bytes(content[:left])
     go_offline(monkeypatch)
-    assert f"has no whole copy of the hub's {NAME}" in told()
+    assert f"has no complete copy of {NAME}" in error_of()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hub.requests.clear()
     assert (find_checkpoint(NAME) / SHARDS[1]).read_bytes() == content and hub.sent == [SHARDS[1]]
 
 
 @pytest.mark.full
-def test_killed_in_the_middle_it_is_not_whole_and_the_next_call_goes_on(hub, told, monkeypatch, tmp_path):
+def test_download_continues_after_a_kill(hub, error_of, monkeypatch, tmp_path):
     hub.stalls_at = (SHARDS[0], 1000)
     package = Path(__file__).resolve().parents[1]
     code = f"from {package.name}.checkpoints.hub import find_checkpoint; find_checkpoint({NAME!r})"
@@ -246,60 +248,60 @@ def test_killed_in_the_middle_it_is_not_whole_and_the_next_call_goes_on(hub, tol
     hub.goes_on.set()
     hub.stalls_at = None
     go_offline(monkeypatch)
-    assert f"has no whole copy of the hub's {NAME}" in told()
+    assert f"has no complete copy of {NAME}" in error_of()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hub.requests.clear()
     assert {path.name for path in find_checkpoint(NAME).glob("*.safetensors")} == {*SHARDS}
-    assert SHARDS[0] in hub.sent and {*hub.sent} <= {*SHARDS}, "what was there was fetched again"
+    assert SHARDS[0] in hub.sent and {*hub.sent} <= {*SHARDS}, "files in the cache must not be downloaded again"
 
 
-# What the hub says
+# Errors of the Hub
 
 
 @pytest.mark.parametrize(
-    ("files", "says"),
+    ("files", "error"),
     [
-        ([], f"{NAME} on the hub is not a checkpoint folder: it is empty"),
-        (["pytorch_model.bin"], f"and no safetensors: hf download {NAME} --local-dir FOLDER fetches that, and"),
-        (["tiny-q4.gguf"], f"{NAME} on the hub has tiny-q4.gguf, GGUF, llama.cpp's format: take the same model's"),
+        ([], f"{NAME} on the Hub is not a checkpoint folder: it is empty"),
+        (["pytorch_model.bin"], f"and no safetensors: download it with `hf download {NAME} --local-dir FOLDER`"),
+        (["tiny-q4.gguf"], f"{NAME} on the Hub has tiny-q4.gguf, llama.cpp's GGUF format: download the"),
         (
             ["adapter_config.json", "adapter_model.safetensors"],
-            "has adapter_config.json, an adapter, not a whole model",
+            "has adapter_config.json, an adapter and not a full model",
         ),
-        (["model.safetensors.index.json"], f"{NAME} on the hub has no {SHARDS[0]}, which its model.safetensors.index"),
+        (["model.safetensors.index.json"], f"{NAME} on the Hub has no {SHARDS[0]}, although its model.safetensors"),
     ],
 )
-def test_a_repository_without_safetensors_is_told_by_what_it_has(hub, told, files, says):
+def test_error_names_the_format_of_a_repository_without_safetensors(hub, error_of, files, error):
     for path in hub.folder.iterdir():
         if path.is_file() and path.name not in files:
             path.unlink()
     for name in files:
         (hub.folder / name).touch()
     shutil.rmtree(hub.folder / "original")
-    assert says in told()
+    assert error in error_of()
 
 
-def test_a_gated_model_is_told_where_to_accept_its_terms(hub, told):
+def test_error_says_where_to_accept_the_terms_of_a_gated_model(hub, error_of):
     hub.gated = True
-    assert told() == f"{NAME} is gated: accept its terms on {hub.url}/{NAME}, and set HF_TOKEN to your token"
+    assert error_of() == f"{NAME} is gated: accept its terms at {hub.url}/{NAME} and set HF_TOKEN to your token"
 
 
 @pytest.mark.parametrize("status", [401, 403, 500, 503])
-def test_whatever_the_hub_answers_is_one_line(hub, told, status):
+def test_any_status_is_an_error_of_one_line(hub, error_of, status):
     hub.status = status
-    assert ("HF_TOKEN" if status < 500 else f"cannot be reached (status {status}): try again") in told()
+    assert ("HF_TOKEN" if status < 500 else f"cannot be reached (status {status}): try again") in error_of()
 
 
-def test_a_repository_that_is_not_there_is_told_with_both_readings(hub, told):
-    assert told("some/thing") == (
-        f"there is no folder {Path('some/thing').absolute()}, and the hub has no model some/thing, or it is private: "
-        "then set HF_TOKEN to your token"
+def test_error_of_an_unknown_name_covers_folders_and_the_hub(hub, error_of):
+    assert error_of("some/thing") == (
+        f"there is no folder {Path('some/thing').absolute()}, and no model some/thing on the Hub; if it is private, "
+        "set HF_TOKEN to your token"
     )
 
 
-def test_a_disk_without_room_is_one_line(hub, told, monkeypatch):
+def test_full_disk_is_an_error_of_one_line(hub, error_of, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
-    assert told().startswith(f"{NAME} could not be fetched from {hub.url} (OSError: [Errno 28] No space left on")
+    assert error_of().startswith(f"{NAME} cannot be downloaded from {hub.url} (OSError: [Errno 28] No space left on")

@@ -16,7 +16,7 @@ from .. import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from ..checkpoints.tokenizer import load_tokenizer
 from ..engine.grammars import GrammarProcessor, Grammars, token_bytes
 from .helpers import OPTIONS
-from .made_tokenizers import FORMS, SENTENCEPIECE, write_form, write_sentencepiece
+from .tiny_tokenizers import FORMS, SENTENCEPIECE, write_form, write_sentencepiece
 
 STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
 SCHEMA: dict[str, Any] = {

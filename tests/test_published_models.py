@@ -1,7 +1,6 @@
-"""Forms of models that people have: each runs, made small, with transformers' tokens, or is refused in words.
+"""Published models, made small: each gives the same tokens as in transformers, or is rejected with a clear error.
 
-The finished engine serves them, from config.json as it was published; tests/test_contract.py has odd shapes for all
-stages, written as transformers 5 writes them.
+The package loads them with config.json as published. tests/test_contract.py covers unusual shapes in all stages.
 """
 
 import json
@@ -17,15 +16,15 @@ from nanovllm.checkpoints.hub import find_config
 from nanovllm.checkpoints.model_config import read_model_config
 from nanovllm.checkpoints.sizes import SHAPES
 from tests.helpers import MARGIN, Oracle, compare_greedy, full
-from tests.odd_models import random_prompts, spread
-from tests.published_configs import POSITIONS, REFUSED, RUN, VOCAB, WINDOW, small, write_config
+from tests.published_configs import POSITIONS, RUN, UNSUPPORTED, VOCAB, WINDOW, small, write_config
+from tests.tiny_models import random_prompts, spread
 
 QUICK = {"llama-3.2-1b", "mistral-7b-v0.1", "qwen2.5-0.5b", "qwen3-0.6b"}
 OPTIONS = {"dtype": "float32", "device": "cpu", "offload_policy": "load"}
 
 
 def write_model(folder, config, shard_size="1GB"):
-    """A random model of this form, with its weights in the published dtype and its config.json as it is."""
+    """Write a random model with this config.json and with weights in the published dtype."""
     write_config(folder, config)
     torch.manual_seed(sum(json.dumps(config).encode()))
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()
@@ -36,35 +35,37 @@ def write_model(folder, config, shard_size="1GB"):
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else full(name) for name in RUN])
-def test_a_form_that_is_run_takes_transformers_tokens(tmp_path, name):
+def test_supported_model_gives_transformers_tokens(tmp_path, name):
     oracle = write_model(tmp_path, small(RUN[name]))
     longest = WINDOW if name == "mistral-7b-v0.1" else 128
-    prompts = random_prompts(VOCAB, num=32, longest=longest // 2)  # a tied model soon repeats itself
+    prompts = random_prompts(
+        VOCAB, num=32, longest=longest // 2
+    )  # many prompts, because a tied model soon repeats itself
     llm = LLM(tmp_path, **OPTIONS, max_model_len=longest, kv_cache_tokens=32 * 128)
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     outputs = llm.generate(prompts, params)
     compared = [compare_greedy(oracle, p, o.outputs[0].token_ids) for p, o in zip(prompts, outputs, strict=True)]
     assert sum(each.num_excused for each in compared) * 1000 <= sum(each.num_tokens for each in compared)
-    assert len({token for output in outputs for token in output.outputs[0].token_ids}) > 20, "a model that says little"
+    assert len({token for output in outputs for token in output.outputs[0].token_ids}) > 20, "the model repeats itself"
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_form_that_is_not_run_is_refused_in_words(tmp_path, name):
-    config, error = REFUSED[name]
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_model_is_rejected_by_name(tmp_path, name):
+    config, error = UNSUPPORTED[name]
     write_config(tmp_path, config)
-    save_file({"poison": torch.zeros(1)}, tmp_path / "model.safetensors")
+    save_file({"invalid": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError) as raised:
         LLM(tmp_path, **OPTIONS)
     assert str(raised.value).startswith(f"{tmp_path / 'config.json'}: ") and error in str(raised.value)
 
 
 @pytest.mark.parametrize("name", sorted(RUN.keys() & SHAPES.keys()))
-def test_the_calculator_knows_the_published_numbers(tmp_path, name):
+def test_sizes_has_the_published_numbers(tmp_path, name):
     config = read_model_config(find_config(write_config(tmp_path, RUN[name])).parent)
     assert {entry: getattr(config, entry) for entry in vars(SHAPES[name])} | {"dtype": "bfloat16"} == vars(SHAPES[name])
 
 
-# A folder as transformers 5 saves it: tokenizer.json alone, shards, bfloat16, several ends of a text
+# A folder as transformers 5 saves it: only tokenizer.json, shards, bfloat16 and several EOS tokens
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
@@ -83,7 +84,7 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", full("qwen2.5-7b"), full("qwen3-32b"), full("mistral-nemo-12b")])
-def test_text_in_and_text_out_is_as_transformers_has_it(tmp_path, name):
+def test_text_is_the_same_as_in_transformers(tmp_path, name):
     tokenizer = train_tokenizer()
     config = small(RUN[name]) | {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": [1, 3]}
     oracle = write_model(tmp_path, config, shard_size="30KB")

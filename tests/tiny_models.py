@@ -1,4 +1,4 @@
-"""Tiny random models of every family and shape that config.json can ask for, written by transformers itself."""
+"""Tiny random models of every family and shape that config.json can describe, saved by transformers itself."""
 
 import json
 import random
@@ -26,7 +26,7 @@ PLAIN = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
-# Positions up to 124 go past the original 32; of a head's 8 frequencies 3 stay, 1 is blended, 4 are divided.
+# Positions go up to 124, past the original 32. Of a head's 8 frequencies, 3 stay, 1 is blended and 4 are divided.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -38,7 +38,7 @@ LLAMA3 = {
 NEAR = {"rope_type": "default", "rope_theta": 500.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
-# name: what differs from PLAIN, model_type too; "_old", "_shards" and "_dtype" say how the folder is written
+# What differs from PLAIN, by name. "_old", "_shards" and "_dtype" say how to write the folder.
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {"num_attention_heads": 6, "num_key_value_heads": 2},
     "mqa": {"num_key_value_heads": 1},
@@ -68,13 +68,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class OddModel:
+class TinyModel:
+    """A checkpoint folder, and transformers' model of it."""
+
     folder: Path
     oracle: Oracle
 
     @contextmanager
     def ending_at(self, eos_ids: list[int]) -> Iterator[Path]:
-        """The folder while its generation_config.json names these ids as ends of a text."""
+        """Yield the folder with these EOS ids in its generation_config.json."""
         path = self.folder / "generation_config.json"
         before = path.read_text()
         path.write_text(json.dumps({"eos_token_id": eos_ids}))
@@ -84,8 +86,8 @@ class OddModel:
             path.write_text(before)
 
 
-def write_odd_model(name: str, folder: Path) -> OddModel:
-    """The model `name` of SHAPES, random but always the same, as a checkpoint folder."""
+def write_tiny_model(name: str, folder: Path) -> TinyModel:
+    """Write the model `name` of SHAPES to a folder. Its random weights are the same each time."""
     shape = PLAIN | SHAPES[name]
     is_old, shards, dtype = shape.pop("_old", False), shape.pop("_shards", "1GB"), shape.pop("_dtype", "float32")
     torch.manual_seed(sum(name.encode()))
@@ -96,13 +98,16 @@ def write_odd_model(name: str, folder: Path) -> OddModel:
     assert (folder / "model.safetensors.index.json").exists() == (shards != "1GB")
     if is_old:
         write_old_config(folder / "config.json")
-    return OddModel(folder, Oracle(folder))
+    return TinyModel(folder, Oracle(folder))
 
 
 @torch.no_grad()
 def spread(model: PreTrainedModel) -> None:
-    """Weights as unlike each other as those of a trained model, biases and norms too: transformers' own start out as
-    zeros and ones, and so small that every text has the same next token."""
+    """Make weights as varied as a trained model's.
+
+    transformers initializes them so small, with zeros and ones for biases and norms, that all texts have the same next
+    token.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.normal_(std=0.5)
@@ -115,7 +120,7 @@ def spread(model: PreTrainedModel) -> None:
 
 
 def write_old_config(path: Path) -> None:
-    """config.json as transformers 4 wrote it, with nothing said that was the default then."""
+    """Rewrite config.json as transformers 4 would, without entries that have their default."""
     config = json.loads(path.read_text())
     rope, dtype = config.pop("rope_parameters"), config.pop("dtype")
     config |= {"torch_dtype": dtype, "rope_theta": rope.pop("rope_theta"), "rope_scaling": None}
@@ -135,7 +140,7 @@ def write_old_config(path: Path) -> None:
 
 
 def random_prompts(vocab_size: int, num: int, longest: int) -> list[list[int]]:
-    """Token ids; the first prompts have 1 and 2 of them, the others any number."""
+    """Return random prompts. The first three have 1, 2 and `longest` tokens."""
     rng = random.Random(num)
     lengths = [1, 2, longest] + [rng.randint(1, longest) for _ in range(num)]
     return [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths[:num]]

@@ -1,4 +1,4 @@
-"""Tokenizers of the forms that checkpoints come in, trained here on a few lines; and texts to try on them."""
+"""Small tokenizers in every form that checkpoints use, trained here on a few lines of text; and texts to test them."""
 
 import json
 import random
@@ -46,7 +46,7 @@ def special(text: str, **flags: bool) -> AddedToken:
     return AddedToken(text, special=True, normalized=False, **flags)
 
 
-ADDED = [  # every flag, beside the tokens of a family
+ADDED = [  # added to every form, one for each flag
     plain("<tool_call>", normalized=False),
     plain("<left>", normalized=False, lstrip=True),
     plain("<right>", normalized=False, rstrip=True),
@@ -58,7 +58,7 @@ ADDED = [  # every flag, beside the tokens of a family
 
 
 def byte_level(words: str, normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
-    """Trained with a pre-tokenizer that cuts words by an expression, and spells them in bytes."""
+    """Train a byte-level BPE that splits words by a regular expression."""
     tokenizer = Tokenizer(BPE())
     if normalizer:
         tokenizer.normalizer = normalizer
@@ -73,7 +73,7 @@ def byte_level(words: str, normalizer: normalizers.Normalizer | None = None) -> 
 
 
 def byte_fallback(legacy: bool) -> Tokenizer:
-    """As converted from sentencepiece: spaces are "\u2581", characters that it does not have are bytes."""
+    """Train a BPE as if converted from sentencepiece: spaces are "\u2581", and unknown characters become bytes."""
     tokenizer = Tokenizer(BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     trainer = BpeTrainer(
@@ -81,7 +81,7 @@ def byte_fallback(legacy: bool) -> Tokenizer:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = state["added_tokens"][:3]  # bytes are pieces of the model
+    state["added_tokens"] = state["added_tokens"][:3]  # byte tokens belong to the model
     tokenizer = Tokenizer.from_str(json.dumps(state))
     if legacy:
         steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
@@ -209,7 +209,7 @@ def trained(form: str) -> tuple[str, dict[str, Any], str]:
 
 
 def write_form(folder: Path, form: str, **changes: Any) -> Path:
-    """tokenizer.json and tokenizer_config.json of a form; `changes` are of the latter, where None takes one away."""
+    """Write tokenizer.json and tokenizer_config.json of a form. `changes` apply to the latter."""
     state, config, model_type = trained(form)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(state)

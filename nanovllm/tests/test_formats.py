@@ -1,4 +1,4 @@
-"""A folder without safetensors is told by what it holds; what is not implemented is told before any weight is read."""
+"""Formats of checkpoints: what an error says about other formats, and about models that are not supported."""
 
 import json
 import re
@@ -12,83 +12,85 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .. import LLM, SamplingParams
-from ..checkpoints.hub import check_form, convert_command
+from ..checkpoints.hub import check_format, convert_command
 from .helpers import CONFIG, OPTIONS, random_tensors, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
-def told(path: Path) -> str:
-    """The one line of the error, in LLM as in the function."""
+def error_of(path: Path) -> str:
+    """Return the error of LLM, which is a single line and the same as check_format()'s."""
     with pytest.raises(ValueError) as raised:
         LLM(path, **OPTIONS)
     with pytest.raises(ValueError, match=re.escape(str(raised.value))):
-        check_form(path)
+        check_format(path)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("files", "says"),
+    ("files", "error"),
     [
         ([], " is not a checkpoint folder: it is empty"),
         (["README.md"], " is not a checkpoint folder: it has no model.safetensors and no model.safetensors.index.json"),
-        (["a-Q4_K_M.gguf"], " has a-Q4_K_M.gguf, GGUF, llama.cpp's format: take the same model's safetensors"),
-        (["consolidated.00.pth", "params.json"], " has consolidated.00.pth, its publisher's own format: take the same"),
-        (["consolidated.safetensors"], " has consolidated.safetensors, its publisher's own format: take the same"),
+        (
+            ["a-Q4_K_M.gguf"],
+            " has a-Q4_K_M.gguf, llama.cpp's GGUF format: download the safetensors version of this model instead",
+        ),
+        (["consolidated.00.pth", "params.json"], " has consolidated.00.pth, the publisher's own format: download"),
+        (["consolidated.safetensors"], " has consolidated.safetensors, the publisher's own format: download"),
         (
             ["adapter_config.json", "adapter_model.safetensors"],
-            " has adapter_config.json, an adapter, not a whole model",
+            " has adapter_config.json, an adapter and not a full model",
         ),
-        (["adapter_config.json", "adapter_model.bin"], " has adapter_config.json, an adapter, not a whole model"),
-        (["tf_model.h5"], " has tf_model.h5, TensorFlow's format: take the same model's safetensors"),
+        (["adapter_config.json", "adapter_model.bin"], " has adapter_config.json, an adapter and not a full model"),
+        (["tf_model.h5"], " has tf_model.h5, TensorFlow's format: download the safetensors"),
         (["flax_model.msgpack"], " has flax_model.msgpack, Flax's format"),
-        (["model.onnx"], " has model.onnx, ONNX: take"),
-        (["model.pt"], " has model.pt, a pickle: take"),
+        (["model.onnx"], " has model.onnx, the ONNX format: download"),
+        (["model.pt"], " has model.pt, a pickle: download"),
         (
             ["model-00001-of-00002.safetensors"],
             "safetensors, but no model.safetensors.index.json that lists it, and no",
         ),
         (
             ["pytorch_model.bin"],
-            " has its weights as pytorch_model.bin, a pickle, and no safetensors: convert it with: py",
+            " has its weights in pytorch_model.bin, a pickle, and no safetensors: convert it with: py",
         ),
-        (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], " has its weights as pytorch_model.bin"),
+        (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], " has its weights in pytorch_model.bin"),
     ],
 )
 @pytest.mark.parametrize("has_config", [False, True])
-def test_a_folder_of_another_form_is_told_by_its_files(tmp_path, files, says, has_config):
+def test_error_names_the_format_of_another_folder(tmp_path, files, error, has_config):
     for name in files:
         (tmp_path / name).write_bytes(b"any")
     if has_config and files:
         (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert f"{tmp_path}{says}" in told(tmp_path) or (says.startswith("safetensors") and says in told(tmp_path))
+    message = error_of(tmp_path)
+    assert message.startswith(str(tmp_path)) and error in message
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_error_asks_for_the_folder_of_a_file(tmp_path):
     folder = write_checkpoint(tmp_path)
-    assert (
-        told(folder / "model.safetensors") == f"{folder}/model.safetensors is one file of a checkpoint: name its folder"
-    )
-    assert told(folder / "config.json") == f"{folder}/config.json is a file, not a checkpoint's folder"
+    weights = folder / "model.safetensors"
+    assert error_of(weights) == f"{weights} is a single file of a checkpoint: pass the folder that contains it"
+    assert error_of(folder / "config.json") == f"{folder}/config.json is a file, not a checkpoint folder"
     (folder / "a.gguf").touch()
-    assert told(folder / "a.gguf").startswith(
-        f"{folder}/a.gguf is a file, not a checkpoint's folder, GGUF, llama.cpp's"
-    )
+    error = f"{folder}/a.gguf is a file, not a checkpoint folder: it is llama.cpp's GGUF format"
+    assert error_of(folder / "a.gguf").startswith(error)
 
 
-def test_safetensors_beside_other_forms_are_read(tmp_path):
+def test_safetensors_win_over_other_formats(tmp_path):
     folder = write_checkpoint(tmp_path)
     for name in ("pytorch_model.bin", "adapter_config.json", "a.gguf", "consolidated.00.pth"):
         (folder / name).write_bytes(b"any")
     assert LLM(folder, **OPTIONS).generate([[1, 300]], GREEDY)[0].error is None
 
 
-# The command that converts
+# The command that converts pickles
 
 
 def as_pickles(folder: Path, num_shards: int, is_tied: bool) -> None:
-    """The weights as pytorch_model.bin: transposed in memory, and a tied head that shares its storage."""
+    """Save the weights as pytorch_model.bin, transposed in memory and with a tied head that shares its storage."""
     tensors = {name: tensor.t().contiguous().t() for name, tensor in load_file(folder / "model.safetensors").items()}
     if is_tied:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
@@ -105,7 +107,7 @@ def run_in_a_shell(command: str) -> None:
 
 
 def run_here(command: str) -> None:
-    """The same without a process: a shell would split it like that."""
+    """Run the command in this process, split as a shell would split it."""
     python, dash_c, code, *arguments = shlex.split(command)
     assert (python, dash_c) == ("python", "-c")
     with pytest.MonkeyPatch.context() as patch:
@@ -115,7 +117,7 @@ def run_here(command: str) -> None:
 
 @pytest.mark.parametrize("run", [run_here, pytest.param(run_in_a_shell, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("num_shards", "is_tied"), [(3, True), (1, False)])
-def test_the_command_that_is_told_converts(tmp_path, num_shards, is_tied, run):
+def test_suggested_command_converts_pickles(tmp_path, num_shards, is_tied, run):
     folder = tmp_path / "it's a [folder] of $HOME"
     folder.mkdir()
     write_checkpoint(folder, tie_word_embeddings=is_tied)
@@ -125,38 +127,37 @@ def test_the_command_that_is_told_converts(tmp_path, num_shards, is_tied, run):
         save_file(tensors, folder / "model.safetensors")
     expected = LLM(folder, **OPTIONS).generate([[1, 300]], GREEDY)[0].outputs[0].token_ids
     as_pickles(folder, num_shards, is_tied)
-    command = told(folder).split("convert it with: ")[1]
+    command = error_of(folder).split("convert it with: ")[1]
     assert command == convert_command(folder)
     run(command)
     assert LLM(folder, **OPTIONS).generate([[1, 300]], GREEDY)[0].outputs[0].token_ids == expected
 
 
-# Before any weight is read
+# Unsupported models
 
-
-NOT_RUN = [
+UNSUPPORTED = [
     (
         {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]},
-        "the folder has ['Gemma2ForCausalLM'] (model_ty",
+        "unsupported model ['Gemma2ForCausalLM'] (model_ty",
     ),
     (
         {"quantization_config": {"quant_method": "awq"}},
         "quantization_config (quant_method 'awq'): quantized weights are",
     ),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not one of default, linear, llama3"),
-    ({"hidden_act": "gelu"}, "hidden_act must be silu, not 'gelu'"),
-    ({"num_local_experts": 8}, "num_local_experts must be 0, not 8"),
-    ({"sliding_window": 8}, "sliding_window 8 is not implemented: it needs a max_model_len of at most 8, not 64"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type must be default, linear or llama3, got 'yarn'"),
+    ({"hidden_act": "gelu"}, "hidden_act must be silu, got 'gelu'"),
+    ({"num_local_experts": 8}, "num_local_experts must be 0, got 8"),
+    ({"sliding_window": 8}, "sliding_window 8 is not implemented; it needs a max_model_len of at most 8, got 64"),
 ]
 
 
-@pytest.mark.parametrize(("entries", "error"), NOT_RUN)
-@pytest.mark.parametrize("weights", ["poisoned", "folder", "absent", "pickle", "shards"])
-def test_what_is_not_implemented_is_told_and_not_the_weights(tmp_path, entries, error, weights):
+@pytest.mark.parametrize(("entries", "error"), UNSUPPORTED)
+@pytest.mark.parametrize("weights", ["invalid", "folder", "missing", "pickle", "shards"])
+def test_unsupported_model_is_rejected_before_its_weights_are_read(tmp_path, entries, error, weights):
     folder = write_checkpoint(tmp_path, **entries)
     path = folder / "model.safetensors"
     path.unlink()
-    if weights == "poisoned":
+    if weights == "invalid":
         path.write_bytes(b"\xff" * 100)
     elif weights == "folder":
         path.mkdir()
@@ -164,15 +165,14 @@ def test_what_is_not_implemented_is_told_and_not_the_weights(tmp_path, entries, 
         (folder / "pytorch_model.bin").write_bytes(b"\xff" * 100)
     elif weights == "shards":
         (folder / "model.safetensors.index.json").write_text('{"weight_map": 5}')
-    if "sliding_window" in entries and weights in ("absent", "pickle"):
-        return  # of another form, with a config.json that a shorter max_model_len makes good
+    if "sliding_window" in entries and weights in ("missing", "pickle"):
+        return  # with a shorter max_model_len this config.json is fine, so the error is about the weights
     with pytest.raises(ValueError) as raised:
         LLM(folder, **OPTIONS)
     assert str(raised.value).startswith(f"{folder / 'config.json'}: ") and error in str(raised.value)
 
 
-# What loading takes of a memory, of a process
-
+# Memory
 
 PEAK = """
 import sys, threading, time
@@ -200,10 +200,10 @@ print(max(peak[0], anonymous()) - before, sum(p.nbytes for p in model.parameters
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells of anonymous memory")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux reports anonymous memory")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_loading_takes_the_weights_and_one_tensor(tmp_path, dtype):
-    """A file's mapped pages are not counted: they are the page cache's, and can be dropped."""
+def test_loading_needs_memory_for_the_weights_and_one_more_tensor(tmp_path, dtype):
+    """Pages of a mapped file do not count: they belong to the page cache, which can drop them."""
     config = CONFIG | {"hidden_size": 512, "intermediate_size": 4096, "vocab_size": 8192, "num_hidden_layers": 6}
     (tmp_path / "config.json").write_text(json.dumps(config))
     tensors = {name: tensor.bfloat16() for name, tensor in random_tensors(config).items()}
@@ -214,4 +214,4 @@ def test_loading_takes_the_weights_and_one_tensor(tmp_path, dtype):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     peak, weights = map(int, done.stdout.split())
     largest = max(tensor.numel() for tensor in tensors.values()) * (4 if dtype == "float32" else 2)
-    assert weights > 60 * 2**20 and peak < weights + largest + 6 * 2**20  # the model's modules and torch's own
+    assert weights > 60 * 2**20 and peak < weights + largest + 6 * 2**20  # for the modules and for torch itself
