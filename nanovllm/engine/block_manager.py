@@ -56,7 +56,7 @@ class BlockManager:
     def allocate(self, seq: Sequence, hits: list[int | None]) -> None:
         """Take blocks for all tokens that `seq` has now. Those of `hits` are computed already, or on their way.
 
-        If too few are free, or a copy raises, nothing has changed.
+        Change nothing if too few are free or a copy raises.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         here = [block for block in hits if block is not None]
@@ -65,7 +65,7 @@ class BlockManager:
         taken: list[int] = []
         try:
             taken = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here))
-            copies = [BlockCopy(*pair) for pair in zip(held, taken, strict=False)]  # the first ones are targets
+            copies = [BlockCopy(*pair) for pair in zip(held, taken, strict=False)]  # the first blocks taken are targets
             if copies:
                 self.tier.load(copies)
         except Exception:
@@ -85,7 +85,7 @@ class BlockManager:
             self._hold_targets(seq, copies)
 
     def _hold_targets(self, seq: Sequence, copies: list[BlockCopy]) -> None:
-        """Let a load hold its targets too, until they have arrived.
+        """Let the load hold its targets too until they have arrived.
 
         They enter the cache at once: another sequence may hit them, and wait for them as well.
         """
@@ -111,7 +111,7 @@ class BlockManager:
             self.pool.cache_block(seq.block_table[i], seq.block_hashes[i])
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all texts. Return False, and change nothing, while a sequence holds blocks."""
+        """Empty the cache. Return False, and change nothing, while a sequence holds blocks."""
         if self._holders:
             return False
         self.collect_loads(wait=True)

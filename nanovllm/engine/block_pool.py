@@ -9,7 +9,7 @@ from .prefix_cache import BlockHash
 
 
 class NoFreeBlocks(RuntimeError):
-    """An error: fewer blocks are free than are needed."""
+    """A request for more blocks than are free."""
 
 
 class BlockPool:
@@ -36,7 +36,7 @@ class BlockPool:
     def get_new_blocks(self, count: int) -> list[int]:
         """Take `count` free blocks. The texts in them are forgotten.
 
-        Raise NoFreeBlocks ("4 blocks are needed, 3 are free"), or what on_evict raises, and take none.
+        Raise NoFreeBlocks ("4 blocks are needed, 3 are free"), or the error of on_evict, and take none.
         """
         if count > len(self.free):
             raise NoFreeBlocks(f"{count} blocks are needed, {len(self.free)} are free")
@@ -44,7 +44,7 @@ class BlockPool:
         for block in blocks:
             if block in self.hashes:
                 if self._on_evict:
-                    self._on_evict(block, self.hashes[block])  # first: if it raises, this text is still cached
+                    self._on_evict(block, self.hashes[block])  # first: if it raises, the text stays in the cache
                 self._forget(block, "taken")
         for block in blocks:
             del self.free[block]
@@ -77,7 +77,7 @@ class BlockPool:
             self._observer.tell("cache", block, block_hash)
 
     def reset_prefix_cache(self) -> None:
-        """Forget all texts. The free blocks keep their order."""
+        """Empty the cache. The free blocks keep their order."""
         for block in list(self.hashes):
             self._forget(block, "reset")
 

@@ -18,7 +18,7 @@ from .kv_cache import BlockCopy
 from .observer import Observer
 from .prefix_cache import BlockHash
 
-MAX_DEFAULT_BYTES = 4 * 2**30  # most that the pool takes by default: no other program can use pinned memory
+MAX_DEFAULT_BYTES = 4 * 2**30  # limit of the default size, since no other program can use pinned memory
 
 
 @dataclass(eq=False)
@@ -43,24 +43,24 @@ class HostTier:
     """
 
     def __init__(self, device_blocks: Tensor, num_blocks: int, observer: Observer) -> None:
-        """Allocate the pool. `device_blocks` is KVCache.blocks. Raise ValueError if the host has no room."""
+        """Allocate the pool. `device_blocks` is KVCache.blocks. Raise ValueError if they do not fit in host memory."""
         is_cuda = device_blocks.is_cuda
         shape = (num_blocks, *device_blocks.shape[1:])
         try:
             self.blocks = torch.empty(shape, dtype=device_blocks.dtype, pin_memory=is_cuda)
         except RuntimeError:
             size = num_blocks * device_blocks[0].nbytes
-            raise ValueError(f"the host has no room for {num_blocks:,} blocks, {size:,} bytes") from None
+            raise ValueError(f"host memory has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
         self.num_blocks = num_blocks
         self.pool = BlockPool(num_blocks, Observer(), self._evict)
         self.loads: list[Load] = []
         self.num_blocks_stored = self.num_blocks_loaded = 0
-        self.num_stores_loaded = 0  # stored blocks that were loaded at least once: the others were stored in vain
+        self.num_stores_loaded = 0  # stored blocks that were loaded at least once; the others were useless
         self._never_loaded: set[int] = set()  # blocks of the host
         self._device_blocks = device_blocks
         self._stream = torch.cuda.Stream(device_blocks.device) if is_cuda else None
         if self._stream:
-            device_blocks.record_stream(self._stream)  # if the device's pool is dropped, its memory waits for the loads
+            device_blocks.record_stream(self._stream)  # keep the pool's memory until the loads are done
         self._observer = observer
 
     def __contains__(self, block_hash: BlockHash) -> bool:
@@ -102,7 +102,7 @@ class HostTier:
     def load(self, copies: list[BlockCopy]) -> None:
         """Start to copy held blocks (sources) to blocks of the device (targets). collect() releases them.
 
-        If a copy raises, nothing moves, and the sources are still held.
+        If a copy raises, stop everything: the sources are still held.
         """
         if self._stream:  # stores launched so far may still write what is read here, and steps read what is overwritten
             self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
@@ -121,7 +121,7 @@ class HostTier:
         self._never_loaded -= sources
 
     def cancel(self, copies: list[BlockCopy]) -> None:
-        """Forget the load of these copies, once nothing moves. Its sources are still held."""
+        """Stop the load of these copies. Its sources are still held."""
         for load in [load for load in self.loads if load.copies == copies]:
             if load.event:
                 load.event.synchronize()
@@ -145,11 +145,11 @@ class HostTier:
         return arrived
 
     def arriving(self) -> list[int]:
-        """Return the device blocks that collect() has not returned yet."""
+        """Return the targets that collect() has not returned yet."""
         return [copy.target for load in self.loads for copy in load.copies]
 
     def reset(self) -> None:
-        """Forget all texts. None may be on its way."""
+        """Empty the tier. No block may be loading."""
         texts = list(self.pool.hashes.items())
         self.pool.reset_prefix_cache()
         for block, block_hash in texts:

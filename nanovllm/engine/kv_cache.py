@@ -40,7 +40,7 @@ class KVCache:
         except RuntimeError:
             size = num_blocks * block_size * bytes_per_token(model, dtype)
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
-        # Two views, for copies by one index: a row per slot and a piece per block, in each layer's keys and values.
+        # Two views that one index can address: a row per slot and a piece per block, for each layer's keys and values.
         self._rows = self.blocks.view(-1, *shape[4:])  # [num_blocks * num_layers * 2 * block_size, num_kv_heads, ...]
         self._pieces = self.blocks.view(-1, *shape[3:])  # [num_blocks * num_layers * 2, block_size, num_kv_heads, ...]
         self.bytes_per_token = self.blocks.nbytes // (num_blocks * block_size)
@@ -54,7 +54,7 @@ class KVCache:
             self.num_blocks_copied += len(copies)
 
     def rows(self, slot_mapping: Tensor) -> Tensor:
-        """Return the rows of these slots in layer 0: those of their keys, then those of their values.
+        """Return the rows of these slots in layer 0, all keys before all values.
 
         slot_mapping int64 [num_tokens], a slot is block * block_size + offset -> int64 [2 * num_tokens]
         """
@@ -63,7 +63,7 @@ class KVCache:
         return torch.cat((keys, keys + self.block_size))
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store token i in the slot slot_mapping[i] that rows() was given. k, v [num_tokens, num_kv_heads, head_dim]"""
+        """Store token i in slot slot_mapping[i], given rows(slot_mapping). k, v [num_tokens, num_kv_heads, head_dim]"""
         assert k.shape == v.shape == (len(rows) // 2, *self._rows.shape[1:]), (k.shape, v.shape, rows.shape)
         self._rows.index_copy_(0, rows + layer * 2 * self.block_size, torch.cat((k, v)))
 
@@ -72,17 +72,17 @@ class KVCache:
         self.blocks.index_fill_(0, blocks, 0)
 
     def pieces(self, blocks: Tensor) -> Tensor:
-        """Return the pieces of these blocks in layer 0: for each row of them those of its keys, then of its values.
+        """Return the pieces of these blocks in layer 0: for each row of blocks, its keys and then its values.
 
-        read() copies them in this order: the core that copies a sequence's keys and values attends to them next, and
-        finds them in its own CPU cache.
+        read() copies in this order, so the CPU core that copies a sequence's keys and values next attends to them from
+        its own cache.
         blocks int64 [..., num_blocks] -> int64 [..., 2 * num_blocks]
         """
         keys = blocks * (len(self._pieces) // self.num_blocks)  # [..., num_blocks]
         return torch.cat((keys, keys + 1), dim=-1)
 
     def read(self, layer: int, pieces: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the first `length` slots (or all) of each row of blocks, end to end: copies.
+        """Return copies of the keys and values in the first `length` slots of each row of blocks, end to end.
 
         pieces int64 [..., 2 * num_blocks], from pieces() -> [..., length, num_kv_heads, head_dim] each
         """
@@ -103,7 +103,7 @@ class PoolReport:
     promised: int  # what the sequences may come to need: the blocks for prompt + max_tokens of each
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each block that is held, by start
 
-    @cached_property  # the peak's is compared whenever a sequence leaves
+    @cached_property  # read whenever a sequence is freed
     def held(self) -> int:
         return sum(size for _, size, _ in self.pieces)
 
@@ -135,10 +135,10 @@ def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int, device: torch.device) -> int:
-    """Return the pool's size in blocks, from whichever option was given, once the weights are loaded.
+    """Return the size of the pool in blocks, once the weights are loaded. Raise ValueError if no block fits.
 
-    Without one, a GPU gives 90% of its memory to weights and pool (the rest is for activations); elsewhere the
-    pool has 1 GiB, or what max_num_seqs sequences can fill if that is less. Raise ValueError if no block fits.
+    By default, weights and pool take 90% of a GPU's memory, which leaves the rest to activations. Elsewhere the pool
+    takes 1 GiB, or less if max_num_seqs sequences cannot fill that.
     """
     per_token = bytes_per_token(model, config.torch_dtype(model.dtype))
     if config.kv_cache_tokens is not None:
@@ -150,11 +150,11 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int,
         share = config.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
         room = int(share * total) - (total - free)
     elif config.gpu_memory_utilization is not None:
-        raise ValueError(f"gpu_memory_utilization is for cuda, not {device.type}: give kv_cache_tokens")
+        raise ValueError(f"gpu_memory_utilization needs a GPU, got device {device.type}: set kv_cache_tokens instead")
     else:
         slots_each = max_model_len + config.block_size - 1  # the last block may hold one token
         room = min(DEFAULT_BYTES, config.max_num_seqs * slots_each * per_token)
     num_slots = max(room, 0) // per_token
     if num_slots < config.block_size:
-        raise ValueError(f"a block has {config.block_size} slots, the pool would have {num_slots}")
+        raise ValueError(f"the pool must have at least one block of {config.block_size} slots, got {num_slots} slots")
     return num_slots // config.block_size

@@ -95,7 +95,7 @@ class Scheduler:
             hits = self._kv_cache_manager.find_hits(seq)
             if not self._may_admit(seq, hits):
                 break
-            self._kv_cache_manager.allocate(seq, hits)  # first: if a copy raises, the queues are as they were
+            self._kv_cache_manager.allocate(seq, hits)  # first: if a copy raises, the queues have not changed
             del self.waiting[seq]
             self.running.append(seq)
             for sample in [seq, *self._fork_samples(seq)]:
@@ -162,7 +162,7 @@ class Scheduler:
         self._observer.tell("preempt", seq, makes_room_for)
 
     def preempt_all(self) -> None:
-        """Preempt all running sequences: a step broke off, and what it was to write must be computed again."""
+        """Preempt all running sequences after a failed step: they must compute its tokens again."""
         while self.running:
             self._preempt(self.running[-1], makes_room_for=None)
 
