@@ -42,9 +42,7 @@ OF_FOLDERS = {  # of the package: who listens, who asks over HTTP, and who tests
 }
 CONNECTING = {"connect", "connect_ex", "create_connection", "open_connection", "start_tls"}
 NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib"}
-THROUGH_THE_HUB = {
-    *("checkpoints/repository.py", "checkpoints/hub_errors.py", "tests/fake_hub.py", "tests/test_hub.py"),
-}
+THROUGH_THE_HUB = {"checkpoints/hub.py", "tests/fake_hub.py", "tests/test_hub.py"}
 NETWORK_NAMES = {"hub", "load_state_dict_from_url", "download_url_to_file", "urlopen", "snapshot_download"}
 
 # Runs a module as `python -m` would, with the rest of this repository, the test extras and the network out of reach.
