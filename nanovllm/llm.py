@@ -163,7 +163,7 @@ class LLM:
         self.llm_engine.check_thread()
         if self.llm_engine.has_unfinished_requests():
             raise ValueError("beam_search needs an idle engine, and this one has unfinished requests")
-        self.llm_engine.kernels.take_up()
+        self.llm_engine.kernels.switch_when_ready()
         search, outputs, parsed = BeamSearch(self.llm_engine, params), [], as_prompts(prompts)
         with ProgressBar(use_tqdm, len(parsed) * params.beam_width) as bar:
             for prompt in parsed:

@@ -18,10 +18,10 @@ class Kernels(Protocol):
     """The choice between kernels and plain operations. It belongs to the engine's thread."""
 
     uses_kernels: bool
-    why: str | None  # the reason for plain operations, or for kernels without CUDA graphs
+    reason: str | None  # the reason for plain operations, or for kernels without CUDA graphs
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """Describe the choice, for the last line of a command."""
 
     @property
@@ -32,7 +32,7 @@ class Kernels(Protocol):
     def awaits_idle(self) -> bool:
         """Return whether kernels have been compiled, and will be used once no request is running."""
 
-    def take_up(self) -> None:
+    def switch_when_ready(self) -> None:
         """Switch to the kernels if they have been compiled in the meantime. No request may be running."""
 
     def wait(self, seconds: float) -> None:

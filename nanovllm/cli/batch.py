@@ -138,7 +138,7 @@ def serve_all(
         tell(f"interrupted: {num_written} of {num_requests} requests have results{earlier}")
         raise click.Abort
     speed = f"{num_tokens:,} tokens, {num_tokens / (time.perf_counter() - start):.0f} tokens/s"
-    kernels = llm.llm_engine.kernels.says
+    kernels = llm.llm_engine.kernels.description
     tell(f"{num_written} requests, {num_failed} failed, {speed}, {pool_line(llm.peak)}{earlier}, {kernels}")
     finish_compiling(llm)
     return 1 if num_failed else 0
@@ -177,7 +177,7 @@ def serve(
 def add_request(llm: "LLM", request: "Request") -> None:
     """Add a request to the engine; a chat as its template's text. Raise ValueError if it can never be served."""
     from ..checkpoints.chat_template import render_chat
-    from ..server.openai.chats import Chat
+    from ..server.protocol import Chat
 
     engine, chat = llm.llm_engine, request.prompt
     if not isinstance(chat, Chat):

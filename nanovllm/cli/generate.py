@@ -83,7 +83,7 @@ def generate(
         llm = LLM(**options)
     with ctrl_c_raises(), tracing.of(llm):
         outputs = print_stories(with_stats(llm, llm.stream(texts or PROMPTS, params), stats))
-    click.echo(f"\n{llm.llm_engine.kernels.says}\n{summary(llm, outputs)}")
+    click.echo(f"\n{llm.llm_engine.kernels.description}\n{summary(llm, outputs)}")
     if llm.llm_engine.cost_model:
         click.echo(f"load or recompute: {llm.llm_engine.cost_model}")
     finish_compiling(llm)

@@ -174,7 +174,7 @@ class LLMEngine:
                 prompt_text = parsed.get("prompt", prompt_text)
                 parsed = parsed["prompt_token_ids"]
             if not self.requests:
-                self.kernels.take_up()
+                self.kernels.switch_when_ready()
             samples = self._process(request_id, parsed, SamplingParams() if params is None else params)
         except ValueError as error:
             self.observers.tell("refuse", str(request_id), str(error))
@@ -388,10 +388,10 @@ class NoKernels:
     """The Kernels of an engine with a custom Executor: nothing to compile or to choose."""
 
     uses_kernels = is_compiling = awaits_idle = False
-    why: str | None = "the executor is custom"
-    says = f"plain operations: {why}"
+    reason: str | None = "the executor is custom"
+    description = f"plain operations: {reason}"
 
-    def take_up(self) -> None:
+    def switch_when_ready(self) -> None:
         pass
 
     def wait(self, seconds: float) -> None:

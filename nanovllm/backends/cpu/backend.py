@@ -138,22 +138,22 @@ class CpuChoice:
         self._runner, self._plain, self._build = runner, runner.backend, build
         self._compiler: Compiler | None = None
         self.uses_kernels = False
-        self.why = "they were asked for" if backend == "torch" else unsupported or missing_requirement()
-        if self.why is None:
+        self.reason = "as requested" if backend == "torch" else unsupported or missing_requirement()
+        if self.reason is None:
             folder = find_folder(str(dtype).removeprefix("torch."))
             if backend == "numba":
                 self._require(dtype, folder)
             else:
                 self._load_or_compile(dtype, folder)
         elif backend == "numba":
-            raise ValueError(f"attention_backend 'numba' is unavailable: {self.why}")
+            raise ValueError(f"attention_backend 'numba' is unavailable: {self.reason}")
         CHOICES.add(self)
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """Describe the choice, for the last line of a command."""
         if not self.uses_kernels:
-            return f"plain operations: {self.why}"
+            return f"plain operations: {self.reason}"
         return f"kernels: numba {version('numba')}, {torch.get_num_threads()} threads"
 
     @property
@@ -170,7 +170,7 @@ class CpuChoice:
         if self._compiler is not None:
             self._compiler.wait(seconds)
 
-    def take_up(self) -> None:
+    def switch_when_ready(self) -> None:
         """Switch to the kernels if they have been compiled in the meantime. No request may be running."""
         if self._compiler is None or not self._compiler.has_ended:
             return
@@ -178,13 +178,13 @@ class CpuChoice:
         if error is None:
             self._use_kernels()
         else:
-            self.why = f"kernels could not be compiled: {error}"
+            self.reason = f"kernels could not be compiled: {error}"
 
     def close(self) -> None:
         """End the compiler if it is still running."""
         if self._compiler is not None:
             self._compiler.close()
-            self._compiler, self.why = None, "the engine was closed"
+            self._compiler, self.reason = None, "the engine was closed"
 
     def _require(self, dtype: torch.dtype, folder: Path | None) -> None:
         try:
@@ -192,38 +192,38 @@ class CpuChoice:
             self._runner.backend = self._build()
         except Exception as error:
             raise ValueError(f"attention_backend 'numba' is unavailable: {type(error).__name__}: {error}") from error
-        self.uses_kernels, self.why = True, None
+        self.uses_kernels, self.reason = True, None
 
     def _load_or_compile(self, dtype: torch.dtype, folder: Path | None) -> None:
         if folder is None:
-            self.why = "no folder for compiled kernels is writable: set NUMBA_CACHE_DIR to one that is"
+            self.reason = "no folder for compiled kernels is writable: set NUMBA_CACHE_DIR to one that is"
             return
         if is_loaded(dtype, folder):
             self._use_kernels()
             return
         try:
             self._compiler = Compiler(dtype, folder)
-            self.why = "kernels are being compiled, once on this machine"
+            self.reason = "kernels are being compiled, once on this machine"
         except OSError as error:
-            self.why = f"kernels could not be compiled: {error}"
+            self.reason = f"kernels could not be compiled: {error}"
 
     def _use_kernels(self) -> None:
         try:
             self._runner.backend = self._build()
         except Exception as error:  # too little memory or no thread: plain operations need less
-            self.why = f"kernels could not be loaded: {type(error).__name__}: {error}"
+            self.reason = f"kernels could not be loaded: {type(error).__name__}: {error}"
         else:
-            self.uses_kernels, self.why = True, None
+            self.uses_kernels, self.reason = True, None
 
     def drop_kernels(self) -> None:
         """Continue in a forked child, without its parent's threads and compiler."""
         if self._compiler is not None:
             self._compiler.forget()
-            self._compiler, self.why = None, "this process was forked"
+            self._compiler, self.reason = None, "this process was forked"
         if self.uses_kernels:
             self._runner.backend.close()
             self._runner.backend = self._plain
-            self.uses_kernels, self.why = False, FORKED
+            self.uses_kernels, self.reason = False, FORKED
 
 
 def is_loaded(dtype: torch.dtype, folder: Path) -> bool:

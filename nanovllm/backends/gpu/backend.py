@@ -168,39 +168,39 @@ class GpuChoice:
         Raise ValueError if kernels are required and unavailable.
         """
         self.uses_kernels = self.has_graphs = False
-        self.why: str | None = "they were asked for" if backend == "torch" else None
+        self.reason: str | None = "as requested" if backend == "torch" else None
         if backend == "numba":
             raise ValueError("attention_backend 'numba' is unavailable on a GPU: its kernels run on a CPU")
-        if self.why is None:
+        if self.reason is None:
             self._use_kernels(is_eager, runner, build)
         if backend == "triton" and not self.uses_kernels:
-            raise ValueError(f"attention_backend 'triton' is unavailable: {self.why}")
+            raise ValueError(f"attention_backend 'triton' is unavailable: {self.reason}")
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """Describe the choice, for the last line of a command."""
         if not self.uses_kernels:
-            return f"plain operations: {self.why}"
-        graphs = "CUDA graphs" if self.has_graphs else f"no graphs: {self.why}"
+            return f"plain operations: {self.reason}"
+        graphs = "CUDA graphs" if self.has_graphs else f"no graphs: {self.reason}"
         return f"kernels: triton {version('triton')}, {graphs}"
 
     def _use_kernels(self, is_eager: bool, runner: ModelRunner, build: Build) -> None:
         try:
             ops = triton_ops()
         except ImportError as error:
-            self.why = f"triton cannot be imported: {error}"
+            self.reason = f"triton cannot be imported: {error}"
             return
-        self.why = "enforce_eager" if is_eager else None
+        self.reason = "enforce_eager" if is_eager else None
         for capture in [None] if is_eager else [CudaCapture(), None]:
             try:
                 runner.backend = build(ops, capture, seconds_on_gpu)
             except Exception as error:  # too little memory for graphs, or a kernel that this GPU can't run
-                self.why = f"{type(error).__name__}: {error}"
+                self.reason = f"{type(error).__name__}: {error}"
             else:
                 self.uses_kernels, self.has_graphs = True, capture is not None
                 return
 
-    def take_up(self) -> None:
+    def switch_when_ready(self) -> None:
         pass
 
     def wait(self, seconds: float) -> None:

@@ -356,7 +356,7 @@ def test_an_error_that_nobody_foresaw_ends_the_call_and_nothing_is_left(checkpoi
 
 def test_a_search_takes_up_what_was_compiled_meanwhile(checkpoint, monkeypatch):
     llm, calls = LLM(checkpoint, block_size=4, kv_cache_tokens=256), []
-    monkeypatch.setattr(llm.llm_engine.kernels, "take_up", lambda: calls.append("take up"))
+    monkeypatch.setattr(llm.llm_engine.kernels, "switch_when_ready", lambda: calls.append("take up"))
     llm.beam_search([PROMPTS[0]], BeamSearchParams(2, 2))
     assert calls == ["take up"]
 

@@ -216,17 +216,17 @@ def test_a_slow_reader_gets_all_that_came_meanwhile_as_one_delta():
 
 
 class Compiled:
-    """In place of a Choice: kernels have been compiled, and wait for a moment without a request."""
+    """Kernels that have been compiled, and are used once no request is running."""
 
-    says, awaits_idle = "plain operations", True
+    description, awaits_idle = "plain operations", True
 
     def __init__(self, engine: LLMEngine) -> None:
         self.engine = engine
-        self.num_met: int | None = None  # requests that were there when they were taken up
+        self.num_met: int | None = None  # running requests when it switched
 
-    def take_up(self) -> None:
+    def switch_when_ready(self) -> None:
         if self.awaits_idle:
-            self.says, self.awaits_idle, self.num_met = "kernels", False, len(self.engine.requests)
+            self.description, self.awaits_idle, self.num_met = "kernels", False, len(self.engine.requests)
 
     def close(self) -> None:
         pass
