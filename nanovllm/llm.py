@@ -44,7 +44,7 @@ UseTqdm = bool | abc.Callable[..., Bar]  # True shows a bar; a callable builds o
 
 
 class LLM:
-    """An engine for scripts: LLM("models/storyteller").generate("Once upon a time")
+    """An engine for scripts, as in LLM("models/storyteller").generate("Once upon a time").
 
     Only the thread that built it may use it, and only one stream() may be open at a time.
     """

@@ -63,7 +63,10 @@ class KVCache:
         return torch.cat((keys, keys + self.block_size))
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store token i in slot slot_mapping[i], given rows(slot_mapping). k, v [num_tokens, num_kv_heads, head_dim]"""
+        """Store token i in slot slot_mapping[i], given rows(slot_mapping).
+
+        k, v [num_tokens, num_kv_heads, head_dim]
+        """
         assert k.shape == v.shape == (len(rows) // 2, *self._rows.shape[1:]), (k.shape, v.shape, rows.shape)
         self._rows.index_copy_(0, rows + layer * 2 * self.block_size, torch.cat((k, v)))
 

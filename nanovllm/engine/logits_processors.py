@@ -22,7 +22,7 @@ from .sampling_params import SamplingParams
 
 class LogitsProcessor(Protocol):
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
-        """Edit one row of logits in place. logits float32 [vocab_size]"""
+        """Edit one row of logits in place, float32 [vocab_size]."""
 
 
 class AllowedTokens:

@@ -149,10 +149,10 @@ def check_conversation(messages: Any, name: str) -> None:
 
 
 def in_format(message: Message, content_format: str) -> Message:
-    """Return the message with its content converted to the format "string" or "openai".
+    r"""Return the message with its content converted to the format "string" or "openai".
 
     >>> in_format({"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}, "string")["content"]
-    'a\\nb'
+    'a\nb'
     """
     content = message.get("content")
     if content_format == "openai" and isinstance(content, str):

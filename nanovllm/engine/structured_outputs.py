@@ -33,7 +33,7 @@ class GrammarProcessor:
         self._num_consumed = 0  # output tokens; never decreases, since a preempted sequence keeps its output
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
-        """Ban all tokens that must not come next. At the end of an output, only EOS remains. logits [vocab_size]"""
+        """Ban all tokens that must not come next in `logits` [vocab_size]. At the end, only EOS remains."""
         new = output_token_ids[self._num_consumed :]
         if new and not self._matcher.is_stopped():
             self._matcher.consume_tokens(new)
@@ -156,9 +156,9 @@ def error_of(matcher: Any) -> str:
 
 
 def first_lines(error: str, most: int = 3) -> str:
-    """Return the first lines of an error as one line.
+    r"""Return the first lines of an error as one line.
 
-    >>> first_lines("at 1(8): no such name\\n   1 | start: foo\\n              ^\\n")
+    >>> first_lines("at 1(8): no such name\n   1 | start: foo\n              ^\n")
     'at 1(8): no such name 1 | start: foo ^'
     """
     return " ".join(" ".join(error.splitlines()[:most]).split())
@@ -188,10 +188,10 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def piece_bytes(token: str) -> bytes:
-    """Return the bytes of a token from a SentencePiece vocabulary.
+    r"""Return the bytes of a token from a SentencePiece vocabulary.
 
     >>> piece_bytes("\u2581fox"), piece_bytes("<0x0A>")
-    (b' fox', b'\\n')
+    (b' fox', b'\n')
     """
     byte = BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()

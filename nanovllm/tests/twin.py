@@ -35,7 +35,7 @@ class Twin:
         if hasattr(manager, "pool"):
             self._compare_pool(manager.pool)
         else:
-            seen: Any = self.tracer.seen  # of stage 1
+            seen: Any = self.tracer.recorded  # of stage 1
             held = {self.tracer.name(seq): seq.slots for seq in seen if seq.slots}
             pieces = {name: (slots.start, slots.stop) for name, slots in held.items()}
             assert {name: seq.slots for name, seq in self.state.sequences.items() if seq.slots} == pieces
@@ -44,7 +44,7 @@ class Twin:
 
     def _compare_sequences(self) -> None:
         state, name = self.state, self.tracer.name
-        real = {name(seq): seq for seq in self.tracer.seen}
+        real = {name(seq): seq for seq in self.tracer.recorded}
         assert {key: seq.tokens for key, seq in state.sequences.items()} == {
             key: seq.token_ids for key, seq in real.items()
         }
@@ -54,11 +54,11 @@ class Twin:
         assert {key: seq.carried_by for key, seq in state.sequences.items() if seq.carried_by} == carried
         if scheduler := getattr(self.engine, "scheduler", None):
             assert state.waiting == [name(seq) for seq in scheduler.waiting]
-            if not any(seen.is_beam for seen in self.tracer.seen.values()):
+            if not any(seen.is_beam for seen in self.tracer.recorded.values()):
                 assert state.running == [name(seq) for seq in scheduler.running]
 
     def _compare_pool(self, pool: Any) -> None:
-        state, seen = self.state, self.tracer.seen
+        state, seen = self.state, self.tracer.recorded
         tables = {self.tracer.name(seq): seq.block_table for seq in seen}
         assert {name: seq.block_table for name, seq in state.sequences.items()} == tables
         assert state.free == (pool.free[::-1] if isinstance(pool.free, list) else list(pool.free))

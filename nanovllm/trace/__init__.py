@@ -1,15 +1,16 @@
-"""The trace: what an engine does, as events. It works for the package's engine and for each of the seven stages.
+"""Traces: the events of an engine, of the package or of any of the seven stages.
 
-    with traced(llm, "run.jsonl"):                     # the package's engine takes observers at any time
+    with traced(llm, "run.jsonl"):                     # the package's engine accepts observers at any time
         llm.generate(prompts)
 
     tracer = Tracer()
-    llm = LLM(model, observer=tracer)                  # a stage's takes its observer when it is made
+    llm = LLM(model, observer=tracer)                  # a stage needs its observer from the start
     with traced(llm, "run.jsonl", tracer):
         llm.generate(prompts)
 
-Start with EVENTS.md, the format. events.py has it as data, and the file; tracer.py is the observer; replay.py gives the
-engine's state after each step from the events alone; chrome.py converts them for chrome://tracing and ui.perfetto.dev.
+Start with EVENTS.md, which describes the format. events.py holds it as data, and reads and writes files. tracer.py is
+the observer that records events. replay.py rebuilds the engine's state after each step from the events alone. chrome.py
+converts them for chrome://tracing and ui.perfetto.dev.
 """
 
 from collections.abc import Iterator
@@ -26,11 +27,11 @@ __all__ = ["State", "Tracer", "apply", "read_trace", "states", "traced"]
 
 @contextmanager
 def traced(llm: Any, sink: str | Path | Write, tracer: Tracer | None = None) -> Iterator[Tracer]:
-    """Write what `llm`, an LLM or an LLMEngine, does in the block to `sink`: a file, or a function of an event.
+    """Trace `llm`, an LLM or an LLMEngine, within the block. `sink` is a file, or a function that takes an event.
 
-    A stage's LLM was made with the `tracer` as its observer. If the sink fails, the trace ends and the run goes on: the
-    error is raised at the end of the block. Raise ValueError if `llm` is not an engine, is traced already, or is a
-    stage's in the middle of a static batch; OSError for a file that cannot be written.
+    A stage's LLM must have been built with `tracer` as its observer. If the sink fails, the trace stops, the run goes
+    on, and the error is raised at the end of the block. Raise ValueError if `llm` is not an engine, is being traced
+    already, or is a stage in the middle of a static batch; and OSError if the file cannot be written.
     """
     tracer = tracer or Tracer()
     with nullcontext(sink) if callable(sink) else FileSink(sink) as write:

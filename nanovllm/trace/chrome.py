@@ -1,10 +1,10 @@
-"""A trace for chrome://tracing and ui.perfetto.dev, in the Trace Event Format: each sequence is a thread.
+"""Traces for chrome://tracing and ui.perfetto.dev, in the Trace Event Format, with a thread for each sequence.
 
     sequence 7   | waiting      | prefill |decode|decode|decode|   preempted   |recompute|decode|
     steps        |              | step 4  |step 5|step 6|step 7|step 8| step 9 | step 10 |step 11|
 
-Beside them stand counters: blocks that are held, idle and free, hits, copies, preemptions. An arrow leads from a prompt
-to each sample that was forked from it; a load is a slice that may overlap others.
+Counters show held, idle and free blocks, hits, copies and preemptions. An arrow leads from a prompt to each sample that
+was forked from it. Loads are slices that may overlap.
 """
 
 import json
@@ -13,28 +13,30 @@ from typing import Any
 
 from .replay import Event, State, apply, begin
 
-PROCESS, STEPS = 1, 0  # ids of the process, and of the thread that has the steps
+PROCESS, STEPS = 1, 0  # ids of the process and of the thread of steps
 COUNTED = {"hit": "blocks hit", "copied": "blocks copied", "preempt": "preemptions", "stored": "blocks stored"}
 
 Slice = dict[str, Any]  # an event of the Trace Event Format
 
 
 def convert(events: Iterable[Event]) -> dict[str, Any]:
-    """What a file for the viewers holds. Times are in microseconds, and in order."""
+    """Return the contents of a file for the viewers. Times are in microseconds, in order."""
     return {"traceEvents": Timeline(events).slices(), "displayTimeUnit": "ms"}
 
 
 class Timeline:
+    """The slices, arrows and counters of a trace."""
+
     def __init__(self, events: Iterable[Event]) -> None:
         self._events = iter(events)
         snapshot = next(self._events)
         self._state = begin(snapshot)
         self._slices: list[Slice] = []
-        self._threads: dict[str, int] = {}  # of each sequence that is there
-        self._since: dict[str, tuple[int, str]] = {}  # of each that does not run: when that began, and what it is
-        self._last: dict[str, int] = {}  # when its last slice began
-        self._arrows: dict[str, tuple[int, int]] = {}  # to a sample that has not run yet: from which thread, and when
-        self._loads: set[int] = set()  # on their way, by the block of the device
+        self._threads: dict[str, int] = {}  # by sequence, until it ends
+        self._since: dict[str, tuple[int, str]] = {}  # for sequences that do not run: since when, and why
+        self._last: dict[str, int] = {}  # the start of each sequence's last slice
+        self._arrows: dict[str, tuple[int, int]] = {}  # for samples that have not run yet: source thread and time
+        self._loads: set[int] = set()  # device blocks that are being loaded
         self._counts = dict.fromkeys(COUNTED.values(), 0)
         self._num_threads = self._num_arrows = 0
         self._names: list[Slice] = []
@@ -46,6 +48,7 @@ class Timeline:
             self._since.pop(name)
 
     def slices(self) -> list[Slice]:
+        """Return all slices, names first, then by time."""
         step: list[Event] = []
         end = 0
         for event in self._events:
@@ -58,12 +61,12 @@ class Timeline:
                 self._count(end)
                 step = []
         end = max([end, *(microseconds(event.get("seconds", 0)) for event in step)])
-        self._add(step, end, end)  # after the last step
+        self._add(step, end, end)  # events after the last step
         self._finish(end)
         return [*self._names, *sorted(self._slices, key=lambda each: each["ts"])]
 
     def _add(self, events: list[Event], start: int, end: int) -> None:
-        """`events` are those of a step, and those that came between the step before it and this one."""
+        """Add the events of a step, and those since the previous step."""
         for event in events:
             kind, name = event["kind"], event.get("seq")
             if kind == "arrive":
@@ -87,7 +90,7 @@ class Timeline:
                 self._counts[COUNTED[kind]] += 1
 
     def _finish(self, end: int) -> None:
-        """What has not ended, ends here."""
+        """Close all open slices."""
         for name in list(self._since):
             self._runs(name, end)
         for block in list(self._loads):
@@ -95,16 +98,16 @@ class Timeline:
 
     # A sequence's thread
 
-    def _enter(self, name: str, at: int, what: str) -> None:
+    def _enter(self, name: str, at: int, state: str) -> None:
         self._num_threads += 1
         self._threads[name] = self._num_threads
-        self._since[name] = at, what
+        self._since[name] = at, state
         self._name("thread_name", PROCESS, self._num_threads, f"sequence {name}")
 
     def _runs(self, name: str, start: int) -> None:
-        """It has waited until now."""
-        since, what = self._since.pop(name)
-        self._slice(what, self._threads[name], min(since, start), start, {})
+        """Close the slice of a wait."""
+        since, state = self._since.pop(name)
+        self._slice(state, self._threads[name], min(since, start), start, {})
 
     def _computes(self, name: str, event: Event, start: int, end: int) -> None:
         thread = self._threads[name]
@@ -124,15 +127,15 @@ class Timeline:
         self._arrows.pop(name, None)
         del self._threads[name]
 
-    # Beside them
+    # Loads, counters and names
 
     def _moves(self, event: Event, start: int, end: int) -> None:
-        """A load, from the step that begins it to the one that finds it done."""
+        """Add the start of a load, or its end, which is the step that notices it."""
         fields = {"name": "load", "cat": "load", "id": event["to"], "pid": PROCESS, "tid": STEPS}
         if event["kind"] == "loaded":
             self._loads.add(event["to"])
             self._slices.append(fields | {"ph": "b", "ts": start, "args": {"block of the host": event["from"]}})
-        elif event["to"] in self._loads:  # else it began before the trace
+        elif event["to"] in self._loads:  # unless it began before the trace
             self._loads.remove(event["to"])
             self._slices.append(fields | {"ph": "e", "ts": end})
 
@@ -147,12 +150,12 @@ class Timeline:
         fields = {"pid": PROCESS, "tid": thread, "ts": start, "dur": end - start, "args": args}
         self._slices.append({"name": name, "cat": "step" if thread == STEPS else "sequence", "ph": "X", **fields})
 
-    def _name(self, what: str, process: int, thread: int, name: str) -> None:
-        self._names.append({"name": what, "ph": "M", "pid": process, "tid": thread, "ts": 0, "args": {"name": name}})
+    def _name(self, kind: str, process: int, thread: int, name: str) -> None:
+        self._names.append({"name": kind, "ph": "M", "pid": process, "tid": thread, "ts": 0, "args": {"name": name}})
 
 
 def pool_counts(state: State) -> dict[str, int]:
-    """Of the pool's blocks, or slots: each is held, idle (free, and cached) or free."""
+    """Return how many blocks, or slots in stage 1, are held, idle (free but cached) and free."""
     num_blocks, num_idle, num_free = state.pool["num_blocks"], len(state.idle), len(state.free)
     if state.pool["unit"] == "slots":
         pieces = [seq.slots for seq in state.sequences.values() if seq.slots]
@@ -165,7 +168,7 @@ def microseconds(seconds: float) -> int:
 
 
 def as_lines(trace: dict[str, Any]) -> Iterator[str]:
-    """JSON, an event a line: it can be read by eye too."""
+    """Yield the trace as JSON with one event per line."""
     slices = trace["traceEvents"]
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     for i, each in enumerate(slices):

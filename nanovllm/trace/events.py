@@ -1,4 +1,4 @@
-"""The events as data (EVENTS.md says what they mean), a file of them, and events that hide the texts."""
+"""Events as data, files of events, and events without texts. EVENTS.md explains their meaning."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ Write = Callable[[Event], object]  # takes one event at a time
 
 VERSION = 2
 BEGINNING = b'{"kind":"snapshot"'
-MAX_CHARACTERS = 1 << 26  # of a line that is read: /dev/zero never ends
-COMMON = ("kind", "step", "by")  # a snapshot, pools and a step have no "by"
+MAX_CHARACTERS = 1 << 26  # per line: a file such as /dev/zero never ends
+COMMON = ("kind", "step", "by")  # in every event, but see WITHOUT_BY
 KEYS: dict[str, tuple[str, ...]] = {
     "snapshot": ("version", "stage", "pool", "host", "max_num_seqs", "max_num_batched_tokens", "state"),
     "arrive": ("seq", "request", "tokens", "texts", "max_num_tokens", "carried_by", "seconds"),
@@ -48,7 +48,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "step": ("began", "seconds", "error"),
 }
 WITHOUT_BY = ("snapshot", "pools", "step")
-WHYS: dict[str, tuple[str, ...]] = {  # a refusal has a sentence instead
+WHYS: dict[str, tuple[str, ...]] = {  # "refused" has a sentence instead
     "held_up": ("batch", "seat", "piece", "promise", "blocks", "budget", "preemption"),
     "taken": ("admit", "grow", "copy"),
     "shared": ("fork",),
@@ -65,22 +65,22 @@ WHYS: dict[str, tuple[str, ...]] = {  # a refusal has a sentence instead
 
 
 class FileSink:
-    """A file of JSON lines. Events are written a step at a time, and each line as a whole or not at all."""
+    """A file of JSON lines, written one step at a time. It never contains a partial line."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file; an old trace is replaced when the first event comes.
+        """Open the file. The first event replaces an old trace in it.
 
-        Raise ValueError for a file that holds something else, OSError for one that cannot be written.
+        Raise ValueError if the file holds anything else, and OSError if it cannot be written.
         """
         self._path, self._is_new, self._is_empty = Path(path), not os.path.exists(path), True
         if self._path.is_file() and os.path.getsize(path) and not is_trace(path):
-            raise ValueError(f"{path} exists and is not a trace: it is not replaced")
+            raise ValueError(f"{path} exists and is not a trace, so it will not be replaced")
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0)
         self._events: list[Event] = []
         self._encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
     def __call__(self, event: Event) -> None:
-        """Take an event, which nobody changes afterwards."""
+        """Add an event. It must not change afterwards."""
         self._events.append(event)
         if event["kind"] in ("step", "snapshot") or len(self._events) >= 1000:
             self._flush()
@@ -89,7 +89,7 @@ class FileSink:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write the remaining events. A new file that got no event is removed."""
+        """Write the remaining events. Remove a new file without any."""
         with self._file:
             self._flush()
         if self._is_new and self._is_empty:
@@ -99,11 +99,11 @@ class FileSink:
         events, self._events = self._events, []
         if not events:
             return
-        # One call for all events is 3 times as fast as one for each. Between quotes, a quote follows a backslash: so
-        # the text that is replaced stands between events only.
+        # Encoding all events at once is 3 times as fast as one by one. Inside a string, quotes follow a backslash, so
+        # the replaced text occurs only between events.
         array = self._encode(events)
         lines = (array[1:-1].replace('},{"kind":', '}\n{"kind":') + "\n").encode("utf-8", "replace")
-        can_cut = self._path.is_file()  # a pipe and a device cannot be cut
+        can_cut = self._path.is_file()  # pipes and devices cannot be truncated
         if self._is_empty and can_cut:
             os.ftruncate(self._file.fileno(), 0)
         self._is_empty = False
@@ -112,21 +112,21 @@ class FileSink:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            if can_cut:  # after the last whole line
+            if can_cut:  # keep only whole lines
                 os.ftruncate(self._file.fileno(), start + lines.rfind(b"\n", 0, len(lines) - len(rest)) + 1)
             raise
 
 
 def is_trace(path: str | Path) -> bool:
-    """Return whether the file begins like a trace, of any version."""
+    """Return True if the file starts like a trace of any version."""
     with open(path, "rb") as file:
         return file.read(len(BEGINNING)) == BEGINNING
 
 
 def read_trace(path: str | Path) -> Iterator[Event]:
-    """Yield the events of a file, the snapshot first. A last line without its end is skipped: its writer was cut off.
+    """Yield the events of a file, starting with the snapshot. Skip a partial last line.
 
-    Raise ValueError, with the line's number, for a file that is not a trace or has another version.
+    Raise ValueError, with the line number, for a file that is not a trace of this version.
     """
     num_events = 0
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -138,29 +138,29 @@ def read_trace(path: str | Path) -> Iterator[Event]:
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: not JSON: {getattr(error, 'msg', error)}") from None
             if not isinstance(event, dict) or event.get("kind") not in KEYS:
-                raise ValueError(f"{path}, line {number}: not an event of a trace: {line[:60].strip()}")
+                raise ValueError(f"{path}, line {number}: not a trace event: {line[:60].strip()}")
             if event.get("version", VERSION) != VERSION:
-                raise ValueError(f"{path} is a trace of version {event['version']}, this reads version {VERSION}")
+                raise ValueError(f"{path} must be a trace of version {VERSION}, got version {event['version']}")
             if missing := {*KEYS[event["kind"]], "step"} - event.keys():
-                raise ValueError(f"{path}, line {number}: {event['kind']} has no {min(missing)}")
+                raise ValueError(f"{path}, line {number}: {event['kind']} needs the key {min(missing)}")
             if (event["kind"] == "snapshot") != (number == 1):
-                raise ValueError(f"{path}, line {number}: a trace has one snapshot, its first line")
+                raise ValueError(f"{path}, line {number}: a trace needs exactly one snapshot, on its first line")
             yield event
             num_events = number
     if num_events == 0:
-        raise ValueError(f"{path} has no whole line: a trace begins with a snapshot")
+        raise ValueError(f"{path} has no complete line: a trace starts with a snapshot")
 
 
-# Without the texts: for a page that shows a server's memory to people who must not read what is in it
+# Events without texts, for a page that shows a server's memory without revealing its contents
 
-REFUSED = "it can never be served"
+REFUSED = "the request cannot be served"
 
 
 def hide_texts(write: Write) -> Write:
-    """Return a sink that hides the texts of each event and passes it on to `write`.
+    """Return a sink that removes the texts from each event before it calls `write`.
 
-    A token id is as good as its text, and a hash confirms a text that somebody has guessed: token ids become null, and
-    hashes others, the same for the same text until the trace ends. An error may quote a request: its type is left.
+    Token ids reveal the text, so they become null. Hashes would confirm a guess, so they are replaced, equal ones by
+    equal ones until the trace ends. Errors may quote a request, so only their types remain.
     """
     key = secrets.token_bytes(16)
 
@@ -190,7 +190,7 @@ def hide_texts(write: Write) -> Write:
 
 
 def nulls(items: list[Any]) -> list[None]:
-    """Return as many nulls.
+    """Return a null for each item.
 
     >>> nulls([15, 7])
     [None, None]
@@ -199,9 +199,9 @@ def nulls(items: list[Any]) -> list[None]:
 
 
 def type_of(error: str | None) -> str | None:
-    """Return the type of an error that is given in words.
+    """Return the type of an error message.
 
-    >>> type_of("ValueError: 'my secret' is no regular expression")
+    >>> type_of("ValueError: 'my secret' is not a regular expression")
     'ValueError'
     """
     if error is None:

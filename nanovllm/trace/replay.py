@@ -1,4 +1,4 @@
-"""Replay: the events alone give the engine's state after each of its steps. The page's reducer is the same function."""
+"""Replay: rebuild the engine's state after each step from events alone. The page's reducer works the same way."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -17,55 +17,57 @@ class SequenceState:
     tokens: list[int]
     texts: list[str]
     max_num_tokens: int
-    carried_by: str | None = None  # it waits for that one to compute the prompt, and is in no queue
+    carried_by: str | None = None  # the sequence that computes its prompt; until then it is in no queue
     num_computed_tokens: int = 0
-    block_table: list[int | None] = field(default_factory=list)  # None only until the block in this place is told
+    block_table: list[int | None] = field(default_factory=list)  # None only until the event for this index comes
     slots: tuple[int, int] | None = None  # stage 1: start and end
 
 
 @dataclass
 class State:
+    """The state of an engine: its sequences, queues, pools and indexes."""
+
     pool: dict[str, Any]  # as in the snapshot
     host: dict[str, Any] | None
     step: int = 0
     sequences: dict[str, SequenceState] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)  # in order
     running: list[str] = field(default_factory=list)
-    ref_counts: list[int] = field(default_factory=list)  # of each block: how many tables hold it
+    ref_counts: list[int] = field(default_factory=list)  # for each block, the number of tables that hold it
     free: list[int] = field(default_factory=list)  # in the queue's order
     cached: dict[int, str] = field(default_factory=dict)  # the hash of each cached block
-    host_ref_counts: list[int] = field(default_factory=list)  # of each block of the host: how many loads read it
+    host_ref_counts: list[int] = field(default_factory=list)  # for each block of the host, the number of loads
     host_free: list[int] = field(default_factory=list)
     host_cached: dict[int, str] = field(default_factory=dict)
-    loading: dict[int, int] = field(default_factory=dict)  # on their way: block of the host, block of the device
+    loading: dict[int, int] = field(default_factory=dict)  # from blocks of the host to blocks of the device
 
     @property
     def idle(self) -> list[int]:
-        """Free, and cached."""
+        """The blocks that are free but cached."""
         return [block for block in self.free if block in self.cached]
 
 
 def begin(snapshot: Event) -> State:
-    """The state in a snapshot; its dicts by block have texts as keys, as JSON has them."""
-    given = snapshot["state"]
-    sequences = {each["seq"]: SequenceState(**copy.deepcopy(each)) for each in given["sequences"]}
+    """Return the state in a snapshot. Its dictionaries have strings as keys, as JSON requires."""
+    initial = snapshot["state"]
+    sequences = {each["seq"]: SequenceState(**copy.deepcopy(each)) for each in initial["sequences"]}
     state = State(snapshot["pool"], snapshot["host"], snapshot["step"], sequences)
     for name in ("waiting", "running", "ref_counts", "free", "host_ref_counts", "host_free"):
-        setattr(state, name, list(given[name]))
+        setattr(state, name, list(initial[name]))
     for name in ("cached", "host_cached", "loading"):
-        setattr(state, name, {int(block): value for block, value in given[name].items()})
+        setattr(state, name, {int(block): value for block, value in initial[name].items()})
     return state
 
 
 def apply(state: State, event: Event) -> State:
-    """Change `state` by one event, and return it. What changes nothing in it (refused, held_up, ...) is let pass."""
+    """Change `state` by one event, and return it. Ignore events that change nothing, such as "refused"."""
     if event["kind"] in CHANGES:
         CHANGES[event["kind"]](state, event)
     return state
 
 
 def states(events: Iterable[Event]) -> Iterator[State]:
-    """The state after each step: the same object, changed from step to step."""
+    """Yield the state after each step. It is always the same object."""
     events = iter(events)
     state = begin(next(events))
     for event in events:
@@ -121,7 +123,7 @@ def preempt(state: State, event: Event) -> None:
 def end(state: State, event: Event) -> None:
     del state.sequences[event["seq"]]
     for queue in (state.waiting, state.running):
-        if event["seq"] in queue:  # one that was carried is in none
+        if event["seq"] in queue:  # a carried sequence is in no queue
             queue.remove(event["seq"])
 
 
@@ -141,7 +143,7 @@ def released(state: State, event: Event) -> None:
 
 
 def held(state: State, event: Event) -> None:
-    """It is taken, shared or hit: it has one holder more, and is in the holder's table."""
+    """Apply "taken", "shared" or "hit": add a holder, and put the block in its table."""
     block, place, table = event["block"], event["index"], state.sequences[event["seq"]].block_table
     if block in state.free:
         state.free.remove(block)
@@ -153,7 +155,7 @@ def held(state: State, event: Event) -> None:
 def given_back(state: State, event: Event) -> None:
     block, table = event["block"], state.sequences[event["seq"]].block_table
     state.ref_counts[block] -= 1
-    if block in table:  # not if its copy is there already
+    if block in table:  # unless its copy has replaced it
         table[table.index(block)] = None
     while table and table[-1] is None:
         table.pop()
@@ -193,7 +195,7 @@ def host_evicted(state: State, event: Event) -> None:
 
 
 def loaded(state: State, event: Event) -> None:
-    """Until it has arrived, a load holds both blocks."""
+    """Apply "loaded": until it has arrived, the load holds both blocks."""
     state.host_ref_counts[event["from"]] += 1
     state.ref_counts[event["to"]] += 1
     state.host_free.remove(event["from"])
@@ -209,7 +211,7 @@ def arrived(state: State, event: Event) -> None:
 
 
 def pools(state: State, event: Event) -> None:
-    """Both queues and both indexes as they are after a step that failed."""
+    """Replace both queues and both indexes after a failed step."""
     state.free, state.host_free = list(event["free"]), list(event["host_free"])
     for name in ("cached", "host_cached"):
         setattr(state, name, {int(block): block_hash for block, block_hash in event[name].items()})

@@ -1,7 +1,7 @@
-"""Tracer: an observer that turns what an engine tells into events. Watch: a tracer that a server turns on and off.
+"""Tracer: an observer that records events. Watch: a tracer that a server turns on and off.
 
-An engine tells of a thing right after it has happened. So the tracer only reads: the block table that a sequence has
-now, the reference counts. What it keeps of a sequence is what it has written of it so far.
+An engine calls tell() right after something has happened, so the tracer only reads the new state: the block table of a
+sequence, the reference counts. For each sequence, it remembers only how much it has recorded so far.
 """
 
 import re
@@ -26,52 +26,52 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Seen:
-    """What has been written of a sequence."""
+class Recorded:
+    """The part of a sequence that is in the trace."""
 
     name: str
     num_tokens: int
     num_computed_tokens: int = 0
-    num_once_computed: int = 0  # before it was preempted: these are computed again
+    num_once_computed: int = 0  # before a preemption: these tokens are computed again
     is_beam: bool = False
 
 
 class Tracer:
-    """An observer of one engine, of any stage or of the package. From attach() to detach() it writes events."""
+    """An observer that records the events of one engine, of the package or of any stage, from attach() to detach()."""
 
     def __init__(self) -> None:
-        self.error: Exception | None = None  # raised by the sink: no event is written any more
+        self.error: Exception | None = None  # raised by the sink, which ends the trace
         self.step = 0
-        self.seen: dict[Sequence, Seen] = {}  # all sequences that have arrived and not ended
+        self.recorded: dict[Sequence, Recorded] = {}  # sequences that have arrived and not ended
         self._write: Write | None = None
         self._start = 0.0
-        self._began: float | None = None  # the open step
+        self._began: float | None = None  # when the current step began
         self._num_beams = 0
-        self._held_up: HeldUp | None = None  # these five, in this step
+        self._held_up: HeldUp | None = None  # this and the next four belong to the current step
         self._has_preempted = False
-        self._copying: dict[int, str] = {}  # of each block that is to be copied to, the holder
+        self._copying: dict[int, str] = {}  # the holder of each block that is about to be written by a copy
         self._forked: tuple[Sequence, Sequence] | None = None  # the last parent and child
-        self._arrived: list[int] = []  # blocks whose loads are done
+        self._arrived: list[int] = []  # blocks that have been loaded
 
     def attach(self, llm: Any, write: Write, show_text: bool = True) -> None:
-        """Write a snapshot of the engine of `llm`, an LLM or an LLMEngine, and from now on its events.
+        """Write a snapshot of `llm`, an LLM or an LLMEngine, and then its events.
 
-        The package's engine gets the tracer as one of its observers; a stage's LLM must have been made with it.
-        Without `show_text` no token is decoded, and hide_texts() removes what else tells of a text. Raise ValueError
-        if `llm` is not an engine, is traced already, or cannot be traced now.
+        The tracer joins the observers of the package's engine; a stage's LLM must have been built with it. Without
+        `show_text`, no token is decoded, and hide_texts() removes everything else that reveals text. Raise ValueError
+        if `llm` is not an engine, is being traced already, or cannot be traced now.
         """
         engine = getattr(llm, "llm_engine", llm)
         if not hasattr(engine, "kv_cache_manager"):
-            raise ValueError(f"an LLM or an LLMEngine can be traced, not {type(llm).__name__}")
+            raise ValueError(f"llm must be an LLM or an LLMEngine, got {type(llm).__name__}")
         observers = getattr(engine, "observers", ())
         if self._write or any(isinstance(each, Tracer) for each in observers):
-            raise ValueError("it is traced already: one trace at a time")
+            raise ValueError("the engine is being traced already")
         self.engine, self.manager = engine, engine.kv_cache_manager
         self.scheduler = getattr(engine, "scheduler", None)  # not in stages 1 to 3
         self.pool: BlockPool | None = getattr(self.manager, "pool", None)  # not in stage 1, which has slots
         self.tier: HostTier | None = getattr(engine, "host_tier", None)  # from stage 7 on
         self.text = decoder(engine.tokenizer, show_text)
-        self.error, self.step, self.seen = None, 0, {}
+        self.error, self.step, self.recorded = None, 0, {}
         self._start, self._began, self._num_beams = time.perf_counter(), None, 0
         self._forget_step()
         snapshot = self._snapshot()
@@ -81,7 +81,7 @@ class Tracer:
             observers.append(self)
 
     def detach(self) -> None:
-        """Write no more. An open step is closed with an error."""
+        """Stop recording. An open step is closed with an error."""
         if self._began is not None:
             self._close_step("the trace was closed in this step")
         self._write = None
@@ -89,13 +89,13 @@ class Tracer:
             self.engine.observers.remove(self)
 
     def tell(self, kind: str, *details: Any) -> None:
-        """Note what a stage tells. In the package the list of observers calls the methods."""
-        if self._write and (note := getattr(self, f"on_{kind}", None)):
-            note(*details)
+        """Record an event of a stage. In the package, Observers calls the methods directly."""
+        if self._write and (method := getattr(self, f"on_{kind}", None)):
+            method(*details)
 
     def name(self, seq: "Sequence") -> str:
         """Return the name of a sequence that has arrived and not ended."""
-        return self.seen[seq].name
+        return self.recorded[seq].name
 
     # A request, in the order of its life
 
@@ -108,41 +108,41 @@ class Tracer:
         self._emit("refused", {"request": request_id, "why": error})
 
     def on_wait(self, seq: "Sequence", why: str, needed: int | None, free: int | None) -> None:
-        """Keep it until the step is scheduled: then it is known that it is the last word."""
-        self._held_up = HeldUp(seq, why, needed, free, teller())
+        """Keep the reason until the step is scheduled, since a later one may replace it."""
+        self._held_up = HeldUp(seq, why, needed, free, caller_name())
 
     def on_admit(self, seq: "Sequence", hits: "list[int | None] | tuple[()]" = ()) -> None:
-        seen, by = self._know(seq), teller()
+        record, by = self._know(seq), caller_name()
         if self.pool is None:
             slots = getattr(seq, "slots")  # noqa: B009  # stage 1 has them in place of a block table
-            self._emit("reserved", {"seq": seen.name, "start": slots.start, "end": slots.stop}, by)
+            self._emit("reserved", {"seq": record.name, "start": slots.start, "end": slots.stop}, by)
         else:
             hit_places = {place for place, block in enumerate(hits) if block is not None}
             for place, block in enumerate(seq.block_table):
                 if place in hit_places:
                     was = "held" if self.pool.ref_counts[block] > 1 else "idle"
-                    self._emit("hit", {"block": block, "seq": seen.name, "index": place, "was": was}, by)
+                    self._emit("hit", {"block": block, "seq": record.name, "index": place, "was": was}, by)
                 else:
-                    self._emit("taken", {"block": block, "seq": seen.name, "index": place, "why": "admit"}, by)
-        seen.num_computed_tokens = seq.num_computed_tokens
-        self._emit("admit", {"seq": seen.name, "num_computed_tokens": seq.num_computed_tokens}, by)
+                    self._emit("taken", {"block": block, "seq": record.name, "index": place, "why": "admit"}, by)
+        record.num_computed_tokens = seq.num_computed_tokens
+        self._emit("admit", {"seq": record.name, "num_computed_tokens": seq.num_computed_tokens}, by)
 
     def on_fork(self, parent: "Sequence", child: "Sequence") -> None:
-        if child not in self.seen:
+        if child not in self.recorded:
             self._num_beams += 1
             self._arrive(child, parent, f"{child.request_id}.beam{self._num_beams}")
-        seen, by = self.seen[child], teller()
-        self._compute(parent, self.seen[parent], by)  # in a beam search nobody else tells
+        record, by = self.recorded[child], caller_name()
+        self._compute(parent, self.recorded[parent], by)  # beam search reports this nowhere else
         behind = self._forked[1] if self._forked and self._forked[0] is parent else parent
-        names = {"seq": seen.name, "from": self.name(parent)}
+        names = {"seq": record.name, "from": self.name(parent)}
         self._emit("forked", {**names, "behind": self.name(behind)}, by)
         for place, block in enumerate(child.block_table):
             self._emit("shared", {"block": block, "index": place, **names, "why": "fork"}, by)
-        seen.num_computed_tokens = child.num_computed_tokens
+        record.num_computed_tokens = child.num_computed_tokens
         self._forked = parent, child
 
     def on_grow(self, seq: "Sequence", copy: "BlockCopy | None" = None) -> None:
-        name, by = self.name(seq), teller()
+        name, by = self.name(seq), caller_name()
         block, place = seq.block_table[-1], len(seq.block_table) - 1
         self._emit("taken", {"block": block, "seq": name, "index": place, "why": "copy" if copy else "grow"}, by)
         if copy:
@@ -150,97 +150,96 @@ class Tracer:
             self._copying[copy.target] = name
 
     def on_preempt(self, seq: "Sequence", makes_room_for: "Sequence | None") -> None:
-        seen = self.seen[seq]
-        seen.num_once_computed = max(seen.num_once_computed, seen.num_computed_tokens)
-        seen.num_computed_tokens, self._has_preempted = 0, True
+        record = self.recorded[seq]
+        record.num_once_computed = max(record.num_once_computed, record.num_computed_tokens)
+        record.num_computed_tokens, self._has_preempted = 0, True
         room_for = self.name(makes_room_for) if makes_room_for else None
         why = "blocks" if room_for else "reset" if self._began is None else "step failed"  # reset: between two steps
-        self._emit("preempt", {"seq": seen.name, "for": room_for, "why": why})
+        self._emit("preempt", {"seq": record.name, "for": room_for, "why": why})
 
     def on_free(self, seq: "Sequence", blocks: Any) -> None:
-        """Write what `seq` gave back: a list of blocks; in stage 1 a piece of the pool."""
-        seen, by = self.seen[seq], teller()
+        """Record what `seq` gave back: a list of blocks, or a range of slots in stage 1."""
+        record, by = self.recorded[seq], caller_name()
         if self.pool is None:
-            self._emit("released", {"seq": seen.name, "start": blocks.start, "end": blocks.stop}, by)
+            self._emit("released", {"seq": record.name, "start": blocks.start, "end": blocks.stop}, by)
         else:
-            why = {None: "preempt", "abort": "abort"}.get(seq.finish_reason, "end")
+            why = "end" if record.is_beam else {None: "preempt", "abort": "abort"}.get(seq.finish_reason, "end")
             ref_counts = getattr(self.pool, "ref_counts", None)  # up to stage 4 a block has one holder at most
-            for block in reversed(blocks):  # as the pool does
-                self._emit("given_back", {"block": block, "seq": seen.name, "why": "end" if seen.is_beam else why}, by)
+            for block in reversed(blocks):  # in the order of BlockPool.free_blocks()
+                self._emit("given_back", {"block": block, "seq": record.name, "why": why}, by)
                 if ref_counts is None or not ref_counts[block]:
                     self._emit_free(block, by)
-        if seen.is_beam:  # its children go on, or the search is over
+        if record.is_beam:  # its children go on, or the search is over
             self._end(seq, "beam")
 
     def on_abort(self, request_id: str) -> None:
         self._emit("abort", {"request": request_id})
 
     def on_finish(self, seq: "Sequence") -> None:
-        if seq in self.seen:
+        if seq in self.recorded:
             self._end(seq, seq.finish_reason or "abort")
         if self._held_up and self._held_up.seq is seq:
-            self._held_up = None  # nothing of a request is kept once it has ended
+            self._held_up = None  # keep nothing of a finished request
 
     # A step
 
     def on_begin(self) -> None:
-        if self._began is not None:  # a stage's step that raised tells no end
+        if self._began is not None:  # a stage reports no end of a step that raised
             self._close_step("the step broke off")
         self.step += 1
         self._began = self.seconds
 
     def on_schedule(self, output: "SchedulerOutput") -> None:
-        """Write who is first in the queue, and why it was not admitted."""
+        """Record why the first waiting sequence was not admitted."""
         held_up = self._held_up
         if self.scheduler is not None and self.scheduler.waiting:
             seq = next(iter(self.scheduler.waiting))
             if held_up is None or held_up.seq is not seq:
-                held_up = self._why_not_asked(seq, output)
+                held_up = self._why_not_considered(seq, output)
         elif self.scheduler is not None:
             held_up = None
         if held_up is not None:
             needs = {"why": held_up.why, "needed": held_up.needed, "free": held_up.free}
             self._emit("held_up", {"seq": self.name(held_up.seq), **needs}, held_up.by)
 
-    def _why_not_asked(self, seq: "Sequence", output: "SchedulerOutput") -> "HeldUp":
-        """Return why the scheduler did not even ask whether `seq` may be admitted, in the order of its conditions."""
+    def _why_not_considered(self, seq: "Sequence", output: "SchedulerOutput") -> "HeldUp":
+        """Return why the scheduler never considered `seq`: a preemption, or else the spent budget."""
         if self._has_preempted:
-            return HeldUp(seq, "preemption", None, None, teller())
+            return HeldUp(seq, "preemption", None, None, caller_name())
         budget = self.engine.config.max_num_batched_tokens - sum(num_tokens for _, num_tokens in output.batch)
-        return HeldUp(seq, "budget", seq.num_uncomputed_tokens, budget, teller())
+        return HeldUp(seq, "budget", seq.num_uncomputed_tokens, budget, caller_name())
 
     def on_raise(self, batch: "list[tuple[Sequence, int]]", error: Exception) -> None:
-        self._emit("raised", {"sequences": [self.name(seq) for seq, _ in batch], "error": in_words(error)})
+        self._emit("raised", {"sequences": [self.name(seq) for seq, _ in batch], "error": error_text(error)})
 
     def on_step(self, batch: "list[tuple[Sequence, int]]", updated: "list[Sequence]") -> None:
-        """Write what was computed, and the new tokens. This is the hot path: two events a sequence."""
-        by, step, text = teller(), self.step, self.text
+        """Record the computed and the new tokens. This is the hot path, with two events per sequence."""
+        by, step, text = caller_name(), self.step, self.text
         for seq, _ in batch:
-            seen = self.seen[seq]
-            self._compute(seq, seen, by)
-            for position in range(seen.num_tokens, seq.num_tokens):
+            record = self.recorded[seq]
+            self._compute(seq, record, by)
+            for position in range(record.num_tokens, seq.num_tokens):
                 token = seq.token_ids[position]
                 self._put(
-                    {"kind": "token", "step": step, "seq": seen.name, "token": token, "text": text(token),
+                    {"kind": "token", "step": step, "seq": record.name, "token": token, "text": text(token),
                      "position": position, "by": by}
                 )  # fmt: skip
-            seen.num_tokens = seq.num_tokens
+            record.num_tokens = seq.num_tokens
 
-    def _compute(self, seq: "Sequence", seen: Seen, by: str) -> None:
-        start, end = seen.num_computed_tokens, seq.num_computed_tokens
+    def _compute(self, seq: "Sequence", record: Recorded, by: str) -> None:
+        start, end = record.num_computed_tokens, seq.num_computed_tokens
         if end > start:
             why = "decode" if start >= seq.num_prompt_tokens else "prefill"
-            if start < seen.num_once_computed:
+            if start < record.num_once_computed:
                 why = "recompute"
-            seen.num_computed_tokens = end
-            self._put(
-                {"kind": "chunk", "step": self.step, "seq": seen.name, "start": start, "end": end, "why": why, "by": by}
-            )
+            record.num_computed_tokens = end
+            chunk = {"seq": record.name, "start": start, "end": end, "why": why, "by": by}
+            self._put({"kind": "chunk", "step": self.step, **chunk})
 
     def on_end(self, error: BaseException | None = None) -> None:
         if self._began is not None:
-            self._close_step(None if error is None else in_words(error))
-        elif error is not None:  # a beam search that never got its blocks
+            self._close_step(None if error is None else error_text(error))
+        elif error is not None:  # a beam search that got no blocks
             self._emit_pools()
 
     # Blocks of the two tiers
@@ -270,25 +269,27 @@ class Tracer:
             self._emit("loaded", {"from": copy.source, "to": copy.target, "seq": name})
 
     def on_arrive(self, copies: "list[BlockCopy]") -> None:
-        """Write it in the order of the host's pool. The device's blocks are freed next, those of all loads together."""
+        """Record arrivals in the order of the host's pool. The device blocks of all loads are freed next, together."""
         assert self.pool is not None, "stage 1 has no blocks"
-        by = teller()
+        by = caller_name()
         for copy in reversed(copies):
             self._emit("arrived", {"from": copy.source, "to": copy.target}, by)
-        self._arrived += [copy.target for copy in copies if self.pool.ref_counts[copy.target] == 1]  # the load's own
+        self._arrived += [
+            copy.target for copy in copies if self.pool.ref_counts[copy.target] == 1
+        ]  # only the load holds them
 
-    # How an event is written
+    # Writing an event
 
     @property
     def seconds(self) -> float:
-        """Seconds since the trace began."""
+        """The seconds since the trace began."""
         return round(time.perf_counter() - self._start, 6)
 
     def _emit(self, kind: str, fields: Event, by: str | None = None) -> None:
-        self._put({"kind": kind, "step": self.step, **fields, "by": by or teller()})
+        self._put({"kind": kind, "step": self.step, **fields, "by": by or caller_name()})
 
     def _put(self, event: Event) -> None:
-        if self._arrived and event["kind"] != "arrived":  # freed since
+        if self._arrived and event["kind"] != "arrived":  # freed in the meantime
             arrived, self._arrived = self._arrived, []
             for block in reversed(arrived):
                 self._emit_free(block, "BlockManager.collect_loads")
@@ -299,15 +300,15 @@ class Tracer:
         except Exception as error:
             self.error = error
 
-    def _arrive(self, seq: "Sequence", carried_by: "Sequence | None" = None, beam: str | None = None) -> Seen:
-        self.seen[seq] = seen = Seen(beam or name_of(seq), seq.num_tokens, is_beam=beam is not None)
+    def _arrive(self, seq: "Sequence", carried_by: "Sequence | None" = None, beam: str | None = None) -> Recorded:
+        self.recorded[seq] = record = Recorded(beam or name_of(seq), seq.num_tokens, is_beam=beam is not None)
         carrier = self.name(carried_by) if carried_by else None
         self._emit("arrive", {**self._described(seq), "carried_by": carrier, "seconds": self.seconds})
-        return seen
+        return record
 
-    def _know(self, seq: "Sequence") -> Seen:
-        """Return what was written of `seq`. A sequence that nobody added is the root of a beam search."""
-        return self.seen.get(seq) or self._arrive(seq, beam=seq.request_id)
+    def _know(self, seq: "Sequence") -> Recorded:
+        """Return the record of `seq`. A sequence that was never added is the root of a beam search."""
+        return self.recorded.get(seq) or self._arrive(seq, beam=seq.request_id)
 
     def _described(self, seq: "Sequence") -> Event:
         tokens = list(seq.token_ids)
@@ -316,19 +317,19 @@ class Tracer:
         return {**names, "tokens": tokens, "texts": texts, "max_num_tokens": seq.max_num_tokens}
 
     def _end(self, seq: "Sequence", why: str) -> None:
-        seen = self.seen.pop(seq)
-        self._emit("end", {"seq": seen.name, "why": why, "error": seq.error, "seconds": self.seconds})
+        record = self.recorded.pop(seq)
+        self._emit("end", {"seq": record.name, "why": why, "error": seq.error, "seconds": self.seconds})
 
     def _emit_free(self, block: int, by: str) -> None:
-        """Write where in the queue a block goes that has no holder any more."""
+        """Record where in the free queue a block without holders goes."""
         is_cached = block in getattr(self.pool, "hashes", ())
         self._emit("idle" if is_cached else "free", {"block": block, "place": "back" if is_cached else "front"}, by)
 
     def _emit_pools(self) -> None:
-        """Write both queues and both indexes: what failed may have moved blocks to and fro, and evicted only some."""
+        """Record both queues and both indexes, which a failed step may have changed in part."""
         pools = self._pools()
-        shown = {name: pools[name] for name in ("free", "cached", "host_free", "host_cached")}
-        self._put({"kind": "pools", "step": self.step, **shown})
+        queues = {name: pools[name] for name in ("free", "cached", "host_free", "host_cached")}
+        self._put({"kind": "pools", "step": self.step, **queues})
 
     def _forget_step(self) -> None:
         self._held_up, self._has_preempted, self._copying = None, False, {}
@@ -344,7 +345,7 @@ class Tracer:
     # The first line
 
     def _snapshot(self) -> Event:
-        """Return what there is, and the state in which the trace begins. All sequences are known from now on."""
+        """Return the engine's options and initial state, and start to track all sequences."""
         manager, config = self.manager, self.engine.config
         unit = {"unit": "slots", "num_blocks": getattr(manager, "num_slots", 0), "block_size": 1}
         if self.pool is not None:
@@ -362,13 +363,13 @@ class Tracer:
     def _queues(self) -> Event:
         if self.scheduler is None:
             if self.manager.report().held:
-                raise ValueError("a stream() of this LLM is open: it can be traced before that begins")
+                raise ValueError("a stream() of this LLM is open: start the trace first")
             return {"sequences": [], "waiting": [], "running": []}
         running, waiting = list(self.scheduler.running), list(self.scheduler.waiting)
         sequences = []
         for first in [*running, *waiting]:
             for seq, carrier in [(first, None), *((sample, first) for sample in carried(first))]:
-                self.seen[seq] = Seen(name_of(seq), seq.num_tokens, seq.num_computed_tokens)
+                self.recorded[seq] = Recorded(name_of(seq), seq.num_tokens, seq.num_computed_tokens)
                 place = {"num_computed_tokens": seq.num_computed_tokens, "block_table": list(seq.block_table)}
                 sequences.append({**self._described(seq), "carried_by": carrier and self.name(carrier), **place})
         names = {"waiting": [self.name(seq) for seq in waiting], "running": [self.name(seq) for seq in running]}
@@ -393,7 +394,7 @@ class Tracer:
 
 
 class Watch:
-    """The events of a server's engine while somebody looks. It is called in the engine's thread, between two steps."""
+    """The events of a server's engine while a page shows them. Call it in the engine's thread, between steps."""
 
     def __init__(self, engine: "LLMEngine") -> None:
         self._engine, self._tracer = engine, Tracer()
@@ -401,13 +402,13 @@ class Watch:
         self._events: list[Event] = []
 
     def on(self, show_text: bool) -> None:
-        """Look from now on, as if for the first time: a snapshot comes next."""
+        """Start or restart with a snapshot."""
         self.off()
         self._tracer.attach(self._engine, self._append, show_text)
         self._is_on = True
 
     def off(self) -> None:
-        """Look no more. Events that were not taken are lost."""
+        """Stop. Events that were not taken are lost."""
         if self._is_on:
             self._tracer.detach()
         self._is_on, self._events = False, []
@@ -417,7 +418,7 @@ class Watch:
         return bool(self._events)
 
     def take(self) -> list[Event] | None:
-        """Return the events since the last time, or None. Raise the error that kept one from being noted."""
+        """Return the events since the last call, or None. Raise the error that ended the trace."""
         if self._tracer.error:
             raise self._tracer.error
         events, self._events = self._events, []
@@ -428,7 +429,7 @@ class Watch:
 
 
 class HeldUp(NamedTuple):
-    """Why the first sequence that waits is not admitted."""
+    """The reason why the first waiting sequence is not admitted."""
 
     seq: "Sequence"
     why: str
@@ -437,62 +438,62 @@ class HeldUp(NamedTuple):
     by: str
 
 
-def teller() -> str:
-    """Return the qualified name of the function that called tell(), as in its source: "Scheduler._preempt"."""
+def caller_name() -> str:
+    """Return the qualified name of the function that called tell(), such as "Scheduler._preempt"."""
     frame: FrameType | None = sys._getframe(2)
     while frame and frame.f_code.co_name != "tell":
         frame = frame.f_back
-    while frame and frame.f_code.co_name == "tell":  # an observer may pass on what it is told
+    while frame and frame.f_code.co_name == "tell":  # an observer may forward events
         frame = frame.f_back
     name = frame.f_code.co_qualname if frame else ""
-    return name.partition(".<locals>")[0]  # a lambda belongs to the function that it is in
+    return name.partition(".<locals>")[0]  # name the function around a lambda
 
 
 def decoder(tokenizer: Any, show_text: bool) -> Callable[[int], str | None]:
-    """Return a function from a token id to its text: "" without a tokenizer, None if no text may be shown."""
+    """Return a function from a token id to its text, which is "" without a tokenizer, or None if it is hidden."""
     if tokenizer is None or not show_text:
         text = "" if show_text else None
         return lambda token_id: text
-    anchor = getattr(tokenizer, "anchor", None) or tokenizer.encode("\n")  # behind other tokens a word keeps its space
+    anchor = getattr(tokenizer, "anchor", None) or tokenizer.encode("\n")  # after another token, a word keeps its space
     skip = len(tokenizer.decode(anchor))
     return lru_cache(maxsize=None)(lambda token_id: tokenizer.decode([*anchor, token_id])[skip:])
 
 
 def carried(seq: "Sequence") -> "list[Sequence]":
-    """Return the samples that wait for `seq` to compute their prompt; from stage 5 on."""
+    """Return the samples that wait for `seq` to compute their prompt. Stages before 5 have none."""
     return getattr(seq, "to_fork", [])
 
 
 def name_of(seq: "Sequence") -> str:
-    """Return the name of a request, with the sample's index if it has more than one."""
+    """Return the request's id, with the sample's index if n is above 1."""
     has_samples = getattr(seq.params, "n", 1) > 1
     return f"{seq.request_id}.{seq.sample_index}" if has_samples else seq.request_id
 
 
 def stage_of(manager: object) -> str:
-    """Return the name of the stage's folder, or of the package, that the engine comes from."""
+    """Return the name of the stage's folder or of the package that the engine comes from."""
     parts = type(manager).__module__.split(".")
     return next((part for part in parts if re.fullmatch(r"s\d+_\w+", part)), parts[0])
 
 
 def free_blocks(pool: "BlockPool") -> list[int]:
-    """Return the queue of free blocks, the next to be taken first. Stages 2 and 3 have a stack."""
+    """Return the free blocks, starting with the next one to be taken. Stages 2 and 3 have a stack."""
     return pool.free[::-1] if isinstance(pool.free, list) else list(pool.free)
 
 
 def as_keys(hashes: dict[int, bytes]) -> dict[str, str]:
-    """Return the index as JSON has it: keys are texts.
+    r"""Return the index with strings as keys, for JSON.
 
-    >>> as_keys({3: b"\\xab"})
+    >>> as_keys({3: b"\xab"})
     {'3': 'ab'}
     """
     return {str(block): block_hash.hex() for block, block_hash in hashes.items()}
 
 
-def in_words(error: BaseException) -> str:
-    """Return the type of an error, and what it says.
+def error_text(error: BaseException) -> str:
+    """Return the type and the message of an error.
 
-    >>> in_words(ValueError("no")), in_words(KeyboardInterrupt())
+    >>> error_text(ValueError("no")), error_text(KeyboardInterrupt())
     ('ValueError: no', 'KeyboardInterrupt')
     """
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
