@@ -13,11 +13,10 @@ import httpx
 from nanovllm.engine.config import EngineArgs
 from nanovllm.engine.llm_engine import LLMEngine
 from nanovllm.server import engine_process
-from nanovllm.server.addresses import address_of, listening_socket
 from nanovllm.server.engine_client import EngineClient
-from nanovllm.server.events import Feed
 from nanovllm.server.options import ServerOptions
-from nanovllm.server.run import Front, make_front
+from nanovllm.server.page import Feed
+from nanovllm.server.run import Front, address_of, listening_socket, make_front
 from nanovllm.tests.server.inside import ThreadAsProcess
 from nanovllm.trace import Tracer
 
@@ -45,7 +44,7 @@ class Live:
     front: Front
     loop: asyncio.AbstractEventLoop
     url: str
-    memories: list[dict[str, Any]]  # one per request for the engine's stats
+    memories: list[dict[str, Any]]  # one per request for the engine's metrics
 
     @property
     def feed(self) -> Feed:
@@ -53,7 +52,7 @@ class Live:
 
     def memory(self) -> dict[str, Any]:
         """Return the engine's memory between two steps, read in its own thread."""
-        asyncio.run_coroutine_threadsafe(self.front.state.engine.ask("stats"), self.loop).result(SECONDS)
+        asyncio.run_coroutine_threadsafe(self.front.state.engine.get_metrics(), self.loop).result(SECONDS)
         return self.memories[-1]
 
     def complete(self, **body: Any) -> dict[str, Any]:
@@ -76,13 +75,13 @@ def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
 
     def build(args: EngineArgs) -> LLMEngine:
         engine = LLMEngine.from_engine_args(args)
-        stats = engine.stats
+        get_metrics = engine.get_metrics
 
-        def stats_with_memory() -> Any:
+        def get_metrics_with_memory() -> Any:
             memories.append(memory(engine))
-            return stats()
+            return get_metrics()
 
-        engine.stats = stats_with_memory
+        engine.get_metrics = get_metrics_with_memory
         return engine
 
     async def main() -> None:

@@ -20,13 +20,20 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from ..engine.checks import short_repr
-from ..engine.outputs import CompletionOutput, Logprob, RequestOutput
+from ..engine.outputs import Logprob, RequestOutput
 from ..engine.prompts import Prompt
 from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams
-from ..server.openai.bodies import Unsaid, read_body
-from ..server.openai.chats import Chat
-from ..server.openai.choices import chat_choice, completion_choice, told_of_prompt, usage
-from ..server.openai.fields import CHAT, COMPLETIONS
+from ..server.protocol import (
+    CHAT,
+    COMPLETIONS,
+    Chat,
+    ChatCompletionRequest,
+    CompletionRequest,
+    chat_choice,
+    completion_choice,
+    prompt_logprobs,
+    usage,
+)
 from .terminal import standard_input, standard_output, unbuffered
 
 MAX_BYTES = 1 << 30  # of a line, and of a document
@@ -151,21 +158,22 @@ def read_openai(index: int, value: dict[str, Any], defaults: Defaults) -> Reques
         if not isinstance(value[name], kind):
             expected = "an object" if kind is dict else "a string"
             raise ValueError(f"{name} must be {expected}, got {short_repr(value[name])}")
-    url = value["url"]
+    url, kinds = value["url"], {COMPLETIONS: CompletionRequest, CHAT: ChatCompletionRequest}
     if value["method"] != "POST":
         raise ValueError(f"method must be POST, got {short_repr(value['method'])}")
-    if url not in (COMPLETIONS, CHAT):
-        raise ValueError(f"url must be {COMPLETIONS} or {CHAT}, got {short_repr(url)}")
-    body = read_body(url, value["body"], Unsaid(defaults.params, defaults.recommended))
+    if url not in kinds:
+        raise ValueError(f"url must be {' or '.join(kinds)}, got {short_repr(url)}")
+    body = kinds[url].parse(json.dumps(value["body"]).encode()).generation()
     for name in ("stream", "echo"):
         if getattr(body, name):
             raise ValueError(f"{name} must be false in a batch")
-    if not isinstance(body.prompts, Chat) and len(body.prompts) > 1:
-        raise ValueError(f"prompt must be a single prompt, got {len(body.prompts)}: give each a line of its own")
     if body.add_special_tokens == body.is_chat:
         raise ValueError(f"add_special_tokens must be {str(not body.is_chat).lower()} in a batch")
+    if not isinstance(body.prompts, Chat) and len(body.prompts) != 1:
+        raise ValueError(f"prompt must be a single prompt, got {len(body.prompts)}: give each a line of its own")
     prompt = body.prompts if isinstance(body.prompts, Chat) else body.prompts[0]
-    return Request(value["custom_id"], index, prompt, make_params(index, body.params, defaults.seed), url)
+    params = body.sampling_params(defaults.recommended, defaults.params)
+    return Request(value["custom_id"], index, prompt, make_params(index, params, defaults.seed), url)
 
 
 def make_params(index: int, params: dict[str, Any], seed: int) -> SamplingParams:
@@ -351,22 +359,20 @@ def response_body(request: Request, output: RequestOutput, model: str) -> dict[s
     is_chat = request.url == CHAT
     kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
     num_tokens = sum(len(each.token_ids) for each in output.outputs)
-    prompt_logprobs = told_of_prompt(output.prompt_logprobs)
+    of_prompt = prompt_logprobs(output.prompt_logprobs)
+    if is_chat:
+        choices = [chat_choice(each, each.index, request.params.num_logprobs) for each in output.outputs]
+    else:
+        choices = [completion_choice(each, each.index) | of_prompt for each in output.outputs]
     return {
         "id": f"{prefix}-{request.index}",
         "object": kind,
         "created": int(time.time()),
         "model": model,
-        "choices": [choice(request, each) | ({} if is_chat else prompt_logprobs) for each in output.outputs],
+        "choices": choices,
         "usage": usage(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens),
-        **(prompt_logprobs if is_chat else {}),
+        **(of_prompt if is_chat else {}),
     }
-
-
-def choice(request: Request, output: CompletionOutput) -> dict[str, Any]:
-    if request.url == CHAT:
-        return chat_choice(output, output.index, request.params.num_logprobs)
-    return completion_choice(output, output.index)
 
 
 # The file of results

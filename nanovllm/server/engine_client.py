@@ -13,17 +13,33 @@ from typing import Any, Protocol
 
 from ..async_llm import EngineDeadError
 from ..engine.config import EngineArgs
+from ..engine.stats import Metric
 from ..log import tell
 from . import engine_process
-from .errors import RequestFailed
-from .messages import Abort, Add, Answer, Ask, Delta, Failed, Note, Ready, Step, Stop, Watch, receive, send
-from .request_stream import RequestStream
+from .engine_process import (
+    Abort,
+    Add,
+    Answer,
+    Ask,
+    Delta,
+    Failed,
+    Note,
+    Ready,
+    Step,
+    Stop,
+    ToEngine,
+    Watch,
+    joined,
+    receive,
+    send,
+)
+from .errors import ApiError
 
 LAST_STEP = 5.0  # seconds that an engine has to end in order
 
 
 class Process(Protocol):
-    """As multiprocessing has it."""
+    """A process of multiprocessing."""
 
     @property
     def exitcode(self) -> int | None: ...
@@ -33,107 +49,114 @@ class Process(Protocol):
 
 
 def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connection, Process]:
-    """A process that makes an engine by `build`, and the pipe to it."""
+    """Start a process that builds an engine with `build`. Return the pipe to it, and the process."""
     context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
+    pipe, engines_end = context.Pipe()
     process = context.Process(
-        target=engine_process.run, args=(theirs, args, build), name="nanovllm engine", daemon=True
+        target=engine_process.run, args=(engines_end, args, build), name="nanovllm engine", daemon=True
     )
     process.start()
-    Finalize(None, process.kill, exitpriority=0)  # if nobody closes it: at its end Python waits for a process
-    theirs.close()  # or a dead engine would not close the pipe
+    Finalize(None, process.kill, exitpriority=0)  # else Python waits for the process when it exits
+    engines_end.close()  # else the end of the engine would not close the pipe
     return pipe, process
 
 
 class EngineClient:
+    """Requests go to the engine through an outbox, and what comes back goes to the request's stream.
+
+    The attributes count what the limits are about, and `error` is set once there is no engine any more.
+    """
+
     def __init__(self, pipe: Connection, process: Process) -> None:
-        """ready() waits for the engine."""
+        """Take the pipe. ready() waits for the engine."""
         self._pipe, self._process = pipe, process
-        self._outbox: SimpleQueue[Any] = SimpleQueue()
+        self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
-        self._waiting: dict[str, int] = {}  # tokens of the prompts of which the engine has said nothing yet
-        self.num_samples = 0  # of requests that have not ended
-        self.num_waiting_tokens = 0  # their sum
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[str, int] = {}  # tokens of each prompt that has no output yet
+        self.num_samples = 0  # of unfinished requests
+        self.num_waiting_tokens = 0  # the sum of _waiting
+        self._answers: dict[int, asyncio.Future[list[Metric]]] = {}
         self._numbers = itertools.count()
         self._is_closing = False
-        self.error: EngineDeadError | None = None  # why there is no engine any more
+        self.error: EngineDeadError | None = None
         self.on_death: Callable[[], None] = lambda: None
         self.on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None  # of a step, while it is watched
 
     async def ready(self) -> Ready:
-        """Wait for the engine. Raises ValueError for a mistake of the caller, else EngineDeadError."""
+        """Wait for the engine. Raise ValueError for a mistake of the caller, else EngineDeadError."""
         loop = asyncio.get_running_loop()
         try:
             first = await asyncio.to_thread(receive, self._pipe)
         except (EOFError, OSError):
-            first = Failed(self._how_it_ended())
+            first = Failed(self._exit_reason())
         if isinstance(first, Failed):
             raise ValueError(first.error) if first.is_mistake else EngineDeadError(first.error)
+        assert isinstance(first, Ready), f"an engine begins with Ready, not {first}"
         loop.add_reader(self._pipe.fileno(), self._read)
         threading.Thread(target=self._write, name="to the engine", daemon=True).start()
         return first
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not ended."""
+        """The number of unfinished requests."""
         return len(self._streams)
 
     @property
     def num_waiting_requests(self) -> int:
-        """Requests of which the engine has said nothing yet."""
+        """The number of requests without an output yet."""
         return len(self._waiting)
 
     async def generate(self, requests: Sequence[Add]) -> AsyncGenerator[Delta, None]:
-        """Yield what is new of the requests, whose names nobody else has, until all of them have ended.
+        """Yield the new parts of the requests until all of them have ended. Their ids must be unique.
 
-        To leave it early aborts them: their blocks come free before the next step. Raises ValueError for a request that
-        cannot be served, RequestFailed for one that broke off, and EngineDeadError if there is no engine any more.
+        Leaving the loop early aborts them: their blocks come free before the next step. Raise ValueError for an
+        invalid request, ApiError for one that broke off, and EngineDeadError if the engine has ended.
         """
         stream, unfinished = RequestStream(), {request.request_id for request in requests}
         num_samples = sum(request.params.n for request in requests)
         self.num_samples += num_samples
         try:
             for request in requests:
-                self.send(request)
+                self._send(request)
                 self._streams[request.request_id] = stream
-                self._note_waiting(request)
+                self._waiting[request.request_id] = len(request.token_ids)
+                self.num_waiting_tokens += len(request.token_ids)
             while unfinished:
                 for delta in await stream.get():
                     if delta.finished:
                         unfinished.discard(delta.request_id)
                     if delta.error is not None:
-                        raise ValueError(delta.error) if delta.is_refused else failure(delta)
+                        raise ValueError(delta.error) if delta.is_refused else failure(delta.request_id, delta.error)
                     yield delta
         finally:
             self.num_samples -= num_samples
             for request in requests:
                 self._streams.pop(request.request_id, None)
-                self._note_begun(request.request_id)
+                self._stop_waiting(request.request_id)
             for request_id in unfinished:
                 self._outbox.put(Abort(request_id))
 
-    async def ask(self, name: str) -> Any:
-        """What the engine says between two steps: "stats", "metrics". Raises EngineDeadError."""
+    async def get_metrics(self) -> list[Metric]:
+        """Return the engine's metrics between two steps. Raise EngineDeadError if it has ended."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            self.send(Ask(number, name))
+            self._send(Ask(number))
             return await self._answers[number]
         finally:
             del self._answers[number]
 
     def watch(self, is_on: bool, show_text: bool) -> None:
-        """Have on_events() called with what happens to the memory, or no more. A dead engine has nothing to tell."""
+        """Start or stop calling on_events() with the events of the memory. Do nothing if the engine has ended."""
         self._outbox.put(Watch(is_on, show_text))
 
-    def cut(self, why: str) -> None:
-        """End all requests: each caller gets a RequestFailed that says why."""
+    def cut(self, reason: str) -> None:
+        """End all requests. Each caller gets an ApiError with the reason."""
         for stream in set(self._streams.values()):
-            stream.fail(RequestFailed(why, status=503))
+            stream.fail(ApiError(reason, status=503))
 
     async def close(self) -> None:
-        """End the process: in order if it can, else by force."""
+        """End the process, by force if it does not end by itself."""
         self._is_closing = True
         if self._process.is_alive():
             self._outbox.put(Stop())
@@ -143,36 +166,32 @@ class EngineClient:
             await asyncio.to_thread(self._process.join)
         self._outbox.put(None)
 
-    def send(self, message: Any) -> None:
+    def _send(self, message: ToEngine) -> None:
         if self.error is not None:
             raise EngineDeadError(*self.error.args)
         self._outbox.put(message)
 
-    def _note_waiting(self, request: Add) -> None:
-        self._waiting[request.request_id] = len(request.token_ids)
-        self.num_waiting_tokens += len(request.token_ids)
-
-    def _note_begun(self, request_id: str) -> None:
+    def _stop_waiting(self, request_id: str) -> None:
         self.num_waiting_tokens -= self._waiting.pop(request_id, 0)
 
     def _write(self) -> None:
-        """In a thread of its own: a full pipe never keeps the event loop waiting."""
-        with suppress(OSError):  # the reader sees the same end
+        """Send what is in the outbox. It has a thread of its own, so that a full pipe never blocks the event loop."""
+        with suppress(OSError):  # _read() sees the end of the engine too
             while (message := self._outbox.get()) is not None:
                 send(self._pipe, message)
 
     def _read(self) -> None:
-        """A message has come, or the end."""
+        """Handle a message, or the end of the pipe."""
         try:
             message = receive(self._pipe)
         except (EOFError, OSError):
-            self._die(self._how_it_ended())
+            self._die(self._exit_reason())
             return
         if isinstance(message, Step):
             self._deliver(message)
         elif isinstance(message, Answer):
             if (answer := self._answers.get(message.number)) and not answer.done():
-                answer.set_result(message.value)
+                answer.set_result(message.metrics)
         elif isinstance(message, Note):
             tell(message.text)
         elif isinstance(message, Failed):
@@ -180,18 +199,18 @@ class EngineClient:
 
     def _deliver(self, step: Step) -> None:
         for delta in step.deltas:
-            self._note_begun(delta.request_id)
-            if stream := self._streams.get(delta.request_id):  # else nobody waits for it any more
+            self._stop_waiting(delta.request_id)
+            if stream := self._streams.get(delta.request_id):  # else its client has hung up
                 stream.put(delta)
         if step.events is not None:
             self.on_events(step.events)
 
-    def _die(self, why: str) -> None:
-        """Everybody who waits gets an error."""
+    def _die(self, reason: str) -> None:
+        """Give an error to everybody who waits."""
         asyncio.get_running_loop().remove_reader(self._pipe.fileno())
         if self.error is not None or self._is_closing:
             return
-        self.error = EngineDeadError(f"the engine has ended: {why}")
+        self.error = EngineDeadError(f"the engine has ended: {reason}")
         for stream in set(self._streams.values()):
             stream.fail(EngineDeadError(*self.error.args))
         for answer in self._answers.values():
@@ -199,16 +218,60 @@ class EngineClient:
                 answer.set_exception(EngineDeadError(*self.error.args))
         self.on_death()
 
-    def _how_it_ended(self) -> str:
+    def _exit_reason(self) -> str:
         self._process.join(1.0)
         status = self._process.exitcode
         return f"its process was ended by signal {-status}" if status and status < 0 else f"exit status {status}"
 
 
-def failure(delta: Delta) -> RequestFailed:
-    """Whoever runs the server is told all, the client no exception's own text: it may name files."""
-    tell(f"error: request {delta.request_id}: {delta.error}")
-    kind, _, text = delta.error.partition(": ")
+def failure(request_id: str, error: str) -> ApiError:
+    """Print an error for the person who runs the server. Return it without an exception's text: it may name files."""
+    tell(f"error: request {request_id}: {error}")
+    kind, _, text = error.partition(": ")
     if kind == "ValueError":
-        return RequestFailed(text)
-    return RequestFailed(f"the request failed: {kind}" if kind.isidentifier() else delta.error)
+        return ApiError(text, status=500)
+    return ApiError(f"The request failed: {kind}." if kind.isidentifier() else error, status=500)
+
+
+class RequestStream:
+    """Unread deltas of the requests of one body. A slow reader gets all that came meanwhile as one delta a request."""
+
+    def __init__(self) -> None:
+        self._deltas: dict[str, Delta] = {}  # by request
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, delta: Delta) -> None:
+        """Add a delta."""
+        before = self._deltas.get(delta.request_id)
+        self._deltas[delta.request_id] = delta if before is None else merged(before, delta)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, which get() raises after the last delta."""
+        self._error = error
+        self._wake()
+
+    async def get(self) -> list[Delta]:
+        """Wait for deltas. Raise the error that the stream ended with."""
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        deltas, self._deltas = self._deltas, {}
+        return list(deltas.values())
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+def merged(first: Delta, second: Delta) -> Delta:
+    """Return two deltas of a request as one."""
+    pieces = {piece.sample: piece for piece in first.pieces}
+    for piece in second.pieces:
+        before = pieces.get(piece.sample)
+        pieces[piece.sample] = piece if before is None else joined(before, piece)
+    prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
+    return second._replace(pieces=list(pieces.values()), prompt_logprobs=prompt_logprobs)

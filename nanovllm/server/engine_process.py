@@ -1,52 +1,180 @@
-"""The engine's process: take what has come, make a step, say what came of it.
+"""The engine's process, and the messages between it and the server's front.
 
-No other thread of Python runs beside it: each operation of a step would wait for the interpreter's lock.
+    to the engine      Add, Abort, Ask, Watch, Stop
+    from the engine    Ready or Failed, once; then Step, at most one per step; an Answer for each Ask; Note
+
+The process takes what has arrived, makes a step and sends its outputs. It runs no other Python thread: each operation
+of a step would wait for the interpreter's lock.
 """
 
 import os
+import pickle
 import select
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..engine.config import EngineArgs
+from ..engine.executor import Scheduled
 from ..engine.llm_engine import LLMEngine
-from ..engine.outputs import CompletionOutput, RequestOutput
-from ..engine.stats import Metric
+from ..engine.outputs import CompletionOutput, Logprob, RequestOutput
+from ..engine.sampling_params import SamplingParams
+from ..engine.sequence import Sequence as EngineSequence
+from ..engine.stats import PER_TOKEN, STEP_TOKENS, Histogram, Metric, Observations
 from ..trace import tracer
-from .messages import Abort, Add, Answer, Ask, Delta, Failed, Note, Piece, Ready, Step, Stop, Watch, receive, send
-from .step_times import StepTimes
 
 Build = Callable[[EngineArgs], LLMEngine]
 
 
+# Messages: tuples, which pickle quickly
+
+
+class Add(NamedTuple):
+    """A new request."""
+
+    request_id: str
+    token_ids: list[int]
+    params: SamplingParams
+    prompt: str | None  # the text of the tokens, if it is known
+
+
+class Abort(NamedTuple):
+    """The end of a request whose client has hung up."""
+
+    request_id: str
+
+
+class Ask(NamedTuple):
+    """A request for the engine's metrics, which belong to the moment between two steps."""
+
+    number: int  # repeated in the Answer
+
+
+class Watch(NamedTuple):
+    """Start or stop sending the events of the memory, beginning with a snapshot."""
+
+    is_on: bool
+    show_text: bool
+
+
+class Stop(NamedTuple):
+    """An orderly end of the process."""
+
+
+class Ready(NamedTuple):
+    """The first message of an engine that can serve."""
+
+    max_model_len: int
+    vocab_size: int
+    kernels: str  # a description of what it computes with
+
+
+class Failed(NamedTuple):
+    """The end of the engine. `error` is one line for the person who runs the server."""
+
+    error: str
+    is_mistake: bool = False  # of the caller: a bad option, or a checkpoint that cannot be read
+
+
+class Piece(NamedTuple):
+    """The new part of one sample of a request."""
+
+    sample: int  # its index
+    text: str
+    token_ids: list[int]
+    logprobs: Sequence[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class Delta(NamedTuple):
+    """The new part of a request."""
+
+    request_id: str
+    pieces: list[Piece]
+    finished: bool
+    num_cached_tokens: int  # of its prompt
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
+    error: str | None = None
+    is_refused: bool = False  # the engine never took it: the request is invalid
+
+
+class Step(NamedTuple):
+    """The results of a step."""
+
+    deltas: list[Delta]
+    events: list[dict[str, Any]] | None = None  # of the memory while it is watched: trace/EVENTS.md
+
+
+class Note(NamedTuple):
+    """A line for the person who runs the server."""
+
+    text: str
+
+
+class Answer(NamedTuple):
+    """The metrics for the Ask of this number."""
+
+    number: int
+    metrics: list[Metric]
+
+
+ToEngine = Add | Abort | Ask | Watch | Stop
+FromEngine = Ready | Failed | Step | Note | Answer
+
+
+def send(pipe: Connection, message: ToEngine | FromEngine) -> None:
+    """Send a message. Raise OSError if the other end is closed."""
+    pipe.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
+def receive(pipe: Connection) -> Any:
+    """Wait for a message. Raise EOFError or OSError if the other end is closed."""
+    return pickle.loads(pipe.recv_bytes())
+
+
+def joined(first: Piece, second: Piece) -> Piece:
+    """Return two pieces of a sample as one.
+
+    >>> joined(Piece(0, "a", [1], None, None, None), Piece(0, "b", [2], None, "stop", None))
+    Piece(sample=0, text='ab', token_ids=[1, 2], logprobs=None, finish_reason='stop', stop_reason=None)
+    """
+    logprobs = None if second.logprobs is None else [*(first.logprobs or []), *second.logprobs]
+    text, token_ids = first.text + second.text, [*first.token_ids, *second.token_ids]
+    return second._replace(text=text, token_ids=token_ids, logprobs=logprobs)
+
+
+# The process
+
+
 def run(pipe: Connection, args: EngineArgs, build: Build) -> None:
-    """The process. The front alone ends it: what a terminal sends to both is not for the engine."""
+    """Run the process. Only the front ends it: a terminal's signals, which reach both, are ignored here."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    Thread(target=end_with_the_front, args=(pipe.fileno(),), daemon=True).start()
+    Thread(target=exit_with_front, args=(pipe.fileno(),), daemon=True).start()
     status = serve(pipe, args, build)
     sys.stderr.flush()
-    os._exit(status)  # nothing is left to put in order, and libraries take a second for theirs
+    os._exit(status)  # nothing is left to clean up, and libraries take a second for it
 
 
 def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
-    """Make the engine, and move it until it is told to stop. Returns an exit status."""
+    """Build the engine and run it until Stop. Return the exit status."""
     try:
         engine = build(args)
     except (OSError, ValueError) as error:
         send(pipe, Failed(str(error), is_mistake=True))
         return 2
     try:
-        send(pipe, Ready(engine.max_model_len, engine.model_config.vocab_size, engine.kernels.says))
+        send(pipe, Ready(engine.max_model_len, engine.model_config.vocab_size, engine.kernels.description))
         Worker(pipe, engine).work()
-    except (EOFError, ConnectionError):  # the front has gone: nobody is left to tell
+    except (EOFError, ConnectionError):  # the front is gone, and nobody is left to hear why
         return 1
-    except Exception as error:  # the engine's state is not known: it ends, and says why
+    except Exception as error:  # the state of the engine is unknown now
         traceback.print_exc()
         send(pipe, Failed(f"{type(error).__name__}: {error}"))
         return 1
@@ -55,29 +183,28 @@ def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
     return 0
 
 
-def end_with_the_front(descriptor: int) -> None:
-    """Wait, without the interpreter's lock, until nobody is at the other end of the pipe; then end at once."""
+def exit_with_front(descriptor: int) -> None:
+    """Wait, without the interpreter's lock, until the other end of the pipe is closed. Then exit at once."""
     hung_up = select.poll()
-    hung_up.register(descriptor, 0)  # no reading, no writing: a hang-up is told all the same
+    hung_up.register(descriptor, 0)  # poll() reports a hang-up without being asked to
     hung_up.poll()
     os._exit(1)
 
 
 class Worker:
-    """Moves an engine by what comes through a pipe."""
+    """The loop of the engine's process."""
 
     def __init__(self, pipe: Connection, engine: LLMEngine) -> None:
         self.engine = engine
         self._pipe = pipe
-        self._news = select.poll()
-        self._news.register(pipe.fileno(), select.POLLIN)
-        self._is_over = False
+        self._inbox = select.poll()
+        self._inbox.register(pipe.fileno(), select.POLLIN)
+        self._is_stopped = False
         self._watch = tracer.Watch(engine)
         self._step_times = StepTimes()
         engine.observers.append(self._step_times)
-        self._answers: dict[str, Callable[[], Any]] = {"stats": engine.stats, "metrics": self.metrics}
-        self._held: list[Add] = []  # until nobody runs
-        self._refused: list[Delta] = []  # requests that were not taken, until the next message says so
+        self._held: list[Add] = []  # until no request runs
+        self._refused: list[Delta] = []  # sent with the next step
         self._handlers: dict[type, Callable[[Any], None]] = {
             Add: self.add,
             Abort: self.abort,
@@ -87,12 +214,12 @@ class Worker:
         }
 
     def work(self) -> None:
-        """Until it is told to stop. It waits for messages only if there is nothing to compute."""
-        while not self._is_over:
-            while self._news.poll(0) or not self.has_work:
+        """Take messages and make steps until Stop. Wait for a message only if there is nothing to compute."""
+        while not self._is_stopped:
+            while self._inbox.poll(0) or not self.has_work:
                 message = receive(self._pipe)
                 self._handlers[type(message)](message)
-                if self._is_over:
+                if self._is_stopped:
                     return
             self.step()
 
@@ -101,6 +228,7 @@ class Worker:
         return self.engine.has_unfinished_requests() or bool(self._refused or self._held) or self._watch.has_events
 
     def step(self) -> None:
+        """Make a step and send its outputs."""
         if self._held and not self.engine.has_unfinished_requests():
             held, self._held = self._held, []
             for message in held:
@@ -113,9 +241,10 @@ class Worker:
             send(self._pipe, Step(deltas, events))
 
     def add(self, message: Add) -> None:
-        """A request that cannot be served is told with the next step.
+        """Add a request to the engine. The next step's message reports a request that is refused.
 
-        Once kernels have been compiled, those that run are let end first, or a busy server would never take them up.
+        Once kernels have been compiled, new requests wait for the running ones to end: a busy server would never
+        switch to its kernels otherwise.
         """
         awaits_idle = self.engine.kernels.awaits_idle
         if awaits_idle and self.engine.has_unfinished_requests():
@@ -125,42 +254,71 @@ class Worker:
             self.engine.add_request(message.request_id, message.token_ids, message.params, prompt_text=message.prompt)
         except ValueError as error:
             self._refused.append(Delta(message.request_id, [], True, 0, error=str(error), is_refused=True))
-        except BaseException as error:  # not foreseen, or a panic in Rust: it is this request's, and nobody else's
+        except BaseException as error:  # unforeseen, or a panic in Rust: it must not end other requests
             self.engine.abort_request(message.request_id)
             self._refused.append(Delta(message.request_id, [], True, 0, error=f"{type(error).__name__}: {error}"))
         if awaits_idle:
-            send(self._pipe, Note(self.engine.kernels.says))
+            send(self._pipe, Note(self.engine.kernels.description))
 
     def abort(self, message: Abort) -> None:
-        """Nobody waits for its outputs any more."""
+        """End a request whose outputs nobody reads."""
         self._held = [each for each in self._held if each.request_id != message.request_id]
         self.engine.abort_request(message.request_id)
 
     def answer(self, message: Ask) -> None:
-        send(self._pipe, Answer(message.number, self._answers[message.name]()))
-
-    def metrics(self) -> list[Metric]:
-        """Return the engine's metrics, and those that only a server measures."""
-        numbers = self.engine.get_metrics()
-        return [*numbers, *self._step_times.histograms(numbers[0].labels)]
+        """Send the engine's metrics, and those that only a server measures."""
+        metrics = self.engine.get_metrics()
+        metrics += self._step_times.histograms(metrics[0].labels)
+        send(self._pipe, Answer(message.number, metrics))
 
     def watch(self, message: Watch) -> None:
+        """Start or stop recording the events of the memory."""
         if message.is_on:
             self._watch.on(message.show_text)
         else:
             self._watch.off()
 
     def stop(self, message: Stop) -> None:
-        self._is_over = True
+        """End the loop."""
+        self._is_stopped = True
 
 
 def delta_of(output: RequestOutput) -> Delta:
-    """Of an output that holds what is new."""
+    """Return an output, which holds new parts only, as a message."""
     pieces = [piece_of(each) for each in output.outputs]
-    cached, told = output.num_cached_tokens, output.prompt_logprobs
-    return Delta(output.request_id, pieces, output.finished, cached, told, output.error)
+    cached = output.num_cached_tokens
+    return Delta(output.request_id, pieces, output.finished, cached, output.prompt_logprobs, output.error)
 
 
 def piece_of(output: CompletionOutput) -> Piece:
     new = output.text, output.token_ids, output.logprobs
     return Piece(output.index, *new, output.finish_reason, output.stop_reason)
+
+
+class StepTimes:
+    """An observer that reads a clock in each step: the tokens of a step, and the time between a sample's tokens."""
+
+    def __init__(self) -> None:
+        self._step_tokens, self._gaps = Observations(STEP_TOKENS), Observations(PER_TOKEN)
+        self._last_token_times: dict[EngineSequence, float] = {}  # of unfinished sequences
+
+    def on_step(self, batch: list[Scheduled], updated: list[EngineSequence]) -> None:
+        """Count a step and its tokens."""
+        if batch:
+            self._step_tokens.add(sum(num_tokens for _, num_tokens in batch))
+        now = time.perf_counter()
+        for seq in updated:
+            if seq in self._last_token_times and not seq.error:
+                self._gaps.add(now - self._last_token_times[seq])
+            self._last_token_times[seq] = now
+
+    def on_finish(self, seq: EngineSequence) -> None:
+        """Forget a sequence that has ended."""
+        self._last_token_times.pop(seq, None)
+
+    def histograms(self, labels: dict[str, str]) -> list[Histogram]:
+        """Return both under vLLM's names."""
+        return [
+            self._step_tokens.histogram("vllm:iteration_tokens_total", labels.copy()),
+            self._gaps.histogram("vllm:inter_token_latency_seconds", labels.copy()),
+        ]

@@ -1,5 +1,6 @@
-"""What is told to a client in place of an answer."""
+"""Errors in OpenAI's form: {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}."""
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -8,70 +9,63 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from ..async_llm import EngineDeadError
-from .requests import HungUp
+from .protocol import InvalidRequest
 
-
-class RequestFailed(Exception):
-    """A request that broke off. Its text is for the client."""
-
-    def __init__(self, error: str, status: int = 500) -> None:
-        super().__init__(error)
-        self.status = status
-
-
-class NotServed(Exception):
-    """What is asked for is not here: a model, an interface."""
-
-
-class TooBusy(Exception):
-    """As much waits as may. The same request may be taken later."""
-
-
-RETRY_SECONDS = 1  # after which a client that was refused may come again
+RETRY_SECONDS = 1  # after which a client may repeat a request that was refused
 CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 
+class ApiError(Exception):
+    """An error with an HTTP status. Its text is for the client."""
+
+    def __init__(self, message: str, status: int, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+
+class HungUp(Exception):
+    """The client has closed the connection, and nobody waits for the response."""
+
+
 def error_object(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """As OpenAI's server says it."""
+    """Return the body of an error."""
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code or CODES.get(status)}}
 
 
 def as_error(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The status of an exception, and what the client is told. Of what nobody has foreseen it is told nothing."""
-    if isinstance(error, EngineDeadError):
-        return 500, error_object(500, "the engine has ended")
-    if isinstance(error, RequestFailed):
-        return error.status, error_object(error.status, str(error))
-    if isinstance(error, NotServed):
-        return 404, error_object(404, str(error))
-    if isinstance(error, TooBusy):
-        return 429, error_object(429, str(error))
-    if isinstance(error, HTTPException):  # of the routes: no such address, or not by this method
-        return error.status_code, error_object(error.status_code, error.detail)
-    if isinstance(error, ValueError):
+    """Return the status and the body for an exception. The text of an unforeseen one stays here."""
+    if isinstance(error, ApiError):
+        return error.status, error_object(error.status, str(error), error.param, error.code)
+    if isinstance(error, InvalidRequest):
+        return 400, error_object(400, str(error), error.param, error.code)
+    if isinstance(error, ValueError):  # of the engine, about the values of a request
         return 400, error_object(400, str(error))
+    if isinstance(error, HTTPException):
+        return error.status_code, error_object(error.status_code, error.detail)
+    if isinstance(error, EngineDeadError):
+        return 500, error_object(500, "The engine has ended.")
     return 500, error_object(500, HTTPStatus(500).phrase)
 
 
-def error_response(error: Exception) -> JSONResponse:
-    status, told = as_error(error)
-    headers = dict(getattr(error, "headers", None) or {})  # of an HTTPException: which methods are allowed
+async def error_response(request: Request, error: Exception) -> Response:
+    """Return the response to an exception."""
+    status, body = as_error(error)
+    headers = {**(getattr(error, "headers", None) or {})}  # starlette names the methods that a path allows
     if status in (429, 503):
         headers["Retry-After"] = str(RETRY_SECONDS)
-    return JSONResponse(told, status, headers)
+    if isinstance(error, HTTPException) and status in (404, 405) and error.detail == HTTPStatus(status).phrase:
+        words = "Invalid URL ({} {})" if status == 404 else "Not allowed to {} on {}"
+        body["error"]["message"] = words.format(request.method, request.url.path[:200]) + "."
+    return JSONResponse(body, status, headers)
 
 
-async def handle(request: Request, error: Exception) -> Response:
-    return error_response(error)
-
-
-async def note_hang_up(request: Request, error: Exception) -> Response:
-    """Nobody reads it: the client has gone before its request or its answer was whole."""
+async def no_response(request: Request, error: Exception) -> Response:
+    """Return a response that nobody reads: the client has hung up."""
     return Response(status_code=499)
 
 
-def handlers() -> dict[Any, Any]:
-    """By exception. The last is for what nobody has foreseen."""
-    told = (ValueError, NotServed, TooBusy, RequestFailed, EngineDeadError, HTTPException, Exception)
-    return {**dict.fromkeys(told, handle), ClientDisconnect: note_hang_up, HungUp: note_hang_up}
+def handlers() -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
+    """Return the handlers of exceptions, by class."""
+    kinds = (ValueError, ApiError, EngineDeadError, HTTPException, Exception)
+    return {**dict.fromkeys(kinds, error_response), ClientDisconnect: no_response, HungUp: no_response}

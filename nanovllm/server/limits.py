@@ -1,102 +1,332 @@
-"""How much may be asked for: by one request, and by all that wait."""
+"""Limits of slow, large and numerous requests.
 
+uvicorn waits forever for a request's head and body, and for a client that does not read, and it answers broken HTTP in
+plain text. HttpProtocol gives all three a time, CheckedConnection gives requests a size, and both answer in OpenAI's
+form before they close the connection. The functions below them limit what a valid request may cost.
+"""
+
+import asyncio
 import json
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
-from ..engine.sampling_params import SamplingParams
-from .errors import TooBusy
-from .messages import Add
-from .options import ServerOptions
+import h11
+from starlette.requests import Request
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_CHOICES = 2048  # of an answer: each is a sequence in the engine from the moment the request comes
-MAX_FORM = 1 << 16  # characters: to make a grammar of more takes the engine half a second
-FORMS = ("structured_outputs", "response_format")
-MAX_ENTRIES = {  # of a list or an object: all of them are looked at when the request comes, or at each token
-    "messages": 1 << 13,
-    "input": 1 << 13,
-    "tools": 1 << 10,
-    "documents": 1 << 13,
-    "chat_template_kwargs": 1 << 10,
-    "metadata": 16,  # as OpenAI has it
-    "stop": 32,
-    "bad_words": 128,
-    "logprob_token_ids": 128,
-    "stop_token_ids": 1 << 16,
-    "allowed_token_ids": 1 << 16,
-    "logit_bias": 1 << 16,
-}
-Rejections = Counter[str]  # by the name of the limit
+from ..engine.sampling_params import SamplingParams
+from .engine_process import Add
+from .errors import ApiError, error_object
+from .options import ServerOptions
+from .protocol import MAX_CHOICES, InvalidRequest
+
+LINGER = 0.5  # seconds for a client to read an error before its connection is aborted
+MAX_DISCARDED_BYTES = 1 << 22  # of what it sends meanwhile
+MIN_CHUNK_BYTES = 16  # on average: each chunk of a body takes time of the event loop
+MAX_SMALL_CHUNKS = 256
+MAX_OBJECTS = 1 << 15  # objects and arrays of a body: Python needs a while to build more
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # of JSON
+
+
+# Connections
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """Limits of one request, as HTTP sees it."""
+
+    head_seconds: float = 10.0
+    body_seconds: float = 60.0
+    max_head_bytes: int = 1 << 15
+    max_body_bytes: int = 1 << 22
+
+
+class CheckedConnection(h11.Connection):
+    """A connection that refuses what is too large, or could be read in two ways. `error` is the first refusal."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        super().__init__(h11.SERVER, limits.max_head_bytes)
+        self.error: h11.RemoteProtocolError | None = None
+        self._limits = limits
+        self._num_bytes = self._num_chunks = 0  # of the body so far
+        self._is_chunked = False
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return the next event. Raise h11.RemoteProtocolError, whose error_status_hint is the response's status."""
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self._check_head(event)
+                self._begin(dict(event.headers))
+            elif isinstance(event, h11.Data):
+                self._count(len(event.data))
+            return event
+        except h11.RemoteProtocolError as error:
+            self.error = error
+            raise
+
+    def _check_head(self, request: h11.Request) -> None:
+        """Check the size of a head that arrived whole. h11 checks the others."""
+        num_bytes = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+        if num_bytes > self._limits.max_head_bytes:
+            reason = f"the head has {num_bytes:,} bytes, and at most {self._limits.max_head_bytes:,} are allowed"
+            raise h11.RemoteProtocolError(reason, error_status_hint=431)
+
+    def _begin(self, headers: dict[bytes, bytes]) -> None:
+        """Begin a request. h11 has checked that its length is a number."""
+        self._num_bytes = self._num_chunks = 0
+        self._is_chunked = b"transfer-encoding" in headers
+        if self._is_chunked and b"content-length" in headers:  # a proxy in front may read it the other way
+            raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding are set")
+        if not self._is_chunked:
+            self._check_size(int(headers.get(b"content-length", 0)))
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._num_chunks += 1
+        self._check_size(self._num_bytes)
+        if self._is_chunked and self._num_chunks > MAX_SMALL_CHUNKS:
+            average = self._num_bytes / self._num_chunks
+            if average < MIN_CHUNK_BYTES:
+                reason = f"chunks have {average:.1f} bytes on average, and at least {MIN_CHUNK_BYTES} are required"
+                raise h11.RemoteProtocolError(reason)
+
+    def _check_size(self, num_bytes: int) -> None:
+        """Refuse a body as soon as it is known to be too large."""
+        if num_bytes > self._limits.max_body_bytes:
+            reason = (
+                f"the body has at least {num_bytes:,} bytes, and at most {self._limits.max_body_bytes:,} are allowed"
+            )
+            raise h11.RemoteProtocolError(reason, error_status_hint=413)
+
+
+class HttpProtocol(H11Protocol):
+    """A client's connection. Its clock runs while the head or the body of a request is on its way."""
+
+    conn: CheckedConnection
+
+    def __init__(self, *args: Any, limits: HttpLimits, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn = CheckedConnection(limits)
+        self._seconds = {h11.IDLE: limits.head_seconds, h11.SEND_BODY: limits.body_seconds}
+        self._clocked: type[h11.IDLE] | type[h11.SEND_BODY] | None = None  # the client's state that the clock is for
+        self._clock: asyncio.TimerHandle | None = None
+        self._read_seconds = limits.body_seconds
+        self._read_clock: asyncio.TimerHandle | None = None  # runs while the response waits for the client to read
+        self._num_discarded: int | None = None  # bytes; a number once the client was refused
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it too
+        """Start the clock of the first head."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Read, or discard what a refused client sends."""
+        if self._num_discarded is not None:
+            self._discard(len(data))
+            return
+        super().data_received(data)
+        self._watch()
+
+    def eof_received(self) -> None:
+        """Refuse a request that ends early. uvicorn takes any other end for a hang-up."""
+        if self._num_discarded is None and self._is_within_request():
+            self._refuse(400, "The connection was closed before the request was complete.")
+
+    def pause_writing(self) -> None:
+        """Start the clock of a client that does not read."""
+        super().pause_writing()
+        self._read_clock = self.loop.call_later(self._read_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop the clock: the client reads."""
+        super().resume_writing()
+        self._stop_read_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all clocks."""
+        self._stop_clock()
+        self._stop_read_clock()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Start the clock of the next request, unless uvicorn's keep-alive timer runs."""
+        super().on_response_complete()
+        if self.conn.their_state is not h11.IDLE:
+            self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse the client after next_event() has raised. uvicorn calls it."""
+        error = self.conn.error
+        assert error is not None, "uvicorn calls it for an error of the connection"
+        status = error.error_status_hint if error.error_status_hint < 500 else 400
+        self._refuse(status, f"We could not read the HTTP request: {error}.")
+
+    def shutdown(self) -> None:
+        """End the connection without waiting for the rest of a body."""
+        if self._num_discarded is not None:
+            self.transport.close()
+        elif self.conn.their_state is h11.SEND_BODY:
+            self._refuse(503, "The server is shutting down.")
+        else:
+            super().shutdown()
+
+    def _is_within_request(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
+
+    def _watch(self) -> None:
+        """Start the clock if the client's state has changed. A byte now and then does not restart it."""
+        state = self.conn.their_state
+        if state is self._clocked or self._num_discarded is not None:
+            return
+        self._stop_clock()
+        if state in self._seconds:
+            self._clocked = state
+            self._clock = self.loop.call_later(self._seconds[state], self._time_out)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+        self._clock = self._clocked = None
+
+    def _stop_read_clock(self) -> None:
+        if self._read_clock is not None:
+            self._read_clock.cancel()
+        self._read_clock = None
+
+    def _time_out(self) -> None:
+        assert self._clocked is not None, "a clock runs for a state"
+        seconds, part = self._seconds[self._clocked], "head" if self._clocked is h11.IDLE else "body"
+        if self._is_within_request():
+            self._refuse(408, f"The {part} of the request took more than {seconds:g} seconds.")
+        else:
+            self.transport.close()  # it has sent nothing, so there is nothing to answer
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer, unless a response has begun, and close. An endpoint that reads the body sees a hang-up."""
+        self._stop_clock()
+        self._unset_keepalive_if_required()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(last_response(status, message))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close once the client has had time to read: an immediate close may take the response away."""
+        self._num_discarded = 0
+        self.flow.resume_reading()
+        with suppress(OSError):  # the client may be gone
+            self.transport.write_eof()
+        self._clock = self.loop.call_later(LINGER, self.transport.abort)
+
+    def _discard(self, num_bytes: int) -> None:
+        self._num_discarded = (self._num_discarded or 0) + num_bytes
+        if self._num_discarded > MAX_DISCARDED_BYTES:
+            self.transport.abort()
+
+
+def last_response(status: int, message: str) -> bytes:
+    """Return an error as bytes of HTTP, the last of its connection."""
+    body = json.dumps(error_object(status, message)).encode()
+    head = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+# Requests
 
 
 class Load(Protocol):
-    """What of an EngineClient is looked at."""
+    """The load of an engine, as an EngineClient counts it."""
 
-    num_samples: int  # that have not ended
-    num_waiting_tokens: int  # of prompts of which no token has come yet
-
-
-def check_counts(body: Mapping[str, Any]) -> None:
-    """Of a body as it came, before anything is made of it. Raises ValueError for more than anybody needs."""
-    for name, most in MAX_ENTRIES.items():
-        given = body.get(name)
-        if isinstance(given, list | dict) and len(given) > most:
-            raise ValueError(f"{name} has {len(given):,} entries: at most {most:,} are taken")
-    for name in FORMS:
-        if (size := len(json.dumps(body.get(name)))) > MAX_FORM:
-            raise ValueError(f"{name} has {size:,} characters: at most {MAX_FORM:,} are taken")
-    prompts = body.get("prompt")
-    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
-        check_choices(len(prompts))
+    num_samples: int  # unfinished
+    num_waiting_tokens: int  # of prompts without an output yet
 
 
-def check_choices(count: int) -> None:
-    if count > MAX_CHOICES:
-        raise ValueError(f"the request asks for {count:,} choices: an answer has at most {MAX_CHOICES:,}")
+async def read_body(request: Request) -> bytes:
+    """Return the body of a request, which must be declared as JSON. Raise ApiError or InvalidRequest.
+
+    A page of another site can send a form or a plain text without asking the browser. JSON it cannot.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        message = f"Unsupported content type: '{kind[:100]}'. This server accepts 'application/json' only."
+        raise ApiError(message, 415, code="unsupported_content_type")
+    body = await request.body()
+    check_objects(body)
+    return body
+
+
+def check_objects(body: bytes) -> None:
+    """Raise InvalidRequest if the JSON has too many objects and arrays.
+
+    >>> check_objects(b'[{"a": "]"}, []]')
+    """
+    if body.count(b"[") + body.count(b"{") > MAX_OBJECTS:
+        structure = STRING.sub(b"", body)
+        if (count := structure.count(b"[") + structure.count(b"{")) > MAX_OBJECTS:
+            message = f"The body has {count:,} objects and arrays, and at most {MAX_OBJECTS:,} are allowed."
+            raise InvalidRequest(message)
 
 
 def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: int) -> None:
-    """Raises ValueError for a request that may come to more than one is to have."""
-    check_choices(sum(request.params.n for request in requests))
+    """Raise ValueError if the requests of one body may cost more than a body is allowed to."""
+    num_choices = sum(request.params.n for request in requests)
+    if num_choices > MAX_CHOICES:
+        message = f"The request needs {num_choices:,} choices, and a response has at most {MAX_CHOICES:,}."
+        raise InvalidRequest(message, "n")
     for request in requests:
-        if len(request.token_ids) >= max_model_len:  # the engine says the same, once it has read all of them
-            told = f"max_model_len {max_model_len} leaves room for {max_model_len - 1} and one new token"
-            raise ValueError(f"the prompt has {len(request.token_ids)} tokens; {told}")
+        if len(request.token_ids) >= max_model_len:  # the engine would say so after it has read them all
+            message = f"This model's maximum context length is {max_model_len} tokens. However, your prompt has"
+            message = f"{message} {len(request.token_ids)} tokens, and at least one must be generated."
+            raise InvalidRequest(f"{message} Please shorten the prompt.", code="context_length_exceeded")
     check_logprobs(requests[0].params, options)
-    num_tokens = sum(request.params.n * most_tokens(request, max_model_len) for request in requests)
+    num_tokens = sum(request.params.n * max_num_tokens(request, max_model_len) for request in requests)
     if options.max_request_tokens is not None and num_tokens > options.max_request_tokens:
-        limit = f"this server allows {options.max_request_tokens:,}"
-        raise ValueError(f"the request may come to {num_tokens:,} tokens, prompts and outputs together: {limit}")
+        message = f"The request may need {num_tokens:,} tokens, prompts and outputs together, and this server allows"
+        raise InvalidRequest(f"{message} {options.max_request_tokens:,}.", "max_tokens")
 
 
 def check_logprobs(params: SamplingParams, options: ServerOptions) -> None:
-    """Raises ValueError for work of each step that everybody else would wait for."""
-    for name, where in (("logprobs", " (of a chat: top_logprobs)"), ("prompt_logprobs", "")):
-        count, most = getattr(params, name), options.max_logprobs
+    """Raise InvalidRequest for more log-probabilities than allowed: other requests wait for them in each step."""
+    most = options.max_logprobs
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and most >= 0 and not 0 <= count <= most:
-            raise ValueError(f"{name}{where} must be at most {most}, which is this server's max_logprobs, not {count}")
+            chat = " (top_logprobs in a chat)" if name == "logprobs" else ""
+            message = f"Invalid '{name}'{chat}: this server's max_logprobs is {most}, but got {count}."
+            raise InvalidRequest(message, name)
 
 
-def most_tokens(request: Add, max_model_len: int) -> int:
-    """Of one sample, with its prompt."""
+def max_num_tokens(request: Add, max_model_len: int) -> int:
+    """Return the most tokens that one sample may have, with its prompt."""
     most = request.params.max_tokens
     return max_model_len if most is None else min(len(request.token_ids) + most, max_model_len)
 
 
-def check_room(requests: Sequence[Add], options: ServerOptions, load: Load, rejections: Rejections) -> None:
-    """Raises TooBusy if as much runs and waits as may. Both limits are vLLM's, and count what vLLM counts.
+def check_load(requests: Sequence[Add], options: ServerOptions, load: Load, rejections: Counter[str]) -> None:
+    """Raise ApiError 429 if too much runs or waits, and count it. Both limits are vLLM's.
 
-    A sample is a request here, too. A prompt counts in full until its first token has come.
+    A sample counts as a request, and a prompt counts in full until its first token.
     """
-    most, asked = options.max_num_queued_reqs, sum(request.params.n for request in requests)
-    if most is not None and load.num_samples + asked > most:
+    most, added = options.max_num_queued_reqs, sum(request.params.n for request in requests)
+    if most is not None and load.num_samples + added > most:
         name = "max_num_queued_reqs"
-        error = f"{load.num_samples} requests run or wait, and {asked} more would be over {name}, {most}"
+        message = f"{load.num_samples} requests run or wait, and {added} more would exceed {name}, {most}."
     elif (most := options.max_num_queued_tokens) is not None and load.num_waiting_tokens >= most:
         name = "max_num_queued_tokens"
-        error = f"prompts of {load.num_waiting_tokens:,} tokens wait: {name} is {most:,}"
+        message = f"Prompts of {load.num_waiting_tokens:,} tokens wait, and {name} is {most:,}."
     else:
         return
     rejections[name] += 1
-    raise TooBusy(error)
+    raise ApiError(message, 429)

@@ -1,9 +1,10 @@
-"""ServerOptions: what the command line says of the server, beside the engine's options and the model.
+"""ServerOptions: the options of the server alone. `nanovllm serve` adds the engine's.
 
-page_host and page_port are to the page as host and port are to the rest: whoever knows the one pair knows the other.
-The port alone is enough. The page's host is then this machine, also where clients may come from others.
+The page has the server's address, unless page_port is set. page_host is then this machine by default, even if clients
+connect from other machines.
 """
 
+import json
 import math
 from dataclasses import dataclass, field
 
@@ -12,82 +13,91 @@ from dataclasses import dataclass, field
 class ServerOptions:
     """The options of `nanovllm serve`."""
 
-    host: str = field(
-        default="127.0.0.1", metadata={"help": "the address to listen at; 0.0.0.0: all of this machine's"}
-    )
-    port: int = field(
-        default=8000, metadata={"help": "the port; 0: a free one, which the line that says where it listens names"}
-    )
+    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0 for all of this machine's"})
+    port: int = field(default=8000, metadata={"help": "port; 0 picks a free one, which the first line names"})
     page_port: int | None = field(
-        default=None, metadata={"help": "a port of its own for the page and /metrics; without it they are at the first"}
+        default=None, metadata={"help": "separate port for the page and /metrics; default: the same port"}
     )
-    page_host: str | None = field(default=None, metadata={"help": "the address of that port; without it 127.0.0.1"})
+    page_host: str | None = field(default=None, metadata={"help": "address of that port; default: 127.0.0.1"})
     chat_template: str | None = field(
-        default=None, metadata={"help": "a file with the template of chats, or the word plain"}
+        default=None, metadata={"help": "file with the template of chats, or the word plain; default: the model's own"}
     )
     show_text: bool = field(
-        default=False,
-        metadata={"help": "show prompts and answers on the page to whoever opens it, not only their blocks"},
+        default=False, metadata={"help": "show prompts and outputs on the page, to everybody who opens it"}
     )
     shutdown_timeout: float = field(
-        default=30.0, metadata={"help": "seconds that running requests have to end after SIGTERM"}
+        default=30.0, metadata={"help": "seconds that running requests have to finish after SIGTERM"}
     )
     allowed_origins: str | None = field(
-        default=None, metadata={"help": "servers whose pages may ask, with commas or as a JSON list; *: all"}
+        default=None,
+        metadata={"help": "sites whose pages may send requests, with commas or as a JSON list; * for all"},
     )
     max_num_queued_reqs: int | None = field(
-        default=None, metadata={"help": "most samples that run or wait; more are answered 429"}
+        default=None, metadata={"help": "most samples that run or wait; further requests get status 429"}
     )
     max_num_queued_tokens: int | None = field(
-        default=None, metadata={"help": "most tokens of prompts that wait for their first token, likewise"}
+        default=None, metadata={"help": "most prompt tokens that wait for a first token; further requests get 429"}
     )
     max_logprobs: int = field(
-        default=20,
-        metadata={"help": "most log-probabilities that are told of a token; -1: as many as there are tokens"},
+        default=20, metadata={"help": "most log-probabilities per token that a request may ask for; -1 for no limit"}
     )
     max_request_tokens: int | None = field(
-        default=1 << 20, metadata={"help": "most tokens that a request may come to, all prompts and samples"}
+        default=1 << 20, metadata={"help": "most tokens of one request, over all its prompts and samples"}
     )
     max_body_bytes: int = field(default=1 << 22, metadata={"help": "most bytes of a request's body"})
-    header_timeout: float = field(default=10.0, metadata={"help": "seconds in which a request's head must come"})
+    header_timeout: float = field(default=10.0, metadata={"help": "seconds in which a request's head must arrive"})
     body_timeout: float = field(
-        default=60.0, metadata={"help": "seconds in which its body must come, and an answer finds its reader"}
+        default=60.0, metadata={"help": "seconds in which its body must arrive, and in which a client must read"}
     )
-    api_keys: tuple[str, ...] = ()  # no option of its own: it may be given several times, or in the environment
+    api_keys: tuple[str, ...] = ()  # --api-key may be repeated, and has an environment variable
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a value that cannot be."""
-        from .origins import read_origins  # starlette comes with it, for which --help need not wait
-
+        """Raise ValueError for an invalid value."""
         for name in ("port", "page_port"):
             check_port(name, getattr(self, name))
         if self.page_host is not None and self.page_port is None:
-            raise ValueError(f"page_host is {self.page_host}, and page_port is missing: give both")
+            raise ValueError(f"page_host is {self.page_host}, but page_port is missing: set both")
         for name in ("shutdown_timeout", "header_timeout", "body_timeout"):
-            check_between(name, getattr(self, name), 0.0)
+            check_at_least(name, getattr(self, name), 0.0)
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
-            check_between(name, getattr(self, name), 0)
+            check_at_least(name, getattr(self, name), 0)
         for name in ("max_request_tokens", "max_body_bytes"):
-            check_between(name, getattr(self, name), 1)
-        check_between("max_logprobs", self.max_logprobs, -1)
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("max_logprobs", self.max_logprobs, -1)
         if any(not key for key in self.api_keys):
-            raise ValueError("an API key is empty: anybody has that one")
+            raise ValueError("api_keys must not contain an empty key")
         read_origins(self.allowed_origins)
 
     @property
     def page_address(self) -> tuple[str, int] | None:
-        """Host and port. None: the page is at the first address."""
+        """Host and port of the page. None if it has the server's."""
         return None if self.page_port is None else (self.page_host or "127.0.0.1", self.page_port)
 
 
 def check_port(name: str, port: int | None) -> None:
-    """`port` is None, or the number of one; 0 stands for a free one."""
+    """Raise ValueError for an invalid port. 0 picks a free one."""
     if port is not None and not 0 <= port <= 65535:
-        raise ValueError(f"{name} must be from 0 to 65535, not {port}")
+        raise ValueError(f"{name} must be from 0 to 65535, got {port}")
 
 
-def check_between(name: str, value: float | None, least: float) -> None:
-    """`value` is None, or a number of at least `least` that is no infinity."""
+def check_at_least(name: str, value: float | None, least: float) -> None:
+    """Raise ValueError unless `value` is None, or a finite number of at least `least`."""
     if value is not None and not least <= value < math.inf:
-        unit = "a number of seconds, " if isinstance(value, float) else ""
-        raise ValueError(f"{name} must be {unit}{least:g} or above, not {value}")
+        raise ValueError(f"{name} must be a finite number, at least {least:g}, got {value}")
+
+
+def read_origins(given: str | None) -> list[str]:
+    """Return the origins of a JSON list, as vLLM takes it, or of a list with commas. Raise ValueError for bad JSON.
+
+    >>> read_origins("http://a, http://b"), read_origins('["*"]'), read_origins(None)
+    (['http://a', 'http://b'], ['*'], [])
+    """
+    if given is None or not given.startswith("["):
+        return [each.strip() for each in (given or "").split(",") if each.strip()]
+    try:
+        origins = json.loads(given)
+    except json.JSONDecodeError:
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(each, str) for each in origins):
+        raise ValueError(f"allowed_origins must be a list of strings, got {given}")
+    return origins

@@ -1,95 +1,43 @@
-"""The front from the first moment to the exit status."""
+"""The server from its start to its exit status: sockets, signals, and the two processes."""
 
 import asyncio
+import gc
+import resource
 import signal
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from ..async_llm import EngineDeadError
 from ..checkpoints.chat_template import read_template
 from ..engine.config import EngineArgs
 from ..engine.llm_engine import LLMEngine
 from ..log import tell
-from .addresses import address_of, listening_sockets
-from .app import State, make_apps
-from .checked_connection import HttpLimits
+from .app import ServerState, make_apps
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
-from .http_protocol import HttpProtocol
-from .openai.served import served_model
+from .limits import HttpLimits, HttpProtocol
+from .model import served_model
 from .options import ServerOptions
-from .system import prepare
 
-RED = 1.0  # seconds in which /health says that the engine is dead, before the front ends, too
-STUCK = 2.0  # seconds after the last answer should have ended, until connections are closed by force
-
-
-class Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to Front: uvicorn would end the process by the signal, and not with status 0."""
-        yield
-
-
-@dataclass
-class Front:
-    """A server that runs, at one address or two, and the ways to end it."""
-
-    state: State
-    servers: Sequence[Server]  # the second, if there is one, has the page
-    failed: bool = False
-
-    async def run(self, *listeners: socket.socket) -> int:
-        """Serve until stop() or die(), a server at each of `listeners`; returns the exit status."""
-        for listener in listeners:
-            listener.listen()  # whoever reads the lines below may come at once
-        first, *others = map(address_of, listeners)
-        tell(f"serving {self.state.model.name} at {first}, {self.state.kernels}")
-        for address in others:
-            tell(f"the page and its numbers are at {address}")
-        pairs = zip(self.servers, listeners, strict=True)
-        await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
-        return 1 if self.failed else 0
-
-    @property
-    def is_started(self) -> bool:
-        return all(server.started for server in self.servers)
-
-    def stop(self) -> None:
-        """No new requests. Those that run may end; after shutdown_timeout, or if this is called again, they are cut."""
-        if self.state.is_stopping:
-            self._cut()
-            return
-        self.state.is_stopping = True
-        for server in self.servers:
-            server.should_exit = True
-        self.state.feed.close()
-        seconds = self.state.options.shutdown_timeout
-        if running := self.state.engine.num_requests:
-            tell(f"stopping: {running} requests have {seconds:g} seconds to end")
-        asyncio.get_running_loop().call_later(seconds, self._cut)
-
-    def die(self) -> None:
-        """The engine has ended: whoever asks hears it for a moment."""
-        self.failed = True
-        self.state.feed.close()
-        tell(f"error: {self.state.engine.error}")
-        asyncio.get_running_loop().call_later(RED, self.stop)
-
-    def _cut(self) -> None:
-        self.state.engine.cut("the server is shutting down")
+RED = 1.0  # seconds in which /health reports a dead engine before the front ends too
+STUCK = 2.0  # seconds after shutdown_timeout until connections are closed by force
+SWITCH = 0.001  # seconds that the event loop waits for another thread to release the interpreter's lock
+QUIET = 10.0  # seconds between two lines about clients that cannot connect
 
 
 def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args) -> int:
-    """Serve until a signal or the engine's end; returns the exit status.
+    """Serve until a signal or the end of the engine. Return the exit status.
 
-    Raises ValueError or OSError, before anything is served, for what cannot be.
+    Raise ValueError or OSError for invalid options or a taken port, before the model is read.
     """
     template = read_template(options.chat_template)
     args.engine_config()
@@ -105,6 +53,7 @@ async def serve(
     listeners: Sequence[socket.socket],
     build: Build,
 ) -> int:
+    """Start both processes and serve. Return the exit status."""
     engine = EngineClient(*start_engine(args, build))
     try:
         front = await make_front(model, args, options, template, engine)
@@ -122,21 +71,20 @@ async def serve(
 
 async def make_front(
     model: str, args: EngineArgs, options: ServerOptions, template: str | None, engine: EngineClient
-) -> Front:
-    """Raises ValueError for a model that cannot be served, and EngineDeadError."""
-    about = await engine.ready()
-    served = served_model(model, str(args.model), served_names(args.served_model_name), template, about.max_model_len)
-    state = State(options, engine, served, about.kernels)
-    front = Front(state, [Server(config_of(app, options)) for app in make_apps(state)])
+) -> "Front":
+    """Wait for the engine, and build the front. Raise ValueError for an invalid model, or EngineDeadError."""
+    ready = await engine.ready()
+    names = args.served_model_name
+    names = [names] if isinstance(names, str) else names or []
+    served = served_model(model, str(args.model), names, template, ready.max_model_len)
+    state = ServerState(options, engine, served, ready.kernels)
+    front = Front(state, [Server(uvicorn_config(app, options)) for app in make_apps(state)])
     engine.on_death = front.die
     return front
 
 
-def served_names(given: Any) -> Sequence[str]:
-    return [given] if isinstance(given, str) else given or []
-
-
-def config_of(app: Any, options: ServerOptions) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
+    """Return uvicorn's configuration for one application."""
     limits = HttpLimits(
         head_seconds=options.header_timeout,
         body_seconds=options.body_timeout,
@@ -144,7 +92,7 @@ def config_of(app: Any, options: ServerOptions) -> uvicorn.Config:
     )
     return uvicorn.Config(
         app,
-        http=partial(HttpProtocol, limits=limits),  # type: ignore[arg-type]  # what makes one for each connection
+        http=partial(HttpProtocol, limits=limits),  # type: ignore[arg-type]  # uvicorn calls it as it would a class
         ws="none",
         lifespan="off",
         log_level="error",
@@ -152,3 +100,121 @@ def config_of(app: Any, options: ServerOptions) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=int(options.shutdown_timeout + STUCK) + 1,
     )
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to Front: uvicorn would end the process by the signal instead of status 0."""
+        yield
+
+
+@dataclass
+class Front:
+    """The server at one address or two, and the ways to end it."""
+
+    state: ServerState
+    servers: Sequence[Server]  # a second one serves the page
+    failed: bool = False
+
+    async def run(self, *listeners: socket.socket) -> int:
+        """Serve at `listeners` until stop() or die(). Return the exit status."""
+        for listener in listeners:
+            listener.listen()  # a client may connect as soon as it reads the lines below
+        first, *others = map(address_of, listeners)
+        tell(f"serving {self.state.model.name} at {first}, {self.state.kernels}")
+        for address in others:
+            tell(f"the page and /metrics are at {address}")
+        pairs = zip(self.servers, listeners, strict=True)
+        await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
+        return 1 if self.failed else 0
+
+    @property
+    def is_started(self) -> bool:
+        return all(server.started for server in self.servers)
+
+    def stop(self) -> None:
+        """Refuse new requests, and let running ones finish. After shutdown_timeout, or a second call, end them."""
+        if self.state.is_stopping:
+            self._cut()
+            return
+        self.state.is_stopping = True
+        for server in self.servers:
+            server.should_exit = True
+        self.state.feed.close()
+        seconds = self.state.options.shutdown_timeout
+        if running := self.state.engine.num_requests:
+            tell(f"stopping: {running} requests have {seconds:g} seconds to finish")
+        asyncio.get_running_loop().call_later(seconds, self._cut)
+
+    def die(self) -> None:
+        """Report the end of the engine to clients for a moment, then stop."""
+        self.failed = True
+        self.state.feed.close()
+        tell(f"error: {self.state.engine.error}")
+        asyncio.get_running_loop().call_later(RED, self.stop)
+
+    def _cut(self) -> None:
+        self.state.engine.cut("The server is shutting down.")
+
+
+# Sockets
+
+
+@contextmanager
+def listening_sockets(options: ServerOptions) -> Iterator[list[socket.socket]]:
+    """Open a socket for clients, and one for the page if it has an address of its own."""
+    addresses = [(options.host, options.port), options.page_address]
+    with ExitStack() as stack:
+        yield [stack.enter_context(listening_socket(*address)) for address in addresses if address]
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Bind a socket, which listens later. Raise OSError if the address is taken or invalid."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise OSError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from None
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the URL of a socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+# The front's process
+
+
+def prepare(loop: asyncio.AbstractEventLoop) -> None:
+    """Prepare this process for many clients, none of which waits long for another."""
+    gc.freeze()  # a collection that walks over all that exists now takes a tenth of a second
+    sys.setswitchinterval(SWITCH)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # each client is an open file; some systems grant less than they name
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    loop.set_exception_handler(exception_handler())
+
+
+def exception_handler() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Return a handler that reports a lack of file descriptors in one line. asyncio would write thousands a second."""
+    last = -QUIET
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal last
+        if "_start_serving()" in context["message"]:
+            return  # the server has ended while asyncio waited to accept again
+        if "accept() out of system resource" not in context["message"]:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - last >= QUIET:
+            last = time.monotonic()
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            tell(f"error: clients wait: all {most} open files of this process are in use (ulimit -n)")
+
+    return handle

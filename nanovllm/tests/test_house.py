@@ -16,7 +16,7 @@ PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_field_defaults", "_exit",
 EXCEPTIONS = {
     ("backends/torch/online_softmax.py", "_scaled_dot_product_flash_attention_for_cpu"),  # attention with its lse
     ("cli/benchmarks/workers/serve_transformers_batch.py", "_attn_implementation"),
-    ("server/http_protocol.py", "_unset_keepalive_if_required"),  # of uvicorn's protocol, which is subclassed there
+    ("server/limits.py", "_unset_keepalive_if_required"),  # of uvicorn's protocol, which is subclassed there
 }
 
 

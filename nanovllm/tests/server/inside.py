@@ -13,10 +13,9 @@ import httpx
 from ...engine.config import EngineArgs
 from ...engine.llm_engine import LLMEngine
 from ...server import engine_process
-from ...server.addresses import address_of, listening_sockets
 from ...server.engine_client import EngineClient
 from ...server.options import ServerOptions
-from ...server.run import Front, make_front
+from ...server.run import Front, address_of, listening_sockets, make_front
 
 SECONDS = 30.0
 

@@ -18,7 +18,7 @@ from ...cli.benchmarks import serve_load, through_http
 from ...cli.benchmarks.http_stream import Target
 from ...cli.benchmarks.own_server import own_server
 from ...cli.benchmarks.timing import Run
-from ...server.addresses import listening_socket
+from ...server.run import listening_socket
 from ..helpers import UNMEASURED
 from .served import STORYTELLER
 

@@ -1,0 +1,176 @@
+"""ServedModel: the model's names, its tokenizer and its prompts; and the endpoints that need nothing else."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..checkpoints.chat_template import render_chat
+from ..checkpoints.model_config import default_sampling_params
+from ..checkpoints.tokenizer import HFTokenizer, decoded_token, load_tokenizer
+from ..engine.prompts import Prompt, whole_text
+from .errors import ApiError
+from .limits import read_body
+from .protocol import Chat, DetokenizeRequest, InvalidRequest, TokenizeRequest
+
+MAX_CHARACTERS = 128  # of a token, in today's vocabularies
+MANY_MESSAGES = 100
+LONG_TEXT = 20_000  # characters: tokenizing more takes milliseconds, for which other clients must not wait
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A prompt in tokens."""
+
+    token_ids: list[int]
+    text: str | None = None  # None if the prompt came as token ids
+    first_text: str = ""  # of the first token, if the response echoes the prompt
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model behind the server."""
+
+    names: Sequence[str]  # responses have the first
+    other_names: Sequence[str]  # accepted, but not listed
+    tokenizer: HFTokenizer | None
+    chat_template: str | None  # replaces the checkpoint's
+    recommended: Mapping[str, Any]  # the checkpoint's defaults for SamplingParams
+    max_model_len: int
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def max_characters(self) -> int:
+        """The length of a text beyond which it has more tokens than a sequence may have."""
+        return max(self.max_model_len * MAX_CHARACTERS, LONG_TEXT)
+
+    def check_name(self, name: str | None) -> None:
+        """Raise ApiError 404 for another model. A body without a name means this one."""
+        if name is not None and name not in self.names and name not in self.other_names:
+            names = ", ".join(f"`{each}`" for each in self.names)
+            message = f"The model `{name[:100]}` does not exist. This server has {names}."
+            raise ApiError(message, 404, "model", "model_not_found")
+
+    def needed_tokenizer(self) -> HFTokenizer:
+        """Return the tokenizer. Raise InvalidRequest if there is none."""
+        if self.tokenizer is None:
+            raise InvalidRequest("This model has no tokenizer: a prompt must be an array of token ids.")
+        return self.tokenizer
+
+    async def tokens(
+        self, prompt: Prompt | Chat, add_special_tokens: bool, max_characters: int | None = None
+    ) -> Tokens:
+        """Return a prompt in tokens. Raise ValueError for an invalid one."""
+        if isinstance(prompt, list):
+            return Tokens(prompt)
+        tokenizer = self.needed_tokenizer()
+        text = whole_text(await self._render(tokenizer, prompt) if isinstance(prompt, Chat) else prompt)
+        if not text:
+            return Tokens([], text)
+        if len(text) < LONG_TEXT:
+            return Tokens(tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
+        if max_characters is not None and len(text) > max_characters:
+            message = f"This model's maximum context length is {self.max_model_len} tokens, and the prompt has"
+            raise InvalidRequest(f"{message} {len(text):,} characters.", code="context_length_exceeded")
+        ids = await asyncio.to_thread(encode_long, tokenizer, text, add_special_tokens)
+        return Tokens(ids, text)
+
+    def with_text(self, prompt: Tokens) -> Tokens:
+        """Return the prompt with its text, to be echoed."""
+        tokenizer = self.needed_tokenizer()
+        text = tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
+        first_text = decoded_token(prompt.token_ids[0], [], tokenizer) if prompt.token_ids else ""
+        return Tokens(prompt.token_ids, text, first_text)
+
+    async def _render(self, tokenizer: HFTokenizer, chat: Chat) -> str:
+        render = partial(render_chat, tokenizer, chat.messages, chat_template=self.chat_template, **chat.options)
+        return await asyncio.to_thread(render) if len(chat.messages) > MANY_MESSAGES else render()
+
+
+def encode_long(tokenizer: HFTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Return the ids of a long text. Unlike encode(), this releases the interpreter's lock."""
+    return tokenizer.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+
+def served_model(
+    model: str, folder: str, names: Sequence[str], chat_template: str | None, max_model_len: int
+) -> ServedModel:
+    """Build the model that the user named `model`: a folder, or a name of the hub.
+
+    Without `names` it is called by that name, or by the last part of the folder. Raise ValueError for a checkpoint
+    whose tokenizer or generation config cannot be read.
+    """
+    own = Path(model).resolve().name if Path(model).exists() else model
+    recommended: dict[str, Any] = default_sampling_params(folder)
+    recommended.pop("max_tokens", None)
+    return ServedModel(
+        names=names or [own],
+        other_names=[] if names else [model],
+        tokenizer=load_tokenizer(folder),
+        chat_template=chat_template,
+        recommended=recommended,
+        max_model_len=max_model_len,
+    )
+
+
+# Endpoints
+
+
+async def list_models(request: Request) -> Response:
+    """Return the model under each of its names."""
+    state = request.app.state.server
+    return JSONResponse({"object": "list", "data": [model_object(request, name) for name in state.model.names]})
+
+
+async def retrieve_model(request: Request) -> Response:
+    """Return the model under one name."""
+    name = request.path_params["model"]
+    request.app.state.server.model.check_name(name)
+    return JSONResponse(model_object(request, name))
+
+
+def model_object(request: Request, name: str) -> dict[str, Any]:
+    """Return the model as /v1/models lists it."""
+    state = request.app.state.server
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(state.start_time),
+        "owned_by": "nanovllm",
+        "root": name,
+        "parent": None,
+        "max_model_len": state.model.max_model_len,
+    }
+
+
+async def tokenize(request: Request) -> Response:
+    """Return a text or a conversation as token ids."""
+    model: ServedModel = request.app.state.server.model
+    body = TokenizeRequest.parse(await read_body(request))
+    model.check_name(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Set either 'prompt' or 'messages'.", "prompt")
+    prompt = body.chat() if body.prompt is None else body.prompt
+    special = isinstance(prompt, str) if body.add_special_tokens is None else body.add_special_tokens
+    ids = (await model.tokens(prompt, special)).token_ids
+    strings = [model.needed_tokenizer().backend.id_to_token(id) for id in ids] if body.return_token_strs else None
+    return JSONResponse({"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids, "token_strs": strings})
+
+
+async def detokenize(request: Request) -> Response:
+    """Return token ids as a text."""
+    model: ServedModel = request.app.state.server.model
+    body = DetokenizeRequest.parse(await read_body(request))
+    model.check_name(body.model)
+    tokenizer = model.needed_tokenizer()
+    if wrong := [id for id in body.tokens if not 0 <= id < len(tokenizer)]:
+        raise InvalidRequest(f"Invalid 'tokens': {wrong[0]} is not from 0 to {len(tokenizer) - 1}.", "tokens")
+    return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})

@@ -1,0 +1,224 @@
+"""The live page: its files, and /events, the feed that it plays.
+
+The engine records events only while somebody watches, and sends each event once. The front replays them: a viewer that
+comes later, or is too slow, begins with a snapshot of the state that the others are in.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..trace import State, apply
+from ..trace.replay import begin
+from .errors import ApiError
+from .streaming import Events, EventStream, event_of
+
+Event = dict[str, Any]
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+MAX_VIEWERS = 64  # the front encodes once, and sends to each
+SECONDS_PER_BATCH = 0.1
+SECONDS_OF_SILENCE = 15.0  # then a comment keeps the connection alive
+MAX_WAITING_BYTES = 4 << 20  # of one viewer: beyond it the viewer is too slow
+FOLDER = Path(__file__).with_name("page")
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src data:",  # the empty icon
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+# Routes
+
+
+def page_routes(can_prompt: bool) -> list[Route]:
+    """Return a route for each file, so that no other file can be read, and /events.
+
+    `can_prompt` says that /v1/completions is at the same address.
+    """
+    files = [file_route(path) for path in sorted(FOLDER.iterdir()) if path.suffix in (".css", ".js")]
+
+    async def events(request: Request) -> EventStream:
+        state = request.app.state.server
+        if len(state.feed.viewers) >= MAX_VIEWERS:
+            raise ApiError(f"{MAX_VIEWERS} pages watch this server already, which is the limit.", 503)
+        server = {"model": state.model.name, "show_text": state.options.show_text, "can_prompt": can_prompt}
+        return EventStream(events_of(state.feed), event_of(server | {"run": state.feed.run}, "server"))
+
+    return [Route("/", file_endpoint(index(), "text/html")), *files, Route("/events", events, methods=["GET"])]
+
+
+def index() -> str:
+    """Return index.html with its files under page/."""
+    html = (FOLDER / "index.html").read_text(encoding="utf-8")
+    return re.sub(r'(src|href)="([\w.]+)"', r'\1="page/\2"', html)
+
+
+def file_route(path: Path) -> Route:
+    """Return the route of a style sheet or a script."""
+    media_type = "text/css" if path.suffix == ".css" else "text/javascript"
+    return Route(f"/page/{path.name}", file_endpoint(path.read_text(encoding="utf-8"), media_type))
+
+
+def file_endpoint(text: str, media_type: str) -> Endpoint:
+    """Return an endpoint that serves a text."""
+
+    async def serve_file(request: Request) -> Response:
+        return Response(text, media_type=media_type, headers=HEADERS)
+
+    return serve_file
+
+
+async def events_of(feed: "Feed") -> Events:
+    """Yield what one viewer gets, until the engine ends. Closing the generator ends the visit."""
+    viewer = feed.enter()
+    try:
+        with suppress(EOFError):
+            while True:
+                yield await viewer.next(SECONDS_OF_SILENCE) or b":\n\n"
+    finally:
+        feed.leave(viewer)
+
+
+# The feed
+
+
+class Viewer:
+    """Somebody who watches. A viewer that is too slow goes on with a new snapshot, so little waits for it."""
+
+    def __init__(self, feed: "Feed") -> None:
+        self._feed = feed
+        self._waiting: list[bytes] = []
+        self._num_bytes = 0
+        self._needs_snapshot = True
+        self._has_news = asyncio.Event()
+        self.num_snapshots = 0
+
+    async def next(self, seconds: float) -> bytes:
+        """Wait for server-sent events. Return none after so many seconds. Raise EOFError once the engine has ended."""
+        try:
+            async with asyncio.timeout(seconds):  # wait_for() may lose a cancellation, and the viewer would stay
+                await self._has_news.wait()
+        except TimeoutError:
+            return b""
+        if self._feed.is_closed:
+            raise EOFError("the engine has ended")
+        self._has_news.clear()
+        if self._needs_snapshot:
+            self._needs_snapshot = False
+            self.num_snapshots += 1
+            return self._feed.snapshot()
+        waiting, self._waiting, self._num_bytes = self._waiting, [], 0
+        return b"".join(waiting)
+
+    def push(self, batch: bytes) -> None:
+        """Add a batch for next(). A viewer without a snapshot needs none: the snapshot includes it."""
+        if not self._needs_snapshot:
+            self._waiting.append(batch)
+            self._num_bytes += len(batch)
+        if self._num_bytes > MAX_WAITING_BYTES:
+            self._waiting, self._num_bytes, self._needs_snapshot = [], 0, True
+        self._has_news.set()
+
+
+class Feed:
+    """The events of the server's engine. `watch(is_on)` makes the engine send them, a snapshot first, or stop."""
+
+    def __init__(self, watch: Callable[[bool], None]) -> None:
+        self._watch = watch
+        self.run = secrets.token_hex(4)  # by which a page that reconnects notices a restart
+        self.viewers: set[Viewer] = set()
+        self._header: Event = {}  # the engine's snapshot: its constant parts go into each later one
+        self._state: State | None = None  # without the events since the last batch
+        self._new: list[Event] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushed_at = float("-inf")
+        self.is_closed = False
+
+    def enter(self) -> Viewer:
+        """Add a viewer. The first one starts the engine's recording."""
+        viewer = Viewer(self)
+        self.viewers.add(viewer)
+        if self.is_closed or self._state:
+            viewer.push(b"")
+        elif len(self.viewers) == 1:
+            self._watch(True)
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        """Remove a viewer. The last one stops the engine's recording."""
+        self.viewers.discard(viewer)
+        if not self.viewers:
+            self._state, self._new = None, []
+            if not self.is_closed:
+                self._watch(False)
+
+    def take(self, events: list[Event]) -> None:
+        """Take events of the engine, in order. The next batch has them."""
+        if not self.viewers:
+            return  # the last viewer left while these were on their way
+        self._new += events
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(loop.time(), self._flushed_at + SECONDS_PER_BATCH), self.flush)
+
+    def flush(self) -> None:
+        """Push the new events to all viewers."""
+        self._timer, self._flushed_at = None, asyncio.get_running_loop().time()
+        events, self._new = self._from_snapshot(self._new), []
+        for event in events:
+            if event["kind"] == "snapshot":
+                self._header, self._state = event, begin(event)
+            elif self._state:
+                apply(self._state, event)
+        if self._state:
+            batch = event_of(events)
+            for viewer in self.viewers:
+                viewer.push(batch)
+
+    def close(self) -> None:
+        """End all visits: there is no engine any more."""
+        self.is_closed = True
+        for viewer in self.viewers:
+            viewer.push(b"")
+
+    def snapshot(self) -> bytes:
+        """Return the state that all viewers are in, as an event."""
+        assert self._state is not None, "the engine's snapshot comes before any other event"
+        return event_of([snapshot_of(self._state, self._header)])
+
+    def _from_snapshot(self, events: list[Event]) -> list[Event]:
+        """Return the events from the last snapshot on. Without a state, none before it can be applied."""
+        kinds = [event["kind"] for event in events]
+        if "snapshot" in kinds:
+            return events[len(kinds) - 1 - kinds[::-1].index("snapshot") :]
+        return events if self._state else []
+
+
+def snapshot_of(state: State, header: Event) -> Event:
+    """Return a snapshot of `state`, with the constant parts of an earlier one of the same run."""
+    sequences = [vars(seq) for seq in state.sequences.values()]
+    sequences = [{name: value for name, value in seq.items() if name != "slots"} for seq in sequences]  # stage 1's
+    lists = {name: getattr(state, name) for name in header["state"] if name != "sequences"}
+    return header | {"step": state.step, "state": {"sequences": sequences, **lists}}

@@ -1,0 +1,734 @@
+"""The bodies of OpenAI's API: requests as pydantic models, responses as dicts. `nanovllm batch` uses them too.
+
+A model checks types and sizes, and ignores fields that it does not know. SamplingParams checks the values. Field names
+are OpenAI's, and vLLM's where OpenAI has none.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, Literal, Protocol, Self, TypeGuard, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+
+from ..checkpoints.chat_template import TEXT_PARTS
+from ..engine.outputs import Logprob
+from ..engine.prompts import Prompt
+from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MAX_CHOICES = 2048  # of one response: the engine holds a sequence for each from the moment the request arrives
+MAX_FORM = 1 << 16  # characters of a JSON schema: building the grammar of a longer one takes half a second
+MAX_SHOWN = 60  # characters of a value in an error message
+
+
+# Errors
+
+
+class InvalidRequest(ValueError):
+    """An error in a request's body. `param` is the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
+
+
+KINDS = {
+    **{str: "a string", int: "an integer", float: "a number", bool: "a boolean"},
+    **{dict: "an object", list: "an array", NoneType: "null"},
+}
+EXPECTED = {  # by pydantic's type of error
+    **{"string_type": KINDS[str], "int_type": KINDS[int], "float_type": KINDS[float], "bool_type": KINDS[bool]},
+    **{"dict_type": KINDS[dict], "list_type": KINDS[list], "none_required": KINDS[NoneType]},
+}
+T = TypeVar("T")
+
+
+def checked(name: str, value: Any, kind: type[T]) -> T:
+    """Return `value`. Raise InvalidRequest unless it is of this type."""
+    if type(value) is not kind:
+        raise invalid_type(name, KINDS[kind], value)
+    return value
+
+
+def invalid_type(name: str, expected: str, value: Any) -> InvalidRequest:
+    """Return the error for a value of the wrong type, in OpenAI's words."""
+    message = f"Invalid type for '{name}': expected {expected}, but got {KINDS.get(type(value), 'another')} instead."
+    return InvalidRequest(message, name, "invalid_type")
+
+
+def invalid_value(name: str, value: Any, supported: Sequence[str]) -> InvalidRequest:
+    """Return the error for a value that is not among `supported`."""
+    choices = ", ".join(f"'{each}'" for each in supported)
+    message = f"Invalid value for '{name}': {shortened(value)}. Supported values are: {choices}."
+    return InvalidRequest(message, name, "invalid_value")
+
+
+def shortened(value: Any) -> str:
+    """Return the JSON of a value, or the beginning of it.
+
+    >>> shortened({"a": None})
+    '{"a": null}'
+    """
+    pieces = json.JSONEncoder(ensure_ascii=False).iterencode(value)
+    text = "".join(itertools.islice(pieces, MAX_SHOWN + 1))  # the rest of a large value is never built
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def path_of(location: Sequence[str | int]) -> str:
+    """Return pydantic's location of an error as OpenAI writes it, without the branches of unions.
+
+    >>> path_of(("messages", 0, "content")), path_of(("prompt", "list[int]", 3)), path_of(("prompt", "str"))
+    ('messages[0].content', 'prompt[3]', 'prompt')
+    """
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part not in ("str", "int") and "[" not in part:
+            path += f".{part[:MAX_SHOWN]}"
+    return path.removeprefix(".")
+
+
+def as_invalid_request(error: ValidationError) -> InvalidRequest:
+    """Return the one error that tells a user most: of a union, that of the branch that went furthest."""
+    errors = error.errors(include_url=False)
+    paths = [path_of(each["loc"]) for each in errors]
+    best = max(
+        range(len(errors)),
+        key=lambda i: (errors[i]["type"] not in EXPECTED, len(errors[i]["loc"]), str(errors[i]["loc"][-1:])),
+    )
+    worst, name = errors[best], paths[best]
+    kind, context = worst["type"], worst.get("ctx", {})
+    if kind == "json_invalid":
+        return InvalidRequest(f"We could not parse the JSON body of your request: {context['error']}.")
+    if kind == "value_error":
+        cause = context["error"]
+        return cause if isinstance(cause, InvalidRequest) else InvalidRequest(f"Invalid '{name}': {cause}", name)
+    if not name:
+        return InvalidRequest("The body of the request must be a JSON object.")
+    if kind in EXPECTED:
+        same = [each["type"] for each, path in zip(errors, paths, strict=True) if path == name]
+        return invalid_type(name, " or ".join(dict.fromkeys(EXPECTED[each] for each in same)), worst["input"])
+    if kind == "missing":
+        return InvalidRequest(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
+    if kind == "literal_error":
+        message = (
+            f"Invalid value for '{name}': {shortened(worst['input'])}. Supported values are: {context['expected']}."
+        )
+        return InvalidRequest(message, name, "invalid_value")
+    if kind == "too_long":
+        length = f"maximum length {context['max_length']:,}, but got length {len(worst['input']):,} instead."
+        return InvalidRequest(f"Invalid '{name}': too long. Expected {length}", name, "array_above_max_length")
+    if kind == "greater_than_equal":
+        message = f"Invalid '{name}': expected a value of at least {context['ge']}, but got {worst['input']} instead."
+        return InvalidRequest(message, name, "integer_below_min_value")
+    return InvalidRequest(f"Invalid '{name}': {worst['msg']}.", name, "invalid_value")
+
+
+# Requests
+
+Objects = Annotated[list[dict[str, Any]], FailFast()]
+TokenIds = Annotated[list[int], FailFast()]
+Texts = Annotated[list[str], FailFast()]
+Prompts = (
+    str
+    | TokenIds
+    | Annotated[Texts, Field(max_length=MAX_CHOICES)]
+    | Annotated[list[TokenIds], FailFast(), Field(max_length=MAX_CHOICES)]
+)
+
+
+# Fields that would change a response and are unsupported, with the values that request nothing. Unknown fields that
+# change nothing else, such as user or store, are ignored.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),  # before vLLM 0.12
+    **dict.fromkeys(("audio", "web_search_options", "prompt", "previous_response_id", "conversation"), ()),
+    **dict.fromkeys(("cache_salt", "request_id", "truncate_prompt_tokens", "chat_template"), ()),
+    **dict.fromkeys(("prompt_logprob_token_ids", "prompt_logprob_start", "trace_decode_token_ids"), ()),
+    **dict.fromkeys(("echo", "use_beam_search", "return_token_ids", "return_tokens_as_token_ids"), (False,)),
+    **dict.fromkeys(("return_token_offsets", "return_prompt_text", "background", "watermarking"), (False,)),
+    **dict.fromkeys(("functions", "prompt_embeds"), ([],)),
+    **dict.fromkeys(("extra_args", "vllm_xargs", "kv_transfer_params"), ({},)),
+    **{"suffix": ("",), "function_call": ("none", "auto"), "modalities": (["text"],), "truncation": ("disabled",)},
+    **{"verbosity": ("medium",), "include_reasoning": (True,), "thinking_token_budget": (-1,), "priority": (0,)},
+    **{"length_penalty": (1.0,), "stream_interval": (1,), "routed_experts_prompt_start": (0,)},
+}
+
+
+class Body(BaseModel):
+    """A request's body."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Return the body that JSON holds. Raise InvalidRequest, naming the field."""
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            raise as_invalid_request(error) from None
+
+    @model_validator(mode="after")
+    def check_unsupported(self) -> Self:
+        """Raise InvalidRequest for a field that would change the response, and is unsupported here."""
+        unknown = self.model_extra or {}
+        for name in UNSUPPORTED.keys() & unknown.keys():
+            if unknown[name] is not None and unknown[name] not in UNSUPPORTED[name]:
+                message = f"Unsupported value: this server does not support '{name}' = {shortened(unknown[name])}."
+                raise InvalidRequest(message, name, "unsupported_value")
+        return self
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    model_config = ConfigDict(strict=True)
+    include_usage: bool | None = None  # in a last event of its own
+    continuous_usage_stats: bool | None = None  # the usage so far, in each event
+    include_obfuscation: Literal[False] | None = None
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, and the options of the chat template that makes a prompt of it."""
+
+    messages: list[dict[str, Any]]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A body in the engine's terms."""
+
+    prompts: list[Prompt] | Chat
+    params: dict[str, Any]  # the fields of SamplingParams that the body sets
+    model: str | None = None
+    stream: StreamOptions | None = None  # None: the response is one object
+    echo: bool = False  # the prompt's text precedes the output's
+    add_special_tokens: bool = True  # to a prompt that is a text
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is a conversation."""
+        return isinstance(self.prompts, Chat)
+
+    def sampling_params(
+        self, recommended: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """Return the arguments of SamplingParams: the body's, else `defaults`, else the checkpoint's `recommended`.
+
+        A chat may fill the model's context unless one of the first two says otherwise.
+        """
+        unlimited = {"max_tokens": None} if self.is_chat else {}
+        return {**recommended, **unlimited, **defaults, **self.params}
+
+
+class SamplingBody(Body):
+    """The fields that all three ways to generate text share."""
+
+    stream: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | Annotated[Texts, Field(max_length=32)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=1 << 16)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logprob_token_ids: Annotated[TokenIds, Field(max_length=128)] | None = None
+    detokenize: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    logit_bias: Annotated[dict[int, float], Field(max_length=1 << 16)] | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(max_length=1 << 16)] | None = None
+    bad_words: Annotated[Texts, Field(max_length=128)] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
+
+    def params(self, num_logprobs: int | None, form: Mapping[str, Any], form_name: str) -> dict[str, Any]:
+        """Return the arguments of SamplingParams that the body sets.
+
+        `form` are those of StructuredOutputsParams that response_format, or text.format, stands for.
+        """
+        params = {name: value for name, value in self.__dict__.items() if value is not None and name in SAMPLING}
+        if "logit_bias" in params:  # OpenAI's bounds
+            params["logit_bias"] = {id: min(100.0, max(-100.0, bias)) for id, bias in params["logit_bias"].items()}
+        if params.get("logprob_token_ids"):
+            if num_logprobs is None:
+                raise InvalidRequest("'logprob_token_ids' requires 'logprobs'.", "logprob_token_ids")
+        elif num_logprobs is not None:
+            params["logprobs"] = num_logprobs
+        if form and self.structured_outputs:
+            raise InvalidRequest(f"Set '{form_name}' or 'structured_outputs', not both.", form_name)
+        if form or self.structured_outputs is not None:
+            name, given = (form_name, form) if form else ("structured_outputs", self.structured_outputs or {})
+            params["structured_outputs"] = structured_outputs(name, given)
+        return params
+
+
+SAMPLING = {field.name for field in fields(SamplingParams)} - {"logprobs", "structured_outputs"}
+
+
+def structured_outputs(name: str, form: Mapping[str, Any]) -> StructuredOutputsParams:
+    """Return the form of an output. Raise InvalidRequest if it is invalid or too large."""
+    if (size := len(json.dumps(form))) > MAX_FORM:
+        message = f"Invalid '{name}': too long. Expected maximum length {MAX_FORM:,}, but got length {size:,} instead."
+        raise InvalidRequest(message, name, "string_above_max_length")
+    try:
+        return StructuredOutputsParams.of(dict(form))
+    except ValueError as error:
+        raise InvalidRequest(f"Invalid '{name}': {error}", name) from None
+
+
+FORMATS = ("text", "json_object", "json_schema")
+
+
+def form_of(name: str, format: dict[str, Any], schema_name: str, schema: Any) -> dict[str, Any]:
+    """Return the arguments of StructuredOutputsParams for a response_format or a text.format."""
+    kind = format.get("type")
+    if kind not in FORMATS:
+        raise invalid_value(f"{name}.type", kind, FORMATS)
+    if kind == "json_schema":
+        return {"json": checked(schema_name, schema, dict)}
+    return {"json_object": True} if kind == "json_object" else {}
+
+
+class StreamableBody(SamplingBody):
+    """The fields that completions and chats share."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+
+    def stream_form(self) -> StreamOptions | None:
+        """Return the options of the stream, None for a response in one piece."""
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("'prompt_logprobs' requires 'stream' to be false.", "prompt_logprobs")
+        options = self.stream_options or StreamOptions()
+        if options.model_fields_set and not self.stream:
+            raise InvalidRequest("'stream_options' requires 'stream' to be true.", "stream_options")
+        return options if self.stream else None
+
+    def form(self) -> dict[str, Any]:
+        """Return response_format as arguments of StructuredOutputsParams."""
+        if self.response_format is None:
+            return {}
+        name = "response_format.json_schema"
+        is_schema = self.response_format.get("type") == "json_schema"
+        inner = checked(name, self.response_format.get("json_schema"), dict) if is_schema else {}
+        return form_of("response_format", self.response_format, f"{name}.schema", inner.get("schema"))
+
+
+class CompletionRequest(StreamableBody):
+    """The body of /v1/completions."""
+
+    prompt: Prompts
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    def parsed(self) -> ParsedRequest:
+        """Return the body in the engine's terms. Raise InvalidRequest, naming the field."""
+        if self.best_of not in (None, 1, self.n):
+            raise InvalidRequest("Unsupported value: 'best_of' must equal 'n'.", "best_of", "unsupported_value")
+        return ParsedRequest(
+            prompts=prompts_of(self.prompt),
+            params=self.params(self.logprobs, self.form(), "response_format"),
+            model=self.model,
+            stream=self.stream_form(),
+            echo=self.echo is True,
+            add_special_tokens=self.add_special_tokens is not False,
+        )
+
+
+def prompts_of(prompt: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
+    """Return one prompt, or several, as a list.
+
+    >>> prompts_of("a"), prompts_of([5, 6]), prompts_of(["a", "b"]), prompts_of([[5], [6]])
+    (['a'], [[5, 6]], ['a', 'b'], [[5], [6]])
+    """
+    if isinstance(prompt, str) or is_token_ids(prompt):
+        return [prompt]
+    return [each for each in prompt if not isinstance(each, int)]
+
+
+def is_token_ids(prompt: Sequence[Any]) -> TypeGuard[list[int]]:
+    """Return whether a validated prompt is one list of token ids."""
+    return not prompt or isinstance(prompt[0], int)
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+NOT_OF_TEMPLATES = {  # arguments of render_chat that are no variables of a template
+    *("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
+}
+
+
+class ChatBody(Body):
+    """A conversation, and the options of its template."""
+
+    messages: Annotated[Objects, Field(max_length=1 << 13)] | None = None
+    tools: Annotated[Objects, Field(max_length=1 << 10)] | None = None
+    documents: Annotated[Objects, Field(max_length=1 << 13)] | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=1 << 10)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def chat(self) -> Chat:
+        """Return the conversation. Raise InvalidRequest, naming the field."""
+        if not self.messages:
+            raise empty("messages")
+        for i, message in enumerate(self.messages):
+            check_message(f"messages[{i}]", message)
+        options = template_options(self.chat_template_kwargs, self.tools, self.reasoning_effort)
+        if self.documents:
+            options["documents"] = self.documents
+        if self.continue_final_message:
+            options["continue_final_message"] = True
+        is_new = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        if not is_new:
+            options["add_generation_prompt"] = False
+        return Chat(self.messages, options)
+
+
+def empty(name: str) -> InvalidRequest:
+    """Return the error for an empty array."""
+    return InvalidRequest(f"Invalid '{name}': expected at least 1 entry, but got an empty array.", name, "empty_array")
+
+
+def template_options(
+    kwargs: dict[str, Any] | None, tools: list[dict[str, Any]] | None, effort: str | None
+) -> dict[str, Any]:
+    """Return the options of render_chat that all chats share."""
+    options = dict(kwargs or {})
+    for name in NOT_OF_TEMPLATES & options.keys():
+        raise InvalidRequest(f"'chat_template_kwargs' must not set '{name}'.", "chat_template_kwargs")
+    if tools:
+        options["tools"] = tools
+    for i, tool in enumerate(tools or ()):
+        check_tool(f"tools[{i}]", tool)
+    if effort is not None:
+        options["reasoning_effort"] = effort
+        options.setdefault("enable_thinking", effort != "none")
+    return options
+
+
+def check_tool(name: str, tool: dict[str, Any]) -> None:
+    """Raise InvalidRequest unless `tool` is a function with a name, which templates read."""
+    if tool.get("type") != "function":
+        raise invalid_value(f"{name}.type", tool.get("type"), ["function"])
+    function = checked(f"{name}.function", tool.get("function"), dict)
+    checked(f"{name}.function.name", function.get("name"), str)
+
+
+def check_message(name: str, message: dict[str, Any]) -> None:
+    """Raise InvalidRequest unless the content is a text, or parts that are. An assistant's may be missing."""
+    role = checked(f"{name}.role", message.get("role"), str)
+    content, calls = message.get("content"), message.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise invalid_type(f"{name}.tool_calls", "an array of objects", calls)
+    if isinstance(content, list):
+        for i, part in enumerate(content):
+            if not is_text_part(part):
+                raise invalid_value(f"{name}.content[{i}]", part, ["text"])
+    elif not isinstance(content, str) and (content is not None or role != "assistant"):
+        raise invalid_type(f"{name}.content", "a string or an array of parts", content)
+
+
+def is_text_part(part: Any) -> bool:
+    """Return whether a part of a message is a text.
+
+    >>> is_text_part({"type": "text", "text": "a"}), is_text_part({"type": "image_url"}), is_text_part({"type": [1]})
+    (True, False, False)
+    """
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in TEXT_PARTS and isinstance(part.get(TEXT_PARTS[kind]), str)
+
+
+class ChatCompletionRequest(StreamableBody, ChatBody):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[Objects, Field(max_length=1 << 13)]
+    tool_choice: Literal["none", "auto"] | None = None  # forcing a call is unsupported
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def parsed(self) -> ParsedRequest:
+        """Return the body in the engine's terms. Raise InvalidRequest, naming the field."""
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("'top_logprobs' requires 'logprobs' to be true.", "top_logprobs")
+        params = self.params(self.top_logprobs or 0 if self.logprobs else None, self.form(), "response_format")
+        if self.max_completion_tokens is not None:
+            params["max_tokens"] = self.max_completion_tokens
+        return ParsedRequest(
+            prompts=self.chat(),
+            params=params,
+            model=self.model,
+            stream=self.stream_form(),
+            add_special_tokens=self.add_special_tokens is True,
+        )
+
+
+Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+
+
+class ResponsesRequest(SamplingBody):
+    """The body of /v1/responses. Nothing is stored here, so each request carries its whole conversation."""
+
+    input: str | Annotated[Objects, Field(max_length=1 << 13)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    text: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    include: Annotated[list[Include], FailFast()] | None = None
+    reasoning: dict[str, Any] | None = None
+    tools: Annotated[Objects, Field(max_length=1 << 10)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=1 << 10)] | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None  # the limit is OpenAI's
+    user: str | None = None
+
+    def parsed(self) -> ParsedRequest:
+        """Return the body in the engine's terms, as a chat. Raise InvalidRequest, naming the field."""
+        wants_logprobs = self.top_logprobs or "message.output_text.logprobs" in (self.include or ())
+        effort = (self.reasoning or {}).get("effort")
+        if effort not in (None, *get_args(Effort)):
+            raise invalid_value("reasoning.effort", effort, get_args(Effort))
+        options = template_options(self.chat_template_kwargs, self.chat_tools(), effort)
+        return ParsedRequest(
+            prompts=Chat(self.messages(), options),
+            params=self.params(self.top_logprobs or 0 if wants_logprobs else None, self.form(), "text.format")
+            | ({} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}),
+            model=self.model,
+            stream=StreamOptions() if self.stream else None,
+            add_special_tokens=False,
+        )
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the input as messages of a chat."""
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        if not items:
+            raise empty("input")
+        messages = [message_of(f"input[{i}]", item) for i, item in enumerate(items)]
+        for i, message in enumerate(messages):
+            check_message(f"input[{i}]", message)
+        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        return system + messages
+
+    def chat_tools(self) -> list[dict[str, Any]]:
+        """Return the tools as a chat has them."""
+        for i, tool in enumerate(self.tools or ()):
+            if tool.get("type") != "function":
+                raise invalid_value(f"tools[{i}].type", tool.get("type"), ["function"])
+            checked(f"tools[{i}].name", tool.get("name"), str)
+        functions = [{name: value for name, value in tool.items() if name != "type"} for tool in self.tools or ()]
+        return [{"type": "function", "function": function} for function in functions]
+
+    def form(self) -> dict[str, Any]:
+        """Return text.format as arguments of StructuredOutputsParams."""
+        text = self.text or {}
+        if text.get("verbosity") not in (None, "medium"):
+            raise invalid_value("text.verbosity", text["verbosity"], ["medium"])
+        if text.get("format") is None:
+            return {}
+        format = checked("text.format", text["format"], dict)
+        return form_of("text.format", format, "text.format.schema", format.get("schema"))
+
+    def repeated(self) -> dict[str, Any]:
+        """Return the fields that the response repeats."""
+        text = {name: value for name, value in (self.text or {}).items() if value is not None}
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "tools": self.tools or [],
+            "text": {"format": {"type": "text"}} | text,
+            "tool_choice": self.tool_choice or "auto",
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "top_logprobs": self.top_logprobs or 0,
+            "reasoning": self.reasoning,
+            "user": self.user,
+        }
+
+
+def message_of(name: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item of an input as a message of a chat: a message, a call of a tool, or a tool's output."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        return {"role": item.get("role"), "content": item.get("content")}
+    if kind == "function_call":
+        function = {key: checked(f"{name}.{key}", item.get(key), str) for key in ("name", "arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
+    raise invalid_value(f"{name}.type", kind, ["message", "function_call", "function_call_output"])
+
+
+class TokenizeRequest(ChatBody):
+    """The body of /tokenize, which is vLLM's: a text or a conversation."""
+
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """The body of /detokenize."""
+
+    tokens: TokenIds
+
+
+# Responses
+
+
+class Sample(Protocol):
+    """An output, or the new part of one in a stream."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def logprobs(self) -> Sequence[dict[int, Logprob]] | None: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def stop_reason(self) -> str | int | None: ...
+
+
+def completion_choice(sample: Sample, index: int, start: int = 0) -> dict[str, Any]:
+    """Return a choice of a completion. The sample's text begins at character `start` of the whole."""
+    logprobs = None if sample.logprobs is None else completion_logprobs(sample.token_ids, sample.logprobs, start)
+    return {"index": index, "text": sample.text, "logprobs": logprobs} | ending(sample)
+
+
+def chat_choice(sample: Sample, index: int, top_logprobs: int | None) -> dict[str, Any]:
+    """Return a choice of a chat, with the `top_logprobs` likeliest tokens at each position."""
+    message = {"role": "assistant", "content": sample.text, "refusal": None}
+    return {"index": index, "message": message, "logprobs": logprobs_of(sample, top_logprobs)} | ending(sample)
+
+
+def chat_chunk_choice(sample: Sample, index: int, top_logprobs: int | None) -> dict[str, Any]:
+    """Return a choice of an event in a chat's stream."""
+    delta = {"content": sample.text}
+    return {"index": index, "delta": delta, "logprobs": logprobs_of(sample, top_logprobs)} | ending(sample)
+
+
+def ending(sample: Sample) -> dict[str, Any]:
+    """Return how a sample ended; both are None while it goes on."""
+    return {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
+
+
+def usage(num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+    """Return the token counts of a response.
+
+    >>> usage(3, 2, 0)["total_tokens"]
+    5
+    """
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_completion_tokens,
+        "total_tokens": num_prompt_tokens + num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+    }
+
+
+# Log-probabilities
+
+Place = dict[int, Logprob]  # the likeliest tokens at a position, and the one that was sampled
+LEAST = -9999.0  # OpenAI's value for a token that is impossible: JSON has no infinity
+
+
+def logprobs_of(sample: Sample, top_logprobs: int | None) -> dict[str, Any] | None:
+    """Return the log-probabilities of a chat's choice, None if they were not requested."""
+    if sample.logprobs is None:
+        return None
+    return {"content": chat_logprobs(sample.token_ids, sample.logprobs, top_logprobs or 0), "refusal": None}
+
+
+def chat_logprobs(token_ids: Sequence[int], places: Sequence[Place], count: int) -> list[dict[str, Any]]:
+    """Return an entry for each token, with the `count` likeliest at its position; -1 lists all of them."""
+    most = count if count >= 0 else None
+    return [
+        entry(place[token]) | {"top_logprobs": [entry(each) for each in itertools.islice(place.values(), most)]}
+        for token, place in zip(token_ids, places, strict=True)
+    ]
+
+
+def completion_logprobs(token_ids: Sequence[int], places: Sequence[Place], start: int = 0) -> dict[str, Any]:
+    """Return each token's text, its offset in the text from `start` on, its log-probability and the likeliest.
+
+    The first token of a prompt has a text only: its log-probability is NaN here, and null in JSON.
+    """
+    own = [place[token] for token, place in zip(token_ids, places, strict=True)]
+    tokens = [text_of(each) for each in own]
+    logprobs = [number(each) for each in own]
+    top_logprobs = [
+        None if logprob is None else {text_of(each): number(each) for each in place.values()}
+        for logprob, place in zip(logprobs, places, strict=True)
+    ]
+    offsets = list(itertools.accumulate(map(len, tokens), initial=start))[:-1]
+    return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top_logprobs, "text_offset": offsets}
+
+
+def prompt_logprobs(places: Sequence[Place | None] | None) -> dict[str, Any]:
+    """Return the field prompt_logprobs as vLLM has it, by token id. It is missing if it was not requested."""
+    if places is None:
+        return {}
+    entries = [
+        {str(token): each._asdict() | {"logprob": number(each)} for token, each in (place or {}).items()}
+        for place in places
+    ]
+    return {"prompt_logprobs": [each or None for each in entries]}
+
+
+def echoed(token_ids: Sequence[int], places: Sequence[Place | None], text: str, first: str) -> list[Place]:
+    """Return the positions of an echoed prompt. Nothing precedes the first, which has its text `first` alone.
+
+    Some tokenizers put a space before each text. It is left out of the first token, as it is out of the text.
+    """
+    start: Place = {token_ids[0]: Logprob(math.nan, 0, first)}
+    result = [start, *(place or {} for place in places[1:])]
+    own = [text_of(place[token]) for token, place in zip(token_ids, result, strict=True)]
+    if "".join(own) == f" {text}":
+        i = next(i for i, each in enumerate(own) if each)
+        result[i] = result[i] | {token_ids[i]: result[i][token_ids[i]]._replace(decoded_token=own[i][1:])}
+    return result
+
+
+def entry(logprob: Logprob) -> dict[str, Any]:
+    """Return a token of a chat's log-probabilities."""
+    text = text_of(logprob)
+    return {"token": text, "logprob": number(logprob), "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def text_of(logprob: Logprob) -> str:
+    """Return the token's text, which is empty without a tokenizer."""
+    return logprob.decoded_token or ""
+
+
+def number(logprob: Logprob) -> float | None:
+    """Return a log-probability that JSON can hold.
+
+    >>> number(Logprob(-math.inf, 7)), number(Logprob(-0.5, 1)), number(Logprob(math.nan, 0))
+    (-9999.0, -0.5, None)
+    """
+    return None if math.isnan(logprob.logprob) else max(LEAST, logprob.logprob)

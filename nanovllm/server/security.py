@@ -1,0 +1,116 @@
+"""What every request passes before the application: API keys, origins of web pages, and request ids."""
+
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import error_object
+
+PUBLIC = {"/", "/health", "/ping", "/version", "/metrics"}  # need no key: they contain no text of users
+PAGE = "/page/"
+REQUEST_ID = re.compile(r"[!-~]{1,200}")  # a header repeats it, so it is short and one line
+
+
+class ApiKeys:
+    """Middleware that refuses a request without one of the keys."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_public(scope["path"], scope["method"]):
+            await self._app(scope, receive, send)
+            return
+        header = Headers(scope=scope).get("authorization", "")
+        if self._is_valid(header):
+            await self._app(scope, receive, send)
+            return
+        message = "Incorrect API key provided." if header else "You didn't provide an API key."
+        body = error_object(401, f"{message} Send it as a header: 'Authorization: Bearer YOUR_KEY'.")
+        await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+
+    def _is_valid(self, header: str) -> bool:
+        scheme, _, key = header.partition(" ")
+        given = digest(key.strip().encode("latin-1"))
+        # Compare all of them, in constant time: how long it takes tells nothing about any of them.
+        matches = [hmac.compare_digest(given, each) for each in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def digest(key: bytes) -> bytes:
+    """Return a hash, which has the same length for every key."""
+    return hashlib.sha256(key).digest()
+
+
+def is_public(path: str, method: str) -> bool:
+    """Return whether a request needs no key.
+
+    >>> is_public("/health", "GET"), is_public("/v1/completions", "POST"), is_public("/v1/completions", "OPTIONS")
+    (True, False, True)
+    """
+    return method == "OPTIONS" or path in PUBLIC or path.startswith(PAGE)
+
+
+class OwnOrigin:
+    """Middleware that refuses requests of other sites' pages.
+
+    A browser sends a simple request wherever a page wants, and only hides the response from it. By then the model has
+    run. The header Origin names the page's site.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self._app, self._allowed = app, {each.rstrip("/") for each in allowed}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_allowed(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        body = error_object(403, "Requests from pages of other sites are not allowed. Name them in --allowed-origins.")
+        await JSONResponse(body, 403)(scope, receive, send)
+
+    def _is_allowed(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        if origin is None or "*" in self._allowed or origin in self._allowed:
+            return True
+        return host_of(origin) == headers.get("host", "").lower()
+
+
+def host_of(origin: str) -> str | None:
+    """Return the host and port of an origin.
+
+    >>> host_of("http://localhost:8000"), host_of("null"), host_of("http://[")
+    ('localhost:8000', None, None)
+    """
+    try:
+        return urlsplit(origin.lower()).netloc or None
+    except ValueError:
+        return None
+
+
+class RequestIds:
+    """Middleware that gives each response an X-Request-Id: the client's own, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

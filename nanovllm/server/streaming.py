@@ -1,0 +1,97 @@
+"""Server-sent events as a response, and clients that hang up."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import HungUp
+
+T = TypeVar("T")
+Events = AsyncGenerator[bytes, None]
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def event_of(value: Any, name: str | None = None) -> bytes:
+    r"""Return a server-sent event. JSON has no line breaks.
+
+    >>> event_of([{"kind": "free"}]), event_of({}, "server")
+    (b'data: [{"kind":"free"}]\n\n', b'event: server\ndata: {}\n\n')
+    """
+    data = f"data: {to_json(value)}\n\n"
+    return (data if name is None else f"event: {name}\n{data}").encode()
+
+
+class EventStream(Response):
+    """A response that sends events as they come. Its generator is closed as soon as the client hangs up."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: Events, first: bytes, **headers: str) -> None:
+        """Begin with `first`; X-Accel-Buffering keeps a proxy from holding events back."""
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        del self.headers["content-length"]  # unknown
+        self._events, self._first = events, first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(HungUp):
+            await unless_hung_up(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async with aclosing(self._events) as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def stream(events: Events, as_event: Callable[[Exception], bytes], receive: Receive) -> Response:
+    """Return a response with the events. Raise the error that comes in place of the first.
+
+    A later error becomes the last event, by `as_event`.
+    """
+    try:
+        first = await unless_hung_up(receive, anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return EventStream(or_error(events, as_event), first)
+
+
+async def or_error(events: Events, as_event: Callable[[Exception], bytes]) -> Events:
+    """Yield the events, and an error that ends them as the last one."""
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield event
+    except Exception as error:
+        yield as_event(error)
+
+
+async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. If the client hangs up meanwhile, cancel it and raise HungUp.
+
+    The body of the request must have been read: after it only the hang-up can come.
+    """
+    task, hang_up = asyncio.ensure_future(work), asyncio.ensure_future(until_hung_up(receive))
+    try:
+        await asyncio.wait([task, hang_up], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HungUp
+        return task.result()
+    finally:
+        for each in (task, hang_up):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def until_hung_up(receive: Receive) -> None:
+    """Wait until the client closes the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
