@@ -1,20 +1,20 @@
-"""The answer to a request: it is known beforehand, as if each of its samples were alone."""
+"""The output that a request must have. It is known beforehand: the same as if each sample ran alone."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tests.plans import TEXTS, Ask, Knobs
-from tests.scripted_llm import Stage, said_alone
+from tests.plans import TEXTS, EngineOptions, Request
+from tests.scripted_llm import Stage, tokens_alone
 
 
 class Ending(NamedTuple):
-    said: list[int]
-    reason: str
+    token_ids: list[int]
+    finish_reason: str
 
 
 @dataclass
-class Asked:
-    """A request, and how each of its samples ends, whatever runs beside it, unless it is aborted."""
+class ExpectedOutput:
+    """A request, and how each of its samples must end unless it is aborted, whatever runs beside it."""
 
     arrival: int
     prompt: list[int]
@@ -40,36 +40,40 @@ class Asked:
         assert (output.error is not None) == ("error" in reasons)
 
     def _check_sample(self, request_id: str, completion: Any, is_aborting: bool) -> None:
-        said, reason = completion.token_ids, completion.finish_reason
+        token_ids, reason = completion.token_ids, completion.finish_reason
         ending = self.endings[completion.index]
-        shown = f"sample {completion.index} of request {request_id}: {said} {reason}; alone: {ending}"
-        assert said == ending.said[: len(said)], shown
+        message = f"sample {completion.index} of request {request_id}: {token_ids} {reason}; alone: {ending}"
+        assert token_ids == ending.token_ids[: len(token_ids)], message
         if reason is None:
-            assert len(said) < len(ending.said) or ending.reason == "error", shown
+            assert len(token_ids) < len(ending.token_ids) or ending.finish_reason == "error", message
         elif not is_aborting or reason != "abort":
-            assert (said, reason) == ending or (is_aborting and self.is_refused), shown
+            assert (token_ids, reason) == ending or (is_aborting and self.is_refused), message
 
 
-def asked_for(stage: Stage, knobs: Knobs, ask: Ask, last_text: list[int], arrival: int) -> Asked:
-    """Return what must come of a request. `last_text`: the beginning of its prompt, if it follows another."""
-    prompt = [*(last_text if ask.follows else TEXTS[ask.text][: ask.num_shared]), *ask.own] or [0]
-    room = min(ask.max_tokens, knobs.max_model_len - len(prompt))
-    endings = [ending(stage, knobs, ask, prompt, room, index) for index in range(ask.n)]
-    is_refused = room < 1 or (not stage.has_engine and is_too_long(stage, knobs, prompt, room))
-    return Asked(arrival, prompt, endings, is_refused)
+def expect(
+    stage: Stage, options: EngineOptions, request: Request, last_text: list[int], arrival: int
+) -> ExpectedOutput:
+    """Return the output that a request must have. `last_text` begins its prompt if it follows another request."""
+    prompt = [*(last_text if request.follows else TEXTS[request.text][: request.num_shared]), *request.own] or [0]
+    room = min(request.max_tokens, options.max_model_len - len(prompt))
+    endings = [ending_of(stage, options, request, prompt, room, index) for index in range(request.n)]
+    is_refused = room < 1 or (not stage.has_engine and is_too_long(stage, options, prompt, room))
+    return ExpectedOutput(arrival, prompt, endings, is_refused)
 
 
-def ending(stage: Stage, knobs: Knobs, ask: Ask, prompt: list[int], room: int, index: int) -> Ending:
-    said, reason = said_alone(prompt, max(room, 0), ask.seed, index), "length"
-    ends = [i + 1 for i, token_id in enumerate(said) if token_id in ask.stop_token_ids]
+def ending_of(
+    stage: Stage, options: EngineOptions, request: Request, prompt: list[int], room: int, index: int
+) -> Ending:
+    token_ids, reason = tokens_alone(prompt, max(room, 0), request.seed, index), "length"
+    ends = [i + 1 for i, token_id in enumerate(token_ids) if token_id in request.stop_token_ids]
     if ends:
-        said, reason = said[: ends[0]], "stop"
-    limit = max(knobs.num_slots + 1 - len(prompt), 0)  # then it has outgrown the pool
-    is_whole = not stage.has_engine or len(said) <= limit
-    return Ending(said, reason) if is_whole else Ending(said[:limit], "error")
+        token_ids, reason = token_ids[: ends[0]], "stop"
+    limit = max(options.num_slots + 1 - len(prompt), 0)  # a longer text outgrows the pool
+    is_whole = not stage.has_engine or len(token_ids) <= limit
+    return Ending(token_ids, reason) if is_whole else Ending(token_ids[:limit], "error")
 
 
-def is_too_long(stage: Stage, knobs: Knobs, prompt: list[int], room: int) -> bool:
-    """Return True if the pool is too small for the promise of a stage without an engine: all that may come."""
-    is_longest = stage.number == 1 and knobs.reservation == "max_model_len"
-    return (knobs.max_model_len if is_longest else len(prompt) + room) > knobs.num_slots
+def is_too_long(stage: Stage, options: EngineOptions, prompt: list[int], room: int) -> bool:
+    """Return True if the pool is smaller than the request's full length, which a stage without an engine promises."""
+    is_longest = stage.number == 1 and options.reservation == "max_model_len"
+    return (options.max_model_len if is_longest else len(prompt) + room) > options.num_slots

@@ -1,7 +1,7 @@
-"""A history: an LLM of any stage on a script, what happens to it, and what must hold after each of its steps.
+"""A history: an LLM of any stage on a scripted model, the events that happen to it, and checks after each step.
 
-Of each request it is known beforehand what its samples say and how they end (tests/expected_outputs.py). Only an abort may end a
-sample sooner: after a step that raised, all requests are aborted.
+The output of each request is known beforehand (tests/expected_outputs.py). Only an abort may end a sample sooner: after
+a step that raised, all requests are aborted.
 """
 
 import gc
@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.expected_outputs import Asked, asked_for
-from tests.plans import Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Step, Stream
-from tests.scripted_llm import BrokenRule, Injected, Stage, carried
+from nanovllm.tests.twin import Twin
+from nanovllm.trace import Tracer, traced
+from tests.expected_outputs import ExpectedOutput, expect
+from tests.plans import Abort, Beams, Drain, EngineOptions, Event, Fail, Plan, Request, Step, Stream
+from tests.scripted_llm import BrokenRule, InjectedError, Stage, waiting_samples
 
-MAX_SILENT_STEPS = 300  # of an engine with requests: the longest prompt in chunks of 1, late loads, and room to spare
+MAX_SILENT_STEPS = 300  # in a row without outputs: enough for the longest prompt in chunks of 1, and slow loads
 
 
 class Progress(NamedTuple):
-    """Of an engine, before or after a step."""
+    """An engine's counters before or after a step."""
 
     num_steps: int
     num_tokens: int
@@ -30,13 +32,13 @@ class Progress(NamedTuple):
 
 
 class History:
-    def __init__(self, stage: Stage, knobs: Knobs, folder: Path) -> None:
-        self.stage, self.knobs = stage, knobs
+    def __init__(self, stage: Stage, options: EngineOptions, folder: Path) -> None:
+        self.stage, self.options = stage, options
         self.observer = stage.counter()
-        self.events = self.observer.counts  # of each kind
-        self.llm = stage.build(folder, self.observer, knobs.load_delays, **options(stage, knobs))
-        self.open: dict[str, Asked] = {}
-        self.last_text: list[int] = []  # of the request that ended last
+        self.events = self.observer.counts  # counts by kind
+        self.llm = stage.build(folder, self.observer, options.load_delays, **config_of(stage, options))
+        self.open: dict[str, ExpectedOutput] = {}
+        self.last_text: list[int] = []  # prompt and output of the request that ended last
         self.aborting: str | None = None
         self.num_requests = self.num_silent_steps = 0
         self.seqs: list[weakref.ref] = []
@@ -51,7 +53,7 @@ class History:
 
     def apply(self, event: Event) -> None:
         handle = {
-            Ask: self.ask,
+            Request: self.add_request,
             Step: self.step,
             Drain: self.drain,
             Abort: self.abort,
@@ -64,11 +66,11 @@ class History:
         except BrokenRule as broken:
             raise AssertionError(str(broken)) from broken
 
-    # What happens
+    # Events
 
-    def ask(self, ask: Ask) -> None:
-        request_id, asked = self.admit(ask)
-        self.llm.llm_engine.add_request(request_id, asked.prompt, self.params(ask))
+    def add_request(self, request: Request) -> None:
+        request_id, expected = self.open_request(request)
+        self.llm.llm_engine.add_request(request_id, expected.prompt, self.params(request))
         self.seqs += [weakref.ref(seq) for seq in as_list(self.llm.llm_engine._requests[request_id])]
         self.check()
 
@@ -76,7 +78,7 @@ class History:
         for _ in range(step.count):
             try:
                 self.llm.llm_engine.step()
-            except Injected:  # what the step has changed so far is of nobody any more
+            except InjectedError:  # the step is half done: no request may go on
                 for request_id in list(self.open):
                     self.abort_one(request_id)
                 assert not self.llm.llm_engine.has_unfinished_requests()
@@ -95,60 +97,62 @@ class History:
         assert (output is not None) == (request_id in self.open)
         if output:
             assert output.finished
-            self.hear(output)
+            self.receive(output)
         self.aborting = None
         assert self.llm.llm_engine.abort_request(request_id) is None
         self.check()
 
     def stream(self, stream: Stream) -> None:
         if self.open:
-            return  # the engine is shared: the stream would serve them, too
-        asked = [self.admit(ask) for ask in stream.asks]
+            return  # they share the engine, so the stream would serve them too
+        expected = [self.open_request(request) for request in stream.requests]
         self.llm._request_ids = iter(list(self.open))
-        outputs = self.llm.stream([each.prompt for _, each in asked], [self.params(ask) for ask in stream.asks])
+        outputs = self.llm.stream(
+            [each.prompt for _, each in expected], [self.params(each) for each in stream.requests]
+        )
         try:
             for num_taken, output in enumerate(outputs, start=1):
                 if not self.stage.has_engine:
-                    self.hear(output)
+                    self.receive(output)
                     self.llm.kv_cache_manager.check_integrity()
                 if num_taken == stream.take:
                     break
             else:
                 assert not self.open, "a request was lost"
-        except Injected:
+        except InjectedError:
             pass
         outputs.close()
         self.open.clear()
         self.check()
-        assert not self.llm.kv_cache_manager._holders, "the stream is closed, and somebody holds slots"
+        assert not self.llm.kv_cache_manager._holders, "a sequence holds slots after the stream was closed"
 
     def beams(self, beams: Beams) -> None:
-        """The same as with all the memory and no cache."""
-        asked = self.asked(beams.ask)
-        params = self.stage.module.BeamSearchParams(beams.width, beams.ask.max_tokens, ignore_eos=True)
+        """Search beams, and expect the same as with plenty of memory and no cache."""
+        expected = self.expect(beams.request)
+        params = self.stage.module.BeamSearchParams(beams.width, beams.request.max_tokens, ignore_eos=True)
         if self.open:
             return
-        if beams.width > self.knobs.max_num_seqs:
+        if beams.width > self.options.max_num_seqs:
             with pytest.raises(ValueError, match="max_num_seqs is"):
-                self.llm.beam_search([asked.prompt], params)
+                self.llm.beam_search([expected.prompt], params)
             return
         self.llm._request_ids = iter(["beams"])
         try:
-            [output] = self.llm.beam_search([asked.prompt], params)
-        except Injected:
+            [output] = self.llm.beam_search([expected.prompt], params)
+        except InjectedError:
             self.check()
             return
-        if asked.is_refused:
-            asked.check_refusal(output)
+        if expected.is_refused:
+            expected.check_refusal(output)
         elif output.error:
-            num_tokens = len(asked.prompt) + beams.ask.max_tokens
-            assert self.knobs.num_blocks < beams.width * (-(-num_tokens // self.knobs.block_size) + 1), output.error
+            num_tokens = len(expected.prompt) + beams.request.max_tokens
+            assert self.options.num_blocks < beams.width * (-(-num_tokens // self.options.block_size) + 1), output.error
         else:
-            knobs = self.knobs._replace(block_size=16, num_blocks=100, enable_prefix_caching=False)
-            alone = self.stage.build(self._folder, self.stage.counter(), **options(self.stage, knobs))
-            [expected] = alone.beam_search([asked.prompt], params)
+            options = self.options._replace(block_size=16, num_blocks=100, enable_prefix_caching=False)
+            alone = self.stage.build(self._folder, self.stage.counter(), **config_of(self.stage, options))
+            [output_alone] = alone.beam_search([expected.prompt], params)
             assert [(each.token_ids, each.finish_reason) for each in output.outputs] == [
-                (each.token_ids, each.finish_reason) for each in expected.outputs
+                (each.token_ids, each.finish_reason) for each in output_alone.outputs
             ]
         assert not self.llm.kv_cache_manager._holders, "a beam holds blocks"
         self.check()
@@ -156,47 +160,51 @@ class History:
     def fail(self, fail: Fail) -> None:
         self.llm.model_runner.raises_after = fail.after
 
-    # What must come of it
+    # Expected outputs
 
-    def admit(self, ask: Ask) -> tuple[str, Asked]:
+    def open_request(self, request: Request) -> tuple[str, ExpectedOutput]:
         self.num_requests += 1
         request_id = str(self.num_requests)
-        self.open[request_id] = asked = self.asked(ask)
-        return request_id, asked
+        self.open[request_id] = expected = self.expect(request)
+        return request_id, expected
 
-    def asked(self, ask: Ask) -> Asked:
-        return asked_for(self.stage, self.knobs, ask, self.last_text, self.num_requests)
+    def expect(self, request: Request) -> ExpectedOutput:
+        return expect(self.stage, self.options, request, self.last_text, self.num_requests)
 
-    def params(self, ask: Ask) -> Any:
-        more = {"n": ask.n} if self.stage.has_samples else {}
+    def params(self, request: Request) -> Any:
+        more = {"n": request.n} if self.stage.has_samples else {}
         return self.stage.module.SamplingParams(
-            max_tokens=ask.max_tokens, seed=ask.seed, stop_token_ids=ask.stop_token_ids, ignore_eos=True, **more
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            stop_token_ids=request.stop_token_ids,
+            ignore_eos=True,
+            **more,
         )
 
-    def hear(self, output: Any) -> None:
-        asked = self.open[output.request_id]  # KeyError: a request that has ended, or never came, says something
-        asked.check(output, output.request_id == self.aborting)
+    def receive(self, output: Any) -> None:
+        expected = self.open[output.request_id]  # KeyError: an output of an unknown or finished request
+        expected.check(output, output.request_id == self.aborting)
         if output.finished:
-            self.last_text = [*asked.prompt, *output.outputs[0].token_ids][: self.knobs.max_model_len - 8]
+            self.last_text = [*expected.prompt, *output.outputs[0].token_ids][: self.options.max_model_len - 8]
             del self.open[output.request_id]
 
-    # What must hold after each step
+    # Checks after each step
 
     def watched_step(self) -> list[Any]:
-        """In place of the engine's step."""
+        """Replace the engine's step by one with checks."""
         before = self.progress()
         try:
             outputs = self._step()
-        except Injected:
+        except InjectedError:
             self.num_silent_steps = 0
             self.check()
             raise
         for output in outputs:
-            self.hear(output)
+            self.receive(output)
         self.check()
         self.check_schedule(before, self.progress(), bool(outputs))
         self.num_silent_steps = 0 if outputs or not self.open else self.num_silent_steps + 1
-        assert self.num_silent_steps < MAX_SILENT_STEPS, "it loops"
+        assert self.num_silent_steps < MAX_SILENT_STEPS, f"{MAX_SILENT_STEPS} steps without an output"
         return outputs
 
     def progress(self) -> Progress:
@@ -205,11 +213,11 @@ class History:
         return Progress(runner.num_steps, runner.num_tokens, scheduler.num_preemptions, self.events["admit"])
 
     def check_schedule(self, before: Progress, after: Progress, has_outputs: bool) -> None:
-        assert after.num_tokens - before.num_tokens <= self.knobs.max_num_batched_tokens
+        assert after.num_tokens - before.num_tokens <= self.options.max_num_batched_tokens
         if after.num_preemptions > before.num_preemptions:
-            assert after.num_admitted == before.num_admitted, "admitted in a step that preempted"
+            assert after.num_admitted == before.num_admitted, "a step that preempted admitted a sequence"
         if self.stage.has_tiers and after.num_steps == before.num_steps and not has_outputs:
-            assert not self.llm.llm_engine.host_tier.loads, "nobody ran, and nobody waited for what is on its way"
+            assert not self.llm.llm_engine.host_tier.loads, "an empty step did not wait for the loads in progress"
 
     def check(self) -> None:
         manager = self.llm.kv_cache_manager
@@ -218,18 +226,18 @@ class History:
             assert {seq.request_id for seq in manager._holders} <= self.open.keys()
             return
         scheduler, requests = self.llm.llm_engine.scheduler, self.llm.llm_engine._requests
-        assert requests.keys() <= self.open.keys(), "something of a request is left"
+        assert requests.keys() <= self.open.keys(), "a finished request is still referenced"
         queue = [*scheduler.running, *scheduler.waiting]
         places = [(self.open[seq.request_id].arrival, getattr(seq, "sample_index", 0)) for seq in queue]
         assert places == sorted(places), "not in order of arrival"
-        here = Counter(id(seq) for first in queue for seq in [first, *carried(first)])
-        assert here == Counter(id(s) for samples in requests.values() for s in as_list(samples) if not s.finished)
+        queued = Counter(id(seq) for first in queue for seq in [first, *waiting_samples(first)])
+        assert queued == Counter(id(s) for samples in requests.values() for s in as_list(samples) if not s.finished)
         assert set(manager._holders) == set(scheduler.running)
         assert not any(seq.block_table or seq.num_computed_tokens for seq in scheduler.waiting)
-        assert sum(1 + len(carried(seq)) for seq in scheduler.running) <= self.knobs.max_num_seqs
+        assert sum(1 + len(waiting_samples(seq)) for seq in scheduler.running) <= self.options.max_num_seqs
 
     def finish(self) -> None:
-        """All end, and nothing is left."""
+        """Serve all requests to their end, and check that nothing is left."""
         self.llm.model_runner.raises_after = None
         if self.stage.has_engine:
             self.drain()
@@ -237,7 +245,7 @@ class History:
             self.llm.model_runner.batch = []
             if any(seq() for seq in self.seqs):
                 gc.collect()
-            assert not any(seq() for seq in self.seqs), "something of a request is left"
+            assert not any(seq() for seq in self.seqs), "a finished request is still referenced"
         manager = self.llm.kv_cache_manager
         assert not manager._holders
         if self.stage.has_tiers:
@@ -246,12 +254,12 @@ class History:
             assert not tier.loads and len(tier.pool.free) == tier.pool.num_blocks
         self.check()
         report = manager.report()
-        assert report.held == 0 and report.num_slots == self.knobs.num_slots
+        assert report.held == 0 and report.num_slots == self.options.num_slots
         if self.stage.number > 1:
-            assert len(manager.pool.free) == self.knobs.num_blocks
+            assert len(manager.pool.free) == self.options.num_blocks
 
     def counts(self) -> Counter[str]:
-        """What happened, in numbers."""
+        """Return the counts of what happened."""
         llm = self.llm
         counts = Counter(steps=self.num_steps, histories=1, requests=self.num_requests)
         counts["raised"] = llm.model_runner.num_raised
@@ -268,19 +276,19 @@ class History:
         return counts
 
 
-def options(stage: Stage, knobs: Knobs) -> dict[str, Any]:
-    """The fields of EngineConfig that the stage has."""
-    chosen: dict[str, Any] = {"kv_cache_tokens": knobs.num_slots, "max_model_len": knobs.max_model_len}
-    chosen |= {"max_num_seqs": knobs.max_num_seqs}
-    chosen |= {"block_size": knobs.block_size} if stage.number > 1 else {"reservation": knobs.reservation}
+def config_of(stage: Stage, options: EngineOptions) -> dict[str, Any]:
+    """Return the options that the stage's EngineConfig has."""
+    config: dict[str, Any] = {"kv_cache_tokens": options.num_slots, "max_model_len": options.max_model_len}
+    config |= {"max_num_seqs": options.max_num_seqs}
+    config |= {"block_size": options.block_size} if stage.number > 1 else {"reservation": options.reservation}
     if stage.has_engine:
-        chosen |= {"max_num_batched_tokens": knobs.max_num_batched_tokens, "watermark": knobs.watermark}
+        config |= {"max_num_batched_tokens": options.max_num_batched_tokens, "watermark": options.watermark}
     if stage.has_prefix_cache:
-        chosen["enable_prefix_caching"] = knobs.enable_prefix_caching
+        config["enable_prefix_caching"] = options.enable_prefix_caching
     if stage.has_tiers:
-        chosen |= {"kv_offloading_tokens": knobs.num_host_blocks * knobs.block_size}
-        chosen["offload_policy"] = knobs.offload_policy
-    return chosen
+        config |= {"kv_offloading_tokens": options.num_host_blocks * options.block_size}
+        config["offload_policy"] = options.offload_policy
+    return config
 
 
 def as_list(samples: Any) -> list[Any]:
@@ -288,11 +296,39 @@ def as_list(samples: Any) -> list[Any]:
 
 
 def play(stage: Stage, plan: Plan) -> Counter[str]:
-    """Raises AssertionError, or whatever the engine raised, at the first fault."""
+    """Play a plan and return its counts. Raise AssertionError, or the engine's own error, at the first fault."""
     with tempfile.TemporaryDirectory() as folder:
-        history = History(stage, plan.knobs, Path(folder))
+        history = History(stage, plan.options, Path(folder))
         for event in plan.events:
             history.apply(event)
         counts = history.counts()
         history.finish()
         return counts
+
+
+def play_traced(stage: Stage, plan: Plan, num_before: int = 0) -> list[dict[str, Any]]:
+    """Play a plan under a trace and return its events. The trace begins after `num_before` events of the plan.
+
+    After each step, compare the engine's state with the one replayed from the trace's events alone.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        history, tracer = History(stage, plan.options, Path(folder)), Tracer()
+        count = history.observer.tell
+
+        def tell(kind: str, *details: Any) -> None:
+            count(kind, *details)
+            tracer.tell(kind, *details)
+
+        history.observer.tell = tell
+        for event in plan.events[:num_before]:
+            history.apply(event)
+        twin = Twin(history.llm, tracer)
+        with traced(history.llm, twin, tracer):
+            for event in plan.events[num_before:]:
+                history.apply(event)
+                twin.compare()
+                if tracer.error:
+                    break  # raised at the end of the block
+            else:
+                history.finish()
+        return twin.events

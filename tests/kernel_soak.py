@@ -1,12 +1,12 @@
-"""Random requests on kernels, with everything that must hold checked after each step.
+"""Random requests on kernels, with checks after each step.
 
     python -m tests.soak --kernels --requests 20000 --seed 0        rounds of 100 requests on a tiny random model
     python -m tests.soak --kernels --seed 0 --round 123             one round again
 
-A round has an engine with kernels whose pool is too small for what it serves: sequences are preempted, blocks are
-evicted, stored and loaded. Requests come at any time, are aborted, fork, begin alike; kernels raise. Each request's
-tokens must begin the plain engine's, and be all of them if it ended by itself. float32 sums in another order may choose
-another token where two are as good as equal: at most one in 1,000, and only where the logits say so.
+Each round has an engine with kernels and a pool that is too small for its requests: sequences are preempted, and blocks
+are evicted, stored and loaded. Requests arrive at any time, are aborted, fork and share prefixes, and kernels raise. Each
+request's tokens must be a prefix of the plain engine's, and all of them if it finished normally. float32 sums in another
+order may choose another token in a tie: at most one in 1,000, and only where the logits are nearly equal.
 """
 
 import argparse
@@ -28,41 +28,41 @@ from nanovllm.backends.cpu.decode_step import DecodeRunner
 from nanovllm.backends.torch.attention import AttentionMetadata
 from nanovllm.tests.helpers import write_checkpoint
 
-ROUND = 100  # requests
+ROUND_SIZE = 100  # requests
 VOCAB_SIZE = 320
 SHAPES = (  # head_dim 6, 20, 24; the first one's weights cannot be packed
     {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "intermediate_size": 33},
     {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 60, "intermediate_size": 64},
     {"num_attention_heads": 8, "num_key_value_heads": 1, "hidden_size": 192, "intermediate_size": 96},
 )
-SHARES = (0.02, 0.002, 1e-9)  # of the calls of a kernel that raise
+SHARES = (0.02, 0.002, 1e-9)  # the shares of kernel calls that raise
 MARGIN = 1e-3  # of the logits' standard deviation
-EACH_DIFFERENCE = 1000  # tokens: so many must be equal for one that is not
-MAX_GROWTH = 64 * 2**20  # bytes that a process may have gained in the second half of its rounds
-TOLD = ["tokens", "aborted", "raised", "failed", "preempted", "blocks loaded", "near ties"]
+TOKENS_PER_DIFFERENCE = 1000  # at most one of so many tokens may differ
+MAX_GROWTH = 64 * 2**20  # bytes that the process may gain in the second half of its rounds
+COUNTS = ["tokens", "aborted", "raised", "failed", "preempted", "blocks loaded", "near ties"]
 
 
-class Injected(RuntimeError):
-    """What a kernel raises here."""
+class InjectedError(RuntimeError):
+    """The error that kernels raise in this soak."""
 
 
 @dataclass
-class Asked:
-    """One request of a round."""
+class Request:
+    """A request of a round."""
 
     prompt: list[int]
     params: SamplingParams
-    comes: int  # in this step of the round
-    goes: int | None  # is aborted so many steps later
-    found: list[list[int]] = field(default_factory=list)  # tokens of each sample
-    reasons: list[str | None] = field(default_factory=list)  # of each sample's end
+    arrival: int  # a step of the round
+    aborted_after: int | None  # steps
+    outputs: list[list[int]] = field(default_factory=list)  # the tokens of each sample
+    reasons: list[str | None] = field(default_factory=list)  # the finish_reason of each sample
     expected: list[list[int]] = field(default_factory=list)
 
 
-def random_requests(rng: random.Random, count: int) -> list[Asked]:
-    """Prompts of 1 to 90 tokens, a third of them with one of three beginnings."""
+def random_requests(rng: random.Random, count: int) -> list[Request]:
+    """Return requests with prompts of 1 to 90 tokens. A third of them share one of three prefixes."""
     shared = [[rng.randrange(3, VOCAB_SIZE) for _ in range(60)] for _ in range(3)]
-    asked, step = [], 0
+    requests, step = [], 0
     for number in range(count):
         begin = rng.choice(shared)[: rng.randint(0, 60)] if rng.random() < 0.4 else []
         prompt = begin + [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.choice((1, 2, 5, rng.randint(1, 30))))]
@@ -76,12 +76,12 @@ def random_requests(rng: random.Random, count: int) -> list[Asked]:
             ignore_eos=True,
         )
         step += rng.choice((0, 0, 0, 1, 4))
-        asked.append(Asked(prompt, params, step, rng.randint(0, 12) if rng.random() < 0.15 else None))
-    return asked
+        requests.append(Request(prompt, params, step, rng.randint(0, 12) if rng.random() < 0.15 else None))
+    return requests
 
 
 def engine_for(model: Path, backend: str, rng: random.Random | None = None) -> LLMEngine:
-    """The plain one has room for all; the one with kernels has little, if `rng` is given."""
+    """Return an engine: with a small pool and random options if `rng` is given, else with room for all requests."""
     options = {"kv_cache_tokens": 32_768, "max_num_seqs": 32, "enable_prefix_caching": False}
     if rng is not None:
         options = {
@@ -99,7 +99,7 @@ def engine_for(model: Path, backend: str, rng: random.Random | None = None) -> L
 
 @contextmanager
 def raising(rng: random.Random, share: float, counts: Counter[str]) -> Iterator[None]:
-    """Before or after a kernel, in this share of the calls of each."""
+    """Make each kernel raise in this share of its calls, before or after it runs."""
     places = [(DecodeRunner, "run"), (model, "add_and_norm"), (model, "silu_and_mul"), (step_attention, "attend_step")]
     places += [(matmul, "packed_linear"), (sampler, "find_peaks"), (sampler, "join_chunks")]
     real = {place: getattr(*place) for place in places}
@@ -109,11 +109,11 @@ def raising(rng: random.Random, share: float, counts: Counter[str]) -> Iterator[
             moment = rng.random() / share
             if moment < 0.5:
                 counts["raised"] += 1
-                raise Injected("before a kernel")
+                raise InjectedError("before a kernel")
             result = function(*arguments)
             if moment < 1:
                 counts["raised"] += 1
-                raise Injected("after a kernel")
+                raise InjectedError("after a kernel")
             return result
 
         return call
@@ -127,69 +127,71 @@ def raising(rng: random.Random, share: float, counts: Counter[str]) -> Iterator[
             setattr(where, name, function)
 
 
-def serve(engine: LLMEngine, asked: list[Asked], counts: Counter[str]) -> None:
-    """All of them, with check_integrity() after each step. Then nothing may be left."""
-    manager, step, waiting, going = engine.kv_cache_manager, 0, list(enumerate(asked)), {}
+def serve(engine: LLMEngine, requests: list[Request], counts: Counter[str]) -> None:
+    """Serve all requests, with check_integrity() after each step. At the end, no block may be in use."""
+    manager, step, waiting, leaving = engine.kv_cache_manager, 0, list(enumerate(requests)), {}
     while waiting or engine.has_unfinished_requests():
-        while waiting and waiting[0][1].comes <= step:
+        while waiting and waiting[0][1].arrival <= step:
             number, request = waiting.pop(0)
             engine.add_request(str(number), request.prompt, request.params)
-            if request.goes is not None:
-                going[number] = step + request.goes
-        for number in [number for number, end in going.items() if end <= step]:
-            del going[number]
+            if request.aborted_after is not None:
+                leaving[number] = step + request.aborted_after
+        for number in [number for number, end in leaving.items() if end <= step]:
+            del leaving[number]
             output = engine.abort_request(str(number))
             if output is not None:
                 counts["aborted"] += 1
-                note(asked[number], output)
+                record(requests[number], output)
         for output in engine.step():
-            note(asked[int(output.request_id)], output)
+            record(requests[int(output.request_id)], output)
         manager.check_integrity()
         step += 1
     counts["steps"] += step
-    assert manager.num_free_blocks == manager.num_blocks, f"{manager.num_blocks - manager.num_free_blocks} blocks leak"
+    assert manager.num_free_blocks == manager.num_blocks, (
+        f"{manager.num_blocks - manager.num_free_blocks} blocks leaked"
+    )
 
 
-def note(request: Asked, output) -> None:
-    request.found = [list(sample.token_ids) for sample in output.outputs]
+def record(request: Request, output) -> None:
+    request.outputs = [list(sample.token_ids) for sample in output.outputs]
     request.reasons = [sample.finish_reason for sample in output.outputs]
 
 
-def expect(engine: LLMEngine, asked: list[Asked]) -> None:
-    """The plain engine's tokens of all, served at once."""
-    for number, request in enumerate(asked):
+def expect(engine: LLMEngine, requests: list[Request]) -> None:
+    """Serve all requests at once with the plain engine, and record the expected tokens."""
+    for number, request in enumerate(requests):
         engine.add_request(str(number), request.prompt, request.params)
     while engine.has_unfinished_requests():
         for output in engine.step():
-            asked[int(output.request_id)].expected = [list(sample.token_ids) for sample in output.outputs]
+            requests[int(output.request_id)].expected = [list(sample.token_ids) for sample in output.outputs]
 
 
-def compare(engine: LLMEngine, asked: list[Asked], counts: Counter[str]) -> None:
-    for number, request in enumerate(asked):
-        assert len(request.found) in (0, len(request.expected)), f"request {number}: {len(request.found)} samples"
-        samples = zip(request.found, request.expected, request.reasons, strict=False)
-        for i, (found, expected, reason) in enumerate(samples):
-            counts["tokens"] += len(found)
+def compare(engine: LLMEngine, requests: list[Request], counts: Counter[str]) -> None:
+    for number, request in enumerate(requests):
+        assert len(request.outputs) in (0, len(request.expected)), f"request {number}: {len(request.outputs)} samples"
+        samples = zip(request.outputs, request.expected, request.reasons, strict=False)
+        for i, (output, expected, reason) in enumerate(samples):
+            counts["tokens"] += len(output)
             counts["failed"] += reason == "error"
-            told = f"request {number}, sample {i}: {len(found)} of {len(expected)} tokens, {reason}"
-            assert len(found) == len(expected) if reason == "length" else len(found) <= len(expected), told
-            other = next((at for at, token in enumerate(found) if token != expected[at]), None)
-            if other is not None:
+            sample = f"request {number}, sample {i}: {len(output)} of {len(expected)} tokens, {reason}"
+            assert len(output) == len(expected) if reason == "length" else len(output) <= len(expected), sample
+            first = next((i for i, token in enumerate(output) if token != expected[i]), None)
+            if first is not None:
                 counts["near ties"] += 1
-                check_tie(engine, request, expected[:other], found[other], expected[other], told)
+                check_tie(engine, request, expected[:first], output[first], expected[first], sample)
 
 
-def check_tie(engine: LLMEngine, request: Asked, before: list[int], found: int, expected: int, told: str) -> None:
-    """Two tokens may change places if their logits are as good as equal. Sampled ones: see the count of them."""
+def check_tie(engine: LLMEngine, request: Request, before: list[int], token: int, expected: int, sample: str) -> None:
+    """Check that the logits of two greedy tokens are nearly equal. For sampled tokens, only their number is limited."""
     if request.params.temperature:
         return
     logits = plain_logits(engine, request.prompt + before)
-    margin = float((logits[expected] - logits[found]).abs() / logits.std())
-    assert margin < MARGIN, f"{told}: token {found} after {len(before)}, not {expected}, margin {margin:.2g}"
+    margin = float((logits[expected] - logits[token]).abs() / logits.std())
+    assert margin < MARGIN, f"{sample}: token {token} after {len(before)}, not {expected}, margin {margin:.2g}"
 
 
 def plain_logits(engine: LLMEngine, token_ids: list[int]) -> torch.Tensor:
-    """After all of them, computed at once on a pool that serves nobody. float32 [vocab_size]"""
+    """Return the logits after these tokens, computed at once on an idle engine's pool. float32 [vocab_size]"""
     backend, size = engine.executor.backend, engine.config.block_size
     blocks = -(-len(token_ids) // size)
     where = torch.arange(len(token_ids))
@@ -200,20 +202,20 @@ def plain_logits(engine: LLMEngine, token_ids: list[int]) -> torch.Tensor:
 
 def play_round(model: Path, plain: LLMEngine, seed: int, number: int, count: int, counts: Counter[str]) -> None:
     rng = random.Random(f"{seed} {number}")
-    asked, engine = random_requests(rng, count), engine_for(model, "numba", rng)
+    requests, engine = random_requests(rng, count), engine_for(model, "numba", rng)
     with raising(rng, SHARES[number // len(SHAPES) % len(SHARES)], counts):
-        serve(engine, asked, counts)
+        serve(engine, requests, counts)
     assert engine.kernels.uses_kernels
     stats = engine.stats()
     counts["preempted"] += stats.preemptions
     counts["blocks loaded"] += engine.host_tier.num_blocks_loaded
     counts["requests"] += count
-    expect(plain, asked)
-    compare(plain, asked, counts)
+    expect(plain, requests)
+    compare(plain, requests, counts)
 
 
 def memory() -> int:
-    """Bytes of this process. Where the system does not say, 0."""
+    """Return the resident bytes of this process, or 0 if the system does not report them."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
     except OSError:
@@ -221,9 +223,9 @@ def memory() -> int:
 
 
 def soak(args: argparse.Namespace) -> tuple[Counter[str], str | None]:
-    """Counts, and what went wrong."""
+    """Play all rounds. Return the counts, and the first fault if there is one."""
     counts, sizes = Counter[str](), []
-    rounds = range(-(-args.requests // ROUND)) if args.round is None else [args.round]
+    rounds = range(-(-args.requests // ROUND_SIZE)) if args.round is None else [args.round]
     with tempfile.TemporaryDirectory() as folder:
         models = [Path(folder) / str(i) for i in range(len(SHAPES))]
         for path, shape in zip(models, SHAPES, strict=True):
@@ -233,36 +235,38 @@ def soak(args: argparse.Namespace) -> tuple[Counter[str], str | None]:
         for number in tqdm(rounds, unit=" rounds", disable=None):
             kind = number % len(SHAPES)
             try:
-                play_round(models[kind], plain[kind], args.seed, number, min(ROUND, args.requests), counts)
+                play_round(models[kind], plain[kind], args.seed, number, min(ROUND_SIZE, args.requests), counts)
             except Exception as error:
                 return counts, f"round {number}: {type(error).__name__}: {error}"
-            gc.collect()  # an engine is a cycle
+            gc.collect()  # an engine has reference cycles
             sizes.append(memory())
     counts["KiB gained"] = (sizes[-1] - sizes[len(sizes) // 2]) // 1024
-    if counts["near ties"] * EACH_DIFFERENCE > max(counts["tokens"], EACH_DIFFERENCE):
+    if counts["near ties"] * TOKENS_PER_DIFFERENCE > max(counts["tokens"], TOKENS_PER_DIFFERENCE):
         return counts, f"{counts['near ties']} of {counts['tokens']} tokens differ"
     if counts["KiB gained"] * 1024 > MAX_GROWTH:
-        return counts, f"the process has grown by {counts['KiB gained']:,} KiB"
+        return counts, f"the process grew by {counts['KiB gained']:,} KiB"
     return counts, None
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m tests.soak --kernels", description=__doc__.partition("\n")[0])
-    made.add_argument("--requests", type=int, default=20_000)
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--round", type=int, help="play this one only")
-    made.add_argument("--threads", type=int, default=2, help="workers of a kernel (default: %(default)s)")
-    return made
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak --kernels", description=__doc__.partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--round", type=int, help="play only this round")
+    parser.add_argument("--threads", type=int, default=2, help="threads of a kernel (default: %(default)s)")
+    return parser
 
 
 def main(argv: list[str]) -> int:
-    args, before = parser().parse_args(argv), torch.get_num_threads()
+    args, before = make_parser().parse_args(argv), torch.get_num_threads()
     torch.set_num_threads(args.threads)
     try:
         counts, fault = soak(args)
     finally:
         torch.set_num_threads(before)
-    told = ", ".join(f"{counts[what]:,} {what}" for what in TOLD)
-    print(f"{counts['requests']:,} requests in {counts['steps']:,} steps: {told}; {counts['KiB gained']:,} KiB gained")
+    details = ", ".join(f"{counts[name]:,} {name}" for name in COUNTS)
+    print(
+        f"{counts['requests']:,} requests in {counts['steps']:,} steps: {details}; {counts['KiB gained']:,} KiB gained"
+    )
     print(f"seed {args.seed}: {fault or 'no fault'}")
     return 1 if fault else 0

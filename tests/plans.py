@@ -1,7 +1,7 @@
-"""Random histories of an engine as data: its knobs, and what happens to it, one event after another.
+"""Random histories of an engine as data: its options, and the events that happen to it.
 
-Everything is drawn from a random.Random: seeded, or hypothesis' own, which can shrink what it drew. A plan prints as
-Python that makes it again.
+Everything is drawn from a random.Random, either a seeded one or hypothesis' own, which can shrink its draws. A plan
+prints as the Python that recreates it.
 """
 
 import random
@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from tests.scripted_llm import VOCAB_SIZE, Stage
 
-TEXTS = [[random.Random(i).randrange(VOCAB_SIZE) for _ in range(100)] for i in range(3)]  # what prompts begin with
+TEXTS = [
+    [random.Random(i).randrange(VOCAB_SIZE) for _ in range(100)] for i in range(3)
+]  # prompts begin with one of these
 
 
-class Knobs(NamedTuple):
+class EngineOptions(NamedTuple):
     block_size: int
     num_blocks: int
     max_model_len: int
@@ -24,20 +26,20 @@ class Knobs(NamedTuple):
     num_host_blocks: int
     offload_policy: str
     reservation: str
-    load_delays: tuple[int, ...]  # in turn
+    load_delays: tuple[int, ...]  # for one load after another
 
     @property
     def num_slots(self) -> int:
         return self.block_size * self.num_blocks
 
 
-class Ask(NamedTuple):
+class Request(NamedTuple):
     """A request arrives."""
 
-    text: int  # of TEXTS
+    text: int  # an index into TEXTS
     num_shared: int  # tokens of that text
-    own: tuple[int, ...]  # the rest of its prompt
-    follows: bool  # its prompt begins with all that the last request that ended said
+    own: tuple[int, ...]  # the rest of the prompt
+    follows: bool  # the prompt begins with the whole text of the request that ended last
     n: int
     max_tokens: int
     seed: int
@@ -49,42 +51,42 @@ class Step(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Step until nobody is left."""
+    """Step until no request is left."""
 
 
 class Abort(NamedTuple):
-    which: int  # of those that are here, and one that is not
+    which: int  # of the open requests, or an unknown one
 
 
 class Stream(NamedTuple):
-    """LLM.stream(), closed after so many outputs."""
+    """LLM.stream(), closed after `take` outputs."""
 
-    asks: tuple[Ask, ...]
+    requests: tuple[Request, ...]
     take: int
 
 
 class Beams(NamedTuple):
-    ask: Ask
+    request: Request
     width: int
 
 
 class Fail(NamedTuple):
     """A step of the model raises."""
 
-    after: int  # so many that still go well
+    after: int  # steps that still succeed
 
 
-Event = Ask | Step | Drain | Abort | Stream | Beams | Fail
+Event = Request | Step | Drain | Abort | Stream | Beams | Fail
 
 
 class Plan(NamedTuple):
-    knobs: Knobs
+    options: EngineOptions
     events: list[Event]
 
 
-def random_knobs(rng: random.Random) -> Knobs:
+def random_options(rng: random.Random) -> EngineOptions:
     block_size = rng.choice([1, 2, 3, 4, 4, 8, 16])
-    return Knobs(
+    return EngineOptions(
         block_size=block_size,
         num_blocks=rng.randint(2, max(6, rng.choice([40, 80]) // block_size)),
         max_model_len=rng.choice([24, 48, 48, 90]),
@@ -99,12 +101,12 @@ def random_knobs(rng: random.Random) -> Knobs:
     )
 
 
-def random_ask(rng: random.Random, n: tuple[int, ...] = (1,)) -> Ask:
+def random_request(rng: random.Random, n: tuple[int, ...] = (1,)) -> Request:
     num_shared = rng.choice([0, 16, 32, rng.randint(0, 12), rng.randint(0, 40)])
     own = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 1, 1, 2, 5])))
     own = own if num_shared + len(own) else (0,)
     samples, max_tokens = rng.choice(n), rng.choice([1, 2, rng.randint(1, 12), rng.randint(1, 40)])
-    return Ask(
+    return Request(
         text=rng.randrange(len(TEXTS)),
         num_shared=num_shared,
         own=own,
@@ -117,7 +119,7 @@ def random_ask(rng: random.Random, n: tuple[int, ...] = (1,)) -> Ask:
 
 
 def samples_of(stage: Stage) -> tuple[int, ...]:
-    """What `n` is drawn from."""
+    """Return the values that `n` is drawn from."""
     return (1, 1, 2, 3, 5) if stage.has_samples else (1,)
 
 
@@ -126,19 +128,19 @@ def random_fail(rng: random.Random) -> Fail:
 
 
 def random_stream(stage: Stage, rng: random.Random) -> Stream:
-    asks = tuple(random_ask(rng, samples_of(stage)) for _ in range(rng.choice([1, 2, 5, 9])))
-    return Stream(asks, take=rng.choice([1, rng.randint(1, 40), 10_000]))
+    requests = tuple(random_request(rng, samples_of(stage)) for _ in range(rng.choice([1, 2, 5, 9])))
+    return Stream(requests, take=rng.choice([1, rng.randint(1, 40), 10_000]))
 
 
 def random_events(stage: Stage, rng: random.Random) -> Iterator[Event]:
-    """What happens next: one event, or a few that belong together. A stage without an engine has streams only."""
+    """Yield one event, or a few that belong together. A stage without an engine only has streams and failures."""
     if not stage.has_engine:
         yield random_fail(rng) if rng.randint(0, 3) == 0 else random_stream(stage, rng)
         return
     draw = rng.randrange(100)
     if draw < 24:
         for _ in range(rng.choice([1, 1, 2, 4, 8])):
-            yield random_ask(rng, samples_of(stage))
+            yield random_request(rng, samples_of(stage))
     elif draw < 82:
         yield Step(rng.choice([1, 2, 3, 5, 8]))
     elif draw < 86:
@@ -148,25 +150,25 @@ def random_events(stage: Stage, rng: random.Random) -> Iterator[Event]:
     else:
         if rng.randint(0, 3):
             yield Drain()
-        beams = [Beams(random_ask(rng), rng.choice([1, 2, 3, 5]))] if stage.has_samples else []
+        beams = [Beams(random_request(rng), rng.choice([1, 2, 3, 5]))] if stage.has_samples else []
         yield rng.choice([random_stream(stage, rng), *beams])
 
 
 def random_plan(stage: Stage, rng: random.Random, num_events: int) -> Plan:
     events: list[Event] = []
-    knobs = random_knobs(rng)
+    options = random_options(rng)
     while len(events) < num_events:
         events += random_events(stage, rng)
-    return Plan(knobs, events)
+    return Plan(options, events)
 
 
-def smallest(plan: Plan, is_faulty: Callable[[Plan], bool]) -> Plan:
-    """A part of a faulty plan that is still faulty: without any run of events that it can do without."""
+def shrink(plan: Plan, is_faulty: Callable[[Plan], bool]) -> Plan:
+    """Return a part of a faulty plan that is still faulty, without any run of events that it does not need."""
     size = len(plan.events)
     while size:
         start = 0
         while start < len(plan.events):
-            without = Plan(plan.knobs, plan.events[:start] + plan.events[start + size :])
+            without = Plan(plan.options, plan.events[:start] + plan.events[start + size :])
             if is_faulty(without):
                 plan = without
             else:

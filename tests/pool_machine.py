@@ -1,7 +1,7 @@
-"""A state machine of BlockManager in any stage: sequences come, compute, are forked, grow and leave, in any order.
+"""A state machine of BlockManager in any stage: sequences arrive, compute, fork, grow and leave, in any order.
 
-What each computes is kept in its slots: a copy that is missing, wrong or too many shows in what another reads, and so
-does a hit of another text. Who holds which blocks is kept a second time, as plain lists.
+Slots keep what each sequence computes, so a missing or wrong copy, or a hit of another text, shows in what a sequence
+reads. A model keeps the blocks of each sequence a second time, as plain lists.
 """
 
 from collections import Counter
@@ -12,11 +12,11 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.scripted_llm import Stage, read_on
+from tests.scripted_llm import Stage, next_state
 
 MAX_MODEL_LEN = 24
 BLOCK_SIZES = [1, 2, 3, 4, 8, 32]
-TOKENS = st.integers(0, 1)  # two only: many texts begin alike
+TOKENS = st.integers(0, 1)  # only two, so that many texts share a prefix
 
 
 def is_running(machine: "PoolMachine") -> bool:
@@ -44,11 +44,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.observer = self.stage.counter()
         make = self.stage.part("block_manager").BlockManager
         self.manager = make(num_blocks, block_size, observer=self.observer, **options)
-        self.held: dict[Any, list[int]] = {}  # once more: the blocks of each sequence
+        self.held: dict[Any, list[int]] = {}  # the model: the blocks of each sequence
         self.running: list[Any] = []
         self.num_requests = 0
 
-    # What an engine does
+    # The engine's operations
 
     @rule(token_ids=st.lists(TOKENS, min_size=1, max_size=MAX_MODEL_LEN - 1), max_tokens=st.integers(1, MAX_MODEL_LEN))
     def arrive(self, token_ids: list[int], max_tokens: int) -> None:
@@ -64,7 +64,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(is_running)
     @rule(data=st.data(), token_id=TOKENS)
     def decode(self, data: st.DataObject, token_id: int) -> None:
-        """A slot for its last token, and a token more; a request that has ended leaves."""
+        """Compute a sequence's last token and append another one. A finished sequence leaves."""
         seq = data.draw(st.sampled_from(self.running))
         if not self.is_ready(seq) or not self.append_slot(seq):
             return
@@ -76,7 +76,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running and self.stage.has_samples)
     @rule(data=st.data(), token_id=TOKENS)
     def fork(self, data: st.DataObject, token_id: int) -> None:
-        """Another shares what one of them has computed, and goes on with a token of its own."""
+        """Fork a sequence: the child shares its computed tokens, and goes on with its own."""
         parent = data.draw(st.sampled_from(self.running))
         if parent.num_uncomputed_tokens > 1 or not self.is_ready(parent):
             return
@@ -90,7 +90,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(is_running)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        """It leaves and comes back at once: with a cache, it finds what was in the index."""
+        """Preempt a sequence and admit it again. With a cache, it must find its cached blocks."""
         seq = data.draw(st.sampled_from(self.running))
         num_cached = self.num_cached(seq)
         self.leave(seq)
@@ -103,7 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.leave(data.draw(st.sampled_from(self.running)))
 
-    # With what must come of it
+    # The operations with their expected effects
 
     def allocate(self, seq: Any) -> bool:
         num_blocks, holders = -(-seq.num_tokens // self.block_size), self.holders()
@@ -114,20 +114,20 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(set(seq.block_table)) == len(seq.block_table) == num_blocks
         assert seq.num_computed_tokens % self.block_size == 0 and seq.num_computed_tokens < seq.num_tokens
         fresh = seq.block_table[seq.num_computed_tokens // self.block_size :]
-        assert not holders.keys() & set(fresh), "a block that others hold, and that it will write to"
+        assert not holders.keys() & set(fresh), "another sequence holds a block that this one will write to"
         self.held[seq] = list(seq.block_table)
         self.running.append(seq)
         return True
 
     def has_room(self, seq: Any, num_blocks: int, hits: list[Any]) -> bool:
-        """Return True if the manager can allocate: until stage 3 it promises blocks for all that may come."""
+        """Return True if the manager can allocate. Up to stage 3 it promises blocks for a sequence's full length."""
         if not self.stage.has_engine:
             promised = sum(-(-other.max_num_tokens // self.block_size) for other in self.running)
             is_promised = promised - (-seq.max_num_tokens // self.block_size) <= self.manager.num_blocks
             assert self.manager.can_promise(seq) == is_promised
             return is_promised
         held = self.holders().keys() | self.arriving()
-        needed = num_blocks - sum(block in held for found in hits for block in found)  # None: it is on the host
+        needed = num_blocks - sum(block in held for blocks in hits for block in blocks)  # None is a hit on the host
         assert self.manager.num_needed(seq, *hits) == needed
         return needed <= self.num_free()
 
@@ -138,30 +138,33 @@ class PoolMachine(RuleBasedStateMachine):
         return seq.num_computed_tokens // self.block_size
 
     def num_cached(self, seq: Any) -> int:
-        """How many blocks of its text are in the index. What it computed is not, if another had computed it before,
-        whose block was in the index and has been taken since."""
+        """Return the number of its blocks in the index.
+
+        Its own blocks are not indexed if another sequence had computed the same text before; that one's block may have
+        been evicted since.
+        """
         return len(self.manager.find_hits(seq)) if self.stage.has_prefix_cache else 0
 
     def is_ready(self, seq: Any) -> bool:
         return True
 
     def append_slot(self, seq: Any) -> bool:
-        """Returns False if there is no block for it."""
+        """Append a slot. Return False if no block is free."""
         mine, holders = self.held[seq], self.holders()
         is_new = seq.num_tokens > len(mine) * self.block_size
         is_shared = not is_new and seq.num_uncomputed_tokens == 1 and holders[mine[-1]] > 1
         is_enough = not (is_new or is_shared) or self.num_free() > 0
         if seq.num_uncomputed_tokens > 1 and not is_new:
             return True  # its slots were allocated with its prompt
-        assert is_enough or self.stage.has_engine, "it was promised a block"
+        assert is_enough or self.stage.has_engine, "a promised block is missing"
         if self.stage.has_engine:
             assert self.manager.can_append(seq) == is_enough
         if not is_enough:
             return False
         copied = self.manager.append_slot(seq)
         last = seq.block_table[-1]
-        assert (last in holders) == (not (is_new or is_shared)), "a block of its own, or one that nobody held"
-        assert seq.block_table == ([*mine, last] if is_new else [*mine[:-1], last]), "what is computed stays"
+        assert (last in holders) == (not (is_new or is_shared)), "the last block must be its own or a free one"
+        assert seq.block_table == ([*mine, last] if is_new else [*mine[:-1], last]), "the other blocks must stay"
         assert copied == ((mine[-1], last) if is_shared else None)
         if copied:
             self.copy(copied)
@@ -172,7 +175,7 @@ class PoolMachine(RuleBasedStateMachine):
         holders = self.holders()
         for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
             block = seq.block_table[position // self.block_size]
-            assert holders[block] == 1, f"block {block} is written, and {holders[block]} hold it"
+            assert holders[block] == 1, f"block {block} is written, but has {holders[block]} holders"
             self.write(block, position % self.block_size, state_of(seq.token_ids[: position + 1]))
         seq.num_computed_tokens += num_tokens
         if self.stage.has_prefix_cache:
@@ -180,7 +183,7 @@ class PoolMachine(RuleBasedStateMachine):
         if self.is_caching:
             filled = range((seq.num_computed_tokens - num_tokens) // self.block_size, self.num_full(seq))
             cached = self.manager.pool.cached
-            assert all(seq.block_hashes[i] in cached for i in filled), "a block is full, and its text is not cached"
+            assert all(seq.block_hashes[i] in cached for i in filled), "a full block is not cached"
 
     def leave(self, seq: Any) -> None:
         self.manager.free(seq)
@@ -189,11 +192,11 @@ class PoolMachine(RuleBasedStateMachine):
         assert seq.block_table == []
 
     def empty_tier(self, block_size: int) -> Any:
-        """Return a tier without room."""
+        """Return a tier of size 0."""
         kv_cache = self.stage.part("kv_cache").KVCache(self.config, 1, block_size, torch.float32, torch.device("cpu"))
         return self.stage.part("host_tier").HostTier(kv_cache.blocks, 0, self.stage.counter())
 
-    # The pool, once more
+    # The model of the pool
 
     def request(self, token_ids: list[int], max_tokens: int) -> Any:
         self.num_requests += 1
@@ -232,8 +235,8 @@ class PoolMachine(RuleBasedStateMachine):
             state = 0
             for position in range(seq.num_computed_tokens):
                 at = seq.block_table[position // self.block_size], position % self.block_size
-                state = read_on(state, seq.token_ids[position])
-                assert self.read(*at) == state, f"token {position} of {seq.request_id} is not there"
+                state = next_state(state, seq.token_ids[position])
+                assert self.read(*at) == state, f"token {position} of {seq.request_id} is missing"
                 used.add(at)
         assert report.used >= len(used)
 
@@ -247,8 +250,8 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 def state_of(token_ids: list[int]) -> int:
-    """What the last of these tokens leaves in its slot."""
+    """Return the value that the last of these tokens writes to its slot."""
     state = 0
     for token_id in token_ids:
-        state = read_on(state, token_id)
+        state = next_state(state, token_id)
     return state

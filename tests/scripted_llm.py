@@ -1,8 +1,8 @@
-"""An LLM of any stage whose model is a script: it costs next to nothing, and notices everything.
+"""An LLM of any stage with a scripted model: it is fast, and its output depends on every slot.
 
-What a token leaves in its slot depends on the token and on what is in the slot before it, as keys and values do. What
-a sequence says next depends on all that it then reads in its slots. So a block that is lost, overwritten, shared too
-long, not copied, not yet loaded or not computed again gives other tokens than said_alone().
+The value that a token writes to its slot depends on the token and on the value in the slot before, like keys and values
+do. The next token depends on all slots of the sequence. So a block that is lost, overwritten, shared too long, not
+copied, not yet loaded or not recomputed gives other tokens than tokens_alone().
 """
 
 import importlib
@@ -23,7 +23,7 @@ import numpy
 import torch
 
 VOCAB_SIZE = 90
-PRIME = 16_777_213  # the states are below it: float32 has each of them exactly
+PRIME = 16_777_213  # slot values are below it, so float32 represents each of them exactly
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -37,12 +37,12 @@ CONFIG = {
 }
 
 
-class Injected(RuntimeError):
-    """An error that a test has asked for."""
+class InjectedError(RuntimeError):
+    """An error that a test injects."""
 
 
 class BrokenRule(BaseException):
-    """The engine broke a rule. No `except Exception` hides it."""
+    """The engine broke a rule. It is a BaseException, so no `except Exception` hides it."""
 
 
 def must(holds: bool, broken: str) -> None:
@@ -50,43 +50,46 @@ def must(holds: bool, broken: str) -> None:
         raise BrokenRule(broken)
 
 
-# What the script says
+# The script
 
 
-def read_on(state: int, token_id: int) -> int:
-    """What `token_id` leaves in its slot; `state` is in the slot before, 0 at the beginning of a text."""
+def next_state(state: int, token_id: int) -> int:
+    """Return the value that `token_id` writes to its slot. `state` is the value in the slot before, or 0."""
     return (state * 1_000_003 + token_id + 1) % PRIME
 
 
-def voice(seed: int, sample_index: int, position: int) -> int:
-    """The noise of a sample at a position. One third of the seeds draw alike for all samples, one third until the
-    next multiple of 8, and one third never: samples share much, little or nothing of what they say."""
-    alike = (True, position % 8 > 0, False)[seed % 3]
-    return crc32(b"%d,%d,%d" % (seed, 0 if alike else sample_index, position))
+def noise_at(seed: int, sample_index: int, position: int) -> int:
+    """Return the noise of a sample at a position.
+
+    A third of the seeds give all samples of a request the same noise, another third only up to the next multiple of 8,
+    and the rest never.
+    """
+    is_shared = (True, position % 8 > 0, False)[seed % 3]
+    return crc32(b"%d,%d,%d" % (seed, 0 if is_shared else sample_index, position))
 
 
 def next_token(states: bytes, noise: int) -> int:
-    """`states`: float32, of all tokens so far."""
+    """Return the token that follows. `states` are the float32 slot values of all tokens so far."""
     return crc32(states, noise) % VOCAB_SIZE
 
 
-def said_alone(prompt: list[int], max_tokens: int, seed: int, sample_index: int) -> list[int]:
-    """What a sample says if nobody else is there and memory has no end."""
+def tokens_alone(prompt: list[int], max_tokens: int, seed: int, sample_index: int) -> list[int]:
+    """Return the output of a sample that runs alone with unlimited memory."""
     states, state = array("f"), 0
     for token_id in prompt:
-        states.append(state := read_on(state, token_id))
-    said: list[int] = []
+        states.append(state := next_state(state, token_id))
+    output: list[int] = []
     for position in range(len(prompt), len(prompt) + max_tokens):
-        said.append(next_token(states.tobytes(), voice(seed, sample_index, position)))
-        states.append(state := read_on(state, said[-1]))
-    return said
+        output.append(next_token(states.tobytes(), noise_at(seed, sample_index, position)))
+        states.append(state := next_state(state, output[-1]))
+    return output
 
 
 # The model
 
 
 class ScriptedRunner:
-    """ModelRunner's methods, on the slots of the real pool."""
+    """A ModelRunner that runs the script on the slots of the real pool."""
 
     def __init__(self, llm: Any) -> None:
         cache, self._manager = llm.kv_cache, llm.kv_cache_manager
@@ -100,32 +103,32 @@ class ScriptedRunner:
             self._keys, self._values = cache.k.numpy()[0, :, 0, :1], cache.v.numpy()[-1, :, -1, -1:]
         self._block_size = self._keys.shape[1]
         self.num_steps = self.num_tokens = 0
-        self.raises_after: int | None = None  # so many steps more, one raises
+        self.raises_after: int | None = None  # the number of steps before one raises
         self.num_raised = 0
-        self.batch: list[tuple[Any, int]] = []  # of the last step
+        self.batch: list[tuple[Any, int]] = []  # the last step's
 
     def run(self, batch: list[tuple[Any, int]]) -> list[Any]:
         return [
-            self._token_class(next_token(read.tobytes(), voice(*seq.sampling_row()[1:])), -1.0)
+            self._token_class(next_token(read.tobytes(), noise_at(*seq.sampling_row()[1:])), -1.0)
             if len(read) == seq.num_tokens
             else None
             for (seq, _), read in zip(batch, self._compute(batch), strict=True)
         ]
 
     def compute_logits(self, batch: list[tuple[Any, int]]) -> torch.Tensor:
-        """Return the logits after each of these texts, [num_seqs, vocab_size]."""
+        """Return the logits after each text, [num_seqs, vocab_size]."""
         seeds = [crc32(read.tobytes()) for read in self._compute(batch)]
         rows = [numpy.random.default_rng(seed).standard_normal(VOCAB_SIZE, numpy.float32) for seed in seeds]
         return torch.from_numpy(numpy.stack(rows))
 
     def _compute(self, batch: list[tuple[Any, int]]) -> list[numpy.ndarray]:
-        """Write the next tokens of each sequence, then read all tokens of each, float32 [num_tokens] each."""
+        """Write the next tokens of each sequence, and then read all its tokens: float32 [num_tokens] per sequence."""
         self.batch = batch
         must(len({id(seq) for seq, _ in batch}) == len(batch) > 0, f"a batch of {batch}")
         self.num_steps += 1
         for i, (seq, num_tokens) in enumerate(batch):
             if i == len(batch) - 1:
-                self._raise_if_due()  # with everything that the sequences before it have written
+                self._raise_if_due()  # after the other sequences have written
             self._write(seq, num_tokens)
         self.num_tokens += sum(num_tokens for _, num_tokens in batch)
         return [self._read(seq, seq.num_computed_tokens + num_tokens) for seq, num_tokens in batch]
@@ -136,48 +139,51 @@ class ScriptedRunner:
             if self.raises_after < 0:
                 self.raises_after = None
                 self.num_raised += 1
-                raise Injected("a step of the model")
+                raise InjectedError("a step of the model")
 
     def _write(self, seq: Any, num_tokens: int) -> None:
         start, table, size = seq.num_computed_tokens, table_of(seq), self._block_size
         must(0 < num_tokens <= seq.num_tokens - start, f"{num_tokens} tokens of {seq.num_tokens}, {start} computed")
-        must(num_tokens < seq.num_tokens - start or not carried(seq), "the last token of a prompt that is to be forked")
-        must(seq in self._manager._holders, "it runs and holds nothing")
+        must(
+            num_tokens < seq.num_tokens - start or not waiting_samples(seq),
+            "samples still wait for the last token of this prompt",
+        )
+        must(seq in self._manager._holders, "a running sequence holds no slots")
         state = int(self._keys[table[(start - 1) // size], (start - 1) % size]) if start else 0
         for position in range(start, start + num_tokens):
             block, offset = table[position // size], position % size
             if offset == 0 or position == start:
                 self._check_may_write(block)
-            state = read_on(state, seq.token_ids[position])
+            state = next_state(state, seq.token_ids[position])
             self._keys[block, offset] = self._values[block, offset] = state
 
     def _check_may_write(self, block: int) -> None:
         if pool := getattr(self._manager, "pool", None):
             if hasattr(pool, "ref_counts"):
-                must(pool.ref_counts[block] == 1, f"it writes to block {block}, held by {pool.ref_counts[block]}")
-            must(block not in getattr(pool, "hashes", ()), f"it writes to block {block}, which is cached")
+                must(pool.ref_counts[block] == 1, f"block {block} is written, but has {pool.ref_counts[block]} holders")
+            must(block not in getattr(pool, "hashes", ()), f"block {block} is written, but is cached")
 
     def _read(self, seq: Any, num_tokens: int) -> numpy.ndarray:
         table = table_of(seq)[: -(-num_tokens // self._block_size)]
         keys, values = (plane[table].ravel()[:num_tokens] for plane in (self._keys, self._values))
-        must(keys.tobytes() == values.tobytes(), "keys and values are not of the same text")
+        must(keys.tobytes() == values.tobytes(), "keys and values belong to different texts")
         return keys
 
 
 def table_of(seq: Any) -> list[int]:
-    """Return the blocks of a sequence in order; in stage 1 its slots."""
+    """Return the blocks of a sequence in order, or its slots in stage 1."""
     return list(seq.slots) if hasattr(seq, "slots") else seq.block_table
 
 
-def carried(seq: Any) -> list[Any]:
+def waiting_samples(seq: Any) -> list[Any]:
     """Return the samples that wait for `seq` to compute their prompt."""
     return getattr(seq, "to_fork", [])
 
 
-class Late:
-    """The event of a load that arrives when it has been asked `delay` times, or somebody waits.
+class DelayedLoad:
+    """The event of a load that arrives after `delay` queries, or when the engine waits for it.
 
-    Until then nobody may read its targets, and its sources on the host must stay.
+    Until then, no sequence may read its targets, and its sources on the host must not change.
     """
 
     def __init__(self, device: torch.Tensor, host: torch.Tensor, copies: list[Any], delay: int) -> None:
@@ -196,12 +202,12 @@ class Late:
         self._copies = []
 
 
-def load_late(tier: Any, device: torch.Tensor, delays: Iterator[int]) -> Callable[[list[Any]], None]:
-    """Return what stands in for `tier.load`. `device` is KVCache.blocks."""
+def delayed_load(tier: Any, device: torch.Tensor, delays: Iterator[int]) -> Callable[[list[Any]], None]:
+    """Return a replacement for `tier.load`. `device` is KVCache.blocks."""
     make = importlib.import_module(type(tier).__module__).Load
 
     def load(copies: list[Any]) -> None:
-        tier.loads.append(make(copies, Late(device, tier.blocks, copies, next(delays))))
+        tier.loads.append(make(copies, DelayedLoad(device, tier.blocks, copies, next(delays))))
         tier.num_blocks_loaded += len(copies)
 
     return load
@@ -212,7 +218,7 @@ def load_late(tier: Any, device: torch.Tensor, delays: Iterator[int]) -> Callabl
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage by its module's name, and what it can do."""
+    """A stage, by its module's name, and its features."""
 
     name: str  # stages.s5_cow_sampling
 
@@ -225,7 +231,7 @@ class Stage:
         return importlib.import_module(self.name)
 
     def part(self, name: str) -> ModuleType:
-        """Return a file of the stage."""
+        """Return a module of the stage."""
         return importlib.import_module(f"{self.name}.{name}")
 
     has_engine = property(lambda self: self.number >= 4)
@@ -234,7 +240,7 @@ class Stage:
     has_tiers = property(lambda self: self.number >= 7)
 
     def counter(self) -> Any:
-        """Return an observer of the stage that counts events, in `counts`."""
+        """Return an observer that counts the stage's events by kind in `counts`."""
 
         class Counting(self.part("observer").Observer):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
@@ -246,9 +252,9 @@ class Stage:
         return Counting()
 
     def build(self, folder: Path, observer: Any, delays: Iterable[int] = (0,), **options: Any) -> Any:
-        """Return its LLM on a script. `folder` is a place for config.json: there are no weights.
+        """Return the stage's LLM with a scripted model. `folder` gets a config.json, but no weights.
 
-        `delays` are those of loads, in turn: how often each is asked for in vain.
+        `delays` are the numbers of queries before one load after another arrives.
         """
         (folder / "config.json").write_text(json.dumps(CONFIG))
         with mock.patch.object(self.part("engine" if self.has_engine else "llm"), "load_model", lambda *_: None):
@@ -258,5 +264,5 @@ class Stage:
             llm.llm_engine.model_runner = llm.model_runner
         if self.has_tiers:
             tier = llm.llm_engine.host_tier
-            tier.load = load_late(tier, llm.kv_cache.blocks, cycle(delays))
+            tier.load = delayed_load(tier, llm.kv_cache.blocks, cycle(delays))
         return llm

@@ -1,8 +1,8 @@
-"""A manager and a sequence that only count, for tests of who is admitted when."""
+"""A manager and a sequence that only count slots, for tests of admission."""
 
 
-class Counter:
-    """A manager that counts slots: a sequence holds as many as it may come to have."""
+class SlotCounter:
+    """A manager that counts slots. A sequence holds as many as its full length needs."""
 
     def __init__(self, num_slots):
         self.num_slots, self.held = num_slots, 0

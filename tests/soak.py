@@ -1,11 +1,11 @@
-"""A million random steps of all stages, with everything that must hold checked after each (tests/history.py).
+"""A million random steps of all stages, with the checks of tests/history.py after each.
 
     python -m tests.soak --steps 1000000 --seed 0               all stages in turn, on two processes
     python -m tests.soak --stage s7 --seed 0 --history 123      one history again
-    python -m tests.soak --kernels --requests 20000             the finished engine on kernels (tests/kernel_soak.py)
+    python -m tests.soak --kernels --requests 20000             the package's engine on kernels (tests/kernel_soak.py)
 
-The same seed gives the same histories and the same counts, on any number of processes. At a fault it prints the
-smallest part of the history that still shows it, and the command that plays it again.
+The same seed gives the same histories and counts on any number of processes. At a fault, it prints the smallest part
+of the history that still shows it, and the command that plays it again.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from tqdm import tqdm
 
 from tests.helpers import ROOT, find_stages
 from tests.history import play
-from tests.plans import Plan, random_plan, smallest
+from tests.plans import Plan, random_plan, shrink
 from tests.scripted_llm import Stage
 
-HISTORIES_A_TASK = 10
-TASKS_AHEAD = 4  # of the one whose result is awaited; as many on any number of processes
+HISTORIES_PER_TASK = 10
+TASKS_AHEAD = 4  # of the current task: the same for any number of processes
 LENGTHS = (20, 60, 200)  # of a history, in events
-TOLD = ["tokens", "preempted", "blocks copied", "tokens hit", "blocks stored", "blocks loaded", "raised"]
+COUNTS = ["tokens", "preempted", "blocks copied", "tokens hit", "blocks stored", "blocks loaded", "raised"]
 
 
 class Fault(NamedTuple):
@@ -44,7 +44,7 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         events = "".join(f"        {event},\n" for event in self.plan.events)
-        return f"{self.error}\n\n    Plan({self.plan.knobs}, [\n{events}    ])\n"
+        return f"{self.error}\n\n    Plan({self.plan.options}, [\n{events}    ])\n"
 
 
 def history_plan(stage: Stage, seed: int, history: int) -> Plan:
@@ -53,7 +53,7 @@ def history_plan(stage: Stage, seed: int, history: int) -> Plan:
 
 
 def error_of(stage: Stage, plan: Plan) -> str | None:
-    """What goes wrong in it, in one line."""
+    """Return what goes wrong in a plan, in one line, or None."""
     try:
         play(stage, plan)
     except Exception as error:
@@ -62,7 +62,7 @@ def error_of(stage: Stage, plan: Plan) -> str | None:
 
 
 def play_some(name: str, seed: int, histories: range) -> tuple[Counter[str], Fault | None]:
-    """A task of one process: counts of what happened, up to the first fault."""
+    """Play some histories in one process. Return their counts up to the first fault, and the fault."""
     stage, counts = Stage(name), Counter[str]()
     for history in histories:
         plan = history_plan(stage, seed, history)
@@ -70,19 +70,19 @@ def play_some(name: str, seed: int, histories: range) -> tuple[Counter[str], Fau
             counts += play(stage, plan)
         except Exception as error:
             kind = type(error).__name__
-            plan = smallest(plan, lambda part: (error_of(stage, part) or "").startswith(f"{kind}:"))  # noqa: B023
+            plan = shrink(plan, lambda part: (error_of(stage, part) or "").startswith(f"{kind}:"))  # noqa: B023
             return counts, Fault(name, history, error_of(stage, plan) or str(error), plan)
     return counts, None
 
 
 def soak(pool: Executor, name: str, seed: int, num_steps: int) -> Iterator[tuple[Counter[str], Fault | None]]:
-    """Play histories of a stage until they have num_steps together. Yields what play_some() returns, in order."""
+    """Play histories of a stage until they have num_steps together. Yield the results of play_some() in order."""
     tasks: deque[Future] = deque()
-    starts = count(0, HISTORIES_A_TASK)
+    starts = count(0, HISTORIES_PER_TASK)
     while num_steps > 0:
         while len(tasks) < TASKS_AHEAD:
             start = next(starts)
-            tasks.append(pool.submit(play_some, name, seed, range(start, start + HISTORIES_A_TASK)))
+            tasks.append(pool.submit(play_some, name, seed, range(start, start + HISTORIES_PER_TASK)))
         counts, fault = tasks.popleft().result()
         num_steps -= counts["steps"]
         yield counts, fault
@@ -91,7 +91,7 @@ def soak(pool: Executor, name: str, seed: int, num_steps: int) -> Iterator[tuple
 
 
 def soak_all(names: list[str], args: argparse.Namespace) -> tuple[Counter[str], Fault | None]:
-    """All of them in turn, up to the first fault."""
+    """Soak one stage after another, up to the first fault."""
     total = Counter[str]()
     pool = ProcessPoolExecutor(args.processes, mp_context=get_context("spawn"))
     with pool, tqdm(total=args.steps, unit=" steps", disable=None, smoothing=0.1) as bar:
@@ -107,31 +107,33 @@ def soak_all(names: list[str], args: argparse.Namespace) -> tuple[Counter[str], 
 
 
 def summary(counts: Counter[str]) -> str:
-    told = ", ".join(f"{counts[what]:,} {what}" for what in TOLD)
-    return f"{counts['steps']:,} steps of {counts['requests']:,} requests in {counts['histories']:,} histories: {told}"
+    details = ", ".join(f"{counts[what]:,} {what}" for what in COUNTS)
+    return (
+        f"{counts['steps']:,} steps of {counts['requests']:,} requests in {counts['histories']:,} histories: {details}"
+    )
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.partition("\n")[0])
-    made.add_argument("--steps", type=int, default=1_000_000, help="of all stages together (default: %(default)s)")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--stage", help="one stage only: s7; without it all, in turn")
-    made.add_argument("--history", type=int, help="play this one of a stage only")
-    made.add_argument("--processes", type=int, default=2)
-    made.add_argument("--kernels", action="store_true", help="requests on kernels; --kernels --help says more")
-    return made
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=1_000_000, help="all stages together (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stage", help="only this stage, such as s7 (default: all in turn)")
+    parser.add_argument("--history", type=int, help="play only this history of a stage")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--kernels", action="store_true", help="soak the package's kernels; see --kernels --help")
+    return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if "--kernels" in argv:
-        from tests import kernel_soak  # which needs Numba
+        from tests import kernel_soak  # it needs Numba
 
         return kernel_soak.main([word for word in argv if word != "--kernels"])
-    args = parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     names = [name for name in find_stages(ROOT) if args.stage in (None, name.rpartition(".")[2].partition("_")[0])]
     if not names or (args.history is not None and len(names) > 1):
-        print(f"--stage is {args.stage}; there are s1 to s{len(find_stages(ROOT))}", file=sys.stderr)
+        print(f"--stage must be one of s1 to s{len(find_stages(ROOT))}, got {args.stage}", file=sys.stderr)
         return 2
     if args.history is not None:
         counts, fault = play_some(names[0], args.seed, range(args.history, args.history + 1))

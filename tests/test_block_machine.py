@@ -1,16 +1,16 @@
-"""BlockManager under any history that hypothesis can think of, in every stage that has one (tests/pool_machine.py)."""
+"""BlockManager under random histories, in every stage that has one (tests/pool_machine.py)."""
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.helpers import ROOT, find_stages, full
-from tests.injected_faults import PLANTED, plant
+from tests.injected_faults import INJECTED_FAULTS, inject
 from tests.pool_machine import PoolMachine
 from tests.scripted_llm import Stage
 
 STAGES = [stage for stage in map(Stage, find_stages(ROOT)) if stage.number >= 2]
-FAULTS = ["a shared block is written", "a hash without its prefix", "a hit stays free"]
+FAULTS = ["a shared block is written", "a hash without its prefix", "a hit stays in the free queue"]
 
 
 def run(stage: Stage, num_histories: int, **options: object) -> None:
@@ -20,12 +20,12 @@ def run(stage: Stage, num_histories: int, **options: object) -> None:
 
 @pytest.mark.parametrize("num_histories", [20, full(150)])
 @pytest.mark.parametrize("stage", STAGES, ids=[f"s{stage.number}" for stage in STAGES])
-def test_any_history(stage, num_histories):
+def test_random_histories(stage, num_histories):
     run(stage, num_histories)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_histories_find_planted_faults(fault, monkeypatch):
-    stage = plant(PLANTED[fault], monkeypatch)
+def test_histories_find_injected_faults(fault, monkeypatch):
+    stage = inject(INJECTED_FAULTS[fault], monkeypatch)
     with pytest.raises(AssertionError):
         run(stage, 300, phases=[Phase.generate], derandomize=True, database=None)

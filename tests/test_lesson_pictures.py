@@ -1,4 +1,4 @@
-"""The lessons' pictures: made by their script, small, and readable in a dark theme."""
+"""The lessons' pictures are generated, small, and readable in a dark theme."""
 
 import xml.etree.ElementTree as ET
 
@@ -7,22 +7,22 @@ import pytest
 from stages.bench import pictures
 from stages.bench.results import read
 
-MADE = pictures.pictures()
+PICTURES = pictures.pictures()
 
 
-def test_the_folder_has_what_the_script_makes():
-    assert {path.name for path in pictures.FOLDER.iterdir()} == {*MADE}
+def test_folder_holds_exactly_the_generated_pictures():
+    assert {path.name for path in pictures.FOLDER.iterdir()} == {*PICTURES}
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_picture_is_current(name):
-    assert (pictures.FOLDER / name).read_text(encoding="utf-8") == MADE[name], "python -m stages.bench.pictures"
-    assert len(MADE[name]) < 20_000 and "prefers-color-scheme:dark" in MADE[name]
-    assert ET.fromstring(MADE[name]).find("{http://www.w3.org/2000/svg}title").text
+@pytest.mark.parametrize("name", PICTURES)
+def test_picture_is_current(name):
+    assert (pictures.FOLDER / name).read_text(encoding="utf-8") == PICTURES[name], "python -m stages.bench.pictures"
+    assert len(PICTURES[name]) < 20_000 and "prefers-color-scheme:dark" in PICTURES[name]
+    assert ET.fromstring(PICTURES[name]).find("{http://www.w3.org/2000/svg}title").text
 
 
-def test_the_refused_request_is_that_of_the_results():
-    told = (
+def test_refused_request_matches_the_results():
+    sentence = (
         "A request that needs {needed:,} slots waits. free: {free:,} slots. The largest free piece has {largest_free:,}"
     )
-    assert told.format(**read()["holes"]) in MADE["s1_refused.svg"]
+    assert sentence.format(**read()["holes"]) in PICTURES["s1_refused.svg"]

@@ -18,7 +18,7 @@ from stages.s2_block_manager.block_pool import BlockPool
 from stages.s2_block_manager.llama import ModelConfig
 from stages.s3_paged_attention.online_softmax import merge_attn_states
 
-from .slot_counter import Counter, Seq
+from .slot_counter import Seq, SlotCounter
 
 
 @pytest.mark.parametrize("name", ["pictures", *(f"s{number}" for number in range(1, 8))])
@@ -63,7 +63,7 @@ def test_holes_are_what_no_piece_covers():
 
 
 def test_churn_frees_what_it_allocated():
-    manager = Counter(10)
+    manager = SlotCounter(10)
     fits = list(s1.churn(manager, (Seq(1, 3) for _ in range(9)), [0, 0, 0, 1, 1, 0], seed=0))
     assert fits == [True, True, False, True, True, True]
     assert manager.held == 4

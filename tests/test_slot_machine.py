@@ -1,4 +1,4 @@
-"""Stage 1's SlotManager under any history that hypothesis can think of, against a pool kept as one name a slot."""
+"""Stage 1's SlotManager under random histories, compared with a model that keeps one name per slot."""
 
 import pytest
 from hypothesis import settings
@@ -31,7 +31,7 @@ class Pool(RuleBasedStateMachine):
     def make(self, num_slots: int, reservation: str) -> None:
         self.manager = SlotManager(num_slots, reservation, MAX_MODEL_LEN, Observer())
         self.inputs = InputProcessor(SHAPE, None, MAX_MODEL_LEN, seed=0)
-        self.slots: list[str | None] = [None] * num_slots  # the pool again: who holds each slot
+        self.slots: list[str | None] = [None] * num_slots  # the model: the holder of each slot
         self.running: list[Sequence] = []
         self.num_requests = 0
 
@@ -52,7 +52,7 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        """A token for one of them, as the engine does it; a request that has ended leaves."""
+        """Append a token to a sequence, as the engine does. A finished sequence leaves."""
         seq = data.draw(st.sampled_from(self.running))
         seq.num_computed_tokens = seq.num_tokens
         seq.append_token(SampledToken(1, 0.0))
@@ -91,7 +91,7 @@ class Pool(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("num_histories", [30, full(150)])
-def test_any_history(num_histories):
+def test_random_histories(num_histories):
     run_state_machine_as_test(
         Pool, settings=settings(max_examples=num_histories, stateful_step_count=40, deadline=None)
     )

@@ -1,7 +1,7 @@
-"""BlockManager with a second tier under any history that hypothesis can think of, with the bytes of every block.
+"""BlockManager with a second tier under random histories, with the bytes of every block.
 
-Loads are late: they read and write when somebody has asked often enough, or waits, while the device goes on. What a
-sequence has computed is there whenever it is ready.
+Loads are slow: they copy when they have been queried often enough, or when the engine waits, while the device goes on.
+A sequence that is ready must always find its own computed tokens.
 """
 
 from itertools import cycle, takewhile
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
 from tests.helpers import ROOT, find_stages, full
-from tests.injected_faults import PLANTED, plant
+from tests.injected_faults import INJECTED_FAULTS, inject
 from tests.pool_machine import PoolMachine
-from tests.scripted_llm import Stage, load_late
+from tests.scripted_llm import Stage, delayed_load
 
 STAGES = [stage for stage in map(Stage, find_stages(ROOT)) if stage.has_tiers]
 DELAYS = st.sampled_from([[0], [0, 2], [5, 0, 1], [30]])
@@ -36,7 +36,7 @@ class TierMachine(PoolMachine):
         make = self.stage.part("host_tier").HostTier
         self.tier = make(self.kv_cache.blocks, num_host_blocks, self.stage.counter())
         self.tier.blocks.fill_(-2)
-        self.tier.load = load_late(self.tier, self.kv_cache.blocks, cycle(delays))
+        self.tier.load = delayed_load(self.tier, self.kv_cache.blocks, cycle(delays))
         self.start(num_blocks, block_size, is_caching=True, tier=self.tier)
 
     @rule(wait=st.booleans())
@@ -47,16 +47,16 @@ class TierMachine(PoolMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def store_and_load(self, data: st.DataObject) -> None:
-        """One leaves, others take all that is free, and it comes back: what the host has room for is found."""
+        """Free a sequence, overwrite all free blocks, and allocate it again: a large enough host has its text."""
         seq = data.draw(st.sampled_from(self.running))
         num_cached = len(list(takewhile(lambda hit: hit is not None, self.manager.find_hits(seq))))
         self.leave(seq)
         self.manager.collect_loads(wait=True)
         evicted = self.manager.pool.get_new_blocks(self.num_free())
         self.manager.pool.free_blocks(evicted)
-        self.kv_cache.blocks[evicted] = -3  # as if written
+        self.kv_cache.blocks[evicted] = -3  # as if other sequences had written to them
         if self.allocate(seq) and self.tier.pool.num_blocks >= self.manager.num_blocks:
-            assert seq.num_computed_tokens >= num_cached * self.block_size, "a text is on neither tier"
+            assert seq.num_computed_tokens >= num_cached * self.block_size, "a text is lost from both tiers"
 
     def is_ready(self, seq: Any) -> bool:
         return self.manager.is_ready(seq)
@@ -89,12 +89,12 @@ def run(stage: Stage, num_histories: int, **options: object) -> None:
 
 @pytest.mark.parametrize("num_histories", [40, full(200)])
 @pytest.mark.parametrize("stage", STAGES, ids=[f"s{stage.number}" for stage in STAGES])
-def test_any_history(stage, num_histories):
+def test_random_histories(stage, num_histories):
     run(stage, num_histories)
 
 
-@pytest.mark.parametrize("fault", [fault for fault in PLANTED if PLANTED[fault].stage == 7])
-def test_histories_find_planted_faults(fault, monkeypatch):
-    stage = plant(PLANTED[fault], monkeypatch)
+@pytest.mark.parametrize("fault", [fault for fault in INJECTED_FAULTS if INJECTED_FAULTS[fault].stage == 7])
+def test_histories_find_injected_faults(fault, monkeypatch):
+    stage = inject(INJECTED_FAULTS[fault], monkeypatch)
     with pytest.raises(AssertionError):
         run(stage, 300, phases=[Phase.generate], derandomize=True, database=None)

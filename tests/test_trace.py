@@ -15,10 +15,10 @@ from nanovllm.trace.chrome import convert
 from nanovllm.trace.events import COMMON, KEYS, WHYS, WITHOUT_BY
 from tests.chrome_format import check_format
 from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full
-from tests.plans import Ask, Drain, Knobs, Plan, random_plan
+from tests.history import play_traced
+from tests.plans import Drain, EngineOptions, Plan, Request, random_plan
 from tests.scripted_llm import Stage
 from tests.soak import history_plan
-from tests.traced import play_traced
 
 STAGES = [Stage(name) for name in find_stages(ROOT)]
 EVENTS = (ROOT / PACKAGE / "trace" / "EVENTS.md").read_text()
@@ -299,9 +299,9 @@ def test_what_the_viewers_get_keeps_to_their_format(stage):
 
 
 def test_a_slice_says_what_a_sequence_does():
-    knobs = Knobs(4, 8, 40, 4, 8, 0.0, True, 0, "load", "request", (0,))
-    ask = Ask(0, 9, (), follows=False, n=1, max_tokens=12, seed=2, stop_token_ids=())
-    slices = convert(play_traced(STAGES[3], Plan(knobs, [ask, ask, ask, Drain()])))
+    options = EngineOptions(4, 8, 40, 4, 8, 0.0, True, 0, "load", "request", (0,))
+    request = Request(0, 9, (), follows=False, n=1, max_tokens=12, seed=2, stop_token_ids=())
+    slices = convert(play_traced(STAGES[3], Plan(options, [request, request, request, Drain()])))
     names = Counter(
         event["name"] for event in slices["traceEvents"] if event["ph"] == "X" and event["cat"] == "sequence"
     )
