@@ -44,7 +44,7 @@ def test_all_ways_give_the_same_tokens_and_leave_the_engine_as_it_was(step, rows
 @pytest.mark.full
 def test_the_floor_counts_the_weights_and_the_slots(step):
     of_weights = 4 * sum(parameter.numel() for parameter in step.runner.model.parameters())
-    cache = step.llm.kv_cache
+    cache = step.llm.llm_engine.kv_cache
     a_slot = cache.blocks[0].nbytes // cache.block_size
     assert step.num_bytes(3) - of_weights == 3 * 41 * a_slot
 

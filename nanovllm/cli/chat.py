@@ -95,7 +95,7 @@ def check_template(folder: str, chat_template: str | None) -> None:
 
 def room_of(llm: "LLM") -> int:
     """Return the most tokens that a conversation may have: the model's limit, or the size of the KV cache."""
-    return min(llm.max_model_len, llm.kv_cache.num_blocks * llm.kv_cache.block_size)
+    return min(llm.max_model_len, llm.llm_engine.kv_cache.num_blocks * llm.llm_engine.kv_cache.block_size)
 
 
 def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "SamplingParams":

@@ -166,8 +166,8 @@ def summary(llm: "LLM", outputs: "list[RequestOutput]") -> str:
 
 def counts(llm: "LLM") -> str:
     """Return the engine's counts since its start."""
-    preemptions, copies = llm.llm_engine.scheduler.num_preemptions, llm.kv_cache.num_blocks_copied
-    cache = llm.kv_cache_manager.prefix_cache_stats
+    preemptions, copies = llm.llm_engine.scheduler.num_preemptions, llm.llm_engine.kv_cache.num_blocks_copied
+    cache = llm.llm_engine.kv_cache_manager.prefix_cache_stats
     hits = f"tokens cached: {cache.hits:,} of {cache.queries:,}"
     tier = llm.llm_engine.host_tier
     offload = f"blocks stored: {tier.num_blocks_stored}, loaded: {tier.num_blocks_loaded}"

@@ -177,7 +177,7 @@ def test_the_floor_counts_the_weights_that_a_step_reads_and_the_keys_and_values_
     embedding = 0 if tied else 320 * 32 * 4
     assert floor.weight_bytes(llm) == weights - embedding
     task = workload.Task([1, 2, 3], 3)  # the second token reads 4 slots, the third 5
-    assert floor.kv_bytes(llm, [task]) == 9 * llm.kv_cache.bytes_per_token
+    assert floor.kv_bytes(llm, [task]) == 9 * llm.llm_engine.kv_cache.bytes_per_token
 
 
 def write_tied(folder):

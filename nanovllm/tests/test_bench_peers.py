@@ -171,9 +171,9 @@ def test_mixed_tasks_are_the_same_on_every_machine(checkpoint):
 
 def test_a_step_at_a_context_reads_so_many_keys_and_computes_no_prompt(checkpoint):
     llm = LLM(checkpoint, **OPTIONS, kv_cache_tokens=1024, enable_prefix_caching=False)
-    before = llm.model_runner.num_tokens
+    before = llm.llm_engine.executor.num_tokens
     assert contexts.step_seconds(llm, 50, batch_size=4) > 0
-    assert llm.model_runner.num_tokens - before == 4 * (1 + contexts.NUM_STEPS)
+    assert llm.llm_engine.executor.num_tokens - before == 4 * (1 + contexts.NUM_STEPS)
     assert not llm.llm_engine.has_unfinished_requests() and "allocate" not in vars(llm.llm_engine.kv_cache_manager)
 
 

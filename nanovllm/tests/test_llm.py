@@ -62,12 +62,12 @@ def test_a_text_beside_its_tokens_is_shown_as_the_prompt(llm):
 
 
 def test_a_wrong_prompt_is_an_error_before_anything_is_computed(llm):
-    num_steps = llm.model_runner.num_steps
+    num_steps = llm.llm_engine.executor.num_steps
     with pytest.raises(ValueError, match="prompt 1: vLLM has multi_modal_data, nanovllm has not: it reads text only"):
         llm.generate(["the fox", {"prompt": "the fox", "multi_modal_data": {"image": object()}}], greedy())
     with pytest.raises(ValueError, match="2 prompts but 1 sampling_params"):
         llm.generate(["the fox", "the rabbit"], [greedy()])
-    assert llm.model_runner.num_steps == num_steps and not llm.llm_engine.has_unfinished_requests()
+    assert llm.llm_engine.executor.num_steps == num_steps and not llm.llm_engine.has_unfinished_requests()
 
 
 def test_an_empty_text_because_of_an_error_is_told(llm):

@@ -193,7 +193,7 @@ def test_whoever_wants_them_reads_no_cache_and_fills_it(make):
     llm = make()
     first, second = (llm.generate(PROMPT, greedy(1, prompt_logprobs=0))[0] for _ in range(2))
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 0)
-    assert llm.model_runner.num_tokens == 40
+    assert llm.llm_engine.executor.num_tokens == 40
     assert first.prompt_logprobs == second.prompt_logprobs
     assert llm.generate(PROMPT, greedy(1))[0].num_cached_tokens == 16
 
@@ -239,7 +239,7 @@ def test_a_step_that_raises_after_it_has_told_tells_nothing_twice(make, monkeypa
     """The engine runs its sequences again one by one."""
     llm, runs = make(), []
     [expected] = make().generate(PROMPT, greedy(2, prompt_logprobs=0))
-    run = llm.model_runner.run
+    run = llm.llm_engine.executor.run
 
     def poisoned(batch):
         tokens = run(batch)
@@ -248,7 +248,7 @@ def test_a_step_that_raises_after_it_has_told_tells_nothing_twice(make, monkeypa
             raise RuntimeError("poisoned")
         return tokens
 
-    monkeypatch.setattr(llm.model_runner, "run", poisoned)
+    monkeypatch.setattr(llm.llm_engine.executor, "run", poisoned)
     outputs = llm.generate([PROMPT, PROMPT[::-1]], greedy(2, prompt_logprobs=0))
     assert max(runs) == 2 and [output.error for output in outputs] == [None, None]
     assert [len(output.prompt_logprobs) for output in outputs] == [20, 20]
@@ -257,13 +257,13 @@ def test_a_step_that_raises_after_it_has_told_tells_nothing_twice(make, monkeypa
 
 def test_logits_of_a_prompt_are_computed_for_those_who_ask_only(make, monkeypatch):
     llm, rows = make(), []
-    compute = llm.model_runner.model.compute_logits
+    compute = llm.llm_engine.executor.model.compute_logits
 
     def watched(hidden: Tensor) -> Tensor:
         rows.append(len(hidden))
         return compute(hidden)
 
-    monkeypatch.setattr(llm.model_runner.model, "compute_logits", watched)
+    monkeypatch.setattr(llm.llm_engine.executor.model, "compute_logits", watched)
     llm.generate(PROMPT, greedy(1))
     llm.generate(PROMPT, greedy(1, prompt_logprobs=0, logprobs=1))
     assert sorted(rows) == [1, 1, 19], "and those of the sampled token are not computed twice"

@@ -59,7 +59,7 @@ def test_the_eos_token_is_no_stop_reason(make):
 
 def test_an_eos_token_that_the_model_does_not_have_is_no_matter(make, monkeypatch):
     llm = make()
-    monkeypatch.setattr(llm.input_processor, "_eos_token_ids", {EOS, 9999})
+    monkeypatch.setattr(llm.llm_engine.input_processor, "_eos_token_ids", {EOS, 9999})
     [output] = llm.generate([[5]], saying([EOS, 8, 9], min_tokens=2))
     assert output.outputs[0].token_ids == [8, 9, EOS]
 

@@ -51,7 +51,7 @@ def test_the_package_is_traced_as_any_stage(llm, events):
 
 def test_replayed_all_ends_as_it_ended(llm, events):
     *_, state = states(events)
-    pool = llm.kv_cache_manager.pool
+    pool = llm.llm_engine.kv_cache_manager.pool
     assert not state.sequences and not state.running and not state.waiting and sum(state.ref_counts) == 0
     assert state.free == list(pool.free) and {*state.cached.values()} == {each.hex() for each in pool.cached}
 

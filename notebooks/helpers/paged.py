@@ -57,7 +57,7 @@ def tell_stories(folder: Path, num_tokens: int) -> LLM:
             params = SamplingParams(temperature=0.8, seed=number, max_tokens=2 * num_tokens, ignore_eos=True)
             llm.llm_engine.add_request(str(number), PROMPTS[number], params)
         llm.llm_engine.step()
-    while any(seq.num_computed_tokens % llm.kv_cache.block_size == 0 for seq in seqs_of(llm)):
+    while any(seq.num_computed_tokens % llm.llm_engine.kv_cache.block_size == 0 for seq in seqs_of(llm)):
         llm.llm_engine.step()  # each has room for its next token
     return llm
 
@@ -102,13 +102,14 @@ def by_numba(llm: LLM, asked: Asked) -> Tensor:
     """The CPU's kernel. It writes the newest keys and values once more: they are in the pool already."""
     from nanovllm.backends.cpu.step_attention import StepAttention
 
-    size, heads, rotary = llm.kv_cache.block_size, asked.q.shape[1], llm.llm_engine.executor.model.model.rotary_emb
+    engine, heads = llm.llm_engine, asked.q.shape[1]
+    size, rotary = engine.kv_cache.block_size, engine.executor.model.model.rotary_emb
     last, rows = asked.context_lens.long() - 1, torch.arange(len(asked.q))
     block = asked.block_tables.long()[rows, last // size]  # [rows]
     k, v = (asked.blocks[block, asked.layer, kv, last % size] for kv in (0, 1))
     starts, lens, tables = list(range(len(rows) + 1)), asked.context_lens.tolist(), asked.block_tables.long()
     step = AttentionMetadata(starts, lens, tables, block * size + last % size, NOTHING)
-    attention = StepAttention(llm.kv_cache, heads, rotary.cos, rotary.sin, 0.0, workers=1)
+    attention = StepAttention(llm.llm_engine.kv_cache, heads, rotary.cos, rotary.sin, 0.0, workers=1)
     return attention.plan(step)(asked.layer, asked.q, k, v)
 
 

@@ -40,14 +40,14 @@ class DecodeStep:
         self.engine, self.context = self.llm.llm_engine, context
         params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
         with prompts_taken_as_computed(self.llm):
-            self.llm.kv_cache.blocks.normal_(generator=torch.Generator().manual_seed(0))  # contexts that differ
+            self.engine.kv_cache.blocks.normal_(generator=torch.Generator().manual_seed(0))  # contexts that differ
             for number in range(max_rows):
                 self.engine.add_request(str(number), {"prompt_token_ids": [300 + 37 * number] * context}, params)
             self.engine.step()
         self.seqs = list(self.engine.scheduler.running)
         assert len(self.seqs) == max_rows, f"{len(self.seqs)} sequences run, {max_rows} were asked for"
         self.runner = self.engine.executor
-        plain = PagedAttention(self.llm.kv_cache, self.engine.config.slots_in_a_tile())
+        plain = PagedAttention(self.engine.kv_cache, self.engine.config.slots_in_a_tile())
         self._ways = ways_of(self.runner, plain)
 
     def ways(self, rows: int) -> list[str]:
@@ -72,7 +72,7 @@ class DecodeStep:
     def num_bytes(self, rows: int) -> int:
         """What a step has to read: all weights, and the keys and values of each context."""
         slots = rows * (self.context + 1)
-        return weight_bytes(self.llm) + slots * self.llm.kv_cache.bytes_per_token
+        return weight_bytes(self.llm) + slots * self.engine.kv_cache.bytes_per_token
 
     def num_operations(self, rows: int) -> int:
         """Of the linear layers: a product and a sum for each weight and row."""

@@ -545,7 +545,7 @@ def test_slots_of_many_tokens_are_found_in_as_many_operations_as_of_one():
 def test_the_engine_reads_as_many_slots_at_a_time_as_it_was_told(checkpoint, monkeypatch, tile_size, slots):
     """A context of 21 tokens is in 6 blocks of 4."""
     llm = LLM(checkpoint, block_size=4, tile_size=tile_size, kv_cache_tokens=64)
-    seen = reads(llm.kv_cache, monkeypatch)
+    seen = reads(llm.llm_engine.kv_cache, monkeypatch)
     llm.generate([[1] * 20], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
     assert max(length for _, length in seen) == slots
 

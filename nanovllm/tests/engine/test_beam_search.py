@@ -226,15 +226,15 @@ def test_a_search_takes_no_step_more_than_it_must(ending, logprobs, length_penal
     asked = BeamSearchParams(3, 10, length_penalty=length_penalty, early_stopping=early_stopping)
     llm = LLM(ending, block_size=4)
     for prompt in PROMPTS:
-        before = llm.model_runner.num_steps
+        before = llm.llm_engine.executor.num_steps
         llm.beam_search([prompt], asked)
-        assert llm.model_runner.num_steps - before == plain_search(logprobs, prompt, asked, ENDINGS)[1]
+        assert llm.llm_engine.executor.num_steps - before == plain_search(logprobs, prompt, asked, ENDINGS)[1]
 
 
 def test_the_prompt_is_computed_once_and_then_a_token_for_each_beam(checkpoint):
     llm = LLM(checkpoint, block_size=4)
     llm.beam_search([PROMPTS[2]], BeamSearchParams(4, 6, ignore_eos=True))
-    assert llm.model_runner.num_tokens == 12 + 5 * 4 and llm.model_runner.num_steps == 6
+    assert llm.llm_engine.executor.num_tokens == 12 + 5 * 4 and llm.llm_engine.executor.num_steps == 6
 
 
 def test_beams_hold_what_they_share_once(checkpoint):
@@ -251,14 +251,15 @@ def test_a_dropped_beam_gives_its_blocks_back_at_once(ending):
     held = []
 
     def watch(batch):
-        llm.kv_cache_manager.check_integrity()
+        manager = llm.llm_engine.kv_cache_manager
+        manager.check_integrity()
         named = {block for seq, _ in batch for block in seq.block_table}
-        held.append((len(llm.kv_cache_manager._holders), llm.kv_cache_manager.report().held - 2 * len(named)))
+        held.append((len(manager._holders), manager.report().held - 2 * len(named)))
 
     before_each_step(llm, watch)
     llm.beam_search(PROMPTS, BeamSearchParams(3, 10))
     assert set(held) == {(1, 0), (3, 0)}
-    assert llm.kv_cache.num_blocks_copied > 0
+    assert llm.llm_engine.kv_cache.num_blocks_copied > 0
 
 
 def test_a_pool_that_just_holds_the_beams_is_enough(checkpoint, logprobs):
@@ -328,7 +329,7 @@ def test_ctrl_c_ends_the_call_between_two_steps_and_nothing_is_left(checkpoint, 
 def test_a_second_ctrl_c_leaves_nothing_either(checkpoint, monkeypatch):
     """The first ends the search, the second comes while its blocks are given back."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5)
-    free, presses = llm.kv_cache_manager.free, list[object]()
+    free, presses = llm.llm_engine.kv_cache_manager.free, list[object]()
 
     def press(of: object) -> None:
         presses.append(of)
@@ -339,7 +340,7 @@ def test_a_second_ctrl_c_leaves_nothing_either(checkpoint, monkeypatch):
         free(seq)
 
     before_each_step(llm, press)
-    monkeypatch.setattr(llm.kv_cache_manager, "free", pressed)
+    monkeypatch.setattr(llm.llm_engine.kv_cache_manager, "free", pressed)
     with pytest.raises(KeyboardInterrupt):
         llm.beam_search([PROMPTS[2]], BeamSearchParams(3, 10, ignore_eos=True))
     assert len(presses) == 2
@@ -533,10 +534,10 @@ def test_a_search_finds_what_an_equal_one_has_computed(checkpoint):
     llm = LLM(checkpoint, block_size=4)
     search = BeamSearchParams(3, 9, ignore_eos=True)
     first = llm.beam_search([PROMPTS[2]], search)
-    assert llm.kv_cache_manager.prefix_cache_stats.hits == 0
+    assert llm.llm_engine.kv_cache_manager.prefix_cache_stats.hits == 0
     second = llm.beam_search([PROMPTS[2]], search)
-    assert llm.kv_cache_manager.prefix_cache_stats.hits == 8, "two blocks of a prompt of 12 tokens"
+    assert llm.llm_engine.kv_cache_manager.prefix_cache_stats.hits == 8, "two blocks of a prompt of 12 tokens"
     assert_same(second[0], beams(first[0]))
     best = first[0].outputs[0].token_ids
     llm.generate([[*PROMPTS[2], *best]], params(1))
-    assert llm.kv_cache_manager.prefix_cache_stats.hits == 8 + 20, "and what the best beam has said"
+    assert llm.llm_engine.kv_cache_manager.prefix_cache_stats.hits == 8 + 20, "and what the best beam has said"

@@ -244,8 +244,8 @@ def test_a_search_begins_with_what_is_cached_and_finds_the_same_beams(checkpoint
     warm.generate(PROMPT, params(1))
     [expected], [output] = cold.beam_search([PROMPT], search), warm.beam_search([PROMPT], search)
     assert answers(output) == answers(expected)
-    assert warm.kv_cache_manager.prefix_cache_stats.hits == 16
-    assert len(warm.kv_cache_manager.pool.cached) > 5, "beams fill the cache"
+    assert warm.llm_engine.kv_cache_manager.prefix_cache_stats.hits == 16
+    assert len(warm.llm_engine.kv_cache_manager.pool.cached) > 5, "beams fill the cache"
     assert_empty(warm.llm_engine)
     assert answers(warm.generate(PROMPT, params(3))[0]) == answers(cold.generate(PROMPT, params(3))[0])
 
@@ -271,7 +271,7 @@ def test_a_reset_waits_until_nobody_is_served(checkpoint):
     stream.close()
     assert llm.reset_prefix_cache() is True
     llm.generate(PROMPT, params(1))
-    assert llm.kv_cache_manager.prefix_cache_stats.hits == 0
+    assert llm.llm_engine.kv_cache_manager.prefix_cache_stats.hits == 0
 
 
 # With a real model
@@ -296,5 +296,5 @@ def test_in_any_company_and_any_pool_everybody_says_what_he_says_without_a_cache
         outputs = on.generate(prompts, wanted)
         assert [answers(output) for output in outputs] == expected
         assert {reason for output in outputs for reason in reasons(output)} == {"length"}
-        on.kv_cache_manager.check_integrity()
-    assert on.model_runner.num_tokens < 2 * off.model_runner.num_tokens
+        on.llm_engine.kv_cache_manager.check_integrity()
+    assert on.llm_engine.executor.num_tokens < 2 * off.llm_engine.executor.num_tokens

@@ -94,8 +94,8 @@ def each_line(way: Callable[[Any], None], llm: Any) -> list[Place]:
 
 def assert_as_new(llm: LLM) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    llm.kv_cache_manager.check_integrity()
-    assert llm.kv_cache_manager.report().held == 0
+    llm.llm_engine.kv_cache_manager.check_integrity()
+    assert llm.llm_engine.kv_cache_manager.report().held == 0
     generate(llm)
 
 

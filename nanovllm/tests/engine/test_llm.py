@@ -51,10 +51,11 @@ def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, num_
 @pytest.mark.parametrize("seed", range(3))
 def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed, monkeypatch):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
-    blocks = llm.kv_cache_manager.pool.get_new_blocks(40)
-    llm.kv_cache_manager.pool.free_blocks(random.Random(seed).sample(blocks, 40))
-    tables, free = [], llm.kv_cache_manager.free
-    monkeypatch.setattr(llm.kv_cache_manager, "free", lambda seq: (tables.append(seq.block_table), free(seq)))
+    blocks = llm.llm_engine.kv_cache_manager.pool.get_new_blocks(40)
+    manager = llm.llm_engine.kv_cache_manager
+    manager.pool.free_blocks(random.Random(seed).sample(blocks, 40))
+    tables, free = [], manager.free
+    monkeypatch.setattr(manager, "free", lambda seq: (tables.append(seq.block_table), free(seq)))
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
     assert len(tables) == 5 and not any(table == sorted(table) for table in tables), "shuffled, all five"
     assert_all_free(llm)
@@ -63,7 +64,7 @@ def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed, monkey
 def test_slots_that_are_not_written_are_never_seen(checkpoint, expected, monkeypatch):
     """Before each step: NaN everywhere, but for 1e30 behind what is written in a last block that is begun."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
-    run, pool = llm.model_runner.run, llm.kv_cache.blocks
+    run, pool = llm.llm_engine.executor.run, llm.llm_engine.kv_cache.blocks
 
     def poisoned(batch):
         clean = pool.clone()
@@ -75,7 +76,7 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, expected, monkeyp
                 pool[block, :, :, offset] = clean[block, :, :, offset]
         return run(batch)
 
-    monkeypatch.setattr(llm.model_runner, "run", poisoned)
+    monkeypatch.setattr(llm.llm_engine.executor, "run", poisoned)
     lengths = [3, 24, 1, 10, 2]
     outputs = llm.generate(PROMPTS, [greedy(n) for n in lengths])
     assert tokens(outputs) == [full[:n] for full, n in zip(expected, lengths, strict=True)]
@@ -84,11 +85,11 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, expected, monkeyp
 def test_a_request_that_overflows_spoils_nobody_elses_tokens(checkpoint, expected):
     """Its keys and values are NaN, and those who come after it get its blocks."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=24)
-    weight = llm.model_runner.model.model.embed_tokens.weight
+    weight = llm.llm_engine.executor.model.model.embed_tokens.weight
     before = weight[100].clone()
     weight.data[100] = float("inf")
     llm.generate([[100] * 20], greedy(2))
-    assert llm.kv_cache.blocks[:5].isnan().any(dim=(1, 2, 3, 4, 5)).all()
+    assert llm.llm_engine.kv_cache.blocks[:5].isnan().any(dim=(1, 2, 3, 4, 5)).all()
     weight.data[100] = before
     assert tokens(llm.generate(PROMPTS[0], greedy(8))) == [expected[0][:8]]
 
@@ -308,7 +309,7 @@ def test_a_long_prompt_holds_nobody_up(checkpoint):
     llm = LLM(checkpoint, block_size=4, max_num_batched_tokens=8)
     steps: dict[str, list[int]] = {"0": [], "1": []}
     for output in llm.stream([[1, 2], [3] * 40], [greedy(12), greedy(3)]):
-        steps[output.request_id].append(llm.model_runner.num_steps)
+        steps[output.request_id].append(llm.llm_engine.executor.num_steps)
     assert steps == {"0": list(range(1, 13)), "1": [6, 7, 8]}
 
 
@@ -320,7 +321,7 @@ def test_all_end_whatever_they_would_like(checkpoint, block_size):
     llm = LLM(checkpoint, block_size=block_size, kv_cache_tokens=48, max_num_batched_tokens=rng.randint(4, 30))
     outputs = llm.generate([[1] * prompt for prompt, _ in sizes], [greedy(n) for _, n in sizes])
     assert [len(ids) for ids in tokens(outputs)] == [n for _, n in sizes]
-    assert llm.model_runner.num_steps < sum(n for _, n in sizes) / 2, "few ran with others"
+    assert llm.llm_engine.executor.num_steps < sum(n for _, n in sizes) / 2, "few ran with others"
     assert_all_free(llm)
 
 
@@ -391,12 +392,12 @@ def test_a_second_stream_is_refused_and_the_first_goes_on(checkpoint, expected):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=1000)
     first, second = llm.stream([PROMPTS[0]], greedy(24)), llm.stream([PROMPTS[1]], greedy(24))
     next(first)
-    before = llm.kv_cache_manager.report()
+    before = llm.llm_engine.kv_cache_manager.report()
     with pytest.raises(ValueError, match="unfinished requests"):
         next(second)
     with pytest.raises(ValueError, match="unfinished requests"):
         llm.generate([PROMPTS[1]], greedy(24))
-    assert llm.kv_cache_manager.report() == before
+    assert llm.llm_engine.kv_cache_manager.report() == before
     assert tokens(list(first))[-1] == expected[0]
     assert_all_free(llm)
 
@@ -463,7 +464,7 @@ def test_a_stream_ends_though_somebody_else_took_the_last_step(checkpoint):
 
 def test_a_step_that_raises_once_is_taken_again_one_by_one(checkpoint, expected, monkeypatch):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
-    run, sizes = llm.model_runner.run, []
+    run, sizes = llm.llm_engine.executor.run, []
 
     def fails_once(batch):
         sizes.append(len(batch))
@@ -471,7 +472,7 @@ def test_a_step_that_raises_once_is_taken_again_one_by_one(checkpoint, expected,
             raise RuntimeError("out of memory")
         return run(batch)
 
-    monkeypatch.setattr(llm.model_runner, "run", fails_once)
+    monkeypatch.setattr(llm.llm_engine.executor, "run", fails_once)
     outputs = llm.generate(PROMPTS, greedy(24))
     assert tokens(outputs) == expected and all(output.error is None for output in outputs)
     assert sizes[:9] == [5, 5, 5, 1, 1, 1, 1, 1, 5]
@@ -485,7 +486,7 @@ def test_a_model_that_always_raises_ends_all_with_errors_in_their_places(checkpo
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(llm.model_runner, "run", fails)
+        patched.setattr(llm.llm_engine.executor, "run", fails)
         outputs = llm.generate(PROMPTS, greedy(24))
     assert [output.prompt_token_ids for output in outputs] == PROMPTS
     assert [output.error for output in outputs] == ["RuntimeError: out of memory"] * 5
@@ -498,7 +499,7 @@ def test_a_model_that_always_raises_ends_all_with_errors_in_their_places(checkpo
 def test_a_request_that_the_sampler_cannot_take_ends_alone(checkpoint, expected, place, monkeypatch):
     """It would raise in every step, for ever."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
-    process = llm.input_processor.process
+    process = llm.llm_engine.input_processor.process
 
     def poisoned(request_id, *request):
         samples = process(request_id, *request)
@@ -506,7 +507,7 @@ def test_a_request_that_the_sampler_cannot_take_ends_alone(checkpoint, expected,
             samples[0].params.temperature = "hot"  # none of the checks of SamplingParams has seen it
         return samples
 
-    monkeypatch.setattr(llm.input_processor, "process", poisoned)
+    monkeypatch.setattr(llm.llm_engine.input_processor, "process", poisoned)
     outputs = llm.generate(PROMPTS[:3], greedy(24))
     assert outputs[place].error.startswith("TypeError") and outputs[place].outputs[0].finish_reason == "error"
     others = [i for i in range(3) if i != place]
@@ -558,10 +559,10 @@ def test_the_peak_is_of_the_engines_life_and_of_now(checkpoint):
 def test_no_report_is_built_in_a_step(checkpoint, monkeypatch):
     """It names each holder. Whoever comes may need one, and whoever leaves, for the peak."""
     llm = LLM(checkpoint, block_size=4, max_num_seqs=3, kv_cache_tokens=1000)
-    report, counts = llm.kv_cache_manager.report, []
-    monkeypatch.setattr(llm.kv_cache_manager, "report", lambda: counts.append(1) or report())
+    report, counts = llm.llm_engine.kv_cache_manager.report, []
+    monkeypatch.setattr(llm.llm_engine.kv_cache_manager, "report", lambda: counts.append(1) or report())
     llm.generate(PROMPTS, greedy(40))
-    assert llm.model_runner.num_steps == 80 and sum(counts) <= 3 * len(PROMPTS)
+    assert llm.llm_engine.executor.num_steps == 80 and sum(counts) <= 3 * len(PROMPTS)
 
 
 def test_a_prompt_is_shared_by_all_outputs_of_its_request_and_copied_from_the_caller(checkpoint):

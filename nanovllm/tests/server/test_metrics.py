@@ -156,7 +156,7 @@ def test_blocks_on_the_host_are_external(checkpoint):
     for prompt in (PROMPT, [*range(40, 79)], PROMPT):
         llm.generate(prompt, drawn(1))
     numbers = values_of(llm)
-    block = llm.kv_cache.blocks[0].nbytes
+    block = llm.llm_engine.kv_cache.blocks[0].nbytes
     assert llm.stats().blocks_loaded == 2 and numbers["kv_offload_load_bytes"] == 2 * block
     assert numbers["kv_offload_store_bytes"] == llm.stats().blocks_stored * block > 0
     assert (numbers["prefix_cache_hits"], numbers["external_prefix_cache_hits"]) == (0, 8)
