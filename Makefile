@@ -1,17 +1,17 @@
-# Needs git, make and Python >= 3.11. The first target that needs it makes .venv (.ci/setup_env.py says how).
+# You need git, make and Python 3.11 or newer. Targets make .venv when they first need it (see .ci/setup_env.py).
 #
-#   STAGE=3            which stage; without it the finished engine, nanovllm
-#   PROMPT="..."       what to continue, taken as typed: quotes, apostrophes and dollars arrive unharmed
-#   ARGS="..."         more flags for whatever the target runs: ARGS="--device cuda"
-#   PYTHON=python3.12  what .venv is made from; without it the first of CANDIDATES that is new enough
-#   PY=python3         run with this interpreter as it is and install nothing
-#   TORCH_INDEX=https://download.pytorch.org/whl/cpu   where torch alone comes from: here its CPU build
+#   STAGE=3            the stage to run; by default, the nanovllm package
+#   PROMPT="..."       the prompt, passed on exactly as typed: quotes, apostrophes and dollars need no escaping
+#   ARGS="..."         more options for the command that the target runs, such as ARGS="--device cuda"
+#   PYTHON=python3.12  the interpreter that .venv is based on; by default, the first of CANDIDATES that is new enough
+#   PY=python3         run with this interpreter, and install nothing
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu   the package index for torch alone; this one has its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run serve test test-all test-triton soak storm setup notebooks notebook page open-page exercise check
 .PHONY: diff scoreboard measure gpu lint train clean FORCE
 
-# $(value) and the environment carry these past what make and the shell would expand.
+# $(value) and the environment protect these from expansion by make and the shell.
 override PROMPT := $(value PROMPT)
 override TEXT := $(value TEXT)
 export PROMPT TEXT TORCH_INDEX
@@ -23,8 +23,8 @@ else
 PY := .venv/bin/python
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 PYTHON = $(or $(shell for p in $(CANDIDATES); do $$p -c 'import tomllib' 2>/dev/null && echo $$p && break; done),$(error \
-    no Python 3.11 or newer among $(CANDIDATES): install one, or name it: make run PYTHON=/path/to/python))
-# A stamp for each extra, written once its install is complete. A .venv that no longer runs is remade.
+    no Python 3.11 or newer among $(CANDIDATES); install one, or pass its path: make run PYTHON=/path/to/python))
+# Each extra has a stamp, written after a complete install. A .venv that no longer runs is made again.
 needs = $(addprefix .venv/.with-,$1)
 BROKEN := $(shell .venv/bin/python -c 'import safetensors' 2>/dev/null || echo FORCE)
 .venv/.with-%: pyproject.toml constraints.txt $(BROKEN)
@@ -32,83 +32,83 @@ BROKEN := $(shell .venv/bin/python -c 'import safetensors' 2>/dev/null || echo F
 endif
 
 ENGINE = $(if $(STAGE),stages $(STAGE),nanovllm generate)
-one_stage = $(or $(STAGE),$(error which stage? make $@ STAGE=3))
+one_stage = $(or $(STAGE),$(error make $@ needs a stage: make $@ STAGE=3))
 
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
-run: $(call needs,core) ## tell stories with the finished engine; STAGE=3 PROMPT="Once upon a time" ARGS="--device cuda"
+run: $(call needs,core) ## generate a story with nanovllm, or with STAGE=3; PROMPT="Once upon a time" ARGS="--device cuda"
 	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
 
-serve: $(call needs,serve) ## serve the finished engine to clients of OpenAI's API, and show its memory in a browser; ARGS="--port 8001"
+serve: $(call needs,serve) ## start a server with OpenAI's API and a live page of its memory; ARGS="--port 8001"
 	@$(PY) -m nanovllm serve models/storyteller --chat-template plain $(ARGS)
 
 PYTEST_FLAGS := -n auto --maxprocesses 4 --dist worksteal
 PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest $(PYTEST_FLAGS)
 
-test: $(call needs,test) ## each distinct test once, in minutes; PY=python3 takes that one and installs nothing
+test: $(call needs,test) ## run each distinct test once, in minutes
 	@$(PYTEST) $(ARGS)
 
-test-all: $(call needs,test) ## every test: copies in later stages, long histories, notebooks, exercises; PART=rest without make test's
+test-all: $(call needs,test) ## run every test: copies in later stages, long histories, notebooks, exercises; PART=rest skips those of make test
 	@$(PYTEST) --part $(or $(PART),all) $(ARGS)
 
 .venv-triton/.complete: .ci/setup_triton.py $(call needs,test)
 	@$(PY) .ci/setup_triton.py
 
-test-triton: .venv-triton/.complete ## the GPU's kernels on the CPU, in Triton's interpreter, in an environment of its own; PART=all
+test-triton: .venv-triton/.complete ## test the GPU kernels on the CPU, in Triton's interpreter and its own environment; PART=all
 	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest $(PYTEST_FLAGS) --part $(or $(PART),quick) \
 	    nanovllm/tests/gpu nanovllm/backends/gpu -W "ignore:Conversion of an array" $(ARGS)
 
-soak: $(call needs,test) ## a million random steps of all stages, and a million of the engine with faults, all checked; ARGS="--stage s7 --steps 100000 --seed 1"
+soak: $(call needs,test) ## check a million random steps of the stages, and a million of the package with injected faults; ARGS="--stage s7 --steps 100000 --seed 1"
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)
 	@$(if $(filter --stage --stage=% --kernels,$(ARGS)),,OMP_NUM_THREADS=1 $(PY) -m nanovllm.tests.soak $(ARGS))
 
-storm: $(call needs,test) ## 1,000 clients, 10,000 bad requests and kill -9 against nanovllm serve; ARGS="clients --rounds 5 --seed 1"
+storm: $(call needs,test) ## attack the server with 1,000 clients, 10,000 bad requests and kill -9; ARGS="clients --rounds 5 --seed 1"
 	@$(PY) -m nanovllm.tests.server.storm $(ARGS)
 
-setup: $(call needs,test lint) ## the environment with the test extras (and lint's), running nothing
+setup: $(call needs,test lint) ## install everything for tests and lint, and run nothing
 
-notebooks: $(call needs,notebooks) ## execute all notebooks in place, so that their pictures are this machine's
+notebooks: $(call needs,notebooks) ## execute all notebooks in place, with this machine's results
 	@$(PY) -m notebooks $(ARGS)
 
-notebook: $(call needs,notebooks) ## open a copy of a stage's notebook in jupyter lab: STAGE=3, claims or nanovllm
+notebook: $(call needs,notebooks) ## open a copy of a notebook in jupyter lab; STAGE=3, claims or nanovllm
 	@$(PY) -m notebooks.lab $(one_stage) $(ARGS)
 
-page: $(call needs,core) ## run one workload through all stages, and make the page that plays their pools
+page: $(call needs,core) ## rebuild notebooks/pool.html, which replays one workload in the pools of all stages
 	@OMP_NUM_THREADS=1 $(PY) -m notebooks.page
 
-open-page: ## open notebooks/pool.html in a browser: it is in the repository, one file
+open-page: ## open notebooks/pool.html in a browser; the repository includes it
 	@echo notebooks/pool.html
 	@$(PYTHON) -m webbrowser -t "file://$(CURDIR)/notebooks/pool.html"
 
-exercise: ## write exercises/s3, a stage with functions for you to write: STAGE=3, or STAGE=3 STEP=2
+exercise: ## create exercises/s3, a stage with functions for you to write; STAGE=3, or STAGE=3 STEP=2
 	@$(PYTHON) stages/chain.py exercise $(one_stage) $(addprefix --step ,$(STEP)) $(ARGS)
 
-# A red test is a result, not a failure of make. chain.py exits with 1 for red tests, and with 2 for misuse.
-check: $(call needs,test) ## check your exercise: the tests of your current step, and at the end a story; STAGE=3
+# Failing tests are a result here, not an error. chain.py exits with 1 for failing tests and with 2 for misuse.
+check: $(call needs,test) ## test the current step of your exercise, and after the last step generate a story; STAGE=3
 	@$(PY) stages/chain.py exercise $(one_stage) --check $(addprefix --step ,$(STEP)) $(ARGS) || test $$? -eq 1
 
-diff: ## what a stage changes, in reading order: STAGE=3, or nanovllm; ARGS="--file scheduler.py" for one file
+diff: ## show what a stage changes, in reading order; STAGE=3 or nanovllm, ARGS="--file scheduler.py" for one file
 	@$(PYTHON) stages/chain.py diff $(one_stage) $(ARGS)
 
-scoreboard: $(call needs,test) ## what each stage bought and what it cost; ARGS=--predict answers the lessons' questions
+scoreboard: $(call needs,test) ## compare what each stage gains and costs; ARGS=--predict answers the lessons' questions
 	@$(PY) -m stages.bench $(or $(ARGS),scoreboard run)
 	@$(PY) -m stages.tools.prose
 
-measure: $(call needs,test) ## all figures of the course, in about 15 minutes alone on the machine; ARGS="decode offload", ARGS=--resume
+measure: $(call needs,test) ## measure all figures of the course, about 15 minutes on an idle machine; ARGS="decode offload", ARGS=--resume
 	@$(PY) -m stages.bench $(or $(ARGS),all)
 	@$(PY) -m stages.tools.prose
 
-gpu: $(call needs,test) ## what a GPU shows, in parts of minutes: PART=1, ... 9, else all; OUT=folder, ARGS="--device cpu --tiny"
+gpu: $(call needs,test) ## measure on a GPU, in parts of a few minutes; PART=1 to 9, by default all; OUT=folder, ARGS="--device cpu --tiny"
 	@$(PY) -m stages.bench.gpu $(PART) --out $(or $(OUT),gpu-results) $(ARGS)
 
 lint: $(call needs,lint) ## ruff, and mypy on signatures
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy $(wildcard stages models nanovllm notebooks/page)
 
-train: $(call needs,core) ## train the story teller on a folder of text files: TEXT=folder
-	@$(PY) -m models.training --text "$(if $(TEXT),$$TEXT,$(error which texts? make train TEXT=folder))" $(ARGS)
+train: $(call needs,core) ## train the storyteller on a folder of text files; TEXT=folder
+	@$(PY) -m models.training --text "$(if $(TEXT),$$TEXT,$(error make train needs a folder of text files: make train TEXT=folder))" $(ARGS)
 
-clean: ## remove .venv, .venv-triton, caches and exercises/ with your solutions; never models/
+clean: ## remove .venv, .venv-triton, caches, and exercises/ including your solutions
 	rm -rf .venv .venv-triton .pytest_cache .hypothesis .mypy_cache .ruff_cache exercises build dist *.egg-info
 	find . -path ./models -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

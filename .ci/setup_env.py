@@ -1,12 +1,12 @@
-"""Make .venv and install an extra of pyproject.toml into it, for the Makefile: `python3 .ci/setup_env.py core|test|...`
+"""Make .venv and install an extra of pyproject.toml, for the Makefile: `python3 .ci/setup_env.py core|test|...`.
 
-.venv is made from the interpreter that runs this, with the standard library alone: nothing is installed yet.
+It uses only the standard library, because nothing is installed yet. .venv is based on the interpreter that runs this.
 
-- torch: one >= 2.11 that this interpreter imports already is used as it is. Otherwise the build that constraints.txt
-  pins; if $TORCH_INDEX is set, torch alone comes from there.
-- installer: uv if there is one, unless pip was told where packages come from: uv does not read pip's settings.
-- numba: it compiles the finished engine's kernels. Where it has no wheel for this Python the engine does without.
-- stamp: .venv/.with-EXTRA comes last, so an install that fails or is interrupted leaves none and the next one goes on.
+- torch: if this interpreter can import torch 2.11 or newer, .venv uses that one. Otherwise it installs the version that
+  constraints.txt pins. $TORCH_INDEX sets the package index for torch alone.
+- installer: uv if available, unless pip is configured with its own package sources, which uv doesn't read.
+- numba: it compiles the package's CPU kernels. If this Python has no wheel for it, the package works without.
+- stamp: .venv/.with-EXTRA is written last, so the next run continues an install that failed or was interrupted.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 if sys.version_info < (3, 11):  # noqa: UP036
-    sys.exit(f"nanovllm needs Python 3.11 or newer, and {sys.executable} is {platform.python_version()}")
+    sys.exit(f"setup: nanovllm needs Python 3.11 or newer, and {sys.executable} is {platform.python_version()}")
 import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,22 +28,24 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 TORCH_INDEX = os.environ.get("TORCH_INDEX", "")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-STOPPED = "setup: stopped, see above; the same make goes on from here"
+FAILED = "setup: failed, see above; run the same make command to continue"
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")  # pip's --progress-bar raw, in bytes
 FETCHED = re.compile(r" *(?:Downloading|Using cached|Processing) (\S+\.(?:whl|tar\.gz))(?!\S)(?: \((?!from)(.+)\))?")
-MEGABYTES = {"core": 35, "serve": 1, "test": 125, "lint": 30, "notebooks": 65}  # to download, torch aside
+MEGABYTES = {"core": 35, "serve": 1, "test": 125, "lint": 30, "notebooks": 65}  # to download, without torch
 
 
 class Torch(NamedTuple):
+    """An installed torch."""
+
     version: str
-    folder: Path  # where it is installed: a site-packages
+    folder: Path  # the site-packages that it is installed in
 
     def is_borrowed(self) -> bool:
         return not self.folder.is_relative_to(VENV)
 
 
-def ask(python: Path | str, code: str) -> str | None:
-    """What `python -c code` prints; None if it fails or there is no such python."""
+def query(python: Path | str, code: str) -> str | None:
+    """Return the output of `python -c code`, or None if it fails or `python` doesn't exist."""
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=ROOT)
     except OSError:
@@ -51,22 +53,22 @@ def ask(python: Path | str, code: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def do(*command: Path | str) -> None:
-    """Run a command in sight of the user; end here if it fails."""
+def run(*command: Path | str) -> None:
+    """Run a command and show its output. Exit if it fails."""
     if subprocess.run(command, cwd=ROOT).returncode:
-        sys.exit(STOPPED)
+        sys.exit(FAILED)
 
 
-def attempt(*command: Path | str) -> bool:
-    """Run a command out of sight; returns whether it succeeded."""
+def succeeds(*command: Path | str) -> bool:
+    """Run a command quietly, and return whether it succeeded."""
     return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
 
 
-def do_pip(*command: Path | str) -> None:
-    """Run pip and print a line for each package that it fetches; if it fails, print all that it said, and end here."""
-    version = ask(PYTHON, "import pip; print(pip.__version__)") or "0"
-    bar = ["--progress-bar", "raw"] if release_of(version) >= (24, 1) else []  # what older ones can, no pipe sees
-    said: list[str] = []
+def run_pip(*command: Path | str) -> None:
+    """Run pip, and print one line for each package it fetches. If it fails, print its whole output and exit."""
+    version = query(PYTHON, "import pip; print(pip.__version__)") or "0"
+    bar = ["--progress-bar", "raw"] if release_of(version) >= (24, 1) else []  # older versions hide their bar in pipes
+    output: list[str] = []
     with subprocess.Popen(
         [*command, *bar, "--disable-pip-version-check"],
         cwd=ROOT,
@@ -75,20 +77,21 @@ def do_pip(*command: Path | str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     ) as pip:
+        assert pip.stdout is not None, "a pipe"
         for line in pip.stdout:
-            said.append(line)
-            print(in_short(line), end="", flush=True)
+            output.append(line)
+            print(summarize(line), end="", flush=True)
     if pip.returncode:
-        print("".join(line for line in said if not PROGRESS.match(line)))
-        sys.exit(STOPPED)
+        print("".join(line for line in output if not PROGRESS.match(line)))
+        sys.exit(FAILED)
 
 
-def in_short(line: str) -> str:
-    """What to print for a line of pip's: a package, how much of it has come (on a terminal), or nothing.
+def summarize(line: str) -> str:
+    r"""Return the text to print for a line of pip's: a package, its progress (on a terminal), or nothing.
 
-    >>> in_short("  Downloading click-8.5.1-py3-none-any.whl (126 kB)")
-    '  click 8.5.1, 126 kB\\n'
-    >>> in_short("Collecting pluggy<2,>=1.6 (from pytest)")
+    >>> summarize("  Downloading click-8.5.1-py3-none-any.whl (126 kB)")
+    '  click 8.5.1, 126 kB\n'
+    >>> summarize("Collecting pluggy<2,>=1.6 (from pytest)")
     ''
     """
     if match := PROGRESS.match(line):
@@ -99,17 +102,17 @@ def in_short(line: str) -> str:
     if match := FETCHED.match(line):
         name, version = unquote(Path(match[1]).name).removesuffix(".tar.gz").split("-")[:2]
         return f"  {name} {version}" + (f", {match[2]}" if match[2] else "") + "\n"
-    return "installing them\n" if line.startswith("Installing collected packages") else ""
+    return "installing...\n" if line.startswith("Installing collected packages") else ""
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
+    """Return the first two numbers of a version."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def find_torch(python: Path | str) -> Torch | None:
-    """The torch >= 2.11 that `python` imports."""
-    answer = ask(python, "import torch; print(torch.__version__, torch.__file__, sep='\\n')")
+    """Return the torch that `python` imports, or None if there is none or it is older than 2.11."""
+    answer = query(python, "import torch; print(torch.__version__, torch.__file__, sep='\\n')")
     if answer is None:
         return None
     version, file = answer.splitlines()[-2:]
@@ -117,57 +120,57 @@ def find_torch(python: Path | str) -> Torch | None:
 
 
 def pip_settings() -> list[str]:
-    """Which of find-links, index-url and no-index pip was told, in its files or by the environment."""
+    """Return which of find-links, index-url and no-index pip's files or environment variables set."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
     return re.findall(r"(find-links|index-url|no-index)=", listed)
 
 
 def make_venv(with_pip: bool) -> None:
-    """.venv from this interpreter, whose packages it sees if torch is among them."""
+    """Make .venv from this interpreter. It shares the interpreter's packages if torch is one of them."""
     torch = find_torch(sys.executable)
     print(f"Making .venv with {sys.executable} (Python {platform.python_version()})", flush=True)
     shutil.rmtree(VENV, ignore_errors=True)
     flags = ([] if with_pip else ["--without-pip"]) + (["--system-site-packages"] if torch else [])
-    do(sys.executable, "-m", "venv", *flags, VENV)
-    if torch and not find_torch(PYTHON):  # this interpreter is a virtual environment's: .venv sees only the one below
-        site_packages = ask(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))")
-        Path(site_packages or VENV, "torch_is_there.pth").write_text(f"{torch.folder}\n")
+    run(sys.executable, "-m", "venv", *flags, VENV)
+    if torch and not find_torch(PYTHON):  # .venv sees the base interpreter's packages, not a parent venv's
+        site_packages = query(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))")
+        Path(site_packages or VENV, "borrowed_torch.pth").write_text(f"{torch.folder}\n")
 
 
 def describe(torch: Torch | None, pin: str) -> str:
-    """Which torch it will be, and how big that is."""
+    """Return a line about the torch to install: its source and its size."""
     if torch:
-        return f"torch {torch.version} is there already, in {torch.folder}"
+        return f"torch {torch.version} is already installed, in {torch.folder}"
     if TORCH_INDEX:
         return f"torch {pin} comes from {TORCH_INDEX} (a CPU build is about 200 MB)"
     if "find-links" in pip_settings():
-        return f"torch {pin} comes from pip's find-links if they have it (a CPU build is about 200 MB)"
+        return f"torch {pin} comes from pip's find-links if available there (a CPU build is about 200 MB)"
     if sys.platform != "linux":
         return f"torch {pin} is about 110 MB"
     return (
-        f"torch {pin} with CUDA is about 2.7 GB. No NVIDIA GPU? Stop this (Ctrl-C) and take the CPU build of 200 MB:\n"
+        f"torch {pin} with CUDA is about 2.7 GB. No NVIDIA GPU? Press Ctrl-C and take the CPU build (200 MB):\n"
         f"  make run TORCH_INDEX={CPU_INDEX}"
     )
 
 
 def install_kernels(pip: list[Path | str], requirements: list[str]) -> None:
-    """Numba, unless it is there or has no wheel: it is never built, and nothing waits for it."""
-    if ask(PYTHON, "import numba") is not None:
+    """Install Numba if it is missing and has a wheel. It is never built from source, and a failure is not an error."""
+    if query(PYTHON, "import numba") is not None:
         return
-    print(f"Adding {', '.join(requirements)}, for compiled kernels (about 65 MB)", flush=True)
-    if not attempt(*pip, "--only-binary", ":all:", *requirements):
-        print(f"There is none for Python {platform.python_version()} here: the engine runs on plain operations")
+    print(f"Adding {', '.join(requirements)} to compile kernels (about 65 MB)", flush=True)
+    if not succeeds(*pip, "--only-binary", ":all:", *requirements):
+        print(f"There is no wheel for Python {platform.python_version()}: the package will use plain operations")
 
 
 def install(extra: str) -> None:
-    """What `extra` needs, and the core, into .venv; then the stamps."""
+    """Install the core and `extra` into .venv, then write the stamps."""
     uv = None if pip_settings() else shutil.which("uv")
-    if ask(PYTHON, "import sys" if uv else "import pip") is None:
+    if query(PYTHON, "import sys" if uv else "import pip") is None:
         make_venv(with_pip=not uv)
     pin = (ROOT / "constraints.txt").read_text().split("torch==")[1].split()[0]
     torch = find_torch(PYTHON)
     if torch and not torch.is_borrowed() and torch.version.split("+")[0] != pin:
-        torch = None  # of an older pin: to be replaced
+        torch = None  # an older pin, to be replaced
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needs: dict[str, list[str]] = {"core": project["dependencies"], **project["optional-dependencies"]}
@@ -180,21 +183,21 @@ def install(extra: str) -> None:
 
     pip: list[Path | str] = [uv, "pip", "install", "--python", PYTHON] if uv else [PYTHON, "-m", "pip", "install"]
     build = [] if torch and torch.is_borrowed() else ["torch", "-c", "constraints.txt"]
-    run = do if uv else do_pip
+    run_install = run if uv else run_pip
     if TORCH_INDEX and not torch:
-        run(*pip, "--no-deps", "--index-url", TORCH_INDEX, *build)
-    run(*pip, *build, *(each for name in names for each in small[name]))
+        run_install(*pip, "--no-deps", "--index-url", TORCH_INDEX, *build)
+    run_install(*pip, *build, *(each for name in names for each in small[name]))
     if not find_torch(PYTHON):
-        sys.exit("setup: all is installed, but .venv cannot import torch >= 2.11; `make clean`, then again")
+        sys.exit("setup: .venv can't import torch >= 2.11 after the install; run `make clean` and try again")
     install_kernels(pip, needs["kernels"])
     for name in names:
         (VENV / f".with-{name}").touch()
 
 
 if __name__ == "__main__":
-    if Path(sys.prefix).resolve() == VENV.resolve():  # .venv is active: step off the branch before it may be cut
+    if Path(sys.prefix).resolve() == VENV.resolve():  # .venv is active, and may be removed
         os.execv(sys._base_executable, [sys._base_executable, *sys.argv])
     try:
         install(sys.argv[1])
     except KeyboardInterrupt:
-        sys.exit("\nsetup: interrupted; the same make goes on from here")
+        sys.exit("\nsetup: interrupted; run the same make command to continue")

@@ -1,4 +1,4 @@
-"""The two commands, as far as can be told without an install: what make passes on, when it installs, what it says."""
+"""make, .ci/setup_env.py and `python -m stages`, without installing anything."""
 
 import doctest
 import importlib.util
@@ -21,13 +21,13 @@ needs_make = pytest.mark.skipif(not shutil.which("make"), reason="make is not in
 
 
 def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    """Run make as from a fresh shell: a `make test` above this would hand its own variables down."""
+    """Run make as in a new shell, without the variables of a `make test` that runs these tests."""
     env = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     return subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True)
 
 
 def arguments_of(tmp_path: Path, *arguments: str) -> list[str]:
-    """The arguments that a target hands to its interpreter: PY is a program that prints them."""
+    """Return the arguments that a target passes to its interpreter. PY is a program that prints them."""
     (tmp_path / "show.py").write_text("import json, sys; print(json.dumps(sys.argv[1:]))")
     return json.loads(make(*arguments, f"PY={sys.executable} {tmp_path / 'show.py'}").stdout)
 
@@ -36,7 +36,7 @@ def arguments_of(tmp_path: Path, *arguments: str) -> list[str]:
 
 
 @needs_make
-def test_help_lists_every_target_with_a_line():
+def test_help_describes_every_target():
     targets = " ".join(re.findall(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.M)).split()
     lines = dict(re.findall(r"^make ([\w-]+) +(\S.*)$", make("help").stdout, re.M))
     assert list(lines) == [target for target in targets if target != "FORCE"]
@@ -47,20 +47,20 @@ PROMPTS = ['It\'s "so"', "$5 for $(x) or ${y}, $$ `z`", "a # b \\ c; d", "42", "
 
 @needs_make
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_a_prompt_arrives_unharmed(tmp_path, prompt):
+def test_prompts_need_no_escaping(tmp_path, prompt):
     assert arguments_of(tmp_path, "run", "STAGE=1", f"PROMPT={prompt}") == ["-m", "stages", "1", "--", prompt]
 
 
 @needs_make
-def test_run_passes_stage_and_flags_and_shows_them_in_a_dry_run(tmp_path):
+def test_run_passes_on_the_stage_and_options(tmp_path):
     assert arguments_of(tmp_path, "run", "STAGE=3", "ARGS=--device cuda") == ["-m", "stages", "3", "--device", "cuda"]
     dry = make("-n", "run", "PY=python3", "STAGE=3", "PROMPT=A fox").stdout
     assert dry.split() == ["python3", "-m", "stages", "3", "${PROMPT:+--", '"$PROMPT"}']
 
 
 @needs_make
-def test_the_tests_have_two_parts(tmp_path):
-    """Together they are all: tests/test_duplicate_tests.py."""
+def test_ci_runs_both_parts_of_the_tests(tmp_path):
+    """tests/test_duplicate_tests.py checks that the parts add up to all tests."""
     quick, everything = (arguments_of(tmp_path, target, "ARGS=-x") for target in ("test", "test-all"))
     assert quick[:2] == ["-m", "pytest"] and quick[-1] == "-x" and "--part" not in quick
     assert everything[-3:] == ["--part", "all", "-x"]
@@ -70,63 +70,63 @@ def test_the_tests_have_two_parts(tmp_path):
 
 
 @needs_make
-def test_without_a_stage_the_finished_engine_runs(tmp_path):
+def test_run_without_a_stage_runs_the_package(tmp_path):
     assert arguments_of(tmp_path, "run") == ["-m", "nanovllm", "generate"]
-    told = ["run", "PROMPT=A fox", "ARGS=--n 2"]
-    assert arguments_of(tmp_path, *told) == ["-m", "nanovllm", "generate", "--n", "2", "--", "A fox"]
+    arguments = arguments_of(tmp_path, "run", "PROMPT=A fox", "ARGS=--n 2")
+    assert arguments == ["-m", "nanovllm", "generate", "--n", "2", "--", "A fox"]
 
 
 @needs_make
-def test_serve_serves_what_is_here(tmp_path):
+def test_serve_serves_the_storyteller(tmp_path):
     served = ["models/storyteller", "--chat-template", "plain"]
     assert arguments_of(tmp_path, "serve", "ARGS=--port 0") == ["-m", "nanovllm", "serve", *served, "--port", "0"]
 
 
 @needs_make
-def test_the_last_link_has_a_diff():
+def test_diff_takes_the_package_as_a_stage():
     assert make("-n", "diff", "STAGE=nanovllm", "PY=python3").stdout.split()[-2:] == ["diff", "nanovllm"]
 
 
 @needs_make
-def test_check_passes_stage_and_step_and_is_no_failure_of_make_if_a_test_is_red(tmp_path):
+def test_check_passes_on_the_step_and_succeeds_if_tests_fail(tmp_path):
     expected = ["stages/chain.py", "exercise", "2", "--check", "--step", "3"]
     assert arguments_of(tmp_path, "check", "STAGE=2", "STEP=3") == expected
-    for status, of_make in ((1, 0), (2, 2)):
+    for status, make_status in ((1, 0), (2, 2)):
         (tmp_path / "end.py").write_text(f"raise SystemExit({status})")
-        assert make("check", "STAGE=2", f"PY={sys.executable} {tmp_path / 'end.py'}").returncode == of_make
+        assert make("check", "STAGE=2", f"PY={sys.executable} {tmp_path / 'end.py'}").returncode == make_status
 
 
 @needs_make
-def test_a_notebook_is_opened_by_its_stage(tmp_path):
+def test_notebook_passes_on_the_stage(tmp_path):
     expected = ["-m", "notebooks.lab", "3", "--no-browser"]
     assert arguments_of(tmp_path, "notebook", "STAGE=3", "ARGS=--no-browser") == expected
 
 
 @needs_make
-def test_a_folder_of_texts_may_have_spaces(tmp_path):
+def test_train_accepts_a_folder_name_with_spaces(tmp_path):
     assert arguments_of(tmp_path, "train", "TEXT=../my texts")[-1] == "../my texts"
 
 
-LACKS = [(target, "STAGE=3") for target in ("diff", "exercise", "check", "notebook")] + [("train", "TEXT=folder")]
+REQUIRED = [(target, "STAGE=3") for target in ("diff", "exercise", "check", "notebook")] + [("train", "TEXT=folder")]
 
 
 @needs_make
-@pytest.mark.parametrize(("target", "say"), LACKS)
-def test_a_target_says_what_it_lacks(target, say):
+@pytest.mark.parametrize(("target", "variable"), REQUIRED)
+def test_a_target_names_its_missing_variable(target, variable):
     done = make("-n", target, "PY=python3")
-    assert done.returncode and f"make {target} {say}" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode and f"make {target} {variable}" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @needs_make
-def test_an_install_happens_once_and_again_when_it_must(tmp_path):
+def test_targets_install_only_when_needed(tmp_path):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     installs = lambda target: "setup_env.py" in make("-n", target, "PYTHON=python3", cwd=tmp_path).stdout  # noqa: E731
-    assert installs("run"), "no .venv yet"
+    assert installs("run"), "there is no .venv yet"
 
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").symlink_to(shutil.which("true"))
-    assert installs("run"), "a .venv without a stamp: an install that was interrupted"
+    assert installs("run"), "without a stamp, the install was interrupted"
 
     (tmp_path / ".venv/.with-core").touch()
     assert not installs("run") and installs("test")
@@ -138,8 +138,8 @@ def test_an_install_happens_once_and_again_when_it_must(tmp_path):
     assert not installs("run")
 
     (tmp_path / ".venv/bin/python").unlink()
-    (tmp_path / ".venv/bin/python").symlink_to(tmp_path / "gone")
-    assert installs("run"), "the interpreter of .venv is gone"
+    (tmp_path / ".venv/bin/python").symlink_to(tmp_path / "missing")
+    assert installs("run"), "the interpreter of .venv is missing"
     assert "setup_env.py" not in make("-n", "run", "PY=python3", cwd=tmp_path).stdout
 
 
@@ -154,21 +154,21 @@ def load_setup_env() -> ModuleType:
 
 
 class Setup:
-    """The script with its commands written down instead of run."""
+    """The script, recording its commands instead of running them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.module = load_setup_env()
         self.commands: list[list[str]] = []
         self.module.VENV, self.module.PYTHON, self.module.TORCH_INDEX = folder, folder / "bin/python", ""
         self.module.pip_settings = lambda: ["find-links"]
-        self.module.ask = lambda python, code: ""  # numba, too, is there
-        self.module.do = self.module.do_pip = lambda *command: self.commands.append([str(part) for part in command])
+        self.module.query = lambda python, code: ""  # numba is installed, too
+        self.module.run = self.module.run_pip = lambda *command: self.commands.append([str(part) for part in command])
         monkeypatch.setattr(self.module.shutil, "which", lambda name: f"/bin/{name}")
 
-    def finds_torch(self, version: str, folder: Path) -> None:
+    def has_torch(self, version: str, folder: Path) -> None:
         self.module.find_torch = lambda python: self.module.Torch(version, folder)
 
-    def finds_torch_once_installed(self) -> None:
+    def has_torch_after_install(self) -> None:
         self.module.find_torch = lambda python: self.module.Torch("2.13.0", self.module.VENV) if self.commands else None
 
 
@@ -177,16 +177,16 @@ def setup(tmp_path, monkeypatch) -> Setup:
     return Setup(tmp_path, monkeypatch)
 
 
-def test_torch_is_pinned_where_there_is_none(setup, tmp_path):
-    setup.finds_torch_once_installed()
+def test_a_missing_torch_is_installed_as_pinned(setup, tmp_path):
+    setup.has_torch_after_install()
     setup.module.install("core")
     (command,) = setup.commands
     assert command[1:7] == ["-m", "pip", "install", "torch", "-c", "constraints.txt"]
     assert (tmp_path / ".with-core").exists()
 
 
-def test_torch_alone_comes_from_its_index(setup):
-    setup.finds_torch_once_installed()
+def test_torch_index_applies_to_torch_alone(setup):
+    setup.has_torch_after_install()
     setup.module.TORCH_INDEX = "https://example.org/cpu"
     setup.module.install("core")
     first, second = setup.commands
@@ -194,59 +194,58 @@ def test_torch_alone_comes_from_its_index(setup):
     assert "--index-url" not in second and "sentencepiece" in " ".join(second)
 
 
-def test_a_torch_of_the_system_stays_as_it_is(setup, capsys):
-    setup.finds_torch("2.11.0+cu130", Path("/usr/lib/python3/site-packages"))
+def test_an_installed_torch_is_kept(setup, capsys):
+    setup.has_torch("2.11.0+cu130", Path("/usr/lib/python3/site-packages"))
     setup.module.install("test")
     (command,) = setup.commands
     assert not any(part.startswith(("torch", "-c", "constraints")) for part in command)
-    assert "torch 2.11.0+cu130 is there already" in capsys.readouterr().out
+    assert "torch 2.11.0+cu130 is already installed" in capsys.readouterr().out
 
 
-def test_a_torch_too_old_is_not_used(setup):
+def test_an_old_torch_is_ignored(setup):
     answers = {"2.10.1": None, "2.11.0a0+git1": "2.11.0a0+git1", "2.13.0+cpu": "2.13.0+cpu", "3.0": "3.0"}
     for version, expected in answers.items():
         answer = f"a warning\n{version}\n/x/site-packages/torch/__init__.py"
-        setup.module.ask = lambda python, code, answer=answer: answer
-        found = setup.module.find_torch("python3")
-        assert (found and found.version) == expected
+        setup.module.query = lambda python, code, answer=answer: answer
+        torch = setup.module.find_torch("python3")
+        assert (torch and torch.version) == expected
 
 
-def test_uv_is_used_unless_pip_has_settings_that_uv_does_not_read(setup):
-    setup.finds_torch_once_installed()
+def test_uv_is_preferred_if_pip_has_no_settings_of_its_own(setup):
+    setup.has_torch_after_install()
     setup.module.pip_settings = lambda: []
     setup.module.install("core")
     assert setup.commands[0][:3] == ["/bin/uv", "pip", "install"]
 
 
 @pytest.mark.parametrize("has_wheel", [True, False])
-def test_numba_is_added_where_it_has_a_wheel_and_missed_in_one_line_where_not(setup, tmp_path, capsys, has_wheel):
+def test_numba_is_installed_only_as_a_wheel(setup, tmp_path, capsys, has_wheel):
     tried: list[list] = []
-    setup.finds_torch("2.13.0", tmp_path)
-    setup.module.ask = lambda python, code: None if code == "import numba" else ""
-    setup.module.attempt = lambda *command: tried.append(list(command)) or has_wheel
+    setup.has_torch("2.13.0", tmp_path)
+    setup.module.query = lambda python, code: None if code == "import numba" else ""
+    setup.module.succeeds = lambda *command: tried.append(list(command)) or has_wheel
     setup.module.install("core")
     [command] = tried
     assert command[-3:-1] == ["--only-binary", ":all:"] and command[-1].startswith("numba>=")
-    assert ("There is none for Python" in capsys.readouterr().out) == (not has_wheel)
+    assert ("There is no wheel for Python" in capsys.readouterr().out) == (not has_wheel)
     assert (tmp_path / ".with-core").exists() and len(setup.commands) == 1
 
 
-def test_numba_that_cannot_be_installed_is_no_error(setup, tmp_path):
-    """With a real command that fails."""
-    setup.module.ask = lambda python, code: None
+def test_a_failed_install_of_numba_is_not_an_error(setup, tmp_path):
+    setup.module.query = lambda python, code: None
     setup.module.install_kernels([sys.executable, "-c", "import sys; sys.exit(1)"], ["numba>=0.68"])
     assert not setup.commands
 
 
 def test_a_failed_install_leaves_no_stamp(setup, tmp_path):
-    setup.finds_torch_once_installed()
-    setup.module.do_pip = lambda *command: sys.exit("stopped")
+    setup.has_torch_after_install()
+    setup.module.run_pip = lambda *command: sys.exit("stopped")
     with pytest.raises(SystemExit):
         setup.module.install("core")
     assert not list(tmp_path.glob(".with-*"))
 
 
-PIP_SAYS = """Looking in indexes: https://example.org/simple
+PIP_OUTPUT = """Looking in indexes: https://example.org/simple
 WARNING: Location 'file:///nowhere/' is ignored: it is neither a file nor a directory.
 Collecting torch==2.13.0
   Downloading torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl.metadata (29 kB)
@@ -260,54 +259,54 @@ Processing /wheels/iniconfig-2.3.1-py3-none-any.whl (from pytest)
   Downloading antlr-4.9.3.tar.gz (117 kB)
 Installing collected packages: tqdm, torch
 """
-IN_SHORT = """  torch 2.13.0+cpu, 190.1 MB
+SUMMARY = """  torch 2.13.0+cpu, 190.1 MB
   tqdm 4.70.1, 78 kB
   iniconfig 2.3.1
   antlr 4.9.3, 117 kB
-installing them
+installing...
 """
 
 
-def run_pip_that_says_so(tmp_path: Path, status: int) -> None:
-    """Run do_pip() with a program in pip's place."""
+def run_fake_pip(tmp_path: Path, status: int) -> None:
+    """Run run_pip() with a program that prints PIP_OUTPUT and exits with `status`."""
     module = load_setup_env()
-    module.ask = lambda python, code: "26.3"
-    (tmp_path / "pip.py").write_text(f"import sys\nprint({PIP_SAYS!r}, *sys.argv[1:])\nsys.exit({status})")
-    module.do_pip(sys.executable, str(tmp_path / "pip.py"), "install")
+    module.query = lambda python, code: "26.3"
+    (tmp_path / "pip.py").write_text(f"import sys\nprint({PIP_OUTPUT!r}, *sys.argv[1:])\nsys.exit({status})")
+    module.run_pip(sys.executable, str(tmp_path / "pip.py"), "install")
 
 
-def test_pip_has_a_line_for_each_package(tmp_path, capsys):
-    run_pip_that_says_so(tmp_path, status=0)
-    assert capsys.readouterr().out == IN_SHORT
+def test_pips_output_is_summarized_in_a_line_per_package(tmp_path, capsys):
+    run_fake_pip(tmp_path, status=0)
+    assert capsys.readouterr().out == SUMMARY
 
 
-def test_a_pip_that_fails_is_heard_in_full(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="the same make goes on"):
-        run_pip_that_says_so(tmp_path, status=1)
-    told = capsys.readouterr().out
-    assert "WARNING: Location" in told and "install --progress-bar raw" in told and "Progress" not in told
+def test_a_failed_pip_prints_its_whole_output(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="setup: failed"):
+        run_fake_pip(tmp_path, status=1)
+    output = capsys.readouterr().out
+    assert "WARNING: Location" in output and "install --progress-bar raw" in output and "Progress" not in output
 
 
-def test_on_a_terminal_the_share_that_has_come_is_shown(setup, monkeypatch):
+def test_terminals_show_pips_progress(setup, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert setup.module.in_short("Progress 1 of 4\n") == "\r     25%"
-    assert setup.module.in_short("Progress 4 of 4\n").strip() == ""
+    assert setup.module.summarize("Progress 1 of 4\n") == "\r     25%"
+    assert setup.module.summarize("Progress 4 of 4\n").strip() == ""
     assert doctest.testmod(setup.module).failed == 0
 
 
-@pytest.mark.parametrize(("platform", "say"), [("linux", "make run TORCH_INDEX=https://"), ("darwin", "110 MB")])
-def test_the_size_is_said_before_and_how_to_avoid_it(setup, monkeypatch, platform, say):
+@pytest.mark.parametrize(("platform", "text"), [("linux", "make run TORCH_INDEX=https://"), ("darwin", "110 MB")])
+def test_the_size_of_torch_is_printed_before_the_install(setup, monkeypatch, platform, text):
     setup.module.pip_settings = lambda: []
     monkeypatch.setattr(setup.module.sys, "platform", platform)
-    assert say in setup.module.describe(None, "2.13.0")
+    assert text in setup.module.describe(None, "2.13.0")
 
 
-def test_the_pin_lies_in_the_range_of_pyproject():
+def test_the_pinned_torch_satisfies_pyproject():
     packaging = pytest.importorskip("packaging.requirements")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ranges = {each.name: each.specifier for each in map(packaging.Requirement, project["dependencies"])}
     pins = re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
-    assert [name for name, _ in pins] == ["torch"], "setup_env.py drops the constraints where it keeps a torch it found"
+    assert [name for name, _ in pins] == ["torch"], "setup_env.py drops the constraints if it keeps an installed torch"
     assert all(ranges[name].contains(version) for name, version in pins)
     assert project["requires-python"] == ">=3.11"
 
@@ -315,13 +314,13 @@ def test_the_pin_lies_in_the_range_of_pyproject():
 # python -m stages
 
 
-def test_an_unknown_stage_is_answered_in_one_line():
+def test_an_unknown_stage_is_an_error_in_one_line():
     done = subprocess.run([sys.executable, "-m", "stages", "99"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout
     assert re.fullmatch(r"no stage 99: there is 1 \(s1_contiguous_cache\).*\n", done.stderr)
 
 
-def test_stages_are_found_in_order(tmp_path):
+def test_find_stages_sorts_by_number(tmp_path):
     for name in ("s10_ten", "s2_two", "s1_one", "sx_no", "scoreboard"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__main__.py").touch()
@@ -329,7 +328,7 @@ def test_stages_are_found_in_order(tmp_path):
     assert launcher.find_stages(tmp_path) == {1: "s1_one", 2: "s2_two", 10: "s10_ten"}
 
 
-def test_a_stage_is_picked_by_number_or_name():
+def test_pick_accepts_a_number_or_a_name():
     present = {1: "s1_one", 2: "s2_two"}
     for name in ("1", "s1", "s1_one"):
         assert launcher.pick([name, "A fox"], present) == ("s1_one", ["A fox"])
@@ -338,8 +337,8 @@ def test_a_stage_is_picked_by_number_or_name():
 
 
 @pytest.mark.parametrize("command", [["stages.s1_contiguous_cache"], ["stages", "1"]], ids=" ".join)
-def test_ctrl_c_while_torch_is_imported_ends_in_one_line(tmp_path, command):
-    """A torch that presses Ctrl-C, and loses what is raised, as the real one does while it imports numpy."""
+def test_ctrl_c_during_the_import_of_torch_prints_one_line(tmp_path, command):
+    """A fake torch interrupts itself and swallows the exception, as the real one does while it imports numpy."""
     (tmp_path / "torch.py").write_text(
         "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
     )

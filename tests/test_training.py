@@ -1,4 +1,4 @@
-"""models/training, from texts to a checkpoint and its card, with a tiny model and a made-up folder of books."""
+"""models/training, from text files to a checkpoint and its card, with a tiny model and invented books."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ DEEDS = ["went to the river", "opened the door", "said nothing at all", "was ver
 
 
 def story(number: int, mark: str) -> str:
-    """A story of a few paragraphs, each of which names the mark."""
+    """Return a story of a few paragraphs, each of which mentions the mark."""
     rng = random.Random(number)
     sentence = lambda: f"Then {rng.choice(NAMES)} {rng.choice(DEEDS)}, and {mark} {rng.choice(DEEDS)}."  # noqa: E731
     return "\n\n".join(" ".join(sentence() for _ in range(rng.randint(2, 5))) for _ in range(6))
@@ -60,7 +60,7 @@ def hash_of(name: str) -> int:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three books of stories; who acts in them tells which one a sentence is from: A0, A1, ..., B0, ..., C0, ..."""
+    """Return a folder of three books. Each sentence names the character of its story: A0, A1, ..., B0, ..., C0, ..."""
     folder = tmp_path_factory.mktemp("library")
     for name, num_stories in (("Apples", 8), ("Bells", 4), ("Cats", 3)):
         (folder / f"{name.lower()}.txt").write_text(book(name, num_stories, name[0]), encoding="utf-8")
@@ -78,7 +78,7 @@ def tokenizer(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokeni
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trained shape is a constant of its module: here it is a tiny one, and nothing is compiled."""
+    """Make the model tiny, and compile nothing."""
     monkeypatch.setattr(training.trainer, "SHAPE", SHAPE)
     monkeypatch.setattr(training.train, "SHAPE", SHAPE)
     monkeypatch.setattr(torch, "compile", lambda function: function)
@@ -87,7 +87,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 # The corpus
 
 
-def test_books_are_dropped_held_out_and_weighed(library):
+def test_a_recipe_drops_holds_out_and_weighs_books(library):
     corpus = read_corpus(library, Recipe(drop=["bells"], held_out=["cats"], weights={"apples": 3}))
     assert [weight for _, weight in corpus.train] == [3] * 8
     assert len(corpus.held_out) == 3
@@ -111,18 +111,18 @@ def test_headings_front_matter_and_scraps_are_left_out(tmp_path):
     assert not any(word in text for text in stories for word in ("Apples", "printer", "page"))
 
 
-def test_a_folder_without_stories_is_one_clear_error(tmp_path):
+def test_a_folder_without_stories_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("Too short.", encoding="utf-8")
-    with pytest.raises(ValueError, match="0 stories"):
+    with pytest.raises(ValueError, match="no stories to train on"):
         read_corpus(tmp_path, Recipe())
-    with pytest.raises(ValueError, match="no folder"):
+    with pytest.raises(ValueError, match="nowhere is not a folder"):
         read_corpus(tmp_path / "nowhere", Recipe())
 
 
 # Rows
 
 
-def test_rows_begin_with_bos_and_hold_whole_boundaries(library, tokenizer):
+def test_rows_begin_with_bos_and_keep_story_boundaries(library, tokenizer):
     corpus = read_corpus(library, Recipe(held_out=["cats"]))
     paragraphs = [paragraph for text, _ in corpus.train for paragraph in tokenize(text, tokenizer)]
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -134,17 +134,16 @@ def test_rows_begin_with_bos_and_hold_whole_boundaries(library, tokenizer):
         assert row[0] == bos
         starts = [i for i, token in enumerate(row) if token == bos]
         ends = [i for i, token in enumerate(row[:-1]) if token == eos]
-        assert starts[1:] == [end + 1 for end in ends], "a story's end and the next one's beginning belong together"
+        assert starts[1:] == [end + 1 for end in ends], "EOS must be followed by BOS"
         num_ends += len(ends)
         stories = [row[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
         for text in (tokenizer.decode(ids) for ids in stories):
-            whole = text.split("\n")[:-1]  # what the end of the row may have cut is left aside
-            assert set(whole) <= texts, "a row is text as it stands in the story"
+            whole = text.split("\n")[:-1]  # the row may have cut off the last one
+            assert set(whole) <= texts, "a row must contain the story's own paragraphs"
     assert num_ends > 3
 
 
-def test_a_row_is_read_from_one_end_to_the_other(library, tokenizer):
-    """Rows in order are the stories in order, but for what the end of each row cuts off."""
+def test_rows_follow_the_text_of_a_story(library, tokenizer):
     (text,) = [text for text, _ in read_corpus(library, Recipe()).train][:1]
     paragraphs = tokenize(text, tokenizer)
     whole = tokenizer.encode(text) + [tokenizer.eos_token_id]
@@ -153,28 +152,28 @@ def test_a_row_is_read_from_one_end_to_the_other(library, tokenizer):
     assert first == whole[:41]
 
 
-def test_no_held_out_story_is_ever_in_a_training_row(library, tokenizer):
+def test_training_rows_never_contain_held_out_stories(library, tokenizer):
     corpus = read_corpus(library, Recipe(held_out=["cats"]))
     data = Data([(tokenize(text, tokenizer), weight) for text, weight in corpus.train], SETTINGS, tokens_seen=0)
     batches = [data.next_batch(tokens_seen) for tokens_seen in (0, 39_999) for _ in range(40)]
     seen = "".join(tokenizer.decode(row.tolist()) for batch in batches for row in batch)
     assert not any(f"C{i} " in seen for i in range(3))
-    assert all(f"{mark} " in seen for mark in ("A0", "A7", "B0", "B3")), "and the others are"
+    assert all(f"{mark} " in seen for mark in ("A0", "A7", "B0", "B3"))
     held_out = held_out_batches([tokenize(text, tokenizer) for text in corpus.held_out], SETTINGS)
     assert "C0 " in "".join(tokenizer.decode(row.tolist()) for batch in held_out for row in batch)
 
 
-def test_an_epoch_reads_every_story_as_often_as_its_weight():
-    """Stories of one word, 11, 12 and 13, in rows that hold one story each."""
+def test_an_epoch_repeats_each_story_by_its_weight():
+    """The stories are single words, 11, 12 and 13, and a row holds one story."""
     words = [torch.tensor([1, word, 2]) for word in (11, 12, 13)]
     stories = [([Paragraph(ids, ids)], weight) for ids, weight in zip(words, (1, 3, 2), strict=True)]
     endless = epochs(stories, 1, random.Random(0))
     first, second = ([row.tolist() for row in itertools.islice(endless, 6)] for _ in range(2))
     assert sorted(first) == sorted(second) == [[1, 11]] + [[1, 12]] * 3 + [[1, 13]] * 2
-    assert first != second, "each epoch has an order of its own"
+    assert first != second, "each epoch must have a new order"
 
 
-def test_short_rows_come_first_and_full_ones_later(library, tokenizer):
+def test_short_rows_come_before_full_rows(library, tokenizer):
     corpus = read_corpus(library, Recipe())
     data = Data([(tokenize(text, tokenizer), weight) for text, weight in corpus.train], SETTINGS, tokens_seen=0)
     assert data.next_batch(0).shape == (16, 33)
@@ -195,16 +194,15 @@ def make_trainer(seed: int = 0) -> Trainer:
     return Trainer(replace(SETTINGS, seed=seed), CPU, compile=False)
 
 
-def test_the_loss_falls(data):
+def test_training_lowers_the_loss(data):
     trainer = make_trainer()
     losses = [trainer.step(data.next_batch(trainer.tokens_seen)) for _ in range(60)]
     assert trainer.tokens_seen == 60 * 512
-    assert losses[0] == pytest.approx(math.log(SHAPE.vocab_size), abs=0.3), "at first all tokens are as likely"
+    assert losses[0] == pytest.approx(math.log(SHAPE.vocab_size), abs=0.3), "all tokens are equally likely at first"
     assert sum(losses[-5:]) / 5 < 0.6 * losses[0]
 
 
-def test_a_token_does_not_see_the_next_one_nor_another_row(data):
-    """Else the loss would fall beautifully, and the model would be worth nothing."""
+def test_a_token_sees_neither_later_tokens_nor_other_rows(data):
     trainer = make_trainer()
     batch = data.next_batch(0)
     changed = batch.clone()
@@ -218,7 +216,7 @@ def test_a_token_does_not_see_the_next_one_nor_another_row(data):
     assert not torch.equal(one[0, 20:], other[0, 20:])
 
 
-def test_the_loss_of_a_batch_is_that_of_its_rows(data):
+def test_a_batchs_loss_is_the_mean_of_its_rows_losses(data):
     trainer, batch = make_trainer(), data.next_batch(0)
     losses = []
     with torch.no_grad():
@@ -229,32 +227,32 @@ def test_the_loss_of_a_batch_is_that_of_its_rows(data):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_seed_makes_the_same_run(data, dropout):
+def test_equal_seeds_give_equal_runs(data, dropout):
     batches = [data.next_batch(0) for _ in range(4)]
     trainers = (Trainer(replace(SETTINGS, seed=seed, dropout=dropout), CPU, compile=False) for seed in (0, 0, 1))
     first, second, third = ([trainer.step(b) for b in batches] for trainer in trainers)
     assert first == second != third
 
 
-def test_a_resumed_run_goes_on_as_if_nothing_had_been(data, tmp_path):
+def test_a_resumed_run_matches_an_uninterrupted_one(data, tmp_path):
     batches = [data.next_batch(0) for _ in range(8)]
     trainer = make_trainer()
     for batch in batches[:4]:
         trainer.step(batch)
     trainer.curve.append(training.trainer.CurvePoint(2048, 3.5, 3.75))
     trainer.save(tmp_path / "state.pt")
-    on = [trainer.step(batch) for batch in batches[4:]]
+    expected = [trainer.step(batch) for batch in batches[4:]]
 
     resumed = make_trainer(seed=1)
     resumed.resume(tmp_path / "state.pt")
     assert (resumed.tokens_seen, resumed.curve) == (2048, [(2048, 3.5, 3.75)])
-    assert [resumed.step(batch) for batch in batches[4:]] == on
+    assert [resumed.step(batch) for batch in batches[4:]] == expected
     for ours, theirs in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert list(tmp_path.iterdir()) == [tmp_path / "state.pt"]
 
 
-def test_dropout_is_for_training_only(data):
+def test_dropout_applies_to_training_only(data):
     trainer = Trainer(replace(SETTINGS, dropout=0.5), CPU, compile=False)
     batch = data.next_batch(0)
     without = make_trainer()
@@ -264,7 +262,7 @@ def test_dropout_is_for_training_only(data):
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_dropout_leaves_the_mean_and_drops_its_rate_to_a_byte(rate):
+def test_dropout_keeps_the_mean_and_drops_its_rate(rate):
     torch.manual_seed(0)
     x = torch.full((1000, 1000), 2.0, requires_grad=True)
     out = drop(x, rate)
@@ -274,19 +272,19 @@ def test_dropout_leaves_the_mean_and_drops_its_rate_to_a_byte(rate):
     assert out.mean().item() == pytest.approx(2.0, abs=1e-2)
     assert out[out != 0].unique().tolist() == pytest.approx([2 / (1 - share)])
     out.sum().backward()
-    assert torch.equal(x.grad == 0, out == 0), "what is dropped learns nothing"
+    assert torch.equal(x.grad == 0, out == 0), "dropped elements must have no gradient"
 
 
-# The state that ships
+# The best state
 
 
-def test_the_best_state_is_the_lowest_point_of_the_curve_as_it_was_then(data):
+def test_the_best_state_has_the_weights_of_the_lowest_point(data):
     trainer, states = make_trainer(), []
     for held_out in (3.0, 2.0, 2.0, 2.5):
         trainer.step(data.next_batch(0))
         trainer.record(train=1.0, held_out=held_out)
         states.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
-    assert trainer.best.point == trainer.curve[1] == (1024, 1.0, 2.0), "of two that are as low, the first"
+    assert trainer.best.point == trainer.curve[1] == (1024, 1.0, 2.0), "ties go to the first"
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in trainer.best.weights.items())
     assert not torch.equal(trainer.best.weights["model.norm.weight"], states[2]["model.norm.weight"])
 
@@ -301,7 +299,7 @@ def test_resuming_keeps_the_best_state(data, tmp_path):
 
     early, late = make_trainer(seed=1), make_trainer(seed=2)
     early.resume(tmp_path / "early.pt")
-    assert early.best is None, "it was saved before the first evaluation"
+    assert early.best is None, "this state was saved before the first evaluation"
     early.record(train=1.0, held_out=9.0)
     assert early.best.point == (512, 1.0, 9.0)
     late.resume(tmp_path / "late.pt")
@@ -315,7 +313,7 @@ Train = Callable[..., Result]
 
 @pytest.fixture
 def train(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
-    """The command on a copy of the library in tmp_path, which is its checkpoint folder too."""
+    """Return the command, to run on a copy of the library in tmp_path, which is also the checkpoint folder."""
     shutil.copytree(library, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(training.train, "Settings", lambda **given: replace(SETTINGS, **given))
     arguments = ["--text", str(tmp_path), "--out", str(tmp_path), "--dropout", "0", "--learning-rate", "0.01"]
@@ -324,7 +322,7 @@ def train(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tra
 
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> dict[float, torch.Tensor]:
-    """Held-out losses 3, 2, 5, 4: the weights of the last norm at each of them, in bfloat16 as in the file."""
+    """Make the held-out losses 3, 2, 5 and 4, and return the final norm's weights at each, in bfloat16."""
     losses, seen = iter([3.0, 2.0, 5.0, 4.0]), {}
 
     def evaluate(trainer: Trainer, batches: list[torch.Tensor]) -> float:
@@ -338,7 +336,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> dict[float, torch.Tensor]:
 
 
 @pytest.mark.parametrize("in_two_parts", [False, True])
-def test_what_ships_is_the_lowest_point_though_the_curve_rises_after_it(train, planted, tmp_path, in_two_parts):
+def test_the_checkpoint_has_the_lowest_point_even_if_the_loss_rises_later(train, planted, tmp_path, in_two_parts):
     if in_two_parts:
         assert train("--tokens", "4096").exit_code == 0  # the two points 3 and 2
     assert train("--tokens", "8192", *["--resume"] * in_two_parts).exit_code == 0
@@ -350,14 +348,14 @@ def test_what_ships_is_the_lowest_point_though_the_curve_rises_after_it(train, p
     assert torch.equal(model.model.norm.weight, planted[2.0])
     assert not torch.equal(planted[2.0], planted[4.0])
     state = torch.load(tmp_path / "checkpoints" / "state.pt")
-    assert state["tokens_seen"] == 8192, "a run that goes on goes on from its end"
+    assert state["tokens_seen"] == 8192, "a resumed run must continue from the end"
     assert torch.equal(state["model"]["model.norm.weight"].bfloat16(), planted[4.0])
 
 
-# The folder that comes out
+# The checkpoint folder
 
 
-def test_the_exported_folder_serves(data, tokenizer, library, tmp_path):
+def test_an_engine_loads_the_checkpoint_folder(data, tokenizer, library, tmp_path):
     trainer = make_trainer()
     for _ in range(40):
         trainer.step(data.next_batch(trainer.tokens_seen))
@@ -375,11 +373,11 @@ def test_the_exported_folder_serves(data, tokenizer, library, tmp_path):
         hidden = trainer.model(ids[:-1], torch.arange(len(ids) - 1), training.trainer.CausalAttend(len(ids) - 1))
         logprobs = trainer.model.compute_logits(hidden).log_softmax(dim=-1)
     taken = logprobs.gather(1, ids[1:].unsqueeze(1))[len(output.prompt_token_ids) - 1 :].sum()
-    assert output.outputs[0].cumulative_logprob == pytest.approx(taken.item(), abs=0.5)  # bfloat16 in the file
+    assert output.outputs[0].cumulative_logprob == pytest.approx(taken.item(), abs=0.5)  # the file has bfloat16
 
 
 def test_the_command_trains_resumes_and_writes_a_folder(train, tmp_path):
-    assert train("--tokens", "8192", "--resume").output.startswith("Error: there is nothing to resume")
+    assert train("--tokens", "8192", "--resume").output.startswith("Error: --resume needs a saved state")
     assert train("--tokens", "8192").exit_code == 0
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert {"config.json", "model.safetensors", "tokenizer.model", "training.json"} <= names
@@ -389,33 +387,34 @@ def test_the_command_trains_resumes_and_writes_a_folder(train, tmp_path):
     curve = json.loads((tmp_path / "training.json").read_text())["curve"]
     assert [point["tokens"] for point in curve] == [8192, 20480]
     assert curve[1]["held_out"] < curve[0]["held_out"]
-    assert (tmp_path / "tokenizer.model").read_bytes() == tokenizer_before, "the model knows no other"
+    assert (tmp_path / "tokenizer.model").read_bytes() == tokenizer_before, "a resumed run must keep its tokenizer"
     (output,) = LLM(tmp_path, kv_cache_tokens=64).generate("Then", SamplingParams(max_tokens=4, seed=0))
     assert output.outputs[0].token_ids
 
 
-def test_the_command_answers_a_mistake_in_one_line(tmp_path):
+def test_the_command_reports_a_missing_folder_in_one_line(tmp_path):
     done = CliRunner().invoke(training.train.main, ["--text", str(tmp_path / "nowhere"), "--out", str(tmp_path)])
-    assert done.exit_code == 1 and done.output.startswith("Error: there is no folder") and done.output.count("\n") == 1
+    assert done.exit_code == 1 and done.output.startswith("Error: ") and done.output.count("\n") == 1
+    assert "nowhere is not a folder" in done.output
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--dropout", "1"), ("--dropout", "-0.1"), ("--short-share", "70")])
-def test_a_share_out_of_range_is_refused(train, flag, value):
+def test_options_out_of_range_are_rejected(train, flag, value):
     done = train(flag, value)
     assert done.exit_code == 2 and f"Invalid value for '{flag}': {float(value):g}" in done.output
 
 
-def test_too_little_text_is_one_clear_error(tmp_path):
+def test_too_little_text_is_an_error(tmp_path):
     few = [Paragraph(torch.ones(50, dtype=torch.int64), torch.ones(50, dtype=torch.int64))]
-    with pytest.raises(ValueError, match="the stories have 50 tokens, and training needs at least 128"):
+    with pytest.raises(ValueError, match="at least 128 tokens, and the stories have 50"):
         Data([(few, 1)], SETTINGS, tokens_seen=0)
     with pytest.raises(ValueError, match="the held-out text has 50 tokens, less than one row of 64"):
         held_out_batches([few], SETTINGS)
-    with pytest.raises(ValueError, match="12 characters are too few for a vocabulary of 4,096 pieces"):
+    with pytest.raises(ValueError, match="4,096 pieces needs more than 12 characters"):
         train_tokenizer(["Once upon a."], 4096, tmp_path / "tokenizer.model")
 
 
-def test_a_row_that_ends_with_a_paragraph_is_followed_by_the_next_one():
+def test_no_paragraph_is_skipped_when_rows_end_with_paragraphs():
     paragraphs = [Paragraph(torch.full((4,), n), torch.full((4,), n)) for n in range(6)]
     assert [row.tolist() for row in rows(paragraphs, 7)] == [[n] * 4 + [n + 1] * 4 for n in (0, 2, 4)]
 
@@ -424,13 +423,13 @@ def test_a_row_that_ends_with_a_paragraph_is_followed_by_the_next_one():
 
 
 def make_folder(folder: Path, texts: list[str], shape: ModelConfig = SHAPE, seed: int = 0) -> Path:
-    """A checkpoint of random weights with a tokenizer made of `texts`."""
+    """Write a checkpoint of random weights, with a tokenizer trained on `texts`."""
     folder.mkdir(exist_ok=True)
     train_tokenizer(texts, shape.vocab_size, folder / "tokenizer.model")
     torch.manual_seed(seed)
     model = training.trainer.LlamaForCausalLM(shape)
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=1.0)  # a loss far from that of a model that knows nothing
+        torch.nn.init.normal_(parameter, std=1.0)  # so that the loss differs from a uniform model's
     write_checkpoint(model, folder)
     return folder
 
@@ -447,15 +446,15 @@ def evaluate(*arguments: object) -> Result:
 
 
 def plain_nats(folder: Path, *texts: torch.Tensor) -> float:
-    """-log p of every token after a text's first, in sum, as transformers has it."""
+    """Return the sum of -log p of every token but a text's first, according to transformers."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         logprobs = [model(ids.unsqueeze(0)).logits[0, :-1].log_softmax(dim=-1) for ids in texts]
     return -sum(each.gather(1, ids[1:].unsqueeze(1)).sum().item() for each, ids in zip(logprobs, texts, strict=True))
 
 
-def test_the_loss_of_one_story_is_that_of_transformers(library, tmp_path):
-    """A story that is one whole window: its text is the characters, transformers' tokenizer gives the ids."""
+def test_the_loss_of_a_story_matches_transformers(library, tmp_path):
+    """The story fills exactly one window, so its text gives the characters and transformers' tokenizer the ids."""
     corpus = read_corpus(library, Recipe(held_out=["cats"]))
     shape = replace(SHAPE, max_position_embeddings=999)
     folder = make_folder(tmp_path / "one", [text for text, _ in corpus.train], shape)
@@ -470,38 +469,38 @@ def test_the_loss_of_one_story_is_that_of_transformers(library, tmp_path):
     assert score.nats_per_token > 1.2 * math.log(SHAPE.vocab_size)
 
 
-def test_the_loss_is_the_mean_over_all_windows_of_all_held_out_stories(library, folder, monkeypatch):
-    monkeypatch.setattr(training.evaluate, "BATCH_TOKENS", 100)  # two windows a batch, and a last one alone
+def test_the_loss_is_the_mean_over_all_windows(library, folder, monkeypatch):
+    monkeypatch.setattr(training.evaluate, "BATCH_TOKENS", 100)  # two windows per batch, and one in the last
     texts = read_corpus(library, Recipe(held_out=["cats"])).held_out
     score = evaluation.evaluate(folder, texts, window=40)
-    found = list(rows([part for text in texts for part in tokenize(text, Tokenizer(folder))], 40))
-    assert len(found) % 2 == 1 and score.tokens == 40 * len(found)
-    assert score.nats_per_token == pytest.approx(plain_nats(folder, *found) / score.tokens, rel=1e-5)
+    windows = list(rows([part for text in texts for part in tokenize(text, Tokenizer(folder))], 40))
+    assert len(windows) % 2 == 1 and score.tokens == 40 * len(windows)
+    assert score.nats_per_token == pytest.approx(plain_nats(folder, *windows) / score.tokens, rel=1e-5)
     whole = sum(map(len, texts))
-    assert 0.5 * whole < score.characters < whole, "a window's end cuts a paragraph"
+    assert 0.5 * whole < score.characters < whole, "windows cut some paragraphs off"
     bits = score.nats_per_token * score.tokens / math.log(2)
     assert score.bits_per_character == pytest.approx(bits / score.characters)
 
 
-def test_the_first_word_of_a_story_in_a_row_has_no_space(folder):
+def test_a_storys_first_word_counts_without_a_space(folder):
     tokenizer = Tokenizer(folder)
     ids = [*tokenizer.encode("The end."), tokenizer.eos_token_id, *tokenizer.encode("Then the fox")]
     assert evaluation.num_characters(torch.tensor(ids), tokenizer) == len("The end.") + len("Then the fox")
 
 
-def test_the_command_prints_a_line_a_folder_and_merges_what_it_writes(library, folder, tmp_path):
+def test_evaluate_prints_a_line_per_folder_and_merges_its_results(library, folder, tmp_path):
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     (other / "recipe.toml").unlink()
     settings = asdict(replace(SETTINGS, optimizer="adamw", short_share=1.0))
     (other / "training.json").write_text(json.dumps({"settings": settings, "shipped_tokens": 7, "curve": []}))
     out = tmp_path / "new" / "comparison.json"
     first = evaluate(folder, other, "--text", library, "--window", 32, "--out", out)
-    lines = [line for line in first.stdout.splitlines() if "nats a token" in line]
+    lines = [line for line in first.stdout.splitlines() if "nats per token" in line]
     assert [line.split(":")[0] for line in lines] == [str(folder), str(other)] and first.exit_code == 0
     results = json.loads(out.read_text())
     expected = evaluation.evaluate(folder, read_corpus(library, Recipe(held_out=["cats"])).held_out, 32)._asdict()
-    assert results["small"] == expected and f"{expected['nats_per_token']:.3f} nats a token" in lines[0]
-    assert results["other"].items() >= expected.items(), "the first folder's recipe is for all"
+    assert results["small"] == expected and f"{expected['nats_per_token']:.3f} nats per token" in lines[0]
+    assert results["other"].items() >= expected.items(), "the first folder's recipe applies to all"
     assert results["other"]["shipped_tokens"] == 7
 
     words = results["other"]["command"].removeprefix("python -m models.training ").split()
@@ -514,7 +513,7 @@ def test_the_command_prints_a_line_a_folder_and_merges_what_it_writes(library, f
     assert (merged["small"]["window"], merged["other"]) == (16, results["other"])
 
 
-def test_evaluating_answers_a_mistake_in_one_line(library, folder, tmp_path):
+def test_evaluate_reports_each_mistake_in_one_line(library, folder, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     bad = Path(shutil.copytree(folder, tmp_path / "bad"))
@@ -528,9 +527,9 @@ def test_evaluating_answers_a_mistake_in_one_line(library, folder, tmp_path):
         ((tmp_path / "nowhere", *text), "nowhere is not a checkpoint folder: it has no config.json"),
         ((library / "cats.txt", *text), "cats.txt is not a checkpoint folder: it has no config.json"),
         ((bad, *text, "--window", "64"), "bad: tensor model.embed_tokens.weight is missing"),
-        ((folder, *text, "--window", "65"), "small has 64 positions, a window would take 65"),
-        ((folder, "--text", tmp_path / "nowhere"), "there is no folder"),
-        ((folder, "--text", empty), "0 stories of 600 characters or more to hold out, and none to train on"),
+        ((folder, *text, "--window", "65"), "--window must be at most 64 for"),
+        ((folder, "--text", tmp_path / "nowhere"), "nowhere is not a folder"),
+        ((folder, "--text", empty), "have no stories to train on, and 0 to hold out"),
         ((folder, "--text", less), "less has no cats.txt, which"),
         ((folder, same, *text), "2 folders have 1 names"),
         ((folder, *text, "--out", library / "cats.txt"), "cats.txt is not valid JSON"),
@@ -550,14 +549,14 @@ def test_evaluating_answers_a_mistake_in_one_line(library, folder, tmp_path):
 
 @pytest.fixture
 def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the shipped folder's small files, which the tables read."""
+    """Copy the small files that the card's tables read."""
     for name in ("config.json", "recipe.toml", "training.json"):
         shutil.copy(model_card.STORYTELLER / name, tmp_path)
     monkeypatch.setattr(model_card, "STORYTELLER", tmp_path)
     return tmp_path
 
 
-def test_the_card_says_which_state_ships(card):
+def test_the_card_describes_the_shipped_state(card):
     run = json.loads((card / "training.json").read_text())
     points = [(1_500_000, 4.0, 4.25), (3_000_000, 3.0, 3.5), (4_500_000, 2.0, 3.75)]
     run["curve"] = [training.trainer.CurvePoint(*point)._asdict() for point in points]
@@ -568,13 +567,13 @@ def test_the_card_says_which_state_ships(card):
     assert "| last state | held-out loss 3.75, training loss 2.00 |" in block
     assert "| whole run | 4.5 million tokens, 2.2 epochs |" in block
     (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 4_500_000}))
-    assert "lowest" not in model_card.training_block({}), "a state that is not the lowest is not called so"
+    assert "lowest" not in model_card.training_block({}), "only the lowest point may be called the lowest"
     (card / "training.json").write_text(json.dumps(run | {"shipped_tokens": 1}))
-    with pytest.raises(ValueError):  # no point of the curve
+    with pytest.raises(ValueError):  # not a point of the curve
         model_card.training_block({})
 
 
-def test_the_card_compares_once_both_are_measured(card):
+def test_the_card_compares_checkpoints_once_both_are_measured(card):
     assert model_card.BLOCKS["baseline"]({}) == "Not measured yet.\n"
     score = {"nats_per_token": 3.25, "bits_per_character": 1.125, "window": 256, "tokens": 1, "characters": 3}
     entry = score | {"command": "python -m models.training --dropout 0.1", "shipped_tokens": 9_800_000}

@@ -1,5 +1,5 @@
-"""What made models/storyteller: text files into rows, a trainer, an evaluation, and the model card's pictures.
+"""The code that trained models/storyteller. Start reading in train.py.
 
-`python -m models.training --text folder` trains, `python -m models.training.evaluate` compares checkpoints, and
-`python -m models.training.card` brings the card up to date.
+`python -m models.training --text folder` trains a checkpoint, `python -m models.training.evaluate` compares
+checkpoints, and `python -m models.training.card` updates the loss curve and the samples of the model card.
 """

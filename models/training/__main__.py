@@ -1,4 +1,4 @@
-"""python -m models.training --text folder: train a checkpoint."""
+"""Train a checkpoint: python -m models.training --text folder."""
 
 from models.training.train import main
 

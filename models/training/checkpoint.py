@@ -1,4 +1,4 @@
-"""A trained model as a folder that transformers loads unchanged."""
+"""Write a trained model as a checkpoint folder that transformers loads unchanged."""
 
 import json
 from pathlib import Path
@@ -24,11 +24,12 @@ def write_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
     write_json(folder / "config.json", config_json(config))
     ids = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_ids[0]}
     write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 0.7, "top_p": 0.9})
-    write_json(folder / "tokenizer_config.json", tokenizer_json(config))
+    write_json(folder / "tokenizer_config.json", tokenizer_config_json(config))
 
 
 def config_json(config: ModelConfig) -> dict[str, object]:
-    assert config.rope_scaling is None, "what this project trains has plain rotary angles"
+    """Return the contents of config.json."""
+    assert config.rope_scaling is None, "rope_scaling is unsupported in training"
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -52,7 +53,8 @@ def config_json(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def tokenizer_json(config: ModelConfig) -> dict[str, object]:
+def tokenizer_config_json(config: ModelConfig) -> dict[str, object]:
+    """Return the contents of tokenizer_config.json."""
     return {
         "tokenizer_class": "LlamaTokenizer",
         "bos_token": "<s>",

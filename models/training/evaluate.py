@@ -1,7 +1,7 @@
-"""How well checkpoints predict the held-out stories: `python -m models.training.evaluate FOLDER ... --text TEXT`.
+"""Measure how well checkpoints predict held-out stories: `python -m models.training.evaluate FOLDER ... --text TEXT`.
 
-The held-out loss in training.json is that of some rows, in bfloat16, to watch a run. This one is that of all rows, in
-float32. Nats a token compare checkpoints with one tokenizer, bits a character any.
+The held-out loss in training.json covers a sample of rows in bfloat16, enough to watch a run. This one covers all rows
+in float32. Use nats per token to compare checkpoints that share a tokenizer, and bits per character for any others.
 """
 
 import json
@@ -23,49 +23,51 @@ BATCH_TOKENS = 4096
 
 
 class Score(NamedTuple):
+    """The loss of a checkpoint."""
+
     nats_per_token: float
     bits_per_character: float
     window: int
-    tokens: int  # predicted, BOS and EOS among them
-    characters: int  # of their text
+    tokens: int  # predicted, including BOS and EOS
+    characters: int  # in their text
 
 
 def held_out_stories(text: Path, folder: Path) -> list[str]:
-    """All stories in `text` that the folder's recipe holds out. Raises ValueError if one of its books is not there."""
+    """Return the stories that the checkpoint folder's recipe holds out. Raise ValueError if a book is missing."""
     recipe = Recipe.of(folder)
     corpus = read_corpus(text, recipe)
     missing = [name for name in recipe.held_out if not (text / f"{name}.txt").exists()]
-    if missing:  # read_corpus would hold out others, which the checkpoint may have been trained on
+    if missing:  # read_corpus() may have held out other stories, which the checkpoint may have been trained on
         raise ValueError(f"{text} has no {missing[0]}.txt, which {folder / 'recipe.toml'} holds out")
     return corpus.held_out
 
 
 def evaluate(folder: Path, stories: list[str], window: int) -> Score:
-    """The mean over all non-overlapping windows of the stories, each of which begins at a paragraph.
+    """Return the mean loss over all windows of the stories. Windows don't overlap, and each begins at a paragraph.
 
-    Raises ValueError for a folder without a checkpoint, a window that the model has no positions for, too few stories.
+    Raise ValueError if there is no checkpoint, if the window exceeds the model's positions, or if stories are too few.
     """
     config = ModelConfig.from_folder(folder)
     if window > config.max_position_embeddings:
-        raise ValueError(f"{folder} has {config.max_position_embeddings:,} positions, a window would take {window:,}")
+        raise ValueError(f"--window must be at most {config.max_position_embeddings:,} for {folder}, got {window:,}")
     model = load_model(folder, config, torch.float32, torch.device("cpu"))
     tokenizer = Tokenizer(folder)
-    found = held_out_rows([tokenize(story, tokenizer) for story in stories], window)
+    rows = held_out_rows([tokenize(story, tokenizer) for story in stories], window)
     nats = 0.0
-    for batch in tqdm(torch.stack(found).split(max(1, BATCH_TOKENS // window)), folder.name, leave=False):
+    for batch in tqdm(torch.stack(rows).split(max(1, BATCH_TOKENS // window)), folder.name, leave=False):
         nats += mean_loss(model, batch).item() * batch[:, 1:].numel()
-    tokens, characters = len(found) * window, sum(num_characters(row, tokenizer) for row in found)
+    tokens, characters = len(rows) * window, sum(num_characters(row, tokenizer) for row in rows)
     return Score(nats / tokens, nats / math.log(2) / characters, window, tokens, characters)
 
 
 def num_characters(row: Tensor, tokenizer: Tokenizer) -> int:
-    """Of a row's text, each story decoded alone: in the middle of a text its first word would have a space."""
+    """Count the characters of a row's text. Stories are decoded separately, or each would begin with a space."""
     starts = (row == tokenizer.bos_token_id).nonzero().flatten()
     return sum(len(tokenizer.decode(part.tolist())) for part in row.tensor_split(starts))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one if there is no file. Raise ValueError, naming it, for another."""
+    """Return the object in a JSON file, or an empty one without a file. Raise ValueError if it isn't valid JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
@@ -73,9 +75,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def training_of(folder: Path) -> dict[str, Any]:
-    """What training.json, if there is one, says of the state that ships, and the command with all of its flags.
+    """Return the training command and the tokens at the shipped state, from training.json if there is one.
 
-    Raises ValueError if it is not what models/training/train.py writes.
+    Raise ValueError if an entry that train.py writes is missing.
     """
     run = read_json(folder / "training.json")
     if not run:
@@ -93,20 +95,20 @@ def training_of(folder: Path) -> dict[str, Any]:
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--text", type=train.FOLDER, required=True, help="folder of .txt files")
-@click.option("--window", type=click.IntRange(min=1), default=256, show_default=True, help="tokens in a row")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file to write the results into")
+@click.option("--window", type=click.IntRange(min=1), default=256, show_default=True, help="tokens per row")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file to add the results to")
 def main(folders: tuple[Path, ...], text: Path, window: int, out: Path | None) -> None:
-    """Print the loss of checkpoint folders on the stories that recipe.toml in the first of them holds out."""
+    """Print the loss of checkpoint folders on held-out stories, as chosen by recipe.toml in the first folder."""
     try:
         results = read_json(out) if out else {}
         training = {folder.resolve().name: training_of(folder) for folder in folders}
         if len(training) < len(folders):
-            raise ValueError(f"{len(folders)} folders have {len(training)} names, and results go by name")
+            raise ValueError(f"folder names must be different: {len(folders)} folders have {len(training)} names")
         stories = held_out_stories(text, folders[0])
         for folder, name in zip(folders, training, strict=True):
             score = evaluate(folder, stories, window)
             results[name] = score._asdict() | training[name]
-            losses = f"{score.nats_per_token:.3f} nats a token, {score.bits_per_character:.3f} bits a character"
+            losses = f"{score.nats_per_token:.3f} nats per token, {score.bits_per_character:.3f} bits per character"
             print(f"{folder}: {losses}, over {score.tokens:,} tokens in windows of {window:,}")
     except ValueError as error:
         raise click.ClickException(str(error)) from None

@@ -1,7 +1,7 @@
-"""Text files into training rows: clean the paragraphs, cut the books into stories, tokenize, pack.
+"""Turn text files into training rows: clean paragraphs, split books into stories, tokenize, and pack into rows.
 
-A book is one text file, a paragraph a block between blank lines. A story is what stands between two headings; the
-model sees it as BOS, paragraphs joined by a newline, EOS.
+A book is one text file, and its paragraphs are separated by blank lines. A story is the text between two headings. The
+model sees it as BOS, the paragraphs joined by newlines, EOS.
 """
 
 import random
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from stages.s1_contiguous_cache.llama import Tokenizer
 
-SHORTEST_STORY = 600  # characters; below that it is a dedication, a contents list, a verse
+MIN_STORY_LENGTH = 600  # characters; shorter texts are dedications, tables of contents or verses
 FRONT_MATTER = re.compile(r"Gutenberg|copyright|\bpreface\b|^contents|illustrat|publish", re.IGNORECASE)
 
 
 @dataclass
 class Recipe:
-    """Which books to leave out, to hold out for validation, and how often each of the others is read in an epoch."""
+    """The books to drop, the books to hold out for validation, and how often an epoch reads each of the others."""
 
     drop: list[str] = field(default_factory=list)
     held_out: list[str] = field(default_factory=list)
@@ -32,20 +32,22 @@ class Recipe:
 
     @classmethod
     def of(cls, folder: Path) -> "Recipe":
-        """recipe.toml of a checkpoint folder; an empty one if there is none."""
+        """Read recipe.toml from a checkpoint folder. Without one, the recipe is empty."""
         path = folder / "recipe.toml"
         return cls(**tomllib.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls()
 
 
 class Corpus(NamedTuple):
-    train: list[tuple[str, int]]  # story, how often in an epoch
+    """The stories of a folder of books."""
+
+    train: list[tuple[str, int]]  # a story, and how often an epoch reads it
     held_out: list[str]
 
 
 def read_corpus(folder: Path, recipe: Recipe) -> Corpus:
-    """All stories of the text files in `folder`. Raises ValueError if there are none to train on or to hold out."""
+    """Return the stories of all text files in `folder`. Raise ValueError if there are none to train on or hold out."""
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
+        raise ValueError(f"{folder} is not a folder")
     train: list[tuple[str, int]] = []
     held_out: list[str] = []
     for path in sorted(folder.glob("*.txt")):
@@ -56,16 +58,18 @@ def read_corpus(folder: Path, recipe: Recipe) -> Corpus:
             held_out += stories
         else:
             train += [(story, recipe.weights.get(path.stem, 1)) for story in stories]
-    if not held_out:  # an unknown folder: every twentieth story
+    if not held_out:  # without a recipe, hold out every twentieth story
         held_out, train = [story for story, _ in train[::20]], [s for i, s in enumerate(train) if i % 20]
     if not train:
-        found = f"{len(held_out)} stories of {SHORTEST_STORY} characters or more to hold out"
-        raise ValueError(f"{folder} has, in .txt files, {found}, and none to train on")
+        raise ValueError(
+            f"the .txt files in {folder} have no stories to train on, and {len(held_out)} to hold out "
+            f"(a story has at least {MIN_STORY_LENGTH} characters)"
+        )
     return Corpus(train, held_out)
 
 
 def split_stories(text: str) -> list[str]:
-    """The stories of a book, without their headings; front matter and scraps are left out."""
+    """Return the stories of a book without headings, front matter and scraps."""
     stories: list[list[str]] = [[]]
     for paragraph in map(str.strip, text.split("\n\n")):
         if is_heading(paragraph):
@@ -73,11 +77,11 @@ def split_stories(text: str) -> list[str]:
         elif paragraph:
             stories[-1].append(clean(paragraph))
     joined = ["\n".join(filter(None, story)) for story in stories]
-    return [story for story in joined if len(story) >= SHORTEST_STORY and not FRONT_MATTER.search(story[:300])]
+    return [story for story in joined if len(story) >= MIN_STORY_LENGTH and not FRONT_MATTER.search(story[:300])]
 
 
 def is_heading(paragraph: str) -> bool:
-    """A short line that ends in no punctuation.
+    """Return whether a paragraph is a short line without final punctuation.
 
     >>> is_heading("The Golden Bird"), is_heading("So they lived happily."), is_heading('"No," said he,')
     (True, False, False)
@@ -86,10 +90,10 @@ def is_heading(paragraph: str) -> bool:
 
 
 def clean(paragraph: str) -> str:
-    """One kind of quotation mark, always closed; no shouting, no markup.
+    r"""Normalize a paragraph: one kind of quotation mark, always closed, no shouting, no markup.
 
     >>> clean("ONCE upon a time a king said: 'Who's there?'")
-    'Once upon a time a king said: "Who\\'s there?"'
+    'Once upon a time a king said: "Who\'s there?"'
     >>> clean('"It is late, [1] my _dear_ son.')
     '"It is late, my dear son."'
     """
@@ -103,7 +107,7 @@ def clean(paragraph: str) -> str:
 
 
 def double_quotes(text: str) -> str:
-    """British speech marks to American ones, if as many open as close; an apostrophe is neither."""
+    """Replace single quotation marks by double ones, if they pair up. Apostrophes stay."""
     opening, closing = r"(?<![\w.,!?'])'(?=\w)", r"(?<=[.,!?;:-])'(?!\w)"
     if len(re.findall(opening, text)) != len(re.findall(closing, text)):
         return text
@@ -111,9 +115,9 @@ def double_quotes(text: str) -> str:
 
 
 def train_tokenizer(stories: list[str], vocab_size: int, path: Path) -> None:
-    """Write a sentencepiece BPE model with Llama's conventions: byte fallback, digits apart, text unchanged.
+    """Write a sentencepiece BPE model with Llama's conventions: byte fallback, split digits, text kept as it is.
 
-    Raises ValueError if the stories are too few for so many pieces.
+    Raise ValueError if there is too little text for that many pieces.
     """
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -132,19 +136,19 @@ def train_tokenizer(stories: list[str], vocab_size: int, path: Path) -> None:
         )
     except RuntimeError as error:
         size = sum(map(len, stories))
-        raise ValueError(f"{size:,} characters are too few for a vocabulary of {vocab_size:,} pieces") from error
+        raise ValueError(f"a vocabulary of {vocab_size:,} pieces needs more than {size:,} characters") from error
     path.with_suffix(".vocab").unlink()
 
 
 class Paragraph(NamedTuple):
-    """A paragraph twice, int64 [num_tokens]: sentencepiece gives the first word of a text a space, others none."""
+    """A paragraph in two forms, int64 [num_tokens]: sentencepiece adds a space before the first word of a text only."""
 
-    first: Tensor  # as the first of a row: BOS, text
-    inner: Tensor  # as it follows another: newline, text; or as a story's first: BOS, text
+    first: Tensor  # at the start of a row: BOS, text
+    inner: Tensor  # after another paragraph: newline, text; at the start of a story: BOS, text
 
 
 def tokenize(story: str, tokenizer: Tokenizer) -> list[Paragraph]:
-    """The story's paragraphs; the last one ends in EOS."""
+    """Return the story's paragraphs. The last one ends in EOS."""
     newline = tokenizer.encode("\n", add_bos=False)
     texts = story.split("\n")
     firsts = [tokenizer.encode(text) for text in texts]
@@ -155,16 +159,16 @@ def tokenize(story: str, tokenizer: Tokenizer) -> list[Paragraph]:
 
 
 def rows(paragraphs: list[Paragraph], length: int) -> Iterator[Tensor]:
-    """Rows of `length` + 1 tokens, end to end through the paragraphs; each begins with BOS at a paragraph's start.
+    """Yield consecutive rows of `length` + 1 tokens. Each starts with BOS, at the beginning of a paragraph.
 
-    What is left of a paragraph at the end of a row is skipped; a new epoch has another order, so other rows.
+    The rest of a paragraph that a row cuts off is skipped. Each epoch has another order, so it cuts elsewhere.
     """
     tokens = torch.cat([paragraph.inner for paragraph in paragraphs])
     ends = torch.tensor([len(paragraph.inner) for paragraph in paragraphs]).cumsum(0)
     at = 0
     while at < len(paragraphs):
         first = paragraphs[at].first
-        end = int(ends[at]) + length + 1 - len(first)  # of the row, in `tokens`
+        end = int(ends[at]) + length + 1 - len(first)  # the row's end in `tokens`
         if end > len(tokens):
             return
         yield torch.cat([first, tokens[int(ends[at]) : max(end, 0)]])[: length + 1]
@@ -172,17 +176,17 @@ def rows(paragraphs: list[Paragraph], length: int) -> Iterator[Tensor]:
 
 
 def held_out_rows(stories: list[list[Paragraph]], length: int) -> list[Tensor]:
-    """All rows of the held-out stories. Raises ValueError if there is none."""
+    """Return all rows of the held-out stories. Raise ValueError if there is less than one."""
     paragraphs = [paragraph for story in stories for paragraph in story]
-    found = list(rows(paragraphs, length)) if paragraphs else []
-    if not found:
+    held_out = list(rows(paragraphs, length)) if paragraphs else []
+    if not held_out:
         num_tokens = sum(len(paragraph.inner) for paragraph in paragraphs)
         raise ValueError(f"the held-out text has {num_tokens:,} tokens, less than one row of {length:,}")
-    return found
+    return held_out
 
 
 def epochs(stories: list[tuple[list[Paragraph], int]], length: int, rng: random.Random) -> Iterator[Tensor]:
-    """Rows without end: every story as often as its weight, in a new order each epoch."""
+    """Yield rows forever. Each epoch has a new order, and repeats every story as often as its weight says."""
     copies = [story for story, weight in stories for _ in range(weight)]
     while True:
         rng.shuffle(copies)

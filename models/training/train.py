@@ -1,4 +1,4 @@
-"""Train the small checkpoint that ships: `make train TEXT=folder`, or `python -m models.training --help`."""
+"""Train the checkpoint in models/storyteller: `make train TEXT=folder`, or `python -m models.training --help`."""
 
 import itertools
 import json
@@ -24,21 +24,21 @@ SHARE, RATE = click.FloatRange(0, 1), click.FloatRange(0, 0.9)
 
 
 class Data:
-    """Batches of rows, short at first, full later; the order is a function of the seed and of where the run resumed."""
+    """Batches of rows, first short, then full. Their order depends on the seed and on where the run resumed."""
 
     def __init__(self, train: list[tuple[list[Paragraph], int]], settings: Settings, tokens_seen: int) -> None:
-        """Raises ValueError if all stories together are shorter than two full rows."""
+        """Prepare the rows. Raise ValueError if all stories together are shorter than two full rows."""
         self.settings = settings
         self.epoch_tokens = sum(weight * len(paragraph.inner) for story, weight in train for paragraph in story)
         least = 2 * SHAPE.max_position_embeddings
         if self.epoch_tokens < least:
-            raise ValueError(f"the stories have {self.epoch_tokens:,} tokens, and training needs at least {least:,}")
+            raise ValueError(f"training needs at least {least:,} tokens, and the stories have {self.epoch_tokens:,}")
         rng = random.Random(f"{settings.seed} {tokens_seen}")
         self._short = epochs(train, settings.short_row, rng)
         self._full = epochs(train, SHAPE.max_position_embeddings, rng)
 
     def next_batch(self, tokens_seen: int) -> Tensor:
-        """int64 [num_rows, row_length + 1]"""
+        """Return the next batch, int64 [num_rows, row_length + 1]."""
         short = tokens_seen < self.settings.short_share * self.settings.tokens
         length = self.settings.short_row if short else SHAPE.max_position_embeddings
         rows_of = self._short if short else self._full
@@ -46,7 +46,7 @@ class Data:
 
 
 def held_out_batches(stories: list[list[Paragraph]], settings: Settings) -> list[Tensor]:
-    """Every n-th full row of the held-out stories, about 32 of them, in batches. Raises ValueError if there is none."""
+    """Return batches of about 32 full rows, spread over the held-out stories. Raise ValueError if there are none."""
     length = SHAPE.max_position_embeddings
     chosen = held_out_rows(stories, length)
     chosen = chosen[:: max(1, len(chosen) // 32)]
@@ -54,7 +54,7 @@ def held_out_batches(stories: list[list[Paragraph]], settings: Settings) -> list
 
 
 def run(trainer: Trainer, data: Data, held_out: list[Tensor], state_path: Path) -> None:
-    """Train to the end of the schedule; save often, evaluate now and then."""
+    """Train to the end of the schedule, saving and evaluating regularly."""
     settings, losses = trainer.settings, []
     with tqdm(total=settings.tokens, initial=trainer.tokens_seen, unit="tok", unit_scale=True) as bar:
         for step in itertools.count(1):
@@ -74,11 +74,11 @@ def run(trainer: Trainer, data: Data, held_out: list[Tensor], state_path: Path) 
 
 
 def write_results(trainer: Trainer, epoch_tokens: int, out: Path) -> None:
-    """The checkpoint, from the run's best state, and training.json: what the model card says of the run.
+    """Write the checkpoint from the run's best state, and training.json for the model card.
 
-    The trainer's model has the best state afterwards.
+    This loads the best state into the trainer's model.
     """
-    assert trainer.best is not None, "a run ends with a point of its curve"
+    assert trainer.best is not None, "a run ends with an evaluation"
     trainer.model.load_state_dict(trainer.best.weights)
     write_checkpoint(trainer.model, out)
     run = {
@@ -93,22 +93,28 @@ def write_results(trainer: Trainer, epoch_tokens: int, out: Path) -> None:
 @click.command()
 @click.option("--text", type=FOLDER, required=True, help="folder of .txt files")
 @click.option("--out", type=FOLDER, default="models/storyteller", show_default=True, help="checkpoint folder")
-@click.option("--tokens", type=int, default=Settings.tokens, show_default=True, help="how many to train on")
+@click.option("--tokens", type=int, default=Settings.tokens, show_default=True, help="tokens to train on")
 @click.option("--optimizer", type=click.Choice(["muon", "adamw"]), default=Settings.optimizer, show_default=True)
-@click.option("--learning-rate", type=float, default=Settings.learning_rate, show_default=True, help="AdamW's, at most")
-@click.option("--short-share", type=SHARE, default=Settings.short_share, show_default=True, help="tokens in short rows")
-@click.option("--dropout", type=RATE, default=Settings.dropout, show_default=True, help="on what a layer adds")
+@click.option("--learning-rate", type=float, default=Settings.learning_rate, show_default=True, help="AdamW's peak")
+@click.option(
+    "--short-share",
+    type=SHARE,
+    default=Settings.short_share,
+    show_default=True,
+    help="share of the tokens in short rows",
+)
+@click.option("--dropout", type=RATE, default=Settings.dropout, show_default=True, help="on each layer's output")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--compile/--no-compile", default=True, show_default=True, help="faster; needs a C++ compiler on a CPU")
-@click.option("--resume", is_flag=True, help="go on from the last saved state")
+@click.option("--resume", is_flag=True, help="continue from the last saved state")
 def main(text: Path, out: Path, device: str, compile: bool, resume: bool, **settings: Any) -> None:
-    """Train a story teller on a folder of text files and write it as a checkpoint folder.
+    """Train a storyteller on a folder of text files, and write it as a checkpoint folder.
 
-    recipe.toml in the checkpoint folder, if there is one, says which books to drop, hold out and weigh.
+    An optional recipe.toml in the checkpoint folder lists the books to drop, to hold out and to repeat.
     """
     state_path = out / "checkpoints" / "state.pt"
     if resume and not state_path.exists():
-        raise click.ClickException(f"there is nothing to resume: {state_path} is not there")
+        raise click.ClickException(f"--resume needs a saved state, and {state_path} doesn't exist")
     state_path.parent.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(Settings(**settings), torch.device(device), compile)
     try:
@@ -117,13 +123,13 @@ def main(text: Path, out: Path, device: str, compile: bool, resume: bool, **sett
         data, held_out = prepare(text, out, trainer, new_tokenizer=not resume)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    print(f"{data.epoch_tokens:,} tokens an epoch, {trainer.settings.tokens / data.epoch_tokens:.1f} epochs")
+    print(f"{data.epoch_tokens:,} tokens per epoch, {trainer.settings.tokens / data.epoch_tokens:.1f} epochs")
     run(trainer, data, held_out, state_path)
     write_results(trainer, data.epoch_tokens, out)
 
 
 def prepare(text: Path, out: Path, trainer: Trainer, new_tokenizer: bool) -> tuple[Data, list[Tensor]]:
-    """The stories, tokenized: batches to train on, and held-out ones. Raises ValueError if there is too little text."""
+    """Tokenize the stories. Return batches to train on and held-out batches. Raise ValueError if text is too short."""
     corpus = read_corpus(text, Recipe.of(out))
     if new_tokenizer:
         train_tokenizer([story for story, _ in corpus.train], SHAPE.vocab_size, out / "tokenizer.model")

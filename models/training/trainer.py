@@ -1,7 +1,7 @@
-"""Trainer: one update of the story teller at a time, with its schedule, its optimizers and its state on disk.
+"""Trainer: updates of the storyteller, with its schedule, its optimizers and its state on disk.
 
-The training model is stage 1's llama/model.py as it stands. At inference its `attend` looks keys up in a cache; here it
-is causal attention over the rows of a batch, and nothing else differs.
+It trains stage 1's llama/model.py unchanged. For inference, `attend` looks up keys in a cache. Here it is causal
+attention over the rows of a batch, and that is the only difference.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from stages.s1_contiguous_cache.llama import LlamaForCausalLM, ModelConfig
 
-SHAPE = ModelConfig(  # of the checkpoint that ships
+SHAPE = ModelConfig(  # models/storyteller
     vocab_size=4096,
     hidden_size=256,
     intermediate_size=704,
@@ -34,13 +34,13 @@ SHAPE = ModelConfig(  # of the checkpoint that ships
 
 @dataclass
 class Settings:
-    """One run. The first `short_share` of the tokens comes in short rows, which are cheaper; the rest in full ones."""
+    """The settings of a run. The first `short_share` of the tokens come in short rows, which are cheaper."""
 
     tokens: int = 22_000_000
     batch_tokens: int = 8192
     short_row: int = 256
     short_share: float = 0.5
-    learning_rate: float = 3e-3  # AdamW's: embedding and norms; Muon's where there is one
+    learning_rate: float = 3e-3  # AdamW's
     matrix_learning_rate: float = 2e-2  # Muon's
     weight_decay: float = 0.1
     warmup_steps: int = 100
@@ -51,28 +51,33 @@ class Settings:
 
 
 class CurvePoint(NamedTuple):
+    """A point of the loss curve, in nats per token."""
+
     tokens: int
-    train: float  # mean loss since the point before, nats a token
+    train: float  # mean since the previous point
     held_out: float
 
 
 class Best(NamedTuple):
-    """The weights at the point of the curve with the lowest held-out loss: what ships."""
+    """The weights at the point with the lowest held-out loss. The checkpoint gets these."""
 
     point: CurvePoint
-    weights: dict[str, Tensor]  # the model's state_dict, copied
+    weights: dict[str, Tensor]  # a copy of the model's state_dict
 
 
 class CausalAttend:
-    """`attend` for training: rows of equal length lie end to end, each token sees its own row up to itself."""
+    """The `attend` of training, for rows of equal length end to end. A token sees its own row, up to itself."""
 
     def __init__(self, row_length: int) -> None:
         self.row_length = row_length
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q, out [num_rows * row_length, num_heads, head_dim]; k, v [num_rows * row_length, num_kv_heads, head_dim]"""
+        """Return causal attention, of the same shape as q.
+
+        q [num_rows * row_length, num_heads, head_dim]; k, v [num_rows * row_length, num_kv_heads, head_dim]
+        """
         group = q.shape[1] // k.shape[1]
-        # under autocast the float32 rope tables leave q and k in float32, v is bfloat16
+        # Under autocast, v is bfloat16, but q and k are float32 after the rotation.
         q, k, v = (x.to(v.dtype).unflatten(0, (-1, self.row_length)).transpose(1, 2) for x in (q, k, v))
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))  # [num_rows, num_heads, row_length, head_dim]
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -80,7 +85,7 @@ class CausalAttend:
 
 
 def mean_loss(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
-    """batch int64 [num_rows, row_length + 1] -> mean cross-entropy of what follows each token, nats a token."""
+    """Return the mean cross-entropy of next tokens, in nats per token. batch int64 [num_rows, row_length + 1]."""
     inputs, targets = batch[:, :-1].flatten(), batch[:, 1:].flatten()  # [num_tokens]
     row_length = batch.shape[1] - 1
     positions = torch.arange(row_length, device=batch.device).repeat(batch.shape[0])
@@ -89,7 +94,7 @@ def mean_loss(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
 
 
 class Trainer:
-    """The state of a run: model, optimizers, where in the schedule, the curve so far and its lowest point."""
+    """The state of a run: model, optimizers, position in the schedule, the loss curve and its lowest point."""
 
     def __init__(self, settings: Settings, device: torch.device, compile: bool = True) -> None:
         torch.manual_seed(settings.seed)
@@ -109,7 +114,7 @@ class Trainer:
         return mean_loss(self.model, batch)
 
     def step(self, batch: Tensor) -> float:
-        """One update; returns the loss before it."""
+        """Update the model once. Return the loss before the update."""
         scale = schedule(self.tokens_seen, self.settings)
         for optimizer, rate in zip(self.optimizers, self.base_rates, strict=True):
             for group in optimizer.param_groups:
@@ -126,7 +131,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: list[Tensor]) -> float:
-        """Mean loss of held-out rows, nats a token, without dropout."""
+        """Return the mean loss of held-out rows, in nats per token, without dropout."""
         self.model.eval()
         with torch.autocast(self.device.type, torch.bfloat16):
             losses = [self.loss(batch.to(self.device)).item() for batch in batches]
@@ -134,7 +139,7 @@ class Trainer:
         return sum(losses) / len(losses)
 
     def record(self, train: float, held_out: float) -> None:
-        """Add a point to the curve; copy the weights if all points before it were higher on held-out text."""
+        """Add a point to the curve, and copy the weights if its held-out loss is the lowest so far."""
         point = CurvePoint(self.tokens_seen, train, held_out)
         self.curve.append(point)
         if self.best is None or held_out < self.best.point.held_out:
@@ -142,6 +147,7 @@ class Trainer:
             self.best = Best(point, weights)
 
     def save(self, path: Path) -> None:
+        """Write the whole state. A crash while saving leaves the previous file intact."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -151,25 +157,28 @@ class Trainer:
             "best": None if self.best is None else (tuple(self.best.point), self.best.weights),
         }
         torch.save(state, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").rename(path)  # a run that dies while saving leaves the last whole checkpoint
+        path.with_suffix(".tmp").rename(path)
 
     def resume(self, path: Path) -> None:
-        """Raises ValueError if the state is of a run with another optimizer; another number of tokens is a new end."""
+        """Continue from a saved state. The number of tokens may differ, and sets a new end.
+
+        Raise ValueError if the state comes from another optimizer.
+        """
         state = torch.load(path, map_location=self.device)
         saved, given = state["settings"]["optimizer"], self.settings.optimizer
         if saved != given:
-            raise ValueError(f"{path} is of a run with {saved}, not {given}")
+            raise ValueError(f"--optimizer must be {saved} to resume {path}, got {given}")
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.tokens_seen, self.curve = state["tokens_seen"], [CurvePoint(*point) for point in state["curve"]]
-        if state["best"] is not None:  # None: saved before the first point of the curve
+        if state["best"] is not None:  # None before the first evaluation
             point, weights = state["best"]
             self.best = Best(CurvePoint(*point), weights)
 
 
 def init_weights(model: LlamaForCausalLM) -> None:
-    """Small normal weights; what writes to the residual stream is smaller by its depth (GPT-2's rule)."""
+    """Draw small normal weights, scaled down by depth where they add to the residual stream (as in GPT-2)."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -178,7 +187,7 @@ def init_weights(model: LlamaForCausalLM) -> None:
 
 
 def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
-    """Dropout on what a layer adds to the stream, from outside: the model has none in it."""
+    """Add dropout to each layer's two outputs through hooks, because the model itself has none."""
     if rate == 0.0:
         return
     for layer in model.model.layers:
@@ -188,9 +197,9 @@ def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
 
 @torch.compiler.disable
 def drop(x: Tensor, rate: float) -> Tensor:
-    """Dropout with one random byte an element: F.dropout draws more, which is slow on a CPU.
+    """Return x after dropout with one random byte per element. F.dropout draws more, which is slow on a CPU.
 
-    x, out of any shape. A byte makes the rate a multiple of 1/256; what is kept grows so that the mean stays.
+    The rate is rounded to a multiple of 1/256, and kept elements grow so that the mean stays the same.
     """
     threshold = round(256 * rate)
     kept = torch.empty(x.shape, dtype=torch.uint8, device=x.device).random_() >= threshold
@@ -198,7 +207,7 @@ def drop(x: Tensor, rate: float) -> Tensor:
 
 
 def make_optimizers(model: LlamaForCausalLM, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers (Jordan et al. 2024) and AdamW for the rest, or AdamW for all."""
+    """Return Muon (Jordan et al. 2024) for the matrices inside layers and AdamW for the rest, or AdamW for all."""
     inside = [p for p in model.model.layers.parameters() if p.dim() == 2]
     rest = [p for p in model.parameters() if not any(p is q for q in inside)]
     decay = settings.weight_decay
@@ -212,7 +221,7 @@ def make_optimizers(model: LlamaForCausalLM, settings: Settings) -> list[torch.o
 
 
 def schedule(tokens_seen: int, settings: Settings) -> float:
-    """Share of the full learning rate: linear warm-up, then a cosine down to a fiftieth.
+    """Return the factor on the peak learning rate: a linear warm-up, then a cosine decay to 2%.
 
     >>> [round(schedule(n, Settings(tokens=1000, batch_tokens=1, warmup_steps=10)), 2) for n in (0, 9, 500, 1000)]
     [0.1, 1.0, 0.51, 0.02]
