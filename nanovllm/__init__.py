@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .engine.stats import Counter, EngineStats, Gauge, Histogram, Metric, Vector
     from .llm import LLM
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "LLM",
     "AsyncEngineArgs",

@@ -1,4 +1,4 @@
-"""The package as a user of another project has it: installed with pip, run from a folder of the user's own."""
+"""The package as users have it: installed with pip, and run from any folder."""
 
 import importlib
 import importlib.util
@@ -18,13 +18,13 @@ from tests.helpers import PACKAGE, ROOT, STORYTELLER
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_command_is_a_function_of_the_package():
+def test_entry_point_exists():
     assert list(PROJECT["scripts"]) == [PACKAGE]
     module, _, function = PROJECT["scripts"][PACKAGE].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_its_readme_names_each_folder_each_package_and_each_extra():
+def test_readme_lists_every_folder_dependency_and_extra():
     readme = (ROOT / PACKAGE / "README.md").read_text(encoding="utf-8")
     folders = {path.parent for path in (ROOT / PACKAGE).glob("*/__init__.py")}
     assert all(f"\n| `{folder.name}/" in readme for folder in folders)
@@ -34,8 +34,8 @@ def test_its_readme_names_each_folder_each_package_and_each_extra():
     assert all(re.search(rf"\b{package}\b", table) for package in packages)
     assert all(f'".[{extra}]"' in install for extra in PROJECT["optional-dependencies"])
     titles = re.findall("^## (.+)$", readme, flags=re.MULTILINE)
-    wanted = ["Install it", "Run it from a script", "The command", "Speed on a CPU", "Speed on a GPU", "Checkpoints"]
-    assert titles[: len(wanted)] == wanted, "the order in which a newcomer needs them"
+    first = ["Install it", "Run it from a script", "The command", "Speed on a CPU", "Speed on a GPU", "Checkpoints"]
+    assert titles[: len(first)] == first, "the order in which a newcomer needs them"
 
 
 def has_setuptools() -> bool:
@@ -47,11 +47,11 @@ def has_setuptools() -> bool:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that pip has installed the package into, without what it needs."""
+    """Install the package without its dependencies. Return the folder that pip installed it into."""
     if not importlib.util.find_spec("pip") or not has_setuptools():
-        pytest.skip("an install without the network needs pip, and setuptools as pyproject.toml asks for it")
+        pytest.skip("installing without a network needs pip and the setuptools version in pyproject.toml")
     folder = tmp_path_factory.mktemp("install")
-    source = folder / "source"  # a copy: a build leaves files behind
+    source = folder / "source"  # a copy, because a build leaves files behind
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / PACKAGE, source / PACKAGE, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -62,19 +62,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def test_what_is_installed_is_the_engine_and_no_test(installed):
+def test_installs_the_package_without_tests(installed):
     expected = {path.relative_to(ROOT) for path in (ROOT / PACKAGE).rglob("*.py") if "tests" not in path.parts}
     assert {path.relative_to(installed) for path in installed.rglob("*.py")} == expected
     assert all((installed / path).read_bytes() == (ROOT / path).read_bytes() for path in expected)
 
 
-def test_the_page_is_installed_too(installed):
+def test_installs_the_page_and_type_information(installed):
+    assert (installed / PACKAGE / "py.typed").is_file()
     page = Path(PACKAGE, "server", "page")
     names = {path.name for path in (ROOT / page).iterdir()}
     assert "index.html" in names and {path.name for path in (installed / page).iterdir()} == names
 
 
-def test_the_installed_command_works_in_any_folder(installed, tmp_path):
+def test_installed_command_works_in_any_folder(installed, tmp_path):
     def run(*arguments: str) -> subprocess.CompletedProcess:
         environment = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(installed / "bin" / PACKAGE), *arguments]
