@@ -102,7 +102,7 @@ measure: $(call needs,test) ## measure all figures of the course, about 15 minut
 gpu: $(call needs,test) ## measure on a GPU, in parts of a few minutes; PART=1 to 9, by default all; OUT=folder, ARGS="--device cpu --tiny"
 	@$(PY) -m stages.bench.gpu $(PART) --out $(or $(OUT),gpu-results) $(ARGS)
 
-lint: $(call needs,lint) ## ruff, and mypy on signatures
+lint: $(call needs,lint) ## check style and types, with ruff and mypy
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy $(wildcard stages models nanovllm notebooks/page)
 
