@@ -5,19 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...backends.cpu.cache import find_folder
-from ...backends.cpu.compiling import compile_here, fill
+from ...backends.cpu.compiler import compile_here, fill, find_folder
 
 
 @pytest.fixture(scope="session")
 def kernels_folder(request: pytest.FixtureRequest) -> Path:
-    """For machine code. It stays until `make clean`: whoever tests again compiles what has changed."""
+    """Return a folder for machine code that stays until `make clean`, so that later test runs compile changes only."""
     return Path(request.config.cache.mkdir("kernels"))
 
 
 @pytest.fixture(scope="session")
 def compiled(kernels_folder: Path) -> Callable[[torch.dtype], None]:
-    """compiled(dtype): all kernels are there. Of several processes the first compiles them, the others load."""
+    """Return a function that compiles all kernels for a dtype, in one process while any others wait and load."""
 
     @cache
     def load(dtype: torch.dtype) -> None:
@@ -35,7 +34,7 @@ def compiled(kernels_folder: Path) -> Callable[[torch.dtype], None]:
 def with_kernels(
     compiled: Callable[[torch.dtype], None], kernels_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """An engine may ask for float32 kernels: they are there."""
+    """Compile float32 kernels where an engine will look for them."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(kernels_folder))
     compiled(torch.float32)
     yield

@@ -1,42 +1,42 @@
-"""Each kernel in plain torch. Read a twin before its kernel: it says what, the kernel says how. Tests compare the two.
+"""Each kernel in plain PyTorch: the twin shows the result, the kernel how it is computed. Tests compare the two.
 
-All of them compute in float32, whatever is stored.
+All of them compute in float32, whatever the storage type.
 """
 
 import torch
 from torch import Tensor
 
 
-def products(row: Tensor, x: Tensor) -> Tensor:
-    """Return a stored row times each row of x. row [size]; x [rows, size] -> [rows]"""
+def dot_rows(row: Tensor, x: Tensor) -> Tensor:
+    """Return the dot products [rows] of a stored row [size] and each row of x [rows, size]."""
     return x @ row.float()
 
 
 def linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """weight [outputs, size]; bias [outputs]; x [rows, size] -> [rows, outputs]"""
+    """Return x [rows, size] times `weight` [outputs, size], plus `bias` [outputs]: [rows, outputs]."""
     out = x @ weight.float().T  # [rows, outputs]
     return out if bias is None else out + bias.float()
 
 
 def exp(x: Tensor) -> Tensor:
-    """x below -87 counts as -87, above 88 as 88. Any shape"""
+    """Return e to the power of x, clamped to [-87, 88]."""
     return x.double().clamp(-87, 88).exp().float()
 
 
-def normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., size]; weight [size] -> [..., size]"""
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalize x [..., size] with `weight` [size]."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x[i], x[i + size / 2]) by their angles. x [..., size]; cos, sin [size / 2] -> [..., size]"""
+    """Rotate the pairs (x[i], x[i + size / 2]) of x [..., size] by their angles; cos and sin are [size / 2]."""
     a, b = x.chunk(2, dim=-1)  # [..., size / 2] each
     cos, sin = cos.float(), sin.float()
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 def gather(pool: Tensor, layer: int, kv: int, table: list[int], start: int, end: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of the positions start .. end - 1, which lie in the blocks of `table`.
+    """Return keys and values of the positions from start to end - 1, which are in the blocks of `table`.
 
     pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim] -> [end - start, head_dim] each
     """
@@ -47,9 +47,9 @@ def gather(pool: Tensor, layer: int, kv: int, table: list[int], start: int, end:
 def attend(
     q: Tensor, keys: Tensor, values: Tensor, group: int, first: int, start: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention to the keys from position `start` on: its sum over values, not divided yet; peaks; sums of weights.
+    """Attend to the keys from position `start` on. Return weighted sums of values, peaks, and sums of weights.
 
-    Row r of q, which is scaled, is of the query at position first + r // group. It sees the keys up to itself.
+    Row r of q, which is scaled, belongs to the query at position first + r // group, and sees keys up to that position.
     q [rows, head_dim]; keys, values [count, head_dim] -> [rows, head_dim], [rows], [rows]
     """
     scores = q @ keys.T  # [rows, count]
@@ -62,14 +62,14 @@ def attend(
 
 
 def merge(out: Tensor, peaks: Tensor, sums: Tensor) -> Tensor:
-    """Attention to all keys from that to parts of them.
+    """Merge attention to several splits of the keys.
 
-    out [parts, rows, head_dim]; peaks, sums [parts, rows] -> [rows, head_dim]
+    out [splits, rows, head_dim]; peaks, sums [splits, rows] -> [rows, head_dim]
     """
-    shares = (peaks - peaks.amax(0)).exp()  # [parts, rows], of the largest peak
+    shares = (peaks - peaks.amax(0)).exp()  # [splits, rows], relative to the largest peak
     return (shares[..., None] * out).sum(0) / (shares * sums).sum(0)[:, None]
 
 
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Any shape"""
+    """Return silu(gate) * up, for any shape."""
     return gate * torch.sigmoid(gate) * up

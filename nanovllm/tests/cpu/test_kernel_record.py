@@ -1,4 +1,4 @@
-"""Hold the kernels to the record of what the plain operations answer: ../test_record.py."""
+"""Kernels give the answers on record, just as plain operations do: see ../test_record.py."""
 
 import pytest
 
@@ -9,5 +9,5 @@ from ..test_record import MODELS, STORYTELLER, assert_as_recorded, check, write_
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_kernels_answer_as_recorded(model, with_kernels, tmp_path):
+def test_kernels_give_the_recorded_answers(model, with_kernels, tmp_path):
     assert_as_recorded(check(model, STORYTELLER if model == "storyteller" else write_random(tmp_path), "numba"))

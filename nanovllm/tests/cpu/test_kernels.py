@@ -1,4 +1,4 @@
-"""Each small kernel beside its plain twin: random shapes, dtypes, block sizes, lengths; workers that share a step."""
+"""Each small kernel against its plain twin, for random shapes, dtypes, block sizes and lengths; workers of a step."""
 
 import os
 import random
@@ -17,13 +17,11 @@ from torch import Tensor
 pytest.importorskip("numba")
 from numba import njit
 
-from ...backends.cpu import activation, attention, dot, lanes, linear, matmul, norm, rotary, team
-from . import plain
-from ...backends.cpu import exp as exp_module
-from ...backends.cpu.attention import PART, PLACES, Pool
-from ...backends.cpu.plan import like_of
+from ...backends.cpu import attention, dot, elementwise, matmul, team, vectors
+from ...backends.cpu.attention import PLACES, TILE, Pool
 from ...backends.cpu.team import STRIDE, Helpers
-from ...backends.cpu.vectors import WIDTH, at, floats, get, integers, load, put, read, store, stored, write
+from ...backends.cpu.vectors import WIDTH, at, floats, get, integers, like_of, load, put, read, store, stored, write
+from . import plain
 
 FULL = pytest.mark.full
 DTYPES = [torch.bfloat16, pytest.param(torch.float32, marks=FULL), pytest.param(torch.float16, marks=FULL)]
@@ -38,27 +36,27 @@ def rng() -> random.Random:
 
 
 def some_x(rows: int, size: int, dtype: torch.dtype) -> Tensor:
-    """Of the type in which it meets a weight."""
+    """Return an x of the dtype that linear layers take."""
     return torch.randn(rows, size).to(matmul.type_of(dtype))
 
 
 def guarded(*shape: int) -> Tensor:
-    """float32, and a row more that nobody may write."""
+    """Return float32 numbers with an extra row that must not be written."""
     return torch.full((shape[0] + 1, *shape[1:]), 7.0)
 
 
-# Numbers of three types
+# Loads and stores
 
 
 @njit
-def convert(x, to, size, of, like):
-    """Sixteen at a time, then one by one."""
+def convert(x, to, size, like_x, like):
+    """Convert sixteen numbers at a time, and the rest one by one."""
     i = 0
     while i + WIDTH <= size:
-        store(stored(to, like), i, load(stored(x, of), i))
+        store(stored(to, like), i, load(stored(x, like_x), i))
         i += WIDTH
     while i < size:
-        write(stored(to, like), i, read(stored(x, of), i))
+        write(stored(to, like), i, read(stored(x, like_x), i))
         i += 1
 
 
@@ -69,13 +67,13 @@ def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def numbers_of_all_kinds(rng: random.Random) -> Tensor:
-    """float32 [any odd count]: any bits, ties between two neighbours, subnormal ones, infinite ones, NaN."""
+    """Return an odd count of float32 numbers: random bits, rounding ties, subnormal numbers, infinity and NaN."""
     bits = torch.tensor([rng.getrandbits(32) - 2**31 for _ in range(20_000)], dtype=torch.int64).to(torch.int32)
     ties = (bits & ~0xFFFF) | 0x8000  # of bfloat16
     small = bits & (0x807FFFFF - 2**32)
     halves = (bits[:5000] & ~0x1FFF & 0x0FFFFFFF) | 0x38001000  # of float16, near 1
     tiny = torch.tensor([rng.uniform(-1, 1) * 2.0 ** rng.randint(-26, -13) for _ in range(5000)])
-    steps = torch.tensor([(k + 0.5) * 2.0**-24 for k in range(-300, 300)])  # ties of float16's subnormal numbers
+    steps = torch.tensor([(k + 0.5) * 2.0**-24 for k in range(-300, 300)])  # ties between subnormal numbers of float16
     ends = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 65504.0, 65519.99, 65520.0, -65520.0, 3.4e38])
     return torch.cat((torch.cat((bits, ties, small, halves)).view(torch.float32), tiny, steps, ends))
 
@@ -87,10 +85,10 @@ def equal_bits(a: Tensor, b: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_written_is_rounded_as_torch_rounds_it_and_read_back_exactly(dtype, rng):
+def test_stores_round_as_torch_does_and_loads_are_exact(dtype, rng):
     x = numbers_of_all_kinds(rng)
-    assert x.numel() % WIDTH, "some are written one by one"
-    for start in (0, 1):  # each number among sixteen, and in the tail
+    assert x.numel() % WIDTH, "some numbers must be converted one by one"
+    for start in (0, 1):  # move the numbers to other lanes
         part = x[start:] if start else x
         assert equal_bits(converted(part, dtype), part.to(dtype))
         assert equal_bits(converted(part.to(dtype), torch.float32), part.to(dtype).float())
@@ -98,50 +96,50 @@ def test_what_is_written_is_rounded_as_torch_rounds_it_and_read_back_exactly(dty
     assert equal_bits(converted(tail, dtype), tail.to(dtype))
 
 
-# Products, norms, rotation
+# Dot products, linear layers, norms, rotation
 
 
 @njit
-def call_products(row, x, size, rows, out, stride, like, like_x):
-    dot.products(stored(row, like), stored(x, like_x), size, rows, floats(out), stride)
+def call_dot_rows(row, x, size, rows, out, stride, like, like_x):
+    dot.dot_rows(stored(row, like), stored(x, like_x), size, rows, floats(out), stride)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products(dtype, rng):
+def test_dot_rows(dtype, rng):
     for _ in range(ROUNDS):
         size, rows, stride = rng.choice(SIZES), rng.randint(1, 4), rng.randint(1, 5)
         row, x, out = torch.randn(size).to(dtype), some_x(rows, size, dtype), guarded(rows, stride)
         likes = like_of(dtype), like_of(x.dtype)
-        call_products(row.data_ptr(), x.data_ptr(), size, rows, out.data_ptr(), stride, *likes)
-        torch.testing.assert_close(out[:rows, 0], plain.products(row, x.float()), rtol=1e-5, atol=1e-4)
-        assert (out[:, 1:] == 7).all() and (out[rows] == 7).all(), "what stands between is not written"
+        call_dot_rows(row.data_ptr(), x.data_ptr(), size, rows, out.data_ptr(), stride, *likes)
+        torch.testing.assert_close(out[:rows, 0], plain.dot_rows(row, x.float()), rtol=1e-5, atol=1e-4)
+        assert (out[:, 1:] == 7).all() and (out[rows] == 7).all(), "only out[m * stride] may be written"
 
 
 @njit
 def call_linear(weight, bias, start, end, x, size, rows, out, outputs, like, like_x):
     w, b = stored(weight, like), stored(bias, like)
-    linear.linear(w, b, bias != 0, start, end, stored(x, like_x), size, rows, floats(out), outputs)
+    matmul.linear(w, b, bias != 0, start, end, stored(x, like_x), size, rows, floats(out), outputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_some_rows_of_a_linear_layer(dtype, rng):
+def test_linear_computes_a_range_of_outputs(dtype, rng):
     for _ in range(ROUNDS):
         size, rows, outputs = rng.choice(SIZES), rng.randint(1, 4), rng.randint(1, 40)
         start, end = sorted((rng.randint(0, outputs), rng.randint(0, outputs)))
         weight, x = torch.randn(outputs, size).to(dtype), some_x(rows, size, dtype)
         out = guarded(rows, outputs)
         bias = torch.randn(outputs).to(dtype) if rng.random() < 0.5 else None
-        where = 0 if bias is None else bias.data_ptr()
+        at_bias = 0 if bias is None else bias.data_ptr()
         addresses = x.data_ptr(), size, rows, out.data_ptr(), outputs
-        call_linear(weight.data_ptr(), where, start, end, *addresses, like_of(dtype), like_of(x.dtype))
+        call_linear(weight.data_ptr(), at_bias, start, end, *addresses, like_of(dtype), like_of(x.dtype))
         expected = torch.full_like(out, 7)
         expected[:rows, start:end] = plain.linear(weight, bias, x.float())[:, start:end]
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_a_packed_weight_is_the_weight_in_another_order():
+def test_packing_reorders_a_weight():
     weight = torch.arange(70 * 6.0).view(70, 6)
-    packed = matmul.pack(weight).view(6, 6, 16)  # columns of 16 outputs, size, 16: the last two are of 38 .. 69
+    packed = matmul.pack(weight).view(6, 6, 16)  # [columns, size, 16]: the last two columns are outputs 38 to 69
     firsts = [0, 16, 32, 48, 38, 54]
     assert all(torch.equal(column.T, weight[first : first + 16]) for column, first in zip(packed, firsts, strict=True))
 
@@ -153,74 +151,75 @@ def call_matmul(x, rows, size, weight, bias, start, end, outputs, out, stride, l
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_times_a_packed_weight(dtype, rng):
+def test_matmul_with_a_packed_weight(dtype, rng):
     for _ in range(ROUNDS):
         size, rows, outputs, more = 2 * rng.randint(1, 70), rng.randint(1, 40), rng.randint(32, 150), rng.randint(0, 9)
         start = rng.randrange(0, outputs, 32)
         end = rng.choice([outputs, *range(start + 32, outputs, 32)])
         weight, bias = torch.randn(outputs, size).to(dtype), torch.randn(outputs).to(dtype)
         x, out = some_x(rows, size, dtype), guarded(rows, outputs + more).to(dtype)
-        addresses = matmul.pack(weight), bias
-        at_weight, at_bias = (each.data_ptr() for each in addresses)
-        likes = like_of(x.dtype), like_of(dtype)
-        where = at_weight, at_bias, start, end, outputs, out.data_ptr(), outputs + more
-        call_matmul(x.data_ptr(), rows, size, *where, *likes)
-        found, expected = out[:rows, start:end], plain.linear(weight, bias, x.float())[:, start:end].to(dtype)
-        torch.testing.assert_close(found, expected, **({} if dtype != torch.float32 else {"rtol": 1e-5, "atol": 1e-4}))
+        packed, likes = matmul.pack(weight), (like_of(x.dtype), like_of(dtype))
+        arguments = packed.data_ptr(), bias.data_ptr(), start, end, outputs, out.data_ptr(), outputs + more
+        call_matmul(x.data_ptr(), rows, size, *arguments, *likes)
+        result, expected = out[:rows, start:end], plain.linear(weight, bias, x.float())[:, start:end].to(dtype)
+        torch.testing.assert_close(result, expected, **({} if dtype != torch.float32 else {"rtol": 1e-5, "atol": 1e-4}))
         assert (out[rows] == 7).all() and (out[:, outputs:] == 7).all() and (out[:, : max(0, start - 32)] == 7).all()
 
 
 @njit
 def call_exp(x, out, size):
     for i in range(size):
-        write(floats(out), i, exp_module.exp(read(floats(x), i)))
+        write(floats(out), i, vectors.exp(read(floats(x), i)))
 
 
-def test_exp_is_within_two_of_its_last_digit():
+def test_exp_is_exact_to_two_units_in_the_last_place():
     x = torch.cat((torch.linspace(-100, 100, 200_001), torch.tensor([0.0, -0.0, -1e30, 1e30, -torch.inf, torch.inf])))
     out = torch.empty_like(x)
     call_exp(x.data_ptr(), out.data_ptr(), len(x))
-    digits = out.view(torch.int32) - plain.exp(x).view(torch.int32)
-    assert digits.abs().max() <= 2 and out[x == 0].eq(1).all() and out.isfinite().all()
+    errors = out.view(torch.int32) - plain.exp(x).view(torch.int32)
+    assert errors.abs().max() <= 2 and out[x == 0].eq(1).all() and out.isfinite().all()
 
 
 @njit
-def call_normalize(x, weight, eps, size, out, like):
-    norm.normalize(floats(x), stored(weight, like), eps, size, floats(out))
+def call_rms_norm(x, weight, eps, size, out, like):
+    elementwise.rms_norm(floats(x), stored(weight, like), eps, size, floats(out))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_normalize_also_in_place(dtype, rng):
+def test_rms_norm_works_in_place(dtype, rng):
     for size in SIZES:
         x, weight, eps = (
             torch.randn(size) * 10 ** rng.uniform(-3, 3),
             torch.randn(size).to(dtype),
             10 ** rng.uniform(-8, -3),
         )
-        expected, out = plain.normalize(x, weight, eps), guarded(size)
+        expected, out = plain.rms_norm(x, weight, eps), guarded(size)
         for to in (out, x):
-            call_normalize(x.data_ptr(), weight.data_ptr(), np.float32(eps), size, to.data_ptr(), like_of(dtype))
+            call_rms_norm(x.data_ptr(), weight.data_ptr(), np.float32(eps), size, to.data_ptr(), like_of(dtype))
             torch.testing.assert_close(to[:size], expected, rtol=1e-5, atol=1e-5)
         assert out[size] == 7
 
 
 @njit
-def call_turn(x, norm, turns, cos, sin, eps, scale, size, own, out, like):
+def call_norm_and_rotate(x, norm, rotates, cos, sin, eps, scale, size, scratch, out, like):
     pointers = stored(cos, like), stored(sin, like)
-    rotary.turn(floats(x), norm, turns, *pointers, eps, scale, size, floats(own), stored(out, like))
+    elementwise.norm_and_rotate(
+        floats(x), norm, rotates, *pointers, eps, scale, size, floats(scratch), stored(out, like)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("rotates", [False, True])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_norm_rotation_and_scale_of_a_head(has_norm, turns, dtype):
+def test_heads_are_normalized_rotated_and_scaled(has_norm, rotates, dtype):
     for size in (2, 6, 20, 24, 32, 64, 66, 80):
-        x, norm, angles, own = torch.randn(size), torch.randn(size), torch.randn(size // 2), torch.empty(size)
+        x, norm, angles, scratch = torch.randn(size), torch.randn(size), torch.randn(size // 2), torch.empty(size)
         cos, sin, out = angles.cos().to(dtype), angles.sin().to(dtype), guarded(size).to(dtype)
-        addresses = cos.data_ptr(), sin.data_ptr(), np.float32(1e-5), np.float32(0.3), size, own.data_ptr()
-        call_turn(x.data_ptr(), norm.data_ptr() if has_norm else 0, turns, *addresses, out.data_ptr(), like_of(dtype))
-        normed = plain.normalize(x, norm, 1e-5) if has_norm else x
-        expected = 0.3 * (plain.rotate(normed, cos, sin) if turns else normed)
+        addresses = cos.data_ptr(), sin.data_ptr(), np.float32(1e-5), np.float32(0.3), size, scratch.data_ptr()
+        at_norm = norm.data_ptr() if has_norm else 0
+        call_norm_and_rotate(x.data_ptr(), at_norm, rotates, *addresses, out.data_ptr(), like_of(dtype))
+        normed = plain.rms_norm(x, norm, 1e-5) if has_norm else x
+        expected = 0.3 * (plain.rotate(normed, cos, sin) if rotates else normed)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(out[:size].float(), expected, rtol=tolerance, atol=tolerance)
         assert out[size] == 7
@@ -228,7 +227,7 @@ def test_norm_rotation_and_scale_of_a_head(has_norm, turns, dtype):
 
 @njit
 def call_silu_and_mul(gate, up, size, out, like):
-    activation.silu_and_mul(stored(gate, like), stored(up, like), size, stored(out, like))
+    elementwise.silu_and_mul_row(stored(gate, like), stored(up, like), size, stored(out, like))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -246,7 +245,7 @@ def test_silu_and_mul(dtype):
 @njit
 def call_exp_of(x, out, size):
     for i in range(0, size, WIDTH):
-        store(floats(out), i, lanes.exp_of(load(floats(x), i)))
+        store(floats(out), i, vectors.exp_of(load(floats(x), i)))
 
 
 def test_exp_of_sixteen_numbers():
@@ -260,37 +259,39 @@ def test_exp_of_sixteen_numbers():
 
 
 @njit
-def call_attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, room, places, out, peaks, sums, like):
+def call_attend(
+    q, rows, group, first, pool, shape, layer, kv, table, start, end, scratch, places, out, peaks, sums, like
+):
     attention.attend(
         floats(q), rows, group, first, stored(pool, like), shape, layer, kv, integers(table), start, end,
-        floats(room), integers(places), floats(out), floats(peaks), floats(sums),
+        floats(scratch), integers(places), floats(out), floats(peaks), floats(sums),
     )  # fmt: skip
 
 
 @njit
-def call_merge(out, peaks, sums, parts, rows, size, merged, like):
-    attention.merge(floats(out), floats(peaks), floats(sums), parts, rows, size, stored(merged, like))
+def call_merge(out, peaks, sums, splits, rows, size, merged, like):
+    attention.merge(floats(out), floats(peaks), floats(sums), splits, rows, size, stored(merged, like))
 
 
 def attended(
     q: Tensor, group: int, first: int, pool: Tensor, layer: int, kv: int, table: list[int], start: int, end: int
 ):
-    """What the kernel makes of it: not divided, peaks, sums."""
+    """Return the kernel's sums of values, peaks, and sums of weights."""
     rows, size = q.shape
     shape = Pool(pool.shape[1], pool.shape[3], pool.shape[4], pool.shape[5])
     out, peaks, sums = guarded(rows, size), guarded(rows), guarded(rows)
-    room, places = torch.full((4 * PART,), torch.nan), torch.full((PLACES,), -(2**40))
-    table_there = torch.tensor(table)
+    scratch, places = torch.full((4 * TILE,), torch.nan), torch.full((PLACES,), -(2**40))
+    block_table = torch.tensor(table)
     call_attend(
-        q.data_ptr(), rows, group, first, pool.data_ptr(), shape, layer, kv, table_there.data_ptr(), start, end,
-        room.data_ptr(), places.data_ptr(), out.data_ptr(), peaks.data_ptr(), sums.data_ptr(), like_of(pool.dtype),
+        q.data_ptr(), rows, group, first, pool.data_ptr(), shape, layer, kv, block_table.data_ptr(), start, end,
+        scratch.data_ptr(), places.data_ptr(), out.data_ptr(), peaks.data_ptr(), sums.data_ptr(), like_of(pool.dtype),
     )  # fmt: skip
     assert (out[rows] == 7).all() and peaks[rows] == sums[rows] == 7
     return out[:rows], peaks[:rows], sums[:rows]
 
 
 def random_pool(rng: random.Random, dtype: torch.dtype, length: int) -> tuple[Tensor, list[int]]:
-    """A pool with `length` tokens in blocks of any order. All else in it is NaN."""
+    """Return a pool with `length` tokens in blocks of any order, and NaN everywhere else."""
     layers, block_size, kvs = rng.randint(1, 2), rng.choice((1, 3, 4, 16, 17, 32)), rng.randint(1, 3)
     head_dim, needed = rng.choice((2, 6, 16, 20, 24, 64, 80)), -(-length // block_size)
     pool = torch.full((needed + 3, layers, 2, block_size, kvs, head_dim), torch.nan)
@@ -302,27 +303,25 @@ def random_pool(rng: random.Random, dtype: torch.dtype, length: int) -> tuple[Te
 
 
 def check_attention(rng: random.Random, dtype: torch.dtype) -> None:
-    """Queries at the end of a context, in parts of any length, merged."""
-    length = rng.choice((1, 2, 15, 16, 17, 40, PART - 1, PART, PART + 1, 600))
+    """Attend from the end of a context in splits of any length, and merge them."""
+    length = rng.choice((1, 2, 15, 16, 17, 40, TILE - 1, TILE, TILE + 1, 600))
     pool, table = random_pool(rng, dtype, length)
     group, queries = rng.choice((1, 2, 3, 4, 5, 8)), rng.randint(1, min(length, 5))
     first, layer, kv = length - queries, rng.randrange(pool.shape[1]), rng.randrange(pool.shape[4])
     q = torch.randn(queries * group, pool.shape[5])  # [rows, head_dim]
-    cuts = sorted(
-        {0, *(rng.randint(0, first) for _ in range(rng.randint(0, 2))), length}
-    )  # each query sees the first key
-    parts = []
+    inner = {rng.randint(0, first) for _ in range(rng.randint(0, 2))}  # each query sees the first key of a split
+    cuts, splits = sorted({0, *inner, length}), []
     for start, end in pairwise(cuts):
-        found = attended(q, group, first, pool, layer, kv, table, start, end)
+        result = attended(q, group, first, pool, layer, kv, table, start, end)
         keys, values = plain.gather(pool, layer, kv, table, start, end)
         expected = plain.attend(q, keys, values, group, first, start)
-        for a, b in zip(found, expected, strict=True):
+        for a, b in zip(result, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-4)
-        parts.append(found)
-    out, peaks, sums = (torch.stack(each) for each in zip(*parts, strict=True))
+        splits.append(result)
+    out, peaks, sums = (torch.stack(each) for each in zip(*splits, strict=True))
     merged = torch.full((len(q) + 1, q.shape[1]), 7.0).to(dtype)
     addresses = out.data_ptr(), peaks.data_ptr(), sums.data_ptr()
-    call_merge(*addresses, len(parts), *q.shape, merged.data_ptr(), like_of(dtype))
+    call_merge(*addresses, len(splits), *q.shape, merged.data_ptr(), like_of(dtype))
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(merged[:-1].float(), plain.merge(out, peaks, sums), rtol=tolerance, atol=tolerance)
     assert (merged[-1] == 7).all()
@@ -333,7 +332,7 @@ def check_attention(rng: random.Random, dtype: torch.dtype) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_attention_in_parts(dtype, rng):
+def test_attention_in_splits(dtype, rng):
     for _ in range(150):
         check_attention(rng, dtype)
 
@@ -348,42 +347,42 @@ def open_step(counters, count, step):
 
 @njit(nogil=True)
 def take_part(counters, phases, step, count, done, pace):
-    """All phases. done int64 [phases, count]: how often each piece was. Returns how many pieces this worker got."""
+    """Do tasks of all phases, count them in `done` int64 [phases, count], and return how many this worker did."""
     got, x = 0, 0.0
     for phase in range(phases):
-        for piece in team.pieces(integers(counters), phase, step, count):
+        for task in team.tasks(integers(counters), phase, step, count):
             for i in range(pace):
                 x += 1.0 / (i + 1)
-            team.add_atomically(integers(done), phase * count + piece, 1)
+            team.atomic_add(integers(done), phase * count + task, 1)
             got += 1
-        for piece in range(count):  # nobody goes on before all of them are done
-            if team.look(integers(done), phase * count + piece) != 1 and pace >= 0:
+        for task in range(count):  # no worker continues before all of them are done
+            if team.load_acquire(integers(done), phase * count + task) != 1 and pace >= 0:
                 got -= 1_000_000
     return got if x >= 0 else -1
 
 
 @njit(nogil=True)
 def take_one(counters, phase, step, count):
-    return team.take(integers(counters), phase, step, count)
+    return team.take_task(integers(counters), phase, step, count)
 
 
 @njit(nogil=True)
 def finish_one(counters, phase):
-    team.add_atomically(integers(counters), phase * STRIDE + 1, 1)
+    team.atomic_add(integers(counters), phase * STRIDE + 1, 1)
 
 
 def no_counters(phases: int) -> Tensor:
     return torch.zeros(phases * STRIDE, dtype=torch.int64)
 
 
-def test_each_piece_is_done_once_by_whoever_comes_and_a_late_helper_takes_nothing(rng):
+def test_each_task_is_done_once_and_late_helpers_take_nothing(rng):
     phases, late = 6, []
     counters = no_counters(phases)
     with ThreadPoolExecutor(4) as threads:
         for step in range(1, 150):
             count, workers = rng.choice((1, 2, 7, 40)), rng.randint(1, 4)
             done = torch.zeros(phases, count, dtype=torch.int64)
-            old = torch.zeros(phases, 64, dtype=torch.int64)  # a helper of a step that has ended does nothing to it
+            old = torch.zeros(phases, 64, dtype=torch.int64)  # a helper of a step that has ended must not change it
             open_step(counters.data_ptr(), phases, step)
             running = []
             for _ in range(workers):
@@ -397,39 +396,39 @@ def test_each_piece_is_done_once_by_whoever_comes_and_a_late_helper_takes_nothin
     assert len(late) > 50 and all(each.result() == 0 and (old == 0).all() for each, old in late)
 
 
-def test_more_pieces_than_a_long_context_of_many_sequences_has():
+def test_a_phase_may_have_millions_of_tasks():
     counters, count = no_counters(1), 3 << 20
     open_step(counters.data_ptr(), 1, 2**38)
     counters[0] += count - 2  # all but two are taken
     assert [take_one(counters.data_ptr(), 0, 2**38, count) for _ in range(3)] == [count - 2, count - 1, -1]
 
 
-def test_nothing_waits_for_a_helper_that_never_comes():
+def test_a_step_does_not_wait_for_helpers_that_never_come():
     counters, done = no_counters(3), torch.zeros(3, 9, dtype=torch.int64)
     open_step(counters.data_ptr(), 3, 1)
     assert take_part(counters.data_ptr(), 3, 1, 9, done.data_ptr(), 0) == 27
 
 
-def test_a_step_waits_for_a_piece_that_somebody_has_taken():
+def test_a_step_waits_for_a_task_that_another_worker_has_taken():
     counters, done = no_counters(1), torch.zeros(1, 4, dtype=torch.int64)
     open_step(counters.data_ptr(), 1, 5)
-    piece = take_one(counters.data_ptr(), 0, 5, 4)
+    task = take_one(counters.data_ptr(), 0, 5, 4)
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(take_part, counters.data_ptr(), 1, 5, 4, done.data_ptr(), -1)
         assert wait_until(lambda: done.sum() == 3)
         time.sleep(0.02)
         assert not first.done()
         finish_one(counters.data_ptr(), 0)
-        assert first.result(timeout=20) == 3 and done[0, piece] == 0
+        assert first.result(timeout=20) == 3 and done[0, task] == 0
     assert take_one(counters.data_ptr(), 0, 5, 4) == -1
     assert take_one(counters.data_ptr(), 0, 4, 4) == take_one(counters.data_ptr(), 0, 6, 4) == -1
 
 
-def wait_until(is_so) -> bool:
+def wait_until(condition) -> bool:
     end = time.monotonic() + 20
-    while not (found := is_so()) and time.monotonic() < end:
+    while not (result := condition()) and time.monotonic() < end:
         time.sleep(0.001)
-    return found
+    return result
 
 
 def test_helpers_sleep_until_a_step_and_end_with_their_owner():
@@ -448,22 +447,22 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
         assert wait_until(lambda: shared.is_asleep)
         time.sleep(0.02)
         count, newest[0] = len(helped), step
-        assert helpers.call() == step
-        assert wait_until(lambda count=count: len(helped) >= count + 3), "all are called"
-    helpers.call()  # and then an exception: the step never comes
+        assert helpers.start_step() == step
+        assert wait_until(lambda count=count: len(helped) >= count + 3), "all helpers wake up"
+    helpers.start_step()  # then an exception is raised, and the step never comes
     assert wait_until(lambda: shared.is_asleep)
     time.sleep(0.02)
     count = len(helped)
     time.sleep(0.02)
-    assert len(helped) == count, "nobody goes on looking for it"
+    assert len(helped) == count, "helpers stop waiting for it"
     del helpers
     for thread in threads:
         thread.join(20)
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_no_helper_is_left_when_the_interpreter_ends(monkeypatch):
-    """Also those that look for a step just then."""
+def test_helpers_end_before_the_interpreter(monkeypatch):
+    """Even helpers that are waiting for a step at that moment end."""
     helpers = Helpers(3, lambda worker, seen: time.sleep(0.3) or seen)
     monkeypatch.setattr(team, "SHARED", [helpers._shared])
     threads = list(helpers._shared.threads)
@@ -472,22 +471,22 @@ def test_no_helper_is_left_when_the_interpreter_ends(monkeypatch):
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_a_helper_whose_owner_is_collected_while_it_lies_down_ends():
-    """A garbage collector runs in any thread between any two lines: here in the helper's, when it has looked last."""
+def test_a_helper_ends_if_its_owner_is_collected_just_before_it_sleeps():
+    """A garbage collector runs in any thread between any two lines: here in the helper's, after its last check."""
 
-    class Bell(SimpleQueue):
+    class Wakeup(SimpleQueue):
         def get(self):
             shared.end()
             return super().get()
 
-    shared = team.Shared([Bell()])
-    thread = threading.Thread(target=team.stand_by, args=(1, lambda worker, seen: seen, shared.bells[0], shared))
+    shared = team.Shared([Wakeup()])
+    thread = threading.Thread(target=team.run_helper, args=(1, lambda worker, seen: seen, shared.wakeups[0], shared))
     thread.start()
     thread.join(20)
     assert not thread.is_alive()
 
 
-def test_helpers_end_where_the_system_has_no_thread_left(monkeypatch):
+def test_started_helpers_end_if_another_thread_cannot_start(monkeypatch):
     start, started = threading.Thread.start, []
 
     def starts(thread: threading.Thread) -> None:
@@ -503,14 +502,14 @@ def test_helpers_end_where_the_system_has_no_thread_left(monkeypatch):
     assert not started[0].is_alive()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-def test_a_forked_child_waits_for_no_helper():
-    """Some sleep, some look for a step; the child gives them up, and ends as a process does."""
-    asleep, looking = Helpers(2, lambda worker, seen: seen), Helpers(2, lambda worker, seen: time.sleep(0.2) or seen)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_does_not_wait_for_helpers():
+    """Some helpers sleep and some wait for a step. The child drops them, and exits normally."""
+    asleep, waiting = Helpers(2, lambda worker, seen: seen), Helpers(2, lambda worker, seen: time.sleep(0.2) or seen)
     assert wait_until(lambda: asleep._shared.is_asleep)
     if (child := os.fork()) == 0:
-        asleep.call()
-        del asleep, looking
+        asleep.start_step()
+        del asleep, waiting
         team.end_all()
         os._exit(0)
     has_ended = wait_until(lambda: os.waitpid(child, os.WNOHANG)[0] == child)
@@ -520,7 +519,7 @@ def test_a_forked_child_waits_for_no_helper():
     assert has_ended
 
 
-def test_addresses(rng):
+def test_pointers_read_and_write_at_an_index(rng):
     @njit
     def walk(memory, i, value):
         put(at(integers(memory), i), 1, value)
@@ -530,8 +529,8 @@ def test_addresses(rng):
     assert walk(numbers.data_ptr(), 2, 50) == 50 and numbers.tolist() == [0, 1, 2, 50, 4, 5, 6, 7]
 
 
-def test_the_end_waits_for_helpers_whose_owner_is_gone():
-    """They free what they worked with: a tensor does that without the interpreter's lock."""
+def test_end_all_waits_for_helpers_whose_owner_is_gone():
+    """They free the tensors they worked with, which happens without the interpreter's lock."""
     freed = []
 
     class Kept:

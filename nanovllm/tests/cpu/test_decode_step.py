@@ -1,4 +1,4 @@
-"""Steps of few rows beside the plain model: the logits of a step, and an engine's tokens from both."""
+"""Decode steps against the plain model: the logits of a step, and the tokens of whole engines."""
 
 import gc
 import os
@@ -20,15 +20,15 @@ from torch import Tensor
 pytest.importorskip("numba")
 
 from ... import LLM, SamplingParams
-from . import plain
-from ...backends.cpu.few_rows import MAX_ROWS, FewRows
-from ...backends.cpu.many_rows import swap_linears
-from ...backends.cpu.packed import PackedLinear, why_not_packed
-from ...backends.cpu.phases import FEW, SPLIT
 from ...backends.attention_backend import VARIABLE
+from ...backends.cpu.attention import SPLIT
+from ...backends.cpu.decode_step import FEW_ROWS, MAX_ROWS, DecodeRunner
+from ...backends.cpu.matmul import PackedLinear, why_not_packed
+from ...backends.cpu.model import swap_linears
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
 from ..helpers import OPTIONS
+from . import plain
 
 FULL = pytest.mark.full
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,7 +50,10 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def random_config(rng: random.Random) -> ModelConfig:
-    """Sizes that sixteen does not divide, and all that a Llama, a Mistral or a Qwen may have. Some can be packed."""
+    """Return a model with sizes that 16 does not divide, and any features of Llama, Mistral and Qwen models.
+
+    Only some of these models can be packed.
+    """
     kv_heads, group, head_dim = rng.choice((1, 2)), rng.choice((1, 3, 8)), rng.choice((6, 20, 24, 64))
     return ModelConfig(
         vocab_size=rng.choice((53, 64, 321)),
@@ -79,7 +82,10 @@ def random_model(config: ModelConfig, dtype: torch.dtype) -> LlamaForCausalLM:
 
 
 def random_tables(rng: random.Random, pool: KVCache, lens: list[int]) -> list[list[int]]:
-    """Blocks in any order for contexts of these lengths. All but the last token of each is there, all else is NaN."""
+    """Return block tables in any order for contexts of these lengths.
+
+    The pool holds all but the last token of each, and NaN everywhere else.
+    """
     free = rng.sample(range(pool.num_blocks), pool.num_blocks)
     pool.blocks.fill_(torch.nan)
     tables = []
@@ -88,23 +94,23 @@ def random_tables(rng: random.Random, pool: KVCache, lens: list[int]) -> list[li
         for i, block in enumerate(table):
             used = max(0, min(pool.block_size, length - 1 - i * pool.block_size))
             pool.blocks[block, :, :, :used] = torch.randn(pool.blocks[block, :, :, :used].shape).to(pool.blocks.dtype)
-        tables.append(table + rng.sample(range(pool.num_blocks), rng.randint(0, 2)))  # an engine's may be longer
+        tables.append(table + rng.sample(range(pool.num_blocks), rng.randint(0, 2)))  # an engine's tables may be longer
     return tables
 
 
 class PlainAttend:
-    """Attention of one new token a sequence, with plain.py; the new keys and values stay here."""
+    """Attention of one new token per sequence, by plain.py. It records the new keys and values."""
 
     def __init__(self, pool: Tensor, tables: list[list[int]], lens: list[int]) -> None:
         self.pool, self.tables, self.lens = pool, tables, lens
-        self.new: list[tuple[Tensor, Tensor]] = []  # of each layer: k, v [rows, num_kv_heads, head_dim]
+        self.new: list[tuple[Tensor, Tensor]] = []  # for each layer: k, v [rows, num_kv_heads, head_dim]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.new.append((k, v))
         return torch.stack([self.row(layer, m, q[m], k[m], v[m]) for m in range(len(q))])
 
     def row(self, layer: int, m: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q, out [num_heads, head_dim]; k, v [num_kv_heads, head_dim]"""
+        """Attend with one row: q, out [num_heads, head_dim]; k, v [num_kv_heads, head_dim]."""
         position, group, heads = self.lens[m] - 1, len(q) // len(k), []
         for kv in range(len(k)):
             keys, values = plain.gather(self.pool, layer, kv, self.tables[m], 0, position)
@@ -116,7 +122,7 @@ class PlainAttend:
 
 
 def in_float32(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:
-    """The same rounded numbers, computed with in float32."""
+    """Return a model with the same rounded weights that computes in float32."""
     same = LlamaForCausalLM(model.config, MAX_MODEL_LEN)
     same.load_state_dict(model.state_dict())
     rotary = same.model.rotary_emb
@@ -125,17 +131,17 @@ def in_float32(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:
     return same.eval().requires_grad_(False)
 
 
-SHARE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 2e-1}  # of the spread of all numbers
+TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 2e-1}  # relative to the standard deviation
 
 
 def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
-    """float32: sums in another order; the others: what is stored on the way is rounded."""
+    """Return whether a is close to b: float32 sums have another order, the other dtypes round intermediate results."""
     spread = float(b.std(correction=0)) + 1e-2
-    return bool((a.float() - b).abs().max() < SHARE[dtype] * spread)
+    return bool((a.float() - b).abs().max() < TOLERANCE[dtype] * spread)
 
 
 def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers: int) -> int:
-    """A random model, and steps of as many sequences as it takes at once, or of four and less; returns the most."""
+    """Check steps of a random model, with up to max_rows sequences, and return max_rows."""
     config = random_config(rng)
     model = random_model(config, dtype)
     reference = in_float32(model, dtype)
@@ -143,24 +149,24 @@ def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers:
         swap_linears(model, PackedLinear)
     pool = KVCache(config, 1300, rng.choice((3, 4, 16, 17)), dtype, torch.device("cpu"))
     with torch_threads(workers):
-        few = FewRows(model, pool, MAX_MODEL_LEN)
+        runner = DecodeRunner(model, pool, MAX_MODEL_LEN)
     for _ in range(num_steps):
-        rows = rng.randint(1, rng.choice((FEW, few.max_rows)))
+        rows = rng.randint(1, rng.choice((FEW_ROWS, runner.max_rows)))
         lens = [rng.choice(LENGTHS) for _ in range(rows)]
         while sum(-(-length // pool.block_size) for length in lens) > pool.num_blocks:
             lens[lens.index(max(lens))] = 1
-        check_step(rng, few, reference, pool, lens, f"{config}, {dtype}, {lens}")
-    return few.max_rows
+        check_step(rng, runner, reference, pool, lens, f"{config}, {dtype}, {lens}")
+    return runner.max_rows
 
 
 def check_step(
-    rng: random.Random, few: FewRows, reference: LlamaForCausalLM, pool: KVCache, lens: list[int], what: str
+    rng: random.Random, runner: DecodeRunner, reference: LlamaForCausalLM, pool: KVCache, lens: list[int], what: str
 ) -> None:
     tables, dtype = random_tables(rng, pool, lens), pool.blocks.dtype
     token_ids = [rng.randrange(reference.config.vocab_size) for _ in lens]
     attend = PlainAttend(pool.blocks.clone(), tables, lens)
     expected = reference(torch.tensor(token_ids), torch.tensor(lens) - 1, attend)
-    hidden, logits = few.run(token_ids, tables, lens)
+    hidden, logits = runner.run(token_ids, tables, lens)
     assert hidden.dtype == dtype and logits.dtype == torch.float32
     assert close(hidden, expected, dtype), what
     assert close(logits, reference.compute_logits(expected), dtype), what
@@ -181,22 +187,22 @@ def check_step(
     pytest.param(torch.bfloat16, 40, 2, marks=FULL),
     pytest.param(torch.float16, 40, 1, marks=FULL),
 ])  # fmt: skip
-def test_a_step_of_any_model_has_the_plain_models_logits(dtype, models, workers, compiled):
+def test_a_step_of_any_model_gives_the_plain_logits(dtype, models, workers, compiled):
     compiled(dtype)
     torch.manual_seed(0)
-    assert {check_model(random.Random(seed), dtype, 6, workers) for seed in range(models)} == {FEW, MAX_ROWS}
+    assert {check_model(random.Random(seed), dtype, 6, workers) for seed in range(models)} == {FEW_ROWS, MAX_ROWS}
 
 
-def test_too_many_rows_are_refused(compiled):
+def test_too_many_rows_are_rejected(compiled):
     compiled(torch.float32)
     config = random_config(random.Random(1))
     pool = KVCache(config, 8, 4, torch.float32, torch.device("cpu"))
-    few = FewRows(random_model(config, torch.float32), pool, 16)
+    runner = DecodeRunner(random_model(config, torch.float32), pool, 16)
     with pytest.raises(AssertionError, match="5 rows, at most 4"):
-        few.run([1] * 5, [[0], [1], [2], [3], [4]], [1] * 5)
+        runner.run([1] * 5, [[0], [1], [2], [3], [4]], [1] * 5)
 
 
-@pytest.mark.parametrize(("arguments", "told"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (([53], [[0]], [1]), r"token ids \[53\], of 53"),
     (([-1], [[0]], [1]), r"token ids \[-1\], of 53"),
     (([1], [[0, 1, 2, 3, 4]], [17]), "a context of 17 tokens, at most 16"),
@@ -204,25 +210,27 @@ def test_too_many_rows_are_refused(compiled):
     (([1], [[]], [0]), "a context of 0 tokens in 0 slots"),
     (([], [], []), "0 rows, at most 4"),
 ])  # fmt: skip
-def test_what_would_reach_behind_a_weight_or_a_table_is_refused(arguments, told, compiled):
+def test_arguments_out_of_bounds_are_rejected(arguments, message, compiled):
     compiled(torch.float32)
     config = replace(random_config(random.Random(1)), vocab_size=53)
-    few = FewRows(random_model(config, torch.float32), KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16)
-    with pytest.raises(AssertionError, match=told):
-        few.run(*arguments)
+    runner = DecodeRunner(
+        random_model(config, torch.float32), KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16
+    )
+    with pytest.raises(AssertionError, match=message):
+        runner.run(*arguments)
 
 
-def test_a_model_that_gets_other_weights_leaves_the_old_ones_to_the_kernels(compiled):
+def test_kernels_keep_the_old_weights_of_a_model_that_gets_new_ones(compiled):
     compiled(torch.float32)
     config = random_config(random.Random(1))
     model = random_model(config, torch.float32)
-    few = FewRows(model, KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16)
-    _, before = few.run([1], [[0]], [1])
+    runner = DecodeRunner(model, KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16)
+    _, before = runner.run([1], [[0]], [1])
     for weight in model.parameters():
         size = weight.numel()
         weight.data = torch.empty(0)
-        torch.full((size,), torch.nan)  # where freed memory is used again
-    _, after = few.run([1], [[0]], [1])
+        torch.full((size,), torch.nan)  # reuses freed memory
+    _, after = runner.run([1], [[0]], [1])
     assert torch.equal(before, after)
 
 
@@ -234,79 +242,80 @@ def params(**changes) -> SamplingParams:
 
 
 def requests(rng: random.Random, count: int, vocab_size: int) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Some begin alike; some are sampled; some ask for several samples."""
+    """Return requests, some of which share a prefix, are sampled, or ask for several samples."""
     shared = [rng.randrange(3, vocab_size) for _ in range(21)]
     prompts = [
         shared[: rng.randint(0, 21)] + [rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 9))]
         for _ in range(count)
     ]
-    asked = []
+    all_params = []
     for i in range(count):
         temperature = rng.choice((0, 0.8, 1.2))
         n = rng.choice((1, 1, 2, 3)) if temperature else 1
-        asked.append(
+        all_params.append(
             params(max_tokens=rng.randint(1, 14), temperature=temperature, n=n, seed=i, top_p=rng.choice((1, 0.9)))
         )
-    return prompts, asked
+    return prompts, all_params
 
 
 def tokens(outputs) -> list[list[list[int]]]:
     return [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
 
 
-def nothing_is_left(llm: LLM) -> bool:
+def is_idle(llm: LLM) -> bool:
+    """Return whether all blocks are free and no request is left."""
     manager = llm.llm_engine.kv_cache_manager
     manager.check_integrity()
     return manager.num_free_blocks == manager.num_blocks and not llm.llm_engine.has_unfinished_requests()
 
 
-def made(model, backend: str, **options) -> LLM:
-    given: dict[str, Any] = {"kv_cache_tokens": 2048, "attention_backend": backend} | OPTIONS | options
-    return LLM(model, **given)
+def make(model, backend: str, **options) -> LLM:
+    all_options: dict[str, Any] = {"kv_cache_tokens": 2048, "attention_backend": backend} | OPTIONS | options
+    return LLM(model, **all_options)
 
 
-def test_an_engine_has_the_plain_engines_tokens(checkpoint, with_kernels):
-    """A small pool: sequences are preempted, and blocks come back from the host."""
+def test_an_engine_generates_the_plain_engines_tokens(checkpoint, with_kernels):
+    """The pool is small, so sequences are preempted and blocks are loaded from the host."""
     rng = random.Random(3)
     options = {"kv_cache_tokens": 80, "kv_offloading_tokens": 160, "block_size": 4}
-    fast, slow = (made(checkpoint, backend, **options) for backend in ("numba", "torch"))
+    fast, slow = (make(checkpoint, backend, **options) for backend in ("numba", "torch"))
     assert fast.llm_engine.kernels.uses_kernels and not slow.llm_engine.kernels.uses_kernels
     for count in (1, 2, 4, 6):
-        prompts, asked = requests(rng, count, 320)
-        assert tokens(fast.generate(prompts, asked, use_tqdm=False)) == tokens(
-            slow.generate(prompts, asked, use_tqdm=False)
+        prompts, all_params = requests(rng, count, 320)
+        assert tokens(fast.generate(prompts, all_params, use_tqdm=False)) == tokens(
+            slow.generate(prompts, all_params, use_tqdm=False)
         )
-        assert nothing_is_left(fast)
+        assert is_idle(fast)
 
 
 @pytest.mark.full
-def test_the_shipped_checkpoint_tells_the_same_stories(with_kernels):
+def test_the_storyteller_tells_the_same_stories(with_kernels):
     rng = random.Random(4)
-    fast, slow = (made(ROOT / "models" / "storyteller", backend) for backend in ("numba", "torch"))
+    fast, slow = (make(ROOT / "models" / "storyteller", backend) for backend in ("numba", "torch"))
     for count in (1, 2, 3, 4, 5, 6):
-        prompts, asked = requests(rng, count, 1000)
-        assert tokens(fast.generate(prompts, asked, use_tqdm=False)) == tokens(
-            slow.generate(prompts, asked, use_tqdm=False)
+        prompts, all_params = requests(rng, count, 1000)
+        assert tokens(fast.generate(prompts, all_params, use_tqdm=False)) == tokens(
+            slow.generate(prompts, all_params, use_tqdm=False)
         )
     story = params(max_tokens=200)
     assert tokens(fast.generate("Once upon a time", story)) == tokens(slow.generate("Once upon a time", story))
-    assert nothing_is_left(fast)
+    assert is_idle(fast)
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(name, marks=FULL) for name in ("bfloat16", "float16")])
-def test_engines_in_two_bytes_tell_nearly_the_same(dtype, with_kernels, compiled):
+def test_stories_in_half_precision_are_nearly_the_same(dtype, with_kernels, compiled):
     compiled(getattr(torch, dtype))
-    fast, slow = (made(ROOT / "models" / "storyteller", backend, dtype=dtype) for backend in ("numba", "torch"))
+    fast, slow = (make(ROOT / "models" / "storyteller", backend, dtype=dtype) for backend in ("numba", "torch"))
     prompts = ["Once upon a time", "The cat", "A boy and his dog", "It was dark"]
-    found, expected = (tokens(llm.generate(prompts, params(max_tokens=24), use_tqdm=False)) for llm in (fast, slow))
-    firsts = [[sample[0] for sample in output] for output in found], [[s[0] for s in output] for output in expected]
+    results, expected = (tokens(llm.generate(prompts, params(max_tokens=24), use_tqdm=False)) for llm in (fast, slow))
+    firsts = [[sample[0] for sample in output] for output in results], [[s[0] for s in output] for output in expected]
     assert firsts[0] == firsts[1]
-    same = sum(a == b for [x], [y] in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True))
+    same = sum(a == b for [x], [y] in zip(results, expected, strict=True) for a, b in zip(x, y, strict=True))
     assert same > 0.5 * 4 * 24
 
 
-def test_aborts_leave_nothing_and_change_nobody_elses_tokens(checkpoint, with_kernels):
-    llm = made(checkpoint, "numba", block_size=4)
+def test_aborts_leak_nothing_and_do_not_change_other_requests(checkpoint, with_kernels):
+    llm = make(checkpoint, "numba", block_size=4)
     engine = llm.llm_engine
     [alone] = tokens(llm.generate([[5, 6, 7]], params()))
     for request_id, n in (("a", 1), ("b", 3), ("c", 1)):
@@ -318,18 +327,18 @@ def test_aborts_leave_nothing_and_change_nobody_elses_tokens(checkpoint, with_ke
         if i == 5:
             engine.abort_request("a")
         engine.kv_cache_manager.check_integrity()
-        found = [output for output in outputs if output.finished and output.request_id == "c"]
-        if found:
-            assert tokens(found) == [alone]
+        finished = [output for output in outputs if output.finished and output.request_id == "c"]
+        if finished:
+            assert tokens(finished) == [alone]
             break
-    assert found and nothing_is_left(llm)
+    assert finished and is_idle(llm)
 
 
-def test_two_engines_in_one_process_do_not_meet(checkpoint, with_kernels):
-    first, second = (made(checkpoint, "numba", block_size=size) for size in (4, 16))
-    plainly = made(checkpoint, "torch")
+def test_two_engines_in_one_process_are_independent(checkpoint, with_kernels):
+    first, second = (make(checkpoint, "numba", block_size=size) for size in (4, 16))
+    plain_llm = make(checkpoint, "torch")
     prompts = [[5, 6, 7], [8, 9]]
-    expected = tokens(plainly.generate(prompts, params()))
+    expected = tokens(plain_llm.generate(prompts, params()))
     for request_id, prompt in enumerate(prompts):
         first.llm_engine.add_request(str(request_id), prompt, params())
         second.llm_engine.add_request(str(request_id), prompt, params())
@@ -337,32 +346,32 @@ def test_two_engines_in_one_process_do_not_meet(checkpoint, with_kernels):
     while any(llm.llm_engine.has_unfinished_requests() for llm in (first, second)):
         for llm in (first, second):
             done[id(llm)] |= {output.request_id: output for output in llm.llm_engine.step() if output.finished}
-    for found in done.values():
-        assert tokens([found["0"], found["1"]]) == expected
-    assert nothing_is_left(first) and nothing_is_left(second)
+    for outputs in done.values():
+        assert tokens([outputs["0"], outputs["1"]]) == expected
+    assert is_idle(first) and is_idle(second)
 
 
-def test_engines_in_two_threads_do_not_meet(checkpoint, with_kernels):
-    prompts, plainly, found = [[5, 6, 7], [8, 9], [10] * 20], made(checkpoint, "torch"), {}
-    expected = tokens(plainly.generate(prompts, params()))
+def test_engines_in_two_threads_are_independent(checkpoint, with_kernels):
+    prompts, plain_llm, results = [[5, 6, 7], [8, 9], [10] * 20], make(checkpoint, "torch"), {}
+    expected = tokens(plain_llm.generate(prompts, params()))
 
     def serve(name: int) -> None:
         with torch_threads(2):
-            llm = made(checkpoint, "numba", block_size=4)
-            found[name] = [tokens(llm.generate(prompts[i:], params(), use_tqdm=False)) for i in (0, 2, 1, 0)]
+            llm = make(checkpoint, "numba", block_size=4)
+            results[name] = [tokens(llm.generate(prompts[i:], params(), use_tqdm=False)) for i in (0, 2, 1, 0)]
 
     threads = [Thread(target=serve, args=(name,)) for name in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [found.get(name) for name in range(2)] == [[expected[i:] for i in (0, 2, 1, 0)]] * 2
+    assert [results.get(name) for name in range(2)] == [[expected[i:] for i in (0, 2, 1, 0)]] * 2
 
 
-def test_an_engine_that_is_deleted_leaves_no_helper(checkpoint, with_kernels):
+def test_deleting_an_engine_ends_its_helpers(checkpoint, with_kernels):
     before = set(threading.enumerate())
     with torch_threads(3):
-        llm = made(checkpoint, "numba")
+        llm = make(checkpoint, "numba")
         llm.generate([[5, 6, 7]], params(), use_tqdm=False)
     helpers = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("helper")}
     assert len(helpers) == 2
@@ -373,51 +382,51 @@ def test_an_engine_that_is_deleted_leaves_no_helper(checkpoint, with_kernels):
     assert not any(thread.is_alive() for thread in helpers)
 
 
-def test_an_engine_that_has_no_memory_for_kernels_goes_on_plainly(checkpoint, with_kernels, monkeypatch):
-    expected = tokens(made(checkpoint, "torch").generate([[5, 6, 7]], params()))
+def test_an_engine_without_memory_for_kernels_uses_plain_operations(checkpoint, with_kernels, monkeypatch):
+    expected = tokens(make(checkpoint, "torch").generate([[5, 6, 7]], params()))
 
-    def no_room(self, splits):
+    def no_memory(self, splits):
         raise RuntimeError("can't allocate memory")
 
     monkeypatch.delenv(VARIABLE)
-    monkeypatch.setattr(FewRows, "_make_room", no_room)
-    llm = made(checkpoint, "auto")
+    monkeypatch.setattr(DecodeRunner, "_make_workspace", no_memory)
+    llm = make(checkpoint, "auto")
     assert tokens(llm.generate([[5, 6, 7]], params())) == expected
-    assert llm.llm_engine.kernels.says.endswith("taken up: RuntimeError: can't allocate memory")
+    assert llm.llm_engine.kernels.description.endswith("loaded: RuntimeError: can't allocate memory")
     names = {type(module).__name__ for module in llm.llm_engine.executor.model.modules()}
-    assert "Linear" in names and not {"PackedLinear", "ManyRows"} & names
+    assert "Linear" in names and not {"PackedLinear", "CpuModel"} & names
 
 
 def test_plain_operations_take_over_in_the_middle_of_a_request(checkpoint, with_kernels):
-    """As in a forked child. They read whole blocks under a mask: what was there before must not be NaN."""
-    llm = made(checkpoint, "numba", block_size=8)
+    """That happens in a forked child. Plain operations read whole blocks under a mask, so they must hold no NaN."""
+    llm = make(checkpoint, "numba", block_size=8)
     engine = llm.llm_engine
     expected = tokens(llm.generate([[5, 6, 7], [8, 9]], params()))
     engine.reset_prefix_cache()
     engine.kv_cache.blocks.fill_(torch.nan)
     for request_id, prompt in (("0", [5, 6, 7]), ("1", [8, 9])):
         engine.add_request(request_id, prompt, params())
-    found = {}
+    finished = {}
     for step in range(20):
-        if step == 8:  # both have begun a second block
-            engine.kernels.drop_threads()
-        found |= {output.request_id: output for output in engine.step() if output.finished}
-        if len(found) == 2:
+        if step == 8:  # both requests have started a second block
+            engine.kernels.drop_kernels()
+        finished |= {output.request_id: output for output in engine.step() if output.finished}
+        if len(finished) == 2:
             break
-    assert tokens([found["0"], found["1"]]) == expected and nothing_is_left(llm)
+    assert tokens([finished["0"], finished["1"]]) == expected and is_idle(llm)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-def test_a_forked_child_goes_on_plainly(checkpoint, with_kernels):
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_uses_plain_operations(checkpoint, with_kernels):
     with torch_threads(2):
-        llm = made(checkpoint, "numba")
+        llm = make(checkpoint, "numba")
         expected = tokens(llm.generate([[5, 6, 7]], params()))
         x = torch.randn(300, 300)
-        large = x @ x  # by two threads of OpenMP: the child would wait for the second one
+        large = x @ x  # by two threads of OpenMP, for whose second thread the child would wait
         if (child := os.fork()) == 0:
             try:
-                found = tokens(llm.generate([[5, 6, 7]], params(), use_tqdm=False))
-                is_same = found == expected and torch.allclose(x @ x, large, atol=1e-3)
+                result = tokens(llm.generate([[5, 6, 7]], params(), use_tqdm=False))
+                is_same = result == expected and torch.allclose(x @ x, large, atol=1e-3)
                 os._exit(0 if is_same and not llm.llm_engine.kernels.uses_kernels else 1)
             finally:
                 os._exit(2)
@@ -426,7 +435,7 @@ def test_a_forked_child_goes_on_plainly(checkpoint, with_kernels):
 
 
 def exit_code(child: int) -> int:
-    """Of a process that ends within a while; else it is killed."""
+    """Wait for a process, kill it after 30 s, and return its exit code."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -438,25 +447,25 @@ def exit_code(child: int) -> int:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_kernel_that_raises_is_called_again_for_each_alone(after, checkpoint, with_kernels, monkeypatch):
-    llm = made(checkpoint, "numba", block_size=4)
+def test_after_a_kernel_error_each_sequence_runs_alone(after, checkpoint, with_kernels, monkeypatch):
+    llm = make(checkpoint, "numba", block_size=4)
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
-    expected, calls, real = tokens(llm.generate(prompts, params())), [], FewRows.run
+    expected, calls, real = tokens(llm.generate(prompts, params())), [], DecodeRunner.run
 
     def run(self, token_ids, *rest):
         calls.append(len(token_ids))
-        found = real(self, token_ids, *rest) if after else None
+        result = real(self, token_ids, *rest) if after else None
         if len(calls) % 4 == 1 and len(token_ids) > 1:
             raise RuntimeError("a kernel broke")
-        return found or real(self, token_ids, *rest)
+        return result or real(self, token_ids, *rest)
 
-    monkeypatch.setattr(FewRows, "run", run)
-    assert tokens(llm.generate(prompts, params())) == expected and 1 in calls and nothing_is_left(llm)
+    monkeypatch.setattr(DecodeRunner, "run", run)
+    assert tokens(llm.generate(prompts, params())) == expected and 1 in calls and is_idle(llm)
 
 
-def test_a_kernel_that_always_raises_ends_the_requests_and_leaks_nothing(checkpoint, with_kernels, monkeypatch):
-    llm = made(checkpoint, "numba", block_size=4)
-    prompts, real = [[5, 6, 7], [8, 9]], FewRows.run
+def test_a_kernel_that_always_raises_ends_requests_and_leaks_nothing(checkpoint, with_kernels, monkeypatch):
+    llm = make(checkpoint, "numba", block_size=4)
+    prompts, real = [[5, 6, 7], [8, 9]], DecodeRunner.run
     expected = tokens(llm.generate(prompts, params()))
 
     def run(self, token_ids, block_tables, context_lens):
@@ -465,9 +474,9 @@ def test_a_kernel_that_always_raises_ends_the_requests_and_leaks_nothing(checkpo
         return real(self, token_ids, block_tables, context_lens)
 
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="a kernel broke"):
-        patch.setattr(FewRows, "run", run)
-        found = tokens(llm.generate(prompts, params()))
-    for [short], [whole] in zip(found, expected, strict=True):
+        patch.setattr(DecodeRunner, "run", run)
+        results = tokens(llm.generate(prompts, params()))
+    for [short], [whole] in zip(results, expected, strict=True):
         assert 0 < len(short) < len(whole) and whole[: len(short)] == short
-    assert nothing_is_left(llm)
+    assert is_idle(llm)
     assert tokens(llm.generate(prompts, params())) == expected

@@ -1,4 +1,4 @@
-"""Steps of many rows beside plain operations: random models, mixtures of prompts, chunks and decodes, odd sizes."""
+"""Steps of many rows against plain operations: random models and sizes, any mix of prompts, chunks and decodes."""
 
 import random
 from dataclasses import replace
@@ -12,13 +12,14 @@ from torch import nn
 
 pytest.importorskip("numba")
 
-from ...backends.cpu import packed
-from ...backends.cpu.layers import add_and_norm
-from ...backends.cpu.many_rows import swap_in, swap_out
-from ...backends.cpu.packed import PackedLinear, why_not_packed
-from ...backends.cpu.plan import jobs_of, like_of
-from ...backends.cpu.sampler import PIECE, sample_rows
-from ...backends.cpu.step_attention import JOB, MERGE, SPLIT
+from ...backends.cpu import matmul
+from ...backends.cpu.attention import SPLIT
+from ...backends.cpu.elementwise import add_and_norm
+from ...backends.cpu.matmul import PackedLinear, why_not_packed
+from ...backends.cpu.model import swap_in, swap_out
+from ...backends.cpu.sampler import CHUNK, sample_rows
+from ...backends.cpu.step_attention import JOB, MERGE, jobs_of
+from ...backends.cpu.vectors import like_of
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.model_runner import ModelRunner
 from ...backends.torch.sampler import SamplingRow, sample
@@ -27,14 +28,14 @@ from ...engine.sampling_params import SamplingParams
 from ...llama import LlamaForCausalLM, ModelConfig
 
 FULL = pytest.mark.full
-ROUNDINGS = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of numbers about as large as 1
+ROUNDINGS = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of numbers around 1
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=FULL), pytest.param(torch.float16, marks=FULL)]
 CPU = torch.device("cpu")
-LONGEST = 1300  # tokens of a sequence: three parts of a decode
+LONGEST = 1300  # tokens of a sequence: three splits of a decode
 
 
 def random_model(rng: random.Random, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Odd sizes, groups of 1 to 8, biases and norms on heads or not."""
+    """Return a model with odd sizes, groups of 1 to 8 heads, and random features."""
     kvs, group, head_dim = rng.choice([1, 2, 3]), rng.choice([1, 2, 3, 5, 8]), rng.choice([4, 6, 16, 20, 64, 80])
     config = ModelConfig(
         vocab_size=50,
@@ -63,12 +64,12 @@ def packable_model() -> LlamaForCausalLM:
 
 
 class Driver:
-    """Some sequences that grow by the same steps, through a runner of its own pool."""
+    """Sequences that grow by given steps, in a pool of their own."""
 
     def __init__(self, model, block_size, dtype, num_seqs):
         blocks_each = -(-LONGEST // block_size)
         self.kv_cache = KVCache(model.config, num_seqs * blocks_each + 1, block_size, dtype, CPU)
-        self.kv_cache.blocks.fill_(torch.nan)  # what nobody wrote is not read
+        self.kv_cache.blocks.fill_(torch.nan)  # unwritten slots must not be read
         rng = random.Random(5)
         blocks = rng.sample(range(num_seqs * blocks_each + 1), num_seqs * blocks_each)
         tables = [blocks[i * blocks_each : (i + 1) * blocks_each] for i in range(num_seqs)]
@@ -79,19 +80,19 @@ class Driver:
         ]
 
     def run(self, model, attention, steps):
-        """The logits of all tokens, and the pool's slots that were written."""
-        runner, found = ModelRunner(model, attention, self.kv_cache.block_size, CPU), []
+        """Return the logits of all tokens."""
+        runner, logits = ModelRunner(model, attention, self.kv_cache.block_size, CPU), []
         for step in steps:
             batch = [(seq, count) for seq, count in zip(self.seqs, step, strict=True) if count]
             with torch.inference_mode():
-                found.append(model.compute_logits(runner.compute(batch)[0]).float())
+                logits.append(model.compute_logits(runner.compute(batch)[0]).float())
             for seq, count in batch:
                 seq.num_computed_tokens += count
-        return torch.cat(found)
+        return torch.cat(logits)
 
 
 def random_steps(rng: random.Random, num_seqs: int, num_steps: int) -> list[list[int]]:
-    """Tokens of each sequence in each step; 0: it does not run."""
+    """Return the number of tokens of each sequence in each step; with 0 it does not run."""
     lengths, steps = [0] * num_seqs, []
     for _ in range(num_steps):
         step = [rng.choice([1, 1, 1, 2, 40, 150, 0]) for _ in lengths]
@@ -105,7 +106,7 @@ def random_steps(rng: random.Random, num_seqs: int, num_steps: int) -> list[list
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=FULL)])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_step_of_any_mixture_has_the_plain_models_logits(workers, rounds, dtype, compiled):
+def test_any_mix_of_tokens_gives_the_plain_logits(workers, rounds, dtype, compiled):
     compiled(dtype)
     torch.manual_seed(workers)
     rng = random.Random(workers)
@@ -114,37 +115,37 @@ def test_a_step_of_any_mixture_has_the_plain_models_logits(workers, rounds, dtyp
         steps = random_steps(rng, num_seqs, 6)
         steps[:0] = [[min(700, LONGEST - sum(step[i] for step in steps)) for i in range(num_seqs)]]
         plain = Driver(model, block_size, dtype, num_seqs)
-        wanted = plain.run(model, PagedAttention(plain.kv_cache, 64), steps)
+        expected = plain.run(model, PagedAttention(plain.kv_cache, 64), steps)
         fast = Driver(model, block_size, dtype, num_seqs)
         attention = swap_in(model, fast.kv_cache, workers)
         logits = fast.run(model, attention, steps)
         swap_out(model)
-        assert_near(logits, wanted, ROUNDINGS[dtype])
+        assert_near(logits, expected, ROUNDINGS[dtype])
         both = fast.kv_cache.blocks.float(), plain.kv_cache.blocks.float()
-        assert (both[0].isnan() == both[1].isnan()).all()  # the same slots were written
+        assert (both[0].isnan() == both[1].isnan()).all()  # the same slots are written
         assert_near(*(blocks.nan_to_num() for blocks in both), ROUNDINGS[dtype])
 
 
-def assert_near(found: torch.Tensor, wanted: torch.Tensor, rounding: float) -> None:
-    """Within some roundings of the largest number."""
-    assert found.shape == wanted.shape and found.isfinite().all()
-    assert (found - wanted).abs().max() <= 4 * rounding * max(1, wanted.abs().max())
+def assert_near(result: torch.Tensor, expected: torch.Tensor, rounding: float) -> None:
+    """Assert that errors are at most a few roundings of the largest number."""
+    assert result.shape == expected.shape and result.isfinite().all()
+    assert (result - expected).abs().max() <= 4 * rounding * max(1, expected.abs().max())
 
 
-def test_the_backend_attends_for_a_plain_model_too(compiled):
-    """Layers are swapped one by one: plain ones call it with heads that are rotated."""
+def test_the_attention_backend_serves_a_plain_model_too(compiled):
+    """A plain model calls it with heads that are rotated already."""
     compiled(torch.float32)
     torch.manual_seed(0)
     rng = random.Random(0)
     model, steps = random_model(rng, torch.float32), [[30, 1, 7], [1, 1, 1], [600, 20, 1], [1, 1, 1]]
     plain, fast = (Driver(model, 5, torch.float32, 3) for _ in range(2))
-    wanted = plain.run(model, PagedAttention(plain.kv_cache, 64), steps)
+    expected = plain.run(model, PagedAttention(plain.kv_cache, 64), steps)
     attention = swap_in(model, fast.kv_cache, 2)
     swap_out(model)
-    assert_near(fast.run(model, attention, steps), wanted, ROUNDINGS[torch.float32])
+    assert_near(fast.run(model, attention, steps), expected, ROUNDINGS[torch.float32])
 
 
-def test_swapped_out_nothing_is_left():
+def test_swap_out_restores_every_module():
     model = packable_model()
     before = {name: id(module) for name, module in model.named_modules()}
     kv_cache = KVCache(model.config, 3, 4, torch.float32, CPU)
@@ -154,10 +155,10 @@ def test_swapped_out_nothing_is_left():
     assert {name: id(module) for name, module in model.named_modules()} == before
 
 
-# Which job has which keys
+# Jobs
 
 
-def test_jobs_have_each_pair_of_query_and_key_once():
+def test_jobs_cover_each_pair_of_query_and_key_once():
     rng = random.Random(1)
     for _ in range(50):
         starts, context_lens = [0], []
@@ -166,26 +167,26 @@ def test_jobs_have_each_pair_of_query_and_key_once():
             starts.append(starts[-1] + query_len)
             context_lens.append(query_len + rng.choice([0, 3, SPLIT - 1, SPLIT, 3 * SPLIT]))
         step = SimpleNamespace(query_start_loc=starts, context_lens=context_lens)
-        jobs, merges, num_parts = jobs_of(step, tile=16)
+        jobs, merges, num_splits = jobs_of(step, tile=16)
         seen = {}
-        for row, queries, seq, start, end, part in (jobs[i : i + JOB] for i in range(0, len(jobs), JOB)):
+        for row, queries, seq, start, end, split in (jobs[i : i + JOB] for i in range(0, len(jobs), JOB)):
             for query in range(row, row + queries):
                 position = context_lens[seq] - (starts[seq + 1] - query)
                 assert starts[seq] <= query < starts[seq + 1] and start <= position
-                seen.setdefault(query, []).append((start, min(end, position + 1), part))
+                seen.setdefault(query, []).append((start, min(end, position + 1), split))
         merged = {merges[i]: range(merges[i + 1], sum(merges[i + 1 : i + 3])) for i in range(0, len(merges), MERGE)}
-        assert sorted(part for parts in merged.values() for part in parts) == list(range(num_parts))
+        assert sorted(split for splits in merged.values() for split in splits) == list(range(num_splits))
         for seq, (first, last) in enumerate(pairwise(starts)):
             for query in range(first, last):
-                parts = sorted(seen.pop(query))
-                ends = [0, *(end for _, end, _ in parts)]
-                assert [start for start, _, _ in parts] == ends[:-1]
+                splits = sorted(seen.pop(query))
+                ends = [0, *(end for _, end, _ in splits)]
+                assert [start for start, _, _ in splits] == ends[:-1]
                 assert ends[-1] == context_lens[seq] - (last - query) + 1
-                assert [part for _, _, part in parts] == list(merged.get(query, [-1]))
+                assert [split for _, _, split in splits] == list(merged.get(query, [-1]))
         assert not seen
 
 
-# The parts
+# Norms and linear layers
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -195,60 +196,60 @@ def test_add_and_norm(dtype, compiled):
     for rows, size in [(1, 1), (3, 16), (5, 57), (600, 64)]:
         x, y, weight = torch.randn(rows, size), torch.randn(rows, size).to(dtype), torch.rand(size)
         for more in (torch.zeros_like(y), y):
-            found, out = x.clone(), torch.empty(rows, size, dtype=dtype)
+            result, out = x.clone(), torch.empty(rows, size, dtype=dtype)
             at_y = more.data_ptr() if more is y else 0
             common = weight.data_ptr(), 1e-5, rows, size, 2, like_of(dtype), out.data_ptr()
-            add_and_norm(found.data_ptr(), at_y, *common)
-            wanted = x + more.float()
-            assert torch.equal(found, wanted)
-            normed = wanted * torch.rsqrt(wanted.square().mean(-1, keepdim=True) + 1e-5) * weight
+            add_and_norm(result.data_ptr(), at_y, *common)
+            expected = x + more.float()
+            assert torch.equal(result, expected)
+            normed = expected * torch.rsqrt(expected.square().mean(-1, keepdim=True) + 1e-5) * weight
             assert_near(out.float(), normed, ROUNDINGS[dtype] / 4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_packed_layer_computes_what_the_plain_one_does(dtype, compiled):
+def test_packed_linear_computes_the_same_as_linear(dtype, compiled):
     compiled(dtype)
     torch.manual_seed(0)
     for rows, size, outputs in [(1, 2, 32), (3, 34, 70), (40, 64, 33), (600, 48, 320)]:
         for bias in (False, True):
             plain = nn.Linear(size, outputs, bias=bias, dtype=dtype).requires_grad_(False)
             x = torch.randn(rows, size, dtype=dtype)
-            wanted = nn.functional.linear(x.double(), plain.weight.double(), plain.bias.double() if bias else None)
+            expected = nn.functional.linear(x.double(), plain.weight.double(), plain.bias.double() if bias else None)
             layer = PackedLinear(plain)
             assert layer.weight is plain.weight and layer(x).dtype == dtype
             assert_near(
-                layer(x).double(), wanted, {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+                layer(x).double(), expected, {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
             )
 
 
-def test_why_weights_are_not_packed(monkeypatch):
+def test_weights_are_packed_if_sizes_and_memory_allow(monkeypatch):
     model = packable_model()
-    monkeypatch.setattr(packed, "free_memory", lambda: 1000)
-    assert why_not_packed(model).endswith("1,000 are free")
-    monkeypatch.setattr(packed, "free_memory", lambda: None)  # the system does not tell
+    monkeypatch.setattr(matmul, "free_memory", lambda: 1000)
+    assert why_not_packed(model).endswith("more than half of the 1,000 available ones")
+    monkeypatch.setattr(matmul, "free_memory", lambda: None)  # the system does not report it
     assert why_not_packed(model) is None
     model.config = replace(model.config, intermediate_size=70)
-    assert why_not_packed(model) == "an MLP of 70 is not packed: 32 outputs are a block"
+    assert why_not_packed(model) == "an MLP of 70 cannot be packed in blocks of 32 outputs"
     model.lm_head = nn.Linear(33, 64)
-    assert why_not_packed(model) == "a weight of 64 x 33 is not packed: 32 x 2 is a block"
+    assert why_not_packed(model) == "a weight of 64 x 33 cannot be packed in blocks of 32 x 2"
 
 
 @pytest.mark.full
-def test_plain_layers_meet_few_numbers_of_rows(compiled, monkeypatch):
-    """In two bytes: the library behind them keeps code for each."""
+def test_plain_linear_layers_get_padded_rows_in_half_precision(compiled, monkeypatch):
+    """The library behind them keeps code for each number of rows that it has seen."""
     compiled(torch.bfloat16)
     torch.manual_seed(0)
     seen, real = set(), nn.functional.linear
     monkeypatch.setattr(nn.functional, "linear", lambda x, *rest: seen.add(len(x)) or real(x, *rest))
     model = random_model(random.Random(3), torch.bfloat16)
     steps = [[count, 1, 1] for count in range(1, 40)]
-    wanted, found = (Driver(model, 16, torch.bfloat16, 3) for _ in range(2))
-    logits = wanted.run(model, PagedAttention(wanted.kv_cache, 64), steps)
+    plain, fast = (Driver(model, 16, torch.bfloat16, 3) for _ in range(2))
+    logits = plain.run(model, PagedAttention(plain.kv_cache, 64), steps)
     assert len(seen) >= 39
     seen.clear()
-    attention = swap_in(model, found.kv_cache, 1, packs=False)
+    attention = swap_in(model, fast.kv_cache, 1, packs=False)
     monkeypatch.setattr(model, "compute_logits", lambda hidden: real(hidden, model.lm_head.weight))
-    assert_near(found.run(model, attention, steps), logits, ROUNDINGS[torch.bfloat16])
+    assert_near(fast.run(model, attention, steps), logits, ROUNDINGS[torch.bfloat16])
     assert seen == {16, 32, 48}
 
 
@@ -256,9 +257,9 @@ def resident_memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is used")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not report used memory")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_memory_does_not_grow_with_the_numbers_of_rows(dtype, compiled):
+def test_memory_does_not_grow_with_different_numbers_of_rows(dtype, compiled):
     compiled(dtype)
     layer = PackedLinear(nn.Linear(64, 128, dtype=dtype).requires_grad_(False))
     for rows in (1, 400):
@@ -266,40 +267,41 @@ def test_memory_does_not_grow_with_the_numbers_of_rows(dtype, compiled):
     before = resident_memory()
     for rows in range(1, 400):
         layer(torch.zeros(rows, 64, dtype=dtype))
-    assert resident_memory() - before < 16 * 2**20, "a third of a MiB for each would be 130"
+    assert resident_memory() - before < 16 * 2**20, "130 MiB would be a third of a MiB for each number of rows"
 
 
 # The sampler
 
-GREEDY, OTHER = SamplingParams(temperature=0), SamplingParams(temperature=0.7, top_k=5)
+GREEDY, DRAWN = SamplingParams(temperature=0), SamplingParams(temperature=0.7, top_k=5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_have_the_tokens_of_cores_sampler(dtype, compiled):
+def test_the_sampler_returns_the_plain_samplers_tokens(dtype, compiled):
     compiled(dtype)
     torch.manual_seed(0)
-    for size in (1, 15, 16, 300, PIECE, 2 * PIECE + 5):
+    for size in (1, 15, 16, 300, CHUNK, 2 * CHUNK + 5):
         logits = (5 * torch.randn(8, size)).to(dtype)
         logits[1] = 2.0  # the first of equals
         logits[2, : size // 2] = -torch.inf
         logits[3, : size - 1] = -torch.inf
         logits[4, size // 2 :] = logits[4].max()
-        for kinds in ([GREEDY] * 8, [GREEDY, OTHER] * 4, [OTHER] * 8):
+        for kinds in ([GREEDY] * 8, [GREEDY, DRAWN] * 4, [DRAWN] * 8):
             rows = [SamplingRow(params, seed, 0, 7) for seed, params in enumerate(kinds)]
-            found, wanted = sample_rows(logits, rows), sample(logits, rows)
-            assert [token.token_id for token in found] == [token.token_id for token in wanted]
-            assert [token.logprob for token in found] == pytest.approx([token.logprob for token in wanted], abs=2e-5)
+            result, expected = sample_rows(logits, rows), sample(logits, rows)
+            assert [token.token_id for token in result] == [token.token_id for token in expected]
+            logprobs = [token.logprob for token in expected]
+            assert [token.logprob for token in result] == pytest.approx(logprobs, abs=2e-5)
     assert sample_rows(logits[:0], []) == []
 
 
 @pytest.mark.parametrize("fault", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_without_probabilities_is_named(fault, compiled):
+def test_an_error_names_the_row_without_probabilities(fault, compiled):
     compiled(torch.float32)
-    for size in (3, 16, 300, PIECE + 1):
+    for size in (3, 16, 300, CHUNK + 1):
         for place in {0, size // 2, size - 1}:
             logits = torch.randn(4, size)
             logits[2, ... if fault == -torch.inf else place] = fault
-            for kinds in ([GREEDY] * 4, [OTHER, GREEDY] * 2, [GREEDY, GREEDY, OTHER, GREEDY]):
+            for kinds in ([GREEDY] * 4, [DRAWN, GREEDY] * 2, [GREEDY, GREEDY, DRAWN, GREEDY]):
                 rows = [SamplingRow(params, 0, 0, 7) for params in kinds]
                 with pytest.raises(FloatingPointError, match="row 2 are NaN, infinite or all -inf"):
                     sample_rows(logits, rows)

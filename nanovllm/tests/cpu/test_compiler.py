@@ -1,0 +1,369 @@
+"""The compiler and its cache: folders and when they are stale, full disks, killed processes, several at once."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ...backends.attention_backend import VARIABLE
+from ...backends.cpu import compiler
+
+PACKAGE = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch) -> Path:
+    """Set the user's cache folder, and return it."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(compiler, "temporary_root", lambda: SimpleNamespace(name=str(tmp_path / "own")))
+    return tmp_path / "home"
+
+
+def fill_by_hand(folder: Path) -> None:
+    (folder / "kernels_1").mkdir(parents=True, exist_ok=True)
+    (folder / "kernels_1" / "step.1.nbc").write_bytes(b"code")
+    compiler.mark_complete(folder)
+
+
+# Folders
+
+
+def test_the_folder_depends_on_sources_numba_and_the_machine(tmp_path, monkeypatch):
+    (tmp_path / "callee.py").write_text("ONE = 1\n")
+    (tmp_path / "caller.py").write_text("from .callee import ONE\n")
+    hashes = [compiler.fingerprint(tmp_path), compiler.fingerprint(tmp_path)]
+    assert hashes[0] == hashes[1]
+    (tmp_path / "callee.py").write_text("ONE = 2\n")
+    hashes.append(compiler.fingerprint(tmp_path))
+    monkeypatch.setattr(compiler, "version", lambda name: "9.9")
+    hashes.append(compiler.fingerprint(tmp_path))
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: "znver99")
+    hashes.append(compiler.fingerprint(tmp_path))
+    monkeypatch.setenv("NUMBA_OPT", "0")
+    hashes.append(compiler.fingerprint(tmp_path))
+    assert len(set(hashes)) == 5
+
+
+def test_each_dtype_has_a_folder_in_the_named_cache(user, monkeypatch, tmp_path):
+    folders = {dtype: compiler.find_folder(dtype) for dtype in ("float32", "bfloat16")}
+    assert len(set(folders.values())) == 2 and all(folder.is_relative_to(user) for folder in folders.values())
+    assert folders["float32"].stat().st_mode & 0o077 == 0, "only its owner may read machine code"
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "named"))
+    assert compiler.find_folder("float32").is_relative_to(tmp_path / "named")
+
+
+def test_a_read_only_home_leads_to_a_temporary_folder_or_none(user, monkeypatch, tmp_path):
+    """First a file is in the place of the folder, then no folder is writable."""
+    user.write_text("")
+    assert compiler.find_folder("float32").is_relative_to(tmp_path / "own")
+    monkeypatch.setattr(compiler, "temporary_root", lambda: SimpleNamespace(name=str(user / "own")))
+    assert compiler.find_folder("float32") is None
+
+
+def test_a_complete_read_only_cache_is_copied(user, monkeypatch, tmp_path):
+    theirs = compiler.find_folder("float32")
+    fill_by_hand(theirs)
+    real = compiler.is_writable
+    monkeypatch.setattr(compiler, "is_writable", lambda folder: not folder.is_relative_to(user) and real(folder))
+    mine = compiler.find_folder("float32")
+    assert mine.is_relative_to(tmp_path / "own") and compiler.is_complete(mine)
+
+
+def test_a_folder_is_complete_if_it_has_all_files(tmp_path):
+    assert not compiler.is_complete(tmp_path)
+    compiler.mark_complete(tmp_path)
+    assert not compiler.is_complete(tmp_path), "nothing has been compiled"
+    fill_by_hand(tmp_path)
+    assert compiler.is_complete(tmp_path)
+    for damage in (b"cod", b"code and more"):
+        (tmp_path / "kernels_1" / "step.1.nbc").write_bytes(damage)
+        assert not compiler.is_complete(tmp_path)
+    fill_by_hand(tmp_path)
+    (tmp_path / compiler.COMPLETE).write_text("{")
+    assert not compiler.is_complete(tmp_path)
+
+
+def test_unfinished_files_and_old_folders_are_removed(tmp_path):
+    mine, old, used = (tmp_path / name for name in ("mine", "old", "used"))
+    for folder in (mine, old, used):
+        fill_by_hand(folder)
+    unfinished = mine / "kernels_1" / "step.1.nbc.tmp.1f"
+    unfinished.write_bytes(b"co")
+    then = time.time() - 100 * 86400
+    for folder in (old, used):
+        for path in (folder, folder / compiler.COMPLETE):
+            os.utime(path, (then, then))
+    compiler.mark_used(used)
+    compiler.remove_stale(mine)
+    assert not unfinished.exists() and not old.exists() and compiler.is_complete(used) and compiler.is_complete(mine)
+
+
+# Numba's cache, with a function that compiles at once
+
+
+def tripled(x):
+    return 3 * x
+
+
+@pytest.fixture
+def entry(monkeypatch):
+    """Put one function in the place of all kernels, and return it."""
+    from numba import njit
+
+    function = njit(tripled)
+    monkeypatch.setattr(compiler, "entries", lambda dtype: [(function, (np.float32(1),))])
+    return function
+
+
+def test_a_stored_function_is_loaded_and_numba_settings_are_restored(entry, tmp_path):
+    from numba import config, njit
+
+    before = config.CACHE_DIR
+    compiler.fill(torch.float32, tmp_path)
+    assert before == config.CACHE_DIR and compiler.is_complete(tmp_path) and entry(2.0) == 6
+    again = njit(tripled)
+    compiler.store_in(tmp_path, again)
+    again.compile(entry.signatures[0])
+    assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses
+
+
+def test_full_disk_does_not_stop_compilation_but_is_an_error_of_the_process(entry, tmp_path, monkeypatch):
+    from numba.core.caching import IndexDataCacheFile
+
+    def full(self, name, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(IndexDataCacheFile, "_save_data", full)
+    compiler.compile_here(torch.float32, tmp_path)
+    assert entry.signatures and not compiler.is_complete(tmp_path)
+    entry.overloads.clear()
+    with pytest.raises(OSError, match="No space left"):
+        compiler.fill(torch.float32, tmp_path)
+    assert not compiler.is_complete(tmp_path)
+
+
+def test_several_compilers_compile_only_once(tmp_path, monkeypatch):
+    compiled = []
+
+    def slow(dtype, folder):
+        compiled.append(dtype)
+        time.sleep(0.1)
+        fill_by_hand(folder)
+
+    monkeypatch.setattr(compiler, "compile_all", slow)
+    threads = [Thread(target=compiler.fill, args=(torch.float32, tmp_path)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compiled) == 1 and compiler.is_complete(tmp_path)
+
+
+def test_two_engines_that_load_at_once_use_their_own_folders(tmp_path, monkeypatch):
+    from numba import config, njit
+
+    before, function, real = config.CACHE_DIR, njit(tripled), compiler.store_in
+
+    def slow(folder, function):
+        real(folder, function)
+        time.sleep(0.05)  # the other thread may run now
+
+    monkeypatch.setattr(compiler, "store_in", slow)
+    types = {torch.float32: np.float32, torch.bfloat16: np.uint16}
+    monkeypatch.setattr(compiler, "entries", lambda dtype: [(function, (types[dtype](1),))])
+    threads = [Thread(target=compiler.fill, args=(dtype, tmp_path / str(dtype))) for dtype in types]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert before == config.CACHE_DIR
+    assert all(len(list((tmp_path / str(dtype)).glob("*/*.nbc"))) == 1 for dtype in types)
+
+
+# The process, with a program given by the test
+
+
+@pytest.fixture
+def process(monkeypatch, tmp_path):
+    """Return make(code), a Compiler whose process runs that code. make.loaded lists the kernels that it loads."""
+
+    def make(code: str) -> compiler.Compiler:
+        command = [sys.executable, "-S", "-c", code]
+        pipe, out = subprocess.PIPE, subprocess.STDOUT
+        started = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=out)
+        monkeypatch.setattr(compiler, "start", lambda dtype, folder: started)
+        return compiler.Compiler(torch.float32, tmp_path)
+
+    make.loaded = []
+    monkeypatch.setattr(compiler, "compile_all", lambda dtype, folder: make.loaded.append((dtype, folder)))
+    return make
+
+
+def test_compiled_kernels_are_loaded_right_away(process, tmp_path):
+    made = process("pass")
+    assert made.wait(20) and made.has_ended and made.error is None
+    assert process.loaded == [(torch.float32, tmp_path)]
+
+
+def test_a_failed_compiler_has_an_error(process):
+    made = process("raise OSError(28, 'No space left on device')")
+    assert made.wait(20) and made.error == "OSError: [Errno 28] No space left on device" and not process.loaded
+    killed = process("import os; os.kill(os.getpid(), 9)")
+    assert killed.wait(20) and killed.error == "the compiler exited with status -9"
+
+
+@pytest.mark.parametrize("way", ["close", "collect"])
+def test_the_process_ends_with_its_owner_and_leaves_no_zombie(process, way):
+    made = process("import time; time.sleep(60)")
+    child = made.process
+    if way == "close":
+        made.close()
+        made.close()
+    else:
+        del made
+        gc.collect()
+    assert child.returncode == -signal.SIGKILL, "the process must have been waited for"
+    assert not process.loaded
+
+
+def test_a_compiler_may_be_closed_in_its_own_thread(process, monkeypatch):
+    """A garbage collector may do that while kernels are loading."""
+    results, go = [], Event()
+
+    def load(dtype, folder):
+        go.wait(20)
+        try:
+            made.close()
+            results.append("closed")
+        except RuntimeError as error:
+            results.append(str(error))
+
+    monkeypatch.setattr(compiler, "compile_all", load)
+    made = process("pass")
+    go.set()
+    assert made.wait(20) and results == ["closed"]
+
+
+# With real kernels
+
+
+def run_script(script: str, home: Path, **variables: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "NUMBA_CACHE_DIR")}
+    environment |= {"XDG_CACHE_HOME": str(home), "PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "2"} | variables
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, ""), err
+    return out
+
+
+GENERATE = """
+import json, sys, time
+import torch
+start = time.perf_counter()
+from {package} import LLM, SamplingParams
+params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+llm = LLM({checkpoint!r}, offload_policy="load")
+kernels, results = llm.llm_engine.kernels, []
+def generate():
+    [output] = llm.generate([[1, 5, 9, 33]], params, use_tqdm=False)
+    results.append([output.outputs[0].token_ids, kernels.description[:6], time.perf_counter() - start])
+generate()
+kernels.wait(200)
+generate()
+print(json.dumps(results))
+"""
+
+
+@pytest.mark.full
+def test_the_first_engine_starts_at_once_and_the_second_one_has_kernels(checkpoint, tmp_path):
+    script = GENERATE.format(package=PACKAGE.name, checkpoint=str(checkpoint))
+    (plain, _, first), (tokens, description, _) = json.loads(finish(run_script(script, tmp_path)))
+    assert description == "kernel" and tokens == plain and first < 10
+    results = json.loads(finish(run_script(script, tmp_path)))
+    assert [each[:2] for each in results] == [[plain, "kernel"]] * 2
+    assert results[0][2] < 5, "takes 3 s on an idle machine"
+
+
+@pytest.mark.full
+def test_two_engines_finish_the_work_of_a_killed_one(checkpoint, tmp_path):
+    """The first engine is killed while its compiler runs, which must end too."""
+    script = GENERATE.format(package=PACKAGE.name, checkpoint=str(checkpoint))
+    waiting = "llm.llm_engine.kernels._compiler.process.pid"
+    started = script.replace("generate()\nkernels.wait", f"print({waiting}, flush=True)\nkernels.wait", 1)
+    first = run_script(started, tmp_path)
+    child = int(first.stdout.readline())
+    time.sleep(4)
+    first.kill()
+    first.communicate()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
+    results = [json.loads(finish(each)) for each in [run_script(script, tmp_path), run_script(script, tmp_path)]]
+    assert results[0][1][:2] == results[1][1][:2] and results[0][1][1] == "kernel"
+
+
+FORK = """
+import multiprocessing, os, sys
+import torch
+from numba import njit, prange
+from {package}.backends.cpu.threads import numba_threads, start_threading_layer
+@njit(parallel=True)
+def total(n):
+    result = 0
+    for i in prange(n):
+        result += i
+    return result
+def work():
+    with numba_threads():
+        assert total(100) == 4950
+if __name__ == "__main__":
+    start_threading_layer()
+    work()
+    from {package} import LLM, SamplingParams
+    llm = LLM({checkpoint!r}, offload_policy="load", attention_backend="numba")
+    params = SamplingParams(max_tokens=5, temperature=0)
+    def tokens():
+        return llm.generate([[1, 5, 9]], params, use_tqdm=False)[0].outputs[0].token_ids
+    before = tokens()
+    if os.fork() == 0:
+        description = llm.llm_engine.kernels.description
+        same = tokens() == before and description.startswith("plain operations: this process was forked")
+        os._exit(0 if same else 1)
+    print("engine", os.waitstatus_to_exitcode(os.wait()[1]))
+    if os.fork() == 0:
+        os.close(2)
+        work()
+        os._exit(0)
+    print("loop", os.waitstatus_to_exitcode(os.wait()[1]) != 0, start_threading_layer())
+    spawned = multiprocessing.get_context("spawn").Process(target=work)
+    spawned.start()
+    spawned.join()
+    print("spawned", spawned.exitcode, tokens() == before)
+"""
+
+
+@pytest.mark.full
+def test_a_forked_engine_survives_parallel_loops(checkpoint, tmp_path):
+    """Numba itself would end the child. A spawned process may use kernels."""
+    script = tmp_path / "fork.py"
+    script.write_text(FORK.format(package=PACKAGE.name, checkpoint=str(checkpoint)))
+    run = f"import runpy, sys; sys.argv = [{str(script)!r}]; runpy.run_path({str(script)!r}, run_name='__main__')"
+    lines = finish(run_script(run, tmp_path)).splitlines()
+    assert lines[0] == "engine 0" and lines[2] == "spawned 0 True"
+    assert lines[1] in ("loop True omp", "loop False workqueue")
