@@ -38,9 +38,7 @@ def write_model(folder, config, shard_size="1GB"):
 def test_supported_model_gives_transformers_tokens(tmp_path, name):
     oracle = write_model(tmp_path, small(RUN[name]))
     longest = WINDOW if name == "mistral-7b-v0.1" else 128
-    prompts = random_prompts(
-        VOCAB, num=32, longest=longest // 2
-    )  # many prompts, because a tied model soon repeats itself
+    prompts = random_prompts(VOCAB, num=32, longest=longest // 2)  # many, because a tied model soon repeats itself
     llm = LLM(tmp_path, **OPTIONS, max_model_len=longest, kv_cache_tokens=32 * 128)
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     outputs = llm.generate(prompts, params)
