@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from ...backends.attention_backend import VARIABLE, backend_of
 from ...backends.gpu import backend as backend_module
 from ...backends.gpu.backend import GpuChoice, TritonBackend
 from ...backends.gpu.graphs import Capture, CudaCapture, buckets
 from ...backends.gpu.inputs import StepInputs
 from ...backends.gpu.model import Timer, seconds_on_gpu
 from ...backends.gpu.ops import PLAIN, Ops, triton_ops
-from ...backends.options import VARIABLE, backend_of
 from ...engine.beam_search import BeamSearchParams
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
@@ -238,19 +238,19 @@ def fake_triton(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("backend", "is_eager", "fails", "captures", "says"),
+    ("backend", "is_eager", "fails", "captures", "description"),
     [
         ("auto", False, (), [True], "kernels: triton 3.6.0, CUDA graphs"),
         ("triton", True, (), [False], "kernels: triton 3.6.0, no graphs: enforce_eager"),
-        ("torch", False, (), [], "plain operations: they were asked for"),
+        ("torch", False, (), [], "plain operations: as requested"),
         ("auto", False, ("graphs",), [True, False], "kernels: triton 3.6.0, no graphs: RuntimeError: out of memory"),
         ("auto", False, ("kernels",), [True, False], "plain operations: RuntimeError: out of memory"),
     ],
 )
-def test_a_failure_falls_back_and_gives_the_reason(fake_triton, backend, is_eager, fails, captures, says):
+def test_a_failure_falls_back_and_gives_the_reason(fake_triton, backend, is_eager, fails, captures, description):
     runner, build = FakeRunner(), FakeBuild(*fails)
     choice = GpuChoice(backend, is_eager, runner, build)
-    assert choice.says == says and build.captures == captures
+    assert choice.description == description and build.captures == captures
     assert runner.backend == (f"kernels {len(captures)}" if choice.uses_kernels else "plain")
 
 
@@ -259,7 +259,8 @@ def test_without_triton_plain_operations_compute(monkeypatch):
         raise ImportError("No module named 'triton'")
 
     monkeypatch.setattr(backend_module, "triton_ops", missing)
-    assert "triton cannot be imported: No module named" in GpuChoice("auto", False, FakeRunner(), FakeBuild()).says
+    choice = GpuChoice("auto", False, FakeRunner(), FakeBuild())
+    assert "triton cannot be imported: No module named" in choice.description
     with pytest.raises(ValueError, match="'triton' is unavailable: triton cannot be imported"):
         GpuChoice("triton", False, FakeRunner(), FakeBuild())
 
