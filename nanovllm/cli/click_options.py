@@ -81,8 +81,11 @@ def with_checkpoint(engine: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn an OSError or a ValueError into a click.UsageError: one line on standard error, and exit status 2."""
+    """Turn errors of the user into a click.UsageError: one line on standard error, and exit status 2."""
     try:
         yield
     except (OSError, ValueError) as error:
         raise click.UsageError(str(error)) from None
+    except ModuleNotFoundError as error:
+        hint = "pip install '.[serve]' in nanovllm's repository"
+        raise click.UsageError(f"{error.name} is not installed: {hint}") from None

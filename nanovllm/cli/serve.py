@@ -31,14 +31,9 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
     if name is not None:
         engine["model"] = name
     with one_line_errors(), sigterm_ends_at_once():
-        try:
-            from ..server.run import run_server
-        except ImportError as error:
-            raise ValueError(
-                f"{error.name} is not installed: pip install '.[serve]' in nanovllm's repository"
-            ) from None
         from ..engine.config import EngineArgs
         from ..server.options import ServerOptions
+        from ..server.run import run_server
 
         args = EngineArgs(**with_checkpoint(engine), served_model_name=list(served_model_name) or None)
         return run_server(engine["model"], args, ServerOptions(**server))

@@ -1,4 +1,4 @@
-"""vLLM's options and arguments that have no meaning here: which ones scripts may still pass, and at which values."""
+"""vLLM's options that have no meaning here: which ones scripts may still pass, and at which values."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -58,14 +58,3 @@ class CompatibilityOptions:
             if accepted and value not in (*accepted, None, {}, []):
                 expected = " or ".join(map(repr, accepted))
                 raise ValueError(f"{option.name} must be {expected}, got {value!r}: nanovllm supports nothing else")
-
-
-def refuse(**arguments: Any) -> None:
-    """Raise ValueError for the first argument with a value: 0, None and empty values ask for nothing.
-
-    >>> refuse(lora_request=None, priority=[0, 0], mm_processor_kwargs={})
-    """
-    for name, value in arguments.items():
-        each = value if isinstance(value, list | tuple) else [value]
-        if any(one not in (None, {}, [], (), "", 0, False) for one in each):
-            raise ValueError(f"{name} is unsupported, got {value!r}: leave it out")

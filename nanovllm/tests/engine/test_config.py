@@ -1,4 +1,4 @@
-"""The knobs: what each may be, the flags that they become, and the pool that they give."""
+"""EngineConfig: the values that each option takes, its option on the command line, and the pool that it gives."""
 
 import math
 import re
@@ -9,8 +9,7 @@ import click
 import pytest
 import torch
 
-from ...cli.flags import engine_flags
-from ...engine.checks import knobs
+from ...cli.click_options import engine_options
 from ...engine.config import EngineConfig
 from ...engine.kv_cache import num_blocks_for
 from ...llama import ModelConfig
@@ -21,19 +20,19 @@ TOKEN = 2 * 2 * 2 * 8 * 4  # bytes of a token in the pool: layers x (key + value
 
 
 def parse(*argv: str) -> EngineConfig:
-    """The config that a command makes of its flags."""
-    values = click.Command("generate", params=engine_flags()).make_context("generate", [*argv]).params
+    """Return the config that a command makes of its options."""
+    values = click.Command("generate", params=engine_options()).make_context("generate", [*argv]).params
     return EngineConfig(**{name: value for name, value in values.items() if value is not None})
 
 
-# Flags
+# Options of the command line
 
 
-def test_no_flags_give_the_defaults():
+def test_no_options_give_the_defaults():
     assert parse() == EngineConfig()
 
 
-def test_every_knob_is_a_flag_of_its_own_type():
+def test_each_field_with_a_help_text_is_an_option_of_its_type():
     given = {
         "model": "some/folder",
         "device": "cuda:1",
@@ -51,7 +50,11 @@ def test_every_knob_is_a_flag_of_its_own_type():
         "attention_backend": "torch",
     }
     pool = {"kv_cache_tokens": 640, "kv_cache_memory_bytes": 10**6, "gpu_memory_utilization": 0.5}
-    assert {knob.name for knob in knobs(EngineConfig)} == {*given, *pool, "enforce_eager"}
+    assert {field.name for field in fields(EngineConfig) if "help" in field.metadata} == {
+        *given,
+        *pool,
+        "enforce_eager",
+    }
     for size, value in pool.items():
         options = given | {size: value}
         argv = [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
@@ -72,67 +75,67 @@ def test_every_knob_is_a_flag_of_its_own_type():
         ["--offload-policy", "never"],
     ],
 )
-def test_a_flag_of_the_wrong_type_is_refused(argv):
+def test_option_of_the_wrong_type_is_refused(argv):
     with pytest.raises(click.BadParameter) as caught:
         parse(*argv)
     assert caught.value.exit_code == 2 and argv[0] in caught.value.format_message()
 
 
-# Knobs that cannot be
+# Invalid values
 
 
 @pytest.mark.parametrize(
-    "knobs, error",
+    "options, error",
     [
-        ({"max_model_len": 0}, "max_model_len must be a whole number, at least 1, not 0"),
-        ({"max_num_seqs": 0}, "max_num_seqs must be a whole number, at least 1, not 0"),
-        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be a whole number, at least 1, not 0"),
-        ({"watermark": -0.01}, "watermark must be 0 or above and below 1, not -0.01"),
-        ({"watermark": 1.0}, "watermark must be 0 or above and below 1, not 1.0"),
-        ({"watermark": float("nan")}, "watermark must be 0 or above and below 1, not nan"),
-        ({"block_size": 0}, "block_size must be a whole number, at least 1, not 0"),
-        ({"block_size": -4}, "block_size must be a whole number, at least 1, not -4"),
-        ({"tile_size": 0}, "tile_size must be a whole number, at least 1, not 0"),
-        ({"tile_size": -16}, "tile_size must be a whole number, at least 1, not -16"),
-        ({"kv_cache_tokens": -5}, "kv_cache_tokens must be a whole number, at least 1 and below 2**63, not -5"),
+        ({"max_model_len": 0}, "max_model_len must be at least 1, got 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1, got 0"),
+        ({"watermark": -0.01}, "watermark must be at least 0 and below 1, got -0.01"),
+        ({"watermark": 1.0}, "watermark must be at least 0 and below 1, got 1.0"),
+        ({"watermark": float("nan")}, "watermark must be at least 0 and below 1, got nan"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"block_size": -4}, "block_size must be at least 1, got -4"),
+        ({"tile_size": 0}, "tile_size must be at least 1, got 0"),
+        ({"tile_size": -16}, "tile_size must be at least 1, got -16"),
+        ({"kv_cache_tokens": -5}, "kv_cache_tokens must be at least 1 and below 2**63, got -5"),
         (
             {"kv_cache_memory_bytes": 0},
-            "kv_cache_memory_bytes must be a whole number, at least 1 and below 2**63, not 0",
+            "kv_cache_memory_bytes must be at least 1 and below 2**63, got 0",
         ),
         (
             {"kv_cache_memory_bytes": 1e9},
-            "kv_cache_memory_bytes must be a whole number, at least 1 and below 2**63, not 1000000000.0",
+            "kv_cache_memory_bytes must be at least 1 and below 2**63, got 1000000000.0",
         ),
-        ({"max_num_seqs": "8"}, "max_num_seqs must be a whole number, at least 1, not '8'"),
-        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization must be above 0 and at most 1, not 0.0"),
-        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be above 0 and at most 1, not 1.5"),
-        ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, float16, not 'float64'"),
-        ({"max_num_seqs": True}, "max_num_seqs must be a whole number, at least 1, not True"),
-        ({"max_num_seqs": None}, "max_num_seqs must be a whole number, at least 1, not None"),
-        ({"max_model_len": math.nan}, "max_model_len must be a whole number, at least 1, not nan"),
-        ({"kv_cache_tokens": 10**23}, "kv_cache_tokens must be a whole number, at least 1 and below 2**63, not 1000"),
-        ({"gpu_memory_utilization": "0.9"}, "gpu_memory_utilization must be above 0 and at most 1, not '0.9'"),
-        ({"gpu_memory_utilization": True}, "gpu_memory_utilization must be above 0 and at most 1, not True"),
-        ({"gpu_memory_utilization": math.nan}, "gpu_memory_utilization must be above 0 and at most 1, not nan"),
-        ({"seed": None}, "seed must be a whole number of 64 bits, not None"),
-        ({"seed": 2**63}, "seed must be a whole number of 64 bits, not 9223372036854775808"),
-        ({"model": None}, "model must be a text, not None"),
-        ({"model": 3}, "model must be a text, not 3"),
-        ({"device": 3}, "device must be a text, not 3"),
-        ({"device": None}, "device must be a text, not None"),
-        ({"dtype": torch.float16}, "dtype must be one of auto, float32, bfloat16, float16, not torch.float16"),
-        ({"dtype": None}, "dtype must be one of auto, float32, bfloat16, float16, not None"),
-        ({"dtype": ["auto"]}, "dtype must be one of auto, float32, bfloat16, float16, not ['auto']"),
+        ({"max_num_seqs": "8"}, "max_num_seqs must be at least 1, got '8'"),
+        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization must be above 0 and at most 1, got 0.0"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be above 0 and at most 1, got 1.5"),
+        ({"dtype": "float64"}, "dtype must be one of auto, float32, bfloat16, float16, got 'float64'"),
+        ({"max_num_seqs": True}, "max_num_seqs must be at least 1, got True"),
+        ({"max_num_seqs": None}, "max_num_seqs must be at least 1, got None"),
+        ({"max_model_len": math.nan}, "max_model_len must be at least 1, got nan"),
+        ({"kv_cache_tokens": 10**23}, "kv_cache_tokens must be at least 1 and below 2**63, got 1000"),
+        ({"gpu_memory_utilization": "0.9"}, "gpu_memory_utilization must be above 0 and at most 1, got '0.9'"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization must be above 0 and at most 1, got True"),
+        ({"gpu_memory_utilization": math.nan}, "gpu_memory_utilization must be above 0 and at most 1, got nan"),
+        ({"seed": None}, "seed must be a 64-bit integer, got None"),
+        ({"seed": 2**63}, "seed must be a 64-bit integer, got 9223372036854775808"),
+        ({"model": None}, "model must be a string, got None"),
+        ({"model": 3}, "model must be a string, got 3"),
+        ({"device": 3}, "device must be a string, got 3"),
+        ({"device": None}, "device must be a string, got None"),
+        ({"dtype": torch.float16}, "dtype must be one of auto, float32, bfloat16, float16, got torch.float16"),
+        ({"dtype": None}, "dtype must be one of auto, float32, bfloat16, float16, got None"),
+        ({"dtype": ["auto"]}, "dtype must be one of auto, float32, bfloat16, float16, got ['auto']"),
         (
             {"kv_cache_tokens": 10, "gpu_memory_utilization": 0.5},
-            "the pool's size was given 2 times: kv_cache_tokens, gpu_memory_utilization",
+            "the size of the KV cache was given 2 times: kv_cache_tokens, gpu_memory_utilization",
         ),
     ],
     ids=str,
 )
-def test_a_knob_that_cannot_be_is_named_with_its_value(knobs, error):
+def test_invalid_value_is_named(options, error):
     with pytest.raises(ValueError, match=re.escape(error)) as raised:
-        EngineConfig(**knobs)
+        EngineConfig(**options)
     assert "\n" not in str(raised.value)
 
 
@@ -141,86 +144,86 @@ NO_VALUES: list[object] = [b"1", [], {}, 1j, object(), math.inf, torch.ones(2, 2
 
 @pytest.mark.parametrize("name", [field.name for field in fields(EngineConfig)])
 @pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: type(value).__name__)
-def test_no_knob_takes_what_is_no_value_at_all(name, value):
-    with pytest.raises(ValueError, match=f"^{name} must be .+, not .+$"):
+def test_no_option_takes_a_value_of_an_unrelated_type(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be .+, got .+$"):
         EngineConfig(**{name: value})
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     np = pytest.importorskip("numpy")
     config = EngineConfig(kv_cache_tokens=np.int64(640), seed=np.uint8(3))
     assert config == EngineConfig(kv_cache_tokens=640, seed=3)
     assert type(config.kv_cache_tokens) is type(config.seed) is int
 
 
-def test_max_model_len_is_at_most_what_the_model_can_place(checkpoint):
+def test_max_model_len_is_at_most_the_positions_of_the_model(checkpoint):
     assert LLM(checkpoint).max_model_len == 64
     assert LLM(checkpoint, max_model_len=64).max_model_len == 64
-    with pytest.raises(ValueError, match="max_model_len is 65, the model has 64 positions"):
+    with pytest.raises(ValueError, match="max_model_len is 65, but the model has 64 positions"):
         LLM(checkpoint, max_model_len=65)
 
 
 @pytest.mark.parametrize("model", [3, b"folder"], ids=repr)
-def test_a_folder_is_a_text_or_a_path(checkpoint, model):
+def test_model_is_a_string_or_a_path(checkpoint, model):
     assert LLM(Path(checkpoint)).config == LLM(str(checkpoint)).config
-    with pytest.raises(ValueError, match=f"model must be a text, not {model!r}"):
+    with pytest.raises(ValueError, match="model must be a string, got "):
         LLM(model)
 
 
 @pytest.mark.parametrize("device", ["warp", "", "cuda:99", "cuda:-1", "cuda:" + "9" * 23, "meta", "cpu ", "CPU"])
-def test_a_device_that_is_not_there_is_named(device):
-    with pytest.raises(ValueError, match=f"device '{device}' is not to be had here: .+"):
+def test_missing_device_is_named(device):
+    with pytest.raises(ValueError, match=f"device '{device}' is not available: .+"):
         EngineConfig(device=device).torch_device()
 
 
 # The dtype
 
 
-def test_auto_is_float32_on_the_cpu_and_elsewhere_what_the_file_has():
+def test_auto_is_float32_on_the_cpu_and_the_checkpoints_type_elsewhere():
     for device in ("cpu", "cpu:0"):
         assert EngineConfig(device=device).torch_dtype("bfloat16") == torch.float32
     for device in ("cuda", "cuda:1", "mps"):
         assert EngineConfig(device=device).torch_dtype("bfloat16") == torch.bfloat16
 
 
-def test_a_dtype_that_is_asked_for_is_taken_everywhere():
+def test_dtype_is_the_same_everywhere():
     assert EngineConfig(dtype="float16").torch_dtype("bfloat16") == torch.float16
 
 
 # The tile
 
 
-def test_a_tile_is_larger_where_an_operation_takes_longer_to_start():
+def test_tiles_are_larger_where_operations_take_longer_to_start():
     assert EngineConfig(device="cpu").slots_in_a_tile() == 4096
     assert EngineConfig(device="cuda:0").slots_in_a_tile() == EngineConfig(device="mps").slots_in_a_tile() == 16384
 
 
-def test_a_tile_size_that_is_asked_for_is_taken_everywhere():
+def test_tile_size_is_the_same_everywhere():
     assert [EngineConfig(device=device, tile_size=48).slots_in_a_tile() for device in ("cpu", "cuda")] == [48, 48]
 
 
 # The pool
 
 
-def blocks(device: str = "cpu", max_model_len: int = 64, block_size: int = 4, **knobs) -> int:
-    config = EngineConfig(device=device, block_size=block_size, **knobs)
+def blocks(device: str = "cpu", max_model_len: int = 64, block_size: int = 4, **options) -> int:
+    config = EngineConfig(device=device, block_size=block_size, **options)
     return num_blocks_for(config, MODEL, max_model_len, torch.device(device))
 
 
-def test_a_pool_given_in_tokens_has_the_whole_blocks_of_them(checkpoint):
+def test_pool_given_in_tokens_has_whole_blocks(checkpoint):
     assert blocks(kv_cache_tokens=76) == blocks(kv_cache_tokens=79) == 19
     assert blocks(kv_cache_tokens=79, block_size=1) == 79
     report = LLM(checkpoint, block_size=4, kv_cache_tokens=77).kv_cache_manager.report()
     assert report.num_slots == 76
 
 
-def test_a_pool_given_in_bytes_has_the_blocks_that_fit():
+def test_pool_given_in_bytes_has_the_blocks_that_fit():
     assert blocks(kv_cache_memory_bytes=40 * TOKEN) == blocks(kv_cache_memory_bytes=44 * TOKEN - 1) == 10
     assert blocks(kv_cache_memory_bytes=40 * TOKEN, dtype="float16") == 20
 
 
 @pytest.mark.parametrize(
-    "knobs, room",
+    "options, room",
     [
         ({"kv_cache_tokens": 3}, 3),
         ({"kv_cache_memory_bytes": 4 * TOKEN - 1}, 3),
@@ -228,29 +231,29 @@ def test_a_pool_given_in_bytes_has_the_blocks_that_fit():
     ],
     ids=str,
 )
-def test_a_pool_too_small_for_one_block_is_refused_with_both_numbers(knobs, room):
+def test_pool_too_small_for_a_block_is_refused(options, room):
     with pytest.raises(ValueError, match=f"a block has 4 slots, the pool would have {room}$"):
-        blocks(**knobs)
+        blocks(**options)
 
 
-def test_a_pool_of_one_block_will_do(checkpoint):
+def test_pool_may_have_a_single_block(checkpoint):
     assert blocks(kv_cache_tokens=4) == blocks(kv_cache_memory_bytes=4 * TOKEN) == 1
     with pytest.raises(ValueError, match="a block has 16 slots, the pool would have 15"):
         LLM(checkpoint, kv_cache_tokens=15)
 
 
-def test_on_the_cpu_a_pool_is_what_the_batch_can_fill_and_at_most_a_gibibyte():
+def test_default_pool_on_the_cpu_holds_a_full_batch_in_at_most_a_gibibyte():
     assert blocks(max_num_seqs=3, max_model_len=20) == 3 * (20 + 3) // 4
     assert blocks(max_num_seqs=1000, max_model_len=100_000) == 2**30 // TOKEN // 4
 
 
-def test_a_batch_of_sequences_that_end_within_a_block_fills_whole_blocks():
+def test_default_pool_rounds_each_sequence_up_to_whole_blocks():
     assert blocks(max_num_seqs=3, max_model_len=21) == 3 * 6
     assert blocks(max_num_seqs=1, max_model_len=3) == 1
 
 
-def test_a_share_of_the_gpu_is_of_all_its_memory_less_what_is_taken(monkeypatch):
-    """1000 tokens' worth of memory, 300 of it taken by weights: half of it leaves 200, nine tenths leave 600."""
+def test_share_of_the_gpu_is_of_its_whole_memory(monkeypatch):
+    """Of memory for 1000 tokens the weights take 300: half of it leaves 200, nine tenths leave 600."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700 * TOKEN, 1000 * TOKEN))
     assert blocks("cuda", dtype="float32", gpu_memory_utilization=0.5) == 50
     assert blocks("cuda", dtype="float32") == 150
@@ -258,6 +261,6 @@ def test_a_share_of_the_gpu_is_of_all_its_memory_less_what_is_taken(monkeypatch)
         blocks("cuda", dtype="float32", gpu_memory_utilization=0.2)
 
 
-def test_a_share_of_the_gpu_means_nothing_on_the_cpu():
+def test_share_of_the_gpu_is_refused_on_the_cpu():
     with pytest.raises(ValueError, match="gpu_memory_utilization is for cuda, not cpu"):
         blocks(gpu_memory_utilization=0.5)

@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batches: what is asked for comes to the engine, what is not is told; results have their form."""
+"""Lines of OpenAI's batches: their requests, errors and results."""
 
 import io
 import json
@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from .. import LLM, SamplingParams
-from ..cli.request import Defaults, Request
-from ..cli.requests_file import RequestsFile
-from ..server.openai.chats import Chat
-from .helpers import OPTIONS, write_checkpoint
+from ... import LLM, SamplingParams
+from ...cli.batch_files import Defaults, Request, RequestsFile
+from ...server.openai.chats import Chat
+from ..helpers import OPTIONS, write_checkpoint
 from .test_batch import FOUR, parsed, write
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -32,10 +31,10 @@ def params(value: Any, **defaults: Any) -> SamplingParams:
     return read(value, **defaults).params
 
 
-# What is asked for
+# Requests
 
 
-def test_a_completion_is_a_prompt_and_its_parameters():
+def test_completion_has_a_prompt_and_parameters():
     body = {"prompt": "the", "max_tokens": 3, "temperature": 0.5, "stop": "x", "logprobs": 2, "logit_bias": {"5": -1}}
     request = read(line({**body, "user": "me"}, custom_id="id"))
     assert (request.id, request.prompt, request.url) == ("id", "the", COMPLETIONS)
@@ -46,46 +45,46 @@ def test_a_completion_is_a_prompt_and_its_parameters():
 
 
 @pytest.mark.parametrize("prompt", [["the"], [[1, 2]], [1, 2], "the"])
-def test_a_prompt_may_stand_in_a_list_of_one(prompt):
+def test_prompt_may_be_a_list_of_one(prompt):
     assert read(line({"prompt": prompt})).prompt in ("the", [1, 2])
 
 
-def test_a_chat_has_messages_and_no_limit_of_its_own():
+def test_chat_has_messages_and_no_default_max_tokens():
     request = read(line({"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}}, CHAT))
     assert request.prompt == Chat(HELLO, {"enable_thinking": False}) and request.params.max_tokens is None
-    assert params(line({"messages": HELLO}, CHAT), max_tokens=7).max_tokens == 7, "the command line says so"
+    assert params(line({"messages": HELLO}, CHAT), max_tokens=7).max_tokens == 7, "from the command line"
     assert params(line({"messages": HELLO, "max_tokens": 5}, CHAT), max_tokens=7).max_tokens == 5
     assert params(line({"messages": HELLO, "max_tokens": 5, "max_completion_tokens": 4}, CHAT)).max_tokens == 4
 
 
-def test_what_a_line_does_not_say_is_as_the_command_says_or_else_as_the_checkpoint_recommends():
+def test_defaults_come_from_the_command_and_then_from_the_checkpoint():
     def read_recommended(value: Any, **defaults: Any) -> SamplingParams:
         file = RequestsFile("f", io.BytesIO(json.dumps(value).encode()), None, Defaults(defaults))
         file.recommend({"temperature": 0.6, "top_k": 20})
         return next(iter(file)).params
 
     for body, url in (({"prompt": "the"}, COMPLETIONS), ({"messages": HELLO}, CHAT)):
-        found = [read_recommended(line(body | more, url), top_k=9) for more in ({}, {"temperature": 0.1, "top_k": 3})]
-        assert [(each.temperature, each.top_k) for each in found] == [(0.6, 9), (0.1, 3)]
-    assert read_recommended({"prompt": "the"}).temperature == 1.0, "this engine's form has the command's options"
+        results = [read_recommended(line(body | more, url), top_k=9) for more in ({}, {"temperature": 0.1, "top_k": 3})]
+        assert [(each.temperature, each.top_k) for each in results] == [(0.6, 9), (0.1, 3)]
+    assert read_recommended({"prompt": "the"}).temperature == 1.0, "this engine's form ignores recommendations"
 
 
-def test_a_checkpoints_sampling_is_that_of_openais_lines(run, tmp_path):
+def test_checkpoint_recommends_sampling_for_openai_lines(run, tmp_path):
     folder = write_checkpoint(tmp_path)
     (folder / "generation_config.json").write_text('{"temperature": 0.0, "max_new_tokens": 1}')
-    asked = [line({"prompt": "the", "max_tokens": 8}), line({"prompt": "the", "max_tokens": 8}, custom_id="b")]
-    _, out, _ = run("batch", str(write(tmp_path / "a.jsonl", *asked)), model=folder)
+    lines = [line({"prompt": "the", "max_tokens": 8}), line({"prompt": "the", "max_tokens": 8}, custom_id="b")]
+    _, out, _ = run("batch", str(write(tmp_path / "a.jsonl", *lines)), model=folder)
     first, second = [each["response"]["body"] for each in parsed(out)]
     assert first["choices"] == second["choices"] and first["usage"]["completion_tokens"] > 1
 
 
-def test_the_log_probabilities_of_a_chat_are_true_or_false_and_how_many():
-    asked = [{}, {"logprobs": False}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 3}]
-    found = [params(line({"messages": HELLO, **each}, CHAT)).logprobs for each in asked]
-    assert found == [None, None, 0, 3]
+def test_chat_has_logprobs_and_top_logprobs():
+    bodies = [{}, {"logprobs": False}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 3}]
+    results = [params(line({"messages": HELLO, **each}, CHAT)).logprobs for each in bodies]
+    assert results == [None, None, 0, 3]
 
 
-def test_null_and_what_asks_for_nothing_are_as_good_as_not_said():
+def test_null_and_empty_values_are_ignored():
     nothing = {"stream": False, "echo": None, "suffix": "", "best_of": 2, "n": 2, "seed": None, "metadata": {"a": "b"}}
     assert params(line({"prompt": "the", **nothing})) == params(line({"prompt": "the", "n": 2}))
     nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "parallel_tool_calls": True}
@@ -93,7 +92,7 @@ def test_null_and_what_asks_for_nothing_are_as_good_as_not_said():
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (line({"prompt": "a"}, url="/v1/embeddings"), "url must be /v1/completions or /v1/chat/completions, not"),
         (line({"prompt": "a"}, method="GET"), 'method must be POST, not "GET"'),
@@ -130,13 +129,13 @@ def test_null_and_what_asks_for_nothing_are_as_good_as_not_said():
     ],
     ids=str,
 )
-def test_what_is_not_served_is_told_in_one_line(value, says):
+def test_invalid_line_is_a_one_line_error(value, message):
     with pytest.raises(ValueError) as caught:
         read(value)
-    assert str(caught.value).startswith(f"f: request 0 (line 1): {says}") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"f: request 0 (line 1): {message}") and "\n" not in str(caught.value)
 
 
-# What comes of it
+# Results
 
 
 @pytest.fixture
@@ -148,7 +147,7 @@ def serve(run, tmp_path):
     return command
 
 
-def test_a_completion_has_the_form_of_the_api(serve, checkpoint):
+def test_completion_has_the_form_of_the_api(serve, checkpoint):
     _, results, _ = serve(line({"prompt": "the fox", **FOUR, "n": 2, "logprobs": 1}))
     result = results["a"]
     assert [*result] == ["id", "custom_id", "response", "error"] and result["error"] is None
@@ -161,21 +160,21 @@ def test_a_completion_has_the_form_of_the_api(serve, checkpoint):
     for index, choice in enumerate(body["choices"]):
         assert (choice["index"], choice["text"]) == (index, expected.outputs[0].text)
         assert choice["finish_reason"] == "length"
-        told = choice["logprobs"]
-        assert [len(told[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [4] * 4
-        assert "".join(told["tokens"]) == choice["text"] and told["text_offset"][0] == 0
-        assert told["token_logprobs"][0] == told["top_logprobs"][0][told["tokens"][0]]
+        logprobs = choice["logprobs"]
+        assert [len(logprobs[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [4] * 4
+        assert "".join(logprobs["tokens"]) == choice["text"] and logprobs["text_offset"][0] == 0
+        assert logprobs["token_logprobs"][0] == logprobs["top_logprobs"][0][logprobs["tokens"][0]]
     prompt = body["usage"]["prompt_tokens"]
     usage = {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8}
     assert body["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
-def test_a_chat_has_the_form_of_the_api(serve, tmp_path):
+def test_chat_has_the_form_of_the_api(serve, tmp_path):
     (tmp_path / "t.jinja").write_text(TEMPLATE)
-    asked = line({"messages": HELLO, **FOUR, "logprobs": True, "top_logprobs": 2}, CHAT)
+    request = line({"messages": HELLO, **FOUR, "logprobs": True, "top_logprobs": 2}, CHAT)
     parts = [{"role": "user", "content": [{"type": "text", "text": "the fox"}]}]
     same = line({"messages": parts, **FOUR}, CHAT, custom_id="b")
-    status, results, _ = serve(asked, same, flags=("--chat-template", str(tmp_path / "t.jinja")))
+    status, results, _ = serve(request, same, flags=("--chat-template", str(tmp_path / "t.jinja")))
     body = results["a"]["response"]["body"]
     (choice,) = body["choices"]
     assert status == 0 and body["object"] == "chat.completion"
@@ -188,7 +187,7 @@ def test_a_chat_has_the_form_of_the_api(serve, tmp_path):
     assert bytes(first["bytes"]).decode() == first["token"]
 
 
-def test_a_template_writes_bos_by_itself(serve, tmp_path):
+def test_template_writes_bos(serve, tmp_path):
     (tmp_path / "t.jinja").write_text("{{ messages[0].content }}")
     flags = ("--chat-template", str(tmp_path / "t.jinja"))
     lines = line({"messages": HELLO, **FOUR}, CHAT), line({"prompt": "the fox"}, custom_id="b")
@@ -197,13 +196,13 @@ def test_a_template_writes_bos_by_itself(serve, tmp_path):
     assert chat == completion - 1
 
 
-def test_a_model_without_a_template_is_told_before_its_weights_are_read(serve, checkpoint, monkeypatch):
-    monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("weights are read"))
-    says = f"{checkpoint} has no chat template: give one with --chat-template FILE, or --chat-template plain"
-    assert serve(line({"messages": HELLO}, CHAT)) == (2, {}, f"error: {says}\n")
+def test_model_without_a_template_is_refused_before_its_weights_are_read(serve, checkpoint, monkeypatch):
+    monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("weights were read"))
+    message = f"{checkpoint} has no chat template: use --chat-template FILE or --chat-template plain"
+    assert serve(line({"messages": HELLO}, CHAT)) == (2, {}, f"error: {message}\n")
 
 
-def test_what_cannot_be_served_has_the_status_of_a_bad_request_and_the_others_go_on(serve, tmp_path):
+def test_request_that_cannot_be_served_has_status_400_and_does_not_stop_the_others(serve, tmp_path):
     template = tmp_path / "t.jinja"
     template.write_text("{% if messages[0].content == 'no' %}{{ raise_exception('never no') }}{% endif %}the")
     no = line({"messages": [{"role": "user", "content": "no"}]}, CHAT)
@@ -216,16 +215,16 @@ def test_what_cannot_be_served_has_the_status_of_a_bad_request_and_the_others_go
     assert results["a"]["response"]["body"] == {"error": error}
 
 
-def test_one_that_breaks_off_has_the_status_of_a_fault_here(serve):
+def test_request_that_fails_later_has_status_500(serve):
     flags = ("--kv-cache-tokens", "16", "--block-size", "4")
     status, results, _ = serve(line({"prompt": "the", "max_tokens": 40, "ignore_eos": True}), flags=flags)
     response = results["a"]["response"]
     assert (status, response["status_code"], response["body"]["error"]["type"]) == (1, 500, "server_error")
 
 
-def test_both_forms_may_stand_in_one_file_and_share_their_ids(run, tmp_path):
+def test_file_may_mix_both_forms(run, tmp_path):
     file = write(tmp_path / "a.jsonl", line({"prompt": "the", **FOUR}), {"id": "b", "prompt": "the", **FOUR})
     results = parsed(run("batch", str(file))[1])
     assert sorted("custom_id" in result for result in results) == [False, True]
     file = write(file, line({"prompt": "the"}), {"id": "a", "prompt": "the"})
-    assert "request 1 (line 2): id 'a' is taken by request 0" in run("batch", str(file))[2]
+    assert "request 1 (line 2): id 'a'" in run("batch", str(file))[2]

@@ -1,4 +1,4 @@
-"""Whatever the parameters: preemption, forks, the prefix cache and offload change nothing of an output."""
+"""Outputs with random parameters equal a plain reference: preemption, forks, caching and offload change nothing."""
 
 import random
 from collections import Counter
@@ -25,13 +25,13 @@ def model(checkpoint) -> LlamaForCausalLM:
 
 
 def random_params(rng: random.Random) -> SamplingParams:
-    """Each field is at its default half of the time or more."""
+    """Return random parameters. At least half of the time a field has its default."""
 
     def some(values, default=None):
         return rng.choice(values) if rng.random() < 0.4 else default
 
     likely = [rng.randrange(VOCAB) for _ in range(30)]
-    stop, asked = some([["e", "a"], ["th", "o"], ["in", "n", "i"], "s"]), some([[4, 9], [300]])
+    stop, token_ids = some([["e", "a"], ["th", "o"], ["in", "n", "i"], "s"]), some([[4, 9], [300]])
     max_tokens = some([1, 4, None], 12)
     return SamplingParams(
         n=some([2, 3], 1),
@@ -48,10 +48,9 @@ def random_params(rng: random.Random) -> SamplingParams:
         ignore_eos=some([True], False),
         max_tokens=max_tokens,
         min_tokens=some([1, 3, 8], 0) if max_tokens is None or max_tokens > 8 else 0,
-        logprobs=some([0, 2, -1]) if asked is None else None,
+        logprobs=some([0, 2, -1]) if token_ids is None else None,
         prompt_logprobs=some([0, 1]),
-        logprob_token_ids=asked,
-        flat_logprobs=some([True], False),
+        logprob_token_ids=token_ids,
         detokenize=some([False], True) if stop is None else True,
         include_stop_str_in_output=some([True], False),
         output_kind=rng.choice([*RequestOutputKind]),
@@ -65,7 +64,7 @@ def random_params(rng: random.Random) -> SamplingParams:
 
 
 def serve(engine: LLMEngine, requests: list[tuple[list[int], SamplingParams]], rng: random.Random):
-    """All outputs of each request, in order. They come at random times, and some steps break off."""
+    """Return all outputs of each request, in order. Requests arrive at random times, and are preempted at random."""
     outputs: dict[str, list[RequestOutput]] = {str(i): [] for i in range(len(requests))}
     waiting = list(enumerate(requests))
     while waiting or engine.has_unfinished_requests():
@@ -81,7 +80,7 @@ def serve(engine: LLMEngine, requests: list[tuple[list[int], SamplingParams]], r
 
 
 def joined(outputs: list[RequestOutput], index: int) -> dict:
-    """The deltas of a sample as one output."""
+    """Return the deltas of a sample as one output."""
     parts = [each for output in outputs for each in output.outputs if each.index == index]
     whole = vars(parts[-1]) | {"text": "".join(part.text for part in parts)}
     for name in ("token_ids", "logprobs"):
@@ -92,27 +91,27 @@ def joined(outputs: list[RequestOutput], index: int) -> dict:
 LEFT_NOTHING = "ValueError: no token is left to sample from"
 
 
-def check(outputs: list[RequestOutput], params: SamplingParams, wanted: list[Expected]) -> None:
+def check(outputs: list[RequestOutput], params: SamplingParams, references: list[Expected]) -> None:
     kind, last = params.output_kind, outputs[-1]
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-    is_error = any(expected.finish_reason == "error" for expected in wanted)
+    is_error = any(expected.finish_reason == "error" for expected in references)
     assert bool(last.error) == is_error and (last.error or LEFT_NOTHING).startswith(LEFT_NOTHING)
     if kind is RequestOutputKind.FINAL_ONLY:
         assert len(outputs) == 1
-    for index, expected in enumerate(wanted):
-        found = joined(outputs, index) if kind is RequestOutputKind.DELTA else vars(last.outputs[index])
+    for index, expected in enumerate(references):
+        actual = joined(outputs, index) if kind is RequestOutputKind.DELTA else vars(last.outputs[index])
         for name in ("token_ids", "text", "finish_reason", "stop_reason"):
-            assert found[name] == getattr(expected, name), (name, index, params)
+            assert actual[name] == getattr(expected, name), (name, index, params)
         own = [row[token_id].item() for row, token_id in zip(expected.logprobs, expected.token_ids, strict=True)]
-        assert found["cumulative_logprob"] == pytest.approx(sum(own), abs=1e-3)
+        assert actual["cumulative_logprob"] == pytest.approx(sum(own), abs=1e-3)
         if params.num_logprobs is not None:
-            assert len(found["logprobs"]) == len(expected.token_ids)
-            for place, row in zip(found["logprobs"], expected.logprobs, strict=True):
+            assert len(actual["logprobs"]) == len(expected.token_ids)
+            for place, row in zip(actual["logprobs"], expected.logprobs, strict=True):
                 assert all(each.logprob == pytest.approx(row[i].item(), abs=1e-3) for i, each in place.items())
 
 
 def run(checkpoint: Path, model: LlamaForCausalLM, seed: int, seen: Counter) -> None:
-    """Serve requests of all kinds, and note in `seen` how they ended and what happened to them."""
+    """Serve random requests, and count in `seen` how they ended and what happened to them."""
     rng = random.Random(seed)
     pool: dict[str, Any] = {
         "block_size": 4,
@@ -127,18 +126,18 @@ def run(checkpoint: Path, model: LlamaForCausalLM, seed: int, seen: Counter) -> 
     prompts = [beginning[: rng.randrange(16)] + rng.choices(range(3, VOCAB), k=rng.randrange(1, 9)) for _ in range(8)]
     requests = [(prompt, random_params(rng)) for prompt in prompts]
     outputs = serve(engine, requests, rng)
-    for (prompt, params), found in zip(requests, outputs.values(), strict=True):
+    for (prompt, params), actual in zip(requests, outputs.values(), strict=True):
         room = MAX_MODEL_LEN - len(prompt)
-        wanted = [expected_output(model, engine.tokenizer, room, prompt, params, i) for i in range(params.n)]
-        check(found, params, wanted)
-        seen.update((each.finish_reason, type(each.stop_reason)) for each in wanted)
+        references = [expected_output(model, engine.tokenizer, room, prompt, params, i) for i in range(params.n)]
+        check(actual, params, references)
+        seen.update((each.finish_reason, type(each.stop_reason)) for each in references)
     seen["preempted"] += engine.scheduler.num_preemptions
     seen["hit"] += engine.kv_cache_manager.prefix_cache_stats.hits
     seen["loaded"] += engine.host_tier.num_blocks_loaded
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.full)], ids=len)
-def test_an_output_is_that_of_a_plain_reference(checkpoint, model, seeds):
+def test_outputs_equal_a_plain_reference(checkpoint, model, seeds):
     seen: Counter = Counter()
     for seed in seeds:
         run(checkpoint, model, seed, seen)

@@ -1,4 +1,4 @@
-"""nanovllm batch: results as they come, nothing computed for a bad file, nothing lost when it ends early."""
+"""nanovllm batch: results as they come, no work for an invalid file, and nothing lost in an interruption."""
 
 import errno
 import io
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from .. import LLM, LLMEngine, SamplingParams
-from ..cli import batch_run, request_lines, serving
-from ..cli.request import Request
-from ..cli.results_file import write_whole
-from ..engine.sequence import Sequence
-from .helpers import OPTIONS, UNMEASURED, Terminal, start, write_checkpoint
+from ... import LLM, LLMEngine, SamplingParams
+from ...cli import batch_files
+from ...cli.batch import serve_all
+from ...cli.batch_files import Request, write_line
+from ...engine.sequence import Sequence
+from ..helpers import OPTIONS, UNMEASURED, Terminal, start, write_checkpoint
 
 SUMMARY = r"{} requests, {} failed, [\d,]+ tokens, \d+ tokens/s, KV slots: .*\n"
 FOUR = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -24,7 +24,7 @@ FOUR = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
 
 @pytest.fixture
 def serve(run, tmp_path):
-    """serve(requests, flags) is (exit status, results, stderr)."""
+    """Return a function: serve(requests, *options) is (exit status, results, stderr)."""
 
     def command(requests: list[dict[str, Any]], *flags: str) -> tuple[int, list[dict[str, Any]], str]:
         file = write(tmp_path / "requests.jsonl", *requests)
@@ -41,45 +41,47 @@ def write(file: Path, *requests: dict[str, Any]) -> Path:
 
 def parsed(text: str) -> list[dict[str, Any]]:
     assert text == "" or text.endswith("\n")
-    return [json.loads(line, parse_constant=lambda word: pytest.fail(f"{word}: no JSON")) for line in text.splitlines()]
+    return [
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON")) for line in text.splitlines()
+    ]
 
 
 # Results
 
 
-def test_tokens_are_those_of_the_engine(serve, checkpoint):
-    asked = [
+def test_results_are_those_of_the_engine(serve, checkpoint):
+    requests = [
         {"prompt": "the fox", **FOUR},
         {"prompt": [5, 6, 7], "temperature": 1.0, "seed": 3, "max_tokens": 6, "ignore_eos": True},
         {"prompt": "the wood", "temperature": 0.8, "top_k": 9, "top_p": 0.9, "seed": 4, "n": 2, "max_tokens": 5},
     ]
-    params = [SamplingParams(**{key: value for key, value in each.items() if key != "prompt"}) for each in asked]
-    expected = LLM(checkpoint, **OPTIONS).generate([each["prompt"] for each in asked], params)
-    status, results, err = serve(asked)
+    params = [SamplingParams(**{key: value for key, value in each.items() if key != "prompt"}) for each in requests]
+    expected = LLM(checkpoint, **OPTIONS).generate([each["prompt"] for each in requests], params)
+    status, results, err = serve(requests)
     assert status == 0 and re.fullmatch(SUMMARY.format(3, 0), err)
     for output, result in zip(expected, sorted(results, key=lambda result: result["index"]), strict=True):
         assert result["id"] == str(result["index"])
-        assert result["prompt"] == asked[result["index"]]["prompt"]
+        assert result["prompt"] == requests[result["index"]]["prompt"]
         assert result["num_prompt_tokens"] == len(output.prompt_token_ids)
-        for completion, told in zip(output.outputs, result["outputs"], strict=True):
-            assert told["cumulative_logprob"] == pytest.approx(completion.cumulative_logprob, abs=1e-4)
+        for completion, written in zip(output.outputs, result["outputs"], strict=True):
+            assert written["cumulative_logprob"] == pytest.approx(completion.cumulative_logprob, abs=1e-4)
             same = ("index", "text", "token_ids", "finish_reason")
-            assert [told[name] for name in same] == [getattr(completion, name) for name in same]
+            assert [written[name] for name in same] == [getattr(completion, name) for name in same]
 
 
-def test_what_there_is_not_is_left_out(serve):
+def test_fields_without_a_value_are_left_out(serve):
     _, (result,), _ = serve([{"prompt": "the", **FOUR}])
     fields = ["id", "index", "prompt", "outputs", "num_prompt_tokens", "num_cached_tokens", "ttft", "seconds"]
     assert list(result) == fields
     assert list(result["outputs"][0]) == ["index", "text", "token_ids", "cumulative_logprob", "finish_reason"]
 
 
-def test_times_are_since_the_start(serve):
+def test_times_start_at_the_arrival(serve):
     _, (result,), _ = serve([{"prompt": "the", **FOUR, "max_tokens": 20}])
     assert 0 < result["ttft"] < result["seconds"] < 60
 
 
-def test_logprobs_are_told_if_asked_for(serve):
+def test_logprobs_are_optional(serve):
     _, (result,), _ = serve([{"prompt": "the fox", **FOUR, "logprobs": 2, "prompt_logprobs": 0}])
     (output,) = result["outputs"]
     assert len(output["logprobs"]) == 4
@@ -90,7 +92,7 @@ def test_logprobs_are_told_if_asked_for(serve):
     assert first is None and len(others) == result["num_prompt_tokens"] - 1 and all(len(each) == 1 for each in others)
 
 
-def test_options_are_for_requests_that_do_not_say(serve):
+def test_options_are_defaults_of_the_requests(serve):
     flags = ["--max-tokens", "3", "--ignore-eos", "--n", "2", "--logprobs", "0", "--stop-token-ids", "319"]
     _, results, _ = serve([{"prompt": "the"}, {"prompt": "the", "max_tokens": 5, "n": 1}], *flags)
     lengths = {result["id"]: [len(output["token_ids"]) for output in result["outputs"]] for result in results}
@@ -98,31 +100,31 @@ def test_options_are_for_requests_that_do_not_say(serve):
     assert all("logprobs" in output for result in results for output in result["outputs"])
 
 
-def test_two_requests_without_a_seed_draw_differently_and_the_next_run_draws_the_same(serve):
-    asked = [{"prompt": "the", "max_tokens": 20, "ignore_eos": True}] * 2
-    texts = [{result["id"]: result["outputs"][0]["token_ids"] for result in serve(asked)[1]} for _ in range(2)]
+def test_requests_without_a_seed_differ_but_not_between_runs(serve):
+    requests = [{"prompt": "the", "max_tokens": 20, "ignore_eos": True}] * 2
+    texts = [{result["id"]: result["outputs"][0]["token_ids"] for result in serve(requests)[1]} for _ in range(2)]
     assert texts[0] == texts[1] and texts[0]["0"] != texts[0]["1"]
 
 
-def test_what_was_found_in_the_prefix_cache_is_told(serve):
-    """With one seat the second request starts when the first has ended: of 9 tokens, 2 blocks of 4 are found."""
-    asked = [{"prompt": [*range(10, 19)], **FOUR}] * 2
-    _, results, _ = serve(asked, "--max-num-seqs", "1", "--block-size", "4")
+def test_cached_tokens_are_counted(serve):
+    """With one seat the second request starts when the first has finished: 2 blocks of 4 of its 9 tokens are cached."""
+    requests = [{"prompt": [*range(10, 19)], **FOUR}] * 2
+    _, results, _ = serve(requests, "--max-num-seqs", "1", "--block-size", "4")
     assert [result["num_cached_tokens"] for result in results] == [0, 8]
 
 
-def test_a_result_is_written_when_its_request_ends(serve):
+def test_result_is_written_when_its_request_finishes(serve):
     lengths = [9, 2, 5]
     _, results, _ = serve([{"prompt": "the", **FOUR, "max_tokens": length} for length in lengths])
     assert [result["index"] for result in results] == [1, 2, 0]
 
 
-def test_each_result_is_written_before_the_next_step(checkpoint):
-    """A file without a buffer that notes the engine's steps."""
+def test_result_is_written_before_the_next_step(checkpoint):
+    """A file without a buffer records the engine's steps."""
 
     class Watched(io.BytesIO):
         def write(self, line):
-            written.append(llm.model_runner.num_steps)
+            written.append(llm.llm_engine.executor.num_steps)
             return super().write(line)
 
     written = []
@@ -131,30 +133,30 @@ def test_each_result_is_written_before_the_next_step(checkpoint):
         Request(str(i), i, "the", SamplingParams(max_tokens=length, ignore_eos=True))
         for i, length in enumerate((9, 2, 5))
     ]
-    assert serving.serve(llm, serving.Work(requests), Watched(), "m") == 0
+    assert serve_all(llm, requests, Watched(), "m") == 0
     first, *others = written
     assert [steps - first for steps in others] == [3, 7]
 
 
-def test_ids_of_the_users_choice(serve):
+def test_requests_may_have_ids(serve):
     _, results, _ = serve([{"id": id, "prompt": "the", **FOUR} for id in ("b", "a", "")])
     assert {(result["id"], result["index"]) for result in results} == {("b", 0), ("a", 1), ("", 2)}
 
 
-def test_any_text_survives(serve):
+def test_any_prompt_survives(serve):
     prompt = 'é "\u2028\x85\n\t🦊'
     assert [result["prompt"] for result in serve([{"prompt": prompt, **FOUR}])[1]] == [prompt]
 
 
-def test_what_is_no_number_in_json_is_null(serve, monkeypatch):
-    """A model whose logits overflow has log-probabilities that JSON has no word for."""
+def test_numbers_that_json_does_not_have_are_null(serve, monkeypatch):
+    """The logits of a model may overflow."""
     append = Sequence.append_token
     monkeypatch.setattr(Sequence, "append_token", lambda seq, token: append(seq, token._replace(logprob=float("-inf"))))
     _, (result,), _ = serve([{"prompt": "the", **FOUR}])
     assert result["outputs"][0]["cumulative_logprob"] is None and len(result["outputs"][0]["token_ids"]) == 4
 
 
-# Where requests come from and results go
+# Files
 
 
 def test_requests_from_standard_input(run, monkeypatch):
@@ -163,7 +165,7 @@ def test_requests_from_standard_input(run, monkeypatch):
     assert status == 0 and len(parsed(out)) == 1
 
 
-def test_standard_input_that_can_be_read_only_once_is_copied(run, monkeypatch):
+def test_requests_from_a_pipe(run, monkeypatch):
     reader, writer = os.pipe()
     with open(writer, "w") as stream:
         stream.writelines(json.dumps({"prompt": "the", **FOUR, "id": f"r{i}"}) + "\n" for i in range(100))
@@ -173,7 +175,7 @@ def test_standard_input_that_can_be_read_only_once_is_copied(run, monkeypatch):
     assert status == 0 and {result["id"] for result in parsed(out)} == {f"r{i}" for i in range(100)}
 
 
-def test_standard_input_from_the_middle_of_a_file_is_read_from_there(run, monkeypatch, tmp_path):
+def test_standard_input_may_start_in_the_middle_of_a_file(run, monkeypatch, tmp_path):
     stream = io.BytesIO(b"not a request\n" + json.dumps({"prompt": "the", **FOUR}).encode())
     stream.readline()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(stream))
@@ -182,20 +184,20 @@ def test_standard_input_from_the_middle_of_a_file_is_read_from_there(run, monkey
 
 
 @pytest.mark.parametrize("now", ['{"prompt": ""}\n', '{"prompt": "the", "id": "x"}\n{"prompt": "the"}\n', '{"prom'])
-def test_a_file_that_was_changed_meanwhile_ends_the_run_with_whole_results(run, monkeypatch, tmp_path, now):
+def test_file_that_changes_meanwhile_ends_the_run_with_whole_results(run, monkeypatch, tmp_path, now):
     file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR}, {"prompt": "the", **FOUR})
 
     def build_slowly(**engine):
         file.write_text(now)
         return LLM(**engine)
 
-    monkeypatch.setattr(batch_run, "LLM", build_slowly)
+    monkeypatch.setattr("nanovllm.llm.LLM", build_slowly)
     status, out, err = run("batch", str(file))
-    assert status == 1 and f"error: {file}: the file was changed meanwhile" in err
+    assert status == 1 and f"error: {file} has changed: " in err
     assert len(parsed(out)) <= 1
 
 
-def test_few_requests_are_in_the_engine_however_long_the_file_is(run, monkeypatch, tmp_path):
+def test_engine_holds_few_requests_of_a_long_file(run, monkeypatch, tmp_path):
     file, out, held = tmp_path / "a.jsonl", tmp_path / "out.jsonl", []
     step = LLMEngine.step
 
@@ -207,7 +209,7 @@ def test_few_requests_are_in_the_engine_however_long_the_file_is(run, monkeypatc
     write(file, *[{"prompt": [5, 6], "max_tokens": 1, "temperature": 0}] * 500)
     status, _, err = run("batch", str(file), "--output", str(out), "--max-num-seqs", "64")
     assert status == 0 and re.fullmatch(SUMMARY.format("500", 0), err)
-    assert max(held) == 128 and min(held[:-1]) >= 64, "never fewer than there are seats"
+    assert max(held) == 128 and min(held[:-1]) >= 64, "never fewer than the seats"
     assert [result["index"] for result in parsed(out.read_text())] == [*range(500)]
 
 
@@ -229,16 +231,16 @@ def test_memory_does_not_grow_with_the_file(checkpoint, tmp_path):
     assert large < small + 30, f"{small} MiB, {large} MiB"
 
 
-def test_the_engines_state_is_told_if_asked_for(serve):
-    asked = [{"prompt": "the", **FOUR}] * 3
-    _, results, err = serve(asked, "--stats", "1e-9")
-    *told, last = err.splitlines()
-    assert len(results) == 3 and len(told) >= 4 and re.fullmatch(SUMMARY.format(3, 0), last + "\n")
-    assert all(line.startswith("running ") for line in told) and "running 3 (" in err
-    assert len(serve(asked, "--stats", "1000")[2].splitlines()) == 2, "the first line comes at once"
+def test_stats_are_printed_to_standard_error(serve):
+    requests = [{"prompt": "the", **FOUR}] * 3
+    _, results, err = serve(requests, "--stats", "1e-9")
+    *stats, last = err.splitlines()
+    assert len(results) == 3 and len(stats) >= 4 and re.fullmatch(SUMMARY.format(3, 0), last + "\n")
+    assert all(line.startswith("running ") for line in stats) and "running 3 (" in err
+    assert len(serve(requests, "--stats", "1000")[2].splitlines()) == 2, "the first line is printed at once"
 
 
-def test_a_byte_order_mark_is_no_fault(run, tmp_path):
+def test_byte_order_mark_is_ignored(run, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"requests": [{"prompt": "the", **FOUR}]}), encoding="utf-8-sig")
     assert run("batch", str(tmp_path / "a.json"))[0] == 0
 
@@ -249,27 +251,30 @@ def test_results_go_to_a_file(serve, tmp_path):
     assert len(parsed((tmp_path / "out.jsonl").read_text())) == 2
 
 
-def test_what_is_there_is_not_replaced_unless_asked_to(serve, tmp_path):
+def test_existing_results_are_replaced_with_overwrite_only(serve, tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text("of yesterday\n")
     status, _, err = serve([{"prompt": "the", **FOUR}], "--output", str(out))
-    assert (status, err) == (2, f"error: {out} is there already: --resume would go on in it, --overwrite replace it\n")
+    assert (status, err) == (2, f"error: {out} exists: use --resume to continue it, or --overwrite to replace it\n")
     assert out.read_text() == "of yesterday\n"
     assert serve([{"prompt": "the", **FOUR}], "--output", str(out), "--overwrite")[0] == 0
     assert len(parsed(out.read_text())) == 1
 
 
-def test_the_requests_themselves_are_never_replaced(run, tmp_path):
+def test_file_of_requests_is_never_replaced(run, tmp_path):
     file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
     (tmp_path / "b.jsonl").symlink_to(file)
     before = file.read_text()
     for name in ("a.jsonl", "b.jsonl"):
         status, _, err = run("batch", str(file), "--output", str(tmp_path / name), "--overwrite")
-        assert (status, err) == (2, f"error: {tmp_path / name} is the file of requests: results need another\n")
+        assert (status, err) == (
+            2,
+            f"error: {tmp_path / name} is the file of requests: write the results to another one\n",
+        )
     assert file.read_text() == before
 
 
-def test_an_engine_that_cannot_be_built_costs_no_results(serve, tmp_path):
+def test_failed_start_keeps_old_results(serve, tmp_path):
     out = tmp_path / "out.jsonl"
     bad = ["--output", str(out), "--overwrite", "--block-size", "0"]
     assert serve([{"prompt": "the"}], *bad)[0] == 2 and not out.exists()
@@ -277,42 +282,42 @@ def test_an_engine_that_cannot_be_built_costs_no_results(serve, tmp_path):
     assert serve([{"prompt": "the"}], *bad)[0] == 2 and out.read_text() == "of yesterday\n"
 
 
-def test_a_file_that_came_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path):
+def test_file_that_appears_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path):
     out = tmp_path / "out.jsonl"
 
     def build_slowly(**engine):
         out.write_text("of another run\n")
         return LLM(**engine)
 
-    monkeypatch.setattr(batch_run, "LLM", build_slowly)
+    monkeypatch.setattr("nanovllm.llm.LLM", build_slowly)
     assert serve([{"prompt": "the"}], "--output", str(out))[::2] == (2, f"error: [Errno 17] File exists: '{out}'\n")
     assert out.read_text() == "of another run\n"
 
 
-# What is wrong is told before anything is computed
+# Errors before anything is computed
 
 
 @pytest.fixture
 def no_engine(monkeypatch):
-    """For mistakes that must be found without one."""
-    monkeypatch.setattr(batch_run, "LLM", lambda **engine: pytest.fail("an engine was built"))
+    """Fail if the test builds an engine."""
+    monkeypatch.setattr("nanovllm.llm.LLM", lambda **engine: pytest.fail("an engine was built"))
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (
             b'{"prompt": "a"}\n{"prompt": "b", "top_p": 1.5}',
-            "request 1 (line 2): top_p must be above 0 and at most 1, not 1.5",
+            "request 1 (line 2): top_p must be above 0 and at most 1, got 1.5",
         ),
-        (b'{"prompt": "a", "max_token": 5}', "request 0 (line 1): unknown field 'max_token': did you mean max_tokens?"),
-        (b'{"prompt": "a", "n": 1000000000000}', "n must be a whole number, at least 1, and at most 16,384, not 1000"),
-        (b"", "there are no requests in it"),
-        (b"\xff\xfe", "no UTF-8 text: byte 0xff in place 0"),
-        (b'{"prompt": "a"}\n' + b" " * 2**20 + b"\xc3(", "no UTF-8 text: byte 0xc3 in place 1048592"),
-        (b'{"prompt": "\xc3', "no UTF-8 text: it ends in the middle of a character"),
-        (b"[" * 100_000, "line 1: it is nested too deeply"),
-        (b'{"requests": ' + b"[" * 100_000, "line 1: it is nested too deeply"),
+        (b'{"prompt": "a", "max_token": 5}', "request 0 (line 1): "),
+        (b'{"prompt": "a", "n": 1000000000000}', "n must be"),
+        (b"", " has no requests"),
+        (b"\xff\xfe", "not UTF-8 text: byte 0xff at 0"),
+        (b'{"prompt": "a"}\n' + b" " * 2**20 + b"\xc3(", "not UTF-8 text: byte 0xc3 at 1048592"),
+        (b'{"prompt": "\xc3', "not UTF-8 text: it ends in the middle of a character"),
+        (b"[" * 100_000, "line 1: the JSON is nested too deeply"),
+        (b'{"requests": ' + b"[" * 100_000, "line 1: the JSON is nested too deeply"),
         (b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", "Exceeds the limit"),
     ],
     ids=[
@@ -328,65 +333,66 @@ def no_engine(monkeypatch):
         "long number",
     ],
 )
-def test_a_bad_file_is_one_line_with_its_name_and_nothing_is_done(run, no_engine, tmp_path, text, says):
+def test_invalid_file_is_a_one_line_error_that_names_it(run, no_engine, tmp_path, text, message):
     file, out = tmp_path / "a.jsonl", tmp_path / "out.jsonl"
     file.write_bytes(text)
     status, printed, err = run("batch", str(file), "--output", str(out))
     assert (status, printed) == (2, "") and not out.exists()
-    assert err.startswith(f"error: {file}: ") and says in err and err.count("\n") == 1
+    assert err.startswith(f"error: {file}") and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("file", ["/dev/zero", "-"])
-def test_a_file_that_never_ends_is_told_in_one_line(run, no_engine, monkeypatch, file):
+def test_endless_file_is_a_one_line_error(run, no_engine, monkeypatch, file):
     with open("/dev/zero") as zeros:
         monkeypatch.setattr("sys.stdin", zeros)
         name = "standard input" if file == "-" else file
-        says = f"error: {name}: no text: a zero byte among bytes 0 to 1,048,576\n"
-        assert run("batch", file) == (2, "", says)
+        message = f"error: {name}: not text: a zero byte between bytes 0 and 1,048,576\n"
+        assert run("batch", file) == (2, "", message)
 
 
-def test_a_file_may_be_so_long_and_no_longer(run, no_engine, monkeypatch, tmp_path):
-    monkeypatch.setattr(request_lines, "MAX_BYTES", 16)
+def test_lines_have_a_limit(run, no_engine, monkeypatch, tmp_path):
+    monkeypatch.setattr(batch_files, "MAX_BYTES", 16)
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "ab"}\n')
-    assert run("batch", str(file)) == (2, "", f"error: {file}: more than 16 bytes in a line\n")
+    assert run("batch", str(file)) == (2, "", f"error: {file}: a line must have at most 16 bytes\n")
     file.write_text('{"prompt": [-1]}')
-    assert "more than" not in run("batch", str(file), "--top-p", "2")[2]
+
+    assert "at most 16 bytes" not in run("batch", str(file), "--top-p", "2")[2]
 
 
-def test_a_file_that_cannot_be_read_is_named(run, no_engine, tmp_path):
-    for path, says in (
+def test_unreadable_file_is_named(run, no_engine, tmp_path):
+    for path, message in (
         (tmp_path / "a", "[Errno 2] No such file or directory"),
         (tmp_path, "[Errno 21] Is a directory"),
     ):
-        assert run("batch", str(path)) == (2, "", f"error: {says}: '{path}'\n")
+        assert run("batch", str(path)) == (2, "", f"error: {message}: '{path}'\n")
 
 
 @pytest.mark.parametrize(
-    ("output", "says"),
-    [("no/such/out.jsonl", "there is no folder {}/no/such to write out.jsonl to"), (".", "{} is there already")],
+    ("output", "message"),
+    [("no/such/out.jsonl", "there is no folder {}/no/such to write out.jsonl to"), (".", "{} exists")],
 )
-def test_results_that_cannot_be_kept_are_not_computed(serve, no_engine, tmp_path, output, says):
+def test_results_that_cannot_be_kept_are_not_computed(serve, no_engine, tmp_path, output, message):
     status, _, err = serve([{"prompt": "the"}], "--output", str(tmp_path / output))
-    assert status == 2 and says.format(tmp_path) in err and err.count("\n") == 1
+    assert status == 2 and message.format(tmp_path) in err and err.count("\n") == 1
 
 
-def test_a_folder_cannot_be_replaced(serve, tmp_path):
+def test_folder_cannot_be_replaced(serve, tmp_path):
     status, _, err = serve([{"prompt": "the"}], "--output", str(tmp_path), "--overwrite")
     assert (status, err) == (2, f"error: [Errno 21] Is a directory: '{tmp_path}'\n")
 
 
-def test_an_option_that_cannot_be_is_told_though_no_request_needs_it(serve, no_engine):
+def test_invalid_option_is_an_error_even_if_no_request_uses_it(serve, no_engine):
     assert serve([{"prompt": "the", "top_p": 0.5}], "--top-p", "2")[2] == (
-        "error: top_p must be above 0 and at most 1, not 2.0\n"
+        "error: top_p must be above 0 and at most 1, got 2.0\n"
     )
 
 
-# What cannot be served
+# Requests that cannot be served
 
 
-def test_a_request_that_cannot_be_served_has_a_result_and_the_others_go_on(serve):
-    asked = [
+def test_request_that_cannot_be_served_does_not_stop_the_others(serve):
+    requests = [
         {"prompt": "a" * 100},
         {"prompt": "the", **FOUR},
         {"prompt": ""},
@@ -394,31 +400,26 @@ def test_a_request_that_cannot_be_served_has_a_result_and_the_others_go_on(serve
         {"prompt": [5], **FOUR},
         {"prompt": "fo\ud800x"},
     ]
-    status, results, err = serve(asked)
+    status, results, err = serve(requests)
     assert status == 1 and re.fullmatch(SUMMARY.format(6, 4), err)
-    errors = {result["index"]: result.get("error") for result in results}
-    assert errors == {
-        0: "the prompt has 101 tokens; max_model_len 64 leaves room for 63 and one new token",
-        1: None,
-        2: "the prompt is empty: 0 tokens, at least 1 is needed",
-        3: "token id 9999 is not an int from 0 to 319",
-        4: None,
-        5: r"the prompt is no UTF-8 text: '\ud800' in place 2",
-    }
+    errors = {result["index"]: result["error"] for result in results if "error" in result}
+    expected = {0: ("101 tokens", "64"), 2: ("empty",), 3: ("9999", "319"), 5: (r"'\ud800'",)}
+    assert errors.keys() == expected.keys()
+    assert all(part in errors[index] for index, parts in expected.items() for part in parts)
     assert all(result["outputs"][0]["finish_reason"] == "error" for result in results if "error" in result)
 
 
-def test_one_that_outgrows_the_pool_keeps_what_it_has(serve):
-    """A pool of 16 slots: 2 tokens of the prompt, and 14 others have their keys and values in it; the last has none."""
+def test_request_that_outgrows_the_pool_keeps_its_tokens(serve):
+    """A pool of 16 slots holds 2 tokens of the prompt and 14 others; the last token needs no slot."""
     flags = ["--kv-cache-tokens", "16", "--block-size", "4"]
     status, (result,), _ = serve([{"prompt": "the", "max_tokens": 40, "ignore_eos": True}], *flags)
     assert status == 1 and result["error"] and len(result["outputs"][0]["token_ids"]) == 15
 
 
-# What is shown meanwhile
+# Progress
 
 
-def test_a_terminal_shows_how_far_it_is(serve, monkeypatch):
+def test_terminal_shows_a_progress_bar(serve, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     status, results, _ = serve([{"prompt": "the", **FOUR}] * 3)
@@ -426,11 +427,11 @@ def test_a_terminal_shows_how_far_it_is(serve, monkeypatch):
     assert "0/3" in terminal.getvalue() and "3/3" in terminal.getvalue() and "tokens/s" in terminal.getvalue()
 
 
-# Ended from outside
+# Interruptions
 
 
-def test_ctrl_c_says_how_many_have_ended(serve, monkeypatch, tmp_path):
-    """What the step has ended in which it comes is written too: with 4 tokens each, the first and the last."""
+def test_ctrl_c_reports_the_finished_requests(serve, monkeypatch, tmp_path):
+    """The step in which it comes is completed: the first and the last request end in it."""
     step, calls = LLMEngine.step, iter(range(1, 100))
 
     def interrupted(engine):
@@ -439,17 +440,17 @@ def test_ctrl_c_says_how_many_have_ended(serve, monkeypatch, tmp_path):
         return step(engine)
 
     monkeypatch.setattr(LLMEngine, "step", interrupted)
-    asked = [{"prompt": "the", **FOUR, "max_tokens": length} for length in (4, 30, 4)]
-    status, _, err = serve(asked, "--output", str(tmp_path / "out.jsonl"))
-    assert (status, err) == (130, "interrupted: 2 of 3 requests have their results\n")
+    requests = [{"prompt": "the", **FOUR, "max_tokens": length} for length in (4, 30, 4)]
+    status, _, err = serve(requests, "--output", str(tmp_path / "out.jsonl"))
+    assert (status, err) == (130, "interrupted: 2 of 3 requests have results\n")
     assert [result["index"] for result in parsed((tmp_path / "out.jsonl").read_text())] == [0, 2]
 
 
-def test_a_second_ctrl_c_ends_it_at_once(serve, monkeypatch, tmp_path):
+def test_second_ctrl_c_exits_at_once(serve, monkeypatch, tmp_path):
     def interrupted(engine):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        pytest.fail("it went on")
+        pytest.fail("the step was run")
 
     monkeypatch.setattr(LLMEngine, "step", interrupted)
     assert serve([{"prompt": "the", **FOUR}])[:2] == (130, [])
@@ -457,14 +458,14 @@ def test_a_second_ctrl_c_ends_it_at_once(serve, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("where", [["--output", "/dev/full", "--overwrite"], []], ids=["file", "stdout"])
-def test_a_full_disk_is_told_in_one_line(serve, monkeypatch, where):
+def test_full_disk_is_a_one_line_error(serve, monkeypatch, where):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stdout", full)
         assert serve([{"prompt": "the", **FOUR}], *where) == (1, [], "error: [Errno 28] No space left on device\n")
 
 
 class FullDisk(io.FileIO):
-    """A file for which the disk has room for so many bytes."""
+    """A file on a disk with room for ROOM bytes."""
 
     ROOM = 100
 
@@ -475,43 +476,43 @@ class FullDisk(io.FileIO):
         return super().write(data[:room])
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_line_has_only_whole_ones(tmp_path):
+def test_full_disk_never_leaves_a_partial_line(tmp_path):
     lines = ["a" * 49 + "\n", "b" * 40 + "\n", "c" * 49 + "\n"]
     with FullDisk(tmp_path / "out.jsonl", "x") as stream:
         for line in lines[:2]:
-            write_whole(stream, line)
+            write_line(stream, line)
         with pytest.raises(OSError, match="No space left"):
-            write_whole(stream, lines[2])
+            write_line(stream, lines[2])
     assert (tmp_path / "out.jsonl").read_text() == lines[0] + lines[1]
 
 
-def test_what_was_there_before_a_full_disk_stays(tmp_path):
-    """As of a shell's >>: the file is opened at its end, and says that it is at its beginning."""
+def test_full_disk_keeps_earlier_lines(tmp_path):
+    """A file opened to append, as by a shell's >>, reports position 0 at first."""
     (tmp_path / "out.jsonl").write_text("of yesterday\n" + "." * 80 + "\n")
     with FullDisk(tmp_path / "out.jsonl", "a") as stream, pytest.raises(OSError):
-        write_whole(stream, "a" * 49 + "\n")
+        write_line(stream, "a" * 49 + "\n")
     assert (tmp_path / "out.jsonl").read_text() == "of yesterday\n" + "." * 80 + "\n"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("closed", ["stdin", "stdout"])
-def test_a_closed_stream_is_told_in_one_line(checkpoint, tmp_path, closed):
+def test_closed_stream_is_a_one_line_error(checkpoint, tmp_path, closed):
     file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
-    says = {"stdin": "standard input is closed", "stdout": "standard output is closed: the results would be lost"}
+    messages = {"stdin": "standard input is closed", "stdout": "standard output is closed: the results would be lost"}
     process = start("batch", "-" if closed == "stdin" else str(file), "--model", str(checkpoint), closed=closed)
-    assert process.communicate(timeout=60) == ("", f"error: {says[closed]}\n") and process.returncode == 2
+    assert process.communicate(timeout=60) == ("", f"error: {messages[closed]}\n") and process.returncode == 2
 
 
 @pytest.mark.full
-def test_without_standard_error_the_results_are_there(checkpoint, tmp_path):
+def test_closed_standard_error_costs_no_results(checkpoint, tmp_path):
     file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR})
     process = start("batch", str(file), "--model", str(checkpoint), *UNMEASURED, closed="stderr")
     assert len(parsed(process.communicate(timeout=60)[0])) == 1 and process.returncode == 0
 
 
 @pytest.fixture
-def two_short_ones_and_an_endless_one(tmp_path):
-    """Arguments of a batch whose first two results come at once, and the third after minutes."""
+def two_short_requests_and_a_long_one(tmp_path):
+    """Return a batch with two results at once, and a third one after minutes."""
     model = write_checkpoint(tmp_path, max_position_embeddings=10**6)
     lengths = (3, 100_000, 4)
     file = write(tmp_path / "a.jsonl", *[{"prompt": "the", **FOUR, "max_tokens": length} for length in lengths])
@@ -519,26 +520,26 @@ def two_short_ones_and_an_endless_one(tmp_path):
     return ["batch", str(file), "--model", str(model), *flags]
 
 
-def test_a_process_that_is_interrupted_has_written_what_has_ended(two_short_ones_and_an_endless_one):
-    process = start(*two_short_ones_and_an_endless_one)
+def test_interrupted_process_has_written_finished_requests(two_short_requests_and_a_long_one):
+    process = start(*two_short_requests_and_a_long_one)
     lines = [process.stdout.readline() for _ in range(2)]
     process.send_signal(signal.SIGINT)
     rest, err = process.communicate(timeout=60)
     assert process.returncode == 130 and rest == ""
-    assert err == "interrupted: 2 of 3 requests have their results\n"
+    assert err == "interrupted: 2 of 3 requests have results\n"
     assert [json.loads(line)["index"] for line in lines] == [0, 2]
 
 
-def test_a_reader_who_has_gone_ends_it_without_a_word(serve, monkeypatch):
+def test_closed_pipe_ends_the_command_silently(serve, monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "w") as gone:
-        monkeypatch.setattr("sys.stdout", gone)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
         assert serve([{"prompt": "the", **FOUR}]) == (141, [], "")
 
 
 @pytest.mark.full
-def test_a_reader_who_goes_in_the_middle_ends_it_without_a_traceback(tmp_path, checkpoint):
+def test_pipe_closed_in_the_middle_ends_the_command_without_a_traceback(tmp_path, checkpoint):
     file = write(tmp_path / "a.jsonl", *[{"prompt": "the", **FOUR}] * 2000)
     flags = ["--model", str(checkpoint), *UNMEASURED, "--n", "4"]
     process = start("batch", str(file), *flags)

@@ -1,4 +1,4 @@
-"""The feed of the page: many look, the engine tells once; who is slow begins anew."""
+"""The page's feed of events: all viewers share one, and a slow viewer starts over with a snapshot."""
 
 import asyncio
 import json
@@ -9,12 +9,11 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from ..server import event_stream, events
-from ..server.event_stream import About, EventStream
-from ..server.events import Feed, Viewer, snapshot_of
-from ..server.page_routes import FOLDER, index, page_routes
-from ..trace import apply
-from ..trace.replay import Event, State, begin
+from ...server import page as live_page
+from ...server.page import FOLDER, Feed, Viewer, events_of, index, page_routes, snapshot_of
+from ...server.streaming import EventStream, event_of
+from ...trace import apply
+from ...trace.replay import Event, State, begin
 
 NUM_BLOCKS = 8
 SNAPSHOT: Event = {
@@ -29,7 +28,7 @@ SNAPSHOT: Event = {
 
 
 def life(name: str, step: int) -> list[Event]:
-    """A request comes, and takes the first free block."""
+    """Return the events of a request that arrives and takes the first free block."""
     arrival = {"tokens": [1, 2], "texts": ["a", "b"], "max_num_tokens": 6, "carried_by": None, "seconds": 0.0}
     block = {"block": step - 1, "seq": name, "index": 0, "why": "admit"}
     return [
@@ -41,20 +40,20 @@ def life(name: str, step: int) -> list[Event]:
 
 
 class Engine:
-    """What the front sees of one: it is told whether somebody looks."""
+    """A stand-in for the engine, which learns when viewers come and go."""
 
     def __init__(self) -> None:
-        self.asked: list[bool] = []
+        self.calls: list[bool] = []
         self.feed = Feed(self.watch)
 
     def watch(self, is_on: bool) -> None:
-        self.asked.append(is_on)
+        self.calls.append(is_on)
         if is_on:
             self.feed.take([SNAPSHOT])
 
 
 class Page:
-    """What a viewer makes of what it is told."""
+    """The state that a viewer derives from its events."""
 
     def __init__(self, viewer: Viewer) -> None:
         self.viewer = viewer
@@ -72,33 +71,33 @@ class Page:
                 self.kinds.append(event["kind"])
 
 
-def test_nobody_is_told_anything_until_somebody_looks():
+def test_engine_sends_events_while_there_are_viewers_only():
     async def main() -> None:
         engine = Engine()
-        engine.feed.take(life("late", 1))  # on its way when the last one left
-        assert engine.asked == [] and not engine.feed._new
+        engine.feed.take(life("late", 1))  # sent before the last viewer left
+        assert engine.calls == [] and not engine.feed._new
         page = await Page(engine.feed.enter()).read()
-        assert engine.asked == [True] and page.kinds == ["snapshot"] and page.state.free == [*range(NUM_BLOCKS)]
+        assert engine.calls == [True] and page.kinds == ["snapshot"] and page.state.free == [*range(NUM_BLOCKS)]
         engine.feed.leave(page.viewer)
-        assert engine.asked == [True, False]
+        assert engine.calls == [True, False]
 
     asyncio.run(main())
 
 
-def test_two_share_a_feed_and_the_second_begins_where_the_first_is():
+def test_second_viewer_starts_with_the_state_of_the_first():
     async def main() -> None:
         engine = Engine()
         first = await Page(engine.feed.enter()).read()
         engine.feed.take(life("a", 1))
         await first.read()
-        engine.feed.take(life("b", 2))  # not told yet: the second one's snapshot must not have it twice
+        engine.feed.take(life("b", 2))  # not sent yet: the second viewer must not get it twice
         second = await Page(engine.feed.enter()).read()
         assert second.kinds == ["snapshot"] and second.state == first.state and second.state.running == ["a"]
         await first.read()
         await second.read()
         assert first.state == second.state and second.state.running == ["a", "b"] and second.state.ref_counts[1] == 1
         engine.feed.leave(first.viewer)
-        assert engine.asked == [True], "one looks, and the other"
+        assert engine.calls == [True], "two viewers, one feed"
 
     asyncio.run(main())
 
@@ -115,14 +114,14 @@ def test_at_most_ten_batches_a_second():
             await page.read()
             num_batches += 1
         seconds = asyncio.get_running_loop().time() - began
-        assert num_batches <= 1 + seconds / events.SECONDS_A_BATCH
+        assert num_batches <= 1 + seconds / live_page.SECONDS_PER_BATCH
 
     asyncio.run(main())
 
 
-def test_who_is_too_slow_begins_anew(monkeypatch):
-    monkeypatch.setattr(events, "MOST_BYTES_WAITING", 1000)
-    monkeypatch.setattr(events, "SECONDS_A_BATCH", 0.0)
+def test_slow_viewer_starts_over(monkeypatch):
+    monkeypatch.setattr(live_page, "MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr(live_page, "SECONDS_PER_BATCH", 0.0)
 
     async def main() -> None:
         engine = Engine()
@@ -132,14 +131,14 @@ def test_who_is_too_slow_begins_anew(monkeypatch):
             await quick.read()
             assert slow.viewer._num_bytes <= 1000
         await slow.read()
-        assert slow.kinds == ["snapshot", "snapshot"], "what waited for it is dropped"
+        assert slow.kinds == ["snapshot", "snapshot"], "its waiting events are dropped"
         assert slow.state == quick.state and len(slow.state.running) == NUM_BLOCKS - 1
         assert quick.viewer.num_snapshots == 1 and slow.viewer.num_snapshots == 2
 
     asyncio.run(main())
 
 
-def test_a_snapshot_again_loses_nothing():
+def test_snapshot_of_a_state_is_complete():
     state = begin(SNAPSHOT)
     for event in [*life("a", 1), *life("b", 2)]:
         apply(state, event)
@@ -147,7 +146,7 @@ def test_a_snapshot_again_loses_nothing():
     assert again == state
 
 
-def test_events_of_an_earlier_look_are_not_told_to_the_next():
+def test_late_events_of_an_earlier_viewer_are_dropped():
     async def main() -> None:
         engine = Engine()
         engine.feed.leave(engine.feed.enter())
@@ -163,10 +162,9 @@ def test_events_of_an_earlier_look_are_not_told_to_the_next():
 class Connection:
     """The ASGI side of one viewer."""
 
-    def __init__(self, is_stuck: bool = False) -> None:
+    def __init__(self) -> None:
         self.sent: list[Any] = []
         self.hung_up = asyncio.Event()
-        self.is_stuck = is_stuck
 
     async def receive(self) -> dict[str, str]:
         await self.hung_up.wait()
@@ -174,8 +172,6 @@ class Connection:
 
     async def send(self, message: Any) -> None:
         self.sent.append(message)
-        if self.is_stuck and len(self.sent) > 2:
-            await asyncio.Event().wait()
 
     @property
     def body(self) -> bytes:
@@ -183,37 +179,36 @@ class Connection:
 
 
 async def open_stream(feed: Feed, connection: Connection) -> asyncio.Task[None]:
-    stream = EventStream(feed, About("m", False, True))
+    stream = EventStream(events_of(feed), event_of({"model": "m"}, "server"))
     task = asyncio.ensure_future(stream({"type": "http"}, connection.receive, connection.send))
     await asyncio.sleep(0.05)
     return task
 
 
 async def ended(task: asyncio.Task[None]) -> None:
-    """wait_for() would cancel it, and then it has ended."""
+    """Wait for the connection to end. wait_for() would cancel it, and so end it itself."""
     done, _ = await asyncio.wait([task], timeout=1)
-    assert done, "the connection goes on"
+    assert done, "the connection is still open"
     task.result()
 
 
-def test_a_connection_begins_with_the_server_and_a_snapshot_and_ends_when_it_hangs_up():
+def test_connection_starts_with_a_snapshot_and_ends_when_the_client_hangs_up():
     async def main() -> None:
         engine, connection = Engine(), Connection()
         task = await open_stream(engine.feed, connection)
         assert connection.sent[0]["status"] == 200
         first, second, _ = connection.body.decode().split("\n\n")
-        about = {"model": "m", "show_text": False, "can_prompt": True, "run": engine.feed.run}
-        assert first == f"event: server\ndata: {json.dumps(about)}"
+        assert first == 'event: server\ndata: {"model":"m"}'
         assert json.loads(second.removeprefix("data: "))[0]["kind"] == "snapshot"
         connection.hung_up.set()
         await ended(task)
-        assert engine.asked == [True, False] and not engine.feed.viewers
+        assert engine.calls == [True, False] and not engine.feed.viewers
 
     asyncio.run(main())
 
 
-def test_a_connection_says_that_it_is_alive_and_ends_with_the_engine(monkeypatch):
-    monkeypatch.setattr(event_stream, "SECONDS_OF_SILENCE", 0.01)
+def test_connection_sends_heartbeats_and_ends_with_the_engine(monkeypatch):
+    monkeypatch.setattr(live_page, "SECONDS_OF_SILENCE", 0.01)
 
     async def main() -> None:
         engine, connection = Engine(), Connection()
@@ -224,26 +219,14 @@ def test_a_connection_says_that_it_is_alive_and_ends_with_the_engine(monkeypatch
         assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
         late = Connection()
         await ended(await open_stream(engine.feed, late))
-        assert late.sent[-1]["more_body"] is False and engine.asked == [True]
-
-    asyncio.run(main())
-
-
-def test_a_connection_that_takes_nothing_is_let_go(monkeypatch):
-    monkeypatch.setattr(event_stream, "SECONDS_TO_SEND", 0.05)
-
-    async def main() -> None:
-        engine, connection = Engine(), Connection(is_stuck=True)
-        task = await open_stream(engine.feed, connection)
-        await ended(task)
-        assert engine.asked == [True, False] and not engine.feed.viewers
+        assert late.sent[-1]["more_body"] is False and engine.calls == [True]
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_connection_ends_also_if_something_is_told_while_it_hangs_up(turns):
-    """So many turns of the loop later: a cancellation that is lost would keep the server from stopping."""
+def test_event_during_a_hang_up_does_not_keep_the_connection_open(turns):
+    """The event comes `turns` turns of the loop later: a lost cancellation would keep the server from stopping."""
 
     async def main() -> None:
         engine, connection = Engine(), Connection()
@@ -252,15 +235,15 @@ def test_a_connection_ends_also_if_something_is_told_while_it_hangs_up(turns):
         connection.hung_up.set()
         for _ in range(turns):
             await asyncio.sleep(0)
-        viewer.tell(b"")
+        viewer.push(b"")
         await ended(task)
         assert not engine.feed.viewers
 
     asyncio.run(main())
 
 
-def test_the_page_has_an_address_for_each_file_and_no_other():
+def test_page_has_a_route_for_each_file_and_no_other():
     paths = {route.path for route in page_routes(can_prompt=True)}
     files = {f"page/{path.name}" for path in FOLDER.iterdir() if path.name != "index.html"}
     assert paths == {"/", "/events", *(f"/{name}" for name in files)}
-    assert set(re.findall(r'(?:src|href)="([\w./]+)"', index())) == files
+    assert set(re.findall(r'(?:src|href)="([\w./]+)"', index())) == {"page/page.css", "page/page.js", "page/pool.css"}

@@ -1,4 +1,4 @@
-"""nanovllm inspect: its numbers are those of models that are built, of pools that are made, and of a pencil."""
+"""nanovllm inspect: its numbers agree with real models and pools, and with calculations by hand."""
 
 import json
 import subprocess
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from .. import LLM, EngineConfig
-from ..__main__ import main
-from ..checkpoints import sizes as of_memory
-from ..checkpoints.model_config import read_model_config
-from ..checkpoints.sizes import (
+from ... import LLM, EngineConfig
+from ...__main__ import main
+from ...checkpoints import sizes as of_memory
+from ...checkpoints.model_config import read_model_config
+from ...checkpoints.sizes import (
     DTYPE_BYTES,
     SHAPES,
     Fit,
@@ -24,13 +24,13 @@ from ..checkpoints.sizes import (
     parameters,
     parse_bytes,
 )
-from ..engine.kv_cache import bytes_per_token
-from ..llama import LlamaForCausalLM, ModelConfig
-from ..llama.weights import NoInit
-from .helpers import OPTIONS
+from ...engine.kv_cache import bytes_per_token
+from ...llama import LlamaForCausalLM, ModelConfig
+from ...llama.weights import NoInit
+from ..helpers import OPTIONS
 
-PACKAGE = Path(__file__).resolve().parents[1]
-PUBLISHED = {  # parameters, as their publishers count them
+PACKAGE = Path(__file__).resolve().parents[2]
+PUBLISHED = {  # parameters, as counted by the publishers
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
     "llama-2-70b": 68_976_648_192,
@@ -66,7 +66,7 @@ def built(config: ModelConfig) -> LlamaForCausalLM:
 
 @pytest.fixture
 def report(capsys: pytest.CaptureFixture[str]):
-    """report("llama-2-7b", "--memory", "24GiB"): the JSON."""
+    """Return a function: report("llama-2-7b", "--memory", "24GiB") is the JSON."""
 
     def run(*arguments: str) -> dict:
         assert main(["inspect", *arguments, "--json"]) == 0
@@ -75,11 +75,11 @@ def report(capsys: pytest.CaptureFixture[str]):
     return run
 
 
-# Counted
+# Counts
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_model_of_that_shape_has_so_many_parameters(name):
+def test_parameters_are_those_of_the_model(name):
     parts = dict.fromkeys(("embedding", "attention", "MLP", "norms", "head"), 0)
     for parameter, tensor in built(as_config(SHAPES[name])).named_parameters():  # a tied head is listed once
         of = {"embed": "embedding", "attn": "attention", "mlp": "MLP", "lm_head": "head"}
@@ -88,7 +88,7 @@ def test_a_model_of_that_shape_has_so_many_parameters(name):
     assert parts == parameters(SHAPES[name])
 
 
-def test_all_biases_are_counted():
+def test_biases_are_counted():
     odd = replace(SHAPES["llama-2-7b"], num_hidden_layers=1, head_dim=20, num_key_value_heads=2)
     for name in ("attention_bias", "attention_output_bias", "mlp_bias", "qk_norm"):
         shape = replace(odd, **{name: True})
@@ -97,47 +97,48 @@ def test_all_biases_are_counted():
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_so_do_their_publishers_count(name):
+def test_parameters_are_those_that_publishers_state(name):
     assert sum(parameters(SHAPES[name]).values()) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_token_takes_what_core_s_pool_gives_it(name):
+def test_bytes_of_a_token_are_those_of_the_pool(name):
     for dtype, itemsize in DTYPE_BYTES.items():
         assert kv_bytes_per_token(SHAPES[name], itemsize) == bytes_per_token(
             as_config(SHAPES[name]), getattr(torch, dtype)
         )
 
 
-def test_a_pool_of_that_size_has_so_many_blocks(checkpoint):
+def test_blocks_are_those_of_the_pool(checkpoint):
     config = read_model_config(checkpoint)
     fit = Fit(config, itemsize=4, room=10**6, block_size=16, max_model_len=64)
     weights = fit.weight_bytes
     llm = LLM(checkpoint, **OPTIONS, kv_cache_memory_bytes=10**6 - weights)
-    assert weights == sum(p.nbytes for p in llm.model_runner.model.parameters())
-    assert llm.kv_cache.num_blocks == fit.num_blocks > 0 and llm.kv_cache.blocks[0].nbytes == fit.block_bytes
+    assert weights == sum(p.nbytes for p in llm.llm_engine.executor.model.parameters())
+    pool = llm.llm_engine.kv_cache
+    assert pool.num_blocks == fit.num_blocks > 0 and pool.blocks[0].nbytes == fit.block_bytes
 
 
 # By hand
 
 
 def test_llama_2_7b_in_24_gib(report):
-    """Of 24 GiB 21.6 are for weights and pool, 12.55 of them weights: 1,158 blocks of 8 MiB."""
-    told = report("llama-2-7b", "--memory", "24GiB", "--bandwidth", "1TB/s", "--length", "100", "--length", "4096")
-    assert told["dtype"] == "bfloat16" and told["weight_bytes"]["bfloat16"] == 2 * 6_738_415_616
-    assert told["kv_bytes_per_token"] == 2 * 32 * 32 * 128 * 2 and told["kv_bytes_per_block"] == 8 * 2**20
-    assert told["memory"]["weights_and_pool"] == int(0.9 * 24 * 2**30) and told["fits"]
-    assert told["num_blocks"] == (int(0.9 * 24 * 2**30) - 2 * 6_738_415_616) // (8 * 2**20) == 1158
-    short, long = told["sequences"]
+    """Weights and KV cache get 21.6 of 24 GiB, the weights 12.55 of them: 1,158 blocks of 8 MiB are left."""
+    result = report("llama-2-7b", "--memory", "24GiB", "--bandwidth", "1TB/s", "--length", "100", "--length", "4096")
+    assert result["dtype"] == "bfloat16" and result["weight_bytes"]["bfloat16"] == 2 * 6_738_415_616
+    assert result["kv_bytes_per_token"] == 2 * 32 * 32 * 128 * 2 and result["kv_bytes_per_block"] == 8 * 2**20
+    assert result["memory"]["weights_and_pool"] == int(0.9 * 24 * 2**30) and result["fits"]
+    assert result["num_blocks"] == (int(0.9 * 24 * 2**30) - 2 * 6_738_415_616) // (8 * 2**20) == 1158
+    short, long = result["sequences"]
     assert (short["contiguous"], short["paged"]) == (1158 * 16 // 4096, 1158 // 7) == (4, 165)
     assert (long["contiguous"], long["paged"]) == (4, 1158 // 256)
-    read = 2 * (6_738_415_616 - 32000 * 4096)  # no embedding: it is no head
-    assert told["seconds_per_token_alone"] == pytest.approx(read / 1e12)
+    read = 2 * (6_738_415_616 - 32000 * 4096)  # without the embedding, which is not the head
+    assert result["seconds_per_token_alone"] == pytest.approx(read / 1e12)
     assert short["step_seconds"] == pytest.approx((read + 165 * 100 * 524288) / 1e12)
     assert short["tokens_per_second"] == pytest.approx(165 / short["step_seconds"])
 
 
-def test_knobs_change_the_numbers(report):
+def test_options_change_the_numbers(report):
     plain, half = (
         report("llama-3.2-1b", "--memory", "8GiB"),
         report("llama-3.2-1b", "--memory", "8GiB", "--dtype", "float32"),
@@ -150,21 +151,21 @@ def test_knobs_change_the_numbers(report):
     assert short["sequences"][0]["contiguous"] == plain["num_slots"] // 1000 > plain["sequences"][0]["contiguous"]
 
 
-def test_what_does_not_fit_is_said_with_what_is_missing(capsys):
+def test_model_that_does_not_fit_is_reported_with_the_missing_bytes(capsys):
     assert main(["inspect", "llama-3.1-405b", "--memory", "80GB"]) == 0
-    told = capsys.readouterr().out
-    assert "need 688.9 GiB more than that" in told and "sequences" not in told  # 756.0 + 0.01 - 67.1
+    printed = capsys.readouterr().out
+    assert "need 688.9 GiB more than that" in printed and "sequences" not in printed  # 756.0 + 0.01 - 67.1
 
 
-def test_a_window_bounds_what_is_served(report):
+def test_sliding_window_limits_max_model_len(report):
     assert report("mistral-7b-v0.1")["max_model_len"] == 4096
     assert report("mistral-7b-v0.3")["max_model_len"] == 32768
 
 
-# What it reads
+# Sources
 
 
-def test_a_folder_and_its_config_json_alone_tell_the_same(report, checkpoint, tmp_path):
+def test_folder_and_its_config_json_give_the_same_numbers(report, checkpoint, tmp_path):
     whole = report(str(checkpoint))
     assert whole["parameters"]["total"] == sum(parameters(read_model_config(checkpoint)).values())
     (tmp_path / "other.json").write_text((checkpoint / "config.json").read_text())
@@ -172,34 +173,36 @@ def test_a_folder_and_its_config_json_alone_tell_the_same(report, checkpoint, tm
     assert {**alone, "model": ""} == {**whole, "model": ""}
 
 
-def test_the_memory_is_the_gpu_s_or_the_machine_s(report, monkeypatch, tmp_path):
+def test_default_memory_is_the_gpu_or_the_machine(report, monkeypatch, tmp_path):
     monkeypatch.setattr(of_memory.shutil, "which", lambda _: None)
-    told = report("llama-3.2-1b")
-    assert told["memory"]["bytes"] == host_bytes() > 2**28 and told["dtype"] == "float32", "as the engine on a CPU"
+    result = report("llama-3.2-1b")
+    assert result["memory"]["bytes"] == host_bytes() > 2**28 and result["dtype"] == "float32", (
+        "the same as the engine on a CPU"
+    )
     assert EngineConfig().torch_dtype("bfloat16") == torch.float32
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 81559\necho 40000\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setattr(of_memory.shutil, "which", lambda _: str(tmp_path / "nvidia-smi"))
-    told = report("llama-3.2-1b")
-    assert told["memory"]["of"] == "this GPU" and told["memory"]["bytes"] == 81559 * 2**20
-    assert told["dtype"] == "bfloat16"
+    result = report("llama-3.2-1b")
+    assert result["memory"]["of"] == "this GPU" and result["memory"]["bytes"] == 81559 * 2**20
+    assert result["dtype"] == "bfloat16"
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho No devices were found\n")
     assert gpu_bytes() is None
 
 
-def test_the_known_models_are_listed(capsys):
+def test_list_prints_known_models(capsys):
     assert main(["inspect", "--list"]) == 0
     assert capsys.readouterr().out.split() == list(SHAPES)
 
 
 @pytest.mark.parametrize("memory", ["1GiB", "24GiB", "1000TiB"])
-def test_all_fit_80_columns(capsys, memory):
+def test_tables_fit_80_columns(capsys, memory):
     for name in SHAPES:
         assert main(["inspect", name, "--memory", memory, "--bandwidth", "3.35TB/s"]) == 0
         assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
-def test_a_known_name_needs_no_torch(tmp_path):
+def test_known_name_needs_no_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
     code = f"from {PACKAGE.name}.__main__ import main\nmain(['inspect', 'llama-3.1-8b', '--memory', '24GiB'])"
     done = subprocess.run(
@@ -215,36 +218,36 @@ def test_a_known_name_needs_no_torch(tmp_path):
     ("arguments", "error"),
     [
         (["llama-3.1-8"], "and no model known as llama-3.1-8: did you mean llama-3.1-8b?"),
-        (["nothing-like-it"], "and no model known as nothing-like-it: --list has those that are known"),
+        (["nothing-like-it"], "and no model known as nothing-like-it: --list prints the known models"),
         (["/no/such/folder"], "there is no folder /no/such/folder, and '/no/such/folder' is not a name on the Hub"),
-        (["llama-2-7b", "--max-model-len", "5000"], "max_model_len is 5000, the model has 4096 positions"),
-        (["llama-2-7b", "--length", "5000"], "length is 5000, max_model_len 4096"),
-        (["llama-2-7b", "--length", "0"], "length must be a whole number, at least 1, not 0"),
-        (["llama-2-7b", "--block-size", "0"], "block_size must be a whole number, at least 1, not 0"),
+        (["llama-2-7b", "--max-model-len", "5000"], "max_model_len is 5000, but the model has 4096 positions"),
+        (["llama-2-7b", "--length", "5000"], "length must be at most max_model_len, 4096, got 5000"),
+        (["llama-2-7b", "--length", "0"], "length must be at least 1, got 0"),
+        (["llama-2-7b", "--block-size", "0"], "block_size must be at least 1, got 0"),
         (["llama-2-7b", "--memory", "much"], "'much' is not a number of bytes such as 24GiB or 80GB"),
         (["llama-2-7b", "--memory", "1e9"], "'1e9' is not a number of bytes"),
         (["llama-2-7b", "--bandwidth", "-1"], "'-1' is not a number of bytes"),
         (["llama-2-7b", "--bandwidth", "0"], "bandwidth must be above 0"),
         (
             ["llama-2-7b", "--gpu-memory-utilization", "nan"],
-            "gpu_memory_utilization must be above 0 and at most 1, not",
+            "gpu_memory_utilization must be above 0 and at most 1, got",
         ),
         ([], "Missing argument 'MODEL'."),
     ],
 )
-def test_a_mistake_is_one_line(capsys, arguments, error):
+def test_invalid_argument_is_a_one_line_error(capsys, arguments, error):
     assert main(["inspect", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and error in err and err.count("\n") == 1
 
 
-def test_another_architecture_is_refused_by_name(capsys, tmp_path):
+def test_unsupported_architecture_is_named(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"]}')
     assert main(["inspect", str(tmp_path)]) == 2
     assert "the folder has ['Gemma3ForCausalLM'] (model_type gemma3)" in capsys.readouterr().err
 
 
-def test_bytes_that_are_none():
+def test_invalid_numbers_of_bytes():
     for text in ("", "GiB", "1iB", "1.2.3", "1 2", "٣", "1" * 400):
         with pytest.raises(ValueError, match="is not a number of bytes"):
             parse_bytes(text)

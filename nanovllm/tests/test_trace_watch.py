@@ -1,4 +1,4 @@
-"""Watch: what a server's engine tells while somebody looks, and what it does not tell."""
+"""Watch: the events of a server's engine while its page has viewers, with or without texts."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def steps(engine: LLMEngine, num_steps: int) -> None:
 
 
 def replayed(events: list[Event], state: State | None = None) -> State:
-    """As it comes through a feed: in JSON."""
+    """Return the state after the events, which pass through JSON as in a feed."""
     for event in json.loads(json.dumps(events)):
         state = begin(event) if event["kind"] == "snapshot" else apply(state, event)
     return state
@@ -52,7 +52,7 @@ def assert_same(state: State, engine: LLMEngine) -> None:
 
 
 @pytest.mark.parametrize("show_text", [True, False])
-def test_whoever_comes_while_requests_run_sees_what_the_engine_has(engine, show_text):
+def test_viewer_who_comes_while_requests_run_sees_the_engines_state(engine, show_text):
     watch, state = Watch(engine), None
     ask(engine, "a", n=2)
     ask(engine, "bb", max_tokens=20)
@@ -69,7 +69,7 @@ def test_whoever_comes_while_requests_run_sees_what_the_engine_has(engine, show_
     assert state.step == 30
 
 
-def test_a_second_look_begins_with_a_new_snapshot(engine):
+def test_second_viewer_starts_with_a_new_snapshot(engine):
     watch = Watch(engine)
     watch.on(True)
     ask(engine, "a")
@@ -81,7 +81,7 @@ def test_a_second_look_begins_with_a_new_snapshot(engine):
     assert_same(replayed(events), engine)
 
 
-def test_nothing_observes_the_engine_while_nobody_looks(engine):
+def test_nothing_observes_the_engine_without_viewers(engine):
     before = list(engine.observers)
     watch = Watch(engine)
     ask(engine, "a")
@@ -94,11 +94,11 @@ def test_nothing_observes_the_engine_while_nobody_looks(engine):
     assert watch.take() is None and not watch.has_events
 
 
-def test_what_is_asked_and_answered_is_not_told_unless_it_is_to_be(engine):
-    told = {}
+def test_prompts_and_outputs_are_hidden_by_default(engine):
+    events = {}
     for show_text in (True, False):
         watch = Watch(engine)
-        ask(engine, "there from the beginning")
+        ask(engine, "earlier")
         engine.step()
         watch.on(show_text)
         ask(engine, f"asked-{show_text}")
@@ -106,31 +106,31 @@ def test_what_is_asked_and_answered_is_not_told_unless_it_is_to_be(engine):
             engine.add_request("too long", [7] * 1000, SamplingParams())
         while engine.has_unfinished_requests():
             engine.step()
-        told[show_text] = watch.take()
+        events[show_text] = watch.take()
         watch.off()
-    assert "rabbit" in "".join(each for event in told[True] for each in event.get("texts", []))
-    for event in told[False]:
+    assert "rabbit" in "".join(each for event in events[True] for each in event.get("texts", []))
+    for event in events[False]:
         for key in WITH_TEXT & event.keys():
             assert event[key] is None or set(event[key]) == {None}, event
-    hashes = {show: set(re.findall(r"[0-9a-f]{16,}", json.dumps(told[show]))) for show in told}
+    hashes = {show: set(re.findall(r"[0-9a-f]{16,}", json.dumps(events[show]))) for show in events}
     assert hashes[True] and hashes[False] and not hashes[True] & hashes[False]
     assert not any(digest.startswith(tuple(hashes[False])) for digest in hashes[True])
-    assert [event["why"] for event in told[False] if event["kind"] == "refused"] == ["it can never be served"]
+    assert [event["why"] for event in events[False] if event["kind"] == "refused"] == ["it can never be served"]
 
 
-def test_of_an_error_only_the_type_is_told_where_texts_are_not():
+def test_only_the_type_of_an_error_is_shown_without_texts():
     assert type_of("ValueError: no words like 'secret'") == "ValueError"
     assert type_of("the secret: it is this") == "error" and type_of(None) is None
 
 
-def test_an_error_in_noting_an_event_is_not_kept_quiet(engine, monkeypatch):
+def test_error_in_an_event_is_raised(engine, monkeypatch):
     watch = Watch(engine)
     watch.on(True)
 
     def fail(event: Event) -> None:
-        raise RuntimeError("no room for it")
+        raise RuntimeError("disk full")
 
     monkeypatch.setattr(watch._tracer, "_write", fail)
     ask(engine, "a")
-    with pytest.raises(RuntimeError, match="no room for it"):
+    with pytest.raises(RuntimeError, match="disk full"):
         watch.take()

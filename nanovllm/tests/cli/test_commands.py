@@ -1,0 +1,249 @@
+"""Behavior that all commands share: help, options, the checkpoint, the device, and one line for each error."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ... import LLM, EngineConfig, SamplingParams, __version__
+from ...__main__ import main
+from ...cli.batch import batch
+from ...cli.commands import COMMANDS, nanovllm
+from ...cli.generate import MAX_MODEL_LEN, POOL_TOKENS, generate
+from ...cli.stages import STAGES, how_to_run
+from ...log import tell
+from ...server.options import ServerOptions
+from ..helpers import Terminal, start
+
+PACKAGE = Path(__file__).resolve().parents[2]
+REPOSITORY = PACKAGE.parent
+WITHOUT_ENGINE = [["--help"], ["--version"], [], ["stages"], *([name, "--help"] for name in COMMANDS)]
+
+
+# Help
+
+
+def test_help_does_not_import_torch(tmp_path):
+    for name in ("torch", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')")
+    code = (
+        f"from {PACKAGE.name}.__main__ import main\n"
+        f"assert [main(arguments) for arguments in {WITHOUT_ENGINE}] == {[0] * len(WITHOUT_ENGINE)}"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and f"nanovllm {__version__}\n" in done.stdout
+    assert re.search("(torch|numpy) was imported", start("generate", path=tmp_path).communicate(timeout=60)[1])
+
+
+@pytest.mark.full
+def test_help_is_nearly_as_fast_as_click():
+    """Compare processor time, the best of 5: other programs may be running."""
+
+    def seconds(code: str) -> float:
+        before = os.times()
+        subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.DEVNULL, check=True)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    click = min(seconds("import click") for _ in range(5))
+    for arguments in WITHOUT_ENGINE:
+        code = f"from {PACKAGE.name}.__main__ import main\nmain({arguments})"
+        assert min(seconds(code) for _ in range(5)) < click + 0.1, arguments
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"nanovllm \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_is_the_default(arguments, capsys):
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert "generate" in out and "batch" in out and err == ""
+
+
+def test_list_of_commands_repeats_the_first_line_of_their_help():
+    context = nanovllm.make_context("nanovllm", ["--help"], resilient_parsing=True)
+    own = {name: nanovllm.get_command(context, name).help.splitlines()[0] for name in COMMANDS}
+    assert own == {name: line for name, (_, line) in COMMANDS.items()}
+
+
+@pytest.mark.parametrize("command", ["generate", "batch"])
+def test_help_lists_options_with_their_defaults(command, capsys):
+    assert main([command, "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "--top-p" in words and "--stop" in words and "--no-enable-prefix-caching" in words
+    assert re.search(r"--block-size INTEGER [^\[]*\[default: 16\]", words) and "[auto|load|recompute]" in words
+
+
+def test_help_of_generate_states_its_own_defaults(capsys):
+    assert main(["generate", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert re.search(rf"--max-model-len INTEGER [^-]*default: {MAX_MODEL_LEN}\b", words)
+    assert re.search(rf"--kv-cache-tokens INTEGER [^-]*default: {POOL_TOKENS}\b", words)
+
+
+def test_serve_has_an_option_for_each_field_of_its_options(capsys):
+    assert main(["serve", "--help"]) == 0
+    printed = capsys.readouterr().out
+    names = [field.name for kind in (EngineConfig, ServerOptions) for field in fields(kind) if "help" in field.metadata]
+    assert len(names) > 30 and [name for name in names if f"--{name.replace('_', '-')}" not in printed] == []
+
+
+@pytest.mark.parametrize("command", [generate, batch])
+def test_options_are_the_fields_with_a_help_text(command):
+    """SamplingParams.seed is missing: each request would draw the same. generate prints no logprobs."""
+    own = {"file", "output", "overwrite", "resume", "chat_template"} if command is batch else {"prompts", "files"}
+    own |= {"revision", "stats", "trace"}
+    others = {"stop", "stop_token_ids", "ignore_eos"} | ({"logprobs", "prompt_logprobs"} if command is batch else set())
+    names = {f.name for kind in (EngineConfig, SamplingParams) for f in fields(kind) if "help" in f.metadata}
+    assert {option.name for option in command.params} - own == names | others
+
+
+@pytest.mark.parametrize("command", [generate, batch])
+def test_default_options_are_those_of_the_dataclasses(command):
+    ours = {"temperature", "top_p", "max_tokens"} if command is generate else set()
+    ours |= {"stop", "stop_token_ids"}  # an empty tuple in place of None
+    ours |= {"device"}  # None: LLM uses the GPU if there is one
+    defaults = {field.name: field.default for kind in (SamplingParams, EngineConfig) for field in fields(kind)}
+    values = command.make_context(command.name, ["requests.jsonl"]).params
+    names = {*values} & {*defaults} - ours
+    assert {name: values[name] for name in names} == {name: defaults[name] for name in names}
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["brew"], "No such command 'brew'."),
+        (["generate", "--temprature", "1"], "No such option"),
+        (["generate", "--max-tokens", "many"], "Invalid value for '--max-tokens': 'many' is not a valid integer."),
+        (["generate", "--dtype", "int8"], "Invalid value for '--dtype': 'int8' is not one of 'auto',"),
+        (["batch"], "Missing argument 'FILE'."),
+    ],
+)
+def test_misuse_is_a_one_line_error_with_status_2(arguments, error, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and error in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["kv_cache_memory_bytes", "kv_cache_tokens"])
+def test_huge_number_is_a_one_line_error(checkpoint, name, capsys):
+    assert main(["generate", "--model", str(checkpoint), "--" + name.replace("_", "-"), "9" * 23]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("error: ") and f"{name} must be at least 1 and" in err
+
+
+@pytest.mark.parametrize("arguments", [["generate"], ["generate", "--kv-cache-tokens", "64"], ["batch", "a.jsonl"]])
+def test_missing_default_checkpoint_is_named(arguments, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"prompt": "a"}')
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and str(tmp_path / "models" / "storyteller") in err and "--model" in err
+
+
+@pytest.mark.parametrize(("command", "missing"), [("serve", "uvicorn"), ("batch", "pydantic")])
+def test_missing_module_is_a_one_line_error(checkpoint, tmp_path, monkeypatch, capsys, command, missing):
+    for name in [name for name in sys.modules if name.startswith(("nanovllm.server.", "nanovllm.cli.batch_files"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "the"}')
+    file = [str(tmp_path / "a.jsonl")] if command == "batch" else []
+    assert main([command, *file, "--model", str(checkpoint)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"error: {missing} is not installed: pip install ") and err.count("\n") == 1
+
+
+def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
+    (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
+    process = start("generate", path=tmp_path)
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "interrupted\n") and process.returncode == 130
+
+
+def test_sigterm_while_torch_is_imported_ends_a_server_with_status_0(tmp_path):
+    (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
+    process = start("serve", path=tmp_path)
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30) == ("", "") and process.returncode == 0
+
+
+# The model and the device
+
+
+@pytest.mark.parametrize("command", ["generate", "batch", "chat", "bench latency"])
+def test_hub_model_is_fetched_at_the_given_revision(run, monkeypatch, tmp_path, command):
+    def find(model, revision):
+        calls.append((model, revision))
+        raise ValueError("the hub cannot be reached")
+
+    calls: list[tuple[str, str | None]] = []
+    monkeypatch.setattr("nanovllm.checkpoints.hub.find_checkpoint", find)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "the"}')
+    file = [str(tmp_path / "a.jsonl")] if command == "batch" else []
+    for revision in ("v1", None):
+        options = ["--revision", revision] if revision else []
+        result = run(command, *file, *options, model="org/name")
+        assert result == (2, "", "error: the hub cannot be reached\n")
+    assert calls == [("org/name", "v1"), ("org/name", None)]
+
+
+def test_engine_chooses_the_device_unless_it_is_given(run, monkeypatch):
+    calls = []
+    make = LLM.__init__
+    monkeypatch.setattr(LLM, "__init__", lambda llm, *args, **options: calls.append(options) or make(llm, **options))
+    assert run("generate", "the", "--max-tokens", "1")[0] == 0
+    assert run("generate", "the", "--max-tokens", "1", "--device", "cpu")[0] == 0
+    assert [options["device"] for options in calls] == [None, "cpu"]
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x"])
+def test_missing_device_is_a_one_line_error(run, tmp_path, device):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "the"}')
+    status, out, err = run("batch", str(tmp_path / "a.jsonl"), "--device", device)
+    assert (status, out) == (2, "") and err.startswith(f"error: device {device!r} ")
+    assert err.count("\n") == 1
+
+
+# Other output
+
+
+def test_tell_starts_a_new_line_after_a_key_in_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    tell("interrupted", is_after_key=True)
+    tell("a\nb")
+    assert terminal.getvalue() == "\ninterrupted\na b\n"
+
+
+def test_list_of_stages_fits_on_a_screen(capsys, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert main(["stages"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24 and all(len(line) <= 100 for line in lines)
+    assert len(STAGES) == 7 and [line[2] for line in lines if re.match(r"  \d  ", line)] == [*"1234567"]
+
+
+def test_list_of_stages_says_where_they_are():
+    assert how_to_run(None) == [
+        "The stages are in the package's repository. There, python -m stages 1 runs the first one."
+    ]
+    assert how_to_run(Path("/elsewhere"))[0] == "  cd /elsewhere"
+
+
+@pytest.mark.skipif(not (REPOSITORY / "stages").is_dir(), reason="the stages are in the repository, not in the package")
+def test_names_of_the_stages_are_their_folders():
+    assert [*STAGES] == sorted(path.name for path in (REPOSITORY / "stages").glob("s[0-9]_*"))
