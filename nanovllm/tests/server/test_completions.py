@@ -7,9 +7,8 @@ import pytest
 
 from ... import SamplingParams
 from ...checkpoints.model_config import default_sampling_params
-from ...cli.request import Defaults
-from ...cli.requests_file import RequestsFile
-from ...cli.serving import Work, serve
+from ...cli.batch import serve_all
+from ...cli.batch_files import Defaults, RequestsFile
 from .served import STORYTELLER, answer
 
 PROMPT = "Once upon a time"
@@ -120,7 +119,7 @@ def test_a_batch_gives_the_servers_answers(served, llm):
     file = io.BytesIO("\n".join(map(json.dumps, lines)).encode())
     recommended = default_sampling_params(str(STORYTELLER)) | {"max_tokens": 16}
     requests, results = RequestsFile("f", file, None, Defaults({}, recommended=recommended)), io.BytesIO()
-    assert serve(llm, Work(requests), results, "storyteller") == 0
+    assert serve_all(llm, requests, results, "storyteller") == 0
     told = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, results.getvalue().splitlines())}
     for line in lines:
         expected = answer(served.post(line["url"], **line["body"]))
