@@ -26,6 +26,8 @@ Some Triton you need to read these kernels:
 
 Block tables of any block size work, because each position is looked up on its own. Lookups and masks cost little next
 to the keys: a kernel like this waits for memory.
+
+The functions that launch kernels take the arguments of their plain versions. plain.py documents the shapes.
 """
 
 import math
@@ -95,7 +97,7 @@ def paged_decode(
     workspace: DecodeWorkspace,
     out: Tensor,
 ) -> None:
-    """Launch plain.paged_decode() as two kernels, or as one if there is a single split."""
+    """Launch two kernels for plain.paged_decode(), or a single one if there is only one split."""
     rows, num_heads, head_dim = q.shape
     num_kv_heads, num_splits = blocks.shape[4], workspace.num_splits
     assert q.is_contiguous() and out.is_contiguous() and block_tables.stride(1) == 1, "rows must be contiguous"
@@ -231,7 +233,7 @@ def paged_prefill(
     tiles: Tensor,
     out: Tensor,
 ) -> None:
-    """Launch plain.paged_prefill() as one kernel. `tiles` comes from query_tiles()."""
+    """Launch the kernel for plain.paged_prefill(). `tiles` comes from query_tiles()."""
     num_heads, head_dim, num_kv_heads = q.shape[1], q.shape[2], blocks.shape[4]
     assert q.is_contiguous() and out.is_contiguous() and tiles.is_contiguous() and block_tables.stride(1) == 1
     keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]

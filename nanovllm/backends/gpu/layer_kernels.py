@@ -1,7 +1,7 @@
 """A layer's kernels in Triton, apart from attention: norm, activation, rotation with the write to the pool, and gemv.
 
 Each kernel rounds wherever the model's own operations round, so results match them bit for bit where sums allow it.
-Read attention_kernels.py first: it explains Triton.
+Read attention_kernels.py first, which explains Triton. plain.py documents arguments and shapes.
 """
 
 import triton
@@ -23,7 +23,7 @@ GEMV_TILE = 4096  # weights per tile
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Launch plain.add_rms_norm(). `out` may be x."""
+    """Launch the kernel for plain.add_rms_norm(). `out` may be x."""
     rows, size = x.shape
     assert out.shape == x.shape and weight.shape == (size,), (x.shape, weight.shape, out.shape)
     assert x.is_contiguous() and out.is_contiguous() and (residual is None or residual.is_contiguous())
@@ -69,7 +69,7 @@ def add_rms_norm_row(
 
 
 def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
-    """Launch plain.silu_and_mul()."""
+    """Launch the kernel for plain.silu_and_mul()."""
     rows, size = out.shape
     assert gate_up.shape == (rows, 2 * size), (gate_up.shape, out.shape)
     assert gate_up.is_contiguous() and out.is_contiguous()
@@ -118,7 +118,7 @@ def rotate_and_write(
     eps: float,
     q_out: Tensor,
 ) -> None:
-    """Launch plain.rotate_and_write()."""
+    """Launch the kernel for plain.rotate_and_write()."""
     rows, num_heads, head_dim = q_out.shape
     num_kv_heads = blocks.shape[4]
     group = num_heads // num_kv_heads
@@ -250,7 +250,7 @@ def rotate_and_write_row(
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Launch plain.gemv(), for at most MAX_GEMV_ROWS rows."""
+    """Launch the kernel for plain.gemv(), for at most MAX_GEMV_ROWS rows."""
     (rows, size), outputs = x.shape, len(weight)
     assert 1 <= rows <= MAX_GEMV_ROWS, f"gemv takes 1 to {MAX_GEMV_ROWS} rows, got {rows}"
     assert weight.shape[1] == size and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
@@ -271,7 +271,7 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Launch plain.gated_gemv(). No second kernel is needed: a program holds the weight's rows of both gate and up."""
+    """Launch the kernel for plain.gated_gemv(). One is enough: a program holds the weight's rows of both gate and up."""
     size, outputs = x.shape[1], out.shape[1]
     assert x.shape == (1, size) and out.shape == (1, outputs), (x.shape, out.shape)
     assert weight.shape == (2 * outputs, size), (x.shape, weight.shape, out.shape)

@@ -17,7 +17,7 @@ MAX_VOCAB_SIZE = 1 << 24  # a float32 holds every smaller token id
 
 
 def find_likeliest(logits: Tensor, workspace: LikeliestWorkspace, out: Tensor) -> None:
-    """Launch plain.find_likeliest()."""
+    """Launch both kernels for plain.find_likeliest(), which documents arguments and shapes."""
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1 and vocab_size < MAX_VOCAB_SIZE, (logits.stride(), vocab_size)
     assert out.is_contiguous() and out.shape == (rows, 3) and rows <= len(workspace.peaks), (out.shape, rows)
