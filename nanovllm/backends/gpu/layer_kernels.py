@@ -271,7 +271,7 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Launch the kernel for plain.gated_gemv(). One is enough: a program holds the weight's rows of both gate and up."""
+    """Launch one kernel for plain.gated_gemv(): a program holds the rows of the weight for both gate and up."""
     size, outputs = x.shape[1], out.shape[1]
     assert x.shape == (1, size) and out.shape == (1, outputs), (x.shape, out.shape)
     assert weight.shape == (2 * outputs, size), (x.shape, weight.shape, out.shape)
