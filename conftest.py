@@ -1,11 +1,11 @@
-"""What `make test` runs: each distinct test once, in a short form. `make test-all` runs everything.
+"""Choose the tests of a run: `make test` runs each distinct test once, in a short form, and `make test-all` all tests.
 
-    --part quick   leaves out copies of an earlier stage's tests and what is marked full: make test
-    --part rest    what quick leaves out: .ci/run runs it after quick
+    --part quick   leaves out copies of an earlier stage's tests, and tests marked full: make test
+    --part rest    the tests that quick leaves out: .ci/run runs them after quick
     --part all     both: make test-all
 
-A copy is left out only where the test that it is a copy of is in the same run (tests/duplicate_tests.py): `pytest stages/s7...`
-runs all that it names. A test that has a long form marks it: pytest.param(1000, marks=pytest.mark.full).
+A copy is left out only if its original is in the same run (tests/duplicate_tests.py), so `pytest stages/s7...` runs all
+tests of that stage. Mark a test's long form with pytest.param(1000, marks=pytest.mark.full).
 """
 
 import re
@@ -21,8 +21,8 @@ from tests.duplicate_tests import Case, find_copies
 from tests.helpers import ROOT, find_stages, folder_of
 
 STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
-COSTLY = ("test_beam_search.py", "test_histories.py")  # all beams, long histories: the last stage has both
-LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many, of each kind
+COSTLY = ("test_beam_search.py", "test_histories.py")  # all beams and long histories: quick runs only the last stage's
+LEFT_OUT = pytest.StashKey[Counter[str]]()  # the number of tests by kind
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A shell that runs this in the background has Ctrl-C ignored, and tests press it: they would wait for ever."""
+    """Restore Ctrl-C, which shells disable for background jobs: some tests press it, and would wait forever."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -47,19 +47,19 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """The GPU's kernels import triton: where there is none, their doctests are left to make test-triton."""
+    """Skip the doctests of GPU kernels if triton is missing: make test-triton runs them."""
     is_gpu_file = collection_path.suffix == ".py" and collection_path.parent.parts[-2:] == ("backends", "gpu")
     is_kernel = is_gpu_file and "\nimport triton\n" in collection_path.read_text()
     return True if is_kernel and find_spec("triton") is None else None
 
 
 def as_case(item: pytest.Item) -> Case:
-    """Of an item with a node id like stages/s1_.../tests/test_a.py::TestB::test_c[3]."""
+    """Return the case of an item with a node id like stages/s1_.../tests/test_a.py::TestB::test_c[3]."""
     inside = item.nodeid.split("::", 1)[1]
     return Case(item.path, re.split(r"::|\[", inside)[0] if isinstance(item, pytest.Function) else "", inside)
 
 
-@pytest.hookimpl(trylast=True)  # after -k and -m: of two equal tests, the one that they leave runs
+@pytest.hookimpl(trylast=True)  # after -k and -m: if they deselect an original, its copy runs
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, copies = config.getoption("part"), find_copies([as_case(item) for item in items], STAGES)
     last = costly_at_the_end({item.path for item in items})
@@ -71,12 +71,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def costly_at_the_end(paths: set[Path]) -> set[Path]:
-    """Of the costly files that are in this run, those of the last stage."""
+    """Return the last stage's costly files that are in this run."""
     return {STAGES[-1] / "tests" / name for name in COSTLY} & paths
 
 
 def is_long(item: pytest.Item, last: set[Path]) -> bool:
-    """Marked so; or marked `ends` and of a stage between the two; or in a costly file that the last stage has, too."""
+    """Return True for tests marked full, those marked `ends` of a middle stage, and an earlier stage's costly files."""
     between = STAGES[1:-1]
     stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")
     is_between = stage in [f"stages.{folder.name}" for folder in between] and item.get_closest_marker("ends")
@@ -84,7 +84,7 @@ def is_long(item: pytest.Item, last: set[Path]) -> bool:
     return bool(item.get_closest_marker("full") or is_between or is_costly)
 
 
-# With pytest-xdist the workers collect, and the terminal is the controller's: the counts travel.
+# With pytest-xdist, the workers collect tests and send their counts to the controller, which prints them.
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -102,5 +102,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     left_out = config.stash.get(LEFT_OUT, Counter())
     if config.getoption("part") == "quick" and left_out:
         copies, long = left_out["copies"], left_out["long"]
-        told = f"left out: {copies:,} copies of an earlier stage's tests, {long:,} long"
-        terminalreporter.write_line(f"{told}. make test-all, or --part all, runs them.")
+        counts = f"left out: {copies:,} copies of an earlier stage's tests, {long:,} long"
+        terminalreporter.write_line(f"{counts}. make test-all, or --part all, runs them.")

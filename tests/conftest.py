@@ -1,11 +1,11 @@
-"""What the tests that span stages share: every stage that is there, and every device that this machine has."""
+"""Fixtures for the tests that span stages: every stage, and every device of this machine."""
 
 import importlib
 import os
 from types import ModuleType
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads and other work spoil each other
-os.environ.setdefault("NANOVLLM_ATTENTION_BACKEND", "torch")  # nothing is compiled unless a test says so
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: threads compete on a busy machine
+os.environ.setdefault("NANOVLLM_ATTENTION_BACKEND", "torch")  # no kernels are compiled unless a test wants them
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 

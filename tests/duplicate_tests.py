@@ -1,14 +1,14 @@
-"""Which tests of a stage are copies: all that they reach is, byte for byte, what an earlier stage's test reaches.
+"""Find tests of a stage that duplicate an earlier stage's: byte for byte, they reach the same code.
 
-A stage begins as a copy of the one before, tests and all. A test reaches the definitions that it names, the fixtures
-that it asks for, and what those name in turn, wherever in the stage's folder they are:
+A stage begins as a copy of the one before, with its tests. A test reaches the definitions that it names, its fixtures,
+and everything that those name in turn, anywhere in the stage's folder:
 
     test_reuse      names BlockManager, make_sequence
     make_sequence   names Sequence                        (tests/helpers.py)
     BlockManager    names BlockPool, PoolReport, ...      (block_manager.py)
 
-If one of them has changed, the test runs again. A name that means something else in its place, say a local variable
-called as a fixture is, makes a test run that need not; never the other way round.
+If any of them has changed, the test runs again. A name that means something else in its place, such as a local variable
+with the name of a fixture, can only make a test run that need not.
 """
 
 import ast
@@ -17,11 +17,15 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-OWN_PLACE = {"__file__", "__name__", "__package__"}  # what names one of these may differ between equal texts
+OWN_PLACE = {
+    "__file__",
+    "__name__",
+    "__package__",
+}  # their values differ by folder
 
 
 class Place(NamedTuple):
-    """A definition at the top of a file, or, if `name` is empty, all of the file."""
+    """A top-level definition of a file, or the whole file if `name` is empty."""
 
     path: Path
     name: str
@@ -33,14 +37,14 @@ class Reached(NamedTuple):
 
 
 class Module:
-    """A file as its top-level statements, by the names that they bind."""
+    """A file's top-level statements, by the names that they bind."""
 
     def __init__(self, path: Path) -> None:
         self.path, text = path, path.read_text(encoding="utf-8")
         self._lines = text.splitlines()
         self.imports: dict[str, Place] = {}
         self.definitions: dict[str, list[ast.stmt]] = {}
-        self.others: list[ast.stmt] = []  # they bind nothing, and run with whatever is taken from the file
+        self.others: list[ast.stmt] = []  # they bind nothing, but run whenever anything in the file is used
         for statement in parse(text).body:
             self._file(statement)
 
@@ -57,7 +61,7 @@ class Module:
             self.others.append(statement)
 
     def statements(self, name: str) -> list[ast.stmt]:
-        """What binds `name`, or all statements, and what runs with them."""
+        """Return the statements that bind `name`, or all of them, and those that run with them."""
         chosen = [self.definitions[name]] if name else self.definitions.values()
         return [*self.others, *(statement for statements in chosen for statement in statements)]
 
@@ -67,7 +71,7 @@ class Module:
 
     @cached_property
     def always_used(self) -> list[str]:
-        """In a conftest.py, the fixtures and hooks that no test asks for."""
+        """Return the fixtures and hooks of a conftest.py that every test uses."""
         return [
             name
             for name, statements in self.definitions.items()
@@ -77,7 +81,7 @@ class Module:
 
 @cache
 def parse(text: str) -> ast.Module:
-    """The tree of a file; files with one text share it, and what is found out about it."""
+    """Return the tree of a file. Files with equal texts share it, and the caches below."""
     return ast.parse(text)
 
 
@@ -90,7 +94,7 @@ def is_docstring(statement: ast.stmt) -> bool:
 
 
 class RelativeName(NamedTuple):
-    """`from ..module import name as bound`"""
+    """A relative import: `from ..module import name as bound`."""
 
     level: int
     module: str
@@ -109,7 +113,7 @@ def relative_names(tree: ast.AST) -> list[RelativeName]:
 
 
 def relative_imports(path: Path, tree: ast.AST) -> dict[str, Place]:
-    """What the relative imports anywhere in `tree`, code of the file `path`, bind, and where that is defined."""
+    """Return the names that relative imports in `tree`, code of the file `path`, bind, and their definitions."""
     places = {
         each.bound: place_of(path.parents[each.level - 1].joinpath(*each.module.split(".")), each.name)
         for each in relative_names(tree)
@@ -118,7 +122,7 @@ def relative_imports(path: Path, tree: ast.AST) -> dict[str, Place]:
 
 
 def place_of(module: Path, name: str) -> Place:
-    """`name` in `module`, a path without .py: a definition of a file or of a package, or a file of a package."""
+    """Return the place of `name` in `module`, a path without .py: a definition, or a file of a package."""
     if module.is_dir():
         submodule = (module / name).with_suffix(".py")
         return Place(submodule, "") if submodule.exists() else Place(module / "__init__.py", name)
@@ -127,7 +131,7 @@ def place_of(module: Path, name: str) -> Place:
 
 @cache
 def names_in(statement: ast.stmt) -> set[str]:
-    """Names, arguments, which may be fixtures, and words in quotes, which may be either."""
+    """Return names, arguments (they may be fixtures) and quoted words (they may be either)."""
     names = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Name):
@@ -140,7 +144,7 @@ def names_in(statement: ast.stmt) -> set[str]:
 
 
 class Stage:
-    """The folder of a stage, and what its tests reach."""
+    """The folder of a stage, and the code that its tests reach."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -148,7 +152,7 @@ class Stage:
         self._next: dict[Place, tuple[frozenset[Reached], frozenset[Place]]] = {}
 
     def reached_by(self, path: Path, name: str) -> frozenset[Reached]:
-        """All that the test `name` in the file `path` can reach in this folder; without a name, all of its tests."""
+        """Return the code in this folder that a test of the file `path` can reach. An empty name stands for all tests."""
         conftest = path.parent / "conftest.py"
         places = [Place(path, name)]
         if conftest.exists():
@@ -170,11 +174,11 @@ class Stage:
         return self._modules[path]
 
     def _look(self, place: Place) -> tuple[frozenset[Reached], frozenset[Place]]:
-        """The texts of one place, and the places that they name."""
+        """Return the texts of one place, and the places that they name."""
         if place not in self._next:
             texts, places = set(), set()
             if place.name and place.name not in (module := self._module(place.path)).definitions:
-                places.add(module.imports.get(place.name, Place(place.path, "")))  # handed on by __init__.py
+                places.add(module.imports.get(place.name, Place(place.path, "")))  # __init__.py reexports it
             else:
                 for statement in self._module(place.path).statements(place.name):
                     names = names_in(statement)
@@ -187,7 +191,7 @@ class Stage:
         return self._next[place]
 
     def _places(self, path: Path, names: Iterable[str]) -> Iterator[Place]:
-        """Where in the folder each of the names that code in the file `path` uses is defined."""
+        """Yield the places in the folder that define these names for the file `path`."""
         module, conftest = self._module(path), path.parent / "conftest.py"
         for name in names:
             if name in module.definitions:
@@ -200,14 +204,14 @@ class Stage:
 
 class Case(NamedTuple):
     path: Path
-    name: str  # of the function or class at the top of its file; empty for a file's examples
-    id: str  # what follows the path in its node id
+    name: str  # the top-level function or class, or "" for the examples of a file
+    id: str  # the part of the node id after the path
 
 
 def find_copies(tests: list[Case], folders: list[Path]) -> set[int]:
-    """Indices of the tests that are copies of another one in `tests`, of an earlier one of the stages' `folders`.
+    """Return the indices of the tests that duplicate another one in `tests`, of an earlier stage in `folders`.
 
-    A test outside of all folders is no copy.
+    A test outside of all folders is never a copy.
     """
     stages = [Stage(folder) for folder in folders]
     seen: set[tuple[Path, str, frozenset[Reached]]] = set()
@@ -216,11 +220,11 @@ def find_copies(tests: list[Case], folders: list[Path]) -> set[int]:
         reached: dict[tuple[Path, str], frozenset[Reached]] = {}
         for i, test in enumerate(tests):
             if test.path.is_relative_to(stage.folder):
-                which = test.path, test.name
-                if which not in reached:
-                    reached[which] = stage.reached_by(*which)
-                id = test.id.replace(stage.folder.name, "")  # an example is named by its module
-                key = test.path.relative_to(stage.folder), id, reached[which]
+                place = test.path, test.name
+                if place not in reached:
+                    reached[place] = stage.reached_by(*place)
+                id = test.id.replace(stage.folder.name, "")  # an example's id contains its module's name
+                key = test.path.relative_to(stage.folder), id, reached[place]
                 if key in seen:
                     copies.add(i)
                 seen.add(key)

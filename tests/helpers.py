@@ -1,4 +1,4 @@
-"""Which stages there are, and the reference that they are compared with: transformers' LlamaForCausalLM."""
+"""The stages, and the oracle that they are compared with: transformers' LlamaForCausalLM."""
 
 import re
 from functools import cached_property, lru_cache
@@ -10,14 +10,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 STORYTELLER = ROOT / "models" / "storyteller"
 
-# "The same tokens" is said of float32. A row of a batch differs by some 2e-6 from the same row in a batch of another
-# size, and its logits by 1e-5: two logits closer than MARGIN standard deviations are a tie, which may fall either way.
+# "The same tokens" means float32. A row of a batch differs by about 2e-6 from the same row in a batch of another size,
+# and its logits by 1e-5. Two logits closer than MARGIN standard deviations are a tie, and either token may win.
 MARGIN = 1e-3
 MAX_LOGIT_ERROR = 1e-4  # of the largest |logit|, float32
 
 
 def find_stages(root: Path) -> list[str]:
-    """Module names in order: stages.s1_..., stages.s2_..."""
+    """Return the module names in order: stages.s1_..., stages.s2_..."""
     numbered = {}
     for path in root.glob("stages/s*_*/__init__.py"):
         if match := re.fullmatch(r"s(\d+)_\w+", path.parent.name):
@@ -25,7 +25,7 @@ def find_stages(root: Path) -> list[str]:
     return [numbered[number] for number in sorted(numbered)]
 
 
-PACKAGE = "nanovllm"  # its engine is the last stage's, file by file: what tests that one need not run again
+PACKAGE = "nanovllm"  # its engine is based on the last stage's, so some tests run only once for both
 
 
 def folder_of(stage: str) -> Path:
@@ -33,23 +33,23 @@ def folder_of(stage: str) -> Path:
 
 
 def has_cuda() -> bool:
-    import torch  # here, so that tests that need no torch start at once
+    import torch  # imported here, so that tests without torch start fast
 
     return torch.cuda.is_available()
 
 
 def full(*values: Any) -> Any:
-    """A test's parameters that `make test` leaves out and `make test-all` runs."""
+    """Mark a test's parameters for `make test-all` only."""
     return pytest.param(*values, marks=pytest.mark.full)
 
 
 class Greedy(NamedTuple):
-    token_ids: list[int]  # likeliest at each position
-    margins: list[float]  # best logit minus second best, in standard deviations of that row's logits
+    token_ids: list[int]  # the likeliest token at each position
+    margins: list[float]  # the best logit minus the second best, in standard deviations of the row's logits
 
 
 class Oracle:
-    """transformers' model on a checkpoint folder, loaded as any user of transformers loads it."""
+    """The model of transformers for a checkpoint folder."""
 
     def __init__(self, folder: Path, dtype: str = "float32", device: str = "cpu") -> None:
         self.folder, self._dtype, self._device = folder, dtype, device
@@ -69,13 +69,13 @@ class Oracle:
         return AutoTokenizer.from_pretrained(self.folder)
 
     def logits(self, prompt: list[int], output: list[int]) -> Any:
-        """What the model says at each place of `output`, having read all before it: float32 [len(output), vocab_size].
+        """Return the logits for each token of `output`, float32 [len(output), vocab_size].
 
-        One forward pass over the whole text: no cache, so no fault of a cache.
+        One forward pass over the whole text needs no cache.
         """
         return self._logits(tuple(prompt), tuple(output))
 
-    @lru_cache(maxsize=500)  # noqa: B019 one oracle lives as long as the session, and all stages ask it the same
+    @lru_cache(maxsize=500)  # noqa: B019 the oracle lives as long as the session, and all stages ask the same
     def _logits(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> Any:
         import torch
 
@@ -84,7 +84,7 @@ class Oracle:
             return self.model(ids, use_cache=False).logits[0, len(prompt) - 1 :].float().cpu()
 
     def greedy(self, prompt: list[int], max_tokens: int) -> Greedy:
-        """`generate` of transformers, past any end of text."""
+        """Generate with transformers, ignoring EOS."""
         import torch
         from transformers import GenerationConfig
 
@@ -98,7 +98,7 @@ class Oracle:
 
 
 def margins(rows: Any) -> list[float]:
-    """How clear the choice of each row of logits is, in standard deviations. rows float32 [num_rows, vocab_size]"""
+    """Return the lead of each row's best logit in standard deviations. rows float32 [num_rows, vocab_size]"""
     best = rows.topk(2, dim=-1).values
     return ((best[:, 0] - best[:, 1]) / rows.std(dim=-1)).tolist()
 
@@ -109,19 +109,19 @@ class Compared(NamedTuple):
 
 
 def compare_greedy(oracle: Oracle, prompt: list[int], output: list[int]) -> Compared:
-    """Follow `output` as long as it is what the oracle takes, which reads along.
+    """Compare `output` with the tokens that the oracle chooses after the same text.
 
-    A token that differs is excused if the oracle has it as good as tied with its own; the comparison ends there.
-    Raises AssertionError at any other.
+    A different token is excused if the oracle has a tie there, which ends the comparison. Raise AssertionError for any
+    other difference.
     """
     rows = oracle.logits(prompt, output)
     best, spread = rows.max(dim=-1), rows.std(dim=-1)
     for i, token in enumerate(output):
         if token != best.indices[i]:
-            behind = float((best.values[i] - rows[i, token]) / spread[i])
-            assert behind < MARGIN, (
-                f"token {i} after a prompt of {len(prompt)} is {token}, the oracle takes {best.indices[i]}, "
-                f"which is ahead by {behind:.4f} standard deviations: {MARGIN} would be a tie"
+            margin = float((best.values[i] - rows[i, token]) / spread[i])
+            assert margin < MARGIN, (
+                f"token {i} after a prompt of {len(prompt)} is {token}, but the oracle's is {best.indices[i]}, "
+                f"ahead by {margin:.4f} standard deviations; a tie is less than {MARGIN}"
             )
             return Compared(i + 1, 1)
     return Compared(len(output), 0)

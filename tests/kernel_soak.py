@@ -3,10 +3,10 @@
     python -m tests.soak --kernels --requests 20000 --seed 0        rounds of 100 requests on a tiny random model
     python -m tests.soak --kernels --seed 0 --round 123             one round again
 
-Each round has an engine with kernels and a pool that is too small for its requests: sequences are preempted, and blocks
-are evicted, stored and loaded. Requests arrive at any time, are aborted, fork and share prefixes, and kernels raise. Each
-request's tokens must be a prefix of the plain engine's, and all of them if it finished normally. float32 sums in another
-order may choose another token in a tie: at most one in 1,000, and only where the logits are nearly equal.
+Each round has an engine with kernels and a pool that is too small for its requests, so sequences are preempted, and
+blocks are evicted, stored and loaded. Requests arrive at any time, are aborted, fork and share prefixes, and kernels
+raise. Each request's tokens must be a prefix of the plain engine's, and all of them if it finished normally. float32
+sums in another order may choose another token in a tie, but for at most one token in 1,000.
 """
 
 import argparse
@@ -264,9 +264,7 @@ def main(argv: list[str]) -> int:
         counts, fault = soak(args)
     finally:
         torch.set_num_threads(before)
-    details = ", ".join(f"{counts[name]:,} {name}" for name in COUNTS)
-    print(
-        f"{counts['requests']:,} requests in {counts['steps']:,} steps: {details}; {counts['KiB gained']:,} KiB gained"
-    )
+    rest = ", ".join(f"{counts[name]:,} {name}" for name in COUNTS)
+    print(f"{counts['requests']:,} requests in {counts['steps']:,} steps: {rest}; {counts['KiB gained']:,} KiB gained")
     print(f"seed {args.seed}: {fault or 'no fault'}")
     return 1 if fault else 0

@@ -1,4 +1,4 @@
-"""What the contract asks of every stage: texts and token ids, short and long, plain and odd."""
+"""Prompts for the contract tests: texts and token ids, short and long, plain and unusual."""
 
 PASSAGE = (
     "The miller had a daughter, and the daughter had a goose. Every morning she led it down to the river, where the "

@@ -1,6 +1,6 @@
-"""Beam search, in every stage that has it: the beams of transformers' `generate`, token for token, in float32.
+"""Beam search in every stage that has it: the same beams as transformers' `generate`, token for token, in float32.
 
-On the shipped checkpoint, where stories end seldom: so some searches take a few frequent tokens for the end of a text.
+Stories of the shipped checkpoint rarely end, so some searches treat a few frequent tokens as the end of a text.
 """
 
 import importlib
@@ -26,7 +26,7 @@ class Search(NamedTuple):
     max_tokens: int
     length_penalty: float = 1.0
     early_stopping: bool | str = False
-    endings: tuple[str, ...] = ()  # tokens that end a text, beside the model's own
+    endings: tuple[str, ...] = ()  # tokens that end a text, in addition to EOS
 
 
 FREQUENT = (".", ",", "▁and")
@@ -52,7 +52,7 @@ def endings_of(search: Search) -> list[int]:
 
 @cache
 def expected(prompt: str, search: Search) -> Beams:
-    """What transformers finds, without the padding behind an end of text."""
+    """Return the beams of transformers, without the padding after an end of text."""
     ids, eos = ORACLE.tokenizer(prompt).input_ids, endings_of(search)
     config = GenerationConfig(
         num_beams=search.width,
@@ -68,23 +68,23 @@ def expected(prompt: str, search: Search) -> Beams:
     )
     rows = torch.tensor([ids])
     with torch.inference_mode():
-        found = ORACLE.model.generate(rows, attention_mask=torch.ones_like(rows), generation_config=config)
-    outputs = [row[len(ids) :].tolist() for row in found.sequences]
+        result = ORACLE.model.generate(rows, attention_mask=torch.ones_like(rows), generation_config=config)
+    outputs = [row[len(ids) :].tolist() for row in result.sequences]
     ends = [next((i + 1 for i, token in enumerate(output) if token in eos), len(output)) for output in outputs]
-    return Beams([output[:end] for output, end in zip(outputs, ends, strict=True)], found.sequences_scores.tolist())
+    return Beams([output[:end] for output, end in zip(outputs, ends, strict=True)], result.sequences_scores.tolist())
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[tuple[str, ...], Path]:
-    """The shipped checkpoint, with these tokens as its ends of a text."""
-    made = {}
+    """The shipped checkpoint with each set of EOS tokens."""
+    folders = {}
     for search in SEARCHES:
-        if search.endings not in made:
-            made[search.endings] = folder = tmp_path_factory.mktemp("checkpoint")
+        if search.endings not in folders:
+            folders[search.endings] = folder = tmp_path_factory.mktemp("checkpoint")
             for name in ("config.json", "model.safetensors", "tokenizer.model"):
                 (folder / name).symlink_to(STORYTELLER / name)
             (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": endings_of(search)}))
-    return made
+    return folders
 
 
 @cache
@@ -92,27 +92,27 @@ def llm_of(stage: ModuleType, folder: Path) -> Any:
     return stage.LLM(folder, dtype="float32", max_model_len=256, kv_cache_tokens=4096, max_num_batched_tokens=7)
 
 
-FIRST, *LATER = STAGES  # beam_search.py hardly changes after its first stage: what holds the blocks does
+FIRST, *LATER = STAGES  # beam_search.py hardly changes after its first stage, but the block manager does
 CASES = [(FIRST, search) for search in SEARCHES] + [(later, SEARCHES[3]) for later in LATER]
 LONG = [full(later, search) for later in LATER for search in SEARCHES if search != SEARCHES[3]]
 
 
 @pytest.mark.parametrize("name,search", CASES + LONG, ids=str)
-def test_beams_are_those_of_transformers(name, search, folders):
+def test_beams_equal_those_of_transformers(name, search, folders):
     stage = importlib.import_module(name)
     llm = llm_of(stage, folders[search.endings])
     width, max_tokens, length_penalty, early_stopping, _ = search
-    asked = stage.BeamSearchParams(width, max_tokens, length_penalty=length_penalty, early_stopping=early_stopping)
-    for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, asked), strict=True):
-        found = expected(prompt, search)
-        assert [completion.token_ids for completion in output.outputs] == found.token_ids
+    params = stage.BeamSearchParams(width, max_tokens, length_penalty=length_penalty, early_stopping=early_stopping)
+    for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, params), strict=True):
+        beams = expected(prompt, search)
+        assert [completion.token_ids for completion in output.outputs] == beams.token_ids
         scores = [each.cumulative_logprob / len(each.token_ids) ** length_penalty for each in output.outputs]
-        assert scores == pytest.approx(found.scores, rel=1e-4)
+        assert scores == pytest.approx(beams.scores, rel=1e-4)
     assert llm.kv_cache_manager.num_free_blocks == llm.kv_cache_manager.num_blocks
 
 
-def test_beams_that_are_compared_end_in_both_ways():
-    found = [(token_ids, search) for search in SEARCHES for p in PROMPTS for token_ids in expected(p, search).token_ids]
-    num_stopped = sum(token_ids[-1] in endings_of(search) for token_ids, search in found)
-    num_long = sum(len(token_ids) == search.max_tokens for token_ids, search in found)
+def test_compared_beams_end_in_both_ways():
+    beams = [(token_ids, search) for search in SEARCHES for p in PROMPTS for token_ids in expected(p, search).token_ids]
+    num_stopped = sum(token_ids[-1] in endings_of(search) for token_ids, search in beams)
+    num_long = sum(len(token_ids) == search.max_tokens for token_ids, search in beams)
     assert num_stopped > 20 and num_long > 20

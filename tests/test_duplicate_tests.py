@@ -1,4 +1,4 @@
-"""Which tests are copies, and what each part of a run leaves out, on made-up stages; then on the real ones."""
+"""Tests of tests/duplicate_tests.py and of the parts of a run, on made-up stages and on the real ones."""
 
 import ast
 import os
@@ -71,12 +71,12 @@ NAMES = ["test_words", "test_pool", "test_llm", "TestAlone", "test_long"]
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
     """Two stages with the same files."""
-    made = [tmp_path / "stages" / name for name in ("s1_one", "s2_two")]
-    for folder in made:
+    folders = [tmp_path / "stages" / name for name in ("s1_one", "s2_two")]
+    for folder in folders:
         for file, text in FILES.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
-    return made
+    return folders
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -86,9 +86,9 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def copies_in_second(folders: list[Path]) -> set[str]:
     tests = [Case(folder / "tests" / "test_a.py", name, name) for folder in folders for name in NAMES]
-    found = find_copies(tests, folders)
-    assert not found & {*range(len(NAMES))}, "nothing is before the first stage"
-    return {tests[i].name for i in found}
+    copies = find_copies(tests, folders)
+    assert not copies & {*range(len(NAMES))}, "the first stage has no copies"
+    return {tests[i].name for i in copies}
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def copies_in_second(folders: list[Path]) -> set[str]:
         ("__init__.py", "from .llm import LLM", "from .words import words as LLM", {"test_llm"}),
     ],
 )
-def test_a_test_runs_again_where_something_that_it_reaches_has_changed(folders, file, old, new, changed):
+def test_changed_code_makes_the_tests_that_reach_it_run(folders, file, old, new, changed):
     assert copies_in_second(folders) == set(NAMES)
     edit(folders[1] / file, old, new)
     assert copies_in_second(folders) == set(NAMES) - changed
 
 
-def test_what_a_whole_module_or_a_function_imports_is_reached(folders):
+def test_imports_of_modules_and_within_functions_are_followed(folders):
     for folder in folders:
         edit(folder / "tests/test_a.py", "assert make_pool().size", "from .. import pool\n\n    assert pool.SIZE")
         edit(folder / "tests/test_a.py", "from ..words import words", "from .. import words as w\n\nwords = w.words")
@@ -127,18 +127,18 @@ def test_what_a_whole_module_or_a_function_imports_is_reached(folders):
     assert "test_words" not in copies_in_second(folders)
 
 
-def test_a_test_that_asks_where_it_is_is_no_copy(folders):
+def test_code_that_reads_its_own_path_is_never_a_copy(folders):
     for folder in folders:
         edit(folder / "words.py", "return text.split()", "return __file__")
     assert copies_in_second(folders) == set(NAMES) - {"test_words", "test_llm"}
 
 
-def test_a_copy_of_any_earlier_stage_is_one(folders, tmp_path):
+def test_copy_of_any_earlier_stage_counts(folders, tmp_path):
     third = shutil.copytree(folders[0], tmp_path / "stages" / "s3_three")
     edit(folders[1] / "pool.py", "SIZE = 4", "SIZE = 5")
     tests = [Case(folder / "tests" / "test_a.py", "test_pool", "test_pool") for folder in (*folders, third)]
     assert find_copies(tests, [*folders, third]) == {2}
-    assert find_copies(tests[2:], [*folders, third]) == set(), "the test that it is a copy of is not run"
+    assert find_copies(tests[2:], [*folders, third]) == set(), "the original is not in this run"
 
 
 # The parts of a run
@@ -146,7 +146,7 @@ def test_a_copy_of_any_earlier_stage_is_one(folders, tmp_path):
 
 @pytest.fixture
 def repository(folders: list[Path], tmp_path: Path) -> Path:
-    """What decides, around the two stages."""
+    """The two stages in a repository with this one's conftest.py."""
     (tmp_path / "tests").mkdir()
     for file in ("conftest.py", "tests/duplicate_tests.py", "tests/helpers.py", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path / file)
@@ -159,7 +159,7 @@ def repository(folders: list[Path], tmp_path: Path) -> Path:
 
 
 def run_pytest(repository: Path, *arguments: str) -> tuple[set[str], str]:
-    """The node ids that passed, and all that was printed."""
+    """Return the node ids that passed, and the whole output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=no", "stages", *arguments]
     done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
@@ -168,23 +168,23 @@ def run_pytest(repository: Path, *arguments: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.parametrize("processes", [(), pytest.param(("-n", "2"), marks=pytest.mark.full)], ids=["one", "two"])
-def test_quick_and_the_rest_are_all(repository, processes):
-    """14 tests: 6 and an example in each stage. In the second one a test of LLM is not a copy, and one is long."""
+def test_quick_and_rest_together_are_all(repository, processes):
+    """Each stage has 6 tests and an example. In the second one, only a test of LLM is no copy. One test is long."""
     if processes:
         pytest.importorskip("xdist")
-    quick, told = run_pytest(repository, *processes)
+    quick, output = run_pytest(repository, *processes)
     rest, _ = run_pytest(repository, "--part", "rest", *processes)
     everything, _ = run_pytest(repository, "--part", "all", *processes)
     assert len(everything) == 14 and quick | rest == everything and not quick & rest
     assert {test for test in quick if "s2_two" in test} == {"stages/s2_two/tests/test_a.py::test_llm"}
-    (line,) = re.findall("^left out: .*", told, re.M)
+    (line,) = re.findall("^left out: .*", output, re.M)
     assert line == "left out: 6 copies of an earlier stage's tests, 1 long. make test-all, or --part all, runs them."
 
 
-def test_a_stage_that_is_asked_for_alone_runs_its_copies(repository):
+def test_copies_run_without_their_originals(repository):
     shutil.rmtree(repository / "stages" / "s1_one" / "tests")
-    passed, told = run_pytest(repository)
-    assert len([test for test in passed if "s2_two" in test]) == 5, told
+    passed, output = run_pytest(repository)
+    assert len([test for test in passed if "s2_two" in test]) == 5, output
 
 
 # The real stages
@@ -196,7 +196,7 @@ def cases_of(folder: Path, file: str) -> list[Case]:
     return [Case(path, name, name) for name in functions if name.startswith("test_")]
 
 
-def test_what_does_not_change_is_tested_once_and_the_engine_in_each_stage():
+def test_model_is_tested_once_and_the_engine_in_each_stage():
     folders = [folder_of(name) for name in find_stages(ROOT)]
     model = [test for folder in folders[:3] for test in cases_of(folder, "test_model.py")]
     engine = [test for folder in folders[-2:] for test in cases_of(folder, "test_engine.py")]
@@ -204,7 +204,7 @@ def test_what_does_not_change_is_tested_once_and_the_engine_in_each_stage():
     assert find_copies(engine, folders) == set()
 
 
-def test_what_is_reached_has_the_fixtures_and_what_they_need():
+def test_fixtures_and_their_dependencies_are_reached():
     stage = Stage(folder_of(find_stages(ROOT)[0]))
     reached = stage.reached_by(stage.folder / "tests" / "test_text.py", cases_of(stage.folder, "test_text.py")[0].name)
     assert {"llama/tokenizer.py", "tests/conftest.py"} <= {each.file for each in reached}

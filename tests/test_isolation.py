@@ -1,6 +1,6 @@
-"""A stage needs nothing but its own folder, torch, sentencepiece, safetensors and, for its tests, pytest.
+"""A stage needs only its own folder, torch, sentencepiece and safetensors, and pytest for its tests.
 
-The finished package needs more: see OF_THE_PACKAGE.
+The package needs more: see OF_THE_PACKAGE.
 """
 
 import ast
@@ -17,10 +17,10 @@ import pytest
 from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full
 
 STAGES = [*find_stages(ROOT), PACKAGE]
-ENDS = STAGES[0], STAGES[-2], PACKAGE  # the first stage and the last, and what is built of it
+ENDS = STAGES[0], STAGES[-2], PACKAGE  # the first stage, the last one, and the package
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
 OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "tokenizers", "tqdm"}  # asyncio: an event loop, no network
-WORKERS = "cli/benchmarks/workers"  # they run with interpreters of other engines, which have these
+WORKERS = "cli/benchmarks/workers"  # they run in the environments of other engines
 IF_INSTALLED = {
     "cli/benchmarks/peer.py": {"transformers"},
     "engine/grammars.py": {"llguidance"},
@@ -34,8 +34,8 @@ IF_INSTALLED = {
     **{f"backends/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm/backends/gpu").glob("*.py")},
     **{f"tests/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm/tests/gpu").glob("*.py")},
 }
-SERVE = {"starlette", "uvicorn", "h11", "prometheus_client"}  # the extra of that name
-OF_FOLDERS = {  # of the package: who listens, who asks over HTTP, and who tests both
+SERVE = {"starlette", "uvicorn", "h11", "prometheus_client"}  # the extra named serve
+OF_FOLDERS = {  # the package's folders that listen, send HTTP requests, or test either
     "server/": SERVE | {"http", "socket", "urllib"},
     "tests/server/": SERVE | {"httpx", "openai", "socket", "urllib"},
     "cli/benchmarks/http_": {"ssl", "urllib"},
@@ -45,7 +45,7 @@ NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket"
 THROUGH_THE_HUB = {"checkpoints/hub.py", "tests/fake_hub.py", "tests/test_hub.py"}
 NETWORK_NAMES = {"hub", "load_state_dict_from_url", "download_url_to_file", "urlopen", "snapshot_download"}
 
-# Runs a module as `python -m` would, with the rest of this repository, the test extras and the network out of reach.
+# Runs a module like `python -m`, without the rest of this repository, the test extras and the network.
 LAUNCHER = """
 import runpy, socket, sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
@@ -57,14 +57,14 @@ def find_spec(cls, name, path=None, target=None):
     return None if name.partition(".")[0] in BLOCKED else find_on_path(name, path, target)
 
 def refuse_all_but_loopback(function, place):
-    def call(*given, **options):
-        if given[place] not in ("127.0.0.1", "localhost") and given[place][0] != "127.0.0.1":
+    def call(*arguments, **options):
+        if arguments[place] not in ("127.0.0.1", "localhost") and arguments[place][0] != "127.0.0.1":
             raise OSError("the network is out of reach")
-        return function(*given, **options)
+        return function(*arguments, **options)
     return call
 
 PathFinder.find_spec = classmethod(find_spec)
-sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]  # and no finder of an editable install
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]  # without the finder of an editable install
 socket.socket.connect = refuse_all_but_loopback(socket.socket.connect, 1)
 socket.getaddrinfo = refuse_all_but_loopback(socket.getaddrinfo, 0)
 folder, needed, module, *rest = sys.argv[1:]
@@ -76,7 +76,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def run_alone(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess:
-    """python -m `module` in `folder`, the only place beside site-packages where it can import from."""
+    """Run python -m `module` in `folder`. It can import only from there and from site-packages."""
     needed = " ".join(OF_THE_PACKAGE | {PACKAGE}) if (folder / PACKAGE).exists() else ""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     settings = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -86,12 +86,12 @@ def run_alone(folder: Path, module: str, *arguments: str) -> subprocess.Complete
 
 @pytest.fixture
 def alone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A stage's folder, copied as it is into an empty one."""
+    """A copy of a stage's folder in an empty one."""
     source = folder_of(request.param)
     return shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def test_the_rest_is_out_of_reach(tmp_path):
+def test_rest_of_the_repository_is_out_of_reach(tmp_path):
     names = "stages", "models", "transformers", "tests", "hypothesis"
     (tmp_path / "look.py").write_text(f"from importlib.util import find_spec\nprint([*map(find_spec, {names})])")
     assert run_alone(tmp_path, "look").stdout == f"{[None] * len(names)}\n"
@@ -102,7 +102,7 @@ def test_the_rest_is_out_of_reach(tmp_path):
 
 
 @pytest.mark.parametrize("alone", [name if name in ENDS else full(name) for name in STAGES], indirect=True)
-def test_a_stage_alone_generates_text(alone):
+def test_stage_generates_text_alone(alone):
     command = ["generate"] if alone.name == PACKAGE else []
     flags = [*command, "--model", str(STORYTELLER), "--max-tokens", "8", "--temperature", "0"]
     done = run_alone(alone.parent, alone.name, *flags, "Once upon a time", "The fox")
@@ -118,47 +118,47 @@ RUNS = [(STAGES[0], GAIN), *(full(name, GAIN) for name in STAGES[1:-1]), full(ST
 
 
 @pytest.mark.parametrize(("alone", "part"), RUNS, indirect=["alone"])
-def test_a_stage_alone_passes_its_tests(alone, part):
-    """All its test files are imported; what runs is test_gain.py, all tests of stage 1, and some of the package.
+def test_stage_passes_its_tests_alone(alone, part):
+    """All its test files are imported. test_gain.py runs, all tests of stage 1, and some of the package's.
 
-    What a file could miss outside of the repository are imports, which are read below, and files that a test reads.
+    A test could fail alone because of an import, which the tests below check, or because of a file that it reads.
     """
-    doctests = "--doctest-modules", "--doctest-ignore-import-errors"  # of kernels in Triton, where there is none
+    doctests = "--doctest-modules", "--doctest-ignore-import-errors"  # Triton may be missing
     done = run_alone(alone.parent, "pytest", "-q", "-p", "no:cacheprovider", *doctests, *part, alone.name)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     assert re.search(r"\b\d+ passed", done.stdout)
 
 
-# What a stage imports
+# Imports
 
 
 def import_faults(folder: Path) -> list[str]:
-    """Imports of a stage's files that it must not have: from outside its folder, or to reach the network."""
+    """Return a stage's forbidden imports: from outside its folder, or of network libraries."""
     faults = []
     installed = INSTALLED | OF_THE_PACKAGE if folder.name == PACKAGE else INSTALLED
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()
         if folder.name == PACKAGE and (name in THROUGH_THE_HUB or name.startswith("tests/scripts/")):
-            continue  # what it reaches is tested with a hub on loopback; scripts are vLLM's users'
+            continue  # tests use a hub on loopback; the scripts are those of vLLM's users
         depth = len(path.relative_to(folder).parts)
         allowed = installed if path.is_relative_to(folder / "tests") else installed - {"pytest"}
         if folder.name == PACKAGE:
             of_folder = [modules for start, modules in OF_FOLDERS.items() if name.startswith(start)]
             allowed = allowed.union(IF_INSTALLED.get(name, set()), *of_folder)
-        found = text_faults(path.read_text(encoding="utf-8"), depth, frozenset(allowed))
-        faults += [f"{path.relative_to(folder)}:{fault}" for fault in found]
+        file_faults = text_faults(path.read_text(encoding="utf-8"), depth, frozenset(allowed))
+        faults += [f"{path.relative_to(folder)}:{fault}" for fault in file_faults]
     return faults
 
 
 @cache  # most files of a stage are copies
 def text_faults(text: str, depth: int, allowed: frozenset[str]) -> list[str]:
-    """Each begins with its line."""
+    """Return the faults, each with its line number first."""
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt | ast.Attribute | ast.Name)]
     return [f"{node.lineno}: {fault}" for node in nodes for fault in node_faults(node, depth, allowed)]
 
 
 def node_faults(node: ast.AST, depth: int, allowed: frozenset[str]) -> list[str]:
-    """`depth` is how many relative dots stay in the stage: 1 for its files, 2 in a subfolder."""
+    """Return a node's faults. `depth` is how many leading dots stay in the stage: 1 for its files, 2 in a subfolder."""
     if isinstance(node, ast.ImportFrom) and node.level:
         return [f"{'.' * node.level}{node.module} is outside the stage"] if node.level > depth else []
     modules = []
@@ -179,15 +179,15 @@ def may_import(module: str, allowed: frozenset[str]) -> bool:
 
 
 @pytest.mark.parametrize("name", find_stages(ROOT))
-def test_a_stage_imports_only_its_own(name):
+def test_stage_has_no_forbidden_imports(name):
     assert import_faults(folder_of(name)) == []
 
 
-def test_the_server_listens_and_connects_to_nobody():
+def test_server_never_connects_to_other_hosts():
     files = sorted((ROOT / PACKAGE / "server").rglob("*.py"))
     trees = {path.name: ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in files}
     names = {(name, node.attr) for name, nodes in trees.items() for node in nodes if isinstance(node, ast.Attribute)}
-    assert ("run.py", "listen") in names, "what is looked for would be found"
+    assert ("run.py", "listen") in names, "the search must find calls"
     assert [(name, attribute) for name, attribute in names if attribute in CONNECTING] == []
 
 
@@ -206,13 +206,13 @@ def test_the_server_listens_and_connects_to_nobody():
         ("a.py", "from torch import hub", "imports torch.hub"),
     ],
 )
-def test_a_foreign_import_is_found(tmp_path, file, line, fault):
+def test_forbidden_imports_are_found(tmp_path, file, line, fault):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(line)
-    assert any(fault in found for found in import_faults(tmp_path))
+    assert any(fault in each for each in import_faults(tmp_path))
 
 
-def test_what_a_stage_may_import_is_no_fault(tmp_path):
+def test_allowed_imports_are_no_faults(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "a.py").write_text("import json\nimport torch.nn.functional\nfrom .b import c\nfrom . import d\n")
     (tmp_path / "tests" / "test_a.py").write_text("import pytest\nfrom ..a import json\nimport safetensors.torch\n")

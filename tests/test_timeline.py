@@ -1,4 +1,4 @@
-"""Requests that come while others are served: what bench/timeline.py notes of a run, against runs drawn by hand."""
+"""stages/bench/timeline.py, which records requests that arrive while others run: compared with runs drawn by hand."""
 
 import pytest
 
@@ -30,11 +30,11 @@ def static(arrivals: list[Arrival], num_blocks: int = 16, seats: int = 2) -> Run
 
 
 def works(run: Run) -> list[dict[int, tuple[int, int]]]:
-    """What each step computed: where it began, and how many tokens."""
+    """Return the start and the number of tokens of each sequence's work in each step."""
     return [{i: (work.start, work.num_tokens) for i, work in step.work.items()} for step in run.steps]
 
 
-def test_a_request_joins_those_who_run():
+def test_request_joins_a_running_batch():
     run = continuous([request(0, 2, 4), request(1.5, 3, 2)])
     assert works(run) == [{0: (0, 2)}, {0: (2, 1)}, {0: (3, 1), 1: (0, 3)}, {0: (4, 1), 1: (3, 1)}]
     assert [(step.start, step.end) for step in run.steps] == [(0, 1), (1, 2), (2, 3), (3, 4)]
@@ -42,13 +42,13 @@ def test_a_request_joins_those_who_run():
     assert run.first_token_waits() == [1, 1.5] and run.gaps() == [1, 1, 1, 1]
 
 
-def test_a_static_batch_makes_it_wait_for_the_last_member():
+def test_request_waits_for_the_end_of_a_static_batch():
     run = static([request(0, 2, 4), request(1.5, 3, 2)])
     assert works(run) == [{0: (0, 2)}, {0: (2, 1)}, {0: (3, 1)}, {0: (4, 1)}, {1: (0, 3)}, {1: (3, 1)}]
     assert run.first_token_waits() == [1, 3.5]
 
 
-def test_a_static_batch_takes_no_more_than_seats_and_promises():
+def test_static_batch_respects_seats_and_promises():
     three = [request(0, 4, 4)] * 3
     assert [len(step) for step in works(static(three, seats=2))] == [2] * 4 + [1] * 4
     assert [len(step) for step in works(static(three, seats=3, num_blocks=4))] == [2] * 4 + [1] * 4
@@ -56,14 +56,14 @@ def test_a_static_batch_takes_no_more_than_seats_and_promises():
 
 
 @pytest.mark.parametrize("serve", [continuous, static])
-def test_the_clock_jumps_when_nobody_is_there(serve):
+def test_clock_jumps_over_idle_times(serve):
     run = serve([request(0, 2, 1), request(10.5, 2, 1)])
     assert [(step.start, step.end) for step in run.steps] == [(0, 1), (10.5, 11.5)]
     assert run.first_token_waits() == [1, 1]
 
 
-def test_what_is_computed_twice_is_counted_once_for_each_time():
-    """4 blocks of 4. Both hold two and need a third for token 9: the second gives its two back, and comes again."""
+def test_recomputed_tokens_are_counted_each_time():
+    """Both requests hold two of the four blocks and need a third one for token 9. The second one is preempted."""
     run = continuous([request(0, 7, 5), request(0, 6, 4)], num_blocks=4, watermark=0.0)
     assert works(run) == [
         {0: (0, 7), 1: (0, 6)},
@@ -80,7 +80,7 @@ def test_what_is_computed_twice_is_counted_once_for_each_time():
 
 
 @pytest.mark.full
-def test_without_a_model_the_schedule_is_the_same():
+def test_schedule_is_the_same_without_a_model():
     prompts = [request.prompt_token_ids[:40] for request in mixed_workload(4096, 6)]
     arrivals = [Arrival(3 * i, prompt, 30) for i, prompt in enumerate(prompts)]
     options = {"model": MODEL, "kv_cache_tokens": 256, "max_num_batched_tokens": 32}

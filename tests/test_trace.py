@@ -1,4 +1,4 @@
-"""The trace of every stage: replayed, it gives the engine's own state after each step. The package has its own test."""
+"""The trace of every stage: its replay gives the engine's state after each step. The package has its own test."""
 
 import ast
 import random
@@ -23,7 +23,7 @@ from tests.soak import history_plan
 STAGES = [Stage(name) for name in find_stages(ROOT)]
 EVENTS = (ROOT / PACKAGE / "trace" / "EVENTS.md").read_text()
 ONLY_FIRST = {"reserved", "released"}
-FIRST = {  # the stage from which on a kind of event occurs; all others: from the first
+FIRST = {  # the first stage that has a kind of event; the other kinds occur in all
     "taken": 2,
     "given_back": 2,
     "free": 2,
@@ -41,8 +41,8 @@ FIRST = {  # the stage from which on a kind of event occurs; all others: from th
     "host_evicted": 7,
     "loaded": 7,
     "arrived": 7,
-    "raised": 8,  # the package, which goes on after an error
-    "pools": 8,  # in a stage only if a step has failed
+    "raised": 8,  # only the package, which continues after an error
+    "pools": 8,  # in a stage only after a failed step
 }
 
 
@@ -62,7 +62,7 @@ PACKAGE_ALONE = {
 
 @cache
 def events_of(stage):
-    """Of a few histories: a third of them is traced from their middle on."""
+    """Return the events of a few histories. A third of the traces begin in the middle."""
     histories = []
     for seed in range(12):
         plan = random_plan(stage, random.Random(seed), 20)
@@ -78,8 +78,8 @@ def all_events(stage):
 
 
 @each_stage()
-def test_the_events_give_the_state_after_each_step(stage):
-    """tests/traced.py compares."""
+def test_replay_gives_the_state_after_each_step(stage):
+    """play_traced() compares the states."""
     steps = [event for event in all_events(stage) if event["kind"] == "step"]
     assert len(steps) > 40, "this tests too little"
 
@@ -87,15 +87,15 @@ def test_the_events_give_the_state_after_each_step(stage):
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(10))
 @each_stage()
-def test_the_events_give_the_state_after_each_step_of_long_histories(stage, part):
+def test_replay_gives_the_state_after_each_step_of_long_histories(stage, part):
     for history in range(part * 12, part * 12 + 12):
         plan = history_plan(stage, 5, history)
         play_traced(stage, plan, num_before=history % 3 * 10 if stage.has_engine else 0)
 
 
 @each_stage()
-def test_a_wrong_event_would_be_found(stage, monkeypatch):
-    """A token more in the replayed state, and the comparison fails."""
+def test_comparison_finds_a_wrong_event(stage, monkeypatch):
+    """The replay appends each token twice."""
 
     def twice(state, event):
         state.sequences[event["seq"]].tokens.extend([event["token"]] * 2)
@@ -110,42 +110,42 @@ def test_a_wrong_event_would_be_found(stage, monkeypatch):
 
 
 @each_stage()
-def test_each_kind_of_event_occurs_from_its_stage_on_with_its_keys_and_no_other(stage):
-    found = {}
+def test_each_kind_of_event_occurs_from_its_stage_on_with_exactly_its_keys(stage):
+    forms_of = {}
     for event in all_events(stage):
-        found.setdefault(event["kind"], set()).add(frozenset(event))
+        forms_of.setdefault(event["kind"], set()).add(frozenset(event))
     expected = {kind for kind in KEYS if FIRST.get(kind, 1) <= stage.number}
     if stage.number > 1:
         expected -= ONLY_FIRST
-    assert found.keys() - {"pools"} == expected, "a step of the model may have failed, or not"
-    for kind, forms in found.items():
+    assert forms_of.keys() - {"pools"} == expected  # "pools" depends on whether a step failed
+    for kind, forms in forms_of.items():
         assert forms == {frozenset({*KEYS[kind], *COMMON} - ({"by"} if kind in WITHOUT_BY else set()))}
 
 
 @each_stage()
-def test_every_why_is_one_of_those_that_are_documented(stage):
+def test_every_why_is_documented(stage):
     whys = {(event["kind"], event["why"]) for event in all_events(stage) if "why" in event and event["kind"] in WHYS}
     assert whys <= {(kind, why) for kind, all_ in WHYS.items() for why in all_}
 
 
 @pytest.mark.full
 def test_every_why_occurs():
-    found = Counter()
+    whys = set()
     for stage in STAGES:
         for seed in range(60):
             events = play_traced(stage, random_plan(stage, random.Random(f"why {seed}"), 40))
-            found.update((event["kind"], event["why"]) for event in events if event["kind"] in WHYS)
-    assert {*found} == {(kind, why) for kind, all_ in WHYS.items() for why in all_} - PACKAGE_ALONE
+            whys.update((event["kind"], event["why"]) for event in events if event["kind"] in WHYS)
+    assert whys == {(kind, why) for kind, all_ in WHYS.items() for why in all_} - PACKAGE_ALONE
 
 
-def test_the_reference_has_every_kind_with_its_keys_and_whys():
-    """EVENTS.md and events.py say the same."""
+def test_reference_documents_every_kind_with_its_keys_and_whys():
+    """EVENTS.md and events.py must agree."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in EVENTS.splitlines() if line[:2] == "| "]
-    told = {kind: (*keys.split(", "),) for kinds, keys, *_ in rows for kind in kinds.split(", ") if kind in KEYS}
-    assert told == {kind: keys for kind, keys in KEYS.items() if kind != "snapshot"}
-    for kinds, _, *says in rows:
+    documented = {kind: (*keys.split(", "),) for kinds, keys, *_ in rows for kind in kinds.split(", ") if kind in KEYS}
+    assert documented == {kind: keys for kind, keys in KEYS.items() if kind != "snapshot"}
+    for kinds, _, *notes in rows:
         for kind in {*kinds.split(", ")} & {*WHYS} - {"held_up"}:
-            listed = says[0].partition("why: ")[2].partition(". ")[0]
+            listed = notes[0].partition("why: ")[2].partition(". ")[0]
             assert (*re.findall(r'"([a-z ]+)"', listed),) == WHYS[kind], kind
     held_up = EVENTS.partition("In held_up,")[2].partition("## ")[0]
     assert (*re.findall(r"^\| ([a-z]+) \|", held_up, re.MULTILINE)[1:],) == WHYS["held_up"]
@@ -156,7 +156,6 @@ def test_the_reference_has_every_kind_with_its_keys_and_whys():
 
 @each_stage()
 def test_by_names_a_function_of_the_stage(stage):
-    """It is in the stage's source, under this name."""
     functions = set()
     for path in folder_of(stage.name).glob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -166,10 +165,10 @@ def test_by_names_a_function_of_the_stage(stage):
 
 
 @each_stage()
-def test_who_is_held_up_lacks_what_it_is_said_to_lack(stage):
+def test_held_up_sequences_need_more_than_is_free(stage):
     for history in events_of(stage):
         held_up = [event for event in history if event["kind"] == "held_up"]
-        assert len(held_up) == len({event["step"] for event in held_up}), "more than once in a step"
+        assert len(held_up) == len({event["step"] for event in held_up}), "more than one in a step"
         admitted = {(event["step"], event["seq"]) for event in history if event["kind"] == "admit"}
         for event in held_up:
             assert (event["step"], event["seq"]) not in admitted
@@ -177,7 +176,7 @@ def test_who_is_held_up_lacks_what_it_is_said_to_lack(stage):
             assert event["needed"] is None or event["needed"] > event["free"] >= 0, event
 
 
-# The face: traced()
+# traced()
 
 OPTIONS = {"kv_cache_tokens": 128, "max_model_len": 64, "max_num_seqs": 3}
 PROMPTS = ["Once upon a time", "The fox said that", "Once upon a time"]
@@ -185,7 +184,7 @@ PROMPTS = ["Once upon a time", "The fox said that", "Once upon a time"]
 
 @cache
 def storyteller(stage):
-    """An LLM with few blocks of few slots, and its observer: a sequence waits, and from stage 4 on one is preempted."""
+    """Return an LLM with a tiny pool, and its tracer. A sequence waits, and from stage 4 on one is preempted."""
     options = OPTIONS | ({"block_size": 4} if stage.number > 1 else {"reservation": "request"})
     options |= {"kv_cache_tokens": 40} if stage.has_engine else {}
     options |= {"offload_policy": "load", "kv_offloading_tokens": 64} if stage.has_tiers else {}
@@ -198,7 +197,7 @@ def tokens_of(outputs):
 
 
 @pytest.mark.parametrize("stage", [STAGES[0], STAGES[-1], *(full(stage) for stage in STAGES[1:-1])], ids=str)
-def test_the_trace_changes_nothing(stage, tmp_path):
+def test_tracing_does_not_change_outputs(stage, tmp_path):
     llm, tracer = storyteller(stage)
     params = [stage.module.SamplingParams(max_tokens=12, seed=seed) for seed in (1, 2, 3)]
     before = tokens_of(llm.generate(PROMPTS, params))
@@ -209,17 +208,17 @@ def test_the_trace_changes_nothing(stage, tmp_path):
     assert tokens_of(llm.generate(PROMPTS, params)) == before and file.stat().st_size == size
     events = list(read_trace(file))
     assert events[0]["stage"] == stage.name.removeprefix("stages.") and len(list(states(events))) == events[-1]["step"]
-    said = {}
+    tokens = {}
     for event in events:
         if event["kind"] == "token":
-            said.setdefault(event["seq"], []).append(event["token"])
-    assert [*said.values()] and sorted(said.values()) == sorted(token_ids for token_ids, _, _ in before)
+            tokens.setdefault(event["seq"], []).append(event["token"])
+    assert [*tokens.values()] and sorted(tokens.values()) == sorted(token_ids for token_ids, _, _ in before)
     [first, *_] = [event for event in events if event["kind"] == "arrive"]
     assert "".join(first["texts"]).strip() == PROMPTS[0]
 
 
 @each_stage()
-def test_one_trace_at_a_time(stage):
+def test_only_one_trace_at_a_time(stage):
     llm, tracer = storyteller(stage)
     events = []
     with (
@@ -236,7 +235,7 @@ def test_only_an_engine_can_be_traced():
         pass
 
 
-def test_static_batches_are_traced_from_the_start():
+def test_tracing_cannot_begin_within_a_static_batch():
     llm, tracer = storyteller(STAGES[1])
     stream = llm.stream(PROMPTS, STAGES[1].module.SamplingParams(max_tokens=2))
     next(stream)
@@ -246,7 +245,7 @@ def test_static_batches_are_traced_from_the_start():
 
 
 @each_stage()
-def test_a_sink_that_fails_does_not_disturb_the_run(stage):
+def test_failing_sink_does_not_disturb_the_run(stage):
     llm, tracer = storyteller(stage)
     params = stage.module.SamplingParams(max_tokens=9, temperature=0.0)
     before = tokens_of(llm.generate(PROMPTS, params))
@@ -264,7 +263,7 @@ def test_a_sink_that_fails_does_not_disturb_the_run(stage):
 
 
 @each_stage(4)
-def test_a_trace_that_is_closed_within_a_step_marks_it(stage):
+def test_closing_a_trace_within_a_step_marks_the_step(stage):
     llm, tracer = storyteller(stage)
     events = []
     with traced(llm, events.append, tracer):
@@ -273,8 +272,8 @@ def test_a_trace_that_is_closed_within_a_step_marks_it(stage):
 
 
 @each_stage()
-def test_a_step_that_raises_is_closed_by_the_next(stage):
-    """A stage tells no end of it."""
+def test_next_step_closes_a_step_that_raised(stage):
+    """A stage reports no end of such a step."""
     llm, tracer = storyteller(stage)
     events = []
     with traced(llm, events.append, tracer):
@@ -284,11 +283,11 @@ def test_a_step_that_raises_is_closed_by_the_next(stage):
     assert [step["error"] for step in steps[:2]] == ["the step broke off", None] and len(steps) > 2
 
 
-# For the viewers
+# Chrome's format
 
 
 @each_stage()
-def test_what_the_viewers_get_keeps_to_their_format(stage):
+def test_chrome_traces_follow_the_format(stage):
     phases = Counter()
     for history in events_of(stage):
         trace = convert(history)
@@ -298,7 +297,7 @@ def test_what_the_viewers_get_keeps_to_their_format(stage):
     assert (phases["s"] > 0) == stage.has_samples and (phases["b"] > 0) == stage.has_tiers
 
 
-def test_a_slice_says_what_a_sequence_does():
+def test_slices_are_named_after_the_work_of_a_sequence():
     options = EngineOptions(4, 8, 40, 4, 8, 0.0, True, 0, "load", "request", (0,))
     request = Request(0, 9, (), follows=False, n=1, max_tokens=12, seed=2, stop_token_ids=())
     slices = convert(play_traced(STAGES[3], Plan(options, [request, request, request, Drain()])))
@@ -310,11 +309,11 @@ def test_a_slice_says_what_a_sequence_does():
     assert {*tokens} == {1}
 
 
-# The command of all stages
+# python -m stages
 
 
 @pytest.mark.parametrize("stage", [full(stage) for stage in STAGES[:-1]] + [STAGES[-1]], ids=str)
-def test_the_command_writes_a_trace(stage, tmp_path, capsys):
+def test_command_writes_a_trace(stage, tmp_path, capsys):
     file = tmp_path / "run.jsonl"
     arguments = [str(stage.number), "A fox", "--max-tokens", "3", "--kv-cache-tokens", "64", "--max-model-len", "32"]
     if stage.has_tiers:
