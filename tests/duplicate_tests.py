@@ -152,7 +152,7 @@ class Stage:
         self._next: dict[Place, tuple[frozenset[Reached], frozenset[Place]]] = {}
 
     def reached_by(self, path: Path, name: str) -> frozenset[Reached]:
-        """Return the code in this folder that a test of the file `path` can reach. An empty name stands for all tests."""
+        """Return the code in this folder that a test of the file `path` can reach. An empty name means all tests."""
         conftest = path.parent / "conftest.py"
         places = [Place(path, name)]
         if conftest.exists():

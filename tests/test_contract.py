@@ -1,7 +1,7 @@
-"""One contract over all stages: what transformers' LlamaForCausalLM says, every stage says, however it serves it.
+"""One contract for all stages: each one generates the tokens of transformers' LlamaForCausalLM, however it serves them.
 
-"The same tokens" is a statement about float32; the rule for ties is in tests/helpers.py. `make test` shows every shape
-of model to the first stage and, because the model is the same in all, a few shapes to the others.
+"The same tokens" means float32; tests/helpers.py has the rule for ties. `make test` runs every shape of model in the
+first stage and a few shapes in the others, because their model is the same.
 """
 
 import importlib
@@ -31,24 +31,24 @@ from tests.prompts import CANDIDATES
 from tests.tiny_models import SHAPES, TinyModel, random_prompts, write_tiny_model
 
 NUM_VECTORS, VECTOR_LEN = 20, 64
-HOLDINGS = {  # a knob, and what is tried of it
+MEMORY_OPTIONS = {  # options, and the values to test
     "reservation": ("max_model_len", "request"),
     "block_size": (16, 1),
     "max_num_batched_tokens": (24,),
 }
-OF_THE_CACHE = {"gqa", "mqa", "narrow_heads", "one_layer"}  # shapes that a stage's own code sees
+CACHE_SHAPES = {"gqa", "mqa", "narrow_heads", "one_layer"}  # shapes that matter to a stage's own code
 
 
 def each_shape(few: set[str], shapes: Iterable[str] = SHAPES) -> pytest.MarkDecorator:
-    """Each stage with each shape of model: in `make test` the first stage with all, the others with `few`."""
+    """Test each stage with each shape of model. `make test` tests the first stage with all, the others with `few`."""
     first, *others = find_stages(ROOT)
     pairs = [(first, shape) for shape in shapes]
     for stage in others:
         pairs += [(stage, shape) if shape in few else full(stage, shape) for shape in shapes]
-    return pytest.mark.parametrize(("stage", "odd_model"), pairs, indirect=True)
+    return pytest.mark.parametrize(("stage", "tiny_model"), pairs, indirect=True)
 
 
-# What the reference says, computed once a session
+# The oracle's answers, computed once per session
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def oracle() -> Oracle:
 
 @pytest.fixture(scope="session")
 def vectors(oracle: Oracle) -> dict[int, Greedy]:
-    """The first 20 candidates in whose continuation nothing is close to a tie, by their index."""
+    """The first 20 candidates without a near tie in their continuation, by index."""
     computed = ((i, oracle.greedy(token_ids(oracle, prompt), VECTOR_LEN)) for i, prompt in enumerate(CANDIDATES))
     return dict(islice(((i, greedy) for i, greedy in computed if min(greedy.margins) > MARGIN), NUM_VECTORS))
 
@@ -68,7 +68,7 @@ def token_ids(oracle: Oracle, prompt: str | list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="session", params=SHAPES)
-def odd_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+def tiny_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return write_tiny_model(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -76,10 +76,10 @@ def greedy_params(stage: ModuleType, max_tokens: int) -> Any:
     return stage.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
-def holdings(stage: ModuleType) -> list[dict[str, Any]]:
-    """The engine's options for each way to hold memory that this stage has."""
-    knobs = {field.name for field in fields(stage.EngineConfig)} & HOLDINGS.keys()
-    return [{knob: value} for knob in sorted(knobs) for value in HOLDINGS[knob]] or [{}]
+def memory_options(stage: ModuleType) -> list[dict[str, Any]]:
+    """Return the engine options for each way to hold memory that this stage has."""
+    options = {field.name for field in fields(stage.EngineConfig)} & MEMORY_OPTIONS.keys()
+    return [{option: value} for option in sorted(options) for value in MEMORY_OPTIONS[option]] or [{}]
 
 
 # The shipped checkpoint
@@ -93,7 +93,7 @@ def test_enough_candidates_have_no_ties(vectors):
     assert all(len(greedy.margins) == VECTOR_LEN for greedy in vectors.values())
     chosen = [CANDIDATES[i] for i in vectors]
     assert {type(prompt) for prompt in chosen} == {str, list}
-    assert sum(len(prompt) > 1000 for prompt in chosen if isinstance(prompt, str)) >= 1, "no long text among them"
+    assert sum(len(prompt) > 1000 for prompt in chosen if isinstance(prompt, str)) >= 1, "no long text is chosen"
     assert any(not prompt.isascii() for prompt in chosen if isinstance(prompt, str))
 
 
@@ -110,14 +110,14 @@ def test_fixed_vectors(stage, device, oracle, vectors):
 
 @pytest.mark.ends
 @pytest.mark.parametrize("way", ["in waves", "few seats", full("alone"), full("together")])
-def test_company_changes_nothing(stage, device, oracle, vectors, way):
-    """The same requests alone, in one batch, in a pool so small that they take turns, and with two at a time.
+def test_other_requests_do_not_change_tokens(stage, device, oracle, vectors, way):
+    """Serve the same requests alone, in one batch, in a pool so small that they take turns, and two at a time.
 
-    Greedy requests, against the reference; and the log-probabilities of what was taken.
+    Compare greedy tokens and their log-probabilities with the oracle's.
     """
     chosen = short_vectors(oracle, vectors)
     prompts = [CANDIDATES[i] for i in chosen]
-    for options in holdings(stage):
+    for options in memory_options(stage):
         outputs = serve(stage, device, oracle, way, options, prompts, [greedy_params(stage, 24)] * len(prompts))
         for i, output in zip(chosen, outputs, strict=True):
             assert output.outputs[0].token_ids == vectors[i].token_ids[:24], (way, options, CANDIDATES[i])
@@ -125,7 +125,7 @@ def test_company_changes_nothing(stage, device, oracle, vectors, way):
 
 
 def logprob(oracle: Oracle, output: Any) -> float:
-    """What the oracle gives the tokens of an output, of its raw logits."""
+    """Return the oracle's log-probability of an output."""
     rows = oracle.logits(output.prompt_token_ids, output.outputs[0].token_ids).log_softmax(dim=-1)
     return float(rows.gather(1, torch.tensor(output.outputs[0].token_ids).unsqueeze(1)).sum())
 
@@ -138,9 +138,9 @@ def sampled_alone(stage, device, oracle, vectors) -> list[Any]:
 
 @pytest.mark.ends
 @pytest.mark.parametrize("way", ["few seats", full("in waves"), full("together")])
-def test_company_changes_no_seeded_sample(stage, device, oracle, vectors, sampled_alone, way):
+def test_other_requests_do_not_change_seeded_samples(stage, device, oracle, vectors, sampled_alone, way):
     prompts = [CANDIDATES[i] for i in short_vectors(oracle, vectors)]
-    for options in holdings(stage):
+    for options in memory_options(stage):
         outputs = serve(stage, device, oracle, way, options, prompts, sampling(stage, len(prompts)))
         for output, alone in zip(outputs, sampled_alone, strict=True):
             assert output.outputs[0].token_ids == alone.outputs[0].token_ids, (way, options, output.prompt)
@@ -161,7 +161,7 @@ def short_vectors(oracle: Oracle, vectors: dict[int, Greedy]) -> list[int]:
 
 
 def sampling(stage: ModuleType, num: int) -> list[Any]:
-    """A seed for each, all kinds of sampling, and greedy rows between them."""
+    """Return parameters with a seed each: all kinds of sampling, and greedy ones between them."""
     kinds = [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 40}, {"temperature": 0.0}, {"top_p": 0.8}]
     return [
         stage.SamplingParams(seed=100 + i, max_tokens=24, ignore_eos=True, **kinds[i % len(kinds)]) for i in range(num)
@@ -177,7 +177,7 @@ def serve(
     prompts: list[Any],
     params: list[Any],
 ) -> list[Any]:
-    """The outputs of an engine that serves `prompts` in the way named; the pool holds whole blocks of 16."""
+    """Return the outputs of an engine that serves `prompts` in this way. The pool holds whole blocks of 16."""
     longest = -(-(max(len(token_ids(oracle, prompt)) for prompt in prompts) + 24) // 16) * 16
     sizes = {
         "alone": {"kv_cache_tokens": longest},
@@ -191,45 +191,51 @@ def serve(
     outputs = llm.generate(prompts, params)
     first_end = min(output.metrics.finished_time for output in outputs)
     last_start = max(output.metrics.first_token_time for output in outputs)
-    assert (last_start > first_end) == (way != "together"), f"{way}: who ran with whom is not what this test is about"
+    assert (last_start > first_end) == (way != "together"), f"{way}: the requests did not run as intended"
     return outputs
 
 
-# Random models of odd shapes
+# Random models of unusual shapes
 
 
-@each_shape(few=OF_THE_CACHE)
-def test_odd_shapes_take_the_same_tokens(stage, device, odd_model):
-    prompts = random_prompts(odd_model.oracle.model.config.vocab_size, num=20, longest=60)
-    llm = stage.LLM(model=odd_model.folder, dtype="float32", device=device, max_model_len=128, kv_cache_tokens=20 * 128)
+@each_shape(few=CACHE_SHAPES)
+def test_unusual_shapes_generate_the_same_tokens(stage, device, tiny_model):
+    prompts = random_prompts(tiny_model.oracle.model.config.vocab_size, num=20, longest=60)
+    llm = stage.LLM(
+        model=tiny_model.folder, dtype="float32", device=device, max_model_len=128, kv_cache_tokens=20 * 128
+    )
     outputs = llm.generate(prompts, greedy_params(stage, 64))
     compared = [
-        compare_greedy(odd_model.oracle, prompt, output.outputs[0].token_ids)
+        compare_greedy(tiny_model.oracle, prompt, output.outputs[0].token_ids)
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
     num_tokens, num_excused = (sum(column) for column in zip(*compared, strict=True))
-    assert num_excused * 1000 <= num_tokens, f"{num_excused} of {num_tokens} tokens differ, in ties: 1 in 1,000 may"
-    assert len({token for output in outputs for token in output.outputs[0].token_ids}) > 20, "a model that says little"
+    assert num_excused * 1000 <= num_tokens, (
+        f"{num_excused} of {num_tokens} tokens differ, in ties; at most 1 in 1,000 may"
+    )
+    assert len({token for output in outputs for token in output.outputs[0].token_ids}) > 20, (
+        "the model repeats a few tokens"
+    )
 
 
 @each_shape(few={"gqa"})
-def test_odd_shapes_have_the_same_logits(stage, device, odd_model):
-    prompts = random_prompts(odd_model.oracle.model.config.vocab_size, num=3, longest=60)
-    llm = stage.LLM(model=odd_model.folder, dtype="float32", device=device, max_model_len=128, kv_cache_tokens=128)
+def test_unusual_shapes_have_the_same_logits(stage, device, tiny_model):
+    prompts = random_prompts(tiny_model.oracle.model.config.vocab_size, num=3, longest=60)
+    llm = stage.LLM(model=tiny_model.folder, dtype="float32", device=device, max_model_len=128, kv_cache_tokens=128)
     for seed, prompt in enumerate(prompts):
         got, output = logits_of(stage, llm, prompt, seed)
-        expected = odd_model.oracle.logits(prompt, output)
+        expected = tiny_model.oracle.logits(prompt, output)
         assert (got - expected).abs().max() <= MAX_LOGIT_ERROR * expected.abs().max()
 
 
 @each_shape(few={"mqa"})
-def test_any_of_several_eos_ids_ends_a_text(stage, device, odd_model):
-    """Ids that the model takes early; generation_config.json has them, config.json says otherwise."""
-    oracle = odd_model.oracle
+def test_any_eos_id_ends_a_text(stage, device, tiny_model):
+    """The ids are in generation_config.json, config.json has others, and the model generates them early."""
+    oracle = tiny_model.oracle
     prompts = random_prompts(oracle.model.config.vocab_size, num=8, longest=20)
     free_runs = [oracle.greedy(prompt, 24) for prompt in prompts]
     eos_ids = sorted({run.token_ids[4 + 3 * i] for i, run in enumerate(free_runs[:3])})
-    with odd_model.ending_at(eos_ids) as folder:
+    with tiny_model.ending_at(eos_ids) as folder:
         llm = stage.LLM(model=folder, dtype="float32", device=device, max_model_len=64, kv_cache_tokens=8 * 64)
     params = stage.SamplingParams(temperature=0.0, max_tokens=24)
     ended_by = set()
@@ -241,10 +247,10 @@ def test_any_of_several_eos_ids_ends_a_text(stage, device, odd_model):
             assert completion.token_ids == expected
             assert completion.finish_reason == ("stop" if ends else "length")
             ended_by |= set(completion.token_ids[-1:]) & set(eos_ids)
-    assert len(ended_by) > 1, "one id alone ended all of them: this tests nothing"
+    assert len(ended_by) > 1, "a single id ended all texts, which tests too little"
 
 
-# Half precision: the logits only, against transformers in the same dtype, along texts that the stage samples
+# Half precision: only the logits, compared with transformers in the same dtype, for texts that the stage samples
 
 
 @pytest.mark.ends
@@ -253,26 +259,27 @@ def test_half_precision(stage, device, oracle, dtype):
     reference = Oracle(STORYTELLER, dtype, device)
     llm = stage.LLM(model=STORYTELLER, dtype=dtype, device=device, max_model_len=1024, kv_cache_tokens=1024)
     for seed, prompt in enumerate(CANDIDATES[i] for i in (0, 2, 4, 5)):
-        assert_half_as_good(stage, llm, oracle, reference, token_ids(oracle, prompt), seed)
+        check_half_precision(stage, llm, oracle, reference, token_ids(oracle, prompt), seed)
 
 
 @pytest.mark.parametrize("dtype", ["float16", full("bfloat16")])
 @each_shape(few={"wide_heads"}, shapes=["wide_heads", "llama3", "attention_bias", "mlp_bias"])
-def test_half_precision_of_odd_shapes(stage, device, odd_model, dtype):
-    reference = Oracle(odd_model.folder, dtype, device)
-    llm = stage.LLM(model=odd_model.folder, dtype=dtype, device=device, max_model_len=128, kv_cache_tokens=128)
+def test_half_precision_of_unusual_shapes(stage, device, tiny_model, dtype):
+    reference = Oracle(tiny_model.folder, dtype, device)
+    llm = stage.LLM(model=tiny_model.folder, dtype=dtype, device=device, max_model_len=128, kv_cache_tokens=128)
     for seed, prompt in enumerate(random_prompts(reference.model.config.vocab_size, num=3, longest=60)):
-        assert_half_as_good(stage, llm, odd_model.oracle, reference, prompt, seed)
+        check_half_precision(stage, llm, tiny_model.oracle, reference, prompt, seed)
 
 
-def assert_half_as_good(
+def check_half_precision(
     stage: ModuleType, llm: Any, oracle: Oracle, reference: Oracle, prompt: list[int], seed: int
 ) -> None:
-    """As far from float32 as the reference in its own half precision, and not far from the reference.
+    """Check that the logits are as close to float32 as the reference's, and close to the reference's own.
 
-    Measured on the CPU with 17 random models and the shipped one, 4 prompts each: the distance from the float32 logits
-    (root mean square) was 0.96 to 1.05 times the reference's; hence 1.15 times. The largest difference from the
-    reference was 3 eps of the largest |logit|; hence 6 eps. A norm computed in half precision fails the first.
+    The limits come from measurements on the CPU with 17 random models and the shipped one, 4 prompts each. The distance
+    from the float32 logits (root mean square) was 0.96 to 1.05 times the reference's, so the limit is 1.15. The largest
+    difference from the reference was 3 eps of the largest |logit|, so the limit is 6. A norm computed in half precision
+    fails the first check.
     """
     got, output = logits_of(stage, llm, prompt, seed)
     expected, exact = reference.logits(prompt, output), oracle.logits(prompt, output)
@@ -286,7 +293,7 @@ def rms(x: torch.Tensor) -> float:
 
 
 def logits_of(stage: ModuleType, llm: Any, prompt: list[int], seed: int) -> tuple[torch.Tensor, list[int]]:
-    """48 tokens sampled after `prompt`: the logits that each was drawn from, float32 [48, vocab_size]; the tokens."""
+    """Sample 48 tokens after `prompt`. Return the logits of each, float32 [48, vocab_size], and the tokens."""
     params = stage.SamplingParams(temperature=1.0, seed=seed, max_tokens=48, ignore_eos=True)
     with recorded_logits(stage) as rows:
         (output,) = llm.generate([prompt], params)
@@ -298,7 +305,7 @@ def logits_of(stage: ModuleType, llm: Any, prompt: list[int], seed: int) -> tupl
 
 @contextmanager
 def recorded_logits(stage: ModuleType) -> Iterator[list[torch.Tensor]]:
-    """What compute_logits returns, whoever calls it: llama/ is the same in every stage."""
+    """Record the results of compute_logits. llama/ is the same in every stage."""
     model_class = importlib.import_module(f"{stage.__name__}.llama").LlamaForCausalLM
     original, rows = model_class.compute_logits, []
 
@@ -314,11 +321,11 @@ def recorded_logits(stage: ModuleType) -> Iterator[list[torch.Tensor]]:
         model_class.compute_logits = original
 
 
-# The contract itself
+# The comparison itself
 
 
-class Said:
-    """An oracle whose logits are given."""
+class FixedOracle:
+    """An oracle with given logits."""
 
     def __init__(self, rows: list[list[float]]) -> None:
         self.rows = torch.tensor(rows)
@@ -327,13 +334,13 @@ class Said:
         return self.rows[: len(output)]
 
 
-def test_a_wrong_token_is_found_and_only_a_tie_excused():
+def test_comparison_excuses_only_ties():
     clear, tie = [0.0, 1.0, 5.0], [0.0, 5.0, 5.0001]
-    assert compare_greedy(Said([clear, tie, clear]), [1], [2, 2, 2]) == (3, 0)
-    assert compare_greedy(Said([clear, tie, clear]), [1], [2, 1, 0]) == (2, 1), "the comparison ends at the tie"
+    assert compare_greedy(FixedOracle([clear, tie, clear]), [1], [2, 2, 2]) == (3, 0)
+    assert compare_greedy(FixedOracle([clear, tie, clear]), [1], [2, 1, 0]) == (2, 1), "the comparison ends at the tie"
     for wrong in ([2, 2, 1], [2, 0, 2], [1, 2, 2]):
         with pytest.raises(AssertionError, match="standard deviations"):
-            compare_greedy(Said([clear, tie, clear]), [1], wrong)
+            compare_greedy(FixedOracle([clear, tie, clear]), [1], wrong)
 
 
 def test_stages_are_found_in_order(tmp_path):

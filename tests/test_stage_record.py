@@ -1,9 +1,9 @@
-"""Hold all stages to one record of what they answer: whoever rewrites them changes no token, no text and no reason.
+"""Hold all stages to a record of their answers, so that a rewrite changes no token, text or finish reason.
 
-A greedy token may differ only where the record says that the two best logits were as good as tied, and at most one
-token in a thousand; a sampled one never.
+A greedy token may differ only where the record notes a tie of the two best logits, and at most one token in a thousand.
+A sampled token may never differ.
 
-    python -m tests.test_stage_record --write   write stages_record.json.gz anew, where all stages agree
+    python -m tests.test_stage_record --write   write stages_record.json.gz again, if all stages agree
 """
 
 import gzip
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch, as conftest.py does
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, as in conftest.py
 
 import pytest
 import torch
@@ -27,12 +27,12 @@ from tests.prompts import CANDIDATES
 from tests.tiny_models import random_prompts, spread, write_tiny_model
 
 RECORD = Path(__file__).parent / "stages_record.json.gz"
-MAX_EXCUSED = 1000  # tokens for each that may differ
+TOKENS_PER_TIE = 1000  # at most one token in so many may differ in a tie
 TOLERANCE = 1e-4  # of a log-probability
 PROMPTS = [CANDIDATES[i] for i in (0, 1, 2, 8, 10, 13, 15, 20, 21, 24)]
 SHAPES = ("gqa", "wide_heads", "llama3", "mlp_bias", "qwen2", "qwen3", "one_layer")
 LENGTH = 24
-WAYS: dict[str, dict[str, Any]] = {  # what all stages answer alike, however they hold their memory
+WAYS: dict[str, dict[str, Any]] = {  # ways to hold memory: all of them give the same answers
     "together": {"kv_cache_tokens": len(PROMPTS) * 256},
     "in waves": {"kv_cache_tokens": 256},
     "by request": {"kv_cache_tokens": 256, "reservation": "request"},
@@ -44,14 +44,14 @@ WAYS: dict[str, dict[str, Any]] = {  # what all stages answer alike, however the
 KINDS: list[dict[str, Any]] = [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 40}, {"top_p": 0.8}, {"top_k": 3}]
 BAD: list[Any] = [[], "", [1] * 256, [4096], [-1]]
 
-Answers = dict[str, dict[str, Any]]  # by the name of a request
+Answers = dict[str, dict[str, Any]]  # by request name
 
 
 # The random models
 
 
 def write_shape(name: str, folder: Path) -> Path:
-    """Return the folder of the contract's shape `name`, with weights that no release of transformers changes."""
+    """Write a model of this shape, with weights that do not depend on the version of transformers."""
     model = write_tiny_model(name, folder).oracle.model
     torch.manual_seed(sum(name.encode()))
     spread(model)
@@ -64,17 +64,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_shape(name, tmp_path_factory.mktemp(name)) for name in SHAPES}
 
 
-# What a stage answers
+# A stage's answers
 
 
 def make(stage: ModuleType, model: Path, **options: Any) -> Any:
-    """Return an engine of this stage that measures nothing when it starts."""
-    has_policy = "offload_policy" in knobs(stage)
+    """Return an LLM of this stage that measures nothing at its start."""
+    has_policy = "offload_policy" in options_of(stage)
     policy = {"offload_policy": "load"} if has_policy else {}
     return stage.LLM(model=model, **({"dtype": "float32", "device": "cpu", "max_model_len": 256} | policy | options))
 
 
-def knobs(stage: ModuleType) -> set[str]:
+def options_of(stage: ModuleType) -> set[str]:
     return {field.name for field in fields(stage.EngineConfig)}
 
 
@@ -110,11 +110,11 @@ def answer_stories(stage: ModuleType, way: str) -> Answers:
 
 
 def ways_of(stage: ModuleType) -> list[str]:
-    return [way for way, options in WAYS.items() if options.keys() <= knobs(stage)]
+    return [way for way, options in WAYS.items() if options.keys() <= options_of(stage)]
 
 
 def answer_others(stage: ModuleType, folders: dict[str, Path]) -> Answers:
-    """Return what is asked once: samples, requests that cannot be served, the random models."""
+    """Return the answers that are computed once: samples, invalid requests, and the random models'."""
     llm = make(stage, STORYTELLER, kv_cache_tokens=2048)
     params = [stage.SamplingParams(seed=i, max_tokens=LENGTH, **KINDS[i % len(KINDS)]) for i in range(6)]
     answers = named("sampled", llm.generate(PROMPTS[:6], params)) | named("failed", llm.generate(BAD, greedy(stage)))
@@ -139,32 +139,32 @@ class Compared(NamedTuple):
 
 
 def compare(recorded: Answers, answers: Answers) -> Compared:
-    """Return how many tokens were compared, and how many differ in a tie. Raises AssertionError for any other."""
+    """Count the compared tokens, and those that differ in a tie. Raise AssertionError for any other difference."""
     counts = [Compared(0, 0)]
     for name, answer in answers.items():
-        wanted = recorded[name]
+        expected = recorded[name]
         for key in ("prompt_token_ids", "failed", "finished"):
-            assert answer[key] == wanted[key], (name, key)
-        for one, other in zip(wanted["outputs"], answer["outputs"], strict=True):
+            assert answer[key] == expected[key], (name, key)
+        for one, other in zip(expected["outputs"], answer["outputs"], strict=True):
             counts.append(compare_output(name, one, other))
     return Compared(*(sum(column) for column in zip(*counts, strict=True)))
 
 
 def compare_output(name: str, recorded: dict[str, Any], output: dict[str, Any]) -> Compared:
-    """Compare until a token differs in a tie: what comes after it may be anything."""
-    wanted, got = recorded["token_ids"], output["token_ids"]
-    different = [i for i, (one, other) in enumerate(zip(wanted, got, strict=False)) if one != other]
+    """Compare an output up to a token that differs in a tie: the text after it may be anything."""
+    expected, got = recorded["token_ids"], output["token_ids"]
+    different = [i for i, (one, other) in enumerate(zip(expected, got, strict=False)) if one != other]
     if different and different[0] in recorded["ties"]:
         return Compared(different[0] + 1, 1)
-    assert got == wanted, name
+    assert got == expected, name
     for key in ("text", "reason"):
         assert output[key] == recorded[key], (name, key)
-    assert abs(output["logprob"] - recorded["logprob"]) <= TOLERANCE * max(1, len(wanted)), name
-    return Compared(len(wanted), 0)
+    assert abs(output["logprob"] - recorded["logprob"]) <= TOLERANCE * max(1, len(expected)), name
+    return Compared(len(expected), 0)
 
 
 def check(compared: Compared) -> None:
-    assert compared.num_excused * MAX_EXCUSED <= compared.num_tokens, f"{compared.num_excused} tokens differ in ties"
+    assert compared.num_excused * TOKENS_PER_TIE <= compared.num_tokens, f"{compared.num_excused} tokens differ in ties"
 
 
 @pytest.fixture(scope="session")
@@ -173,21 +173,21 @@ def recorded() -> Answers:
 
 
 @pytest.mark.ends
-def test_stories_are_as_recorded(stage, recorded):
+def test_stories_match_the_record(stage, recorded):
     for way in ways_of(stage):
         check(compare(recorded, answer_stories(stage, way)))
 
 
 @pytest.mark.ends
-def test_all_else_is_as_recorded(stage, folders, recorded):
+def test_other_answers_match_the_record(stage, folders, recorded):
     answers = answer_others(stage, folders)
     check(compare(recorded, answers))
     later = {name for name in recorded if name.startswith(("several", "beams"))}
-    asked = {name for name in recorded if not name.startswith("greedy")}
-    assert answers.keys() in (asked, asked - later)
+    others = {name for name in recorded if not name.startswith("greedy")}
+    assert answers.keys() in (others, others - later)
 
 
-def test_a_token_may_differ_in_a_tie_only():
+def test_tokens_may_differ_only_in_ties():
     output = {"token_ids": [5, 6, 7], "text": "a", "reason": "length", "logprob": -3.0}
     recorded = output | {"ties": [1]}
     assert compare_output("", recorded, output) == (3, 0)
@@ -201,7 +201,7 @@ def test_a_token_may_differ_in_a_tie_only():
 
 
 def main() -> None:
-    """Write the record of the last stage, if all others answer alike."""
+    """Write the record of the last stage, if all other stages give the same answers."""
     if sys.argv[1:] != ["--write"]:
         sys.exit(__doc__)
     torch.set_num_threads(1)
@@ -222,7 +222,7 @@ def main() -> None:
 
 
 def add_ties(answer: dict[str, Any], oracle: Oracle | None) -> None:
-    """Name the places in which the reference has two tokens as good as tied; of a sample there are none."""
+    """Note the positions of a greedy output at which the oracle has a tie."""
     for output in answer["outputs"]:
         output["logprob"] = round(output["logprob"], 6)
         rows = oracle and output["token_ids"] and oracle.logits(answer["prompt_token_ids"], output["token_ids"])

@@ -1,4 +1,4 @@
-"""The few rules of style that a machine can keep: types, private names, printing and devices."""
+"""Rules of style that a test can check: types, private names, printing and devices."""
 
 import ast
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def functions(tree: ast.AST) -> list[Function]:
 
 
 def is_kernel(function: Function) -> bool:
-    """Triton's: each argument has a line, with its shape as a comment in place of a type."""
+    """Return True for Triton's kernels, whose arguments have their shapes in comments instead of types."""
     return any(isinstance(node, ast.Attribute) and node.attr == "jit" for node in heads_of(function.decorator_list))
 
 
@@ -42,7 +42,7 @@ def heads_of(decorators: list[ast.expr]) -> list[ast.expr]:
     return [node.func if isinstance(node, ast.Call) else node for node in decorators]
 
 
-# Each rule, as faults in words
+# The rules: each one yields faults
 
 
 def untyped(tree: ast.Module) -> Iterator[str]:
@@ -63,7 +63,7 @@ def untyped(tree: ast.Module) -> Iterator[str]:
 
 
 def private_reads(tree: ast.Module) -> Iterator[str]:
-    """Names that begin with an underscore, of anything but self and cls; NamedTuple's own are public."""
+    """Yield reads of private attributes of anything but self and cls. NamedTuple's methods are public."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
@@ -78,7 +78,7 @@ def prints(tree: ast.Module) -> Iterator[str]:
 
 
 def fixed_devices(tree: ast.Module) -> Iterator[str]:
-    """A GPU named anywhere but in a comparison, any device as a default, or a method that moves to one."""
+    """Yield GPUs named outside of comparisons, devices as defaults, and methods that move tensors to a GPU."""
     compared = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in ast.walk(node)}
     defaults = {id(part) for function in functions(tree) for part in function.args.defaults + function.args.kw_defaults}
     for node in ast.walk(tree):
@@ -98,12 +98,12 @@ def test_every_signature_has_types(path):
 
 
 @each([path for path in TYPED_FILES if PACKAGE not in path.relative_to(ROOT).parts])
-def test_no_private_name_of_others_is_read(path):
+def test_no_private_attributes_of_others_are_read(path):
     assert [read for read in private_reads(tree_of(path)) if not read.startswith("os._exit ")] == []
 
 
 @each(STAGE_FILES)
-def test_a_module_says_what_it_holds(path):
+def test_every_module_has_a_docstring(path):
     assert ast.get_docstring(tree_of(path))
 
 
@@ -116,7 +116,7 @@ CONFIGURATION = [*(folder / "config.py" for folder in STAGES), folder_of(PACKAGE
 
 
 @each([path for path in STAGE_FILES if path not in CONFIGURATION])
-def test_only_the_configuration_names_a_device(path):
+def test_only_the_configuration_names_devices(path):
     assert list(fixed_devices(tree_of(path))) == []
 
 
@@ -139,5 +139,5 @@ def test_only_the_configuration_names_a_device(path):
         (fixed_devices, "x.to('cuda')\nx.cuda()\nx.half()", 3),
     ],
 )
-def test_the_rules_find_what_they_are_for(rule, code, num_faults):
+def test_rules_find_faults(rule, code, num_faults):
     assert len(list(rule(ast.parse(code)))) == num_faults
