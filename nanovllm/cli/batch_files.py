@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from ..engine.checks import short_repr
 from ..engine.outputs import Logprob, RequestOutput
@@ -25,7 +25,7 @@ from ..engine.prompts import Prompt
 from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from ..server.protocol import (
     CHAT,
-    COMPLETIONS,
+    Body,
     Chat,
     ChatCompletionRequest,
     CompletionRequest,
@@ -38,7 +38,6 @@ from .terminal import standard_input, standard_output, unbuffered
 
 MAX_BYTES = 1 << 30  # of a line, and of a document
 CHUNK = 1 << 20
-OPENAI_FIELDS: dict[str, type] = {"custom_id": str, "method": str, "url": str, "body": dict}
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,15 @@ class Defaults:
 
 
 # Requests
+
+
+class OpenAILine(Body):
+    """A line of OpenAI's batches."""
+
+    custom_id: str
+    method: Literal["POST"] = "POST"
+    url: Literal["/v1/completions", "/v1/chat/completions"]
+    body: dict[str, Any]
 
 
 class RequestsFile:
@@ -151,19 +159,9 @@ def read_own(index: int, value: dict[str, Any], defaults: Defaults) -> Request:
 
 def read_openai(index: int, value: dict[str, Any], defaults: Defaults) -> Request:
     """Read a line of OpenAI's batches."""
-    value = {"method": "POST"} | value
-    for name, kind in OPENAI_FIELDS.items():
-        if name not in value:
-            raise ValueError(f"{name} is missing")
-        if not isinstance(value[name], kind):
-            expected = "an object" if kind is dict else "a string"
-            raise ValueError(f"{name} must be {expected}, got {short_repr(value[name])}")
-    url, kinds = value["url"], {COMPLETIONS: CompletionRequest, CHAT: ChatCompletionRequest}
-    if value["method"] != "POST":
-        raise ValueError(f"method must be POST, got {short_repr(value['method'])}")
-    if url not in kinds:
-        raise ValueError(f"url must be {' or '.join(kinds)}, got {short_repr(url)}")
-    body = kinds[url].parse(json.dumps(value["body"]).encode()).generation()
+    line = OpenAILine.parse(json.dumps(value).encode())
+    kind = ChatCompletionRequest if line.url == CHAT else CompletionRequest
+    body = kind.parse(json.dumps(line.body).encode()).generation()
     for name in ("stream", "echo"):
         if getattr(body, name):
             raise ValueError(f"{name} must be false in a batch")
@@ -173,7 +171,7 @@ def read_openai(index: int, value: dict[str, Any], defaults: Defaults) -> Reques
         raise ValueError(f"prompt must be a single prompt, got {len(body.prompts)}: give each a line of its own")
     prompt = body.prompts if isinstance(body.prompts, Chat) else body.prompts[0]
     params = body.sampling_params(defaults.recommended, defaults.params)
-    return Request(value["custom_id"], index, prompt, make_params(index, params, defaults.seed), url)
+    return Request(line.custom_id, index, prompt, make_params(index, params, defaults.seed), line.url)
 
 
 def make_params(index: int, params: dict[str, Any], seed: int) -> SamplingParams:
