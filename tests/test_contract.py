@@ -210,9 +210,7 @@ def test_unusual_shapes_generate_the_same_tokens(stage, device, tiny_model):
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
     num_tokens, num_excused = (sum(column) for column in zip(*compared, strict=True))
-    assert num_excused * 1000 <= num_tokens, (
-        f"{num_excused} of {num_tokens} tokens differ, in ties; at most 1 in 1,000 may"
-    )
+    assert num_excused * 1000 <= num_tokens, f"{num_excused} of {num_tokens} tokens differ in ties, at most 0.1% may"
     assert len({token for output in outputs for token in output.outputs[0].token_ids}) > 20, (
         "the model repeats a few tokens"
     )
