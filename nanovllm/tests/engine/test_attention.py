@@ -1,7 +1,7 @@
-"""`attend`: store this step's keys and values, and let each token see its own past and nothing else, tile by tile.
+"""Attention of a step: each token sees its own past and nothing else, tile by tile.
 
-Unless a test says otherwise the pool holds NaN in the blocks that no table of the step names, and 1e30 in the slots of
-its own that are not written yet: one of them read would be seen in the result.
+Unless a test changes this, the pool holds NaN in all blocks that no table of the step contains, and 1e30 in the
+unwritten slots of the others. Reading any of them would show in the result.
 """
 
 import random
@@ -37,7 +37,7 @@ def on_a_gpu(test: Callable) -> Callable:
 
 @pytest.fixture
 def way(request, monkeypatch):
-    """Attention to a part by the CPU's kernel, or in plain operations as on any other device."""
+    """Attend by PyTorch's CPU kernel, or by plain operations as on other devices."""
     if request.param == "plain":
         monkeypatch.setattr(attention_module, "attend_part", attend_part_reference)
 
@@ -52,7 +52,7 @@ def assert_attends(batch: Batch, tile_blocks: int, device: str = "cpu") -> None:
 
 @each_heads
 @each_tile
-def test_a_prompt_sees_itself_up_to_each_token(heads, tile_blocks):
+def test_prompt_tokens_see_themselves_and_earlier_tokens(heads, tile_blocks):
     for length in (1, 2, 4, 7, 8, 13):
         assert_attends(Batch([(0, length)], heads=heads), tile_blocks)
 
@@ -60,7 +60,7 @@ def test_a_prompt_sees_itself_up_to_each_token(heads, tile_blocks):
 @each_heads
 @each_tile
 @both_ways
-def test_the_newest_token_sees_everything(way, heads, tile_blocks):
+def test_a_decode_sees_the_whole_context(way, heads, tile_blocks):
     for context_len in range(1, 19):
         assert_attends(Batch([(context_len - 1, 1)], heads=heads), tile_blocks)
 
@@ -68,8 +68,8 @@ def test_the_newest_token_sees_everything(way, heads, tile_blocks):
 @each_block_size
 @each_tile
 @both_ways
-def test_a_chunk_sees_all_before_it_and_itself_up_to_each_token(way, block_size, tile_blocks):
-    """Chunks that begin and end on a block boundary, one before and one after, shorter than a block and longer."""
+def test_chunk_tokens_see_the_past_and_themselves(way, block_size, tile_blocks):
+    """Chunks start and end at, before and after block boundaries, and are shorter or longer than a block."""
     for before in (0, 1, block_size - 1, block_size, block_size + 1, 2 * block_size, 5 * block_size - 1):
         ends = {2 * block_size - 1, 2 * block_size, 2 * block_size + 1, 4 * block_size, before + 2, before + 3}
         for end in sorted(end for end in ends if end >= before + 2):
@@ -78,19 +78,19 @@ def test_a_chunk_sees_all_before_it_and_itself_up_to_each_token(way, block_size,
 
 @each_heads
 @each_tile
-def test_a_chunk_of_heads_that_share(heads, tile_blocks):
+def test_chunks_work_with_shared_kv_heads(heads, tile_blocks):
     for before, now in ((4, 4), (9, 3), (0, 6), (7, 2)):
         assert_attends(Batch([(before, now)], heads=heads), tile_blocks)
 
 
 @pytest.mark.parametrize("head_dim", [1, 6, 20, 64])
 @both_ways
-def test_heads_may_have_any_size(way, head_dim):
+def test_head_dim_may_be_any_number(way, head_dim):
     assert_attends(Batch([(5, 1), (9, 1), (0, 6), (6, 5)], head_dim=head_dim), tile_blocks=2)
 
 
 @pytest.mark.parametrize("lengths", [[1] * 11, [11], [4, 4, 3], [1, 2, 3, 5], [3, 1, 1, 6], [8, 2, 1]], ids=str)
-def test_token_by_token_or_in_chunks_equals_all_at_once(lengths):
+def test_chunks_of_any_lengths_give_the_same_result(lengths):
     table = [3, 0, 5]
     q, k, v = random_qkv(11)
     attention = PagedAttention(make_cache(6, table), tile_size=4)
@@ -102,7 +102,7 @@ def test_token_by_token_or_in_chunks_equals_all_at_once(lengths):
     torch.testing.assert_close(torch.cat(rows), attend_without_cache(0, q, k, v))
 
 
-def test_where_the_blocks_lie_does_not_matter():
+def test_blocks_may_be_anywhere_in_the_pool():
     q, k, v = random_qkv(10)
     for table in permutations(range(4), 3):
         attention = PagedAttention(make_cache(4, list(table)), tile_size=BLOCK_SIZE)
@@ -115,8 +115,8 @@ def test_where_the_blocks_lie_does_not_matter():
 
 @each_block_size
 @each_tile
-def test_the_newest_token_attends_as_in_the_paper(block_size, tile_blocks):
-    """attend_block_by_block on the same pool."""
+def test_a_decode_gives_the_same_as_the_loop_over_blocks(block_size, tile_blocks):
+    """attend_block_by_block() is FlashAttention's loop on the same pool."""
     heads, table = (6, 2), [7, 2, 5, 0, 3]
     for context_len in {1, block_size, 2 * block_size + 1, 5 * block_size - 1, 5 * block_size}:
         needed = table[: -(-context_len // block_size)]
@@ -136,9 +136,9 @@ def test_the_newest_token_attends_as_in_the_paper(block_size, tile_blocks):
 MIXTURE = {
     "a prompt": (0, 5),
     "a chunk": (6, 3),
-    "decodes": (9, 1),
-    "decodes a block": (4, 1),
-    "a prompt of one": (0, 1),
+    "a decode": (9, 1),
+    "a decode that starts a block": (4, 1),
+    "a prompt of one token": (0, 1),
 }
 
 
@@ -149,7 +149,7 @@ def test_the_order_of_the_sequences_does_not_matter():
 
 
 def mixtures(block_size: int, num: int) -> Iterator[Batch]:
-    """Prompts, chunks with a past and newest tokens, of contexts from 1 token to 5 blocks."""
+    """Yield batches of prompts, chunks and decodes, with contexts from 1 token to 5 blocks."""
     rng = random.Random(block_size)
     for seed in range(num):
         befores = [rng.choice([0, rng.randrange(1, 4 * block_size + 1)]) for _ in range(rng.randint(1, 6))]
@@ -160,28 +160,27 @@ def mixtures(block_size: int, num: int) -> Iterator[Batch]:
 @each_block_size
 @each_tile
 @both_ways
-def test_any_mixture(way, block_size, tile_blocks):
+def test_prompts_chunks_and_decodes_may_be_mixed(way, block_size, tile_blocks):
     for batch in mixtures(block_size, num=25):
         assert_attends(batch, tile_blocks)
 
 
 @each_tile
 @both_ways
-def test_sequences_that_decode_may_have_contexts_of_any_lengths(way, tile_blocks):
-    """All equal, in falling order, in rising order, in none; alone in the last tile; some that end with a tile."""
+def test_decodes_may_have_contexts_of_any_lengths(way, tile_blocks):
+    """Equal, descending, ascending and unordered ones; one alone in the last tile; some that end with a tile."""
     for lengths in ([9] * 4, [17, 9, 8, 1], [1, 8, 9, 17], [8, 1, 17, 9], [3, 40, 4], [16, 16, 5], [1, 1, 1]):
         assert_attends(Batch([(length - 1, 1) for length in lengths]), tile_blocks)
 
 
 @pytest.mark.parametrize("num_chunks", [0, 2])
-def test_sequences_that_decode_may_have_tokens_beside_theirs(num_chunks):
-    """Between the chunks of others, before and behind them."""
+def test_decodes_may_be_anywhere_among_chunks(num_chunks):
     chunk = [(7, 4)] * num_chunks
     assert_attends(Batch([*chunk, (5, 1), *chunk, (12, 1), (3, 1), *chunk]), tile_blocks=1)
 
 
 def test_sequences_in_one_step_do_not_see_each_other():
-    """A prompt of 4, the newest token after 5, and a prompt of 1, in blocks that lie in another order in the pool."""
+    """A prompt of 4 tokens, a decode after 5, and a prompt of 1, with their blocks in another order in the pool."""
     attention = PagedAttention(make_cache(6, [2], [5, 1], [0]), tile_size=4)
     a, b, c = (random_qkv(n, seed=n) for n in (4, 6, 1))
     attend = attention.plan(step([([5, 1], 0, 5)]))
@@ -193,7 +192,7 @@ def test_sequences_in_one_step_do_not_see_each_other():
 
 
 def test_layers_do_not_see_each_other():
-    """A prompt, a chunk and a token, in both layers."""
+    """A prompt, a chunk and a decode in both layers."""
     attention = PagedAttention(make_cache(4, [2, 0, 3], num_layers=2), tile_size=4)
     layers = [random_qkv(11, seed=1), random_qkv(11, seed=2)]
     for before, end in ((0, 5), (5, 10), (10, 11)):
@@ -203,8 +202,8 @@ def test_layers_do_not_see_each_other():
             torch.testing.assert_close(out, attend_without_cache(layer, *qkv)[before:end])
 
 
-def test_a_step_writes_its_own_slots_and_clears_the_rest_of_blocks_that_it_begins():
-    """5 tokens fill block 2 and the first slot of block 0; another has one in block 3. Nothing is in block 1."""
+def test_a_step_writes_its_slots_and_clears_the_rest_of_new_blocks():
+    """5 tokens fill block 2 and the first slot of block 0, one more is in block 3, and block 1 is unused."""
     cache = make_cache(4, num_layers=2)
     attention = PagedAttention(cache, tile_size=4)
     q, k, v = random_qkv(6)
@@ -216,15 +215,15 @@ def test_a_step_writes_its_own_slots_and_clears_the_rest_of_blocks_that_it_begin
     assert (cache.blocks[[0, 2, 3]] == 0).all() and cache.blocks[1].isnan().all(), "something else was written"
 
 
-def test_a_block_that_is_gone_on_with_is_not_cleared():
+def test_a_block_that_was_started_earlier_is_not_cleared():
     cache = make_cache(2, [1])
     attention = PagedAttention(cache, tile_size=4)
     attention.plan(step([([1], 2, 1)]))
     assert (cache.blocks[1] == 1e30).all() and cache.blocks[0].isnan().all()
 
 
-def test_nan_that_an_earlier_holder_left_is_not_seen():
-    """It is everywhere. Two sequences share a tile, masked behind their ends: a weight of 0, and 0 x NaN is NaN."""
+def test_nan_left_by_an_earlier_sequence_is_not_seen():
+    """Two sequences share a tile, masked past their ends. Masked slots have weight 0, but 0 x NaN is NaN."""
     attention = PagedAttention(make_cache(5), tile_size=32)
     a, b = random_qkv(6, seed=1), random_qkv(12, seed=2)
     expected_a, expected_b = (attend_without_cache(0, *qkv) for qkv in (a, b))
@@ -235,8 +234,8 @@ def test_nan_that_an_earlier_holder_left_is_not_seen():
         torch.testing.assert_close(out, torch.cat((expected_a[of_a], expected_b[of_b])))
 
 
-def test_what_an_earlier_holder_left_in_the_slots_is_not_seen():
-    """A sequence of 12 tokens leaves; one of 6 takes two of its blocks, and then 3 more tokens."""
+def test_keys_left_by_an_earlier_sequence_are_not_seen():
+    """A sequence of 12 tokens ends. One of 6 tokens gets two of its blocks, then 3 more tokens."""
     attention = PagedAttention(make_cache(4, [1, 2, 0]), tile_size=4)
     attend = attention.plan(step([([1, 2, 0], 0, 12)]))
     attend(0, *random_qkv(12, seed=1))
@@ -247,8 +246,8 @@ def test_what_an_earlier_holder_left_in_the_slots_is_not_seen():
         torch.testing.assert_close(out, attend_without_cache(0, *qkv)[before:end])
 
 
-def test_blocks_that_no_table_of_the_step_names_are_not_seen():
-    """NaN in all of them, between two steps; a member that has left was the last to write there."""
+def test_blocks_outside_of_the_steps_tables_are_not_seen():
+    """They are filled with NaN between two steps, including the block of a sequence that has ended."""
     cache = make_cache(5, [4, 1], [3])
     attention = PagedAttention(cache, tile_size=4)
     stays, leaves = random_qkv(6, seed=1), random_qkv(3, seed=2)
@@ -259,7 +258,7 @@ def test_blocks_that_no_table_of_the_step_names_are_not_seen():
     torch.testing.assert_close(attend(0, *(x[5:] for x in stays)), attend_without_cache(0, *stays)[5:])
 
 
-def test_what_is_given_is_left_as_it_was():
+def test_q_k_and_v_are_not_changed():
     qkv = random_qkv(7)
     given = [x.clone() for x in qkv]
     attention = PagedAttention(make_cache(3, [2, 0], [1]), tile_size=4)
@@ -268,14 +267,14 @@ def test_what_is_given_is_left_as_it_was():
     assert all(torch.equal(a, b) for a, b in zip(qkv, given, strict=True))
 
 
-def test_a_batch_that_is_not_the_one_announced_is_refused():
+def test_attend_rejects_a_batch_of_another_size():
     attend = PagedAttention(make_cache(2), tile_size=4).plan(step([([0], 0, 3)]))
     with pytest.raises(AssertionError, match="2 queries, the step has 3"):
         attend(0, *random_qkv(2))
 
 
-def test_a_plan_for_the_next_step_leaves_this_ones_as_it_was():
-    """An attend knows its own step: there is no step that the backend is in."""
+def test_plans_of_two_steps_are_independent():
+    """An attend holds its own step, and the backend holds none."""
     attention = PagedAttention(make_cache(4, [3], [0, 2]), tile_size=4)
     a, b = random_qkv(3, seed=1), random_qkv(5, seed=2)
     first, second = attention.plan(step([([3], 0, 3)])), attention.plan(step([([0, 2], 0, 5)]))
@@ -285,7 +284,7 @@ def test_a_plan_for_the_next_step_leaves_this_ones_as_it_was():
 
 @each_half
 @both_ways
-def test_half_precision_loses_no_more_than_it_must(way, dtype):
+def test_half_precision_is_as_exact_as_its_dtype(way, dtype):
     assert_loses_little(dtype)
 
 
@@ -297,12 +296,12 @@ def assert_loses_little(dtype: torch.dtype, device: str = "cpu") -> None:
 
 
 @each_half
-def test_the_sums_over_many_tiles_are_rounded_once_at_the_end(dtype):
+def test_sums_over_many_tiles_are_rounded_only_once(dtype):
     assert_rounded_once(dtype)
 
 
 def assert_rounded_once(dtype: torch.dtype, device: str = "cpu") -> None:
-    """All scores are 0 and the values of a tile one small integer each: nothing is rounded but the mean of all."""
+    """Use scores of 0 and small integers as values, so that only the mean over all tiles is rounded."""
     values = torch.randint(4, (11, 2, HEAD_DIM), generator=torch.Generator().manual_seed(0)).repeat_interleave(8, dim=0)
     means = values.cumsum(0).double() / torch.arange(1, 89).view(-1, 1, 1)  # [88, num_kv_heads, head_dim]
     expected = means.repeat_interleave(2, dim=1).to(dtype)  # [88, num_heads, head_dim]
@@ -310,7 +309,7 @@ def assert_rounded_once(dtype: torch.dtype, device: str = "cpu") -> None:
     table = list(range(22))
     attention = PagedAttention(make_cache(22, table, dtype=dtype, device=device), tile_size=8)
     outs = []
-    for before, end in ((0, 80), (80, 88), (87, 88)):  # a prompt; a chunk behind 10 tiles; the newest token of 11
+    for before, end in ((0, 80), (80, 88), (87, 88)):  # a prompt; a chunk after 10 tiles; a decode over 11 tiles
         attend = attention.plan(step([(table, before, end - before)], device=device))
         outs.append(attend(0, *(x[before:end] for x in (q, k, v))).cpu())
     assert torch.equal(outs[1], expected[80:])
@@ -320,14 +319,14 @@ def assert_rounded_once(dtype: torch.dtype, device: str = "cpu") -> None:
 @on_a_gpu
 @each_block_size
 @each_tile
-def test_any_mixture_on_a_gpu(block_size, tile_blocks):
+def test_prompts_chunks_and_decodes_may_be_mixed_on_a_gpu(block_size, tile_blocks):
     for batch in mixtures(block_size, num=25):
         assert_attends(batch, tile_blocks, device="cuda")
 
 
 @on_a_gpu
 @each_half
-def test_half_precision_on_a_gpu(dtype):
+def test_half_precision_is_as_exact_as_its_dtype_on_a_gpu(dtype):
     assert_loses_little(dtype, device="cuda")
     assert_rounded_once(dtype, device="cuda")
 
@@ -336,7 +335,7 @@ def test_half_precision_on_a_gpu(dtype):
 
 
 def reads(cache, monkeypatch) -> list[tuple[int, int]]:
-    """(blocks, slots) of each read, of all its sequences, from now on."""
+    """Record (blocks, slots) of each later read, counted over its sequences."""
     read, seen = cache.read, []
 
     def watched(layer, pieces, length):
@@ -348,8 +347,8 @@ def reads(cache, monkeypatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("spare", [[], [9, 10, 11]])
-def test_a_tile_is_read_of_those_that_reach_it_and_of_no_others(monkeypatch, spare):
-    """Contexts of 3, 18 and 11 slots, tiles of 16: the picture in attention.py. Spare blocks are of tokens to come."""
+def test_a_tile_reads_only_sequences_that_reach_it(monkeypatch, spare):
+    """Contexts of 3, 18 and 11 slots in tiles of 16, as in the picture in attention.py. Spare blocks are not read."""
     tables = [[0], [1, 2, 3, 4, 5, *spare], [6, 7, 8]]
     cache = make_cache(12, *tables)
     attention = PagedAttention(cache, tile_size=16)
@@ -359,8 +358,8 @@ def test_a_tile_is_read_of_those_that_reach_it_and_of_no_others(monkeypatch, spa
     assert seen == [(3, 12), (4, 16), (2, 8)]
 
 
-def test_a_short_context_is_padded_to_the_end_of_its_last_tile_and_no_further(monkeypatch):
-    """Of 300, 290 and 20 slots. In one large tile each has 75 blocks; of small ones the third reaches the first."""
+def test_a_short_context_is_padded_only_to_the_end_of_its_last_tile(monkeypatch):
+    """Contexts of 300, 290 and 20 slots. One large tile has 75 blocks of each; small ones drop the third early."""
     tables = [list(range(75)), list(range(75, 148)), list(range(148, 153))]
     seen_by_size = {}
     for tile_size in (4096, 60):
@@ -374,8 +373,8 @@ def test_a_short_context_is_padded_to_the_end_of_its_last_tile_and_no_further(mo
 
 
 @pytest.mark.parametrize("spare", [0, 5])
-def test_a_chunk_reads_what_was_computed_before_it_and_not_its_own_keys(monkeypatch, spare):
-    """18 slots in tiles of 8. Spare blocks are those of the rest of its prompt."""
+def test_a_chunk_reads_earlier_keys_but_not_its_own(monkeypatch, spare):
+    """18 slots in tiles of 8. Spare blocks belong to the rest of the prompt."""
     table = list(range(6 + spare))
     cache = make_cache(6 + spare, table)
     attention = PagedAttention(cache, tile_size=8)
@@ -386,8 +385,8 @@ def test_a_chunk_reads_what_was_computed_before_it_and_not_its_own_keys(monkeypa
     assert all(blocks <= 2 for blocks, _ in seen)
 
 
-def test_a_chunk_reads_no_padding_of_its_table_beside_a_longer_sequence(monkeypatch):
-    """It has 4 tokens computed, a block; its neighbour has 60 blocks, and the row of the chunk is padded to as many."""
+def test_a_chunk_does_not_read_the_padding_of_its_table(monkeypatch):
+    """One block is computed. Another sequence has 60 blocks, so the chunk's table is padded to 60."""
     long, short = list(range(60)), [60, 61]
     cache = make_cache(62, long, short)
     attention = PagedAttention(cache, tile_size=1000)
@@ -398,8 +397,8 @@ def test_a_chunk_reads_no_padding_of_its_table_beside_a_longer_sequence(monkeypa
 
 
 @pytest.mark.parametrize("tile_size, blocks", [(1, 1), (3, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (1000, 5)])
-def test_a_tile_is_of_whole_blocks_and_of_one_at_least(monkeypatch, tile_size, blocks):
-    """A token, and a chunk, that find 5 blocks of 4 to read."""
+def test_a_tile_has_whole_blocks_and_at_least_one(monkeypatch, tile_size, blocks):
+    """A decode and a chunk each read 5 blocks of 4 slots."""
     for table, before, now in (([4, 2, 0, 1, 3], 19, 1), ([4, 2, 0, 1, 3, 5], 20, 2)):
         cache = make_cache(6, table)
         attention = PagedAttention(cache, tile_size)
@@ -409,7 +408,7 @@ def test_a_tile_is_of_whole_blocks_and_of_one_at_least(monkeypatch, tile_size, b
         assert min(seen[0][0], 5) == blocks and len(seen) == -(-5 // blocks)
 
 
-def test_a_prompt_reads_nothing_of_the_pool(monkeypatch):
+def test_a_prompt_does_not_read_the_pool(monkeypatch):
     cache = make_cache(4, [0, 1], [2, 3])
     attention = PagedAttention(cache, tile_size=4)
     seen = reads(cache, monkeypatch)
@@ -418,13 +417,13 @@ def test_a_prompt_reads_nothing_of_the_pool(monkeypatch):
     assert seen == []
 
 
-# What a step costs
+# The cost of a step
 
 
 def watch(
     sizes: list[tuple[int, int]], tile_size: int = 64, heads: tuple[int, int] = (8, 2), head_dim: int = 64
 ) -> Watch:
-    """A step of one layer, its pool full of zeros; blocks of 16 slots."""
+    """Watch a step of one layer, with blocks of 16 slots and a pool of zeros."""
     counts = [-(-(before + now) // 16) for before, now in sizes]
     blocks = iter(torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0)).tolist())
     tables = [[next(blocks) for _ in range(count)] for count in counts]
@@ -440,13 +439,13 @@ def watch(
 
 
 def tile_bytes(tile_size: int = 64, num_kv_heads: int = 2, head_dim: int = 64) -> int:
-    """Keys and values of `tile_size` slots, in float32."""
+    """Return the bytes of float32 keys and values of `tile_size` slots."""
     return 2 * tile_size * num_kv_heads * head_dim * 4
 
 
 @both_ways
-def test_operations_are_as_many_for_twenty_sequences_as_for_two(way):
-    """If there are as many tiles: these are of 4 blocks of each, and of more once some have ended."""
+def test_the_number_of_operations_does_not_depend_on_the_number_of_sequences(way):
+    """The number of tiles is the same: each has 4 blocks of every sequence, or more if short contexts have ended."""
     for context_len in (1, 64, 500):
         few, many = (watch([(context_len - 1, 1)] * n, tile_size=n * 64) for n in (2, 20))
         assert few.num_operations == many.num_operations > 0
@@ -454,38 +453,38 @@ def test_operations_are_as_many_for_twenty_sequences_as_for_two(way):
     assert watch(mixed * 2, tile_size=640).num_operations == watch(mixed * 8, tile_size=2560).num_operations
 
 
-def test_operations_are_as_many_as_there_are_tiles():
+def test_the_number_of_operations_is_linear_in_the_number_of_tiles():
     few, more, most = (watch([(n * 16 - 1, 1)] * 3).num_operations for n in (2, 4, 8))
     assert most - more == 2 * (more - few) > 0
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 4])
 @both_ways
-def test_the_largest_temporary_of_decode_is_a_tile_however_long_the_context(way, num_seqs):
-    """However many the contexts, too."""
+def test_the_largest_temporary_of_decodes_is_one_tile(way, num_seqs):
+    """It depends neither on the length nor on the number of contexts."""
     largest = [watch([(context_len - 1, 1)] * num_seqs).largest for context_len in (64, 128, 256, 1024)]
     assert largest == [tile_bytes()] * 4
 
 
-def test_a_tile_that_is_too_small_for_its_sequences_has_a_block_of_each():
+def test_a_small_tile_still_has_a_block_of_each_sequence():
     assert watch([(255, 1)] * 20).largest == tile_bytes(tile_size=20 * 16)
 
 
-def test_the_largest_temporary_of_a_chunk_is_a_tile_however_long_its_past():
+def test_the_largest_temporary_of_a_chunk_is_one_tile():
     largest = [watch([(before, 8)]).largest for before in (64, 256, 1024, 4096)]
-    assert largest == [tile_bytes()] * 4, "twice as much: a KV head was copied for each query head"
+    assert largest == [tile_bytes()] * 4, "twice as much means that a KV head was copied for each query head"
 
 
 @pytest.mark.parametrize("now", [1, 8])
-def test_tiles_are_not_all_there_at_one_time(now):
-    """One is read while the one before is still held. A chunk has its queries and outputs, decode a mask besides."""
+def test_only_a_few_tiles_exist_at_a_time(now):
+    """One tile is read while the previous one is still held, beside queries and outputs or a mask."""
     for context_len in (256, 1024, 4096):
         peak = watch([(context_len - now, now)] * 2).peak
-        assert peak <= 3 * tile_bytes(), "tiles are kept after use, or KV heads copied for each query head"
+        assert peak <= 3 * tile_bytes(), "tiles are kept after use, or KV heads are copied for each query head"
 
 
-def test_a_dense_copy_would_have_been_seen_to_grow():
-    """What stage 2 did with each sequence."""
+def test_the_watch_sees_a_dense_copy_grow():
+    """Stage 2 copied each sequence like this."""
     largest = []
     for num_blocks in (4, 16, 64, 256):
         cache = make_cache(num_blocks, block_size=16, head_dim=64)
@@ -496,30 +495,30 @@ def test_a_dense_copy_would_have_been_seen_to_grow():
 
 
 @pytest.mark.parametrize("sizes", [[(199, 1), (150, 1)], [(200, 8)]], ids=["decode", "a chunk"])
-def test_keys_and_values_are_not_repeated_for_the_heads_that_share_them(sizes):
+def test_shared_keys_and_values_are_not_repeated(sizes):
     for num_kv_heads in (1, 2):
         groups = [watch(sizes, heads=(group * num_kv_heads, num_kv_heads)).largest for group in (1, 4, 8)]
         assert groups == [tile_bytes(num_kv_heads=num_kv_heads)] * 3
 
 
-def test_decode_repeats_no_keys_in_plain_operations_either(monkeypatch):
+def test_decodes_do_not_repeat_keys_in_plain_operations_either(monkeypatch):
     monkeypatch.setattr(attention_module, "attend_part", attend_part_reference)
     groups = [watch([(199, 1), (150, 1)], heads=(group * 2, 2)).largest for group in (1, 4, 8)]
     assert groups == [tile_bytes()] * 3
 
 
-# The slot of a token
+# Slots
 
 
-def test_a_slot_is_found_by_the_table_of_the_tokens_sequence():
-    """Block 3 is slots 12 to 15, block 0 slots 0 to 3, block 1 slots 4 to 7."""
+def test_slots_follow_the_block_table_of_each_sequence():
+    """Block 3 has slots 12 to 15, block 0 slots 0 to 3, and block 1 slots 4 to 7."""
     tables = torch.tensor([[3, 0], [1, 1]])
     seqs, positions = torch.tensor([0] * 6 + [1] * 3), torch.tensor([0, 1, 2, 3, 4, 5, 0, 1, 2])
     assert compute_slot_mapping(tables, seqs, positions, block_size=4).tolist() == [12, 13, 14, 15, 0, 1] + [4, 5, 6]
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
-def test_any_tokens_of_any_sequences_find_their_slots_at_once(block_size):
+def test_slots_of_many_tokens_are_computed_at_once(block_size):
     rng = random.Random(block_size)
     tables = [rng.sample(range(100), 7) for _ in range(5)]
     tokens = [(rng.randrange(5), rng.randrange(7 * block_size)) for _ in range(200)]
@@ -528,7 +527,7 @@ def test_any_tokens_of_any_sequences_find_their_slots_at_once(block_size):
     assert compute_slot_mapping(torch.tensor(tables), seqs, positions, block_size).tolist() == expected
 
 
-def test_slots_of_many_tokens_are_found_in_as_many_operations_as_of_one():
+def test_many_slots_take_as_many_operations_as_one():
     def count(num_tokens: int) -> int:
         tables, tokens = torch.arange(12).view(3, 4), torch.arange(num_tokens)
         with Watch() as seen:
@@ -542,8 +541,8 @@ def test_slots_of_many_tokens_are_found_in_as_many_operations_as_of_one():
 
 
 @pytest.mark.parametrize("tile_size, slots", [(1, 4), (8, 8), (1000, 24)])
-def test_the_engine_reads_as_many_slots_at_a_time_as_it_was_told(checkpoint, monkeypatch, tile_size, slots):
-    """A context of 21 tokens is in 6 blocks of 4."""
+def test_the_engine_uses_its_tile_size(checkpoint, monkeypatch, tile_size, slots):
+    """A context of 21 tokens has 6 blocks of 4."""
     llm = LLM(checkpoint, block_size=4, tile_size=tile_size, kv_cache_tokens=64)
     seen = reads(llm.llm_engine.kv_cache, monkeypatch)
     llm.generate([[1] * 20], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
@@ -552,7 +551,7 @@ def test_the_engine_reads_as_many_slots_at_a_time_as_it_was_told(checkpoint, mon
 
 @pytest.mark.parametrize("tile_size", [1, 4, 8, 1000])
 @pytest.mark.parametrize("block_size", [1, 4, 5])
-def test_no_tile_changes_a_token(checkpoint, model, tile_size, block_size):
+def test_tile_size_and_block_size_do_not_change_tokens(checkpoint, model, tile_size, block_size):
     prompts = [[1, 5, 9], [1], list(range(3, 15)), [1, 44]]
     llm = LLM(checkpoint, block_size=block_size, tile_size=tile_size, kv_cache_tokens=200)
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))

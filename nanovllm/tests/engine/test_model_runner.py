@@ -1,4 +1,4 @@
-"""The runner: sequences become one flat step, and its tensors say where each token goes and what it may see."""
+"""The runner turns sequences into one flat step, with metadata for attention."""
 
 import random
 from typing import Any
@@ -14,8 +14,8 @@ from .helpers import make_sequence
 from .pool import BLOCK_SIZE
 
 
-class Recorded(PagedAttention):
-    """Notes the steps that are announced, and answers with zeros."""
+class RecordingAttention(PagedAttention):
+    """An attention backend that records steps, and attends to nothing."""
 
     def __init__(self) -> None:
         self.steps: list[AttentionMetadata] = []
@@ -31,38 +31,38 @@ def sequence_in(table: list[int], num_tokens: int, num_computed_tokens: int = 0)
     return seq
 
 
-def announced(model: LlamaForCausalLM, *batch: tuple[Sequence, int]) -> AttentionMetadata:
-    attention = Recorded()
+def metadata_of(model: LlamaForCausalLM, *batch: tuple[Sequence, int]) -> AttentionMetadata:
+    attention = RecordingAttention()
     ModelRunner(model, attention, BLOCK_SIZE, torch.device("cpu")).run(list(batch))
     return attention.steps[0]
 
 
-def test_a_token_goes_where_the_block_table_says(model):
-    """Block 3 is slots 12 to 15, block 0 slots 0 to 3, block 1 slots 4 to 7."""
+def test_slots_follow_the_block_tables(model):
+    """Block 3 has slots 12 to 15, block 0 slots 0 to 3, and block 1 slots 4 to 7."""
     a, b = sequence_in([3, 0], 6), sequence_in([1], 3)
-    step = announced(model, (a, 6), (b, 3))
+    step = metadata_of(model, (a, 6), (b, 3))
     assert step.slot_mapping.tolist() == [12, 13, 14, 15, 0, 1] + [4, 5, 6]
     assert (step.query_start_loc, step.context_lens) == ([0, 6, 9], [6, 3])
 
 
-def test_later_tokens_go_behind_those_that_are_there(model):
-    """Token 8 begins a block, token 7 ends one, and of the third sequence tokens 3 and 4 come in one step."""
+def test_later_tokens_get_the_next_slots(model):
+    """Token 8 starts a block, token 7 ends one, and the third sequence computes tokens 3 and 4 in one step."""
     batch = [(sequence_in([2, 7, 5], 9, 8), 1), (sequence_in([1, 4], 8, 7), 1), (sequence_in([6, 3], 5, 3), 2)]
-    step = announced(model, *batch)
+    step = metadata_of(model, *batch)
     assert step.slot_mapping.tolist() == [20, 19, 27, 12]
     assert (step.query_start_loc, step.context_lens) == ([0, 1, 2, 4], [9, 8, 5])
 
 
-def test_block_tables_are_one_tensor_and_a_short_one_goes_on_with_its_own_last_block(model):
-    """Whatever is read behind a sequence's end is its own: no other's memory, and no block 0 that it does not hold."""
+def test_block_tables_are_padded_with_their_own_last_block(model):
+    """So reads past the end of a sequence stay within its own memory."""
     batch = [(sequence_in([3, 0], 6), 6), (sequence_in([1], 3), 3), (sequence_in([7, 2, 5], 9, 8), 1)]
-    tables = announced(model, *batch).block_tables
+    tables = metadata_of(model, *batch).block_tables
     assert tables.dtype == torch.int64
     assert tables.tolist() == [[3, 0, 0], [1, 1, 1], [7, 2, 5]]
 
 
-def test_tables_become_a_tensor_without_a_list_of_lists(model, monkeypatch):
-    """A nested one is gone through number by number: with 256 sequences of 4,000 tokens that is most of a step."""
+def test_block_tables_are_not_converted_from_nested_lists(model, monkeypatch):
+    """PyTorch converts those number by number: with 256 sequences of 4,000 tokens that is most of a step."""
     tensor, nested = torch.tensor, []
 
     def watched(values, **options):
@@ -71,34 +71,33 @@ def test_tables_become_a_tensor_without_a_list_of_lists(model, monkeypatch):
 
     monkeypatch.setattr(torch, "tensor", watched)
     batch = [(sequence_in([3, 0], 6), 6), (sequence_in([1], 3), 3), (sequence_in([7, 2, 5], 9, 8), 1)]
-    assert announced(model, *batch).block_tables.shape == (3, 3)
+    assert metadata_of(model, *batch).block_tables.shape == (3, 3)
     assert nested == []
 
 
 def test_blocks_that_are_not_used_yet_are_left_out(model):
-    """Of a prompt of 11 tokens the first 2 are computed now. The rest of its blocks hold what others left there."""
-    step = announced(model, (sequence_in([4, 6, 1], 11), 2), (sequence_in([3, 5], 5, 4), 1))
+    """Only the first 2 of 11 prompt tokens are computed now, so the other blocks hold stale data."""
+    step = metadata_of(model, (sequence_in([4, 6, 1], 11), 2), (sequence_in([3, 5], 5, 4), 1))
     assert step.block_tables.tolist() == [[4, 4], [3, 5]]
     assert step.context_lens == [2, 5]
 
 
 def test_new_blocks_are_those_whose_first_slot_is_written(model):
-    """A prompt's two; of a later chunk the two behind the one that it goes on with; a token's own; of another none."""
+    """Both blocks of a prompt, two of the three blocks of a later chunk, and the block that a decode starts."""
     prompt, chunk = (sequence_in([3, 0], 6), 6), (sequence_in([7, 2, 5, 9], 16, 2), 8)
-    step = announced(model, prompt, chunk, (sequence_in([8, 4], 5, 4), 1), (sequence_in([6, 1], 6, 5), 1))
+    step = metadata_of(model, prompt, chunk, (sequence_in([8, 4], 5, 4), 1), (sequence_in([6, 1], 6, 5), 1))
     assert step.new_blocks.tolist() == [3, 0, 2, 5, 4]
-    assert announced(model, (sequence_in([6, 1], 6, 5), 1)).new_blocks.dtype == torch.int64
+    assert metadata_of(model, (sequence_in([6, 1], 6, 5), 1)).new_blocks.dtype == torch.int64
 
 
-def test_padding_changes_no_sequences_table(model):
+def test_padding_does_not_change_block_tables(model):
     seqs = [sequence_in([3, 0], 6), sequence_in([1], 3)]
-    announced(model, *((seq, seq.num_tokens) for seq in seqs))
+    metadata_of(model, *((seq, seq.num_tokens) for seq in seqs))
     assert [seq.block_table for seq in seqs] == [[3, 0], [1]]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_batch_is_announced_token_for_token(model, seed):
-    """Of random tables, computed so far and now: the slots are those of stage 2's loop over the tokens."""
+def test_random_batches_have_the_slots_of_a_loop_over_tokens(model, seed):
     rng = random.Random(seed)
     blocks = rng.sample(range(100), 60)
     batch = []
@@ -112,4 +111,4 @@ def test_any_batch_is_announced_token_for_token(model, seed):
         for seq, num_tokens in batch
         for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens)
     ]
-    assert announced(model, *batch).slot_mapping.tolist() == expected
+    assert metadata_of(model, *batch).slot_mapping.tolist() == expected
