@@ -98,7 +98,7 @@ class Oracle:
 
 
 def margins(rows: Any) -> list[float]:
-    """Return the lead of each row's best logit in standard deviations. rows float32 [num_rows, vocab_size]"""
+    """Return the lead of each row's best logit in standard deviations. rows float32 [num_rows, vocab_size]."""
     best = rows.topk(2, dim=-1).values
     return ((best[:, 0] - best[:, 1]) / rows.std(dim=-1)).tolist()
 

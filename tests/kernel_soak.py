@@ -191,7 +191,7 @@ def check_tie(engine: LLMEngine, request: Request, before: list[int], token: int
 
 
 def plain_logits(engine: LLMEngine, token_ids: list[int]) -> torch.Tensor:
-    """Return the logits after these tokens, computed at once on an idle engine's pool. float32 [vocab_size]"""
+    """Return the logits after these tokens, computed at once on an idle engine's pool. float32 [vocab_size]."""
     backend, size = engine.executor.backend, engine.config.block_size
     blocks = -(-len(token_ids) // size)
     where = torch.arange(len(token_ids))

@@ -1,6 +1,6 @@
-"""What prose says, taken apart, and checked against what there is: files, commands, names, numbers.
+"""Checks of prose against the repository: its links, files, commands, names and numbers.
 
-Each check returns faults as text, so that tests/test_prose.py can show on made-up prose that it finds them.
+Each check yields faults as text. tests/test_prose.py also shows on made-up prose that the checks find faults.
 """
 
 import ast
@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-SKIPPED = {"exercises", "build", "dist", "node_modules"}  # and what begins with a dot
+SKIPPED = {"exercises", "build", "dist", "node_modules"}  # and hidden folders
 GENERATED = re.compile(r"<!-- figures: (\w+) -->.*?<!-- /figures -->", re.DOTALL)
 INLINE = re.compile(r"<!-- (?:n: \S+|said) -->.*?<!-- / -->", re.DOTALL)
 MARK = re.compile(r"<!-- n: ([\w.]+)(?::\S+)? -->(.*?)<!-- / -->", re.DOTALL)
@@ -20,8 +20,13 @@ INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    [^\n]*\n(?:\n(?=    ))?)+)")  # 
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"[\w.*/-]+\.(?:py|md|toml|txt|json|ipynb|svg|safetensors|model)")
-NOT_HERE = {".venv", "exercises"}  # made by commands, ignored by git
-NOT_HERE |= {"org", "tokenizer.json", "model.safetensors.index.json", "adapter_config.json"}  # of other checkpoints
+NOT_HERE = {".venv", "exercises"}  # created by commands, ignored by git
+NOT_HERE |= {
+    "org",
+    "tokenizer.json",
+    "model.safetensors.index.json",
+    "adapter_config.json",
+}  # files of other checkpoints
 
 
 class Prose(NamedTuple):
@@ -30,19 +35,19 @@ class Prose(NamedTuple):
 
     @property
     def by_hand(self) -> str:
-        """Without what the figures write."""
+        """Return the text without generated figures."""
         return INLINE.sub(" ", GENERATED.sub("\n", self.text))
 
     @property
     def code_blocks(self) -> list[str]:
-        """Fenced and indented blocks, outdented."""
+        """Return fenced and indented blocks, without their indentation."""
         fenced = [match[2] for match in FENCE.finditer(self.by_hand)]
         indented = INDENTED.findall(FENCE.sub("", self.by_hand))
         return fenced + [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in indented]
 
     @property
     def sentences(self) -> str:
-        """What is left without blocks of code and what the figures write."""
+        """Return the text without blocks of code and generated figures."""
         return INDENTED.sub("\n", FENCE.sub("\n", self.by_hand))
 
     @property
@@ -59,7 +64,7 @@ def is_ours(path: Path) -> bool:
 
 
 def read(path: Path) -> Prose:
-    """A page; of a notebook its cells of prose."""
+    """Read a page, or the Markdown cells of a notebook."""
     text = path.read_text(encoding="utf-8")
     return Prose(path, "\n\n".join(cells(text, "markdown")) + "\n" if path.suffix == ".ipynb" else text)
 
@@ -69,9 +74,11 @@ def cells(notebook: str, kind: str) -> list[str]:
 
 
 def titles(notebook: str) -> list[str]:
-    """What the cells of code write over pictures, without what they put in: text named `finding`, or given to figure().
+    r"""Return the titles that code cells give to pictures, without formatted values.
 
-    >>> cell = 'finding = f"{n} in 12 ms"\\npictures.figure("Slow")'
+    A title is the value of `finding`, or an argument of figure().
+
+    >>> cell = 'finding = f"{n} in 12 ms"\npictures.figure("Slow")'
     >>> titles(json.dumps({"cells": [{"cell_type": "code", "source": [cell]}]}))
     [' in 12 ms', 'Slow']
     """
@@ -83,7 +90,7 @@ def titles(notebook: str) -> list[str]:
 
 
 class Repository:
-    """What there is to name."""
+    """A repository, and the things in it that prose can name."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -103,18 +110,16 @@ class Repository:
 
     @cached_property
     def names(self) -> set[str]:
-        """Every identifier in the code, and every word of a string that is no docstring: choices, flags, keys; and the
-        tests that there are.
-        """
+        """Return all identifiers in the code, the words of its strings (options, keys), of settings, and test names."""
         return {name for path in self._code for name in names_in(path)} | self._words_of_settings | self._tests
 
     @cached_property
     def classes(self) -> dict[str, list[Path]]:
-        found: dict[str, list[Path]] = {}
+        classes: dict[str, list[Path]] = {}
         for path in self._code:
             for name in re.findall(r"^\s*class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
-                found.setdefault(name, []).append(path)
-        return found
+                classes.setdefault(name, []).append(path)
+        return classes
 
     @property
     def _code(self) -> list[Path]:
@@ -133,7 +138,7 @@ class Repository:
         return {word for path in settings for word in re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8"))}
 
     def has_file(self, name: str, near: Path) -> bool:
-        """Is it beside `near`, at the root, in stages/, in a stage, or, if it is a bare file name, anywhere?"""
+        """Look for a file next to `near`, at the root, in stages/ and in each stage, or anywhere for a bare file name."""
         name = name.rstrip("/")
         folders = [near.parent, self.root, self.root / "stages", *self.stages]
         if any((folder / name).exists() or ("*" in name and any(folder.glob(name))) for folder in folders):
@@ -161,7 +166,7 @@ def names_in(path: Path) -> Iterator[str]:
 
 
 def link_faults(prose: Prose) -> Iterator[str]:
-    """Links to files that are not there, or to headings that a file does not have."""
+    """Yield links to missing files and headings."""
     for target in LINK.findall(FENCE.sub("", prose.text)):
         if re.match(r"[a-z]+:", target):
             continue
@@ -174,7 +179,7 @@ def link_faults(prose: Prose) -> Iterator[str]:
 
 
 def headings(path: Path) -> set[str]:
-    """Anchors as code hosts make them.
+    """Return the anchors that code hosts give to the headings of a page.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "a.md"); _ = path.write_text("# Is it right? Is it fast?")
@@ -186,14 +191,15 @@ def headings(path: Path) -> set[str]:
 
 
 def file_faults(prose: Prose, repository: Repository) -> Iterator[str]:
-    """Paths in backticks that are not there."""
+    """Yield paths in backticks that do not exist."""
     for span in prose.spans:
         if is_path(span) and not repository.has_file(span, prose.path):
             yield f"`{span}`: no such file or folder"
 
 
 def is_path(span: str) -> bool:
-    """
+    """Return True if a span names a file or folder of the repository.
+
     >>> [is_path(span) for span in ("llama/", "stages/chain.py", "*.safetensors", "q.k / v", "top_k")]
     [True, True, True, False, False]
     """
@@ -203,7 +209,7 @@ def is_path(span: str) -> bool:
 
 
 def command_faults(prose: Prose, repository: Repository) -> Iterator[str]:
-    """Commands in blocks of code and in backticks: make targets, modules, scripts and flags that are not there."""
+    """Yield make targets, modules, scripts and flags of commands that do not exist."""
     lines = [line for block in prose.code_blocks for line in block.splitlines()] + prose.spans
     for line in lines:
         words = line.removeprefix("$ ").split("#")[0].split()
@@ -237,11 +243,11 @@ def one_command(words: list[str], repository: Repository) -> Iterator[str]:
         for flag in (word.split("=")[0] for word in words if re.match(r"--\w", word)):
             name = flag[2:].replace("-", "_")
             if flag != "--help" and not {name, name.removeprefix("no_")} & repository.names:
-                yield f"nothing takes {flag}"
+                yield f"no command has the option {flag}"
 
 
 def name_faults(prose: Prose, repository: Repository, foreign: set[str]) -> Iterator[str]:
-    """Names in backticks that the code does not have."""
+    """Yield names in backticks that are not in the code."""
     for span in prose.spans:
         if is_path(span) or re.match(r"(make|python\d?|git|pip|pytest|nanovllm|\.venv|exercises)\b", span):
             continue
@@ -273,13 +279,14 @@ MEASURED = re.compile(rf"(?<![\w.])\d[\d,.]*[\s-]?(?:{UNITS})(?![\w/])")
 
 
 def number_faults(prose: Prose, allowed: Iterable[str] = ()) -> Iterator[str]:
-    """Numbers with a unit that somebody typed: a measurement comes from results.json. `allowed` are definitions, and
-    what somebody else says.
+    """Yield numbers with a unit that were typed by hand: measurements come from results.json.
+
+    `allowed` are definitions, and numbers that others measured.
     """
     sentences = re.sub(r"\s+", " ", SPAN.sub(" ", prose.sentences))
     for text in (" ".join(each.split()) for each in allowed):
         if text not in sentences:
-            yield f"{text!r} is allowed, but is not there any more: take it off the list"
+            yield f"{text!r} is allowed but not in the text: remove it from the list"
         sentences = sentences.replace(text, " ")
     for match in MEASURED.finditer(sentences):
         around = sentences[max(0, match.start() - 30) : match.end() + 20]
@@ -287,7 +294,7 @@ def number_faults(prose: Prose, allowed: Iterable[str] = ()) -> Iterator[str]:
 
 
 def mark_faults(prose: Prose) -> Iterator[str]:
-    """Marks of the figures that do not close, which nobody would ever fill in."""
+    """Yield marks of figures that do not close: they would never be filled in."""
     for name, opening, closing, whole in (
         ("figures", "<!-- figures:", "<!-- /figures -->", GENERATED),
         ("n", "<!-- (?:n:|said)", "<!-- / -->", INLINE),
@@ -298,7 +305,7 @@ def mark_faults(prose: Prose) -> Iterator[str]:
 
 
 def form_faults(pages: Iterable[Prose]) -> Iterator[str]:
-    """Keys that two places show differently: 1.1 here, 1.13 there."""
+    """Yield keys that two places format differently, such as 1.1 and 1.13."""
     shown: dict[str, dict[str, Path]] = {}
     for prose in pages:
         for key, text in MARK.findall(prose.text):

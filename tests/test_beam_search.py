@@ -76,7 +76,7 @@ def expected(prompt: str, search: Search) -> Beams:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[tuple[str, ...], Path]:
-    """The shipped checkpoint with each set of EOS tokens."""
+    """Return the shipped checkpoint with each set of EOS tokens."""
     folders = {}
     for search in SEARCHES:
         if search.endings not in folders:

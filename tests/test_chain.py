@@ -1,4 +1,4 @@
-"""The tools of the chain, on a made-up chain of three small stages in a repository of its own; then on the real one."""
+"""The tools of the chain: on a made-up chain of three small stages in its own repository, and on the real one."""
 
 import os
 import shutil
@@ -268,7 +268,7 @@ S1, S2, S3 = "stages/s1_pool", "stages/s2_all_or_nothing", "stages/s3_server"
 
 
 def git(root: Path, *arguments: str) -> None:
-    """Run git in a made-up repository, without the settings of the person who runs the tests."""
+    """Run git in a made-up repository, without the user's settings."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     for who in ("AUTHOR", "COMMITTER"):
@@ -291,7 +291,7 @@ def made_up_chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_other_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run by a git hook, the tests would find its repository named in the environment."""
+    """Remove git's variables, which a git hook that runs the tests would set."""
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
 
@@ -306,7 +306,7 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def chain(root: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command on the made-up chain; gives the exit status and all that it printed."""
+    """Return a function that runs a command on the made-up chain and returns its exit status and output."""
 
     def run(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
@@ -324,7 +324,7 @@ def edit(root: Path, file: str, old: str, new: str) -> None:
 
 
 class TestCheck:
-    def test_the_chain_as_declared_passes(self, chain: Run) -> None:
+    def test_made_up_chain_passes(self, chain: Run) -> None:
         assert chain("check") == (0, "stages are as chain.toml says: s1, s2, s3, final\n")
 
     @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ class TestCheck:
             ("stages/s9_secret/pool.py", "", "", "stages/s9_secret is not in chain.toml"),
         ],
     )
-    def test_a_fault_is_named(self, chain: Run, root: Path, file: str, old: str, new: str, fault: str) -> None:
+    def test_fault_is_reported(self, chain: Run, root: Path, file: str, old: str, new: str, fault: str) -> None:
         (root / file).parent.mkdir(exist_ok=True)
         (root / file).touch()
         edit(root, file, old, new)
@@ -367,7 +367,7 @@ class TestCheck:
         assert status == 1
         assert fault in printed
 
-    def test_all_faults_are_named(self, chain: Run, root: Path) -> None:
+    def test_all_faults_are_reported(self, chain: Run, root: Path) -> None:
         edit(root, f"{S2}/__main__.py", "8", "9")
         (root / f"{S2}/extra.py").write_text("x = 1\n")
         (root / f"{S3}/server.py").unlink()
@@ -375,7 +375,7 @@ class TestCheck:
         assert status == 1
         assert all(f"{file} " in printed for file in (f"{S2}/__main__.py", f"{S2}/extra.py", f"{S3}/server.py"))
 
-    def test_tests_and_prose_are_free(self, chain: Run, root: Path) -> None:
+    def test_tests_and_prose_may_differ(self, chain: Run, root: Path) -> None:
         for file in ("tests/test_more.py", "README.md", "__init__.py", "tests/test_pool.py"):
             with (root / S2 / file).open("a") as stream:
                 stream.write("# more\n")
@@ -401,13 +401,15 @@ class TestCheck:
             ("stages = [", "stages = ", "chain.toml: "),
         ],
     )
-    def test_a_mistake_in_the_toml_is_one_line(self, chain: Run, root: Path, old: str, new: str, message: str) -> None:
+    def test_invalid_toml_is_reported_in_one_line(
+        self, chain: Run, root: Path, old: str, new: str, message: str
+    ) -> None:
         edit(root, "stages/chain.toml", old, new)
         status, printed = chain("check")
         assert (status, printed.count("\n")) == (2, 1)
         assert message in printed
 
-    def test_a_single_stage_passes_and_says_so(self, chain: Run, root: Path) -> None:
+    def test_single_stage_passes_with_a_note(self, chain: Run, root: Path) -> None:
         first = TOML.split("[s2]")[0].replace(', "s2_all_or_nothing", "s3_server"', "")
         (root / "stages/chain.toml").write_text(first)
         shutil.rmtree(root / S2)
@@ -418,23 +420,23 @@ class TestCheck:
 
 
 class TestSize:
-    def test_prose_does_not_count(self) -> None:
+    def test_comments_and_docstrings_do_not_count(self) -> None:
         source = (
             '"""Doc."""\nclass A:\n    """Doc.\n\n    More.\n    """\n\n    # why\n    x = """\n# text\n\n"""  # why\n'
         )
         assert code_lines(source) == ["class A:", '    x = """', "# text", '"""']
 
-    def test_a_stage_counts_what_it_adds(self, root: Path) -> None:
+    def test_added_lines_of_a_stage(self, root: Path) -> None:
         first, second, last = load(root).stages
         assert added_lines(first) == 2 + 7 + 1 + 1  # __main__.py, pool.py, old.py, shape/box.py
         assert added_lines(second) == 12
         assert (added_lines(last), optional_lines(last)) == (6, 1)
 
-    def test_only_new_comments_add_nothing(self, root: Path) -> None:
+    def test_new_comments_add_no_lines(self, root: Path) -> None:
         edit(root, f"{S3}/__main__.py", "\nprint", "# why\n\nprint")
         assert added_lines(load(root).stages[2]) == 6
 
-    def test_what_is_optional_is_told_apart(self, chain: Run) -> None:
+    def test_optional_lines_are_counted_separately(self, chain: Run) -> None:
         assert [line.split() for line in chain("size")[1].splitlines()[2:]] == [
             ["s3_server", "6", "of", "7", "lines,", "1", "file"],
             ["optional", "1", "of", "1", "lines,", "1", "file"],
@@ -442,7 +444,7 @@ class TestSize:
 
 
 class TestDiff:
-    def test_is_in_reading_order_with_each_why(self, chain: Run) -> None:
+    def test_diff_is_in_reading_order_with_reasons(self, chain: Run) -> None:
         status, printed = chain("diff", "2")
         marks = ["pool.py, changed", "take all", "+        # all", "old.py, removed", "not needed", "-x = 1"]
         assert status == 0
@@ -451,7 +453,7 @@ class TestDiff:
         assert "\033" not in printed
         assert "\033[32m+" in chain("diff", "s2", "--color")[1]
 
-    def test_begins_with_its_contents_and_shows_one_file_if_asked(self, chain: Run) -> None:
+    def test_diff_begins_with_its_contents_and_can_show_one_file(self, chain: Run) -> None:
         printed = chain("diff", "2")[1]
         assert "  1. pool.py  changed, +22 -3  take all or nothing\n  2. old.py   removed, 1 line" in printed
         assert 'One file alone: make diff STAGE=2 ARGS="--file pool.py"' in printed
@@ -459,14 +461,14 @@ class TestDiff:
         assert status == 0 and printed.startswith("=== 2 of 2: old.py, removed ====") and "pool.py" not in printed
         assert chain("diff", "2", "--file", "x") == (2, "chain: s2 does not change 'x'; it changes pool.py, old.py\n")
 
-    def test_of_the_first_stage_the_lesson_is_shown_and_the_rest_may_be_skipped(self, chain: Run) -> None:
+    def test_diff_of_the_first_stage_shows_its_lesson(self, chain: Run) -> None:
         printed = chain("diff", "1")[1]
         marks = ["1. pool.py ", "Skip on first reading:", "2. __main__.py", "=== 1 of 4: pool.py, new", "class Pool:"]
         places = [printed.index(mark) for mark in marks]
         assert places == sorted(places) and "=== 2 of 4" not in printed
         assert "print(Pool(8).size())" in chain("diff", "1", "--file", "__main__.py")[1]
 
-    def test_on_a_terminal_the_readers_pager_shows_it(
+    def test_terminal_uses_the_readers_pager(
         self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -491,11 +493,11 @@ class TestDiff:
         assert "## 2. [extra.py](extra.py): new, optional, 1 line\n\nand more\n" in third
         assert "2 of 2: extra.py, new, optional =" in chain("diff", "3")[1]
 
-    def test_a_fence_is_longer_than_those_of_the_text(self, root: Path) -> None:
+    def test_fence_is_longer_than_those_in_the_text(self, root: Path) -> None:
         edit(root, f"{S3}/extra.py", "x = 1", 'x = "```"')
         assert '````python\nx = "```"\n````' in diff_md(load(root).stages[2])
 
-    def test_diff_md_does_not_depend_on_the_readers_settings(self, chain: Run, root: Path) -> None:
+    def test_diff_md_does_not_depend_on_git_settings(self, chain: Run, root: Path) -> None:
         for setting in ("diff.noprefix true", "diff.context 9", "color.ui always", "diff.suppressBlankEmpty true"):
             git(root, "config", *setting.split())
         assert chain("check")[0] == 0
@@ -503,12 +505,12 @@ class TestDiff:
 
 class TestFunctions:
     @pytest.mark.parametrize("name", ["Pool.take", "Pool.Report.line", "twice", "Pool.__init__"])
-    def test_a_cut_loses_nothing(self, name: str) -> None:
+    def test_cutting_a_function_loses_nothing(self, name: str) -> None:
         function = find(POOL_2, name)
         assert function is not None
         assert function.above + function.head + function.body + function.below == POOL_2
 
-    def test_what_is_not_there(self) -> None:
+    def test_missing_functions(self) -> None:
         assert find(POOL_2, "Pool.line") is None
         with pytest.raises(ChainError, match="2 functions are called f"):
             find("def f(): pass\ndef f(): pass\n", "f")
@@ -521,7 +523,7 @@ class TestFunctions:
             'def f():\n    """Doc.\n\n    More."""\n\n    return """\nleft\n"""\n',
         ],
     )
-    def test_another_body(self, source: str) -> None:
+    def test_body_can_be_replaced(self, source: str) -> None:
         function = find(source, "f")
         assert function is not None
         assert "return" not in function.head
@@ -533,7 +535,7 @@ class TestFunctions:
 
 
 class TestExercise:
-    def test_opens_the_functions_and_gives_the_rest(self, chain: Run, root: Path) -> None:
+    def test_exercise_opens_its_functions_and_keeps_the_rest(self, chain: Run, root: Path) -> None:
         status, printed = chain("exercise", "2")
         assert status == 0
         assert "3 steps, about 16 minutes" in printed
@@ -560,24 +562,24 @@ def twice(count: int) -> int:
         assert (root / "exercises/s2/__main__.py").read_text() == MAIN
         assert not (root / "exercises/s2/DIFF.md").exists()
 
-    def test_a_copy_runs(self, chain: Run, root: Path) -> None:
+    def test_exercise_runs(self, chain: Run, root: Path) -> None:
         chain("exercise", "2")
         command = [sys.executable, "-m", "exercises.s2"]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
         assert done.stdout == "8\n"
 
-    def test_a_later_step_gives_the_earlier_ones_solved(self, chain: Run, root: Path) -> None:
+    def test_later_step_begins_with_earlier_steps_solved(self, chain: Run, root: Path) -> None:
         chain("exercise", "s2", "--step", "3")
         solved, twice = POOL_2.split("def twice")
         assert (root / "exercises/s2/pool.py").read_text().startswith(solved)
         assert twice not in (root / "exercises/s2/pool.py").read_text()
 
-    def test_work_is_not_overwritten(self, chain: Run, root: Path) -> None:
+    def test_work_of_the_learner_is_not_overwritten(self, chain: Run, root: Path) -> None:
         chain("exercise", "2")
-        assert chain("exercise", "2", "--step", "2")[0] == 0  # nothing was changed: it may be replaced
+        assert chain("exercise", "2", "--step", "2")[0] == 0  # unchanged, so it may be replaced
         edit(root, "exercises/s2/pool.py", "raise NotImplementedError", "return")
         mine = (root / "exercises/s2/pool.py").read_text()
-        for step, at in (("", 2), ("1", 1), ("3", 3)):  # asks how to go on; without a number, where it was
+        for step, at in (("", 2), ("1", 1), ("3", 3)):  # print how to go on; without a number, from the current step
             status, printed = chain("exercise", "2", *(["--step", step] if step else []))
             assert status == 0 and "Your work in exercises/s2 stays as it is" in printed
             assert f"Look for EXERCISE step {at} in exercises/s2/pool.py." in printed
@@ -585,13 +587,13 @@ def twice(count: int) -> int:
         assert chain("exercise", "2", "--force")[0] == 0
         assert (root / "exercises/s2/pool.py").read_text() != mine
 
-    def test_a_folder_of_unknown_origin_is_work(self, chain: Run, root: Path) -> None:
+    def test_unknown_folder_counts_as_work(self, chain: Run, root: Path) -> None:
         (root / "exercises/s2").mkdir(parents=True)
         (root / "exercises/s2/pool.py").write_text("mine\n")
         assert "stays as it is" in chain("exercise", "2")[1]
         assert (root / "exercises/s2/pool.py").read_text() == "mine\n"
 
-    def test_hint_and_solution_write_nothing(self, chain: Run, root: Path) -> None:
+    def test_hints_and_solutions_write_nothing(self, chain: Run, root: Path) -> None:
         assert chain("exercise", "2", "--step", "2", "--hint") == (0, "step 2, Say it in a line: An f-string.\n")
         assert chain("exercise", "2", "--step", "2", "--hint", "2")[1].endswith(": Of both numbers.\n")
         for name in ("twice", "pool.py:twice"):
@@ -608,7 +610,7 @@ def twice(count: int) -> int:
             (["2", "--reveal", "size"], "none of the exercise's functions is called 'size': pool.py:Pool.take"),
         ],
     )
-    def test_a_mistake_is_one_line(self, chain: Run, arguments: list[str], message: str) -> None:
+    def test_misuse_is_reported_in_one_line(self, chain: Run, arguments: list[str], message: str) -> None:
         status, printed = chain("exercise", *arguments)
         assert (status, printed.count("\n")) == (2, 1)
         assert message in printed
@@ -622,7 +624,7 @@ SOLUTIONS = {
 
 
 def solve(root: Path, name: str, body: str | None = None) -> None:
-    """Write a function of exercises/s2, as a learner would."""
+    """Write a function of exercises/s2, like a learner."""
     file = root / "exercises/s2/pool.py"
     function = find(file.read_text(), {"take": "Pool.take", "line": "Pool.Report.line"}.get(name, name))
     assert function is not None
@@ -630,11 +632,11 @@ def solve(root: Path, name: str, body: str | None = None) -> None:
 
 
 class TestTheLearnersWork:
-    """exercise --check: what `make check` runs."""
+    """exercise --check, which `make check` runs."""
 
     @pytest.fixture
     def check(self, root: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-        """The check prints from processes of its own, too."""
+        """Return a function that runs a check and returns its output, including that of its subprocesses."""
 
         def run(*arguments: str) -> tuple[int, str]:
             capfd.readouterr()
@@ -645,7 +647,7 @@ class TestTheLearnersWork:
         main(["exercise", "2"], root)
         return run
 
-    def test_red_says_what_is_expected_and_where_and_what_to_do(self, check: Run) -> None:
+    def test_red_test_prints_the_expectation_the_place_and_help(self, check: Run) -> None:
         status, printed = check()
         assert status == 1
         assert printed.startswith("Step 1 of 3 is red: Take all or nothing.\n0 of 1 tests are green.")
@@ -659,11 +661,11 @@ class TestTheLearnersWork:
         ):
             assert words in printed
 
-    def test_the_message_of_an_assert_is_said(self, check: Run, root: Path) -> None:
+    def test_message_of_an_assert_is_printed(self, check: Run, root: Path) -> None:
         solve(root, "take", "        return [1]\n")
         assert "  because    none is taken\n  result     assert [1] == []\n" in check()[1]
 
-    def test_green_says_what_works_and_the_next_command(self, check: Run, root: Path) -> None:
+    def test_green_step_prints_what_works_and_the_next_command(self, check: Run, root: Path) -> None:
         solve(root, "take")
         status, printed = check()
         assert status == 0
@@ -673,35 +675,35 @@ class TestTheLearnersWork:
         )
         assert main(["exercise", "2", "--hint"], root) == 0, "the step is remembered"
 
-    def test_a_function_that_is_not_written_is_named(self, check: Run, root: Path) -> None:
+    def test_unwritten_function_is_named(self, check: Run, root: Path) -> None:
         solve(root, "take")
         solve(root, "twice")  # the third step, before the second
         printed = check("--step", "2")[1]
         assert "  result     Pool.Report.line is not written yet: pool.py, line 28\n" in printed
 
     @pytest.mark.full
-    def test_what_was_green_and_is_red_again_comes_first(self, check: Run, root: Path) -> None:
+    def test_earlier_step_that_turns_red_comes_first(self, check: Run, root: Path) -> None:
         solve(root, "line")
         assert check()[1].startswith("Step 1 of 3 is red")
 
-    def test_a_file_that_is_not_python_is_named(self, check: Run, root: Path) -> None:
+    def test_syntax_error_is_located(self, check: Run, root: Path) -> None:
         solve(root, "take", "        if (\n")
         status, printed = check()
         assert status == 1 and printed.startswith("exercises/s2/pool.py, line 14, is not Python yet: ")
 
     @pytest.mark.full
-    def test_an_import_that_is_broken_is_said(self, check: Run, root: Path) -> None:
+    def test_broken_import_is_reported(self, check: Run, root: Path) -> None:
         edit(root, "exercises/s2/pool.py", "def twice", "def thrice")
         printed = check()[1]
         assert "  result     ImportError: cannot import name 'twice'" in printed
 
     @pytest.mark.full
-    def test_a_loop_that_never_ends_is_ended(self, check: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_endless_loop_is_stopped(self, check: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SECONDS_FOR_A_TEST", "1")
         solve(root, "take", "        while True:\n            pass\n")
         assert "did not end in 1 seconds: is there a loop that never ends?" in check()[1]
 
-    def test_the_last_step_ends_in_a_story_and_the_gain(self, check: Run, root: Path) -> None:
+    def test_last_step_prints_a_story_and_the_gain(self, check: Run, root: Path) -> None:
         for name in SOLUTIONS:
             solve(root, name)
         status, printed = check()
@@ -711,7 +713,7 @@ class TestTheLearnersWork:
         assert "              stage 1  your code\n  slots left        0          2\n" in printed
         assert "Next:  make diff STAGE=2" in printed
 
-    def test_tests_that_are_green_are_not_enough(self, check: Run, root: Path) -> None:
+    def test_gain_must_be_green_too(self, check: Run, root: Path) -> None:
         for name in SOLUTIONS:
             solve(root, name)
         solve(root, "take", "        return [] if count > 2 and self.free.pop() else [1]\n")
@@ -719,14 +721,14 @@ class TestTheLearnersWork:
         assert status == 1
         assert "The steps are green, but a test of the gain is red." in printed and "expected   Gain." in printed
 
-    def test_what_is_not_there_is_one_line(self, chain: Run) -> None:
+    def test_missing_exercise_is_reported_in_one_line(self, chain: Run) -> None:
         message = "chain: there is no exercises/s2 yet: make exercise STAGE=2 writes it\n"
         assert chain("exercise", "2", "--check") == (2, message)
         tries = "Stage 1 has no exercise: there is no stage before it. Try these on a copy:\n"
         for flags in ([], ["--check"]):
             assert chain("exercise", "1", *flags) == (0, tries + "  1. another pool\n  2. another size\n")
 
-    def test_a_body_that_does_not_fit_any_more_is_shown_and_not_given(self, chain: Run, root: Path) -> None:
+    def test_outdated_body_is_shown_as_a_comment(self, chain: Run, root: Path) -> None:
         edit(root, f"{S1}/pool.py", "return [self.free", "self.peak = 1\n        return [self.free")
         chain("exercise", "2")
         body = (root / "exercises/s2/pool.py").read_text().split("step 1: Take all or nothing\n")[1]
@@ -738,10 +740,10 @@ class TestTheLearnersWork:
 
 
 class TestProof:
-    def test_red_before_each_step_and_green_after(self, chain: Run) -> None:
+    def test_steps_are_red_before_and_green_after(self, chain: Run) -> None:
         assert chain("check", "--exercises") == (0, "stages and exercises are as chain.toml says: s1, s2, s3, final\n")
 
-    def test_what_is_not_so_is_named(self, root: Path) -> None:
+    def test_wrong_colors_are_reported(self, root: Path) -> None:
         edit(root, f"{S2}/tests/test_pool.py", "== []", "or True")
         edit(root, f"{S2}/tests/test_pool.py", 'assert Pool.Report.line(1) == "1 of 8"', "assert twice(1) == 2")
         edit(root, f"{S2}/tests/test_gain.py", "pool.take(3)", "pass")
@@ -750,7 +752,7 @@ class TestProof:
             f"{S2}: tests/test_pool.py::test_line is not green with 2 steps solved",
         ]
 
-    def test_tests_that_cannot_run_prove_nothing(self, root: Path) -> None:
+    def test_tests_that_cannot_run_are_a_fault(self, root: Path) -> None:
         edit(root, f"{S2}/tests/test_pool.py", "from ..pool", "from ..pond")
         found = proof_faults(load(root).stages[1])
         assert len(found) == 4
@@ -758,7 +760,7 @@ class TestProof:
 
 
 class TestPropagate:
-    def test_a_fix_flows_to_the_last_stage(self, chain: Run, root: Path) -> None:
+    def test_fix_reaches_the_last_stage(self, chain: Run, root: Path) -> None:
         edit(root, f"{S1}/__main__.py", "8", "9")  # the same in all stages
         edit(root, f"{S1}/pool.py", "range(size)", "range(1, size)")  # in a file that s2 changes elsewhere
         edit(root, f"{S1}/README.md", "One", "1")
@@ -781,7 +783,7 @@ class TestPropagate:
         assert chain("propagate", "s1")[0] == 0, "merging again changes nothing"
         assert (root / f"{S3}/pool.py").read_text() == POOL_2.replace("range(size)", "range(1, size)")
 
-    def test_files_come_and_go(self, chain: Run, root: Path) -> None:
+    def test_files_are_added_and_deleted(self, chain: Run, root: Path) -> None:
         (root / f"{S1}/__main__.py").unlink()
         edit(root, f"{S1}/old.py", "1", "2")  # s2 does not have it
         status, printed = chain("propagate", "s1")
@@ -789,14 +791,14 @@ class TestPropagate:
         assert f"{S2}/__main__.py: deleted\n{S2}/old.py: left out: s2_all_or_nothing has no such file\n" in printed
         assert not (root / f"{S3}/__main__.py").exists()
 
-    def test_an_edit_that_is_committed_already(self, chain: Run, root: Path) -> None:
+    def test_committed_edit_needs_since(self, chain: Run, root: Path) -> None:
         edit(root, f"{S2}/__main__.py", "8", "9")
         git(root, "commit", "-qam", "edit")
         assert chain("propagate", "s2") == (0, "nothing to propagate\n")
         assert chain("propagate", "s2", "--since", "HEAD~1")[0] == 0
         assert "9" in (root / f"{S3}/__main__.py").read_text()
 
-    def test_a_conflict_is_named_marked_and_resumed(self, chain: Run, root: Path) -> None:
+    def test_conflict_is_marked_and_resumed(self, chain: Run, root: Path) -> None:
         edit(root, f"{S1}/__main__.py", "8", "9")
         edit(root, f"{S1}/pool.py", "for _ in range(count)]", "for _ in range(max(count, 0))]")
         edit(root, f"{S1}/pool.py", "`count` slots", "`count` slots, the last first")
@@ -831,7 +833,7 @@ class TestPropagate:
         assert "10" in (root / f"{S3}/__main__.py").read_text()
         assert chain("propagate", "--abort") == (2, "chain: no propagate is unfinished: there is nothing to abort\n")
 
-    def test_deleted_here_and_changed_there_is_a_conflict(self, chain: Run, root: Path) -> None:
+    def test_deletion_of_a_changed_file_is_a_conflict(self, chain: Run, root: Path) -> None:
         (root / f"{S1}/pool.py").unlink()
         status, printed = chain("propagate", "s1")
         assert status == 1
@@ -840,7 +842,7 @@ class TestPropagate:
         assert chain("propagate", "s1")[0] == 0, "run again: it is kept"
         assert (root / f"{S3}/pool.py").read_text() == POOL_2
 
-    def test_giving_up_puts_all_back(self, chain: Run, root: Path) -> None:
+    def test_abort_restores_all_files(self, chain: Run, root: Path) -> None:
         edit(root, f"{S1}/__main__.py", "8", "9")
         edit(root, f"{S1}/pool.py", "Take `count` slots.", "Take some.")
         (root / f"{S1}/new.py").write_text("x = 1\n")
@@ -860,19 +862,19 @@ class TestPropagate:
             (["s8"], "there is no stage 's8'"),
         ],
     )
-    def test_a_mistake_is_one_line(self, chain: Run, arguments: list[str], message: str) -> None:
+    def test_misuse_is_reported_in_one_line(self, chain: Run, arguments: list[str], message: str) -> None:
         status, printed = chain("propagate", *arguments)
         assert (status, printed.count("\n")) == (2, 1)
         assert message in printed
 
-    def test_a_stage_without_a_past_has_no_base(self, chain: Run, root: Path) -> None:
+    def test_uncommitted_stage_has_no_base(self, chain: Run, root: Path) -> None:
         git(root, "mv", S2, "stages/s2_blocks")
         edit(root, "stages/chain.toml", "s2_all_or_nothing", "s2_blocks")
         assert chain("propagate", "s1")[1].startswith("chain: stages/s2_blocks is not in HEAD: commit it")
 
 
 class TestPackage:
-    """The last link, from the last stage to the package, in which files have other names."""
+    """The last link, from the last stage to the package, where files have other names."""
 
     @pytest.mark.parametrize(
         ("file", "old", "new", "fault"),
@@ -908,7 +910,7 @@ class TestPackage:
             ("stages/chain.toml", '"engine/pool.py", why', '"engine/twice.py", why', "twice.py is declared 2 times"),
         ],
     )
-    def test_a_fault_is_named(self, chain: Run, root: Path, file: str, old: str, new: str, fault: str) -> None:
+    def test_fault_is_reported(self, chain: Run, root: Path, file: str, old: str, new: str, fault: str) -> None:
         (root / file).touch()
         edit(root, file, old, new)
         status, printed = chain("check")
@@ -920,13 +922,13 @@ class TestPackage:
         assert chain("check") == (0, "stages are as chain.toml says: s1, s2, s3\n")
         assert chain("diff", "final")[0] == 2
 
-    def test_its_own_files_and_each_stages_are_free(self, chain: Run, root: Path) -> None:
+    def test_its_own_files_and_free_files_may_differ(self, chain: Run, root: Path) -> None:
         (root / "final/engine/more.py").touch()
         (root / f"{S3}/tests/test_more.py").touch()
         edit(root, f"{S3}/__init__.py", "Three", "3")
         assert chain("check")[0] == 0
 
-    def test_the_diff_is_in_reading_order_across_renamed_paths(self, chain: Run) -> None:
+    def test_diff_follows_renamed_paths_in_reading_order(self, chain: Run) -> None:
         status, printed = chain("diff", "final")
         assert status == 0
         assert "final: what changes from s3_server, 4 files\n" in printed
@@ -944,13 +946,13 @@ class TestPackage:
         places = [printed.index(mark) for mark in marks]
         assert places == sorted(places)
 
-    def test_of_a_split_file_each_part_is_compared(self, chain: Run) -> None:
+    def test_parts_of_a_split_file_are_compared(self, chain: Run) -> None:
         pool, twice = (chain("diff", "final", "--file", file)[1] for file in ("engine/pool.py", "twice.py"))
         assert "twice" not in pool.split("\n", 1)[1]
         assert "class Pool" not in twice and "return 2 * count" in twice
         assert '-"""One pool, all or nothing."""' in twice and '+"""Numbers."""' in twice
 
-    def test_a_file_is_found_by_its_name_in_the_stage(self, chain: Run) -> None:
+    def test_diff_accepts_a_name_from_the_stage(self, chain: Run) -> None:
         assert chain("diff", "final", "--file", "server.py") == chain("diff", "final", "--file", "serving/http.py")
         assert (
             "final does not change 'x'; it changes serving/http.py, engine/" in chain("diff", "final", "--file", "x")[1]
@@ -959,7 +961,7 @@ class TestPackage:
     def test_has_no_exercise(self, chain: Run) -> None:
         assert chain("exercise", "final") == (2, "chain: there is no stage 'final'; there are: s1, s2, s3\n")
 
-    def test_a_fix_of_the_last_stage_is_merged(self, chain: Run, root: Path) -> None:
+    def test_fix_of_the_last_stage_is_merged(self, chain: Run, root: Path) -> None:
         edit(root, f"{S3}/extra.py", "1", "2")
         edit(root, f"{S3}/server.py", '"::1"', '"::"')
         edit(root, f"{S3}/pool.py", "2 * count", "count + count")
@@ -982,7 +984,7 @@ class TestPackage:
         assert (root / "final/engine/pool.py").read_text() == POOL_FINAL
         assert not (root / "final/README.md").exists() and not (root / "final/engine/tests").exists()
 
-    def test_a_new_function_goes_where_its_neighbor_is(self, chain: Run, root: Path) -> None:
+    def test_new_function_follows_its_neighbor(self, chain: Run, root: Path) -> None:
         (root / f"{S3}/pool.py").write_text(POOL_2 + "\n\ndef thrice(count: int) -> int: return 3 * count\n")
         edit(root, f"{S3}/pool.py", "range(size)", "range(1, size)")
         status, printed = chain("propagate", "s3")
@@ -991,7 +993,7 @@ class TestPackage:
         assert "thrice" in (root / "final/engine/twice.py").read_text()
         assert (root / "final/engine/pool.py").read_text() == POOL_FINAL.replace("range(size)", "range(1, size)")
 
-    def test_a_conflict_is_marked_and_resumed(self, chain: Run, root: Path) -> None:
+    def test_conflict_is_marked_and_resumed(self, chain: Run, root: Path) -> None:
         edit(root, "final/engine/pool.py", "range(size)", "range(size, 0, -1)")
         edit(root, f"{S1}/pool.py", "range(size)", "range(1, size)")
         edit(root, f"{S3}/pool.py", "2 * count", "count + count")
@@ -1018,7 +1020,7 @@ class TestPackage:
         assert "count + count" in (root / "final/engine/twice.py").read_text()
         assert (root / "final/serving/http.py").read_text() == SERVER.replace("8000", "81")
 
-    def test_giving_up_restores_its_files(self, chain: Run, root: Path) -> None:
+    def test_abort_restores_its_files(self, chain: Run, root: Path) -> None:
         edit(root, f"{S3}/extra.py", "1", "2")
         edit(root, f"{S3}/server.py", "8000", "8001")
         assert chain("propagate", "s3")[0] == 1
@@ -1027,7 +1029,7 @@ class TestPackage:
         assert (root / "final/serving/http.py").read_text() == FINAL["serving/http.py"]
 
 
-def test_without_git_one_line_says_so(chain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_git_is_reported_in_one_line(chain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert chain("diff", "2") == (2, "chain: git is not installed, or not on the PATH\n")
 
@@ -1039,20 +1041,20 @@ class TestTheRealChain:
         assert done.returncode == 0, done.stdout + done.stderr
 
     @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
-    def test_exercises_are_red_before_each_step_and_green_after(self, link: int) -> None:
-        """With all steps solved it is the stage itself, whose own tests run beside this one."""
+    def test_exercises_are_red_before_each_step_and_green_after_it(self, link: int) -> None:
+        """With all steps solved, it is the stage itself, whose own tests run anyway."""
         (stage,) = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
         assert stage.steps and proof_faults(stage, finished=False) == []
 
     @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
-    def test_the_gain_is_one_against_the_stage_before(self, link: int, tmp_path: Path) -> None:
+    def test_gain_compares_with_the_stage_before(self, link: int, tmp_path: Path) -> None:
         before, stage = (import_module(name) for name in find_stages(ROOT)[link - 2 : link])
         gain = import_module(f"{stage.__name__}.tests.gain")
         old, new = gain.before(before, tmp_path), gain.now(stage, tmp_path)
         assert old.keys() == new.keys()
         assert all(new[what] <= old[what] for what in new) and any(2 * new[what] < old[what] for what in new)
 
-    def test_an_exercise_takes_45_to_75_minutes(self) -> None:
+    def test_exercises_take_45_to_75_minutes(self) -> None:
         minutes = {stage.key: stage.minutes for stage in load(ROOT).stages if stage.steps}
         assert {key: each for key, each in minutes.items() if not 45 <= each <= 75} == {}
 

@@ -58,7 +58,7 @@ def oracle() -> Oracle:
 
 @pytest.fixture(scope="session")
 def vectors(oracle: Oracle) -> dict[int, Greedy]:
-    """The first 20 candidates without a near tie in their continuation, by index."""
+    """Return the first 20 candidates without a near tie in their continuation, by index."""
     computed = ((i, oracle.greedy(token_ids(oracle, prompt), VECTOR_LEN)) for i, prompt in enumerate(CANDIDATES))
     return dict(islice(((i, greedy) for i, greedy in computed if min(greedy.margins) > MARGIN), NUM_VECTORS))
 

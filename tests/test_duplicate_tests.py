@@ -146,7 +146,7 @@ def test_copy_of_any_earlier_stage_counts(folders, tmp_path):
 
 @pytest.fixture
 def repository(folders: list[Path], tmp_path: Path) -> Path:
-    """The two stages in a repository with this one's conftest.py."""
+    """Put the two stages into a repository with this one's conftest.py."""
     (tmp_path / "tests").mkdir()
     for file in ("conftest.py", "tests/duplicate_tests.py", "tests/helpers.py", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path / file)

@@ -1,5 +1,7 @@
-"""Imports go one way: stages <- models <- stages.bench <- notebooks. The tools of the chain import none of these, and a
-stage imports neither them nor another stage. The tests parse the files; they import nothing.
+"""Imports go one way: stages <- models <- stages.bench <- notebooks.
+
+The tools of the chain import none of these, and a stage imports neither them nor another stage. The tests parse the
+files and import nothing.
 """
 
 import ast

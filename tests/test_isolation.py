@@ -86,7 +86,7 @@ def run_alone(folder: Path, module: str, *arguments: str) -> subprocess.Complete
 
 @pytest.fixture
 def alone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of a stage's folder in an empty one."""
+    """Copy a stage's folder into an empty one."""
     source = folder_of(request.param)
     return shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
 

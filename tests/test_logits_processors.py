@@ -14,7 +14,7 @@ VOCAB = 40
 
 
 def ours(logits: torch.Tensor, prompt: list[int], output: list[int], bad_words: list[list[int]], **options):
-    """Return the logits that nanovllm computes. logits, out [vocab_size]"""
+    """Return the logits that nanovllm computes. logits, out [vocab_size]."""
     params = SamplingParams(**options)
     row = logits.clone()
     for processor in make_processors(params, prompt, {0, *params.stop_token_ids}, bad_words):

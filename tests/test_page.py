@@ -37,13 +37,13 @@ def html():
 
 @pytest.fixture(scope="module")
 def content(html):
-    """The data of the committed page."""
+    """Return the data of the committed page."""
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html)[1])
 
 
 @pytest.fixture(scope="module")
 def runs(content):
-    """The committed runs, by stage."""
+    """Return the committed runs, by stage."""
     events = {run["name"]: unpack(content["kinds"], content["strings"], run["events"]) for run in content["runs"]}
     return {run["name"]: Run([run["snapshot"], *events[run["name"]]]) for run in content["runs"]}
 

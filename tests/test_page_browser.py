@@ -25,13 +25,13 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def content():
-    """The data of the committed page."""
+    """Return the data of the committed page."""
     return json.loads(re.search(r'id="data">(.*?)</script>', PAGE.read_text(encoding="utf-8"))[1])
 
 
 @pytest.fixture(scope="module")
 def empty_page(tmp_path_factory):
-    """The address of a page without runs."""
+    """Return the address of a page without runs."""
     path = tmp_path_factory.mktemp("page") / "empty.html"
     path.write_text(page(None), encoding="utf-8")
     return path.as_uri()

@@ -143,7 +143,7 @@ def reader(shared_reader):
 
 @pytest.fixture
 def busy(front):
-    """Requests that come and go while a test runs."""
+    """Send requests that come and go while a test runs."""
     is_over = threading.Event()
 
     def run(number):

@@ -1,4 +1,4 @@
-"""Prose is tested: what a README names exists, what it says to type works, and no number in it was typed by hand."""
+"""READMEs name existing files, commands and names, their code runs, and their numbers are generated."""
 
 import ast
 import json
@@ -30,27 +30,29 @@ REPOSITORY = Repository(ROOT)
 FILES = find_prose(ROOT)
 NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 NOTEBOOKS = find_prose(ROOT, ".ipynb")
-PAGES = [ROOT / "nanovllm" / "server" / "page", ROOT / "notebooks" / "page"]  # what the page that plays a pool says
+PAGES = [ROOT / "nanovllm" / "server" / "page", ROOT / "notebooks" / "page"]  # the page that plays back the pool
 every_file = pytest.mark.parametrize("prose", [read(path) for path in FILES], ids=NAMES)
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 
-# Names of others that our prose may say, and words of shell commands.
+# Names of other projects that our prose may mention, and words of shell commands.
 FOREIGN = {"transformers", "uv", "HF_HOME", "HF_ENDPOINT", "yarn", "longrope"}
-# Numbers with a unit that define something, or that somebody else measured; they are looked for word by word.
+# Numbers with a unit that define something, or that others measured. They must be in the text word for word.
 DEFINITIONS: dict[str, list[str]] = {
     "stages/s1_contiguous_cache/README.md": ["64 numbers × 4 bytes", "Which matrices are read 8 times"],
 }
 
 
-# What a title of a picture may say in figures: a setting, or a claim that it answers.
+# Numbers in titles of pictures: a setting, or a claim that the picture answers.
 IN_TITLES = ("1% left free", "not 4 times", "64 GB/s", "2 GB/s")
 
 
 def claimed() -> dict[str, tuple[str, ...]]:
-    """What cells of prose quote from elsewhere without a mark, by notebook: tests/test_notebooks.py may list it."""
+    """Return the numbers that notebooks quote without a mark, from CLAIMED in tests/test_notebooks.py."""
     tree = ast.parse((ROOT / "tests" / "test_notebooks.py").read_text(encoding="utf-8"))
-    named = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CLAIMED"]
-    return eval(compile(ast.Expression(named[0].value), "CLAIMED", "eval")) if named else {}
+    assignments = [
+        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CLAIMED"
+    ]
+    return eval(compile(ast.Expression(assignments[0].value), "CLAIMED", "eval")) if assignments else {}
 
 
 def test_prose_is_found():
@@ -61,7 +63,7 @@ def test_prose_is_found():
 
 
 @every_file
-def test_links_lead_somewhere(prose):
+def test_links_exist(prose):
     assert list(link_faults(prose)) == []
 
 
@@ -81,7 +83,7 @@ def test_names_exist(prose):
 
 
 @every_file
-def test_no_measurement_was_typed(prose):
+def test_measurements_are_generated(prose):
     if prose.path.name == "DIFF.md":
         assert prose.text.startswith("<!-- Made by `python stages/chain.py write`")  # chain.py check compares all of it
         return
@@ -89,13 +91,13 @@ def test_no_measurement_was_typed(prose):
 
 
 @every_file
-def test_marks_of_figures_close(prose):
+def test_marks_of_figures_are_closed(prose):
     assert list(mark_faults(prose)) == []
 
 
 @every_notebook
-def test_no_measurement_was_typed_in_a_notebook(path):
-    """Nor in the title of a picture: a figure is put in by the cell that has it."""
+def test_measurements_in_notebooks_are_generated(path):
+    """Titles of pictures must not have typed numbers either."""
     assert list(number_faults(read(path), claimed().get(path.stem, ()))) == []
     assert list(mark_faults(read(path))) == []
     over_pictures = " | ".join(titles(path.read_text(encoding="utf-8")))
@@ -104,16 +106,16 @@ def test_no_measurement_was_typed_in_a_notebook(path):
     assert list(number_faults(Prose(path, over_pictures))) == []
 
 
-def test_no_measurement_was_typed_for_the_page():
-    """What it says comes from its events, and from the code."""
+def test_measurements_on_the_page_are_generated():
+    """The page's numbers come from its events, and from the code."""
     files = [path for folder in PAGES for path in folder.rglob("*") if path.suffix in (".js", ".py", ".html")]
     with_spaces, put_in = re.compile(r"\"[^\"\n]* [^\"\n]*\"|`[^`]* [^`]*`"), re.compile(r"\{[^}]*\}")
     strings = {path: with_spaces.findall(put_in.sub("", path.read_text(encoding="utf-8"))) for path in files}
     assert sum(map(len, strings.values())) > 100
-    assert [fault for path, found in strings.items() for fault in number_faults(Prose(path, " | ".join(found)))] == []
+    assert [fault for path, texts in strings.items() for fault in number_faults(Prose(path, " | ".join(texts)))] == []
 
 
-def test_a_key_is_shown_in_one_form():
+def test_keys_have_one_format():
     assert list(form_faults(read(path) for path in [*FILES, *NOTEBOOKS])) == []
 
 
@@ -124,7 +126,7 @@ def test_figures_are_current():
 
 
 @pytest.mark.skipif(not (ROOT / "Makefile").exists(), reason="no Makefile")
-def test_make_knows_the_targets_that_are_read_from_its_file():
+def test_targets_of_the_makefile_exist():
     assert REPOSITORY.targets >= {"run", "test", "diff", "exercise"}
     for target in REPOSITORY.targets:
         command = ["make", "-n", target, f"PY={sys.executable}", "STAGE=1", "TEXT=models"]
@@ -149,32 +151,32 @@ def test_python_in_prose_runs(name, code, monkeypatch):
 
 
 def glossary() -> list[tuple[str, str]]:
-    """Terms and the stage that has them first."""
+    """Return the terms, and the stage that introduces each."""
     text = (ROOT / "stages" / "README.md").read_text(encoding="utf-8").split("## Glossary")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     return [(term, row[-1]) for row in rows[2:] for term in row[0].split(", ")]
 
 
-def test_terms_of_the_glossary_are_those_of_the_code():
-    """A name with an underscore is a name in the code of its stage; any other term stands in its text."""
+def test_terms_of_the_glossary_are_in_the_code():
+    """A term with an underscore must be a name in its stage's code; any other term must be in its text."""
     present = {path.name.split("_")[0]: path for path in REPOSITORY.stages}
     terms = glossary()
     assert len(terms) > 15 and {stage for _, stage in terms} <= {f"s{n}" for n in range(1, 8)}
-    assert len({term for term, _ in terms}) == len(terms), "a term twice"
+    assert len({term for term, _ in terms}) == len(terms), "a term is listed twice"
     for term, stage in terms:
         if stage not in present:
             continue
         files = [path for path in present[stage].rglob("*") if path.suffix in (".py", ".md")]
         if "_" in term:
             names = {name for path in files if path.suffix == ".py" for name in names_in(path)}
-            assert names & {term, term + "s"}, f"{term} is no name in {stage}"
+            assert names & {term, term + "s"}, f"{term} is not a name in {stage}"
         else:
             text = " ".join(path.read_text(encoding="utf-8") for path in files).lower()
             pattern = r"\s+".join(map(re.escape, term.lower().split()))
-            assert re.search(pattern, text), f"{stage} does not say {term!r}"
+            assert re.search(pattern, text), f"{stage} does not mention {term!r}"
 
 
-# The checks find what they are for: on a made-up repository
+# The checks find faults in a made-up repository
 
 
 POOL = '''class Pool:
@@ -202,7 +204,7 @@ def made_up(tmp_path: Path) -> Repository:
     return Repository(tmp_path)
 
 
-def says(made_up: Repository, text: str) -> Prose:
+def prose_of(made_up: Repository, text: str) -> Prose:
     return Prose(made_up.root / "README.md", text)
 
 
@@ -215,8 +217,8 @@ def says(made_up: Repository, text: str) -> Prose:
         ("[a](README.md#another)", 1),
     ],
 )
-def test_a_dead_link_is_found(made_up, text, faults):
-    assert len(list(link_faults(says(made_up, text)))) == faults
+def test_dead_links_are_found(made_up, text, faults):
+    assert len(list(link_faults(prose_of(made_up, text)))) == faults
 
 
 @pytest.mark.parametrize(
@@ -229,8 +231,8 @@ def test_a_dead_link_is_found(made_up, text, faults):
         ("`stages/gone`", 1),
     ],
 )
-def test_a_missing_file_is_found(made_up, text, faults):
-    assert len(list(file_faults(says(made_up, text), made_up))) == faults
+def test_missing_files_are_found(made_up, text, faults):
+    assert len(list(file_faults(prose_of(made_up, text), made_up))) == faults
 
 
 @pytest.mark.parametrize(
@@ -250,8 +252,8 @@ def test_a_missing_file_is_found(made_up, text, faults):
         ("```\npython -m stages 2\n```\n", 1),
     ],
 )
-def test_a_command_that_is_not_there_is_found(made_up, text, faults):
-    assert len(list(command_faults(says(made_up, text), made_up))) == faults
+def test_missing_commands_are_found(made_up, text, faults):
+    assert len(list(command_faults(prose_of(made_up, text), made_up))) == faults
 
 
 @pytest.mark.parametrize(
@@ -267,8 +269,8 @@ def test_a_command_that_is_not_there_is_found(made_up, text, faults):
         ("`a_docstring_name`", 1),
     ],
 )
-def test_a_name_that_is_not_there_is_found(made_up, text, faults):
-    assert len(list(name_faults(says(made_up, text), made_up, {"torch"}))) == faults
+def test_missing_names_are_found(made_up, text, faults):
+    assert len(list(name_faults(prose_of(made_up, text), made_up, {"torch"}))) == faults
 
 
 @pytest.mark.parametrize(
@@ -283,13 +285,13 @@ def test_a_name_that_is_not_there_is_found(made_up, text, faults):
         ("a pool of 8 GiB", 0),
     ],
 )
-def test_a_typed_number_is_found(made_up, text, faults):
+def test_typed_numbers_are_found(made_up, text, faults):
     allowed = ["a pool of 8 GiB"] if "a pool" in text else []
-    assert len(list(number_faults(says(made_up, text), allowed))) == faults
+    assert len(list(number_faults(prose_of(made_up, text), allowed))) == faults
 
 
-def test_an_allowed_number_that_is_gone_is_found(made_up):
-    assert len(list(number_faults(says(made_up, "nothing"), ["200 MB"]))) == 1
+def test_outdated_allowed_numbers_are_found(made_up):
+    assert len(list(number_faults(prose_of(made_up, "nothing"), ["200 MB"]))) == 1
 
 
 @pytest.mark.parametrize(
@@ -302,8 +304,8 @@ def test_an_allowed_number_that_is_gone_is_found(made_up):
         ("1<!-- /figures -->\n", 1),
     ],
 )
-def test_an_open_mark_is_found(made_up, text, faults):
-    assert len(list(mark_faults(says(made_up, text)))) == faults
+def test_open_marks_are_found(made_up, text, faults):
+    assert len(list(mark_faults(prose_of(made_up, text)))) == faults
 
 
 @pytest.mark.parametrize(
@@ -313,11 +315,11 @@ def test_an_open_mark_is_found(made_up, text, faults):
         (["<!-- n: a.b:.1f -->4.2<!-- / -->", "<!-- n: a.b:.0f -->4<!-- / -->"], 1),
     ],
 )
-def test_a_key_in_two_forms_is_found(made_up, texts, faults):
-    assert len(list(form_faults(says(made_up, text) for text in texts))) == faults
+def test_keys_in_two_formats_are_found(made_up, texts, faults):
+    assert len(list(form_faults(prose_of(made_up, text) for text in texts))) == faults
 
 
-def test_marks_in_a_notebook_are_filled_in_and_nothing_else_changes(tmp_path, monkeypatch):
+def test_filling_in_a_notebooks_marks_changes_nothing_else(tmp_path, monkeypatch):
     from stages.tools.prose import marks
 
     monkeypatch.setattr(marks, "known", lambda root: {"a": {"gain": 4.25}})

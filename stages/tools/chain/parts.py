@@ -24,13 +24,13 @@ def part(package: Package, file: str, place: str, content: str) -> str:
 
 
 def split(source: str, targets: Mapping[str, str]) -> dict[str, str]:
-    """Return, for each of the target files, the part of `source` that belongs in it.
+    r"""Return, for each of the target files, the part of `source` that belongs in it.
 
     A definition at the top level belongs in the targets that have one of its name; a definition that no target has
     stays with the one above it. The module's docstring and imports belong in every target.
 
-    >>> split("import math\\n\\nx = 1\\n\\n# why\\ndef f(): pass\\n", {"a.py": "def f(): return 1", "b.py": "x = 2"})
-    {'a.py': 'import math\\n\\n# why\\ndef f(): pass\\n', 'b.py': 'import math\\n\\nx = 1\\n'}
+    >>> split("import math\n\nx = 1\n\n# why\ndef f(): pass\n", {"a.py": "def f(): return 1", "b.py": "x = 2"})
+    {'a.py': 'import math\n\n# why\ndef f(): pass\n', 'b.py': 'import math\n\nx = 1\n'}
     """
     names = {
         target: {name for _, each in _statements(text, target) for name in each} for target, text in targets.items()
@@ -38,8 +38,8 @@ def split(source: str, targets: Mapping[str, str]) -> dict[str, str]:
     parts = dict.fromkeys(targets, "")
     holders = [next(iter(targets))]
     for text, defined in _statements(source, "the file to split"):
-        if defined and (fitting := [target for target in targets if names[target] & defined]):
-            holders = fitting
+        if defined and (matches := [target for target in targets if names[target] & defined]):
+            holders = matches
         for target in holders if defined else targets:
             parts[target] += text
     return parts

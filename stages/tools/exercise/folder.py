@@ -87,15 +87,15 @@ def _starting_body(stage: Stage, step: Step, name: FunctionName, function: Funct
     return f"{mark}{function.indent}raise NotImplementedError({message})\n"
 
 
-def reveal(stage: Stage, wanted: str) -> str:
+def reveal(stage: Stage, name: str) -> str:
     """Return the solution of one function, named as in chain.toml or by the end of that name."""
-    names = [name for step in stage.steps for name in step.functions]
-    fitting = [name for name in names if f":{name}".replace(":", ".").endswith(f".{wanted.replace(':', '.')}")]
-    if len(fitting) != 1:
-        count = "none" if not fitting else "more than one"
-        raise ChainError(f"{count} of the exercise's functions is called {wanted!r}: {', '.join(map(str, names))}")
-    function = _find(stage, stage.text(fitting[0].file), fitting[0])
-    return f"# {stage.path}/{fitting[0].file}\n{function.head}{function.body}"
+    functions = [each for step in stage.steps for each in step.functions]
+    matches = [each for each in functions if f":{each}".replace(":", ".").endswith(f".{name.replace(':', '.')}")]
+    if len(matches) != 1:
+        count = "none" if not matches else "more than one"
+        raise ChainError(f"{count} of the exercise's functions is called {name!r}: {', '.join(map(str, functions))}")
+    function = _find(stage, stage.text(matches[0].file), matches[0])
+    return f"# {stage.path}/{matches[0].file}\n{function.head}{function.body}"
 
 
 def step_of(stage: Stage, number: int) -> Step:

@@ -32,7 +32,7 @@ class Report:
     message: str = ""  # of the assert
     result: tuple[str, ...] = ()  # a few short lines: the values compared, or the error raised
     is_open: bool = False  # a function of the exercise is not written yet
-    asked: Place | None = None  # the last line of the test that ran
+    test_line: Place | None = None  # the last line of the test that ran
     code: Place | None = None  # the last line of the learner's code that ran
 
     @property
@@ -51,7 +51,7 @@ class Report:
     @classmethod
     def from_json(cls, line: str) -> "Report":
         fields = json.loads(line)
-        for name in ("asked", "code"):
+        for name in ("test_line", "code"):
             fields[name] = Place(**fields[name]) if fields[name] else None
         return cls(**fields)
 
@@ -72,8 +72,8 @@ class Report:
             yield "result", f"{self.code.name} is not written yet: {self.code.file}, line {self.code.line}"
         else:
             yield from (("result" if n == 0 else "", line) for n, line in enumerate(self.result))
-        if self.asked:
-            yield "asked in", str(self.asked)
+        if self.test_line:
+            yield "asked in", str(self.test_line)
         if self.code and not self.is_open:
             yield "your code", str(self.code)
 

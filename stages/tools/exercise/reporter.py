@@ -112,7 +112,7 @@ def _places(item: pytest.Item, error: pytest.ExceptionInfo) -> dict[str, Place]:
             file = path.relative_to(root)
             source = _clip(" ".join(str(entry.statement).split()), MAX_WIDTH)
             name = getattr(entry.frame.code.raw, "co_qualname", entry.name).partition(".<locals>")[0]
-            field = "asked" if file.parts[0] == "tests" else "code"
+            field = "test_line" if file.parts[0] == "tests" else "code"
             places[field] = Place(file.as_posix(), entry.lineno + 1, name, source)
     return places
 

@@ -74,8 +74,8 @@ def scoreboard_of(number: int) -> Callable[[Results], str]:
     """Return a block for a lesson: the rows of its stage, and of the stage before, in narrow tables."""
 
     def block(results: Results) -> str:
-        wanted = (f"s{number - 1},", f"s{number},")
-        rows = {name: row for name, row in results["scoreboard"].items() if name.startswith(wanted)}
+        stages = (f"s{number - 1},", f"s{number},")
+        rows = {name: row for name, row in results["scoreboard"].items() if name.startswith(stages)}
         has = {key for row in rows.values() for key in row}
         parts = ([column for column in SCORES if column.key in keys] for keys in NARROW if has & {*keys})
         return "\n".join(table_of("stage", part, rows) for part in parts)
