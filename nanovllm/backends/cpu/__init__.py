@@ -1,5 +1,7 @@
 """The fast path on a CPU: kernels in Python, compiled by Numba. The engine runs without them.
 
+Each kernel has a twin in plain PyTorch, which tests compare it with: ../../tests/cpu/plain.py.
+
 Kernels, in reading order:
 
 vectors.py         sixteen numbers at a time, whatever type they are stored in; pointers; exp

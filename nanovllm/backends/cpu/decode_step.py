@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PHASES = 5  # of a layer
 QKV, OUT, GATE_UP, DOWN = range(4)
-FEW_ROWS = 4  # sequences: for so few, weights are read as they are stored
+FEW_ROWS = 4  # sequences: up to this many, weights are read as they are stored
 MAX_ROWS = 64  # sequences, if weights are packed
 
 # The arguments, as addresses and sizes

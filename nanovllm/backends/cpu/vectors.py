@@ -84,46 +84,46 @@ def element(context: Any, builder: Any, pointer: Any, i: Any, of_type: ir.Type) 
     return builder.bitcast(builder.gep(pointer, [i]), of_type.as_pointer())
 
 
-def reader(many: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
-    """Generate code that loads `many` numbers as float32, whatever type the memory stores."""
+def reader(shape: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
+    """Generate code that loads `one` number or `sixteen` as float32, whatever type the memory stores."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         dtype = signature.args[0].dtype
         if dtype == types.float32:
-            return builder.load(element(context, builder, *args, many(FLOAT)), align=4)
+            return builder.load(element(context, builder, *args, shape(FLOAT)), align=4)
         if dtype == types.int16:
-            return builder.fpext(builder.load(element(context, builder, *args, many(HALF)), align=2), many(FLOAT))
-        bits = builder.load(element(context, builder, *args, many(BITS)), align=2)
-        upper = builder.shl(builder.zext(bits, many(WORD)), constant(many(WORD), 16))
-        return builder.bitcast(upper, many(FLOAT))
+            return builder.fpext(builder.load(element(context, builder, *args, shape(HALF)), align=2), shape(FLOAT))
+        bits = builder.load(element(context, builder, *args, shape(BITS)), align=2)
+        upper = builder.shl(builder.zext(bits, shape(WORD)), constant(shape(WORD), 16))
+        return builder.bitcast(upper, shape(FLOAT))
 
     return generate
 
 
-def writer(many: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
-    """Generate code that stores `many` float32 numbers as the type that the memory stores."""
+def writer(shape: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
+    """Generate code that stores `one` float32 number or `sixteen` as the type that the memory stores."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         memory, i, numbers = args
-        value = rounded(builder, signature.args[0].dtype, numbers, many)
+        value = rounded(builder, signature.args[0].dtype, numbers, shape)
         builder.store(value, element(context, builder, memory, i, value.type), align=2)
         return context.get_dummy_value()
 
     return generate
 
 
-def rounded(builder: Any, dtype: types.Type, numbers: Any, many: Callable[[ir.Type], ir.Type]) -> Any:
+def rounded(builder: Any, dtype: types.Type, numbers: Any, shape: Callable[[ir.Type], ir.Type]) -> Any:
     """Return float32 numbers in their storage type, rounded to nearest, ties to even."""
     if dtype == types.float32:
         return numbers
     if dtype == types.int16:
-        return builder.fptrunc(numbers, many(HALF))
-    bits = builder.bitcast(numbers, many(WORD))
-    odd = builder.and_(builder.lshr(bits, constant(many(WORD), 16)), constant(many(WORD), 1))
-    result = builder.add(bits, builder.add(odd, constant(many(WORD), 0x7FFF)))
+        return builder.fptrunc(numbers, shape(HALF))
+    bits = builder.bitcast(numbers, shape(WORD))
+    odd = builder.and_(builder.lshr(bits, constant(shape(WORD), 16)), constant(shape(WORD), 1))
+    result = builder.add(bits, builder.add(odd, constant(shape(WORD), 0x7FFF)))
     is_nan = builder.fcmp_unordered("uno", numbers, numbers)  # rounding could turn NaN into infinity
-    result = builder.select(is_nan, constant(many(WORD), 0x7FC00000), result)
-    return builder.trunc(builder.lshr(result, constant(many(WORD), 16)), many(BITS))
+    result = builder.select(is_nan, constant(shape(WORD), 0x7FC00000), result)
+    return builder.trunc(builder.lshr(result, constant(shape(WORD), 16)), shape(BITS))
 
 
 def one(of_type: ir.Type) -> ir.Type:
@@ -270,7 +270,7 @@ def lane_numbers(typing: Any) -> Any:
 # From a vector to one number
 
 
-def halved(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+def reduction(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     """Generate code that reduces a vector to one number by combining its halves four times."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -285,17 +285,17 @@ def halved(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
 
 @intrinsic
 def sum_of(typing: Any, numbers: Any) -> Any:
-    return types.float32(vector), halved(lambda builder, a, b: builder.fadd(a, b, flags=FUSED))
+    return types.float32(vector), reduction(lambda builder, a, b: builder.fadd(a, b, flags=FUSED))
 
 
 @intrinsic
 def largest_of(typing: Any, numbers: Any) -> Any:
-    return types.float32(vector), halved(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+    return types.float32(vector), reduction(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
 
 
 @intrinsic
 def largest_or_nan(typing: Any, numbers: Any) -> Any:
-    return types.float32(vector), halved(larger_or_nan)
+    return types.float32(vector), reduction(larger_or_nan)
 
 
 # Pointers
