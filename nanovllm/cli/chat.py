@@ -104,7 +104,7 @@ def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "Sa
     params.max_tokens = None
     for name, value in given.items():
         setattr(params, name, list(value) if isinstance(value, tuple) else value)
-    params.stop = [*params.stop, *stop]
+    params.stop = [*(params.stop or ()), *stop]
     return params.checked()
 
 

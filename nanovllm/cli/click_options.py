@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import Field, fields
 from types import NoneType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from ..engine.config import EngineConfig
 from ..engine.sampling_params import SamplingParams
 from ..server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def option(field: Field[Any], **changes: Any) -> click.Option:
@@ -23,15 +26,12 @@ def option(field: Field[Any], **changes: Any) -> click.Option:
     kind = next(kind for kind in get_args(field.type) or (field.type,) if kind is not NoneType)
     if kind is bool:
         name = f"{name}/--no-{name[2:]}"
-    if choices := field.metadata.get("choices"):
-        kind = click.Choice(choices)
-    return click.Option(
-        [name],
-        **{"type": kind, "default": field.default, "show_default": True, "help": field.metadata["help"]} | changes,
-    )
+    choices = field.metadata.get("choices")
+    settings = {"type": click.Choice(choices) if choices else kind, "default": field.default, "show_default": True}
+    return click.Option([name], **settings | {"help": field.metadata["help"]} | changes)
 
 
-def options(kind: type, **changes: dict[str, Any]) -> list[click.Parameter]:
+def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:
     """Return an option for each field of a dataclass that has a help text, with `changes` by the field's name."""
     return [option(field, **changes.get(field.name, {})) for field in fields(kind) if "help" in field.metadata]
 

@@ -70,11 +70,15 @@ def whole_lines(path) -> list[str]:
     return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
+def open_on_full_disk(path, mode, **options):
+    return FullDisk(path, "x") if mode == "xb" else open(path, mode, **options)
+
+
 def test_full_disk_leaves_whole_lines_and_the_rest_is_served_later(run, requests, tmp_path, monkeypatch):
     out = tmp_path / "out.jsonl"
     with monkeypatch.context() as context:
         context.setattr(FullDisk, "ROOM", 900)
-        context.setattr(batch_files, "open", lambda path, *_, **__: FullDisk(path, "x"), raising=False)
+        context.setattr(batch_files, "open", open_on_full_disk, raising=False)
         assert run("batch", str(requests), "--output", str(out), *FLAGS)[::2] == (
             1,
             "error: [Errno 28] No space left on device\n",
