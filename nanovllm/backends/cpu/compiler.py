@@ -39,8 +39,6 @@ COMPLETE = "complete"
 DAYS_KEPT = 30  # after the last use of a folder
 NUMBA_SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
 MAX_LOADING_SECONDS = 10.0  # that a program waits at its end for a thread that is loading kernels
-    10.0  # that the end of a program waits for a thread that is loading, which must not be interrupted
-)
 COMPILING = Lock()  # a function has one folder at a time, and Numba has one setting for all functions
 
 
