@@ -138,7 +138,7 @@ class Repository:
         return {word for path in settings for word in re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8"))}
 
     def has_file(self, name: str, near: Path) -> bool:
-        """Look for a file next to `near`, at the root, in stages/ and in each stage, or anywhere for a bare file name."""
+        """Look for a file next to `near`, at the root, in stages/ and in each stage, or everywhere for a bare name."""
         name = name.rstrip("/")
         folders = [near.parent, self.root, self.root / "stages", *self.stages]
         if any((folder / name).exists() or ("*" in name and any(folder.glob(name))) for folder in folders):

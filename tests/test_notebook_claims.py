@@ -1,4 +1,4 @@
-"""What claims.ipynb is made of: each part by hand, on a few bytes and blocks; and every claim has a finding."""
+"""Helpers of claims.ipynb, on a few bytes and blocks."""
 
 import doctest
 from importlib import import_module
@@ -31,18 +31,18 @@ MODULES = sorted(path.stem for path in (Path(helpers.__file__).parent / "claims"
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings(name):
+def test_docstring_examples(name):
     assert doctest.testmod(import_module(f"notebooks.helpers.claims.{name}")).failed == 0
 
 
-def test_examples_of_what_is_timed():
+def test_docstring_examples_of_the_benches():
     assert doctest.testmod(locality).failed == doctest.testmod(claims).failed == 0
 
 
 # ---- slabs
 
 
-def test_a_slab_serves_one_class_and_goes_back_when_it_is_empty():
+def test_empty_slab_can_serve_another_class():
     allocator = SlabAllocator([16, 64], num_slabs=1, slab_size=64)
     small = allocator.allocate(10)
     assert (small.size, allocator.held, allocator.asked) == (16, 16, 10)
@@ -53,7 +53,7 @@ def test_a_slab_serves_one_class_and_goes_back_when_it_is_empty():
     allocator.check_integrity()
 
 
-def test_a_full_class_refuses_or_borrows():
+def test_full_class_refuses_or_borrows():
     for partition, size in (("fixed", None), ("borrow", 64)):
         allocator = SlabAllocator([32, 64], num_slabs=2, slab_size=64, partition=partition)
         for _ in range(2):
@@ -66,14 +66,14 @@ def test_a_full_class_refuses_or_borrows():
         allocator.check_integrity()
 
 
-def test_what_no_class_holds_names_both_numbers():
+def test_size_errors_name_both_numbers():
     with pytest.raises(Full, match="100 bytes: the largest class has 64"):
         SlabAllocator([64], 1, 64).allocate(100)
     with pytest.raises(ValueError, match="a class of 128 bytes does not fit a slab of 64"):
         SlabAllocator([128], 1, 64)
 
 
-def test_random_traffic_leaves_no_piece_behind():
+def test_random_traffic_frees_all_pieces():
     for partition in ("fixed", "borrow", "shared"):
         served = slabs.serve(SlabAllocator(slabs.POWERS, 8, 16 * slabs.MB, partition), 400)
         assert 0 < served.inside < 0.6 and 0 <= served.refused < 1
@@ -86,7 +86,7 @@ def sizes(allocator):
     return [[(b["size"] // MB, b["state"]) for b in s["blocks"]] for s in allocator.snapshot()]
 
 
-def test_it_splits_joins_and_keeps():
+def test_allocator_splits_joins_and_keeps_blocks():
     allocator = CachingAllocator(64 * MB)
     a, b = allocator.malloc(6 * MB), allocator.malloc(5 * MB)
     assert sizes(allocator) == [[(6, "active_allocated"), (5, "active_allocated"), (9, "inactive")]]
@@ -96,7 +96,7 @@ def test_it_splits_joins_and_keeps():
     assert (allocator.reserved, allocator.allocated, allocator.num_device_mallocs) == (20 * MB, 0, 1)
 
 
-def test_sizes_are_rounded_and_small_ones_live_apart():
+def test_sizes_are_rounded_and_small_blocks_have_their_own_segments():
     allocator = CachingAllocator(64 * MB)
     assert allocator.malloc(1).size == 512
     assert allocator.malloc(2 * MB).segment != 1 and allocator.reserved == 22 * MB
@@ -104,15 +104,15 @@ def test_sizes_are_rounded_and_small_ones_live_apart():
     assert allocator.reserved == 42 * MB
 
 
-def test_what_is_left_stays_in_the_block_if_it_is_little():
-    """Of 20 MB, 19.5 MB are asked for: half a MB is not split off a large block."""
+def test_small_remainder_is_not_split_off():
+    """A request for 19.5 MB takes a whole block of 20 MB."""
     allocator = CachingAllocator(64 * MB)
     first = allocator.malloc(20 * MB)
     allocator.free(first)
     assert allocator.malloc(20 * MB - MB // 2).size == 20 * MB
 
 
-def test_cached_segments_go_back_before_memory_ends():
+def test_cached_segments_are_freed_before_memory_runs_out():
     allocator = CachingAllocator(40 * MB)
     allocator.free(allocator.malloc(30 * MB))
     assert allocator.malloc(36 * MB).size == 36 * MB and allocator.num_device_frees == 1
@@ -120,7 +120,7 @@ def test_cached_segments_go_back_before_memory_ends():
         allocator.malloc(10 * MB)
 
 
-def test_a_block_above_the_split_limit_is_not_given_to_a_small_request():
+def test_small_requests_do_not_get_blocks_above_the_split_limit():
     for limit, reserved in ((None, 40), (16 * MB, 60)):
         allocator = CachingAllocator(128 * MB, max_split_size=limit)
         allocator.free(allocator.malloc(40 * MB))
@@ -128,7 +128,7 @@ def test_a_block_above_the_split_limit_is_not_given_to_a_small_request():
         assert allocator.reserved == reserved * MB
 
 
-def test_garbage_goes_back_early_if_it_is_told_to():
+def test_garbage_collection_frees_segments_early():
     kept = []
     for threshold in (0.0, 0.5):
         allocator = CachingAllocator(100 * MB, garbage_collection=threshold)
@@ -141,7 +141,7 @@ def test_garbage_goes_back_early_if_it_is_told_to():
 # ---- the books
 
 
-def test_a_bitmap_has_the_same_verbs():
+def test_bitmap_pool_has_the_same_methods():
     pool = books.BitmapPool(4)
     assert pool.get_new_blocks(3) == [0, 1, 2] and str(pool) == "0001"
     pool.free_blocks([1])
@@ -152,7 +152,7 @@ def test_a_bitmap_has_the_same_verbs():
         pool.free_blocks([3])
 
 
-def test_list_and_bitmap_hand_out_another_block_next():
+def test_list_and_bitmap_take_different_blocks():
     *_, (_, listed, mapped) = books.side_by_side()
     assert listed == "[0][4][5][6][7]" and mapped == "00101111"
 
@@ -160,7 +160,7 @@ def test_list_and_bitmap_hand_out_another_block_next():
 # ---- code of the texts
 
 
-def test_the_first_offload_of_the_text_raises():
+def test_first_offload_of_the_text_raises():
     first, second = told_offload.of_offload()
     assert first.told.startswith("IndexError") and second.told.startswith("-1")
     assert told_offload.stored(row_by_id=True, holds_until_copied=True) == 7.0
@@ -170,21 +170,21 @@ def test_the_first_offload_of_the_text_raises():
             pools.offload(pools.gpu_free.pop())
 
 
-def test_an_eviction_loses_the_held_blocks_that_it_meets():
+def test_eviction_of_the_text_drops_held_blocks():
     lru = told_index.EvictsOldest()
     lru.use(0, count=1)
     lru.use(1, count=0)
-    assert lru.evict() == 1 and 0 not in lru.lru, "nobody lost what it holds, and block 0 left the order"
+    assert lru.evict() == 1 and 0 not in lru.lru, "the held block 0 must have left the order"
     assert "block 0" in told_index.evictable_after()
 
 
-def test_the_faults_of_the_index_show():
+def test_faults_of_the_index():
     answers = [case.told.split(":")[0].split(",")[0] for case in told_index.of_index()]
     assert answers == ["2", "32", "32", "none"]
     assert [case.ours.split(":")[0] for case in told_index.of_index()] == ["3", "0", "0", "block 0"]
 
 
-def test_the_other_faults_show():
+def test_other_faults():
     assert [case.told[0] for case in told.of_blocks()[:2]] == ["0", "3"]
     assert "pop from empty list" in told.of_append_slot().told and "nothing changed" in told.of_append_slot().ours
     assert told.of_fork().ours.startswith("the parent copies, the child writes in place")
@@ -194,19 +194,19 @@ def test_the_other_faults_show():
 # ---- the rest
 
 
-def test_a_diagram_of_states_names_what_an_engine_tells():
+def test_diagram_of_states_matches_the_engines_events():
     states.check()
     assert states.draw().get_suptitle()
 
 
-def test_every_victim_serves_all(monkeypatch):
+def test_every_choice_of_victim_serves_all_requests(monkeypatch):
     monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
     tolls = victims.compare(48, seeds=1)
     assert len(tolls) == 4 and all(toll.preemptions > 0 for toll in tolls.values())
 
 
-def test_above_95_percent_only_a_sequence_alone_may_grow():
-    """20 blocks of 4: two sequences hold 19 of them, which is 95%; then a third holds the last one."""
+def test_only_a_lone_sequence_grows_above_95_percent():
+    """Two sequences hold 19 of 20 blocks, which is 95%, and then a third holds the last one."""
     manager = victims.PreemptsAbove95(20, 4, silent("s4"))
     two = [told.sequence("s4", name, [1] * 4 * size) for name, size in (("a", 10), ("b", 9))]
     for seq in two:
@@ -227,8 +227,8 @@ def test_counters_add_up():
     assert moments[-1].preemptions > 0
 
 
-def test_the_calculator_by_hand():
-    """Weights of a model of one layer; what is left of 1 MB is blocks of 4 tokens of 2 x 2 heads of 2 in 4 bytes."""
+def test_calculator():
+    """One layer's weights, and the rest of 1 MB in blocks of 4 tokens: keys and values of 2 heads of 2, in 4 bytes."""
     import torch
 
     model = ModelConfig(16, 4, 8, 1, 2, 2, 2)
@@ -239,37 +239,37 @@ def test_the_calculator_by_hand():
         calculator.fit(model, 100.0)
 
 
-def test_findings_after_the_third_are_folded():
-    made = [table.Finding(n, f"claim {n}", (table.BLOG,), "so", "a|b", "holds") for n in (5, 1, 2, 3, 4)]
-    head, folded = table.table(made).split("<details>")
+def test_table_folds_findings_after_the_third():
+    findings = [table.Finding(n, f"claim {n}", (table.BLOG,), "so", "a|b", "holds") for n in (5, 1, 2, 3, 4)]
+    head, folded = table.table(findings).split("<details>")
     assert head.count("claim ") == 4  # the heading's "claim |", and three rows
     assert "claim 1" in head and "<summary>2 more</summary>" in folded and r"a\|b" in folded
 
 
-def test_a_figure_that_was_never_measured_says_so():
+def test_missing_figures_read_not_measured_yet():
     assert table.committed("claims.nothing.at_all").text() == "not measured yet"
     assert table.in_words(table.committed("claims.nothing.at_all"), "a", "b", "c") == "not measured yet"
 
 
-def test_committed_figures_lie_within_their_spread():
-    found = results.read()["claims"]
+def test_committed_figures_are_within_their_spread():
+    figures = results.read()["claims"]
     pairs = [
-        (part[name], part[f"{name}_spread"]) for part in found.values() if isinstance(part, dict) for name in part
+        (part[name], part[f"{name}_spread"]) for part in figures.values() if isinstance(part, dict) for name in part
         if f"{name}_spread" in part
     ]  # fmt: skip
     assert len(pairs) > 40 and all(least <= value <= largest for value, (least, largest) in pairs)
 
 
-def test_a_disk_is_written_and_read(tmp_path):
+def test_disk_is_written_and_read(tmp_path):
     assert {"write_ms", "cold_read_ms", "warm_read_ms"} <= locality.disk(rounds=1, num_blocks=1, folder=tmp_path).keys()
 
 
 def test_reads_are_compared_in_both_orders():
-    found = locality.reads(rounds=1, num_bytes=2**20, most=64)
-    assert {str(piece) for piece in locality.PIECES} <= found.keys()
+    figures = locality.reads(rounds=1, num_bytes=2**20, most=64)
+    assert {str(piece) for piece in locality.PIECES} <= figures.keys()
 
 
 @pytest.mark.full
-def test_what_is_timed_names_each_figure(tmp_path):
+def test_timed_parts_have_spreads(tmp_path):
     for part in (claims.fork(rounds=1), claims.books(rounds=1, times=10), claims.moving(rounds=1, num_steps=200)):
         assert any(name.endswith("_spread") for name in part)

@@ -1,4 +1,4 @@
-"""make notebook: a copy of one's own is opened, from which all imports work; nothing committed is written to."""
+"""make notebook opens a private copy in which all imports work, and leaves the committed notebook alone."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.helpers import ROOT
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A notebooks folder inside a repository."""
+    """Create a notebooks folder in a repository."""
     folder = tmp_path / "notebooks"
     folder.mkdir()
     (tmp_path / "stages").mkdir()
@@ -25,21 +25,21 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands in whose place this process would go on."""
+    """Return the commands that would replace this process."""
     commands: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, command: commands.append([program, *command[1:]]))
     return commands
 
 
 @pytest.mark.parametrize("name", ["3", "s3", "s3_paged_attention"])
-def test_a_copy_is_opened_in_jupyter_lab(folder, opened, name):
+def test_copy_is_opened_in_jupyter_lab(folder, opened, name):
     lab.main([name, "--no-browser"], folder)
     mine = folder / "mine" / "s3_paged_attention.ipynb"
     assert opened == [[sys.executable, "-m", "jupyter", "lab", str(mine), "--no-browser"]]
     assert mine.read_text() == "s3_paged_attention"
 
 
-def test_a_copy_that_is_there_stays_as_it_was_left(folder, opened, capsys):
+def test_existing_copy_is_kept(folder, opened, capsys):
     lab.main(["claims"], folder)
     (folder / "mine" / "claims.ipynb").write_text("changed")
     lab.main(["claims"], folder)
@@ -48,19 +48,19 @@ def test_a_copy_that_is_there_stays_as_it_was_left(folder, opened, capsys):
     assert "is as you left it (delete it to begin anew)" in capsys.readouterr().out
 
 
-def test_no_notebook_is_one_line(folder, opened, capsys):
+def test_unknown_notebook_is_reported_in_one_line(folder, opened, capsys):
     assert lab.main(["9"], folder) == lab.main([], folder) == 2
     assert "there is no notebook '9'; there are: claims, s30_other, s3_paged_attention\n" in capsys.readouterr().err
     assert opened == [] and not (folder / "mine").exists()
 
 
-def test_the_copies_are_ignored_by_git():
+def test_git_ignores_the_copies():
     assert "/notebooks/mine/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 @pytest.mark.parametrize("notebook", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_copy_finds_the_repository_from_its_folder(notebook, tmp_path, monkeypatch):
-    """Each begins by looking for it, from the folder that jupyter starts it in upward."""
+def test_copy_finds_the_repository_from_its_folder(notebook, tmp_path, monkeypatch):
+    """Each notebook first looks for the repository, upward from its own folder."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     source = "".join(next("".join(cell["source"]) for cell in cells if "ROOT = " in "".join(cell["source"])))
     (find_root,) = [line for line in source.splitlines() if line.startswith("ROOT = ")]
@@ -73,8 +73,8 @@ def test_a_copy_finds_the_repository_from_its_folder(notebook, tmp_path, monkeyp
 
 
 @pytest.mark.full
-def test_jupyter_lab_is_what_the_command_opens(tmp_path):
-    """With --version jupyter lab says it, and ends."""
+def test_command_runs_jupyter_lab(tmp_path):
+    """With --version, jupyter lab prints its version and exits."""
     pytest.importorskip("jupyterlab")
     program = (
         f"from pathlib import Path; from notebooks import lab; lab.main(['s1', '--version'], Path({str(tmp_path)!r}))"

@@ -1,4 +1,4 @@
-"""What notebooks 1 to 3 are made with, and what all of them draw with: by hand, on pools of a few slots."""
+"""Helpers of notebooks 1 to 3, and those that all notebooks draw with, on pools of a few slots."""
 
 import doctest
 from importlib import import_module
@@ -22,18 +22,18 @@ from .slot_counter import Seq, SlotCounter
 
 
 @pytest.mark.parametrize("name", ["pictures", *(f"s{number}" for number in range(1, 8))])
-def test_examples_in_docstrings(name):
+def test_docstring_examples(name):
     assert doctest.testmod(import_module(f"notebooks.helpers.{name}")).failed == 0
 
 
-def test_one_variable_makes_loads_small(monkeypatch):
+def test_notebooks_quick_makes_loads_small(monkeypatch):
     monkeypatch.delenv("NOTEBOOKS_QUICK", raising=False)
     assert size(1500, 10) == 1500
     monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
     assert size(1500, 10) == 10
 
 
-def test_one_picture_is_the_same_bytes_every_time():
+def test_pictures_are_reproducible():
     def draw():
         fig, (ax,) = pictures.figure("A finding", height=2.0)
         pictures.lines(ax, [pictures.Line([1, 2, 3], [1.0, 4.0, 9.0], "squares")], x="n", y="n²")
@@ -51,48 +51,48 @@ class Piece:
         self.num_slots, self.pieces = 4, pieces
 
 
-def test_tracks_follow_a_holder_and_tell_the_next_one_apart():
+def test_tracks_follow_one_holder_each():
     reports = {1: Piece((0, 2, 1)), 2: Piece((0, 2, 2)), 3: Piece((0, 2, 1), (2, 2, 1)), 4: Piece()}
     assert sorted(s1.tracks(reports)) == [(0, 2, 1, [1, 2]), (0, 2, 3, [1]), (2, 2, 3, [1])]
 
 
-def test_holes_are_what_no_piece_covers():
+def test_holes_are_the_slots_without_a_piece():
     assert s1.holes_of(Piece((1, 1, 0), (2, 1, 0))) == [(0, 1), (3, 1)]
     assert s1.holes_of(Piece()) == [(0, 4)]
     assert s1.holes_of(Piece((0, 4, 4))) == []
 
 
-def test_churn_frees_what_it_allocated():
+def test_churn_frees_its_sequences():
     manager = SlotCounter(10)
     fits = list(s1.churn(manager, (Seq(1, 3) for _ in range(9)), [0, 0, 0, 1, 1, 0], seed=0))
     assert fits == [True, True, False, True, True, True]
     assert manager.held == 4
 
 
-def test_first_in_first_out_is_the_other_order():
+def test_first_in_first_out_takes_the_oldest_block():
     for pool, expected in ((BlockPool(3), [0]), (FirstInFirstOut(3), [1])):
         pool.free_blocks(pool.get_new_blocks(1))
         assert pool.get_new_blocks(1) == expected and len(pool.free) == 2
 
 
-def test_a_square_shows_blocks_where_they_are():
+def test_square_shows_the_places_of_blocks():
     """A sequence in blocks 2 and 0 with 17 tokens: block 2 is full, and block 0 has one."""
     image = s2.square([Holder("0", (2, 0), 17), Holder("1", (1,), 1)], 256, followed="0")
     assert image.shape == (16, 256, 3)
     followed = (image[1] == to_rgb(pictures.ACCENT)).all(1)
-    assert followed.nonzero()[0].tolist() == [*range(33, 48)], "but for the edges of the blocks"
+    assert followed.nonzero()[0].tolist() == [*range(33, 48)], "all slots but the edges of the blocks"
     slots = s2.slots_of(Holder("0", (2, 0), 17))
     assert slots.tolist() == [*range(32, 48), *range(16)]
     assert s2.slots_of(Holder("0", range(3, 5), 1)).tolist() == [3, 4]
 
 
-def test_attention_to_parts_is_attention_to_all():
+def test_merged_parts_equal_full_attention():
     q, k, v = torch.rand(1, 1, 1, 8), torch.rand(1, 1, 5, 8), torch.rand(1, 1, 5, 8)
     merged = merge_attn_states(s3.attend(q, k[:, :, :2], v[:, :, :2]), s3.attend(q, k[:, :, 2:], v[:, :, 2:]))
     torch.testing.assert_close(merged.out[0], F.scaled_dot_product_attention(q, k, v))
 
 
-def test_looks_back_is_what_the_last_token_asks():
+def test_looks_back_takes_the_query_of_the_last_token():
     q, k, v = torch.rand(3, 4, 2), torch.rand(3, 2, 2), torch.rand(3, 2, 2)
     looks = s3.looks_back([(q, k, v)])
     assert set(looks) == {(0, head) for head in range(4)}
@@ -100,7 +100,7 @@ def test_looks_back_is_what_the_last_token_asks():
     assert looks[0, 3][1].equal(k[:, 1][None, None]) and looks[0, 3][2].shape == (1, 1, 3, 2)
 
 
-def test_the_work_of_a_step_by_hand():
+def test_work_of_a_step():
     """One layer, hidden 4, one head of 4, MLP of 8, vocabulary of 10: 4 x 16 + 3 x 32 weights, and 40 of the head."""
     model = ModelConfig(10, 4, 8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=4)
     decode = s3.work(model, [(1, 5), (1, 3)], itemsize=4)

@@ -1,4 +1,4 @@
-"""What the product's notebook is made with: all ways give the same tokens, the traces are the kernels' own."""
+"""Helpers of the package's notebook: all ways give the same tokens, and the traces come from the kernels."""
 
 import doctest
 from importlib import import_module
@@ -32,17 +32,17 @@ def step():
 
 @pytest.mark.full
 @pytest.mark.parametrize("rows", [1, 4, 5])
-def test_all_ways_give_the_same_tokens_and_leave_the_engine_as_it_was(step, rows):
+def test_all_ways_give_the_same_tokens_and_restore_the_engine(step, rows):
     runner = step.engine.executor
     before = runner.model.model, runner.backend, dict(runner.model.named_modules())
-    found = {way: step.tokens(way, rows) for way in step.ways(rows)}
-    assert len(found) == 5 and len(set(map(tuple, found.values()))) == 1, found
+    tokens = {way: step.tokens(way, rows) for way in step.ways(rows)}
+    assert len(tokens) == 5 and len(set(map(tuple, tokens.values()))) == 1, tokens
     assert (runner.model.model, runner.backend) == before[:2]
     assert dict(runner.model.named_modules()) == before[2]
 
 
 @pytest.mark.full
-def test_the_floor_counts_the_weights_and_the_slots(step):
+def test_floor_counts_weights_and_slots(step):
     of_weights = 4 * sum(parameter.numel() for parameter in step.runner.model.parameters())
     cache = step.llm.llm_engine.kv_cache
     a_slot = cache.blocks[0].nbytes // cache.block_size
@@ -50,7 +50,7 @@ def test_the_floor_counts_the_weights_and_the_slots(step):
 
 
 @pytest.mark.full
-def test_plain_operations_are_told_in_order_and_are_one_core_s(step):
+def test_plain_operations_are_recorded_in_order_on_one_core(step):
     spans = timelines.plain_timeline(step)
     assert all(span.start <= span.end <= after.start + 1 for span, after in pairwise(spans))
     linears = [span for span in spans if span.name == "aten::linear"]
@@ -59,7 +59,7 @@ def test_plain_operations_are_told_in_order_and_are_one_core_s(step):
 
 
 @pytest.mark.full
-def test_phases_of_a_compiled_step_are_seen_in_order(step):
+def test_phases_of_a_compiled_step_are_in_order(step):
     spans = timelines.compiled_timeline(step, num_steps=1)
     assert [span.name for span in spans] == [*PHASES] * step.llm.model_config.num_hidden_layers + ["logits"]
     assert spans[0].start == 0 and all(span.start <= span.end == after.start for span, after in pairwise(spans))
@@ -67,7 +67,7 @@ def test_phases_of_a_compiled_step_are_seen_in_order(step):
 
 
 @pytest.mark.parametrize("rows, meeting", [(1, 1), (2, 2), (3, 4), (4, 4)])
-def test_a_weight_is_read_once_for_up_to_four_rows(rows, meeting):
+def test_weights_are_read_once_for_up_to_four_rows(rows, meeting):
     generator = np.random.default_rng(0)
     weight, x = (generator.normal(size=size).astype(np.float32) for size in (80, (rows, 80)))
     out, did = apart.trace_products(weight, x)
@@ -75,7 +75,7 @@ def test_a_weight_is_read_once_for_up_to_four_rows(rows, meeting):
     assert did.count("weight") == 80 // 16 and did.count("x") == did.count("fma") == meeting * 80 // 16
 
 
-def test_what_is_known_after_a_part_is_what_the_twin_knows_of_these_keys():
+def test_attention_after_each_part_equals_the_reference_on_its_keys():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(count, 64, generator=generator) for count in (2, 2 * TILE + 80, 2 * TILE + 80))
     parts = apart.attend_in_parts(q / 8, k, v)
@@ -89,7 +89,7 @@ def test_what_is_known_after_a_part_is_what_the_twin_knows_of_these_keys():
 
 
 @pytest.mark.parametrize("late", [0, 5, None])
-def test_each_piece_is_taken_once_and_by_main_where_nobody_helps(late):
+def test_each_piece_is_taken_once(late):
     pieces = taking.take_turns(torch.randn(64, 32), 8, late)
     assert [piece.number for piece in pieces] == list(range(8))
     assert all(piece.start <= piece.end for piece in pieces)
@@ -102,10 +102,10 @@ def stories():
     return paged.tell_stories(STORYTELLER, 40)
 
 
-def test_what_the_splits_leave_merges_to_what_the_twin_gives(stories):
-    asked, tokens = paged.asked_of(stories)
-    assert len(asked) == stories.model_config.num_hidden_layers and len(tokens) == 3
-    for row, one in enumerate(asked[:3]):
+def test_merged_splits_equal_the_reference(stories):
+    calls, tokens = paged.asked_of(stories)
+    assert len(calls) == stories.model_config.num_hidden_layers and len(tokens) == 3
+    for row, one in enumerate(calls[:3]):
         parts = [part for _, part in paged.parts_of(one, row)]
         shares = torch.stack([part.lse.flatten() for part in parts]).softmax(0)  # [splits, num_heads]
         outs = torch.stack([part.out.flatten(0, 2) for part in parts])  # [splits, num_heads, head_dim]
@@ -119,9 +119,9 @@ def test_splits_read_each_key_once(context_len, num_splits):
 
 
 @pytest.mark.full
-def test_the_cpu_s_kernel_gives_what_the_twin_gives(step, stories):
-    asked, _ = paged.asked_of(stories)
-    assert paged.furthest([paged.by_numba(stories, one) for one in asked], asked) < 1e-5
+def test_cpu_kernel_equals_the_reference(step, stories):
+    calls, _ = paged.asked_of(stories)
+    assert paged.furthest([paged.by_numba(stories, call) for call in calls], calls) < 1e-5
 
 
 def test_launches_are_operations_or_kernels_or_one_graph(stories):
@@ -132,13 +132,13 @@ def test_launches_are_operations_or_kernels_or_one_graph(stories):
         *("mm", "rotate_and_write", "paged_decode", "merge_splits", "mm"),
         *("add_rms_norm", "mm", "silu_and_mul", "mm", "add_rms_norm"),
     ]
-    for found in (plain, kernels):
-        assert sum(launch.kind == "linear" for launch in found) == 4 * layers + 1  # and the logits
-        assert launches.layer_of(found, 1) == launches.layer_of(found, layers - 2)
+    for step in (plain, kernels):
+        assert sum(launch.kind == "linear" for launch in step) == 4 * layers + 1  # and the logits
+        assert launches.layer_of(step, 1) == launches.layer_of(step, layers - 2)
     assert not {"view", "transpose", "unflatten", "new_empty"} & {launch.name for launch in plain}
 
 
-def test_an_operation_that_is_a_view_launches_nothing():
+def test_views_launch_nothing():
     x = torch.ones(4, 4)
     with launches.Launches() as seen:
         (x[1:].to(torch.float32) + 1).flatten()
@@ -148,26 +148,26 @@ def test_an_operation_that_is_a_view_launches_nothing():
     assert [launch.name for launch in seen.found] == ["add", "clone", "add_"]
 
 
-def test_static_bytes_are_those_of_a_runner(stories):
+def test_static_bytes_match_a_runner(stories):
     counted = launches.static_bytes(stories.model_config, 4, stories.llm_engine.max_model_len)
     seen = launches.Launches()
     with paged.runner_of(stories, seen.ops(), seen.capture) as runner:
         graphs = runner.backend._graphs
         workspaces = [*graphs._decode_workspaces.values(), graphs._likeliest_workspace]
         hidden, logits, likeliest = graphs._outputs
-        found = [launches.nbytes(graphs.inputs.device.values()), graphs.inputs.block_tables.nbytes]
-        found += [sum(launches.nbytes(vars(workspace).values()) for workspace in workspaces)]
-        found += [(hidden.nbytes + logits.nbytes) // 2 + likeliest.nbytes]  # here they are float32
-    assert [*counted.values()] == found
+        expected = [launches.nbytes(graphs.inputs.device.values()), graphs.inputs.block_tables.nbytes]
+        expected += [sum(launches.nbytes(vars(workspace).values()) for workspace in workspaces)]
+        expected += [(hidden.nbytes + logits.nbytes) // 2 + likeliest.nbytes]  # here they are float32
+    assert [*counted.values()] == expected
 
 
 @pytest.mark.parametrize("name", ["ways", "roofline", "nanovllm", "timelines", "apart", "taking", "paged", "launches"])
-def test_examples_in_docstrings(name):
+def test_docstring_examples(name):
     assert doctest.testmod(import_module(f"notebooks.helpers.{name}")).failed == 0
 
 
 @pytest.mark.full
-def test_without_numba_the_notebook_shows_plain_operations(monkeypatch):
+def test_notebook_without_numba_shows_plain_operations(monkeypatch):
     shown = []
     monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
     monkeypatch.setattr(pictures, "display", shown.append)
@@ -183,5 +183,5 @@ def test_without_numba_the_notebook_shows_plain_operations(monkeypatch):
     )
 
 
-def test_each_way_has_its_look():
+def test_each_way_has_a_look():
     assert (*LOOKS,) == WAYS

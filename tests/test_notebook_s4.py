@@ -1,4 +1,4 @@
-"""What stage 4's notebook is made with, against runs drawn by hand."""
+"""Helpers of stage 4's notebook, compared with runs drawn by hand."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.helpers import STORYTELLER
 
 def continuous(
     arrivals: list[Arrival], num_blocks: int = 16, policy: type[Scheduler] = Scheduler, **options
-) -> timeline.Run:
+) -> timeline.Timeline:
     options |= {"model": str(STORYTELLER), "block_size": 4, "kv_cache_tokens": 4 * num_blocks}
     return timeline.continuous(s4.scheduled_by(policy, **options), arrivals)
 
@@ -25,8 +25,8 @@ def request(time: float, num_prompt_tokens: int, num_output_tokens: int) -> Arri
     return Arrival(time, [3] * num_prompt_tokens, num_output_tokens)
 
 
-def test_a_preempted_request_is_seen_to_wait_and_to_begin_again():
-    """4 blocks of 4. Both hold two and need a third for token 9: the second gives its two back, and comes again."""
+def test_preempted_request_waits_and_starts_over():
+    """Both requests hold two of four blocks and need a third one for token 9. The second one is preempted."""
     run = continuous([request(0, 7, 5), request(0, 6, 4)], num_blocks=4, watermark=0.0)
     assert s4.mean_toll([run]) == Toll(1, 0, 7 / 27, 7, 27, for_100=50)
     assert s4.preempted_at(run) == [2]
@@ -39,13 +39,13 @@ def test_a_preempted_request_is_seen_to_wait_and_to_begin_again():
     ]
 
 
-def test_a_chunk_of_one_token_is_prefill_and_waiting_comes_first():
+def test_chunk_of_one_token_is_prefill_and_waiting_comes_first():
     run = continuous([request(0, 4, 2), request(0, 4, 1)], max_num_batched_tokens=3)
     assert s4.spans(run, 0) == [Span("prefill", 0, 2), Span("decode", 2, 3)]
     assert s4.spans(run, 1) == [Span("waits", 0, 1), Span("prefill", 1, 3)]
 
 
-def test_who_cannot_go_on_is_said_and_not_waited_for():
+def test_stuck_engine_is_reported():
     both = [request(0, 7, 5), request(0, 6, 4)]
     with pytest.raises(timeline.Stuck, match="2 run, 0 wait"):
         continuous(both, num_blocks=4, watermark=0.0, policy=NeverPreempts)
@@ -53,10 +53,10 @@ def test_who_cannot_go_on_is_said_and_not_waited_for():
     assert not s4.gets_stuck(lambda: continuous(both, num_blocks=8, policy=NeverPreempts))
 
 
-def test_poisson_arrivals_are_in_order_and_as_far_apart_as_was_asked():
-    asked = [Traffic(4, 4, 4)] * 2000
-    arrivals = s4.poisson(asked, mean_gap=5, seed=1)
+def test_poisson_arrivals_are_in_order_with_the_given_mean_gap():
+    traffic = [Traffic(4, 4, 4)] * 2000
+    arrivals = s4.poisson(traffic, mean_gap=5, seed=1)
     times = [arrival.time for arrival in arrivals]
     assert times == sorted(times) and times[0] == 0 and 4.5 < times[-1] / len(times) < 5.5
     assert all(len(a.prompt) == 4 and a.num_output_tokens == 4 for a in arrivals)
-    assert {arrival.time for arrival in s4.poisson(asked, mean_gap=0)} == {0}
+    assert {arrival.time for arrival in s4.poisson(traffic, mean_gap=0)} == {0}

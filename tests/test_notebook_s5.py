@@ -1,4 +1,4 @@
-"""What stage 5's notebook is made with: who shares what, against runs drawn by hand."""
+"""Helpers of stage 5's notebook, compared with runs drawn by hand."""
 
 from itertools import pairwise
 
@@ -16,26 +16,26 @@ from tests.helpers import STORYTELLER
 OPTIONS = {"model": str(STORYTELLER), "block_size": 4, "kv_cache_tokens": 256}
 
 
-def test_who_shares_is_counted_once_and_copies_at_their_step():
-    """6 tokens are 2 blocks. After 5 of them 3 samples fork, and 2 copy the second block; token 9 needs a third."""
+def test_shared_blocks_count_once_and_copies_at_their_step():
+    """Of a prompt with 2 blocks, 3 samples fork. Two of them copy the second block, and token 9 needs a third one."""
     moments = helpers.serve(OPTIONS, Ask(6, 5, n=3))
     in_two_blocks = [Moment(4, 6, 2), Moment(4, 6, 0), Moment(4, 6, 0)]
     assert moments == [Moment(2, 2, 0), *in_two_blocks, Moment(7, 9, 0), Moment(7, 9, 0)]
     assert helpers.blocks_at_most(moments) == 7
 
 
-def test_requests_share_nothing_and_a_last_token_in_a_new_block_is_not_copied():
+def test_requests_share_nothing_and_new_blocks_are_not_copied():
     assert [moment[:2] for moment in helpers.serve(OPTIONS, Ask(5, 2), Ask(5, 2))] == [(4, 4), (4, 4)]
     assert helpers.serve(OPTIONS, Ask(5, 2, n=3))[1:] == [Moment(4, 6, 0), Moment(4, 6, 0)]
 
 
 @pytest.mark.parametrize("num_prompt_tokens, num_own_tokens, n", [(5, 1, 2), (5, 9, 3), (8, 4, 2), (3, 2, 4)])
-def test_what_is_saved_is_what_arithmetic_says(num_prompt_tokens, num_own_tokens, n):
+def test_saving_matches_the_formula(num_prompt_tokens, num_own_tokens, n):
     saved = helpers.saving(OPTIONS, num_prompt_tokens, num_own_tokens, n)
     assert saved == pytest.approx(helpers.saved(num_prompt_tokens, num_own_tokens, n, block_size=4))
 
 
-def test_a_watched_search_is_the_search_and_its_counts_are_the_tables():
+def test_watching_does_not_change_a_search_and_counts_match_the_tables():
     llm, params = s5.LLM(**OPTIONS, dtype="float32"), s5.BeamSearchParams(3, max_tokens=6, ignore_eos=True)
     with helpers.watched(llm.llm_engine) as steps:
         (seen,) = llm.beam_search(["Once upon a time"], params)
@@ -46,7 +46,7 @@ def test_a_watched_search_is_the_search_and_its_counts_are_the_tables():
     assert sum(len(step.copied_to) for step in steps) == num_copied > 0
     for before, step in pairwise(steps):
         assert sum(step.ref_counts.values()) == sum(len(beam.table) for beam in step.beams)
-        assert all(step.ref_counts[block] == 1 for block in step.copied_to), "a copy is held by its writer alone"
+        assert all(step.ref_counts[block] == 1 for block in step.copied_to), "a copy has one holder, its writer"
         for beam, parent in zip(step.beams, step.parents(before), strict=True):
             shared = [block for block in beam.table if block in before.beams[parent].table]
             assert shared == list(beam.table[: len(shared)]) and len(shared) >= len(beam.table) - 1
@@ -56,7 +56,7 @@ def test_a_watched_search_is_the_search_and_its_counts_are_the_tables():
     assert "×3" in shown
 
 
-def test_costs_leave_the_pool_as_it_is_or_copy_what_they_say():
+def test_cost_measurements_restore_the_pool_or_copy_blocks():
     engine = without_model("s5", **OPTIONS)
     parent, child = (engine.input_processor.process(name, [1] * 6, s5.SamplingParams())[0] for name in "ab")
     engine.kv_cache_manager.allocate(parent)

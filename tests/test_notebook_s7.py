@@ -1,4 +1,4 @@
-"""What stage 7's notebook is made with: counted by hand, and against the engine itself."""
+"""Helpers of stage 7's notebook, compared with counts by hand and with the engine."""
 
 import pytest
 
@@ -11,12 +11,12 @@ from tests.helpers import STORYTELLER
 
 
 @pytest.mark.parametrize("policy", ["s6", "load", "recompute"])
-def test_a_third_of_the_pool_is_counted_as_it_is_measured(policy):
-    counts, told = helpers.count(policy, 1 / 3)._asdict(), offload.count_without_model(policy)
-    assert {name: counts[name] for name in told} == told
+def test_counts_match_the_bench(policy):
+    counts, expected = helpers.count(policy, 1 / 3)._asdict(), offload.count_without_model(policy)
+    assert {name: counts[name] for name in expected} == expected
 
 
-def test_a_request_is_in_one_place_and_only_the_host_keeps_what_was_evicted():
+def test_only_the_host_keeps_evicted_texts():
     moments = {policy: helpers.lives(policy, 1 / 3) for policy in ("s6", "load")}
     places = {policy: {place for moment in some for place in moment.values()} for policy, some in moments.items()}
     assert places["load"] == {*helpers.PLACES}
@@ -24,29 +24,29 @@ def test_a_request_is_in_one_place_and_only_the_host_keeps_what_was_evicted():
     assert moments["load"][0][0] == "runs" and not moments["load"][-1]
 
 
-def test_documents_in_turn_are_found_where_there_is_room():
-    """6 documents of 4 blocks, asked 4 times; 4 blocks and a few more hold one of them."""
+def test_documents_are_found_if_a_tier_has_room():
+    """6 documents of 4 blocks are asked for 4 times in turn. The small pool holds one of them."""
     assert helpers.found_in_turn(6, 0, length=4) == (0, 0)
     assert helpers.found_in_turn(6, 40, length=4) == (0, 0.75)
     assert helpers.found_in_turn(40, 0, length=4) == (0.75, 0)
 
 
-def test_others_run_while_blocks_arrive_and_c_does_not():
+def test_others_run_while_the_blocks_of_c_arrive():
     beside, after = (helpers.two_streams(6, overlaps) for overlaps in (True, False))
     for lanes in (beside, after):
         assert lanes.loads == [(3, 9)]
-        assert min(at for at, who in lanes.steps if "C" in who) >= 9, "C ran before its blocks were there"
+        assert min(at for at, who in lanes.steps if "C" in who) >= 9, "C ran before its blocks had arrived"
     assert beside.tokens_during_loads() == 12 and after.tokens_during_loads() == 0
     assert after.end == beside.end + 6
 
 
 @pytest.mark.parametrize("link, winner", [(1e6, True), (1e3, False)])
-def test_the_map_has_the_winner_that_auto_takes(link, winner):
+def test_map_matches_the_auto_policy(link, winner):
     machine = Machine("", bytes_per_second=link, tokens_per_second=100, bytes_per_token=100)
     assert machine.prefers_load is winner is (machine.ratio > 1)
 
 
-def test_a_prompt_comes_back_from_the_host_or_is_computed():
+def test_prompt_is_loaded_from_the_host_or_recomputed():
     load, compute = (helpers.Asker(STORYTELLER, 32, policy) for policy in ("load", "recompute"))
     before = [asker.engine.model_runner.num_tokens for asker in (load, compute)]
     for asker in (load, compute):

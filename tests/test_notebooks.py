@@ -1,4 +1,4 @@
-"""Every notebook runs, is committed with what it showed, drives and draws and defines nothing, types no measurement."""
+"""Every notebook runs, is committed with its outputs, defines no engine logic, and has no typed measurements."""
 
 import ast
 import re
@@ -19,13 +19,13 @@ from notebooks.helpers import pictures  # noqa: E402
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
-DEFINES = {"s1_contiguous_cache": {"attend", "next_token"}}  # stage zero: a model without a cache
-SHOWS_WITH = {"nanovllm": "numba"}  # without it some cells have nothing to show
+DEFINES = {"s1_contiguous_cache": {"attend", "next_token"}}  # a model without a cache
+SHOWS_WITH = {"nanovllm": "numba"}  # some cells show nothing without it
 MAX_BYTES, MAX_LINES = 300_000, 32
-MAX_SECONDS = 80  # 40 where the figures were measured; another machine may take twice as long
-THREADS = {"nanovllm": 2}  # that compute, and wait for each other in a loop: each of them has its time
+MAX_SECONDS = 80  # 40 on the machine that measured the figures; another one may take twice as long
+THREADS = {"nanovllm": 2}  # threads that compute and spin: each of them uses processor time
 
-# What a cell of prose may say in figures: what somebody else claims, and what is so by definition.
+# Numbers that prose may contain: claims of others, and definitions.
 CLAIMED = {
     "claims": ("92%",),
     "s2_block_manager": (
@@ -49,7 +49,7 @@ each_in_its_time = pytest.mark.parametrize(
     [
         pytest.param(path, id=path.stem, marks=[pytest.mark.full] * (path.stem in LONG))
         for path in PATHS
-        if path.stem != "nanovllm"  # small loads take it as long as its own: it runs once, in full
+        if path.stem != "nanovllm"  # small loads do not make it faster, so it runs only once, in full
     ],
 )
 
@@ -76,14 +76,14 @@ def test_every_stage_has_a_notebook():
 
 
 def shown_kinds(notebook):
-    """What each output is: a picture or a text."""
+    """Return the kind of each output: a picture or a text."""
     kinds = [sorted(output.data) for output in outputs(notebook) if output.output_type == "display_data"]
     return ["SVG" if "image/svg+xml" in kind else "Markdown" for kind in kinds]
 
 
 @each_in_its_time
 def test_runs_top_to_bottom_with_small_loads(path, monkeypatch):
-    """In this process, which has torch already: no kernel has to start."""
+    """Run the cells in this process, which saves starting a kernel."""
     pytest.importorskip(SHOWS_WITH.get(path.stem, "torch"))
     monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
     shown = []
@@ -91,11 +91,11 @@ def test_runs_top_to_bottom_with_small_loads(path, monkeypatch):
     names = {}
     for cell in code_cells(path):
         exec(compile(cell.source, path.name, "exec"), names)
-    assert shown == shown_kinds(read(path)), "the committed outputs are of another version"
+    assert shown == shown_kinds(read(path)), "the committed outputs come from another version"
 
 
 def seconds_of_children() -> float:
-    """Of the processor, by processes that this one has started and that have ended."""
+    """Return the processor time of this process's finished children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -103,26 +103,26 @@ def seconds_of_children() -> float:
 @pytest.mark.full
 @each_notebook
 def test_runs_top_to_bottom(path, tmp_path):
-    """A copy, in full, from the root of the repository: the committed outputs stay as they are.
+    """Run a copy in full, from the root of the repository.
 
-    Its time is the processor's: what else the machine does meanwhile, other tests first of all, does not count.
+    The limit is on processor time, because other tests may run at the same time.
     """
     pytest.importorskip(SHOWS_WITH.get(path.stem, "torch"))
     copy = shutil.copy(path, tmp_path)
     notebook, start = read(copy), seconds_of_children()
     command.execute(notebook, cwd=ROOT)
     seconds = seconds_of_children() - start
-    assert seconds > 1, "the notebook's process was not seen"
+    assert seconds > 1, "the notebook's process was not measured"
     assert not [output for output in outputs(notebook) if output.output_type == "error"]
     most = MAX_SECONDS * THREADS.get(path.stem, 1)
-    assert seconds < most, f"{path.name} took {seconds:.0f} s, {most} are allowed"
-    assert shown_kinds(notebook) == shown_kinds(read(path)), "the committed outputs are of another version"
+    assert seconds < most, f"{path.name} took {seconds:.0f} s, the limit is {most} s"
+    assert shown_kinds(notebook) == shown_kinds(read(path)), "the committed outputs come from another version"
 
 
 @pytest.mark.full
 @each_notebook
 def test_starts_in_its_own_folder(path):
-    """`make notebooks` and jupyter run it there; its first cell finds the repository."""
+    """`make notebooks` and jupyter run notebooks there, so the first cell must find the repository."""
     notebook = read(path)
     first = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
     notebook.cells = notebook.cells[: first + 1]
@@ -135,7 +135,7 @@ def test_is_committed_with_outputs(path):
     cells = code_cells(path)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "not run top to bottom"
     assert {output.output_type for output in outputs(read(path))} == {"display_data"}
-    assert path.stat().st_size < MAX_BYTES, f"{path.stat().st_size:,} bytes, {MAX_BYTES:,} are allowed"
+    assert path.stat().st_size < MAX_BYTES, f"{path.stat().st_size:,} bytes, the limit is {MAX_BYTES:,}"
 
 
 @each_notebook
@@ -148,7 +148,7 @@ def test_pictures_are_static(path):
 
 
 @each_notebook
-def test_says_nothing_of_the_machine(path):
+def test_reveals_nothing_about_the_machine(path):
     notebook = read(path)
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert not [cell for cell in notebook.cells if cell.cell_type != "code" and cell.metadata]
@@ -158,7 +158,7 @@ def test_says_nothing_of_the_machine(path):
 
 @each_notebook
 def test_code_is_folded(path):
-    """In jupyter lab; what a cell shows is in sight."""
+    """Jupyter lab folds the code, and shows the outputs."""
     assert all(cell.metadata == command.FOLDED for cell in code_cells(path))
 
 
@@ -177,26 +177,26 @@ def test_cells_are_short(path):
 
 @each_notebook
 def test_prose_has_no_measurement(path):
-    """A figure that was measured is said by the cell that measured it."""
+    """Measured figures appear in the outputs of cells that measure them."""
     text = prose(path)
     for claimed in CLAIMED.get(path.stem, ()):
-        assert claimed in text, f"{claimed!r} is not there any more: take it off the list"
+        assert claimed in text, f"{claimed!r} is not in the text: remove it from the list"
         text = text.replace(claimed, "")
     assert not MEASUREMENT.findall(text)
 
 
 @each_notebook
-def test_asks_before_it_answers(path):
+def test_has_predictions(path):
     assert len(re.findall(r"\*\*Predict:\*\*", prose(path))) >= 3
 
 
-def test_measurements_are_recognised():
+def test_measurements_are_recognized():
     for text in ("3.4 ms", "12%", "40 times", "1,234 tokens/s", "2 seconds", "1.5x", "30 tok/s", "20 KB"):
         assert MEASUREMENT.search(f"it took {text}, we saw"), text
     for text in ("1,024 slots", "token 16", "stage 4", "8 tokens in one step", "8,192 slots", "part 3"):
         assert not MEASUREMENT.search(f"of {text}, we saw"), text
 
 
-def test_an_unknown_name_is_one_line(capsys):
+def test_unknown_name_is_reported_in_one_line(capsys):
     assert command.main(["s99"]) == 2
     assert capsys.readouterr().err == "no notebook begins with s99\n"
