@@ -20,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    torch.set_num_threads(1)  # tiny models lose more time waiting for threads than they win
+    torch.set_num_threads(1)  # tiny models lose more time to thread synchronization than they gain
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def tokenizer_model() -> bytes:
 
 @pytest.fixture(scope="session")
 def checkpoint(tokenizer_model: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 64 positions and 320 tokens, with a tokenizer."""
+    """Return a random Llama with 64 positions and 320 tokens, and a tokenizer."""
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), tokenizer_model=tokenizer_model)
 
 
@@ -46,7 +46,7 @@ def tokenizer(checkpoint: Path) -> HFTokenizer:
 
 @pytest.fixture
 def scripted(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], LLM]:
-    """scripted(token_ids) is an engine whose every request is answered with those tokens, whatever its model thinks."""
+    """Return a function that builds an engine whose answer to every request is the given tokens."""
 
     def engine(token_ids: list[int]) -> LLM:
         llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256)

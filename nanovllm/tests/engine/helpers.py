@@ -1,4 +1,4 @@
-"""What the tests share: tiny random Llamas as checkpoint folders, and what they say when nothing is cached."""
+"""Tiny random Llamas as checkpoint folders, their outputs without a cache, and sequences without a model."""
 
 import json
 from io import BytesIO
@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
 
 
 def train_tokenizer(remove_extra_whitespaces: bool = False) -> bytes:
-    """A tokenizer.model with Llama's conventions: ids 0, 1, 2 are <unk>, <s>, </s>, and byte b is id 3 + b."""
+    """Return a tokenizer.model with Llama's conventions: ids 0, 1, 2 are <unk>, <s>, </s>, and byte b is id 3 + b."""
     model = BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES * 10),
@@ -56,12 +56,12 @@ def train_tokenizer(remove_extra_whitespaces: bool = False) -> bytes:
 
 
 def byte_ids(text: str) -> list[int]:
-    """One token a byte."""
+    """Return one token per byte."""
     return [3 + byte for byte in text.encode()]
 
 
 def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """The tensors of config.json's Llama by their names in a file, as unlike each other as those of a trained one."""
+    """Return random tensors for the Llama in config.json, by their names in a file, with realistic scales."""
     generator = torch.Generator().manual_seed(seed)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
@@ -99,7 +99,7 @@ def write_checkpoint(
     tokenizer_model: bytes | None = None,
     num_shards: int = 0,
 ) -> Path:
-    """A folder in Hugging Face's layout: one file, or `num_shards` of them and an index."""
+    """Write a folder in Hugging Face's layout, with one file, or with `num_shards` files and an index."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if tokenizer_model:
@@ -117,7 +117,7 @@ def write_checkpoint(
 
 
 def attend_without_cache(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`attend` for one whole text: softmax over each token's own past, nothing kept.
+    """Return the attention of one whole text: softmax over each token's own past, without a cache.
 
     q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
     """
@@ -130,13 +130,13 @@ def attend_without_cache(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
-    """Logits of the token after `token_ids`, the whole text computed. [vocab_size]"""
+    """Return the logits of the token after `token_ids`, [vocab_size], computed from scratch."""
     hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend_without_cache)
     return model.compute_logits(hidden[-1:])[0]
 
 
 def greedy_without_cache(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
-    """What `prompt` goes on with, every token computed anew for each new one. No token may be close to a tie."""
+    """Return the greedy output for `prompt`, computed from scratch for each token. No token may be close to a tie."""
     token_ids = list(prompt)
     for _ in range(num_tokens):
         logits = next_logits(model, token_ids)
@@ -147,7 +147,7 @@ def greedy_without_cache(model: LlamaForCausalLM, prompt: list[int], num_tokens:
 
 
 def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int, sample_index: int = 0) -> Sequence:
-    """A sample of a request of that many tokens, for tests that run no model."""
+    """Return a sample of a request with this many tokens, for tests without a model."""
     return Sequence(
         request_id=request_id,
         prompt=None,
@@ -161,7 +161,7 @@ def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int, samp
 
 
 def make_samples(request_id: str, num_prompt_tokens: int, max_tokens: int, n: int) -> list[Sequence]:
-    """The samples of a request: the first carries the others."""
+    """Return the samples of a request, of which the first carries the others."""
     first, *others = [make_sequence(request_id, num_prompt_tokens, max_tokens, i) for i in range(n)]
     first.to_fork = others
     return [first, *others]
@@ -174,18 +174,18 @@ def make_manager(
     tier: Tier | None = None,
     observer: Observer | None = None,
 ) -> BlockManager:
-    """A BlockManager without a pool of tensors; by default it has no host's pool either."""
+    """Return a BlockManager without tensors, and by default without a second tier."""
     observer = observer or Observer()
     tier = tier or HostTier(torch.empty(num_blocks, 1), 0, observer)
     return BlockManager(num_blocks, block_size, is_caching, tier, observer)
 
 
 def admit(manager: BlockManager, seq: Sequence) -> Sequence:
-    """Let `seq` hold blocks for all its tokens, cached ones first."""
+    """Allocate blocks for all tokens of `seq`, cached ones first."""
     manager.allocate(seq, manager.find_hits(seq))
     return seq
 
 
 def fits(manager: BlockManager, seq: Sequence, spare: int = 0) -> bool:
-    """Return whether allocate() would succeed, and leave `spare` blocks free."""
+    """Return True if allocate() would succeed and leave `spare` blocks free."""
     return manager.num_needed(seq, manager.find_hits(seq)) + spare <= manager.num_free_blocks

@@ -1,4 +1,4 @@
-"""What the tests of attention share: pools in which nothing may be read that was not written, and steps on them."""
+"""Pools that show any read of unwritten slots, and steps on them, for tests of attention."""
 
 import random
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ def make_cache(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> KVCache:
-    """A pool in which every slot that is read before it is written would be seen: 1e30 in these tables, NaN elsewhere.
+    """Return a pool in which reads of unwritten slots show: 1e30 in the blocks of these tables, NaN elsewhere.
 
-    (A slot under a mask counts 0 times what is in it, and 0 times NaN is NaN. In float16 1e30 is 1,000, so that no
-    score is infinite.)
+    A masked slot counts 0 times its contents, and 0 times NaN is NaN. In float16, 1e30 becomes 1,000, so that no score
+    is infinite.
     """
     config = model_config(num_kv_heads, num_layers, head_dim)
     cache = KVCache(config, num_blocks, block_size, dtype, torch.device(device))
@@ -58,7 +58,7 @@ def slot(table: list[int], position: int, block_size: int = BLOCK_SIZE) -> int:
 def step(
     members: list[tuple[list[int], int, int]], block_size: int = BLOCK_SIZE, device: str = "cpu"
 ) -> AttentionMetadata:
-    """A step in which each sequence (block table, tokens computed before, tokens now) computes its next tokens."""
+    """Return a step for sequences of (block table, tokens computed before, tokens to compute now)."""
     width = max(len(table) for table, _, _ in members)
     slots = [slot(table, before + i, block_size) for table, before, now in members for i in range(now)]
     new_blocks = [slot // block_size for slot in slots if slot % block_size == 0]
@@ -73,7 +73,7 @@ def step(
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of (tokens computed before, tokens now) with their blocks scattered over a pool, and their q, k, v."""
+    """Sequences of (tokens computed before, tokens now), with blocks scattered over a pool, and their q, k and v."""
 
     sizes: list[tuple[int, int]]
     block_size: int = BLOCK_SIZE
@@ -82,24 +82,24 @@ class Batch:
     seed: int = 0
 
     def tables(self) -> list[list[int]]:
-        """The blocks of its tokens for each, and for every second two more, like a prompt's that comes in chunks."""
+        """The blocks of each sequence's tokens, and two more for every second one, like a prompt in chunks."""
         needed = [-(-(before + now) // self.block_size) + i % 2 * 2 for i, (before, now) in enumerate(self.sizes)]
         blocks = random.Random(self.seed).sample(range(sum(needed) + 3), sum(needed))
         return [[blocks.pop() for _ in range(count)] for count in needed]
 
     def qkv(self) -> list[list[Tensor]]:
-        """Of each sequence, for all its tokens."""
+        """The q, k and v of each sequence, for all its tokens."""
         seeds = range(1000 * self.seed, 1000 * self.seed + len(self.sizes))
         lengths = (before + now for before, now in self.sizes)
         return [random_qkv(n, *self.heads, i, self.head_dim) for n, i in zip(lengths, seeds, strict=True)]
 
     def expected(self) -> Tensor:
-        """Each sequence by itself, with nothing cached, in float32. [num_tokens, num_heads, head_dim]"""
+        """Return each sequence's own attention without a cache, in float32: [num_tokens, num_heads, head_dim]."""
         outs = [attend_without_cache(0, *qkv) for qkv in self.qkv()]
         return torch.cat([out[before:] for out, (before, _) in zip(outs, self.sizes, strict=True)])
 
     def attend(self, tile_size: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-        """What one step gives on a pool where the keys and values of earlier tokens are there, and nothing else is."""
+        """Return the output of one step on a pool that holds only the keys and values of earlier tokens."""
         tables, qkv, size = self.tables(), self.qkv(), self.block_size
         num_blocks = max(max(table) for table in tables) + 1
         kinds = {"block_size": size, "num_kv_heads": self.heads[1], "head_dim": self.head_dim}

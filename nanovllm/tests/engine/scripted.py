@@ -1,7 +1,7 @@
-"""An engine whose model costs nothing and notices everything, for tests of who runs when.
+"""An engine with a model that costs nothing and notices everything, for tests of scheduling and memory.
 
-It keeps each token in the slot of the pool that the block table names. What it says next depends on all that it then
-reads there, so a block lost, overwritten, not copied or not computed anew gives other tokens than `said_alone`.
+It keeps each token in the slot of the pool that the block table names. Its next token depends on all tokens that it
+reads there, so a block that is lost, overwritten, not copied or not recomputed changes the answer.
 """
 
 from collections import Counter
@@ -29,11 +29,11 @@ def params(max_tokens: int, **options) -> SamplingParams:
 
 
 def next_token(token_ids: list[int], seed: int | None = None, sample_index: int = 0) -> int:
-    """What comes after these tokens; with a seed, as if drawn: each sample says something else."""
+    """Return the token after these. With a seed, each sample gets another one, as if it were drawn."""
     return crc32(repr((token_ids, seed, sample_index)).encode()) % VOCAB_SIZE
 
 
-def said_alone(prompt: list[int], num_tokens: int, seed: int | None = None, sample_index: int = 0) -> list[int]:
+def answer_alone(prompt: list[int], num_tokens: int, seed: int | None = None, sample_index: int = 0) -> list[int]:
     token_ids = list(prompt)
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids, seed, sample_index if seed is not None else 0))
@@ -45,7 +45,7 @@ def answer(output: RequestOutput) -> list[int]:
 
 
 def answers(output: RequestOutput) -> list[list[int]]:
-    """Of all samples."""
+    """Return the tokens of all samples."""
     return [completion.token_ids for completion in output.outputs]
 
 
@@ -58,14 +58,14 @@ def reasons(output: RequestOutput) -> list[str | None]:
 
 
 class ScriptedExecutor:
-    """Runs no model, and needs none."""
+    """An executor without a model."""
 
     def __init__(self, kv_cache: KVCache) -> None:
         kv_cache.blocks.fill_(-1)
         self._slots = kv_cache.blocks[:, -1, -1, :, -1, -1]  # [num_blocks, block_size]
         self._block_size = kv_cache.block_size
         self.num_steps = self.num_tokens = 0
-        self.steps: list[list[tuple[str, int]]] = []  # request_id and number of tokens, in the order of each step
+        self.steps: list[list[tuple[str, int]]] = []  # request_id and number of tokens of each item, for each step
 
     def launch(self, batch: Batch) -> FinishedStep:
         return FinishedStep(self.run(batch))
@@ -88,8 +88,12 @@ class ScriptedExecutor:
 
 
 def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> LLMEngine:
-    """`checkpoint` gives the model's shape: 64 positions. The executor is a ScriptedExecutor."""
-    knobs: dict[str, Any] = {"offload_policy": "load", "watermark": 0.0, "skip_tokenizer_init": True}  # "auto" measures
+    """Return an engine with a ScriptedExecutor. `checkpoint` gives the model's shape, with 64 positions."""
+    knobs: dict[str, Any] = {
+        "offload_policy": "load",
+        "watermark": 0.0,
+        "skip_tokenizer_init": True,
+    }  # "auto" would measure
     knobs |= options
     config = EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **knobs)
     return LLMEngine(config, executor=ScriptedExecutor)
@@ -101,14 +105,14 @@ def executor_of(engine: LLMEngine) -> ScriptedExecutor:
 
 
 def step(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """One step of an engine that stays whole; the outputs by their request's id."""
+    """Run one step, check the engine, and return the outputs by request id."""
     outputs = engine.step()
     assert_whole(engine)
     return {output.request_id: output for output in outputs}
 
 
 def run_to_the_end(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """The last output of each request that ends from here on."""
+    """Return the last output of each request that ends from here on."""
     ended: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():
         outputs = step(engine)
@@ -118,32 +122,34 @@ def run_to_the_end(engine: LLMEngine) -> dict[str, RequestOutput]:
 
 
 def assert_whole(engine: LLMEngine) -> None:
-    """What holds between any two steps: of the pool, of the queues, and of each request."""
+    """Assert everything that holds between two steps about the pool, the queues and each request."""
     manager, scheduler = engine.kv_cache_manager, engine.scheduler
     manager.check_integrity()
     queued = [*scheduler.running, *scheduler.waiting]
     carried = [sample for seq in queued for sample in seq.to_fork]
     unfinished = [seq for samples in engine.requests.values() for seq in samples if not seq.finished]
-    assert Counter(unfinished) == Counter([*queued, *carried]), "each sample is in one queue, or carried by one there"
-    unreported = {seq.request_id for seq in engine._unreported}  # ended in a step that broke off
+    assert Counter(unfinished) == Counter([*queued, *carried]), (
+        "each sample is in one queue, or carried by a sequence in one"
+    )
+    unreported = {seq.request_id for seq in engine._unreported}  # ended in a step that failed
     for request_id, samples in engine.requests.items():
         assert any(not seq.finished for seq in samples) or request_id in unreported
     assert manager._holders == set(scheduler.running)
     assert len(scheduler.running) + sum(len(seq.to_fork) for seq in scheduler.running) <= engine.config.max_num_seqs
     for seq in queued:
         assert 0 <= seq.num_computed_tokens < seq.num_tokens, "the last token has no keys and values yet"
-        assert not seq.to_fork or seq.num_tokens == seq.num_prompt_tokens, "samples are forked before the first token"
+        assert not seq.to_fork or seq.num_tokens == seq.num_prompt_tokens, "samples fork before the first token"
     for seq in [*scheduler.waiting, *carried]:
         assert (seq.num_computed_tokens, seq.block_table) == (0, [])
     assert not any(seq.to_fork for seq in carried)
     for seq in scheduler.running:
         assert_cached_blocks_are_its_own(engine, seq)
     arrivals = [(seq.metrics.arrival_time, seq.sample_index) for seq in queued]
-    assert arrivals == sorted(arrivals), "all who run came before all who wait"
+    assert arrivals == sorted(arrivals), "all running sequences arrived before all waiting ones"
 
 
 def assert_cached_blocks_are_its_own(engine: LLMEngine, seq: Sequence) -> None:
-    """A block of its table that may be hit is full, computed, and known by the text up to its end."""
+    """Assert that the cached blocks of its table are full, computed, and known by the text up to their end."""
     hashes: list[BlockHash] = []
     extend_block_hashes(hashes, seq.token_ids, engine.config.block_size)
     for i, block in enumerate(seq.block_table):
@@ -153,8 +159,8 @@ def assert_cached_blocks_are_its_own(engine: LLMEngine, seq: Sequence) -> None:
 
 
 def assert_empty(engine: LLMEngine) -> None:
-    """Nobody is left, and nothing of those who were."""
-    engine.kv_cache_manager.collect_loads(wait=True)  # of requests that were aborted
+    """Assert that no request and no block remains."""
+    engine.kv_cache_manager.collect_loads(wait=True)  # loads of aborted requests
     assert_whole(engine)
     assert not engine.has_unfinished_requests() and not engine.requests
     assert not engine.scheduler.running and not engine.scheduler.waiting

@@ -1,6 +1,6 @@
-"""Beam search: the beams of a plain implementation that caches nothing, whatever the pool; and no block is left behind.
+"""Beam search finds the same beams as a plain implementation without a cache, whatever the pool, and leaks no block.
 
-Of the 320 tokens of the model 20 end a text, so that beams end often.
+20 of the model's 320 tokens end a text, so beams end often.
 """
 
 import signal
@@ -41,14 +41,14 @@ Logprobs = Callable[[list[int]], Tensor]
 def plain_beam_search(
     logprobs: Logprobs, prompt: list[int], asked: BeamSearchParams, eos: list[int] = ENDINGS
 ) -> list[Beam]:
-    """The best first."""
+    """Return the hypotheses, best first."""
     return plain_search(logprobs, prompt, asked, eos)[0]
 
 
 def plain_search(
     logprobs: Logprobs, prompt: list[int], asked: BeamSearchParams, eos: list[int]
 ) -> tuple[list[Beam], int]:
-    """All continuations of all beams by a token, sorted; nothing is kept but the tokens. And the number of steps."""
+    """Return all continuations of all beams by one token, sorted, and the number of steps. Keep only tokens."""
     max_tokens = min(asked.max_tokens, NUM_POSITIONS - len(prompt))
 
     def score(beam: Beam, num_tokens: int) -> float:
@@ -77,14 +77,14 @@ def plain_search(
 
 @pytest.fixture(scope="module")
 def ending(tmp_path_factory: pytest.TempPathFactory, tokenizer_model: bytes) -> Path:
-    """The checkpoint, with 20 tokens that end a text."""
+    """Return the checkpoint with 20 tokens that end a text."""
     config = CONFIG | {"eos_token_id": ENDINGS}
     return write_checkpoint(tmp_path_factory.mktemp("ending"), config, tokenizer_model=tokenizer_model)
 
 
 @pytest.fixture(scope="module")
 def logprobs(model: LlamaForCausalLM) -> Iterator[Logprobs]:
-    """What the model says after some tokens, the whole text computed; kept, for many searches begin alike."""
+    """Return the logprobs after some tokens, computed from scratch. Keep them, since many searches start alike."""
     known: dict[tuple[int, ...], Tensor] = {}
 
     def compute(token_ids: list[int]) -> Tensor:
@@ -123,7 +123,7 @@ def assert_all_free(llm: LLM) -> None:
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
-def test_beams_are_those_without_a_cache(ending, logprobs, width, length_penalty, early_stopping):
+def test_beams_match_a_search_without_a_cache(ending, logprobs, width, length_penalty, early_stopping):
     asked = BeamSearchParams(width, 10, length_penalty=length_penalty, early_stopping=early_stopping)
     llm = LLM(ending, block_size=4, kv_cache_tokens=256)
     for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, asked), strict=True):
@@ -134,8 +134,8 @@ def test_beams_are_those_without_a_cache(ending, logprobs, width, length_penalty
     assert_all_free(llm)
 
 
-def test_the_cases_above_are_of_all_kinds(ending, logprobs):
-    """Beams end with an end of text and with max_tokens; and each parameter changes what is found."""
+def test_the_cases_above_cover_every_way_to_end(ending, logprobs):
+    """Beams end with a stop token and with max_tokens, and each parameter changes the result."""
     found = {}
     for length_penalty in (0.0, 1.0, 2.0, -1.0):
         for early_stopping in (False, True, "never"):
@@ -150,36 +150,36 @@ def test_the_cases_above_are_of_all_kinds(ending, logprobs):
 
 
 @pytest.mark.parametrize("width", [2, 5])
-def test_beams_of_a_model_that_seldom_ends(checkpoint, logprobs, width):
+def test_beams_match_on_a_model_that_rarely_ends(checkpoint, logprobs, width):
     asked = BeamSearchParams(width, 20)
     for prompt, output in zip(PROMPTS, LLM(checkpoint, block_size=4).beam_search(PROMPTS, asked), strict=True):
         assert_same(output, plain_beam_search(logprobs, prompt, asked, eos=[EOS]))
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_enough_go_on_though_all_of_the_likeliest_end(tmp_path, logprobs, width):
-    """As many tokens end a text as are first looked at for each beam, and one more."""
+def test_enough_beams_continue_when_the_likeliest_tokens_all_end(tmp_path, logprobs, width):
+    """One more token ends a text than are considered for each beam at first."""
     eos = logprobs(PROMPTS[0]).topk(2 * width + 1).indices.tolist()
     write_checkpoint(tmp_path, CONFIG | {"eos_token_id": eos})
     asked = BeamSearchParams(width, 6, length_penalty=2.0, early_stopping="never")
     expected, num_steps = plain_search(logprobs, PROMPTS[0], asked, eos)
-    assert num_steps > 1, "some go on"
+    assert num_steps > 1, "some beams continue"
     assert_same(LLM(tmp_path).beam_search([PROMPTS[0]], asked)[0], expected)
 
 
-def test_ignore_eos_goes_on_to_max_tokens(ending, logprobs):
+def test_ignore_eos_continues_to_max_tokens(ending, logprobs):
     asked = BeamSearchParams(3, 8, ignore_eos=True)
     (output,) = LLM(ending, block_size=4).beam_search([PROMPTS[0]], asked)
     assert_same(output, plain_beam_search(logprobs, PROMPTS[0], asked, eos=[]))
     assert {completion.finish_reason for completion in output.outputs} == {"length"}
 
 
-def test_a_beam_of_one_is_greedy(checkpoint, model):
+def test_one_beam_is_greedy_search(checkpoint, model):
     (output,) = LLM(checkpoint).beam_search([PROMPTS[0]], BeamSearchParams(1, 20, ignore_eos=True))
     assert beams(output)[0].token_ids == greedy_without_cache(model, PROMPTS[0], 20)
 
 
-def test_one_token_each(ending, logprobs):
+def test_one_token_per_beam(ending, logprobs):
     asked = BeamSearchParams(4, max_tokens=1)
     (output,) = LLM(ending).beam_search([PROMPTS[0]], asked)
     assert_same(output, plain_beam_search(logprobs, PROMPTS[0], asked))
@@ -197,19 +197,19 @@ def test_beams_end_at_max_model_len(ending, logprobs, num_prompt_tokens):
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("budget", [1, 2, 4, 5, 512])
-def test_beams_do_not_depend_on_blocks_or_on_how_many_tokens_a_step_has(ending, logprobs, block_size, budget):
-    """Budgets smaller than the width, and than the prompt of 12 tokens."""
+def test_beams_do_not_depend_on_block_size_or_token_budget(ending, logprobs, block_size, budget):
+    """The budgets are smaller than the beam width and than the prompt of 12 tokens."""
     asked = BeamSearchParams(5, 10)
     llm = LLM(ending, block_size=block_size, kv_cache_tokens=192, max_num_batched_tokens=budget)
     sizes: list[int] = []
     before_each_step(llm, lambda batch: sizes.append(sum(num_tokens for _, num_tokens in batch)))
     (output,) = llm.beam_search([PROMPTS[2]], asked)
     assert_same(output, plain_beam_search(logprobs, PROMPTS[2], asked))
-    assert max(sizes) == min(budget, 12), "no step is longer than its budget"
+    assert max(sizes) == min(budget, 12), "no step exceeds its budget"
     assert_all_free(llm)
 
 
-def test_a_text_is_searched_and_told_as_text(checkpoint, tokenizer):
+def test_text_prompt_returns_text(checkpoint, tokenizer):
     (output,) = LLM(checkpoint).beam_search("the fox", BeamSearchParams(3, 6, ignore_eos=True))
     assert output.prompt == "the fox" and output.prompt_token_ids == tokenizer.encode("the fox")
     whole = [tokenizer.decode(output.prompt_token_ids + beam.token_ids) for beam in beams(output)]
@@ -217,12 +217,12 @@ def test_a_text_is_searched_and_told_as_text(checkpoint, tokenizer):
     assert [before + completion.text for completion in output.outputs] == whole
 
 
-# What it takes
+# Cost
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
-def test_a_search_takes_no_step_more_than_it_must(ending, logprobs, length_penalty, early_stopping):
+def test_search_takes_no_unnecessary_step(ending, logprobs, length_penalty, early_stopping):
     asked = BeamSearchParams(3, 10, length_penalty=length_penalty, early_stopping=early_stopping)
     llm = LLM(ending, block_size=4)
     for prompt in PROMPTS:
@@ -231,22 +231,22 @@ def test_a_search_takes_no_step_more_than_it_must(ending, logprobs, length_penal
         assert llm.llm_engine.executor.num_steps - before == plain_search(logprobs, prompt, asked, ENDINGS)[1]
 
 
-def test_the_prompt_is_computed_once_and_then_a_token_for_each_beam(checkpoint):
+def test_prompt_is_computed_once_then_one_token_per_beam(checkpoint):
     llm = LLM(checkpoint, block_size=4)
     llm.beam_search([PROMPTS[2]], BeamSearchParams(4, 6, ignore_eos=True))
     assert llm.llm_engine.executor.num_tokens == 12 + 5 * 4 and llm.llm_engine.executor.num_steps == 6
 
 
-def test_beams_hold_what_they_share_once(checkpoint):
-    """A prompt of 40 tokens is 10 blocks; 4 beams of 6 tokens more have at most 2 of their own."""
+def test_beams_hold_shared_blocks_once(checkpoint):
+    """A prompt of 40 tokens has 10 blocks; 4 beams with 6 more tokens add at most 2 each."""
     llm = LLM(checkpoint, block_size=4)
     llm.beam_search([[1 + i for i in range(40)]], BeamSearchParams(4, 7, ignore_eos=True))
     assert 10 * 4 + 6 <= llm.peak.held <= (10 + 4 * 2) * 4
-    assert llm.peak.pieces[:10] == tuple((start, 4, 4) for start in range(0, 40, 4)), "each once"
+    assert llm.peak.pieces[:10] == tuple((start, 4, 4) for start in range(0, 40, 4)), "each block is held once"
 
 
-def test_a_dropped_beam_gives_its_blocks_back_at_once(ending):
-    """In each step the pool holds the blocks of the beams that it computes, and nothing else."""
+def test_dropped_beam_frees_its_blocks_at_once(ending):
+    """In each step, the pool holds exactly the blocks of the beams that it computes."""
     llm = LLM(ending, block_size=2, kv_cache_tokens=256)
     held = []
 
@@ -262,19 +262,19 @@ def test_a_dropped_beam_gives_its_blocks_back_at_once(ending):
     assert llm.llm_engine.kv_cache.num_blocks_copied > 0
 
 
-def test_a_pool_that_just_holds_the_beams_is_enough(checkpoint, logprobs):
-    """3 tokens and 9 more, of which the last needs no slot: with blocks of one slot, at most 3 + 8 * 2 + 2 of them."""
+def test_pool_that_just_fits_the_beams_is_enough(checkpoint, logprobs):
+    """3 tokens and 9 more, the last of which needs no slot. With one slot per block, that is at most 3 + 8 * 2 + 2."""
     asked = BeamSearchParams(2, 9, ignore_eos=True)
     llm = LLM(checkpoint, block_size=1, kv_cache_tokens=21)
     assert_same(llm.beam_search([PROMPTS[0]], asked)[0], plain_beam_search(logprobs, PROMPTS[0], asked, eos=[]))
 
 
-# Nothing is left
+# Cleanup
 
 
 @pytest.mark.parametrize("num_blocks", range(1, 9))
-def test_a_pool_that_is_too_small_is_an_error_and_nothing_is_left(checkpoint, num_blocks):
-    """3 beams of 12 and up to 10 tokens; the second prompt, of one token and two more, fits in one block or three."""
+def test_too_small_pool_is_an_error_that_leaks_nothing(checkpoint, num_blocks):
+    """3 beams of 12 and up to 10 tokens do not fit; the second prompt, of one token and two more, does."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=num_blocks * 4)
     for _ in range(2):
         output = llm.beam_search([PROMPTS[2]], BeamSearchParams(3, 10, ignore_eos=True))[0]
@@ -284,7 +284,7 @@ def test_a_pool_that_is_too_small_is_an_error_and_nothing_is_left(checkpoint, nu
     assert output.error is None and len(output.outputs[0].token_ids) == 3
 
 
-def test_after_one_that_found_no_room_the_next_is_served(checkpoint, logprobs):
+def test_next_prompt_is_served_after_one_that_did_not_fit(checkpoint, logprobs):
     asked = BeamSearchParams(2, 4, ignore_eos=True)
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=12)
     outputs = llm.beam_search([PROMPTS[2], PROMPTS[0], PROMPTS[2]], asked)
@@ -293,7 +293,7 @@ def test_after_one_that_found_no_room_the_next_is_served(checkpoint, logprobs):
 
 
 def raises_in_step(llm: LLM, number: int, error: BaseException) -> None:
-    """In the computing of that step."""
+    """Raise while that step is computed."""
     numbers = iter(range(100))
 
     def fail(_: list[Scheduled]) -> None:
@@ -304,8 +304,8 @@ def raises_in_step(llm: LLM, number: int, error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_a_poisoned_model_is_an_error_of_its_request_and_nothing_is_left(checkpoint, logprobs, number):
-    """Of 3 chunks and 9 steps more. The next prompt is served."""
+def test_failing_model_is_an_error_of_its_request_and_leaks_nothing(checkpoint, logprobs, number):
+    """Fail in each of 3 chunks and 9 steps. The next prompt is served."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5)
     raises_in_step(llm, number, RuntimeError("out of memory"))
     asked = BeamSearchParams(3, 10, ignore_eos=True)
@@ -316,18 +316,18 @@ def test_a_poisoned_model_is_an_error_of_its_request_and_nothing_is_left(checkpo
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_ctrl_c_ends_the_call_between_two_steps_and_nothing_is_left(checkpoint, number):
+def test_ctrl_c_ends_the_call_between_two_steps_and_leaks_nothing(checkpoint, number):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5)
     numbers = iter(range(100))
     before_each_step(llm, lambda _: signal.raise_signal(signal.SIGINT) if next(numbers) == number else None)
     with pytest.raises(KeyboardInterrupt):
         llm.beam_search([PROMPTS[2]], BeamSearchParams(3, 10, ignore_eos=True))
-    assert next(numbers) == number + 1, "no step was begun after it"
+    assert next(numbers) == number + 1, "no further step began"
     assert_all_free(llm)
 
 
-def test_a_second_ctrl_c_leaves_nothing_either(checkpoint, monkeypatch):
-    """The first ends the search, the second comes while its blocks are given back."""
+def test_second_ctrl_c_leaks_nothing(checkpoint, monkeypatch):
+    """The first one ends the search, and the second comes while its blocks are freed."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5)
     free, presses = llm.llm_engine.kv_cache_manager.free, list[object]()
 
@@ -347,7 +347,7 @@ def test_a_second_ctrl_c_leaves_nothing_either(checkpoint, monkeypatch):
     assert_all_free(llm)
 
 
-def test_an_error_that_nobody_foresaw_ends_the_call_and_nothing_is_left(checkpoint):
+def test_unexpected_error_ends_the_call_and_leaks_nothing(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256)
     raises_in_step(llm, 1, TypeError("a mistake"))
     with pytest.raises(TypeError, match="a mistake"):
@@ -355,37 +355,37 @@ def test_an_error_that_nobody_foresaw_ends_the_call_and_nothing_is_left(checkpoi
     assert_all_free(llm)
 
 
-def test_a_search_takes_up_what_was_compiled_meanwhile(checkpoint, monkeypatch):
+def test_search_switches_to_kernels_that_were_compiled_meanwhile(checkpoint, monkeypatch):
     llm, calls = LLM(checkpoint, block_size=4, kv_cache_tokens=256), []
     monkeypatch.setattr(llm.llm_engine.kernels, "switch_when_ready", lambda: calls.append("take up"))
     llm.beam_search([PROMPTS[0]], BeamSearchParams(2, 2))
     assert calls == ["take up"]
 
 
-def test_before_whatever_line_of_a_search_ctrl_c_is_pressed_nothing_is_left(checkpoint):
+def test_ctrl_c_before_any_line_of_a_search_leaks_nothing(checkpoint):
     def search(llm: LLM) -> None:
-        llm.beam_search([PROMPTS[0], []], BeamSearchParams(2, 3))  # the second is refused
+        llm.beam_search([PROMPTS[0], []], BeamSearchParams(2, 3))  # the second prompt is refused
 
     def new() -> LLM:
         return LLM(checkpoint, block_size=2, kv_cache_tokens=64)
 
     for place in each_line(search, new()):
         if not place[0].endswith("beam_search.py"):
-            continue  # other tests press there
+            continue  # other tests press Ctrl-C in these lines
         llm = new()
         with pytest.raises(KeyboardInterrupt):
             lines_run(search, llm, press_at=place)
         assert_all_free(llm)
 
 
-def test_an_output_tells_when_its_request_came_and_ended(checkpoint):
+def test_output_has_the_times_of_its_request(checkpoint):
     before = time.perf_counter()
     (output,) = LLM(checkpoint).beam_search([PROMPTS[0]], BeamSearchParams(2, 4))
     arrival, end = output.metrics.arrival_time, output.metrics.finished_time
     assert before < arrival < output.metrics.first_token_time <= end <= time.perf_counter()
 
 
-def test_requests_are_served_before_and_after_and_get_other_ids(checkpoint):
+def test_requests_before_and_after_a_search_are_served_under_new_ids(checkpoint):
     llm = LLM(checkpoint, block_size=4)
     first = llm.generate([PROMPTS[0]], params(5))
     searched = llm.beam_search(PROMPTS[:2], BeamSearchParams(2, 4))
@@ -415,7 +415,7 @@ def test_requests_are_served_before_and_after_and_get_other_ids(checkpoint):
     ],
     ids=str,
 )
-def test_parameters_that_cannot_be_are_named_with_their_value(options, error):
+def test_invalid_parameter_is_named_with_its_value(options, error):
     with pytest.raises(ValueError, match=error):
         BeamSearchParams(**options)
 
@@ -430,7 +430,7 @@ def test_parameters_that_cannot_be_are_named_with_their_value(options, error):
     ],
     ids=str,
 )
-def test_a_prompt_that_cannot_be_served_is_an_error_in_its_place(tmp_path, logprobs, prompt, error):
+def test_prompt_that_cannot_be_served_is_an_error_in_its_place(tmp_path, logprobs, prompt, error):
     llm, asked = LLM(write_checkpoint(tmp_path / "bare"), block_size=4), BeamSearchParams(2, 4)
     outputs = llm.beam_search([PROMPTS[0], prompt, PROMPTS[1]], asked)
     assert error in outputs[1].error and outputs[1].outputs[0].finish_reason == "error"
@@ -439,14 +439,14 @@ def test_a_prompt_that_cannot_be_served_is_an_error_in_its_place(tmp_path, logpr
     assert_all_free(llm)
 
 
-def test_more_beams_than_may_run_are_refused_with_both_numbers(checkpoint):
+def test_more_beams_than_max_num_seqs_are_refused(checkpoint):
     llm = LLM(checkpoint, max_num_seqs=3)
     with pytest.raises(ValueError, match="beam_width is 4, max_num_seqs is 3"):
         llm.beam_search([PROMPTS[0]], BeamSearchParams(4))
     assert len(llm.beam_search([PROMPTS[0]], BeamSearchParams(3))[0].outputs) == 3
 
 
-def test_who_is_being_served_is_not_disturbed(checkpoint):
+def test_search_does_not_disturb_unfinished_requests(checkpoint):
     llm = LLM(checkpoint, block_size=4)
     llm.llm_engine.add_request("a", PROMPTS[0], params(5))
     for _ in range(2):
@@ -457,7 +457,7 @@ def test_who_is_being_served_is_not_disturbed(checkpoint):
     assert llm.beam_search([PROMPTS[0]], BeamSearchParams(2))[0].error is None
 
 
-# Its parts
+# The parts of a search
 
 
 def beam_of(logprob: float, num_tokens: int = 2, max_num_tokens: int = 9):
@@ -466,8 +466,8 @@ def beam_of(logprob: float, num_tokens: int = 2, max_num_tokens: int = 9):
     return beam
 
 
-def test_the_likeliest_of_all_continuations_of_all_beams(checkpoint, monkeypatch):
-    """-1 - 0.5, -1 - 3, -2 - 0.25 and -2 - 1, all else is less likely: the first, third, fourth, second."""
+def test_likeliest_continuations_come_from_all_beams(checkpoint, monkeypatch):
+    """The best are -1 - 0.5, -1 - 3, -2 - 0.25 and -2 - 1: the first, third, fourth and second in order."""
     search = BeamSearch(LLM(checkpoint, block_size=4).llm_engine, BeamSearchParams(2))
     beams, logprobs = [beam_of(-1.0), beam_of(-2.0)], torch.full((2, 320), -9.0)
     for beam in beams:
@@ -483,14 +483,14 @@ def test_the_likeliest_of_all_continuations_of_all_beams(checkpoint, monkeypatch
     ]
 
 
-def test_a_candidate_has_ended_with_a_stop_token_or_the_last_that_there_is_room_for():
+def test_candidate_ends_with_a_stop_token_or_at_the_length_limit():
     assert [Candidate(beam_of(-1.0), token_id, -1.5).has_ended for token_id in (EOS, 5)] == [True, False]
     assert [Candidate(beam_of(-1.0, length), 5, -1.5).has_ended for length in (7, 8)] == [False, True]
 
 
 @pytest.mark.parametrize("logprob, goes_on", [(-6.9, True), (-7.1, False), (-8.9, False)])
-def test_what_a_beam_may_become_is_counted_without_its_prompt(checkpoint, logprob, goes_on):
-    """2 of at most 9 tokens are the prompt: -6.9 / 7 would be better than -1, and -8.9 / 9 is not what counts."""
+def test_length_limit_of_a_beam_excludes_the_prompt(checkpoint, logprob, goes_on):
+    """2 of at most 9 tokens are the prompt: -6.9 / 7 beats -1, and -8.9 / 9 is irrelevant."""
     asked = BeamSearchParams(1, length_penalty=1.0, early_stopping="never")
     hypotheses = Hypotheses(asked)
     hypotheses.add([5], -1.0)
@@ -500,7 +500,7 @@ def test_what_a_beam_may_become_is_counted_without_its_prompt(checkpoint, logpro
 
 
 def test_hypotheses_keep_the_best_by_logprob_over_length_to_the_power_of_the_penalty():
-    """Of -2 / 1, -3 / 2 and -4 / 4 the last two are the best; without a penalty the first two."""
+    """The last two of -2 / 1, -3 / 2 and -4 / 4 are the best; without a penalty, the first two."""
     for length_penalty, lengths in ((1.0, [4, 2]), (0.0, [1, 2]), (-1.0, [1, 2])):
         hypotheses = Hypotheses(BeamSearchParams(2, length_penalty=length_penalty))
         for logprob, length in ((-2.0, 1), (-3.0, 2), (-4.0, 4)):
@@ -511,33 +511,31 @@ def test_hypotheses_keep_the_best_by_logprob_over_length_to_the_power_of_the_pen
 @pytest.mark.parametrize(
     "early_stopping, length_penalty, are_final",
     [
-        (True, 1.0, True),  # enough have ended
-        (False, 1.0, True),  # -6 / 2 is no better than the worst, -3
-        ("never", 1.0, False),  # -6 / 10 would be
+        (True, 1.0, True),  # enough hypotheses have ended
+        (False, 1.0, True),  # -6 / 2 does not beat the worst, -3
+        ("never", 1.0, False),  # -6 / 10 would
         ("never", -1.0, True),  # longer is worse: -6 * 2 against -3 * 1
         (False, 0.0, True),  # -6 against -3
     ],
 )
-def test_a_search_is_over_when_no_beam_can_become_better_than_the_worst_that_counts(
-    early_stopping, length_penalty, are_final
-):
+def test_search_ends_when_no_beam_can_beat_the_worst_hypothesis(early_stopping, length_penalty, are_final):
     hypotheses = Hypotheses(BeamSearchParams(2, length_penalty=length_penalty, early_stopping=early_stopping))
     hypotheses.add([5], -1.0)
-    assert not hypotheses.are_final(-6.0, num_tokens=2, max_tokens=10), "only one of two has ended"
+    assert not hypotheses.are_final(-6.0, num_tokens=2, max_tokens=10), "only one of two hypotheses has ended"
     hypotheses.add([6], -3.0)
     assert hypotheses.are_final(-6.0, num_tokens=2, max_tokens=10) == are_final
     assert hypotheses.are_final(-1.0, num_tokens=2, max_tokens=10) == (early_stopping is True)
 
 
-def test_a_search_finds_what_an_equal_one_has_computed(checkpoint):
+def test_search_reuses_the_cache_of_an_equal_one(checkpoint):
     """All full blocks of the prompt and of the beams are cached."""
     llm = LLM(checkpoint, block_size=4)
     search = BeamSearchParams(3, 9, ignore_eos=True)
     first = llm.beam_search([PROMPTS[2]], search)
     assert llm.llm_engine.kv_cache_manager.prefix_cache_stats.hits == 0
     second = llm.beam_search([PROMPTS[2]], search)
-    assert llm.llm_engine.kv_cache_manager.prefix_cache_stats.hits == 8, "two blocks of a prompt of 12 tokens"
+    assert llm.llm_engine.kv_cache_manager.prefix_cache_stats.hits == 8, "two blocks of a prompt with 12 tokens"
     assert_same(second[0], beams(first[0]))
     best = first[0].outputs[0].token_ids
     llm.generate([[*PROMPTS[2], *best]], params(1))
-    assert llm.llm_engine.kv_cache_manager.prefix_cache_stats.hits == 8 + 20, "and what the best beam has said"
+    assert llm.llm_engine.kv_cache_manager.prefix_cache_stats.hits == 8 + 20, "plus the output of the best beam"

@@ -1,4 +1,4 @@
-"""Who holds which blocks. Pools are drawn slot by slot: - is held, # is held and used, . is free."""
+"""BlockManager: which sequence holds which blocks. In drawings of a pool, - is held, # is held and used, . is free."""
 
 import random
 from collections import OrderedDict
@@ -25,7 +25,7 @@ def drawn(manager: BlockManager) -> str:
 
 
 def allocate(manager: BlockManager, *lengths: int) -> list[Sequence]:
-    """A sequence for each length: it has that many tokens now, and may get 50 more."""
+    """Allocate a sequence for each length: its tokens now, with up to 50 more to come."""
     seqs = [make_sequence(f"{length} tokens, number {i}", length, max_tokens=50) for i, length in enumerate(lengths)]
     for seq in seqs:
         admit(manager, seq)
@@ -33,7 +33,7 @@ def allocate(manager: BlockManager, *lengths: int) -> list[Sequence]:
 
 
 def step(manager: BlockManager, seq: Sequence) -> None:
-    """What an engine does in a step: a slot for the last token, its keys and values, and one more token."""
+    """Run one step of an engine: a slot for the last token, its keys and values, and one more token."""
     manager.append_slot(seq)
     seq.num_computed_tokens = seq.num_tokens
     seq.token_ids.append(7)
@@ -43,18 +43,18 @@ def step(manager: BlockManager, seq: Sequence) -> None:
 
 
 @pytest.mark.parametrize("num_tokens, num_blocks", [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_a_prompt_takes_the_blocks_that_its_tokens_fill(num_tokens, num_blocks):
+def test_prompt_takes_the_blocks_that_its_tokens_fill(num_tokens, num_blocks):
     (seq,) = allocate(pool_of(4), num_tokens)
     assert len(seq.block_table) == num_blocks
 
 
-def test_what_may_come_later_takes_nothing():
+def test_future_tokens_take_no_blocks():
     manager = pool_of(4)
     admit(manager, make_sequence("a", 2, max_tokens=1000))
     assert drawn(manager) == "----............"
 
 
-def test_a_block_of_one_slot_wastes_nothing():
+def test_blocks_of_one_slot_waste_nothing():
     manager = pool_of(6, block_size=1)
     a, b = allocate(manager, 3, 1)
     for seq in (a, b):
@@ -64,7 +64,7 @@ def test_a_block_of_one_slot_wastes_nothing():
     assert drawn(manager) == "#####." and a.block_table == [0, 1, 2, 4]
 
 
-def test_a_block_larger_than_the_prompt_is_filled_before_another_is_taken():
+def test_large_block_is_filled_before_another_is_taken():
     manager = pool_of(2, block_size=8)
     (seq,) = allocate(manager, 3)
     for _ in range(6):
@@ -77,13 +77,13 @@ def test_a_block_larger_than_the_prompt_is_filled_before_another_is_taken():
 # Which blocks
 
 
-def test_a_new_pool_is_taken_from_the_front():
+def test_new_pool_is_taken_from_the_front():
     a, b = allocate(pool_of(4), 3, 6)
     assert (a.block_table, b.block_table) == ([0], [1, 2])
 
 
 @pytest.mark.parametrize("lengths, tables", [((2, 2, 2, 2), [[0], [3], [1], [4]]), ((2, 10), [[0], [3, 1, 4]])])
-def test_the_block_given_back_last_is_taken_first(lengths, tables):
+def test_last_freed_block_is_taken_first(lengths, tables):
     manager = pool_of(5)
     seqs = allocate(manager, 1, 1, 1, 1)
     for i in (1, 3, 0):
@@ -91,24 +91,24 @@ def test_the_block_given_back_last_is_taken_first(lengths, tables):
     assert [seq.block_table for seq in allocate(manager, *lengths)] == tables
 
 
-def test_a_table_that_is_given_back_is_taken_again_in_its_order():
+def test_freed_table_is_taken_again_in_its_order():
     manager = pool_of(5)
     first, _ = allocate(manager, 10, 4)
     manager.free(first)
     assert [seq.block_table for seq in allocate(manager, 10)] == [[0, 1, 2]]
 
 
-def test_blocks_are_taken_from_the_front_of_the_queue_and_return_to_it():
+def test_blocks_are_taken_from_the_front_of_the_queue_and_return_there():
     pool = BlockPool(6, Observer())
     assert pool.get_new_blocks(4) == [0, 1, 2, 3]
     pool.free_blocks([1])
     pool.free_blocks([3, 0])
-    assert pool.get_new_blocks(2) == [3, 0], "before 1, which came back earlier, and 4 and 5, which nobody had yet"
+    assert pool.get_new_blocks(2) == [3, 0], "before 1, which was freed earlier, and 4 and 5, which were never used"
     pool.free_blocks([2])
     assert pool.get_new_blocks(4) == [2, 1, 4, 5]
 
 
-def test_a_pool_that_has_too_few_says_both_numbers_and_keeps_their_order():
+def test_too_small_pool_reports_both_numbers_and_keeps_its_order():
     pool = BlockPool(3, Observer())
     pool.free_blocks(pool.get_new_blocks(2)[::-1])
     with pytest.raises(NoFreeBlocks, match="4 blocks are needed, 3 are free"):
@@ -117,8 +117,8 @@ def test_a_pool_that_has_too_few_says_both_numbers_and_keeps_their_order():
     assert pool.get_new_blocks(3) == [1, 0, 2]
 
 
-def test_any_free_block_serves():
-    """Stage 1 had to refuse here: 12 slots are free, and no 8 of them lie in a row."""
+def test_any_free_blocks_will_do():
+    """Stage 1 has to refuse here: 12 slots are free, but no 8 of them are contiguous."""
     manager = pool_of(6)
     seqs = allocate(manager, 3, 4, 1, 4, 2, 4)
     for seq in seqs[::2]:
@@ -130,10 +130,10 @@ def test_any_free_block_serves():
     assert drawn(manager) == "-" * 24 and sorted(late.block_table) == [0, 2, 4]
 
 
-# Giving back
+# Freeing
 
 
-def test_freeing_gives_all_blocks_back():
+def test_freeing_returns_all_blocks():
     manager = pool_of(4)
     a, b = allocate(manager, 8, 5)
     manager.free(a)
@@ -142,26 +142,26 @@ def test_freeing_gives_all_blocks_back():
     assert manager.num_free_blocks == 4 and drawn(manager) == "." * 16
 
 
-def test_a_sequence_that_gave_its_blocks_back_names_none():
+def test_freed_sequence_has_no_blocks():
     manager = pool_of(4)
     (a,) = allocate(manager, 16)
     manager.free(a)
     assert a.block_table == []
 
 
-def test_freeing_twice_is_an_error_and_changes_nothing():
+def test_freeing_twice_is_an_error_that_changes_nothing():
     manager = pool_of(3)
     a, _ = allocate(manager, 4, 4)
     manager.free(a)
     with pytest.raises(KeyError):
         manager.free(a)
-    assert drawn(manager) == "....----....", "the other keeps its block"
+    assert drawn(manager) == "....----....", "the other sequence keeps its block"
 
 
-def test_freeing_what_was_never_allocated_is_an_error():
+def test_freeing_an_unallocated_sequence_is_an_error():
     manager = pool_of(3)
     (a,) = allocate(manager, 4)
-    stranger = make_sequence(a.request_id, 1, max_tokens=1)  # another sequence, though it has the same name
+    stranger = make_sequence(a.request_id, 1, max_tokens=1)  # another sequence with the same name
     with pytest.raises(KeyError):
         manager.free(stranger)
     assert drawn(manager) == "----........"
@@ -171,8 +171,8 @@ def test_freeing_what_was_never_allocated_is_an_error():
 @pytest.mark.parametrize(
     "blocks, wrong", [([1, 1], 1), ([3], 3), ([0, 1, 3], 3), ([0, 1, 2, 0], 0), ([2, 2, 2], 2)], ids=str
 )
-def test_a_block_given_back_twice_is_named(blocks, wrong):
-    """Blocks 0, 1 and 2 are held, 3 and 4 are free."""
+def test_block_freed_twice_is_named(blocks, wrong):
+    """Blocks 0, 1 and 2 are held; 3 and 4 are free."""
     pool = BlockPool(5, Observer())
     assert pool.get_new_blocks(4) == [0, 1, 2, 3]
     pool.free_blocks([3])
@@ -183,7 +183,7 @@ def test_a_block_given_back_twice_is_named(blocks, wrong):
 # All or nothing
 
 
-def test_an_allocation_that_fails_changes_nothing():
+def test_failed_allocation_changes_nothing():
     manager = pool_of(4)
     a, _, _ = allocate(manager, 4, 4, 4)
     manager.free(a)
@@ -196,7 +196,7 @@ def test_an_allocation_that_fails_changes_nothing():
     assert drawn(manager) == "....--------...."
     late.token_ids.pop()
     admit(manager, late)
-    assert late.block_table == [0, 3], "they are taken in the order in which they were before the failure"
+    assert late.block_table == [0, 3], "the blocks are taken in the same order as before the failure"
 
 
 def test_all_free_blocks_can_be_taken_at_once():
@@ -208,7 +208,7 @@ def test_all_free_blocks_can_be_taken_at_once():
     assert drawn(manager) == "." * 12
 
 
-def test_asking_takes_nothing():
+def test_can_append_takes_nothing():
     manager = pool_of(2)
     (seq,) = allocate(manager, 4)
     seq.token_ids.append(7)
@@ -217,7 +217,7 @@ def test_asking_takes_nothing():
     assert drawn(manager) == "----...."
 
 
-def test_a_sequence_is_allocated_once():
+def test_sequence_is_allocated_once():
     manager = pool_of(4)
     (a,) = allocate(manager, 4)
     with pytest.raises(AssertionError, match="holds blocks already"):
@@ -229,7 +229,7 @@ def test_a_sequence_is_allocated_once():
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 10))
-def test_the_next_token_takes_a_block_exactly_when_the_others_are_full(num_tokens):
+def test_next_token_takes_a_block_exactly_when_the_others_are_full(num_tokens):
     manager = pool_of(4)
     (seq,) = allocate(manager, num_tokens)
     before = manager.num_free_blocks
@@ -240,12 +240,12 @@ def test_the_next_token_takes_a_block_exactly_when_the_others_are_full(num_token
     assert before - manager.num_free_blocks == is_boundary
     assert len(seq.block_table) == cdiv(num_tokens + 1, 4)
     manager.append_slot(seq)
-    assert before - manager.num_free_blocks == is_boundary, "the slot is there: nothing more is taken"
+    assert before - manager.num_free_blocks == is_boundary, "the slot is there, so no block is taken"
     manager.check_integrity()
 
 
-def test_a_prompt_just_allocated_has_its_last_slot():
-    """The first step of a sequence asks, too: of a prompt of whole blocks the last slot is in the last of them."""
+def test_newly_allocated_prompt_has_its_last_slot():
+    """The first step of a sequence asks too: the last slot of whole blocks is in the last one."""
     manager = pool_of(4)
     (seq,) = allocate(manager, 8)
     manager.append_slot(seq)
@@ -262,7 +262,7 @@ def test_sequences_that_grow_in_turns_take_blocks_in_turns():
     assert drawn(manager) == "#################---#---"
 
 
-def test_without_a_free_block_a_full_sequence_cannot_grow_and_stays_as_it_was():
+def test_full_sequence_cannot_grow_without_a_free_block():
     manager = pool_of(2)
     a, b = allocate(manager, 4, 3)
     a.token_ids.append(7)
@@ -277,7 +277,7 @@ def test_without_a_free_block_a_full_sequence_cannot_grow_and_stays_as_it_was():
     assert a.block_table == [0, 1]
 
 
-def test_without_a_free_block_a_sequence_grows_to_the_end_of_its_last():
+def test_sequence_grows_to_the_end_of_its_last_block_without_a_free_one():
     manager = pool_of(1)
     (seq,) = allocate(manager, 2)
     for _ in range(2):
@@ -291,8 +291,8 @@ def test_without_a_free_block_a_sequence_grows_to_the_end_of_its_last():
 # The report
 
 
-def test_the_report_counts_slots():
-    """A promise is in whole blocks: 2 tokens and 4 more are 2 of them."""
+def test_report_counts_slots():
+    """Promises are whole blocks: 2 tokens and 4 more make 2 of them."""
     manager = pool_of(6)
     a, b, c = (make_sequence(name, 2, max_tokens=4) for name in "abc")
     for seq in (a, b, c):
@@ -307,7 +307,7 @@ def test_the_report_counts_slots():
     assert report.pieces == ((0, 4, 4), (4, 4, 1), (8, 4, 2)), "start, size, used"
 
 
-def test_a_report_once_given_does_not_change():
+def test_report_does_not_change_later():
     manager = pool_of(2)
     (seq,) = allocate(manager, 4)
     report, before = manager.report(), manager.report().strip(width=8)
@@ -316,16 +316,16 @@ def test_a_report_once_given_does_not_change():
     assert report.strip(width=8) == before == "----...."
 
 
-def test_the_peak_is_when_most_was_held_and_of_equals_when_most_was_used():
+def test_peak_has_most_slots_held_then_most_used():
     manager = pool_of(6)
     assert manager.peak.held == 0
     a, b = allocate(manager, 5, 8)
     step(manager, a)
     assert (manager.peak.held, manager.peak.used) == (16, 5), "now"
     manager.free(b)
-    assert (manager.peak.held, manager.peak.used) == (16, 5), "before b left"
+    assert (manager.peak.held, manager.peak.used) == (16, 5), "before b was freed"
     (c,) = allocate(manager, 8)
-    assert (manager.peak.held, manager.peak.used) == (16, 5), "as many blocks, and nothing of c is computed yet"
+    assert (manager.peak.held, manager.peak.used) == (16, 5), "as many blocks, but nothing of c is computed yet"
     step(manager, c)
     assert (manager.peak.held, manager.peak.used) == (16, 13)
     manager.free(a)
@@ -333,7 +333,7 @@ def test_the_peak_is_when_most_was_held_and_of_equals_when_most_was_used():
     assert (manager.peak.held, manager.peak.used) == (16, 13) and len(manager.peak.pieces) == 4
 
 
-def test_for_the_peak_the_pool_is_looked_at_before_somebody_leaves_and_only_if_it_may_be_one(monkeypatch):
+def test_peak_is_taken_before_a_sequence_is_freed_and_only_if_it_may_be_one(monkeypatch):
     manager = pool_of(20)
     seqs = allocate(manager, 8, 8, 8)
     report, counts = manager.report, []
@@ -343,10 +343,10 @@ def test_for_the_peak_the_pool_is_looked_at_before_somebody_leaves_and_only_if_i
     assert sum(counts) == 0
     for seq in seqs:
         manager.free(seq)
-    assert sum(counts) == 1, "after the first less was held"
+    assert sum(counts) == 1, "after the first one, fewer slots were held"
 
 
-def test_a_strip_shows_blocks_where_they_lie_and_what_most_of_each_cell_is():
+def test_strip_shows_blocks_in_place_and_what_most_of_each_cell_is():
     manager = pool_of(4)
     a, b = allocate(manager, 4, 4)
     manager.free(a)
@@ -358,9 +358,9 @@ def test_a_strip_shows_blocks_where_they_lie_and_what_most_of_each_cell_is():
     assert manager.report().strip(width=3) == "##."
 
 
-# The check
+# check_integrity()
 
-# a holds blocks 0 and 1 for 6 tokens, b block 2 for 3; blocks 3 to 5 are free.
+# a holds blocks 0 and 1 for 6 tokens, b holds block 2 for 3; blocks 3 to 5 are free.
 Spoiler = Callable[[BlockManager, Sequence, Sequence], Any]
 SPOILERS: dict[str, Spoiler] = {
     "a block in two tables": lambda manager, a, b: b.block_table.__setitem__(0, 1),
@@ -385,7 +385,7 @@ SPOILERS: dict[str, Spoiler] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
-def test_the_check_notices(spoil):
+def test_check_integrity_notices(spoil):
     manager = pool_of(6)
     a, b = allocate(manager, 6, 3)
     manager.check_integrity()
@@ -394,11 +394,11 @@ def test_the_check_notices(spoil):
         manager.check_integrity()
 
 
-# No operation looks through the pool
+# No operation scans the pool
 
 
 class Counting(OrderedDict):
-    """The same queue, which notes each of its elements that an operation looks at, copies or moves."""
+    """The same queue, with a count of the elements that operations look at, copy or move."""
 
     touched: list[int]
 
@@ -432,7 +432,7 @@ class Counting(OrderedDict):
 
 
 def num_touched(num_blocks: int) -> list[int]:
-    """Elements of the pool's queue that each of some operations touches, in a pool of which a third is held."""
+    """Return how many elements of the queue each operation touches, in a pool that is one third held."""
     manager = pool_of(num_blocks)
     allocate(manager, 4 * num_blocks // 3)
     seq, other = make_sequence("a", 12, max_tokens=1), make_sequence("b", 5, max_tokens=1)
@@ -476,7 +476,7 @@ SCANS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
-def test_what_looks_through_the_queue_is_counted(scan):
+def test_scan_of_the_queue_is_counted(scan):
     Counting.touched = touched = []
     free = Counting.fromkeys(range(50))
     touched.clear()
@@ -484,12 +484,12 @@ def test_what_looks_through_the_queue_is_counted(scan):
     assert sum(touched) >= 50
 
 
-# Any history
+# Random histories
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_history_leaves_every_block_in_one_place(seed):
-    """Against a pool kept as sets: slow, and too simple to be wrong."""
+def test_random_histories_keep_every_block_in_one_place(seed):
+    """Compare with a pool made of sets, which is slow but too simple to be wrong."""
     rng = random.Random(seed)
     num_blocks, block_size = rng.choice([(1, 4), (7, 1), (12, 3), (25, 4), (5, 16)])
     manager, model = pool_of(num_blocks, block_size), PoolOfSets(num_blocks, block_size)
@@ -522,7 +522,7 @@ class PoolOfSets:
         self.free, self.held, self.block_size = set(range(num_blocks)), dict[str, set[int]](), block_size
 
     def allows(self, can: Callable, take: Callable, seq: Sequence) -> bool:
-        """Ask for the blocks that `seq` lacks, and see that it gets these, or that nothing changes."""
+        """Ask for the blocks that `seq` needs. Check that it gets them, or that nothing changes."""
         mine = self.held.get(seq.request_id, set())
         num_lacking = -(-seq.num_tokens // self.block_size) - len(mine)
         is_enough = num_lacking <= len(self.free)

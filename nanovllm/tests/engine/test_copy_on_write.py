@@ -1,6 +1,6 @@
-"""Blocks that several sequences hold: forked without a copy, copied when one of them writes, given back by the last.
+"""Blocks that several sequences hold: forked without a copy, copied when one of them writes, freed by the last holder.
 
-Blocks have 4 slots. Tables are those of a new pool, which is taken from the front: 0, 1, 2, ...
+Blocks have 4 slots. A new pool is taken from the front: 0, 1, 2, ...
 """
 
 import random
@@ -16,7 +16,7 @@ from .helpers import admit, fits, make_manager, make_sequence
 
 
 def computed(manager: BlockManager, num_tokens: int) -> Sequence:
-    """A sequence that has its blocks and has computed all its tokens."""
+    """Return a sequence that has its blocks and has computed all its tokens."""
     seq = make_sequence("a", num_tokens, max_tokens=50)
     admit(manager, seq)
     seq.num_computed_tokens = num_tokens
@@ -31,7 +31,7 @@ def forked(manager: BlockManager, parent: Sequence, sample_index: int = 1) -> Se
 
 
 def family(manager: BlockManager, num_computed: int, n: int) -> list[Sequence]:
-    """A prompt of which all but the last token is computed, and its forks: n in all."""
+    """Return a prompt, all but its last token computed, and its forks: n sequences in all."""
     parent = make_sequence("a", num_computed + 1, max_tokens=50)
     admit(manager, parent)
     parent.num_computed_tokens = num_computed
@@ -43,7 +43,7 @@ def tables(seqs: list[Sequence]) -> list[list[int]]:
 
 
 def state(manager: BlockManager, *seqs: Sequence) -> tuple:
-    """All that an operation may change."""
+    """Return everything that an operation may change."""
     manager.check_integrity()
     pool, held = manager.pool, [(list(seq.block_table), seq.num_computed_tokens) for seq in seqs]
     return list(pool.ref_counts), list(pool.free), held
@@ -52,7 +52,7 @@ def state(manager: BlockManager, *seqs: Sequence) -> tuple:
 # Fork
 
 
-def test_a_fork_holds_the_same_blocks_and_takes_none():
+def test_fork_holds_the_same_blocks_and_takes_none():
     manager = make_manager(4, 4)
     parent, child = family(manager, 6, 2)
     assert tables([parent, child]) == [[0, 1], [0, 1]] and manager.num_free_blocks == 2
@@ -60,14 +60,14 @@ def test_a_fork_holds_the_same_blocks_and_takes_none():
     manager.check_integrity()
 
 
-def test_a_fork_succeeds_though_no_block_is_free():
+def test_fork_succeeds_without_free_blocks():
     manager = make_manager(2, 4)
     assert tables(family(manager, 6, 2)) == [[0, 1], [0, 1]] and manager.num_free_blocks == 0
 
 
 @pytest.mark.parametrize("num_computed, table", [(0, []), (1, [0]), (4, [0]), (5, [0, 1]), (8, [0, 1]), (9, [0, 1, 2])])
-def test_a_fork_shares_the_blocks_in_which_something_is_computed_and_no_others(num_computed, table):
-    """The blocks for the rest of the parent's 14 tokens stay the parent's alone."""
+def test_fork_shares_only_blocks_with_computed_tokens(num_computed, table):
+    """The blocks for the rest of the parent's 14 tokens stay with the parent."""
     manager = make_manager(8, 4)
     parent = computed(manager, 14)
     parent.num_computed_tokens = num_computed
@@ -77,7 +77,7 @@ def test_a_fork_shares_the_blocks_in_which_something_is_computed_and_no_others(n
     manager.check_integrity()
 
 
-def test_a_table_is_not_shared_only_its_blocks_are():
+def test_forks_share_blocks_but_not_tables():
     manager = make_manager(4, 4)
     parent = computed(manager, 8)
     child = forked(manager, parent)
@@ -86,7 +86,7 @@ def test_a_table_is_not_shared_only_its_blocks_are():
     assert tables([parent, child]) == [[0, 1, 2], [0, 1]]
 
 
-def test_who_holds_blocks_is_not_forked_into():
+def test_sequence_with_blocks_cannot_be_forked_into():
     manager = make_manager(4, 4)
     parent, child = family(manager, 6, 2)
     before = state(manager, parent, child)
@@ -96,7 +96,7 @@ def test_who_holds_blocks_is_not_forked_into():
     assert state(manager, parent, child) == before
 
 
-def test_a_block_that_nobody_holds_is_not_shared():
+def test_block_without_holders_is_not_shared():
     pool = BlockPool(4, Observer())
     assert pool.get_new_blocks(2) == [0, 1]
     with pytest.raises(AssertionError, match=r"block 3\b"):
@@ -104,12 +104,12 @@ def test_a_block_that_nobody_holds_is_not_shared():
     pool.check_integrity([0, 1])
 
 
-# Who writes to a shared block
+# Writing to a shared block
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_a_block_that_is_partly_full_is_copied_once_for_each_writer_but_the_last_who_writes_in_place(n):
-    """The seventh token goes to block 1, which all hold."""
+def test_partly_full_block_is_copied_for_each_writer_but_the_last(n):
+    """The seventh token goes to block 1, which all of them hold."""
     manager = make_manager(20, 4)
     seqs = family(manager, 6, n)
     copies = [manager.append_slot(seq) for seq in seqs]
@@ -120,7 +120,7 @@ def test_a_block_that_is_partly_full_is_copied_once_for_each_writer_but_the_last
 
 
 def test_block_0_is_shared_and_copied_like_any_other():
-    """Its number is no reason to take it for none."""
+    """A block number of 0 must not count as missing."""
     manager = make_manager(20, 4)
     seqs = family(manager, 2, 3)
     assert [manager.append_slot(seq) for seq in seqs] == [BlockCopy(0, 1), BlockCopy(0, 2), None]
@@ -128,8 +128,8 @@ def test_block_0_is_shared_and_copied_like_any_other():
 
 
 @pytest.mark.parametrize("num_computed", [4, 8])
-def test_a_block_that_is_full_is_never_copied(num_computed):
-    """The parent has a block for the token that comes next, the others take one each."""
+def test_full_block_is_never_copied(num_computed):
+    """The parent has a block for the next token; each of the others takes one."""
     manager = make_manager(20, 4)
     seqs = family(manager, num_computed, 3)
     assert [manager.append_slot(seq) for seq in seqs] == [None, None, None]
@@ -139,21 +139,21 @@ def test_a_block_that_is_full_is_never_copied(num_computed):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)], ids=str)
-def test_in_whatever_order_they_write_the_last_one_keeps_the_block(order):
+def test_last_writer_keeps_the_block_whatever_the_order(order):
     manager = make_manager(20, 4)
     seqs = family(manager, 6, 3)
     copied = [manager.append_slot(seqs[i]) is not None for i in order]
     assert copied == [True, True, False] and seqs[order[-1]].block_table == [0, 1]
 
 
-def test_a_block_once_copied_is_not_copied_again():
+def test_block_is_copied_only_once_for_a_writer():
     manager = make_manager(20, 4)
     parent, child = family(manager, 5, 2)
     assert manager.append_slot(parent) == BlockCopy(1, 2)
     before = state(manager, parent, child)
     assert manager.append_slot(parent) is None and state(manager, parent, child) == before
     for seq in (parent, child):
-        for _ in range(2):  # its next tokens go to the block that is now its own
+        for _ in range(2):  # the next tokens go to its own block
             manager.append_slot(seq)
             seq.num_computed_tokens = seq.num_tokens
             seq.token_ids.append(7)
@@ -161,14 +161,14 @@ def test_a_block_once_copied_is_not_copied_again():
     assert tables([parent, child]) == [[0, 2], [0, 1]]
 
 
-def test_who_is_left_alone_with_a_block_writes_in_place():
+def test_sole_holder_writes_in_place():
     manager = make_manager(20, 4)
     seqs = family(manager, 6, 3)
     manager.free(seqs[0]), manager.free(seqs[2])
     assert manager.append_slot(seqs[1]) is None and seqs[1].block_table == [0, 1]
 
 
-def test_a_fork_of_a_fork_shares_with_all():
+def test_fork_of_a_fork_shares_with_all():
     manager = make_manager(20, 4)
     parent, child = family(manager, 6, 2)
     grandchild = forked(manager, child, 2)
@@ -179,7 +179,7 @@ def test_a_fork_of_a_fork_shares_with_all():
 
 
 @pytest.mark.parametrize("num_computed, num_blocks", [(6, 2), (8, 3)], ids=["a copy", "a new block"])
-def test_a_slot_that_fails_for_lack_of_blocks_changes_no_reference_count(num_computed, num_blocks):
+def test_slot_that_finds_no_block_changes_no_reference_count(num_computed, num_blocks):
     manager = make_manager(num_blocks, 4)
     parent, child = family(manager, num_computed, 2)
     before = state(manager, parent, child)
@@ -189,18 +189,18 @@ def test_a_slot_that_fails_for_lack_of_blocks_changes_no_reference_count(num_com
     assert state(manager, parent, child) == before
 
 
-def test_the_copy_that_is_to_come_is_counted_before_it_is_made():
-    """Three hold block 1 and one block is free: one of them can go on, and then neither of the others."""
+def test_copy_is_counted_before_it_is_made():
+    """Three sequences hold block 1, and one block is free: one of them can continue, then the last one."""
     manager = make_manager(3, 4)
     seqs = family(manager, 6, 3)
     assert [manager.can_append(seq) for seq in seqs] == [True, True, True]
     manager.append_slot(seqs[0])
     assert [manager.can_append(seq) for seq in seqs] == [True, False, False]
     manager.free(seqs[1])
-    assert manager.can_append(seqs[2]), "it is alone with block 1"
+    assert manager.can_append(seqs[2]), "it is the only holder of block 1"
 
 
-def test_asking_takes_nothing():
+def test_can_append_takes_nothing():
     manager = make_manager(6, 4)
     seqs = family(manager, 6, 3)
     before = state(manager, *seqs)
@@ -208,10 +208,10 @@ def test_asking_takes_nothing():
     assert state(manager, *seqs) == before
 
 
-# Giving back
+# Freeing
 
 
-def test_a_block_is_free_when_its_last_holder_has_given_it_back():
+def test_block_is_free_when_its_last_holder_has_freed_it():
     manager = make_manager(4, 4)
     seqs = family(manager, 6, 3)
     for seq, num_free in zip(seqs, (2, 2, 4), strict=True):
@@ -220,7 +220,7 @@ def test_a_block_is_free_when_its_last_holder_has_given_it_back():
         manager.check_integrity()
 
 
-def test_samples_of_one_request_are_told_apart():
+def test_samples_of_one_request_are_distinct_holders():
     manager = make_manager(4, 4)
     parent, child = family(manager, 6, 2)
     manager.free(child)
@@ -229,7 +229,7 @@ def test_samples_of_one_request_are_told_apart():
     assert state(manager, parent)[0] == [1, 1, 0, 0]
 
 
-def test_of_the_blocks_that_come_free_the_first_is_taken_first():
+def test_first_of_the_freed_blocks_is_taken_first():
     pool = BlockPool(6, Observer())
     pool.get_new_blocks(5)
     pool.touch([1, 3])
@@ -238,7 +238,7 @@ def test_of_the_blocks_that_come_free_the_first_is_taken_first():
     assert pool.get_new_blocks(3) == [4, 2, 5]
 
 
-def test_a_block_may_be_given_back_as_often_as_it_is_held_and_not_once_more():
+def test_block_can_be_freed_once_per_holder():
     pool = BlockPool(3, Observer())
     assert pool.get_new_blocks(2) == [0, 1]
     pool.touch([1]), pool.touch([1, 0])
@@ -253,8 +253,8 @@ def test_a_block_may_be_given_back_as_often_as_it_is_held_and_not_once_more():
 # The report
 
 
-def test_a_block_that_several_hold_counts_once():
-    """8 slots of the prompt, of which 6 are used, whoever holds them; each promises for itself."""
+def test_shared_block_counts_once():
+    """6 of the prompt's 8 slots are used, whoever holds them; each sequence has a promise of its own."""
     manager = make_manager(6, 4)
     seqs = family(manager, 6, 3)
     report = manager.report()
@@ -267,9 +267,9 @@ def test_a_block_that_several_hold_counts_once():
     assert manager.report().strip(width=24) == "######--###-" + "." * 12
 
 
-# The check
+# check_integrity()
 
-# a and b share block 0; a has block 2 and b block 1 for its own; blocks 3 to 5 are free.
+# a and b share block 0; a also holds block 2 and b block 1; blocks 3 to 5 are free.
 SPOILERS = {
     "a holder too many": lambda manager, a, b: manager.pool.ref_counts.__setitem__(0, 3),
     "a holder too few": lambda manager, a, b: manager.pool.ref_counts.__setitem__(0, 1),
@@ -285,7 +285,7 @@ SPOILERS = {
 
 
 @pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
-def test_the_check_notices(spoil):
+def test_check_integrity_notices(spoil):
     manager = make_manager(6, 4)
     a, b = family(manager, 6, 2)
     manager.append_slot(a), manager.append_slot(b)
@@ -295,11 +295,11 @@ def test_the_check_notices(spoil):
         manager.check_integrity()
 
 
-# Any history
+# Random histories
 
 
 class Contents:
-    """What is in each slot, and in what order an engine moves it: the copies of a step at once, then its writes."""
+    """The contents of each slot, moved in the engine's order: all copies of a step at once, then its writes."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.manager, self.block_size = make_manager(num_blocks, block_size), block_size
@@ -317,14 +317,14 @@ class Contents:
             self.fails(lambda: admit(self.manager, seq), seq)
 
     def fork(self, parent: Sequence) -> None:
-        """The child has what the parent has computed, and another last token."""
+        """Give the child the parent's computed tokens, and a last token of its own."""
         num_free = self.manager.num_free_blocks
         self.running.append(child := forked(self.manager, parent))
         child.token_ids[-1] = -child.token_ids[-1]
         assert self.manager.num_free_blocks == num_free
 
     def step(self, seqs: list[Sequence], token_id: int) -> None:
-        """Those that find room write the token that they have not written yet, and get one more."""
+        """Let each sequence with room write its last token and get another one."""
         copies, writers = [], []
         for seq in seqs:
             needed = self.num_needed(seq)
@@ -347,7 +347,7 @@ class Contents:
             seq.token_ids.append(token_id + i)
 
     def num_needed(self, seq: Sequence) -> int:
-        """Blocks for its last token, by a count of all tables."""
+        """Return the blocks that its last token needs, from a count over all tables."""
         index = (seq.num_tokens - 1) // self.block_size
         if index == len(seq.block_table):
             return 1
@@ -367,14 +367,16 @@ class Contents:
         self.manager.check_integrity()
         for seq in self.running:
             read = [token for block in seq.block_table for token in self.slots[block]]
-            assert read[: seq.num_computed_tokens] == seq.token_ids[: seq.num_computed_tokens], "another's tokens"
+            assert read[: seq.num_computed_tokens] == seq.token_ids[: seq.num_computed_tokens], (
+                "tokens of another sequence"
+            )
         held = {block for seq in self.running for block in seq.block_table}
         assert self.manager.num_free_blocks == self.manager.num_blocks - len(held)
         assert self.manager.report().held == self.block_size * len(held)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_in_any_history_each_reads_what_it_wrote(seed):
+def test_in_random_histories_each_sequence_reads_what_it_wrote(seed):
     rng = random.Random(seed)
     contents = Contents(*rng.choice([(18, 3), (25, 4), (40, 2), (9, 1), (8, 16)]))
     num_forks = 0
@@ -393,7 +395,7 @@ def test_in_any_history_each_reads_what_it_wrote(seed):
         elif running and verb == "leave":
             contents.leave(rng.choice(running))
         contents.compare()
-    assert num_forks > 15 and (contents.num_copies > 2 or contents.block_size == 1), "this tests too little"
+    assert num_forks > 15 and (contents.num_copies > 2 or contents.block_size == 1), "this history tests too little"
     for seq in list(contents.running):
         contents.leave(seq)
     assert contents.manager.num_free_blocks == contents.manager.num_blocks

@@ -1,4 +1,4 @@
-"""CostModel: load or recompute, from two speeds; how they are measured; and what an engine makes of them."""
+"""CostModel: load or recompute, from two speeds; how they are measured; and how an engine uses them."""
 
 from dataclasses import replace
 
@@ -14,53 +14,53 @@ from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from .scripted import scripted_engine
 
-# A token has 1,000 bytes: to load it takes 2 ms, to compute it 2 ms too.
+# A token has 1,000 bytes: loading it takes 2 ms, and so does computing it.
 EVEN = CostModel(load_bytes_per_second=5e5, store_bytes_per_second=1e6, tokens_per_second=500)
 LOAD_IS_FASTER, RECOMPUTE_IS_FASTER = CostModel(1e12, 1e12, 1.0), CostModel(1.0, 1.0, 1e12)
 
 
-def test_the_faster_one_wins():
+def test_faster_option_wins():
     assert replace(EVEN, load_bytes_per_second=5.5e5).prefers_load(1000)
     assert not replace(EVEN, tokens_per_second=550).prefers_load(1000)
 
 
-def test_at_break_even_nothing_is_copied():
-    even = CostModel(2.0**19, 2.0**19, tokens_per_second=2.0**9)  # powers of two: no rounding
+def test_break_even_copies_nothing():
+    even = CostModel(2.0**19, 2.0**19, tokens_per_second=2.0**9)  # powers of two, so that nothing is rounded
     assert [even.prefers_load(num_bytes) for num_bytes in (1023, 1024, 1025)] == [True, False, False]
 
 
 @pytest.mark.parametrize("store_bytes_per_second", [1.0, 1e15])
-def test_a_store_is_not_part_of_the_price_of_a_load(store_bytes_per_second):
-    """It was paid when the block was evicted, whether or not the block ever comes back."""
+def test_cost_of_a_store_is_not_part_of_a_load(store_bytes_per_second):
+    """The store was paid for at eviction, whether or not the block ever comes back."""
     model = replace(EVEN, store_bytes_per_second=store_bytes_per_second)
     assert [model.prefers_load(num_bytes) for num_bytes in (900, 1100)] == [True, False]
 
 
-def test_it_says_all_speeds():
+def test_str_shows_all_speeds():
     assert str(CostModel(12.34e9, 5.67e9, 5678.9)) == "loads 12.3 GB/s, stores 5.7 GB/s, prefill 5,679 tokens/s"
 
 
-# What an engine makes of it
+# The engine's use of it
 
 
 @pytest.fixture
 def speeds(monkeypatch: pytest.MonkeyPatch) -> list[CostModel]:
-    """What engines measure, one after the other; none may measure more often."""
+    """Return the measurements of one engine after another, each of which may measure once."""
     to_come: list[CostModel] = []
     monkeypatch.setattr(llm_engine, "measure", lambda *parts: to_come.pop(0))
     return to_come
 
 
 @pytest.mark.parametrize(("found", "num_blocks"), [(LOAD_IS_FASTER, 8), (RECOMPUTE_IS_FASTER, 0)])
-def test_under_auto_an_engine_measures_once_and_stores_only_if_that_pays(checkpoint, speeds, found, num_blocks):
+def test_auto_policy_measures_once_and_stores_only_if_loading_is_faster(checkpoint, speeds, found, num_blocks):
     speeds.append(found)
     engine = scripted_engine(checkpoint, 8, offload_policy="auto")
     assert engine.cost_model is found and not speeds
     assert engine.host_tier.num_blocks == num_blocks
 
 
-def test_it_weighs_the_bytes_of_a_token_of_the_model(checkpoint, speeds):
-    """256 bytes."""
+def test_decision_uses_the_models_bytes_per_token(checkpoint, speeds):
+    """256 bytes per token."""
     for tokens_per_second, num_blocks in ((999, 8), (1001, 0)):
         speeds.append(CostModel(256 * 1000, 1e12, tokens_per_second))
         engine = scripted_engine(checkpoint, 8, offload_policy="auto")
@@ -68,7 +68,7 @@ def test_it_weighs_the_bytes_of_a_token_of_the_model(checkpoint, speeds):
 
 
 @pytest.mark.parametrize(("policy", "num_blocks"), [("load", 8), ("recompute", 0)])
-def test_where_the_knob_has_chosen_nothing_is_measured(checkpoint, speeds, policy, num_blocks):
+def test_explicit_policy_measures_nothing(checkpoint, speeds, policy, num_blocks):
     engine = scripted_engine(checkpoint, 8, offload_policy=policy)
     assert engine.cost_model is None and engine.host_tier.num_blocks == num_blocks
 
@@ -77,32 +77,32 @@ NOTHING_TO_STORE = [
     {"kv_offloading_tokens": 0},
     {"kv_offloading_tokens": 3},  # less than a block
     {"enable_prefix_caching": False},
-    {"max_model_len": 4},  # a full block and no token behind it: nobody can hit it
+    {"max_model_len": 4},  # a full block, but no token after it: it can never be hit
     {"max_model_len": 1},
 ]
 
 
 @pytest.mark.parametrize("policy", ["load", "auto", "recompute"])
 @pytest.mark.parametrize("knobs", NOTHING_TO_STORE, ids=str)
-def test_where_nothing_can_be_stored_there_is_no_second_tier_and_nothing_is_measured(checkpoint, speeds, policy, knobs):
+def test_nothing_is_measured_without_a_second_tier(checkpoint, speeds, policy, knobs):
     engine = scripted_engine(checkpoint, 8, offload_policy=policy, **knobs)
     assert engine.host_tier.num_blocks == 0 and engine.cost_model is None
 
 
 @pytest.mark.parametrize(("tokens", "num_blocks"), [(None, 8), (4, 1), (15, 3), (400, 100)])
-def test_the_host_has_as_many_blocks_as_were_asked_for_or_as_the_device(checkpoint, tokens, num_blocks):
+def test_host_has_the_configured_number_of_blocks_or_the_devices(checkpoint, tokens, num_blocks):
     engine = scripted_engine(checkpoint, 8, kv_offloading_tokens=tokens)
     assert engine.host_tier.num_blocks == num_blocks
 
 
-def test_unasked_the_host_gives_no_more_than_its_limit(checkpoint, monkeypatch):
+def test_default_host_pool_stays_below_its_limit(checkpoint, monkeypatch):
     block_bytes = scripted_engine(checkpoint, 8).kv_cache.blocks[0].nbytes
     monkeypatch.setattr(llm_engine, "MAX_DEFAULT_BYTES", 3 * block_bytes + 1)
     assert scripted_engine(checkpoint, 8).host_tier.num_blocks == 3
     assert scripted_engine(checkpoint, 8, kv_offloading_tokens=32).host_tier.num_blocks == 8
 
 
-def test_a_host_pool_that_does_not_fit_is_one_error(checkpoint):
+def test_host_pool_that_does_not_fit_is_a_clear_error(checkpoint):
     with pytest.raises(ValueError, match=r"^the host has no room for 250,000,000,000,000 blocks, "):
         LLM(checkpoint, block_size=4, kv_cache_tokens=32, offload_policy="load", kv_offloading_tokens=10**15)
 
@@ -115,12 +115,12 @@ def test_a_host_pool_that_does_not_fit_is_one_error(checkpoint):
         ({"kv_offloading_tokens": -1}, r"^kv_offloading_tokens must be a whole number, .* not -1$"),
     ],
 )
-def test_a_bad_knob_is_refused_with_its_value(knobs, error):
+def test_invalid_option_is_refused_with_its_value(knobs, error):
     with pytest.raises(ValueError, match=error):
         EngineConfig(**knobs)
 
 
-# Measured
+# The measurement
 
 
 @pytest.fixture
@@ -132,14 +132,14 @@ def measured(engine: LLMEngine, num_tokens: int = 20) -> CostModel:
     return measure(engine.kv_cache, engine.executor, engine.input_processor, num_tokens)
 
 
-def test_all_speeds_are_numbers_of_this_machine(engine):
+def test_all_speeds_are_positive_numbers(engine):
     speeds = measured(engine)
     for speed in (speeds.load_bytes_per_second, speeds.store_bytes_per_second, speeds.tokens_per_second):
         assert 0 < speed < float("inf")
 
 
-def test_to_measure_leaves_no_trace(checkpoint, engine):
-    """Of an engine that measured at its start, and of one that did not, all but the pool's content is alike."""
+def test_measuring_leaves_no_trace(checkpoint, engine):
+    """Engines with and without a measurement differ only in the contents of the pool."""
     measured = LLM(checkpoint, block_size=4, kv_cache_tokens=64, offload_policy="auto").llm_engine
     assert measured.cost_model is not None
     manager, runner, host = measured.kv_cache_manager, measured.executor, measured.host_tier
@@ -151,8 +151,8 @@ def test_to_measure_leaves_no_trace(checkpoint, engine):
     manager.check_integrity()
 
 
-def test_an_engine_that_measured_says_what_one_says_that_did_not(checkpoint):
-    """Those that draw too: no request has taken a seed."""
+def test_engine_that_measured_gives_the_same_answers(checkpoint):
+    """Random ones too, since no request has taken a seed."""
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
     said = [
         LLM(checkpoint, block_size=4, kv_cache_tokens=64, offload_policy=policy).generate([[5, 6, 7]] * 3, params)
@@ -162,7 +162,7 @@ def test_an_engine_that_measured_says_what_one_says_that_did_not(checkpoint):
     assert tokens[0] == tokens[1]
 
 
-def test_copies_of_few_blocks_are_measured(engine, monkeypatch):
+def test_copies_of_a_few_blocks_are_measured(engine, monkeypatch):
     seen: list[tuple[str, int]] = []
     store, load = HostTier.store, HostTier.load
 
@@ -177,10 +177,12 @@ def test_copies_of_few_blocks_are_measured(engine, monkeypatch):
     monkeypatch.setattr(HostTier, "store", watched_store)
     monkeypatch.setattr(HostTier, "load", watched_load)
     measured(engine)
-    assert seen == [("store", 1)] * NUM_BLOCKS * 2 + [("load", NUM_BLOCKS)] * 2, "twice each: the first warms up"
+    assert seen == [("store", 1)] * NUM_BLOCKS * 2 + [("load", NUM_BLOCKS)] * 2, (
+        "twice each, since the first one warms up"
+    )
 
 
-def test_a_speed_is_work_by_time(engine, monkeypatch):
+def test_speed_is_work_divided_by_time(engine, monkeypatch):
     """Each takes a second."""
     clock = iter(range(100))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
@@ -192,7 +194,7 @@ def test_a_speed_is_work_by_time(engine, monkeypatch):
     ("knobs", "num_tokens"),
     [({}, 63), ({"kv_cache_tokens": 24}, 24), ({"max_num_batched_tokens": 10}, 10), ({"max_model_len": 12}, 11)],
 )
-def test_a_prefill_is_measured_on_a_prompt_as_long_as_it_may_be(checkpoint, knobs, num_tokens, monkeypatch):
+def test_prefill_is_measured_with_the_longest_possible_prompt(checkpoint, knobs, num_tokens, monkeypatch):
     asked = []
     monkeypatch.setattr(llm_engine, "measure", lambda *parts: asked.append(parts[-1]) or LOAD_IS_FASTER)
     engine = LLM(checkpoint, **{"block_size": 4, "kv_cache_tokens": 256, "offload_policy": "auto"} | knobs).llm_engine
@@ -202,7 +204,7 @@ def test_a_prefill_is_measured_on_a_prompt_as_long_as_it_may_be(checkpoint, knob
 
 
 @pytest.mark.parametrize("knobs", [{"max_model_len": 5}, {"kv_cache_tokens": 4}, {"kv_offloading_tokens": 4}])
-def test_the_smallest_engines_are_measured_too(checkpoint, knobs):
+def test_smallest_engines_can_be_measured(checkpoint, knobs):
     config = {"block_size": 4, "kv_cache_tokens": 64, "offload_policy": "auto"} | knobs
     engine = LLM(checkpoint, **config).llm_engine
     assert engine.cost_model is not None and engine.executor.num_tokens == 0

@@ -1,6 +1,6 @@
-"""LLMEngine: requests come, end and are aborted between steps; the pool runs out, the model fails.
+"""LLMEngine: requests arrive, end and are aborted between steps, the pool runs out, and the model fails.
 
-The model is a scripted one, whose answers depend on every slot that a sequence reads.
+The model is scripted, and its answers depend on every slot that a sequence reads.
 """
 
 import signal
@@ -17,13 +17,13 @@ from .helpers import byte_ids
 from .scripted import (
     Batch,
     answer,
+    answer_alone,
     assert_empty,
     assert_whole,
     executor_of,
     params,
     reason,
     run_to_the_end,
-    said_alone,
     scripted_engine,
     step,
 )
@@ -32,34 +32,34 @@ from .test_interrupts import each_line, lines_run
 # Requests come and go
 
 
-def test_a_request_is_served_from_the_next_step_on(checkpoint):
+def test_request_runs_from_the_next_step_on(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=20)
     engine.add_request("a", [1, 2, 3], params(4))
-    assert answer(step(engine)["a"]) == said_alone([1, 2, 3], 1)
+    assert answer(step(engine)["a"]) == answer_alone([1, 2, 3], 1)
     engine.add_request("b", [1, 2], params(2))
     assert [list(step(engine)) for _ in range(3)] == [["a", "b"], ["a", "b"], ["a"]]
     assert engine.executor.steps == [[("a", 3)], [("a", 1), ("b", 2)], [("a", 1), ("b", 1)], [("a", 1)]]
     assert_empty(engine)
 
 
-def test_a_step_tells_all_of_the_output_so_far_of_those_that_got_a_token(checkpoint):
-    """b's prompt takes two steps: nothing is told of it after the first."""
+def test_step_returns_the_output_so_far_of_requests_with_a_new_token(checkpoint):
+    """b's prompt takes two steps, so the first one returns nothing of it."""
     engine = scripted_engine(checkpoint, num_blocks=20, max_num_batched_tokens=6)
     engine.add_request("a", [1, 2, 3], params(3)), engine.add_request("b", [5] * 7, params(1))
     outputs = [step(engine) for _ in range(3)]
     assert [list(told) for told in outputs] == [["a"], ["a", "b"], ["a"]]
-    assert [answer(told["a"]) for told in outputs] == [said_alone([1, 2, 3], n) for n in (1, 2, 3)]
+    assert [answer(told["a"]) for told in outputs] == [answer_alone([1, 2, 3], n) for n in (1, 2, 3)]
     assert [told["a"].finished for told in outputs] == [False, False, True]
-    assert outputs[1]["b"].prompt_token_ids == [5] * 7 and answer(outputs[1]["b"]) == said_alone([5] * 7, 1)
+    assert outputs[1]["b"].prompt_token_ids == [5] * 7 and answer(outputs[1]["b"]) == answer_alone([5] * 7, 1)
 
 
-def test_with_nobody_there_a_step_does_nothing(checkpoint):
+def test_step_without_requests_does_nothing(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4)
     assert engine.step() == [] and engine.executor.num_steps == 0
     assert_empty(engine)
 
 
-def test_a_request_is_here_until_it_has_ended(checkpoint):
+def test_request_is_unfinished_until_it_has_ended(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4)
     assert not engine.has_unfinished_requests()
     engine.add_request("a", [1], params(2))
@@ -70,14 +70,14 @@ def test_a_request_is_here_until_it_has_ended(checkpoint):
     assert_empty(engine)
 
 
-def test_a_request_without_parameters_has_the_defaults(checkpoint):
+def test_default_sampling_params_are_used_without_any(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16)
     engine.add_request("a", [1])
     (output,) = run_to_the_end(engine).values()
     assert len(answer(output)) == SamplingParams().max_tokens
 
 
-def test_an_id_cannot_be_used_twice_at_a_time(checkpoint):
+def test_request_id_must_be_unique(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=20)
     engine.add_request("a", [1, 2, 3], params(4))
     for _ in range(2):
@@ -85,21 +85,21 @@ def test_an_id_cannot_be_used_twice_at_a_time(checkpoint):
             engine.add_request("a", [9], params(9))
         assert len(engine.scheduler.waiting) + len(engine.scheduler.running) == 1
         step(engine)
-    assert answer(run_to_the_end(engine)["a"]) == said_alone([1, 2, 3], 4)
+    assert answer(run_to_the_end(engine)["a"]) == answer_alone([1, 2, 3], 4)
 
 
-def test_an_id_is_free_again_once_its_request_has_ended(checkpoint):
+def test_request_id_can_be_reused_after_the_request_has_ended(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=20)
     for prompt in ([1, 2], [3, 4]):
         engine.add_request("a", prompt, params(3))
-        assert answer(run_to_the_end(engine)["a"]) == said_alone(prompt, 3)
+        assert answer(run_to_the_end(engine)["a"]) == answer_alone(prompt, 3)
     engine.add_request("a", [5], params(3))
     engine.abort_request("a")
     engine.add_request("a", [6], params(3))
-    assert answer(run_to_the_end(engine)["a"]) == said_alone([6], 3)
+    assert answer(run_to_the_end(engine)["a"]) == answer_alone([6], 3)
 
 
-def test_a_bad_prompt_is_refused_and_leaves_nothing(checkpoint):
+def test_invalid_prompt_is_refused_and_leaks_nothing(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=20)
     too_long = [1] * 64
     for prompt, error in (([], "the prompt is empty"), ([320], "token id 320"), (too_long, "has 64 tokens")):
@@ -108,7 +108,7 @@ def test_a_bad_prompt_is_refused_and_leaves_nothing(checkpoint):
         assert_empty(engine)
 
 
-# At capacity: a pool of 4 blocks, 16 slots. The last token of an output needs no slot.
+# At capacity: a pool of 4 blocks with 16 slots. The last token of an output needs no slot.
 
 
 def capacity(checkpoint, num_prompt_tokens: int, max_tokens: int) -> RequestOutput:
@@ -118,12 +118,12 @@ def capacity(checkpoint, num_prompt_tokens: int, max_tokens: int) -> RequestOutp
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [15, 16])
-def test_a_prompt_that_fills_the_pool_or_leaves_a_slot_is_served(checkpoint, num_prompt_tokens):
+def test_prompt_that_fills_the_pool_or_all_but_a_slot_is_served(checkpoint, num_prompt_tokens):
     output = capacity(checkpoint, num_prompt_tokens, 1)
-    assert answer(output) == said_alone([1] * num_prompt_tokens, 1) and reason(output) == "length"
+    assert answer(output) == answer_alone([1] * num_prompt_tokens, 1) and reason(output) == "length"
 
 
-def test_a_prompt_of_one_token_more_is_refused_with_both_numbers_and_holds_nothing(checkpoint):
+def test_prompt_one_token_larger_than_the_pool_is_refused(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4)
     with pytest.raises(ValueError, match="the prompt needs 5 blocks, the pool has 4"):
         engine.add_request("a", [1] * 17, params(1))
@@ -143,17 +143,17 @@ def test_a_prompt_of_one_token_more_is_refused_with_both_numbers_and_holds_nothi
         (1, 17, 16, "error"),
     ],
 )
-def test_a_request_gets_all_tokens_that_the_pool_has_room_for(
+def test_request_gets_all_tokens_that_fit_the_pool(
     checkpoint, num_prompt_tokens, max_tokens, num_tokens, finish_reason
 ):
     output = capacity(checkpoint, num_prompt_tokens, max_tokens)
-    assert answer(output) == said_alone([1] * num_prompt_tokens, num_tokens)
+    assert answer(output) == answer_alone([1] * num_prompt_tokens, num_tokens)
     assert reason(output) == finish_reason
     assert output.error == ("17 tokens need 5 blocks, the pool has 4" if finish_reason == "error" else None)
 
 
-def test_one_that_outgrows_the_pool_ends_with_an_error_and_the_others_go_on(checkpoint):
-    """a needs 5 of 4 blocks in the end. b and c, preempted for its sake, get all their tokens."""
+def test_request_that_outgrows_the_pool_ends_with_an_error_and_others_continue(checkpoint):
+    """In the end, a needs 5 of 4 blocks. b and c, which were preempted for it, get all their tokens."""
     engine = scripted_engine(checkpoint, num_blocks=4)
     lengths = {"a": 40, "b": 10, "c": 12}
     for i, (name, num_tokens) in enumerate(lengths.items()):
@@ -161,14 +161,14 @@ def test_one_that_outgrows_the_pool_ends_with_an_error_and_the_others_go_on(chec
     ended = run_to_the_end(engine)
     assert engine.scheduler.num_preemptions >= 2
     assert ended["a"].error == "17 tokens need 5 blocks, the pool has 4" and reason(ended["a"]) == "error"
-    assert answer(ended["a"]) == said_alone([1, 1, 1], 14), "what it has got stays"
+    assert answer(ended["a"]) == answer_alone([1, 1, 1], 14), "it keeps its tokens"
     assert ended["a"].metrics.first_token_time < ended["a"].metrics.finished_time
     for i, name in ((2, "b"), (3, "c")):
-        assert (answer(ended[name]), reason(ended[name])) == (said_alone([i] * 3, lengths[name]), "length")
+        assert (answer(ended[name]), reason(ended[name])) == (answer_alone([i] * 3, lengths[name]), "length")
         assert ended[name].error is None
 
 
-def test_an_error_is_told_once_in_the_step_in_which_the_others_go_on(checkpoint):
+def test_error_is_returned_once_in_the_step_in_which_others_continue(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=2)
     engine.add_request("a", [1] * 8, params(9)), engine.add_request("b", [2], params(1))
     told = [step(engine) for _ in range(2)]
@@ -184,7 +184,7 @@ STATES = ["waiting", "mid-prefill", "running", "preempted"]
 
 
 def engine_with_b(checkpoint, state: str) -> LLMEngine:
-    """b, of 6 tokens, is in that state; a runs and got a token in the last step; c waits behind b or runs."""
+    """Return an engine with b, of 6 tokens, in that state. a runs and has a new token; c waits behind b or runs."""
     num_blocks, budget = {"preempted": (3, 16), "mid-prefill": (20, 6)}.get(state, (20, 16))
     engine = scripted_engine(checkpoint, num_blocks, max_num_batched_tokens=budget, max_num_seqs=3)
     max_tokens = 4 if state == "preempted" else 20
@@ -213,14 +213,14 @@ def test_abort_frees_everything_at_once(checkpoint, state):
     num_held = len(seq.block_table)
     output = engine.abort_request("b")
     assert output.finished and reason(output) == "abort" and output.error is None
-    assert answer(output) == said_alone([2] * 6, seq.num_tokens - 6), "what it has got stays"
+    assert answer(output) == answer_alone([2] * 6, seq.num_tokens - 6), "it keeps its tokens"
     assert engine.kv_cache_manager.num_free_blocks == num_free + num_held and seq.block_table == []
     assert "b" not in engine.requests
     assert_whole(engine)
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_second_abort_is_harmless_and_so_is_one_of_nobody(checkpoint, state):
+def test_repeated_or_unknown_abort_is_harmless(checkpoint, state):
     engine = engine_with_b(checkpoint, state)
     engine.abort_request("b")
     for request_id in ("b", "nobody"):
@@ -228,8 +228,8 @@ def test_a_second_abort_is_harmless_and_so_is_one_of_nobody(checkpoint, state):
         assert_whole(engine)
 
 
-def test_an_abort_looks_at_nobody_else(checkpoint, monkeypatch):
-    """Not in a queue of a thousand."""
+def test_abort_does_not_scan_other_requests(checkpoint, monkeypatch):
+    """It is fast in a queue of a thousand."""
     engine = scripted_engine(checkpoint, num_blocks=4, max_num_seqs=1)
     for i in range(1000):
         engine.add_request(str(i), [1, 2], params(2))
@@ -241,25 +241,25 @@ def test_an_abort_looks_at_nobody_else(checkpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_after_an_abort_the_others_say_what_they_say_alone(checkpoint, state):
+def test_after_an_abort_others_give_the_same_answers_as_alone(checkpoint, state):
     engine = engine_with_b(checkpoint, state)
     engine.abort_request("b")
     ended = run_to_the_end(engine)
     assert "b" not in ended
     for name, output in ended.items():
         prompt = output.prompt_token_ids
-        assert answer(output) == said_alone(prompt, len(answer(output))) and reason(output) == "length", name
+        assert answer(output) == answer_alone(prompt, len(answer(output))) and reason(output) == "length", name
 
 
-def test_one_that_has_ended_cannot_be_aborted_any_more(checkpoint):
+def test_ended_request_cannot_be_aborted(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4)
     engine.add_request("a", [1], params(1))
     assert step(engine)["a"].finished
     assert engine.abort_request("a") is None
 
 
-def test_what_was_held_back_is_shown_when_a_request_is_aborted(scripted):
-    """No more tokens come, so "ab" does not become the stop string any more."""
+def test_abort_shows_text_that_was_held_back(scripted):
+    """No more tokens come, so "ab" can no longer become the stop string."""
     engine = scripted(byte_ids("abc")).llm_engine
     engine.add_request("a", [1], params(3, stop="abc"))
     assert [output.outputs[0].text for _ in range(2) for output in engine.step()] == ["", ""]
@@ -267,7 +267,7 @@ def test_what_was_held_back_is_shown_when_a_request_is_aborted(scripted):
     assert output.outputs[0].text == "ab" and output.metrics.finished_time >= output.metrics.first_token_time
 
 
-def test_all_can_be_aborted_at_any_moment(checkpoint):
+def test_all_requests_can_be_aborted_at_any_time(checkpoint):
     for num_steps in range(30):
         engine = scripted_engine(checkpoint, num_blocks=7, max_num_batched_tokens=5, max_num_seqs=3)
         for i in range(5):
@@ -283,21 +283,21 @@ def test_all_can_be_aborted_at_any_moment(checkpoint):
 # Preemption
 
 
-def test_a_recomputed_sequence_computes_its_prompt_and_what_it_generated(checkpoint):
-    """b has 3 tokens and got 5 when a needs its block: 8 are computed again, of which 7 had been."""
+def test_preempted_sequence_computes_its_prompt_and_output_again(checkpoint):
+    """b has 3 tokens and has sampled 5 when a needs its block: of 8 tokens, 7 were computed before."""
     engine = scripted_engine(checkpoint, num_blocks=4, enable_prefix_caching=False)
     engine.add_request("a", [1] * 3, params(9)), engine.add_request("b", [2] * 3, params(9))
     ended = run_to_the_end(engine)
     assert engine.scheduler.num_preemptions == 1
     steps = engine.executor.steps
     assert steps[0] == [("a", 3), ("b", 3)] and steps[1:6] == [[("a", 1), ("b", 1)]] * 5
-    assert steps[6:9] == [[("a", 1)]] * 3, "a has 9 tokens, 3 blocks, and gets 3 more"
+    assert steps[6:9] == [[("a", 1)]] * 3, "a has 9 tokens in 3 blocks, and gets 3 more"
     assert steps[9:] == [[("b", 9)], [("b", 1)], [("b", 1)]]
     assert engine.executor.num_tokens == (3 + 8) + (3 + 5) + 9 + 2
-    assert answer(ended["a"]) == said_alone([1] * 3, 9) and answer(ended["b"]) == said_alone([2] * 3, 9)
+    assert answer(ended["a"]) == answer_alone([1] * 3, 9) and answer(ended["b"]) == answer_alone([2] * 3, 9)
 
 
-def test_nothing_is_computed_twice_when_nobody_is_preempted(checkpoint):
+def test_nothing_is_computed_twice_without_preemption(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=7)
     for i in range(5):
         engine.add_request(str(i), [i + 1] * (4 + 3 * i), params(6))
@@ -306,7 +306,7 @@ def test_nothing_is_computed_twice_when_nobody_is_preempted(checkpoint):
     assert engine.executor.num_tokens == sum(4 + 3 * i + 5 for i in range(5))
 
 
-def test_the_first_token_comes_once_though_its_request_was_preempted(checkpoint):
+def test_first_token_time_is_kept_through_preemption(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4)
     for name in "ab":
         engine.add_request(name, [1] * 3, params(9))
@@ -321,8 +321,8 @@ def test_the_first_token_comes_once_though_its_request_was_preempted(checkpoint)
     assert [len(seen) for seen in (*times.values(), *arrivals.values())] == [1] * 4
 
 
-def test_preemption_adds_no_log_probability_twice(checkpoint):
-    """Each scripted token has -1."""
+def test_preemption_adds_no_logprob_twice(checkpoint):
+    """Each scripted token has a logprob of -1."""
     engine = scripted_engine(checkpoint, num_blocks=4)
     for name in "ab":
         engine.add_request(name, [1] * 3, params(9))
@@ -331,8 +331,8 @@ def test_preemption_adds_no_log_probability_twice(checkpoint):
     assert [output.outputs[0].cumulative_logprob for output in ended.values()] == [-9.0, -9.0]
 
 
-def test_a_stop_token_ends_a_request_that_was_preempted(checkpoint):
-    full = said_alone([2] * 3, 9)
+def test_stop_token_ends_a_preempted_request(checkpoint):
+    full = answer_alone([2] * 3, 9)
     assert full.index(full[7]) == 7, "choose another prompt"
     engine = scripted_engine(checkpoint, num_blocks=4)
     engine.add_request("a", [1] * 3, params(9)), engine.add_request("b", [2] * 3, params(9, stop_token_ids=[full[7]]))
@@ -341,20 +341,20 @@ def test_a_stop_token_ends_a_request_that_was_preempted(checkpoint):
     assert answer(output) == full[:8] and reason(output) == "stop"
 
 
-def test_all_finish_though_more_ask_than_there_is_room_for(checkpoint):
-    """40 requests; 2 seats, 8 blocks and 3 tokens a step: they end in about the order in which they came."""
+def test_many_requests_finish_with_little_room(checkpoint):
+    """40 requests share 2 seats, 8 blocks and 3 tokens per step, and end roughly in order of arrival."""
     engine = scripted_engine(checkpoint, num_blocks=8, max_num_seqs=2, max_num_batched_tokens=3)
     for i in range(40):
         engine.add_request(str(i), [i + 1] * 3, params(5))
     assert [int(name) for name in run_to_the_end(engine)] == list(range(40))
 
 
-# Nothing is left
+# Cleanup
 
 
 @pytest.mark.parametrize("way", ["ended", "aborted", "failed"])
-def test_nothing_is_left_of_a_request(checkpoint, way):
-    """However it ended, no part of the engine knows it any more."""
+def test_nothing_remains_of_a_request(checkpoint, way):
+    """However it ended, no part of the engine refers to it."""
     engine = scripted_engine(checkpoint, num_blocks=4)
     engine.add_request("a", [1] * 3, params(40 if way == "failed" else 3))
     seq = weakref.ref(engine.requests["a"][0])
@@ -370,13 +370,13 @@ def test_nothing_is_left_of_a_request(checkpoint, way):
 
 
 class Unreliable:
-    """The runner of an engine, which raises for the requests that are `poisoned`, or for all."""
+    """The `run` of an executor, which raises for the requests that are `poisoned`, or for all."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self._run = executor_of(engine).run
         self.poisoned: set[str] = set()
         self.is_dead = self.is_small = False
-        self.tried: list[str] = []  # of each run, who was in it
+        self.tried: list[str] = []  # the requests in each run
         executor_of(engine).run = self  # type: ignore[assignment, method-assign]
 
     def __call__(self, batch: Batch) -> list[SampledToken | None]:
@@ -392,7 +392,7 @@ class Unreliable:
 
 
 @pytest.mark.parametrize("name", "abc")
-def test_a_request_that_raises_ends_alone_and_the_others_get_their_token_in_the_same_step(checkpoint, name):
+def test_request_that_raises_ends_alone_and_others_get_their_token_in_the_same_step(checkpoint, name):
     engine = scripted_engine(checkpoint, num_blocks=20)
     runner = Unreliable(engine)
     for i, other in enumerate("abc"):
@@ -403,15 +403,15 @@ def test_a_request_that_raises_ends_alone_and_the_others_get_their_token_in_the_
     assert runner.tried == ["abc", "abc", "abc", "a", "b", "c"]
     poisoned = outputs.pop(name)
     assert poisoned.finished and reason(poisoned) == "error" and poisoned.error == "ValueError: one of 1 is poisoned"
-    assert answer(poisoned) == said_alone(poisoned.prompt_token_ids, 2), "what it has got stays"
+    assert answer(poisoned) == answer_alone(poisoned.prompt_token_ids, 2), "it keeps its tokens"
     assert [len(answer(output)) for output in outputs.values()] == [3, 3]
     for output in run_to_the_end(engine).values():
-        assert answer(output) == said_alone(output.prompt_token_ids, 6) and output.error is None
+        assert answer(output) == answer_alone(output.prompt_token_ids, 6) and output.error is None
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
-def test_a_prompt_that_raises_ends_whole_or_in_chunks(checkpoint, num_steps):
-    """b's first or second chunk."""
+def test_prompt_that_raises_ends_whole_or_in_chunks(checkpoint, num_steps):
+    """b's first or second chunk raises."""
     engine = scripted_engine(checkpoint, num_blocks=20, max_num_batched_tokens=6)
     engine.add_request("a", [1] * 3, params(4)), engine.add_request("b", [2] * 9, params(4))
     runner = Unreliable(engine)
@@ -420,10 +420,10 @@ def test_a_prompt_that_raises_ends_whole_or_in_chunks(checkpoint, num_steps):
     runner.poisoned.add("b")
     outputs = step(engine)
     assert outputs["b"].error == "ValueError: one of 1 is poisoned" and answer(outputs["b"]) == []
-    assert answer(run_to_the_end(engine)["a"]) == said_alone([1] * 3, 4)
+    assert answer(run_to_the_end(engine)["a"]) == answer_alone([1] * 3, 4)
 
 
-def test_a_request_alone_is_not_tried_twice(checkpoint):
+def test_single_request_is_not_retried(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=20)
     runner = Unreliable(engine)
     runner.poisoned.add("a")
@@ -432,8 +432,8 @@ def test_a_request_alone_is_not_tried_twice(checkpoint):
     assert_empty(engine)
 
 
-def test_a_device_that_is_gone_ends_all_with_errors_and_there_is_no_loop(checkpoint):
-    """Two run and three wait for their seats: those get them, and their error, in the steps that follow."""
+def test_lost_device_ends_all_requests_with_errors(checkpoint):
+    """Two requests run and three wait for seats, which they get, with an error, in the following steps."""
     engine = scripted_engine(checkpoint, num_blocks=20, max_num_seqs=2)
     runner = Unreliable(engine)
     for name in "abcde":
@@ -445,12 +445,12 @@ def test_a_device_that_is_gone_ends_all_with_errors_and_there_is_no_loop(checkpo
     assert_empty(engine)
     runner.is_dead = False
     engine.add_request("f", [1, 2], params(2))
-    assert answer(run_to_the_end(engine)["f"]) == said_alone([1, 2], 2), "the engine is as it was"
+    assert answer(run_to_the_end(engine)["f"]) == answer_alone([1, 2], 2), "the engine is unchanged"
 
 
 @pytest.fixture
 def busy(checkpoint) -> LLMEngine:
-    """Requests of all kinds, one of which outgrows the pool."""
+    """Return an engine with requests of all kinds, one of which outgrows the pool."""
     engine = scripted_engine(checkpoint, num_blocks=8, max_num_batched_tokens=7, max_num_seqs=4)
     for i, (num_prompt_tokens, max_tokens) in enumerate([(5, 40), (9, 6), (1, 8), (12, 9), (4, 1), (3, 12)]):
         engine.add_request(str(i), [i + 1] * num_prompt_tokens, params(max_tokens))
@@ -458,7 +458,7 @@ def busy(checkpoint) -> LLMEngine:
 
 
 @pytest.mark.parametrize("num_steps", range(0, 60, 3))
-def test_whenever_the_device_goes_all_end_and_all_blocks_come_free(busy, num_steps):
+def test_losing_the_device_in_any_step_ends_all_requests_and_frees_all_blocks(busy, num_steps):
     runner, ended = Unreliable(busy), {}
     for _ in range(num_steps):
         ended |= {name: output for name, output in step(busy).items() if output.finished}
@@ -466,24 +466,24 @@ def test_whenever_the_device_goes_all_end_and_all_blocks_come_free(busy, num_ste
     ended |= run_to_the_end(busy)
     assert len(ended) == 6
     for output in ended.values():
-        assert answer(output) == said_alone(output.prompt_token_ids, len(answer(output)))
+        assert answer(output) == answer_alone(output.prompt_token_ids, len(answer(output)))
         assert reason(output) in ("length", "error")
 
 
-def test_a_step_that_is_too_much_at_once_is_taken_one_by_one_and_nothing_is_lost(busy):
-    """In every step: each request gets its tokens or its error, as if nothing had been."""
+def test_step_that_is_too_large_is_run_one_by_one_and_loses_nothing(busy):
+    """In every step, each request gets its tokens or its error, as if nothing had happened."""
     runner = Unreliable(busy)
     runner.is_small = True
     ended = run_to_the_end(busy)
     assert busy.scheduler.num_preemptions > 0 and max(map(len, runner.tried)) > 2
     assert [reason(ended[str(i)]) for i in range(6)] == ["error"] + ["length"] * 5
     for output in ended.values():
-        assert answer(output) == said_alone(output.prompt_token_ids, len(answer(output)))
+        assert answer(output) == answer_alone(output.prompt_token_ids, len(answer(output)))
     assert [len(answer(ended[str(i)])) for i in range(6)] == [32 - 5 + 1, 6, 8, 9, 1, 12]
 
 
-def test_a_request_that_ended_with_an_error_is_told_though_the_model_raises(checkpoint):
-    """a outgrows the pool in the step in which b's prompt would be too much for the model."""
+def test_failed_request_is_returned_although_the_model_raises(checkpoint):
+    """a outgrows the pool in the step in which b's prompt is too much for the model."""
     engine = scripted_engine(checkpoint, num_blocks=2)
     runner = Unreliable(engine)
     engine.add_request("a", [1] * 8, params(9)), engine.add_request("b", [2] * 3, params(2))
@@ -494,8 +494,8 @@ def test_a_request_that_ended_with_an_error_is_told_though_the_model_raises(chec
     assert_empty(engine)
 
 
-def test_one_that_failed_in_a_step_that_breaks_off_is_told_in_the_next(checkpoint, monkeypatch):
-    """a outgrows the pool; then a copy for the samples of b raises."""
+def test_request_that_failed_in_a_failed_step_is_returned_by_the_next(checkpoint, monkeypatch):
+    """a outgrows the pool, and then a copy for the samples of b raises."""
     engine = scripted_engine(checkpoint, num_blocks=4)
     engine.add_request("a", [1] * 16, params(9)), step(engine)
     engine.add_request("b", [2] * 6, params(2, n=2, temperature=1.0, seed=1, skip_reading_prefix_cache=True))
@@ -516,8 +516,8 @@ def test_one_that_failed_in_a_step_that_breaks_off_is_told_in_the_next(checkpoin
 
 
 @pytest.mark.parametrize("kind", ["step", "finish", "end"])
-def test_one_that_has_ended_does_not_run_again_though_an_observer_raises(checkpoint, kind):
-    """It has its last token, and keeps no block. A request that goes on loses none."""
+def test_ended_request_does_not_run_again_although_an_observer_raises(checkpoint, kind):
+    """It has its last token and keeps no block. A request that continues loses none."""
     engine = scripted_engine(checkpoint, num_blocks=20)
     for name, max_tokens in {"a": 2, "b": 4}.items():
         engine.add_request(name, [1, 2, 3], params(max_tokens))
@@ -536,13 +536,13 @@ def test_one_that_has_ended_does_not_run_again_though_an_observer_raises(checkpo
     assert [seq.request_id for seq in engine.scheduler.running] == ["b"]
     assert_whole(engine)
     ended = run_to_the_end(engine)
-    assert answer(ended["b"]) == said_alone([1, 2, 3], 4)
+    assert answer(ended["b"]) == answer_alone([1, 2, 3], 4)
     if kind != "end":
-        assert answer(ended["a"]) == said_alone([1, 2, 3], 2), "the next step returns it"
+        assert answer(ended["a"]) == answer_alone([1, 2, 3], 2), "the next step returns it"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_token_that_cannot_be_appended_is_computed_again(checkpoint, monkeypatch, when):
+def test_token_that_cannot_be_appended_is_computed_again(checkpoint, monkeypatch, when):
     engine = scripted_engine(checkpoint, num_blocks=20)
     for name in "ab":
         engine.add_request(name, [1, 2, 3], params(6))
@@ -559,11 +559,11 @@ def test_a_token_that_cannot_be_appended_is_computed_again(checkpoint, monkeypat
         engine.step()
     assert_whole(engine)
     ended = run_to_the_end(engine)
-    assert [answer(ended[name]) for name in "ab"] == [said_alone([1, 2, 3], 6)] * 2
+    assert [answer(ended[name]) for name in "ab"] == [answer_alone([1, 2, 3], 6)] * 2
 
 
-def test_a_request_that_cannot_be_decoded_is_forgotten_alone(checkpoint, monkeypatch):
-    """All three end in the same step: it raises, and the next one returns the others."""
+def test_request_that_cannot_be_decoded_is_forgotten_alone(checkpoint, monkeypatch):
+    """All three end in the same step, which raises, and the next step returns the others."""
     engine = scripted_engine(checkpoint, num_blocks=20)
     for name in "abc":
         engine.add_request(name, [1, 2, 3], params(2))
@@ -583,7 +583,7 @@ def test_a_request_that_cannot_be_decoded_is_forgotten_alone(checkpoint, monkeyp
     assert_empty(engine)
 
 
-def test_an_abort_that_cannot_be_decoded_leaves_nothing(checkpoint, monkeypatch):
+def test_aborted_request_that_cannot_be_decoded_leaks_nothing(checkpoint, monkeypatch):
     engine = scripted_engine(checkpoint, num_blocks=20)
     engine.add_request("a", [1, 2, 3], params(4))
     step(engine)
@@ -593,8 +593,8 @@ def test_an_abort_that_cannot_be_decoded_leaves_nothing(checkpoint, monkeypatch)
     assert_empty(engine)
 
 
-def test_a_reset_is_not_broken_off(checkpoint, monkeypatch):
-    """Ctrl-C while a sequence goes from one queue to the other."""
+def test_reset_is_not_interrupted(checkpoint, monkeypatch):
+    """Press Ctrl-C while a sequence moves between queues."""
     engine = scripted_engine(checkpoint, num_blocks=20)
     engine.add_request("a", [1] * 3, params(4)), step(engine)
     preempt_all = engine.scheduler.preempt_all
@@ -610,14 +610,14 @@ def test_a_reset_is_not_broken_off(checkpoint, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         engine.reset_prefix_cache(reset_running_requests=True)
     assert len(engine.scheduler.waiting) == 1
-    assert answer(run_to_the_end(engine)["a"]) == said_alone([1] * 3, 4)
+    assert answer(run_to_the_end(engine)["a"]) == answer_alone([1] * 3, 4)
 
 
 # Ctrl-C
 
 
-def test_before_whatever_line_of_the_engine_ctrl_c_is_pressed_it_stays_whole_and_can_go_on(checkpoint):
-    """Two requests come, b is preempted, c comes and is aborted: each call is made in whole or not at all."""
+def test_ctrl_c_before_any_line_of_the_engine_keeps_it_intact(checkpoint):
+    """Two requests arrive, b is preempted, c arrives and is aborted: each call takes effect fully or not at all."""
 
     def drive(engine: LLMEngine) -> None:
         engine.add_request("a", [1] * 3, params(9)), engine.add_request("b", [2] * 3, params(9))
@@ -635,17 +635,17 @@ def test_before_whatever_line_of_the_engine_ctrl_c_is_pressed_it_stays_whole_and
             lines_run(drive, engine, press_at=place)
         assert_whole(engine)
         for output in run_to_the_end(engine).values():
-            assert answer(output) == said_alone(output.prompt_token_ids, 9)
+            assert answer(output) == answer_alone(output.prompt_token_ids, 9)
 
 
-# What the pool looked like
+# The peak
 
 
-def test_the_peak_is_the_moment_when_most_was_used(checkpoint):
+def test_peak_is_the_moment_of_most_use(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=10)
     engine.add_request("a", [1] * 2, params(4)), engine.add_request("b", [2] * 2, params(6))
     run_to_the_end(engine)
     assert [used for _, _, used in engine.kv_cache_manager.peak.pieces] == [4, 4, 1, 1]
     engine.add_request("c", [3] * 3, params(1))
     run_to_the_end(engine)
-    assert engine.kv_cache_manager.peak.used == 10, "of the engine's life"
+    assert engine.kv_cache_manager.peak.used == 10, "since the start"

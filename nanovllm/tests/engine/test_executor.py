@@ -1,7 +1,7 @@
-"""The Executor: steps that overlap, several rows of logits a sequence, and a step that raises.
+"""The Executor: overlapping steps, several rows of logits per sequence, and a step that raises.
 
-The stand-in runs no model. It keeps tokens in slots, as a model keeps keys and values, and the token that it samples
-depends on all tokens that it reads there: a lost or overwritten block changes the output.
+The stand-in runs no model. It keeps tokens in slots, as a model keeps keys and values, and each sampled token depends
+on all tokens that it reads there, so a lost or overwritten block changes the output.
 """
 
 import gc
@@ -30,7 +30,7 @@ from ...engine.sequence import Sequence
 from .helpers import make_sequence
 
 BLOCK_SIZE = 4
-IN_FLIGHT = -1  # the id of a token that was not read yet
+IN_FLIGHT = -1  # stands for a token that has not been read yet
 
 
 def next_token(token_ids: list[int]) -> int:
@@ -46,11 +46,11 @@ def generated(prompt: list[int], num_tokens: int) -> list[int]:
 
 
 class Row(NamedTuple):
-    """An item of a step, with all that the executor needs of the sequence later."""
+    """An item of a step, with everything that the executor will need of its sequence."""
 
     seq: Sequence
     writes: list[tuple[int, int, int]]  # slot, token id, position
-    context: list[int] | None  # slots to read; None if no token is sampled
+    context: list[int] | None  # slots to read, or None if no token is sampled
 
 
 class Lagging:
@@ -66,15 +66,15 @@ class Lagging:
 
 
 class LaggingExecutor:
-    """An executor that runs a step as late as possible: when its tokens are read, after the steps before it.
+    """An executor that runs steps as late as possible: when their tokens are read, in order.
 
-    Like a device it knows the tokens that it has sampled before anybody has read them.
+    Like a device, it knows the tokens that it has sampled before they have been read.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.slots = [IN_FLIGHT] * num_blocks * BLOCK_SIZE
         self.newest: dict[tuple[Sequence, int], int] = {}  # sampled tokens by sequence and position
-        self.drafts: dict[Sequence, list[int]] = {}  # tokens behind those of a sequence
+        self.drafts: dict[Sequence, list[int]] = {}  # tokens that are not part of the sequence yet
         self.queue: deque[Lagging] = deque()
         self.most_in_flight = self.num_steps = 0
 
@@ -109,7 +109,7 @@ class LaggingExecutor:
 
 
 class Loop:
-    """An engine's loop, with up to `depth` steps in flight: it schedules a step before it reads the one before."""
+    """The loop of an engine with up to `depth` steps in flight: it schedules a step before it reads the last one."""
 
     def __init__(self, executor: Executor, num_blocks: int, depth: int, **options) -> None:
         tier = HostTier(torch.empty(num_blocks, 1, 2, BLOCK_SIZE, 1, 1), 0, Observer())
@@ -132,7 +132,7 @@ class Loop:
         assert self.manager.num_free_blocks == self.manager.num_blocks
 
     def launch(self) -> None:
-        """From here on the tokens of this step count as computed, and the next ones as sampled but unknown."""
+        """Launch a step. Its tokens now count as computed, and the next ones as sampled but unknown."""
         batch = self.scheduler.schedule().batch
         if not batch:
             return
@@ -144,7 +144,7 @@ class Loop:
         self.in_flight.append((batch, [seq.num_tokens - 1 for seq, _ in batch], pending))
 
     def update(self, batch: list[Scheduled], positions: list[int], pending: Pending) -> None:
-        """Put each token in its place. A sequence that ends leaves, and what is computed of it meanwhile is dropped."""
+        """Fill in each token. Remove sequences that have ended, and discard what they have computed since."""
         for (seq, _), position, token in zip(batch, positions, pending.tokens(), strict=True):
             if token is None or seq.finished:
                 continue
@@ -158,7 +158,7 @@ class Loop:
 
 
 def random_sequences(rng: random.Random, count: int) -> list[Sequence]:
-    """Sequences whose tokens differ, some of which end at a stop token."""
+    """Return sequences with different tokens, some of which end at a stop token."""
     seqs = []
     for i in range(count):
         seq = make_sequence(str(i), num_prompt_tokens=rng.randint(1, 20), max_tokens=rng.randint(1, 20))
@@ -180,7 +180,7 @@ def expected_of(seq: Sequence) -> list[int]:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(5))
 def test_steps_in_flight_change_no_token(depth, seed):
-    """Small pools preempt sequences whose newest token is still in flight; chunks and stop tokens come along."""
+    """Small pools preempt sequences whose newest token is in flight, among chunks and stop tokens."""
     rng, num_blocks = random.Random(seed), 14
     seqs, executor = random_sequences(rng, 12), LaggingExecutor(num_blocks)
     loop = Loop(executor, num_blocks, depth, max_num_seqs=rng.choice([3, 6]))
@@ -191,7 +191,7 @@ def test_steps_in_flight_change_no_token(depth, seed):
 
 
 class DraftingLoop(Loop):
-    """Adds a draft to each sequence that decodes: as many guesses as the slots that it holds anyway."""
+    """A loop that adds a draft to each decoding sequence, as many guesses as fit the slots that it holds anyway."""
 
     num_accepted = num_rejected = 0
 
@@ -210,7 +210,7 @@ class DraftingLoop(Loop):
         self.in_flight.append((batch, [], self.executor.launch(batch)))
 
     def update(self, batch: list[Scheduled], positions: list[int], pending: Pending) -> None:
-        """Accept a draft's tokens as long as they are those that were sampled, and the first one that was not."""
+        """Accept the draft's tokens up to the first wrong one, and the sampled token there."""
         tokens = pending.tokens()
         for i, (seq, num_tokens) in enumerate(batch):
             if i and batch[i - 1][0] is seq:
@@ -232,8 +232,8 @@ class DraftingLoop(Loop):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_several_rows_of_a_sequence_change_no_token(seed):
-    """Right and wrong drafts: a row's token counts if all tokens before it were right."""
+def test_several_rows_per_sequence_change_no_token(seed):
+    """With right and wrong drafts, a row's token counts if all tokens before it were right."""
     rng, num_blocks = random.Random(seed), 14
     seqs, executor = random_sequences(rng, 12), LaggingExecutor(num_blocks)
     loop = DraftingLoop(executor, num_blocks, rng)
@@ -242,7 +242,7 @@ def test_several_rows_of_a_sequence_change_no_token(seed):
     assert loop.num_accepted > 20 and loop.num_rejected > 5
 
 
-# The ModelRunner as an Executor
+# ModelRunner as an Executor
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def sequence_with_blocks(num_tokens: int) -> Sequence:
     return seq
 
 
-def test_a_runner_samples_one_token_of_each_complete_sequence(runner):
+def test_runner_samples_one_token_for_each_complete_sequence(runner):
     whole, part = sequence_with_blocks(3), sequence_with_blocks(6)
     token, none = runner.launch([(whole, 3), (part, 2)]).tokens()
     [alone] = runner.run([(whole, 3)])
@@ -277,7 +277,7 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
-def test_an_error_waits_for_its_reader_and_keeps_nothing_of_the_step(runner, monkeypatch):
+def test_error_waits_for_its_reader_and_keeps_nothing_of_the_step_alive(runner, monkeypatch):
     kept = []
 
     def fails(input_ids, positions, step):
@@ -291,4 +291,4 @@ def test_an_error_waits_for_its_reader_and_keeps_nothing_of_the_step(runner, mon
         with pytest.raises(RuntimeError, match="no memory") as raised:
             pending.tokens()
         del raised
-        assert kept[0]() is None, "it would wait for the garbage collector"
+        assert kept[0]() is None, "only the garbage collector would free it"

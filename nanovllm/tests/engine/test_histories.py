@@ -1,4 +1,4 @@
-"""Any history: random requests on engines of random size, thousands of steps; after each all is in its place."""
+"""Random histories: random requests on engines of random size, checked after each of thousands of steps."""
 
 import random
 from collections import Counter
@@ -13,13 +13,13 @@ from ...engine.scheduler import SchedulerOutput
 from ...engine.sequence import Sequence
 from .scripted import (
     Batch,
+    answer_alone,
     answers,
     assert_empty,
     assert_whole,
     executor_of,
     params,
     reasons,
-    said_alone,
     scripted_engine,
     step,
 )
@@ -32,7 +32,7 @@ class DeviceLost(RuntimeError):
 
 
 class History:
-    """Random requests that come, go and are aborted, on an engine of random size; each knows what it will say."""
+    """Random requests that arrive, end and are aborted on an engine of random size, with known answers."""
 
     def __init__(self, checkpoint, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -44,7 +44,7 @@ class History:
         self.engine = scripted_engine(checkpoint, num_blocks, block_size, enable_prefix_caching=is_caching, **knobs)
         self.beginnings = [[rng.randrange(320) for _ in range(30)] for _ in range(2)]
         self.tried: list[Batch] = []  # in this step
-        self.poisoned: dict[str, int] = {}  # request_id: with how many tokens it begins to raise
+        self.poisoned: dict[str, int] = {}  # request_id: the number of tokens from which it raises
         self._run, self._share_failing = executor_of(self.engine).run, rng.choice([0.0, 0.0, 0.1])
         executor_of(self.engine).run = self.run  # type: ignore[method-assign]
         self._copy, self._take = self.engine.kv_cache.copy_blocks, self.engine.scheduler._take
@@ -56,7 +56,7 @@ class History:
         self.num_requests = 0
 
     def run(self, batch: Batch) -> list[SampledToken | None]:
-        """The model: poisoned requests raise whenever they are in a batch, and any batch of several may."""
+        """Run the model. Poisoned requests raise in every batch, and any batch of several may."""
         self.tried.append(batch)
         if any(seq.num_tokens >= self.poisoned.get(seq.request_id, NUM_POSITIONS + 1) for seq, _ in batch):
             raise RuntimeError("poisoned")
@@ -65,12 +65,12 @@ class History:
         return self._run(batch)
 
     def copy(self, copies: list[BlockCopy]) -> None:
-        """Or nothing is copied, though the samples have their blocks."""
+        """Copy the blocks, or fail before a copy although the samples have their blocks."""
         self.lose(bool(copies))
         self._copy(copies)
 
     def take(self, seq: Sequence, output: SchedulerOutput) -> None:
-        """Or scheduling breaks off, and the copies that were to be made by then are not."""
+        """Schedule, or fail before the copies that are due."""
         self.lose(self.rng.random() < 0.3)
         self._take(seq, output)
 
@@ -99,7 +99,7 @@ class History:
             self.poisoned[name] = len(prompt) + rng.choice([0, rng.randint(1, 9)])
 
     def abort(self) -> None:
-        name = str(self.rng.randint(0, self.num_requests))  # may have ended, or never come
+        name = str(self.rng.randint(0, self.num_requests))  # it may have ended, or never arrive
         had = name in self.engine.requests
         output = self.engine.abort_request(name)
         assert (output is not None) == had
@@ -117,25 +117,25 @@ class History:
             outputs = step(self.engine)
         except DeviceLost:
             assert_whole(self.engine)
-            assert not scheduler.running, "a step broke off"
+            assert not scheduler.running, "a step failed"
             return
         if self.tried:
             batch = self.tried[0]
             assert sum(num_tokens for _, num_tokens in batch) <= self.budget
-            assert first is None or first in dict(batch) or first.error, "who came first is never held up"
+            assert first is None or first in dict(batch) or first.error, "the oldest request is never held up"
             assert len(set(batch)) == len(batch)
-            assert self.tried[1:] in ([], [[one] for one in batch] if len(batch) > 1 else []), "one by one, once"
+            assert self.tried[1:] in ([], [[one] for one in batch] if len(batch) > 1 else []), "one by one, and once"
         else:
             failed = any(output.error for output in outputs.values())
             assert failed or not had_work, "a step that did nothing"
         if scheduler.num_preemptions > num_preemptions:
-            assert set(scheduler.running) <= may_run, "admitted in a step that had to preempt"
+            assert set(scheduler.running) <= may_run, "admitted in a step that preempted"
         for output in outputs.values():
             if output.finished:
                 self.end(output)
 
     def end(self, output: RequestOutput) -> None:
-        assert output.request_id not in self.ended, "told twice"
+        assert output.request_id not in self.ended, "returned twice"
         prompt, sampling = self.asked[output.request_id]
         self.ended[output.request_id] = output
         assert output.prompt_token_ids == prompt and len(output.outputs) == sampling.n
@@ -144,7 +144,7 @@ class History:
             min(sampling.max_tokens, NUM_POSITIONS - len(prompt)),
         )
         for i, (said, reason) in enumerate(zip(answers(output), reasons(output), strict=True)):
-            assert said == said_alone(prompt, len(said), seed, i)
+            assert said == answer_alone(prompt, len(said), seed, i)
             assert not set(said[:-1]) & set(sampling.stop_token_ids)
             if reason == "stop":
                 assert said[-1] in sampling.stop_token_ids
@@ -152,15 +152,13 @@ class History:
                 assert len(said) == room
             elif reason == "error":
                 begins = self.poisoned.get(output.request_id)
-                assert len(prompt) + len(said) in (begins, self.num_slots + 1) and len(said) < room, (
-                    "as if it were alone"
-                )
+                assert len(prompt) + len(said) in (begins, self.num_slots + 1) and len(said) < room, "the same as alone"
             else:
                 assert reason == "abort" and len(said) < room
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 8))])
-def test_any_history_leaves_everything_in_its_place(checkpoint, seed):
+def test_random_histories_leave_everything_in_its_place(checkpoint, seed):
     num_steps = num_preemptions = num_copies = num_lost = num_hits = 0
     ends: Counter[str | None] = Counter()
     for i in range(15):
@@ -184,8 +182,10 @@ def test_any_history_leaves_everything_in_its_place(checkpoint, seed):
         num_hits += history.engine.kv_cache_manager.prefix_cache_stats.hits
         for output in history.ended.values():
             ends.update([output.error, *reasons(output)])
-    assert num_steps > 1000 and num_preemptions > 10 and num_copies > 20 and num_lost > 20, "this tests too little"
-    assert num_hits > 1000, "this tests too little"
-    assert min(ends["length"], ends["stop"], ends["abort"]) > 5, "this tests too little"
-    assert ends["RuntimeError: poisoned"] > 5, "this tests too little"
-    assert sum(ends[error] for error in ends if error and "blocks" in error) > 5, "this tests too little"
+    assert num_steps > 1000 and num_preemptions > 10 and num_copies > 20 and num_lost > 20, (
+        "this test covers too little"
+    )
+    assert num_hits > 1000, "this test covers too little"
+    assert min(ends["length"], ends["stop"], ends["abort"]) > 5, "this test covers too little"
+    assert ends["RuntimeError: poisoned"] > 5, "this test covers too little"
+    assert sum(ends[error] for error in ends if error and "blocks" in error) > 5, "this test covers too little"

@@ -1,4 +1,4 @@
-"""Hits in an engine: what is computed and what is not, and that nobody says anything else because of them."""
+"""Cache hits in an engine: what is computed and what is not. They never change an answer."""
 
 import random
 from functools import partial
@@ -13,6 +13,7 @@ from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from .scripted import (
     Batch,
+    answer_alone,
     answers,
     assert_empty,
     assert_whole,
@@ -20,7 +21,6 @@ from .scripted import (
     params,
     reasons,
     run_to_the_end,
-    said_alone,
     scripted_engine,
     step,
 )
@@ -29,53 +29,53 @@ PROMPT = [3 + 7 * i % 300 for i in range(20)]  # five blocks
 
 
 def serve(engine: LLMEngine, prompt: list[int], max_tokens: int = 3, **options) -> RequestOutput:
-    """One request, alone, to its end."""
+    """Serve one request alone, to its end."""
     engine.add_request("a", prompt, params(max_tokens, **options))
     return run_to_the_end(engine)["a"]
 
 
 def serve_counted(engine: LLMEngine, prompt: list[int], max_tokens: int = 3, **options) -> tuple[int, int]:
-    """The same; returns how many tokens were hit and how many were computed. It says what it says alone."""
+    """Do the same, and return how many tokens were hit and computed. Check the answer."""
     hits, computed = engine.kv_cache_manager.prefix_cache_stats.hits, executor_of(engine).num_tokens
-    assert answers(serve(engine, prompt, max_tokens, **options)) == [said_alone(prompt, max_tokens)]
+    assert answers(serve(engine, prompt, max_tokens, **options)) == [answer_alone(prompt, max_tokens)]
     return engine.kv_cache_manager.prefix_cache_stats.hits - hits, executor_of(engine).num_tokens - computed
 
 
-def test_a_prompt_whose_blocks_are_all_cached_computes_its_last_token(checkpoint):
+def test_fully_cached_prompt_computes_its_last_token(checkpoint):
     engine = scripted_engine(checkpoint, 16)
     assert serve_counted(engine, PROMPT) == (0, 20 + 2)
-    assert serve_counted(engine, PROMPT[:17]) == (16, 1 + 2), "its last token, and two that were sampled"
+    assert serve_counted(engine, PROMPT[:17]) == (16, 1 + 2), "its last token, and two sampled ones"
     assert serve_counted(engine, PROMPT[:16]) == (12, 4 + 2)
 
 
-def test_tokens_asked_for_and_hit_are_counted(checkpoint):
+def test_queried_and_hit_tokens_are_counted(checkpoint):
     engine = scripted_engine(checkpoint, 16)
     serve(engine, PROMPT), serve(engine, [*PROMPT[:10], 99])
     stats = engine.kv_cache_manager.prefix_cache_stats
     assert (stats.queries, stats.hits) == (20 + 11, 8)
 
 
-def test_the_same_prompt_twice_in_one_step_is_computed_twice_and_hit_by_the_next(checkpoint):
+def test_same_prompt_twice_in_one_step_is_computed_twice_and_hit_by_the_next_request(checkpoint):
     engine = scripted_engine(checkpoint, 32)
     for name in "ab":
         engine.add_request(name, PROMPT, params(4))
     outputs = run_to_the_end(engine)
     assert engine.kv_cache_manager.prefix_cache_stats.hits == 0
-    assert [answers(outputs[name]) for name in "ab"] == [[said_alone(PROMPT, 4)]] * 2
+    assert [answers(outputs[name]) for name in "ab"] == [[answer_alone(PROMPT, 4)]] * 2
     assert serve_counted(engine, PROMPT)[0] == 16
 
 
-def test_who_comes_a_step_later_holds_the_same_blocks(checkpoint):
+def test_request_one_step_later_holds_the_same_blocks(checkpoint):
     engine = scripted_engine(checkpoint, 32)
     engine.add_request("a", PROMPT, params(4)), step(engine)
     engine.add_request("b", PROMPT, params(4)), step(engine)
     assert engine.executor.steps[-1] == [("a", 1), ("b", 4)]
     held = [seq.block_table for seq in engine.scheduler.running]
     assert held[0][:4] == held[1][:4] and held[0][4] != held[1][4]
-    assert answers(run_to_the_end(engine)["b"]) == [said_alone(PROMPT, 4)]
+    assert answers(run_to_the_end(engine)["b"]) == [answer_alone(PROMPT, 4)]
 
 
-def test_who_waits_hits_a_prompt_as_far_as_it_is_computed_when_it_is_admitted(checkpoint):
+def test_waiting_request_hits_as_much_of_a_prompt_as_is_computed_on_its_admission(checkpoint):
     engine = scripted_engine(checkpoint, 32, max_num_batched_tokens=9)
     engine.add_request("a", PROMPT, params(1)), step(engine)  # 9 tokens of a: two full blocks
     engine.add_request("b", [*PROMPT[:16], 5], params(1)), step(engine)
@@ -84,8 +84,8 @@ def test_who_waits_hits_a_prompt_as_far_as_it_is_computed_when_it_is_admitted(ch
     assert engine.executor.steps[-1] == [("a", 2), ("b", 1)]
 
 
-def test_found_tokens_cost_no_budget(checkpoint):
-    """A step of 8 tokens: 18 tokens of which 16 are found need one step, and leave room for 6 of another's."""
+def test_hits_cost_no_budget(checkpoint):
+    """In a step of 8 tokens, 18 tokens with 16 hits need one step and leave room for 6 tokens of another prompt."""
     engine = scripted_engine(checkpoint, 32, max_num_batched_tokens=8)
     serve(engine, PROMPT)
     engine.add_request("a", PROMPT[:18], params(2)), engine.add_request("b", [77] * 9, params(2))
@@ -94,18 +94,18 @@ def test_found_tokens_cost_no_budget(checkpoint):
     run_to_the_end(engine)
 
 
-def test_a_prompt_finds_room_though_every_free_block_is_cached(checkpoint):
+def test_prompt_finds_room_when_every_free_block_is_cached(checkpoint):
     engine = scripted_engine(checkpoint, 6)
     for first in range(50, 60):
-        assert answers(serve(engine, [first] * 20)) == [said_alone([first] * 20, 3)]
+        assert answers(serve(engine, [first] * 20)) == [answer_alone([first] * 20, 3)]
     assert len(engine.kv_cache_manager.pool.cached) == 5
 
 
-# What is cut off
+# Interrupted prompts
 
 
 @pytest.mark.parametrize("end", ["abort", "preempt"])
-def test_of_a_prompt_that_was_cut_off_only_what_was_computed_is_hit(checkpoint, end):
+def test_only_the_computed_part_of_an_aborted_prompt_is_hit(checkpoint, end):
     engine = scripted_engine(checkpoint, 16, max_num_batched_tokens=6)
     engine.add_request("a", PROMPT, params(1)), step(engine)  # 6 of its 20 tokens; it holds blocks for all
     if end == "abort":
@@ -114,12 +114,12 @@ def test_of_a_prompt_that_was_cut_off_only_what_was_computed_is_hit(checkpoint, 
     else:
         engine.scheduler._preempt(engine.scheduler.running[0], None)
         assert_whole(engine)
-        assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT, 1)]
+        assert answers(run_to_the_end(engine)["a"]) == [answer_alone(PROMPT, 1)]
         assert engine.executor.num_tokens == 6 + 16
 
 
 class Poisoned:
-    """The model writes nonsense for these requests, and raises: in any batch, and alone."""
+    """A model that writes nonsense for these requests and raises, in any batch and alone."""
 
     def __init__(self, engine: LLMEngine, *names: str) -> None:
         self.engine, self.names, self.from_token = engine, names, 0
@@ -135,8 +135,8 @@ class Poisoned:
 
 
 @pytest.mark.parametrize("others", [0, 2])
-def test_nothing_of_a_step_that_failed_is_hit(checkpoint, others):
-    """Two chunks of it were computed; the third has failed, alone or in company."""
+def test_nothing_of_a_failed_step_is_hit(checkpoint, others):
+    """Two chunks of the prompt were computed; the third one failed, alone or in a batch."""
     engine = scripted_engine(checkpoint, 32, max_num_batched_tokens=6 + others)
     poisoned = Poisoned(engine, "a")
     poisoned.from_token = 12
@@ -145,14 +145,14 @@ def test_nothing_of_a_step_that_failed_is_hit(checkpoint, others):
     engine.add_request("a", PROMPT, params(3))
     ended = run_to_the_end(engine)
     assert ended["a"].error == "RuntimeError: poison" and answers(ended["a"]) == [[]]
-    assert [answers(ended[str(i)]) for i in range(others)] == [[said_alone([200 + i] * 2, 9)] for i in range(others)]
+    assert [answers(ended[str(i)]) for i in range(others)] == [[answer_alone([200 + i] * 2, 9)] for i in range(others)]
     poisoned.names = ()
     assert serve_counted(engine, PROMPT) == (12, 8 + 2)
 
 
 @pytest.mark.parametrize("part", ["copies", "scheduling"])
-def test_a_step_that_breaks_off_leaves_what_was_computed_before_it(checkpoint, part, monkeypatch):
-    """It raises in the step in which the samples are forked. All come back, and hit the four blocks of the prompt."""
+def test_failed_step_keeps_what_was_computed_before_it(checkpoint, part, monkeypatch):
+    """The step in which the samples fork raises. All of them return and hit the four blocks of the prompt."""
     engine = scripted_engine(checkpoint, 32)
     seeded = params(4, n=3, temperature=1.0, seed=3)
     engine.add_request("a", PROMPT[:18], seeded), step(engine)
@@ -166,16 +166,16 @@ def test_a_step_that_breaks_off_leaves_what_was_computed_before_it(checkpoint, p
         with pytest.raises(RuntimeError, match="device lost"):
             engine.step()
     assert_whole(engine)
-    assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT[:18], 4, 3, i) for i in range(3)]
-    assert engine.executor.num_tokens == 17 + 3 * 2 + 3 * 3, "16 tokens are found by each, and two are computed"
+    assert answers(run_to_the_end(engine)["a"]) == [answer_alone(PROMPT[:18], 4, 3, i) for i in range(3)]
+    assert engine.executor.num_tokens == 17 + 3 * 2 + 3 * 3, "each one hits 16 tokens and computes two"
 
 
 # Preemption
 
 
 @pytest.mark.parametrize("num_steps, again", [(1, 1), (4, 4), (5, 1), (6, 2)])
-def test_a_preempted_sequence_computes_what_was_not_a_full_block_again(checkpoint, num_steps, again):
-    """After n steps it has 20 + n tokens, of which the last is not computed. Nothing was evicted meanwhile."""
+def test_preempted_sequence_computes_again_only_what_was_not_in_full_blocks(checkpoint, num_steps, again):
+    """After n steps, it has 20 + n tokens, the last of which is not computed. Nothing was evicted."""
     engine = scripted_engine(checkpoint, 16)
     engine.add_request("a", PROMPT, params(9))
     for _ in range(num_steps):
@@ -183,14 +183,14 @@ def test_a_preempted_sequence_computes_what_was_not_a_full_block_again(checkpoin
     engine.scheduler._preempt(engine.scheduler.running[0], None)
     step(engine)
     assert engine.executor.steps[-1] == [("a", again)]
-    assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT, 9)]
+    assert answers(run_to_the_end(engine)["a"]) == [answer_alone(PROMPT, 9)]
     assert engine.kv_cache_manager.prefix_cache_stats.queries == 20 + (20 + num_steps), "on each admission"
     computed_twice = engine.executor.num_tokens - (20 + 8)
     assert computed_twice == again - 1 < engine.config.block_size
 
 
-def test_samples_that_were_preempted_find_the_prompt_and_their_own_blocks(checkpoint):
-    """Stage 5 computes 2 x 28 tokens here, all that the two have."""
+def test_preempted_samples_find_the_prompt_and_their_own_blocks(checkpoint):
+    """Stage 5 computes 2 x 28 tokens here, all that the two samples have."""
     engine = scripted_engine(checkpoint, 40)
     engine.add_request("a", PROMPT[:18], params(12, n=3, temperature=1.0, seed=3))
     for _ in range(11):
@@ -200,19 +200,22 @@ def test_samples_that_were_preempted_find_the_prompt_and_their_own_blocks(checkp
     for seq in reversed(samples[1:]):
         engine.scheduler._preempt(seq, None)
     step(engine)
-    assert engine.executor.steps[-1] == [("a", 1), ("a", 4), ("a", 4)], "of 28 tokens 24 are found"
+    assert engine.executor.steps[-1] == [("a", 1), ("a", 4), ("a", 4)], "24 of 28 tokens are hits"
     tables = [seq.block_table for seq in samples if not seq.finished]
-    assert len({tuple(table[:4]) for table in tables}) == 1, "the prompt is there once again"
-    assert answers(run_to_the_end(engine)["a"]) == [said_alone(PROMPT[:18], 12, 3, i) for i in range(3)]
+    assert len({tuple(table[:4]) for table in tables}) == 1, "the prompt is in the pool once"
+    assert answers(run_to_the_end(engine)["a"]) == [answer_alone(PROMPT[:18], 12, 3, i) for i in range(3)]
 
 
-def test_what_a_preempted_sequence_had_is_evicted_only_as_far_as_others_need_room(checkpoint):
-    """b makes room for a, which takes one block: the end of b's text. Coming back, b finds 12 of its 17 tokens."""
+def test_preempted_sequence_is_evicted_only_as_far_as_others_need_room(checkpoint):
+    """b is preempted for a, which takes one block, the end of b's text. On its return, b finds 12 of its 17 tokens."""
     engine = scripted_engine(checkpoint, 8, offload_policy="recompute")
     engine.add_request("a", PROMPT[:15], params(6)), engine.add_request("b", PROMPT[4:20], params(3))
     ended = run_to_the_end(engine)
     assert engine.scheduler.num_preemptions == 1
-    assert [answers(ended["a"]), answers(ended["b"])] == [[said_alone(PROMPT[:15], 6)], [said_alone(PROMPT[4:20], 3)]]
+    assert [answers(ended["a"]), answers(ended["b"])] == [
+        [answer_alone(PROMPT[:15], 6)],
+        [answer_alone(PROMPT[4:20], 3)],
+    ]
     assert [("b", 5)] in engine.executor.steps and engine.executor.num_tokens == 15 + 5 + 16 + 5 + 1
 
 
@@ -220,25 +223,25 @@ def test_what_a_preempted_sequence_had_is_evicted_only_as_far_as_others_need_roo
 
 
 @pytest.mark.parametrize("num_tokens, computed", [(18, 1 + 3 * 3), (17, 3 * 3), (20, 3 + 3 * 3)])
-def test_the_samples_of_a_prompt_hit_once(checkpoint, num_tokens, computed):
-    """All but the last token may be found: then they are forked in the next step, and nobody runs in this one."""
+def test_samples_of_a_prompt_hit_once(checkpoint, num_tokens, computed):
+    """With all but the last token cached, they fork in the next step, and nothing runs in this one."""
     engine = scripted_engine(checkpoint, 32)
     serve(engine, PROMPT)
     before, queries = engine.executor.num_tokens, engine.kv_cache_manager.prefix_cache_stats.queries
     output = serve(engine, PROMPT[:num_tokens], n=3, temperature=1.0, seed=5)
-    assert answers(output) == [said_alone(PROMPT[:num_tokens], 3, 5, i) for i in range(3)]
+    assert answers(output) == [answer_alone(PROMPT[:num_tokens], 3, 5, i) for i in range(3)]
     assert engine.executor.num_tokens - before == computed
     assert engine.kv_cache_manager.prefix_cache_stats.queries - queries == num_tokens
 
 
-def test_each_sample_leaves_its_text_for_the_next_turn(checkpoint):
+def test_each_sample_caches_its_text_for_the_next_turn(checkpoint):
     engine = scripted_engine(checkpoint, 32)
     output = serve(engine, PROMPT[:18], 7, n=3, temperature=1.0, seed=5)
     for said in answers(output):
         assert serve_counted(engine, [*PROMPT[:18], *said, 1], 1) == (24, 2)
 
 
-def test_a_search_begins_with_what_is_cached_and_finds_the_same_beams(checkpoint):
+def test_search_starts_from_the_cache_and_finds_the_same_beams(checkpoint):
     cold, warm = (LLM(checkpoint, block_size=4) for _ in range(2))
     search = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
     warm.generate(PROMPT, params(1))
@@ -250,20 +253,20 @@ def test_a_search_begins_with_what_is_cached_and_finds_the_same_beams(checkpoint
     assert answers(warm.generate(PROMPT, params(3))[0]) == answers(cold.generate(PROMPT, params(3))[0])
 
 
-# On, off, forgotten
+# On, off and reset
 
 
-def test_off_nothing_is_hit_and_every_block_is_taken_last_in_first_out(checkpoint):
+def test_without_caching_nothing_is_hit_and_blocks_are_reused_last_in_first_out(checkpoint):
     engine = scripted_engine(checkpoint, 16, enable_prefix_caching=False)
     assert [serve_counted(engine, PROMPT) for _ in range(2)] == [(0, 22)] * 2
     assert list(engine.kv_cache_manager.pool.free) == list(range(16))
 
 
-def test_it_is_on_unless_it_is_turned_off(checkpoint):
+def test_caching_is_on_by_default(checkpoint):
     assert LLM(checkpoint).config.enable_prefix_caching is True
 
 
-def test_a_reset_waits_until_nobody_is_served(checkpoint):
+def test_reset_does_nothing_while_a_request_runs(checkpoint):
     llm = LLM(checkpoint, block_size=4)
     stream = llm.stream([PROMPT], params(5))
     next(stream)
@@ -278,8 +281,8 @@ def test_a_reset_waits_until_nobody_is_served(checkpoint):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_in_any_company_and_any_pool_everybody_says_what_he_says_without_a_cache(checkpoint, seed):
-    """Prompts that begin alike in many ways, chunks, preemption, several samples: greedy and sampled."""
+def test_every_answer_is_the_same_as_without_a_cache(checkpoint, seed):
+    """Prompts that start alike in many ways, with chunks, preemption and several samples, greedy and random."""
     rng = random.Random(seed)
     knobs = {"block_size": rng.choice([1, 2, 4]), "max_num_batched_tokens": rng.choice([3, 16, 64]), "watermark": 0.0}
     prompts = [PROMPT[: rng.randrange(1, 16)] + [rng.randrange(5, 8)] * rng.randrange(5) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""HostTier: what it is made of, what its copies move, and when a load has arrived."""
+"""HostTier: its pool, its copies, and the arrival of loads. Also Tiers, several tiers that act as one."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ SHAPE = (3, 2, 4, 2, 8)  # of a block: num_layers, 2, block_size, num_kv_heads, 
 
 
 def filled(num_blocks: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> KVCache:
-    """No two numbers of it are alike."""
+    """Return a pool in which no two numbers are equal."""
     cache = make_cache(num_blocks, num_layers=3, dtype=dtype, device=device)
     numbers = torch.randn(cache.blocks.shape, generator=torch.Generator().manual_seed(0))
     cache.blocks.copy_(numbers)
@@ -33,7 +33,7 @@ def name(block: int) -> BlockHash:
 
 
 def store_all(tier: HostTier, num_blocks: int) -> None:
-    """Store these blocks of the device anew, in order."""
+    """Store these blocks of the device again, in order."""
     tier.reset()
     for block in range(num_blocks):
         tier.store(block, name(block))
@@ -50,14 +50,14 @@ def wait(tier: HostTier) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_it_has_blocks_like_the_device_s(dtype):
+def test_tier_has_blocks_of_the_devices_shape(dtype):
     tier = tier_of(filled(5, dtype), 7)
     assert tier.blocks.shape == (7, *SHAPE) and tier.blocks.dtype == dtype
     assert tier.blocks.device.type == "cpu" and tier.num_blocks == 7
     assert (tier.num_blocks_stored, tier.num_blocks_loaded, tier.num_stores_loaded) == (0, 0, 0)
 
 
-def test_an_empty_one_stores_nothing_and_has_nothing():
+def test_empty_tier_stores_nothing():
     tier = tier_of(filled(5), 0)
     assert tier.blocks.shape == (0, *SHAPE)
     tier.store(0, name(0))
@@ -65,7 +65,7 @@ def test_an_empty_one_stores_nothing_and_has_nothing():
     assert wait(tier) == [] and tier.arriving() == []
 
 
-def test_a_host_without_room_says_so_once_with_blocks_and_bytes():
+def test_host_without_room_is_one_error_with_blocks_and_bytes():
     """A block has 3 layers x 2 x 4 slots x 2 heads x 8 numbers of 4 bytes."""
     error = "^the host has no room for 1,000,000,000,000,000 blocks, 1,536,000,000,000,000,000 bytes$"
     with pytest.raises(ValueError, match=error) as raised:
@@ -73,7 +73,7 @@ def test_a_host_without_room_says_so_once_with_blocks_and_bytes():
     assert raised.value.__cause__ is None and raised.value.__suppress_context__
 
 
-def test_a_store_copies_a_block_in_every_layer_and_nothing_else():
+def test_store_copies_a_block_in_every_layer_and_nothing_else():
     cache = filled(4)
     tier, device = tier_of(cache, 6), cache.blocks.clone()
     tier.blocks.zero_()
@@ -86,7 +86,7 @@ def test_a_store_copies_a_block_in_every_layer_and_nothing_else():
     tier.check_integrity()
 
 
-def test_a_load_copies_blocks_in_every_layer_and_nothing_else():
+def test_load_copies_blocks_in_every_layer_and_nothing_else():
     cache = filled(4)
     tier, device = tier_of(cache, 6), cache.blocks.clone()
     store_all(tier, 4)
@@ -98,7 +98,7 @@ def test_a_load_copies_blocks_in_every_layer_and_nothing_else():
     assert (tier.num_blocks_stored, tier.num_blocks_loaded) == (4, 2)
 
 
-def test_a_full_tier_evicts_what_was_stored_first_and_keeps_what_is_held():
+def test_full_tier_evicts_the_oldest_block_and_keeps_held_ones():
     tier = tier_of(filled(5), 2)
     tier.store(0, name(0)), tier.store(1, name(1))
     held = tier.hold([name(0)])
@@ -111,14 +111,14 @@ def test_a_full_tier_evicts_what_was_stored_first_and_keeps_what_is_held():
     tier.check_integrity()
 
 
-def test_a_text_that_is_stored_again_is_renewed_and_not_copied():
+def test_text_that_is_stored_again_is_renewed_without_a_copy():
     tier = tier_of(filled(5), 2)
     tier.store(0, name(0)), tier.store(1, name(1)), tier.store(4, name(0)), tier.store(2, name(2))
     assert [name(block) in tier for block in range(3)] == [True, False, True] and tier.num_blocks_stored == 3
 
 
-def test_stores_that_were_loaded_are_counted_once_each():
-    """0 is loaded twice, 1 once, 2 never; 0 is evicted, stored again, and not loaded then."""
+def test_loaded_stores_are_counted_once_each():
+    """0 is loaded twice, 1 once, 2 never. Then 0 is evicted, stored again, and not loaded."""
     tier = tier_of(filled(5), 3)
     store_all(tier, 3)
     for names in ([0], [0, 1]):
@@ -129,7 +129,7 @@ def test_stores_that_were_loaded_are_counted_once_each():
     assert tier.num_blocks_stored > 3 and tier.num_stores_loaded == 2
 
 
-def test_a_copy_that_fails_leaves_everything_as_it_was():
+def test_failed_copy_leaves_everything_unchanged():
     cache = filled(4)
     tier = tier_of(cache, 6)
     with pytest.raises(IndexError):
@@ -145,7 +145,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was():
 
 
 class Event:
-    """Like one of CUDA's, as far as a Load uses it."""
+    """A CUDA event, as far as a Load uses it."""
 
     def __init__(self) -> None:
         self.is_past = False
@@ -158,7 +158,7 @@ class Event:
 
 
 def slow_loads(num: int) -> tuple[HostTier, list[Event]]:
-    """A tier that loads its block i to the device's block i, each with an event that is not past."""
+    """Return a tier that loads its block i to the device's block i, each with a pending event."""
     tier, events = tier_of(filled(4), 4), [Event() for _ in range(num)]
     store_all(tier, num)
     for block, event in enumerate(events):
@@ -167,14 +167,14 @@ def slow_loads(num: int) -> tuple[HostTier, list[Event]]:
     return tier, events
 
 
-def test_without_streams_a_load_has_arrived_when_the_call_returns():
+def test_load_without_streams_arrives_immediately():
     tier = tier_of(filled(4), 4)
     store_all(tier, 2)
     load(tier, tier.hold([name(0)]), [3])
     assert tier.has_arrived([3]) and tier.collect() == [3]
 
 
-def test_a_load_has_arrived_when_its_event_is_past_or_somebody_has_waited():
+def test_load_arrives_when_its_event_completes_or_after_waiting():
     tier, events = slow_loads(2)
     assert not tier.has_arrived([0, 3]) and tier.has_arrived([2, 3]) and tier.collect() == []
     events[1].is_past = True
@@ -184,7 +184,7 @@ def test_a_load_has_arrived_when_its_event_is_past_or_somebody_has_waited():
     assert wait(tier) == [0] and tier.has_arrived([0])
 
 
-def test_a_load_that_is_canceled_has_stopped_and_its_blocks_are_still_held():
+def test_canceled_load_has_stopped_and_still_holds_its_blocks():
     tier, events = slow_loads(2)
     tier.cancel(tier.loads[1].copies)
     assert events[1].is_past and tier.arriving() == [0]
@@ -196,7 +196,7 @@ def test_a_load_that_is_canceled_has_stopped_and_its_blocks_are_still_held():
 
 
 def two_tiers() -> tuple[KVCache, HostTier, HostTier, Tiers]:
-    """The first has one block, the second three; blocks 0 to 2 of the device are stored in that order."""
+    """Return tiers of one and three blocks, with blocks 0 to 2 of the device stored in that order."""
     cache = filled(6)
     small, large = tier_of(cache, 1), tier_of(cache, 3)
     tiers = Tiers([small, large])
@@ -205,7 +205,7 @@ def two_tiers() -> tuple[KVCache, HostTier, HostTier, Tiers]:
     return cache, small, large, tiers
 
 
-def test_several_tiers_store_in_each_and_load_from_the_first_that_has_the_text():
+def test_several_tiers_store_in_each_and_load_from_the_first_with_the_text():
     cache, small, large, tiers = two_tiers()
     before = cache.blocks.clone()
     assert [name(block) in small for block in range(3)] == [False, False, True]
@@ -220,7 +220,7 @@ def test_several_tiers_store_in_each_and_load_from_the_first_that_has_the_text()
     assert name(0) not in tiers
 
 
-def test_if_one_of_several_tiers_cannot_load_the_others_stop_and_all_is_still_held(monkeypatch):
+def test_failed_load_of_one_tier_stops_the_others_and_keeps_all_blocks_held(monkeypatch):
     _, _, large, tiers = two_tiers()
     held = tiers.hold([name(1), name(2)])
 
@@ -235,8 +235,8 @@ def test_if_one_of_several_tiers_cannot_load_the_others_stop_and_all_is_still_he
     tiers.check_integrity()
 
 
-def test_a_block_manager_with_several_tiers_finds_what_any_of_them_has():
-    """The device has 4 blocks; a text of two leaves it, and only the second tier keeps both."""
+def test_block_manager_finds_texts_in_any_of_several_tiers():
+    """The device has 4 blocks. A text of two is evicted, and only the second tier keeps both."""
     cache = filled(4)
     tiers = Tiers([tier_of(cache, 1), tier_of(cache, 8)])
     manager = make_manager(4, 4, is_caching=True, tier=tiers)
@@ -261,7 +261,7 @@ def test_a_block_manager_with_several_tiers_finds_what_any_of_them_has():
 
 
 def busy() -> None:
-    """Some milliseconds of work for the stream that computes."""
+    """Keep the compute stream busy for some milliseconds."""
     a = torch.randn(4096, 4096, device="cuda")
     for _ in range(20):
         a = (a @ a).softmax(dim=-1)
@@ -269,7 +269,7 @@ def busy() -> None:
 
 @gpu
 @needs_cuda
-def test_on_a_gpu_the_host_s_memory_is_pinned_and_loads_have_a_stream_of_their_own():
+def test_gpu_tier_has_pinned_memory_and_a_stream_for_loads():
     tier = tier_of(filled(4, device="cuda"), 6)
     assert tier.blocks.is_pinned() and tier._stream != torch.cuda.current_stream()
     assert tier_of(filled(4, device="cuda"), 0).num_blocks == 0
@@ -278,13 +278,13 @@ def test_on_a_gpu_the_host_s_memory_is_pinned_and_loads_have_a_stream_of_their_o
 @gpu
 @needs_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu_the_bytes_come_back_while_a_matmul_runs(dtype):
+def test_gpu_loads_bring_the_bytes_back_during_a_matmul(dtype):
     cache = filled(64, dtype, "cuda")
     tier, device = tier_of(cache, 64), cache.blocks.clone()
     order = list(reversed(range(64)))
     busy()
     store_all(tier, 64)
-    cache.blocks.fill_(float("nan"))  # launched after the stores: they do not see it
+    cache.blocks.fill_(float("nan"))  # launched after the stores, which do not see it
     load(tier, tier.hold([name(block) for block in order]), list(range(64)))  # launched after the NaN
     busy()
     assert wait(tier) == list(range(64)) and torch.equal(cache.blocks, device[order])
@@ -292,7 +292,7 @@ def test_on_a_gpu_the_bytes_come_back_while_a_matmul_runs(dtype):
 
 @gpu
 @needs_cuda
-def test_on_a_gpu_a_store_is_in_the_order_of_the_steps():
+def test_gpu_stores_run_in_the_order_of_the_steps():
     cache = filled(256, device="cuda")
     tier = tier_of(cache, 256)
     for number in range(10):
@@ -306,7 +306,7 @@ def test_on_a_gpu_a_store_is_in_the_order_of_the_steps():
 
 @gpu
 @needs_cuda
-def test_on_a_gpu_a_load_waits_for_the_store_of_what_it_reads():
+def test_gpu_load_waits_for_the_store_of_its_source():
     cache = filled(512, device="cuda")
     tier = tier_of(cache, 256)
     for number in range(1, 10):
@@ -320,8 +320,8 @@ def test_on_a_gpu_a_load_waits_for_the_store_of_what_it_reads():
 
 @gpu
 @needs_cuda
-def test_on_a_gpu_neither_a_step_nor_a_store_waits_for_a_load():
-    """A GiB is on its way, in blocks of 16 MiB; what is launched after it is over first."""
+def test_gpu_steps_and_stores_do_not_wait_for_a_load():
+    """A GiB is loading in blocks of 16 MiB; work that is launched later completes first."""
     cache = KVCache(model_config(8, 16, 64), 65, 256, torch.float32, torch.device("cuda"))
     cache.blocks.fill_(1)
     tier = tier_of(cache, 65)
@@ -334,6 +334,6 @@ def test_on_a_gpu_neither_a_step_nor_a_store_waits_for_a_load():
     tier.store(64, name(64))
     _ = cache.blocks[0] * 2
     torch.cuda.current_stream().synchronize()
-    assert not tier.has_arrived([63]), "it was queued before what did not need it"
+    assert not tier.has_arrived([63]), "it was queued before work that does not depend on it"
     wait(tier)
     assert tier.has_arrived([63]) and (cache.blocks[:64] == 1).all()

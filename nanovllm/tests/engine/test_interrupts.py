@@ -1,4 +1,4 @@
-"""Ctrl-C: it ends a call between two steps, nothing of the pool is lost, and what the program does on it is done."""
+"""Ctrl-C ends a call between two steps, leaks no block, and then runs the program's own handler."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ from ..helpers import model_runner
 
 FOLDERS = {os.path.dirname(llm_module.__file__), os.path.dirname(llm_engine.__file__)}
 pytestmark = pytest.mark.filterwarnings("ignore:.*requests were not served")
-PROMPTS = [[1, 5, 9], [], [1, 300, 301, 302, 303], [1, 44]]  # the second is refused
+PROMPTS = [[1, 5, 9], [], [1, 300, 301, 302, 303], [1, 44]]  # the second prompt is refused
 PARAMS = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 1, 1, 2)]
 SCRIPT = [11, 12, 13]
 
@@ -55,11 +55,11 @@ WAYS = {"a call": generate, "a stream that is closed": close_half_way}
 each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
-Place = tuple[str, int, int]  # a line of a file, and how often it has been run before
+Place = tuple[str, int, int]  # a line of a file, and how often it ran before
 
 
 def lines_run(way: Callable[[Any], None], llm: Any, press_at: Place | None = None) -> list[Place]:
-    """Run it and press Ctrl-C before that line of the stage's files. Returns the lines that were run."""
+    """Run a function and press Ctrl-C before that line of the engine's files. Return the lines that were run."""
     places: list[Place] = []
     counts: Counter[tuple[str, int]] = Counter()
 
@@ -85,7 +85,7 @@ def lines_run(way: Callable[[Any], None], llm: Any, press_at: Place | None = Non
 
 
 def each_line(way: Callable[[Any], None], llm: Any) -> list[Place]:
-    """When it is run for the first time, the second and the last."""
+    """Return the first, the second and the last time that each line runs."""
     lasts = {(file, line): count for file, line, count in lines_run(way, llm)}
     places = [(*line, count) for line, last in lasts.items() for count in sorted({0, min(last, 1), last})]
     assert len(places) > 300
@@ -100,15 +100,15 @@ def assert_as_new(llm: LLM) -> None:
 
 
 @each_way
-def test_before_whatever_line_it_is_pressed_it_ends_the_call_and_loses_nothing(llm, way):
+def test_ctrl_c_before_any_line_ends_the_call_and_leaks_nothing(llm, way):
     for place in each_line(way, llm)[::11]:
-        with pytest.raises(KeyboardInterrupt) as caught:  # which keeps all frames of the call
+        with pytest.raises(KeyboardInterrupt) as caught:  # the error keeps all frames of the call
             lines_run(way, llm, press_at=place)
         assert_as_new(llm)
         del caught
 
 
-def test_a_program_that_goes_on_after_it_gets_all_its_tokens(llm):
+def test_program_that_continues_gets_all_its_tokens(llm):
     """Its handler notes the press, once, and raises nothing."""
     presses: list[int] = []
 
@@ -125,7 +125,7 @@ def test_a_program_that_goes_on_after_it_gets_all_its_tokens(llm):
 
 
 def press_in_step(llm: LLM, number: int) -> list[int]:
-    """Ctrl-C while the model runs for that time. Returns how many sequences each step has, as they come."""
+    """Press Ctrl-C while the model runs for that time. Return a list that receives the batch size of each step."""
     runner, steps = model_runner(llm.llm_engine), []
     run = runner.run
 
@@ -139,7 +139,7 @@ def press_in_step(llm: LLM, number: int) -> list[int]:
     return steps
 
 
-def test_a_step_is_not_broken_off_and_no_other_begins(llm):
+def test_step_is_not_interrupted_and_no_further_one_begins(llm):
     steps = press_in_step(llm, 2)
     with pytest.raises(KeyboardInterrupt):
         generate(llm)
@@ -147,14 +147,14 @@ def test_a_step_is_not_broken_off_and_no_other_begins(llm):
     assert_as_new(llm)
 
 
-def test_a_program_that_ignores_it_goes_on(llm):
+def test_program_that_ignores_ctrl_c_continues(llm):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     press_in_step(llm, 2)
     generate(llm)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_it_is_not_lost_when_a_step_raises(llm, monkeypatch):
+def test_ctrl_c_is_not_lost_when_a_step_raises(llm, monkeypatch):
     def run(batch):
         signal.raise_signal(signal.SIGINT)
         raise RuntimeError("out of memory")
@@ -165,7 +165,7 @@ def test_it_is_not_lost_when_a_step_raises(llm, monkeypatch):
     assert_as_new(llm)
 
 
-def test_between_the_outputs_of_a_stream_it_comes_at_once(llm):
+def test_ctrl_c_between_outputs_of_a_stream_takes_effect_at_once(llm):
     stream = llm.stream(PROMPTS, PARAMS)
     for _ in stream:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -174,8 +174,8 @@ def test_between_the_outputs_of_a_stream_it_comes_at_once(llm):
     assert_as_new(llm)
 
 
-def test_in_another_thread_nothing_is_held_back(scripted):
-    """Only the main thread may set handlers, and only it gets signals."""
+def test_nothing_is_held_back_in_other_threads(scripted):
+    """Only the main thread may set handlers, and only it receives signals."""
     seen = []
 
     def work() -> None:
@@ -191,15 +191,15 @@ def test_in_another_thread_nothing_is_held_back(scripted):
     assert seen == [signal.default_int_handler]
 
 
-def test_a_handler_that_is_not_pythons_is_left_alone(llm, monkeypatch):
-    """A program in C that runs Python may have one. Python cannot put it back."""
+def test_handler_from_outside_python_is_left_alone(llm, monkeypatch):
+    """A C program that runs Python may have one, and Python could not restore it."""
     monkeypatch.setattr(signal, "getsignal", lambda _: None)
     monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("its handler was taken away"))
     generate(llm)
     monkeypatch.undo()
 
 
-def test_a_second_press_does_not_break_into_what_a_block_does_at_its_end():
+def test_second_press_does_not_interrupt_the_cleanup_of_a_block():
     done = []
     with pytest.raises(KeyboardInterrupt), interrupts_held_back() as between_steps:
         try:

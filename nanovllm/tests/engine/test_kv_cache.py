@@ -1,4 +1,4 @@
-"""The pool's tensor: where a token's keys and values are written, and what is read of a block."""
+"""KVCache: where keys and values are written, and what is read from a block."""
 
 import pytest
 import torch
@@ -8,19 +8,19 @@ from .pool import BLOCK_SIZE, HEAD_DIM, make_cache, model_config, random_qkv, sl
 from .watch import Watch
 
 
-def test_a_slot_holds_a_key_and_a_value_for_each_kv_head_of_each_layer():
+def test_slot_holds_a_key_and_a_value_for_each_kv_head_of_each_layer():
     cache = make_cache(5, num_layers=3)
     num_bytes = cache.blocks.numel() * cache.blocks.itemsize
     assert bytes_per_token(model_config(num_layers=3), torch.float32) == 2 * 3 * 2 * 8 * 4 == num_bytes // (5 * 4)
     assert bytes_per_token(model_config(num_layers=3), torch.bfloat16) == 2 * 3 * 2 * 8 * 2
 
 
-def test_a_block_lies_in_memory_as_one_piece():
+def test_block_is_contiguous_in_memory():
     cache = make_cache(5, num_layers=3)
     assert cache.blocks.shape == (5, 3, 2, 4, 2, HEAD_DIM) and cache.blocks[3].is_contiguous()
 
 
-def test_blocks_are_cleared_in_all_layers_and_no_others_are():
+def test_only_the_given_blocks_are_cleared_in_all_layers():
     cache = make_cache(5, num_layers=3)
     cache.clear(torch.tensor([3, 1]))
     assert (cache.blocks[[1, 3]] == 0).all() and cache.blocks[[0, 2, 4]].isnan().all()
@@ -28,28 +28,28 @@ def test_blocks_are_cleared_in_all_layers_and_no_others_are():
     assert cache.blocks[[0, 2, 4]].isnan().all()
 
 
-def test_rows_are_of_the_keys_and_then_of_the_values():
+def test_rows_list_keys_then_values():
     """A block of 2 layers has 16 rows: 4 keys and 4 values of layer 0, then of layer 1. Slot 6 is block 1, offset 2."""
     cache = make_cache(3, num_layers=2)
     assert cache.rows(torch.tensor([0, 3, 6])).tolist() == [0, 3, 18, 4, 7, 22]
     assert make_cache(3).rows(torch.tensor([6, 8])).tolist() == [10, 16, 14, 20]
 
 
-def test_pieces_are_of_the_keys_and_then_of_the_values():
+def test_pieces_list_keys_then_values():
     """A block of 2 layers has 4 pieces: the keys and the values of layer 0, then of layer 1."""
     cache = make_cache(6, num_layers=2)
     assert cache.pieces(torch.tensor([5, 0, 5])).tolist() == [20, 0, 20, 21, 1, 21]
     assert make_cache(6).pieces(torch.tensor([5, 0])).tolist() == [10, 0, 11, 1]
 
 
-def test_pieces_of_several_sequences_are_of_one_after_the_other():
-    """Not the keys of all, then the values of all: half of the rows is then half of the sequences."""
+def test_pieces_of_several_sequences_are_listed_one_sequence_at_a_time():
+    """Half of the rows then belong to half of the sequences."""
     cache = make_cache(6, num_layers=2)
     assert cache.pieces(torch.tensor([[5, 0], [1, 3]])).tolist() == [[20, 0, 21, 1], [4, 12, 5, 13]]
 
 
-def test_what_is_written_is_read_in_the_order_of_the_table():
-    """10 tokens in blocks 5, 0 and 3, in both layers; the slots behind them and the other blocks stay as they were."""
+def test_written_tokens_are_read_in_the_order_of_the_table():
+    """10 tokens in blocks 5, 0 and 3, in both layers. The remaining slots and other blocks do not change."""
     table = [5, 0, 3]
     cache = make_cache(6, table, num_layers=2)
     rows = cache.rows(torch.tensor([slot(table, position) for position in range(10)]))
@@ -65,7 +65,7 @@ def test_what_is_written_is_read_in_the_order_of_the_table():
     assert cache.blocks[[1, 2, 4]].isnan().all()
 
 
-def test_tokens_may_be_written_in_any_order_and_to_many_blocks_at_once():
+def test_tokens_can_be_written_in_any_order_to_many_blocks_at_once():
     cache = make_cache(4)
     _, k, v = random_qkv(4)
     cache.write(0, cache.rows(torch.tensor([13, 2, 7, 12])), k, v)  # block 3 offset 1, 0 and 2, 1 and 3, 3 and 0
@@ -73,8 +73,8 @@ def test_tokens_may_be_written_in_any_order_and_to_many_blocks_at_once():
     assert torch.equal(cache.blocks[[3, 0, 1, 3], 0, 1, [1, 2, 3, 0]], v)
 
 
-def test_a_block_may_be_read_many_times_at_once():
-    """As padding is: block 1 of a table of one block is read where another sequence has its second and third."""
+def test_block_can_be_read_many_times_at_once():
+    """Padding does so: block 1, a table of its own, is read wherever another sequence has its second and third."""
     cache = make_cache(3)
     cache.blocks[1], cache.blocks[2] = 1.0, 2.0
     keys, values = cache.read(0, cache.pieces(torch.tensor([1, 1, 2, 1])), 16)
@@ -82,8 +82,8 @@ def test_a_block_may_be_read_many_times_at_once():
         assert x[:, 0, 0].tolist() == [1.0] * 8 + [2.0] * 4 + [1.0] * 4
 
 
-def test_several_sequences_are_read_at_once_as_each_is_alone():
-    """3 of 2 blocks each, one of them shared; 7 of their 8 slots."""
+def test_several_sequences_are_read_together_as_each_one_alone():
+    """3 sequences of 2 blocks, one of them shared, and 7 of their 8 slots."""
     tables = torch.tensor([[2, 0], [1, 4], [2, 3]])
     cache = make_cache(5, num_layers=2)
     cache.blocks.copy_(torch.randn(cache.blocks.shape, generator=torch.Generator().manual_seed(0)))
@@ -94,7 +94,7 @@ def test_several_sequences_are_read_at_once_as_each_is_alone():
         assert torch.equal(alone[0], cache.blocks[table, 1, 0].flatten(0, 1)[:7])
 
 
-def test_reading_copies():
+def test_reading_returns_copies():
     cache = make_cache(3, [2, 1])
     keys, values = cache.read(0, cache.pieces(torch.tensor([2, 1])), 6)
     assert keys.shape == values.shape == (6, 2, HEAD_DIM)
@@ -102,7 +102,7 @@ def test_reading_copies():
     assert (keys == 1e30).all() and (values == 1e30).all()
 
 
-def test_a_pool_that_memory_cannot_hold_is_refused_in_blocks_and_bytes():
+def test_pool_that_does_not_fit_is_refused_with_blocks_and_bytes():
     with pytest.raises(ValueError, match=r"cpu has no room for a pool of 1,000,000,000,000,000 blocks, 512,0"):
         KVCache(model_config(), 10**15, BLOCK_SIZE, torch.float32, torch.device("cpu"))
 
@@ -111,7 +111,7 @@ def test_a_pool_that_memory_cannot_hold_is_refused_in_blocks_and_bytes():
 
 
 def numbered(num_blocks: int) -> KVCache:
-    """In every slot of block i, of all layers, is i."""
+    """Fill every slot of block i, in all layers, with i."""
     cache = make_cache(num_blocks, num_layers=3)
     for i in range(num_blocks):
         cache.blocks[i] = i
@@ -119,7 +119,7 @@ def numbered(num_blocks: int) -> KVCache:
 
 
 def contents(cache: KVCache) -> list[int]:
-    """What is in each block, if it is the same all through."""
+    """Return the contents of each block, which must be uniform."""
     blocks = cache.blocks.flatten(1)
     assert (blocks == blocks[:, :1]).all(), "a block was copied in part"
     return [int(number) for number in blocks[:, 0]]
@@ -139,14 +139,14 @@ def contents(cache: KVCache) -> list[int]:
     ],
     ids=str,
 )
-def test_the_copies_of_a_step_are_as_if_all_were_read_before_one_is_written(copies, after):
+def test_all_copies_of_a_step_read_their_sources_first(copies, after):
     cache = numbered(5)
     cache.copy_blocks([BlockCopy(source, target) for source, target in copies])
     assert contents(cache) == after
     assert cache.num_blocks_copied == len(copies)
 
 
-def test_a_copy_is_of_all_layers_of_keys_and_of_values_slot_for_slot():
+def test_copy_covers_all_layers_keys_values_and_slots():
     cache = numbered(3)
     cache.blocks[1] = torch.randn(cache.blocks[1].shape, generator=torch.Generator().manual_seed(0))
     source = cache.blocks[1].clone()
@@ -155,14 +155,14 @@ def test_a_copy_is_of_all_layers_of_keys_and_of_values_slot_for_slot():
     assert (cache.blocks[0] == 0).all()
 
 
-def test_what_is_written_to_a_copy_is_not_in_its_source():
+def test_writing_to_a_copy_does_not_change_its_source():
     cache = numbered(2)
     cache.copy_blocks([BlockCopy(source=0, target=1)])
     cache.blocks[1] = 5
     assert contents(cache) == [0, 5]
 
 
-def test_copies_are_made_in_as_many_operations_however_many_they_are():
+def test_number_of_operations_does_not_depend_on_the_number_of_copies():
     counted = []
     for num_copies in (1, 20):
         cache = make_cache(2 * num_copies, num_layers=3)
@@ -172,7 +172,7 @@ def test_copies_are_made_in_as_many_operations_however_many_they_are():
     assert counted[1] <= counted[0], "20 copies take more operations than one"
 
 
-def test_blocks_copied_are_counted_since_the_start():
+def test_copied_blocks_are_counted_since_the_start():
     cache = numbered(5)
     for copies in ([BlockCopy(1, 4)], [], [BlockCopy(3, 0), BlockCopy(1, 4)]):
         cache.copy_blocks(copies)

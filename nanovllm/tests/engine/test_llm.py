@@ -1,4 +1,4 @@
-"""LLM: prompts in, outputs out, whatever the pool. The oracle is the same model with nothing cached."""
+"""LLM: prompts in, outputs out, whatever the pool. The oracle is the same model without a cache."""
 
 import random
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 def assert_all_free(llm: LLM) -> None:
-    """Nobody is left, and nothing of those who were."""
+    """Assert that no sequence and no block remains."""
     assert_empty(llm.llm_engine)
 
 
 @pytest.fixture(scope="module")
 def expected(model) -> list[list[int]]:
-    """24 tokens after each of PROMPTS."""
+    """Return 24 tokens for each of PROMPTS."""
     return [greedy_without_cache(model, prompt, 24) for prompt in PROMPTS]
 
 
@@ -42,14 +42,14 @@ def expected(model) -> list[list[int]]:
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16, 64])
 @pytest.mark.parametrize("num_slots", [64, 1000])
-def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, num_slots):
+def test_tokens_match_a_model_without_a_cache(checkpoint, expected, block_size, num_slots):
     llm = LLM(checkpoint, block_size=block_size, kv_cache_tokens=num_slots)
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
     assert_all_free(llm)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed, monkeypatch):
+def test_order_of_the_blocks_does_not_matter(checkpoint, expected, seed, monkeypatch):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
     blocks = llm.llm_engine.kv_cache_manager.pool.get_new_blocks(40)
     manager = llm.llm_engine.kv_cache_manager
@@ -57,12 +57,12 @@ def test_where_the_blocks_lie_does_not_matter(checkpoint, expected, seed, monkey
     tables, free = [], manager.free
     monkeypatch.setattr(manager, "free", lambda seq: (tables.append(seq.block_table), free(seq)))
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
-    assert len(tables) == 5 and not any(table == sorted(table) for table in tables), "shuffled, all five"
+    assert len(tables) == 5 and not any(table == sorted(table) for table in tables), "all five are shuffled"
     assert_all_free(llm)
 
 
-def test_slots_that_are_not_written_are_never_seen(checkpoint, expected, monkeypatch):
-    """Before each step: NaN everywhere, but for 1e30 behind what is written in a last block that is begun."""
+def test_unwritten_slots_are_never_seen(checkpoint, expected, monkeypatch):
+    """Before each step, fill all free slots with NaN, and the rest of each partly full last block with 1e30."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
     run, pool = llm.llm_engine.executor.run, llm.llm_engine.kv_cache.blocks
 
@@ -82,8 +82,8 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, expected, monkeyp
     assert tokens(outputs) == [full[:n] for full, n in zip(expected, lengths, strict=True)]
 
 
-def test_a_request_that_overflows_spoils_nobody_elses_tokens(checkpoint, expected):
-    """Its keys and values are NaN, and those who come after it get its blocks."""
+def test_request_that_overflows_does_not_spoil_others(checkpoint, expected):
+    """Its keys and values are NaN, and later requests get its blocks."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=24)
     weight = llm.llm_engine.executor.model.model.embed_tokens.weight
     before = weight[100].clone()
@@ -94,7 +94,7 @@ def test_a_request_that_overflows_spoils_nobody_elses_tokens(checkpoint, expecte
     assert tokens(llm.generate(PROMPTS[0], greedy(8))) == [expected[0][:8]]
 
 
-def test_members_of_a_batch_may_end_at_different_times(checkpoint, expected):
+def test_requests_of_a_batch_may_end_at_different_times(checkpoint, expected):
     lengths = [3, 24, 1, 10, 2]
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=100)
     outputs = llm.generate(PROMPTS, [greedy(n) for n in lengths])
@@ -102,14 +102,14 @@ def test_members_of_a_batch_may_end_at_different_times(checkpoint, expected):
     assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
 
 
-def test_a_second_generate_is_not_disturbed_by_the_first(checkpoint, expected):
+def test_second_generate_is_independent_of_the_first(checkpoint, expected):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=128)
     llm.generate([[7] * 60, [8] * 60], greedy(3))
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
     assert tokens(llm.generate(PROMPTS[::-1], greedy(24))) == expected[::-1]
 
 
-def test_log_probabilities_add_up_to_those_of_the_raw_logits(checkpoint, model):
+def test_logprobs_add_up_to_those_of_the_raw_logits(checkpoint, model):
     (output,) = LLM(checkpoint).generate([[1, 5]], SamplingParams(temperature=0.5, top_k=3, seed=1, max_tokens=6))
     token_ids, total = [1, 5], 0.0
     for token in output.outputs[0].token_ids:
@@ -127,7 +127,7 @@ def test_half_precision_runs(checkpoint, dtype):
 # Prompts
 
 
-def test_a_text_gets_bos_and_ids_are_taken_as_they_are(checkpoint, tokenizer):
+def test_text_gets_bos_and_token_ids_are_unchanged(checkpoint, tokenizer):
     llm = LLM(checkpoint)
     ids = tokenizer.encode("the fox", add_bos=False)
     outputs = llm.generate(["the fox", ids], greedy(4))
@@ -136,41 +136,41 @@ def test_a_text_gets_bos_and_ids_are_taken_as_they_are(checkpoint, tokenizer):
 
 
 @pytest.mark.parametrize("one", ["the fox", [1, 5, 9]], ids=["text", "ids"])
-def test_one_prompt_alone_is_a_list_of_one(checkpoint, one):
+def test_single_prompt_is_a_list_of_one(checkpoint, one):
     llm = LLM(checkpoint)
     assert tokens(llm.generate(one, greedy(4))) == tokens(llm.generate([one], greedy(4)))
 
 
-def test_tuples_do_for_lists(checkpoint, expected):
+def test_tuples_work_like_lists(checkpoint, expected):
     llm = LLM(checkpoint)
     assert tokens(llm.generate(tuple(PROMPTS[0]), greedy(24))) == expected[:1]
     outputs = llm.generate((PROMPTS[0], tuple(PROMPTS[1])), (greedy(24), greedy(3)))
     assert tokens(outputs) == [expected[0], expected[1][:3]]
 
 
-def test_no_prompts_give_no_outputs(checkpoint):
+def test_no_prompts_return_no_outputs(checkpoint):
     assert LLM(checkpoint).generate([]) == []
 
 
-def test_each_prompt_may_have_its_own_parameters(checkpoint):
+def test_each_prompt_can_have_its_own_params(checkpoint):
     outputs = LLM(checkpoint).generate(PROMPTS[:3], [greedy(n) for n in (1, 2, 3)])
     assert [len(ids) for ids in tokens(outputs)] == [1, 2, 3]
 
 
-def test_parameters_for_another_number_of_prompts_are_an_error(checkpoint):
+def test_wrong_number_of_params_is_an_error(checkpoint):
     with pytest.raises(ValueError, match="2 prompts but 3 sampling_params"):
-        LLM(checkpoint).stream(PROMPTS[:2], [greedy(1)] * 3)  # before anything is asked of the iterator
+        LLM(checkpoint).stream(PROMPTS[:2], [greedy(1)] * 3)  # before the first item is requested
 
 
 @pytest.mark.parametrize("prompts", [None, 7, iter(["a"])], ids=lambda p: type(p).__name__)
-def test_prompts_that_are_no_list_are_an_error(checkpoint, prompts):
+def test_prompts_of_a_wrong_type_are_an_error(checkpoint, prompts):
     error = f"prompts must be a text, token ids or a list of such prompts, not {type(prompts).__name__}"
     with pytest.raises(ValueError, match=error):
         LLM(checkpoint).stream(prompts)
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, [{"temperature": 0.0}]], ids=str)
-def test_parameters_in_a_dict_are_an_error(checkpoint, params):
+def test_params_in_a_dict_are_an_error(checkpoint, params):
     with pytest.raises(ValueError, match="sampling_params must be one SamplingParams or a list of them, not dict"):
         LLM(checkpoint).stream(PROMPTS[0], params)
 
@@ -192,27 +192,27 @@ def test_parameters_in_a_dict_are_an_error(checkpoint, params):
     ],
     ids=str,
 )
-def test_a_prompt_that_cannot_be_served_is_an_error_in_its_place(checkpoint, expected, prompt, error):
+def test_prompt_that_cannot_be_served_is_an_error_in_its_place(checkpoint, expected, prompt, error):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
     outputs = llm.generate([PROMPTS[0], prompt, PROMPTS[1]], greedy(24))
     assert error in outputs[1].error
     assert outputs[1].finished and outputs[1].outputs[0].finish_reason == "error"
     assert outputs[1].outputs[0].token_ids == [] and outputs[1].outputs[0].text == ""
     ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt
-    assert outputs[1].prompt_token_ids == (ids if isinstance(ids, list) else []), "as the caller gave them"
+    assert outputs[1].prompt_token_ids == (ids if isinstance(ids, list) else []), "unchanged from the caller"
     assert tokens(outputs[::2]) == expected[:2] and outputs[0].error is outputs[2].error is None
     assert_all_free(llm)
 
 
-def test_a_text_that_the_model_has_no_token_for_is_an_error(tmp_path, tokenizer_model):
-    """The tokenizer knows 320 tokens, the model 300."""
+def test_text_with_tokens_outside_the_models_vocabulary_is_an_error(tmp_path, tokenizer_model):
+    """The tokenizer has 320 tokens, the model 300."""
     llm = LLM(write_checkpoint(tmp_path, CONFIG | {"vocab_size": 300}, tokenizer_model=tokenizer_model))
     outputs = llm.generate(["\n", "py"], greedy(2))
     assert outputs[0].error is None
     assert "is not an int from 0 to 299" in outputs[1].error
 
 
-def test_a_folder_without_a_tokenizer_serves_token_ids_only(tmp_path, expected):
+def test_checkpoint_without_a_tokenizer_serves_only_token_ids(tmp_path, expected):
     llm = LLM(write_checkpoint(tmp_path))
     outputs = llm.generate(["the fox", PROMPTS[0]], greedy(24))
     assert "there is no tokenizer: a prompt must be a list of token ids" in outputs[0].error
@@ -222,35 +222,33 @@ def test_a_folder_without_a_tokenizer_serves_token_ids_only(tmp_path, expected):
 # Limits
 
 
-def test_the_longest_prompt_gets_one_token(checkpoint, model):
+def test_longest_prompt_gets_one_token(checkpoint, model):
     prompt = [1 + i % 300 for i in range(63)]
     (output,) = LLM(checkpoint, block_size=4, kv_cache_tokens=64).generate([prompt], greedy(10))
     assert output.outputs[0].token_ids == greedy_without_cache(model, prompt, 1)
     assert output.outputs[0].finish_reason == "length"
 
 
-def test_max_tokens_beyond_the_room_end_at_max_model_len(checkpoint, expected):
+def test_output_ends_at_max_model_len(checkpoint, expected):
     (output,) = LLM(checkpoint, max_model_len=16).generate([PROMPTS[0]], greedy(1000))
     assert output.outputs[0].token_ids == expected[0][:13]
     assert output.outputs[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("block_size, num_blocks", [(1, 11), (4, 3), (5, 2), (16, 1)])
-def test_a_request_gets_the_tokens_that_the_pool_has_room_for_and_then_an_error(
-    checkpoint, expected, block_size, num_blocks
-):
-    """A prompt of 3 tokens. The last token needs no slot: so one comes more than there are."""
+def test_request_gets_the_tokens_that_fit_the_pool_and_then_an_error(checkpoint, expected, block_size, num_blocks):
+    """The last token of a prompt of 3 needs no slot, so one more comes than there are slots."""
     num_slots = block_size * num_blocks
     llm = LLM(checkpoint, block_size=block_size, kv_cache_tokens=num_slots)
     assert tokens(llm.generate([PROMPTS[0]], greedy(num_slots - 2))) == [expected[0][: num_slots - 2]]
     (output,) = llm.generate([PROMPTS[0]], greedy(num_slots - 1))
     assert output.error == f"{num_slots + 1} tokens need {num_blocks + 1} blocks, the pool has {num_blocks}"
     assert output.outputs[0].finish_reason == "error" and output.finished
-    assert tokens([output]) == [expected[0][: num_slots - 2]], "what it has got stays"
+    assert tokens([output]) == [expected[0][: num_slots - 2]], "it keeps its tokens"
     assert_all_free(llm)
 
 
-def test_a_prompt_too_large_for_the_pool_is_an_error_in_its_place(checkpoint, expected):
+def test_prompt_too_large_for_the_pool_is_an_error_in_its_place(checkpoint, expected):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32)
     outputs = llm.generate([PROMPTS[0], [7] * 33, PROMPTS[2]], greedy(24))
     assert outputs[1].error == "the prompt needs 9 blocks, the pool has 8"
@@ -258,7 +256,7 @@ def test_a_prompt_too_large_for_the_pool_is_an_error_in_its_place(checkpoint, ex
     assert_all_free(llm)
 
 
-def test_one_that_outgrows_the_pool_does_not_hold_up_the_others(checkpoint, expected):
+def test_request_that_outgrows_the_pool_does_not_delay_others(checkpoint, expected):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32)
     outputs = llm.generate(PROMPTS[:3], [greedy(24), greedy(40), greedy(24)])
     assert outputs[1].error == "33 tokens need 9 blocks, the pool has 8"
@@ -267,11 +265,11 @@ def test_one_that_outgrows_the_pool_does_not_hold_up_the_others(checkpoint, expe
     assert_all_free(llm)
 
 
-# Who runs when
+# Scheduling
 
 
 def first_steps(llm: LLM, lengths: list[int], prompt_lengths: list[int] | None = None) -> list[int]:
-    """The step in which each prompt, of 2 tokens unless said, gets its first token; the engine is fresh."""
+    """Return the step of each prompt's first token in a new engine. By default, prompts have 2 tokens."""
     prompts = [[1 + i] * n for i, n in enumerate(prompt_lengths or [2] * len(lengths))]
     first: dict[int, int] = {}
     for output in llm.stream(prompts, [greedy(n) for n in lengths]):
@@ -280,32 +278,32 @@ def first_steps(llm: LLM, lengths: list[int], prompt_lengths: list[int] | None =
     return [first[i] for i in range(len(lengths))]
 
 
-def test_a_seat_that_is_left_is_taken_in_the_next_step(checkpoint):
-    """Static batches would start them in steps 0, 0, 12, 12 and 16."""
+def test_free_seat_is_taken_in_the_next_step(checkpoint):
+    """Static batches would start these requests in steps 0, 0, 12, 12 and 16."""
     llm = LLM(checkpoint, block_size=4, max_num_seqs=2, kv_cache_tokens=1000)
     assert first_steps(llm, [12, 2, 3, 4, 12]) == [0, 0, 2, 5, 9]
 
 
-def test_a_block_that_is_given_back_is_taken_in_the_next_step(checkpoint):
+def test_freed_block_is_taken_in_the_next_step(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=16)
     assert first_steps(llm, [3, 1, 3, 3, 3]) == [0, 0, 0, 0, 1]
 
 
-def test_nothing_is_promised(checkpoint):
-    """8 of 2 tokens start at once in 8 blocks, though each will come to 2 blocks; stage 3 started 4."""
+def test_no_blocks_are_promised(checkpoint):
+    """8 requests of 2 tokens start at once in 8 blocks, although each will grow to 2. Stage 3 would start 4."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32)
     assert first_steps(llm, [6] * 8) == [0] * 8
     assert llm.llm_engine.scheduler.num_preemptions == 4
 
 
-def test_nobody_overtakes_the_first_that_does_not_fit(checkpoint):
-    """Of 6 blocks the first holds 2 or 3, the second needs 5. The third, which needs one, starts beside the second."""
+def test_later_requests_do_not_overtake_the_first_that_does_not_fit(checkpoint):
+    """Of 6 blocks, the first holds 2 or 3 and the second needs 5. The third, which needs one, starts together with it."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=24)
     assert first_steps(llm, [3, 2, 1], prompt_lengths=[8, 20, 1]) == [0, 3, 3]
 
 
-def test_a_long_prompt_holds_nobody_up(checkpoint):
-    """40 tokens in chunks of 8 and less beside a story, which gets its token in every step."""
+def test_long_prompt_delays_no_other_request(checkpoint):
+    """40 tokens run in chunks of up to 8 beside a story, which gets a token in every step."""
     llm = LLM(checkpoint, block_size=4, max_num_batched_tokens=8)
     steps: dict[str, list[int]] = {"0": [], "1": []}
     for output in llm.stream([[1, 2], [3] * 40], [greedy(12), greedy(3)]):
@@ -314,18 +312,18 @@ def test_a_long_prompt_holds_nobody_up(checkpoint):
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 8])
-def test_all_end_whatever_they_would_like(checkpoint, block_size):
-    """Random requests of 2 to 24 tokens in a pool of 48 slots."""
+def test_all_requests_end_in_a_small_pool(checkpoint, block_size):
+    """Serve random requests of 2 to 24 tokens in a pool of 48 slots."""
     rng = random.Random(block_size)
     sizes = [(rng.randint(1, 12), rng.randint(1, 12)) for _ in range(30)]
     llm = LLM(checkpoint, block_size=block_size, kv_cache_tokens=48, max_num_batched_tokens=rng.randint(4, 30))
     outputs = llm.generate([[1] * prompt for prompt, _ in sizes], [greedy(n) for _, n in sizes])
     assert [len(ids) for ids in tokens(outputs)] == [n for _, n in sizes]
-    assert llm.llm_engine.executor.num_steps < sum(n for _, n in sizes) / 2, "few ran with others"
+    assert llm.llm_engine.executor.num_steps < sum(n for _, n in sizes) / 2, "few requests ran together"
     assert_all_free(llm)
 
 
-def test_outputs_come_in_the_order_of_the_prompts(checkpoint):
+def test_outputs_are_in_the_order_of_the_prompts(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=48)
     prompts = [[1, 5 + i] for i in range(12)]
     for _ in range(2):
@@ -336,7 +334,7 @@ def test_outputs_come_in_the_order_of_the_prompts(checkpoint):
 # Streaming
 
 
-def test_a_stream_shows_every_request_after_each_of_its_tokens(checkpoint, expected):
+def test_stream_shows_every_request_after_each_token(checkpoint, expected):
     seen: dict[str, list[RequestOutput]] = {}
     for output in LLM(checkpoint).stream(PROMPTS, greedy(24)):
         seen.setdefault(output.request_id, []).append(output)
@@ -345,7 +343,7 @@ def test_a_stream_shows_every_request_after_each_of_its_tokens(checkpoint, expec
         assert [output.finished for output in outputs] == [False] * 23 + [True]
 
 
-def test_an_output_once_given_does_not_change(checkpoint):
+def test_output_does_not_change_later(checkpoint):
     outputs = list(LLM(checkpoint).stream([PROMPTS[0]], greedy(5)))
     assert [len(ids) for ids in tokens(outputs)] == [1, 2, 3, 4, 5]
 
@@ -362,8 +360,8 @@ def test_times_are_in_order_and_the_first_token_comes_once(checkpoint):
 
 
 @pytest.mark.parametrize("num_taken", range(12))
-def test_closing_a_stream_gives_everything_back(checkpoint, expected, num_taken):
-    """At most 2 run; closed before the start, between and within steps, with a member ended or not."""
+def test_closing_a_stream_frees_everything(checkpoint, expected, num_taken):
+    """At most 2 requests run. Close before the start, between and within steps, with or without an ended request."""
     llm = LLM(checkpoint, block_size=4, max_num_seqs=2, kv_cache_tokens=128)
     stream = llm.stream(PROMPTS, [greedy(n) for n in (1, 3, 2, 4, 2)])
     for _ in range(num_taken):
@@ -376,7 +374,7 @@ def test_closing_a_stream_gives_everything_back(checkpoint, expected, num_taken)
 # One stream at a time
 
 
-def test_a_stream_that_has_told_its_last_output_is_open_until_it_is_drained(checkpoint):
+def test_stream_is_open_until_it_is_exhausted(checkpoint):
     llm = LLM(checkpoint, kv_cache_tokens=64, block_size=4)
     first = llm.stream([PROMPTS[0]], greedy(1))
     assert next(first).finished
@@ -387,8 +385,8 @@ def test_a_stream_that_has_told_its_last_output_is_open_until_it_is_drained(chec
     assert len(list(llm.stream([PROMPTS[1]], greedy(2)))) == 2
 
 
-def test_a_second_stream_is_refused_and_the_first_goes_on(checkpoint, expected):
-    """Though the pool has room for both."""
+def test_second_stream_is_refused_and_the_first_continues(checkpoint, expected):
+    """The pool has room for both."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=1000)
     first, second = llm.stream([PROMPTS[0]], greedy(24)), llm.stream([PROMPTS[1]], greedy(24))
     next(first)
@@ -403,7 +401,7 @@ def test_a_second_stream_is_refused_and_the_first_goes_on(checkpoint, expected):
 
 
 @pytest.mark.parametrize("end", ["drained", "closed", "dropped", "never begun"])
-def test_when_a_stream_has_ended_the_next_may_begin(checkpoint, expected, end):
+def test_next_stream_may_begin_after_one_has_ended(checkpoint, expected, end):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
     stream: Iterator[RequestOutput] | None = llm.stream([PROMPTS[0]], greedy(24))
     if end != "never begun":
@@ -418,10 +416,10 @@ def test_when_a_stream_has_ended_the_next_may_begin(checkpoint, expected, end):
     assert_all_free(llm)
 
 
-# Requests added to the engine directly
+# Requests that are added to the engine directly
 
 
-def test_a_stream_does_not_begin_while_the_engine_has_other_requests_which_go_on(checkpoint, expected):
+def test_stream_does_not_begin_while_the_engine_has_other_requests(checkpoint, expected):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
     llm.llm_engine.add_request("mine", PROMPTS[1], greedy(24))
     for _ in range(2):
@@ -435,8 +433,8 @@ def test_a_stream_does_not_begin_while_the_engine_has_other_requests_which_go_on
 
 
 @pytest.mark.parametrize("num_taken", range(1, 5))
-def test_a_stream_ends_though_its_requests_were_aborted_on_the_engine(checkpoint, expected, num_taken):
-    """What was there is told; then it goes on without the aborted one, and ends."""
+def test_stream_ends_although_its_requests_were_aborted_on_the_engine(checkpoint, expected, num_taken):
+    """It yields the outputs so far, continues without the aborted request, and ends."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=100)
     stream = llm.stream(PROMPTS[:3], greedy(24))
     taken = [next(stream) for _ in range(num_taken)]
@@ -449,7 +447,7 @@ def test_a_stream_ends_though_its_requests_were_aborted_on_the_engine(checkpoint
     assert_all_free(llm)
 
 
-def test_a_stream_ends_though_somebody_else_took_the_last_step(checkpoint):
+def test_stream_ends_although_someone_else_ran_the_last_step(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=100)
     stream = llm.stream(PROMPTS[:1], greedy(3))
     next(stream)
@@ -462,7 +460,7 @@ def test_a_stream_ends_though_somebody_else_took_the_last_step(checkpoint):
 # A step that raises
 
 
-def test_a_step_that_raises_once_is_taken_again_one_by_one(checkpoint, expected, monkeypatch):
+def test_step_that_raises_once_runs_again_one_by_one(checkpoint, expected, monkeypatch):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
     run, sizes = llm.llm_engine.executor.run, []
 
@@ -479,7 +477,7 @@ def test_a_step_that_raises_once_is_taken_again_one_by_one(checkpoint, expected,
     assert_all_free(llm)
 
 
-def test_a_model_that_always_raises_ends_all_with_errors_in_their_places(checkpoint, expected, monkeypatch):
+def test_model_that_always_raises_ends_all_requests_with_errors(checkpoint, expected, monkeypatch):
     llm = LLM(checkpoint, block_size=4, max_num_seqs=2, kv_cache_tokens=160)
 
     def fails(batch):
@@ -496,15 +494,15 @@ def test_a_model_that_always_raises_ends_all_with_errors_in_their_places(checkpo
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_a_request_that_the_sampler_cannot_take_ends_alone(checkpoint, expected, place, monkeypatch):
-    """It would raise in every step, for ever."""
+def test_request_that_the_sampler_rejects_ends_alone(checkpoint, expected, place, monkeypatch):
+    """Otherwise it would raise in every step, forever."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
     process = llm.llm_engine.input_processor.process
 
     def poisoned(request_id, *request):
         samples = process(request_id, *request)
         if request_id == str(place):
-            samples[0].params.temperature = "hot"  # none of the checks of SamplingParams has seen it
+            samples[0].params.temperature = "hot"  # bypasses the checks of SamplingParams
         return samples
 
     monkeypatch.setattr(llm.llm_engine.input_processor, "process", poisoned)
@@ -515,7 +513,7 @@ def test_a_request_that_the_sampler_cannot_take_ends_alone(checkpoint, expected,
     assert_all_free(llm)
 
 
-def test_a_step_that_fails_when_a_member_has_just_ended_gives_that_back_too(checkpoint, monkeypatch):
+def test_step_that_fails_after_a_request_has_ended_frees_that_one_too(checkpoint, monkeypatch):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=128)
     append_token = Sequence.append_token
 
@@ -530,11 +528,11 @@ def test_a_step_that_fails_when_a_member_has_just_ended_gives_that_back_too(chec
     assert_all_free(llm)
 
 
-# What the pool looked like
+# The peak
 
 
-def test_the_peak_is_the_moment_when_most_was_used(checkpoint):
-    """Two prompts of 2 tokens; after n steps each has n + 1 in the pool: the last token of all is never computed."""
+def test_peak_is_the_moment_of_most_use(checkpoint):
+    """After n steps, each of two prompts of 2 tokens has n + 1 in the pool: the very last token is never computed."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=40)
     llm.generate([[1, 5], [1, 6]], [greedy(4), greedy(6)])
     assert llm.peak.pieces == ((0, 4, 4), (4, 4, 4), (8, 4, 1), (12, 4, 1)), "start, size, used"
@@ -542,8 +540,8 @@ def test_the_peak_is_the_moment_when_most_was_used(checkpoint):
     assert llm.peak.strip(width=20) == "#####-#-............"
 
 
-def test_the_peak_is_of_the_engines_life_and_of_now(checkpoint):
-    """A long request, then a short one: the peak stays. A longer one, while it runs: it is the peak."""
+def test_peak_covers_the_past_and_the_present(checkpoint):
+    """After a long request, a short one keeps the peak, and a longer one replaces it while it runs."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=128)
     assert llm.peak.held == llm.peak.used == 0
     llm.generate([[1] * 20], greedy(4))
@@ -557,7 +555,7 @@ def test_the_peak_is_of_the_engines_life_and_of_now(checkpoint):
 
 
 def test_no_report_is_built_in_a_step(checkpoint, monkeypatch):
-    """It names each holder. Whoever comes may need one, and whoever leaves, for the peak."""
+    """Reports name each holder, so only an arrival or a departure may build one."""
     llm = LLM(checkpoint, block_size=4, max_num_seqs=3, kv_cache_tokens=1000)
     report, counts = llm.llm_engine.kv_cache_manager.report, []
     monkeypatch.setattr(llm.llm_engine.kv_cache_manager, "report", lambda: counts.append(1) or report())
@@ -565,14 +563,14 @@ def test_no_report_is_built_in_a_step(checkpoint, monkeypatch):
     assert llm.llm_engine.executor.num_steps == 80 and sum(counts) <= 3 * len(PROMPTS)
 
 
-def test_a_prompt_is_shared_by_all_outputs_of_its_request_and_copied_from_the_caller(checkpoint):
+def test_outputs_of_a_request_share_a_copy_of_the_prompt(checkpoint):
     prompt = [1, 5, 9]
     outputs = list(LLM(checkpoint).stream([prompt], greedy(5)))
     assert {id(output.prompt_token_ids) for output in outputs} == {id(outputs[0].prompt_token_ids)}
     assert outputs[0].prompt_token_ids == prompt and outputs[0].prompt_token_ids is not prompt
 
 
-def test_the_model_may_be_named_by_a_text_or_a_path(checkpoint):
+def test_model_can_be_a_string_or_a_path(checkpoint):
     by_text, by_path = LLM(str(checkpoint)), LLM(Path(checkpoint))
     assert tokens(by_text.generate([[1]], greedy(3))) == tokens(by_path.generate([[1]], greedy(3)))
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder becomes a model, or one error that names the file and what is wrong in it."""
+"""Checkpoint folders: each loads as a model, or gives one error that names the file and the fault."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
 
 
 def read_config(folder: Path, generation: dict | None = None, **changes) -> ModelConfig:
-    """ModelConfig of CONFIG with changes; an entry changed to ... is left out."""
+    """Return the ModelConfig of CONFIG with some entries changed. A value of ... removes the entry."""
     config = {name: value for name, value in (CONFIG | changes).items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(config))
     if generation is not None:
@@ -40,7 +40,7 @@ def read_config(folder: Path, generation: dict | None = None, **changes) -> Mode
 # config.json
 
 
-def test_what_config_json_leaves_out_is_as_in_transformers(tmp_path):
+def test_missing_entries_of_config_json_default_as_in_transformers(tmp_path):
     names = ("num_key_value_heads", "max_position_embeddings", "model_type", "architectures")
     config = read_config(tmp_path, **dict.fromkeys(names, ...))
     assert config == ModelConfig(
@@ -74,8 +74,8 @@ def test_what_config_json_leaves_out_is_as_in_transformers(tmp_path):
         ("qwen3", "Qwen3ForCausalLM", (32, 32, 128, 32768, None, False, False, True)),
     ],
 )
-def test_what_another_family_leaves_out_is_its_own(tmp_path, model_type, architecture, expected):
-    """Mistral has a window if config.json says nothing of one, and Qwen 3 has heads of 128."""
+def test_missing_entries_of_other_families_have_their_own_defaults(tmp_path, model_type, architecture, expected):
+    """Mistral has a sliding window unless config.json says otherwise, and Qwen 3 has heads of 128."""
     entries = {"hidden_size": 128, "num_attention_heads": 32, "architectures": [architecture]}
     left_out = dict.fromkeys(("num_key_value_heads", "max_position_embeddings"), ...)
     config = read_config(tmp_path, model_type=model_type, **entries, **left_out)
@@ -84,18 +84,18 @@ def test_what_another_family_leaves_out_is_its_own(tmp_path, model_type, archite
     assert (*heads, config.max_position_embeddings, config.sliding_window, *biases, config.qk_norm) == expected
 
 
-def test_null_is_the_same_as_left_out(tmp_path):
+def test_null_means_missing(tmp_path):
     names = ("num_key_value_heads", "head_dim", "max_position_embeddings", "rope_scaling", "dtype", "eos_token_id")
     left_out = read_config(tmp_path, **dict.fromkeys(names, ...))
     assert read_config(tmp_path, **dict.fromkeys(names, None)) == left_out
 
 
-def test_head_dim_need_not_be_hidden_size_over_heads(tmp_path):
+def test_head_dim_is_independent_of_hidden_size(tmp_path):
     assert read_config(tmp_path, head_dim=20).head_dim == 20
 
 
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
-def test_the_dtype_has_an_old_and_a_new_name(tmp_path, name):
+def test_dtype_has_an_old_and_a_new_name(tmp_path, name):
     assert read_config(tmp_path, **{name: "bfloat16"}).dtype == "bfloat16"
 
 
@@ -113,7 +113,7 @@ def test_rope_scaling_is_read_from_old_and_new_entries(tmp_path, entries):
     assert config.rope_theta == 500.0 and config.rope_scaling == RopeScaling(**LLAMA3)
 
 
-def test_linear_rope_scaling_needs_a_factor_alone(tmp_path):
+def test_linear_rope_scaling_needs_only_a_factor(tmp_path):
     config = read_config(tmp_path, rope_scaling={"type": "linear", "factor": 4.0})
     assert config.rope_theta == 10000.0 and config.rope_scaling == RopeScaling(4.0)
 
@@ -123,7 +123,7 @@ def test_default_rope_parameters_scale_nothing(tmp_path):
     assert config.rope_theta == 500.0 and config.rope_scaling is None
 
 
-def test_of_two_entries_for_rope_the_old_one_counts(tmp_path):
+def test_old_rope_entry_wins_over_the_new_one(tmp_path):
     config = read_config(tmp_path, rope_scaling={"type": "linear", "factor": 4.0}, rope_parameters={"factor": 2.0})
     assert config.rope_scaling == RopeScaling(4.0)
 
@@ -143,7 +143,7 @@ def test_of_two_entries_for_rope_the_old_one_counts(tmp_path):
         (2, {"bos_token_id": 1}, (2,)),
     ],
 )
-def test_ends_of_text_are_read_from_generation_config_first(tmp_path, in_config, generation, eos):
+def test_eos_is_read_from_generation_config_first(tmp_path, in_config, generation, eos):
     assert read_config(tmp_path, generation, eos_token_id=in_config).eos_token_ids == eos
 
 
@@ -157,16 +157,18 @@ def test_any_of_several_eos_ids_ends_a_text(tmp_path, eos):
     assert completion.token_ids == free_run[: end + 1] and completion.finish_reason == "stop"
 
 
-def test_where_no_config_names_an_eos_the_tokenizer_s_counts(tmp_path, tokenizer_model):
+def test_tokenizers_eos_is_used_if_no_config_names_one(tmp_path, tokenizer_model):
     write_checkpoint(tmp_path, CONFIG | {"eos_token_id": None}, eos_likely(), tokenizer_model)
     params = SamplingParams(temperature=0.0, max_tokens=5)
     assert LLM(tmp_path).generate([1], params)[0].outputs[0].token_ids == [2]
     (tmp_path / "tokenizer.model").unlink()
-    assert LLM(tmp_path).generate([1], params)[0].outputs[0].token_ids == [2] * 5, "now nothing is an end"
+    assert LLM(tmp_path).generate([1], params)[0].outputs[0].token_ids == [2] * 5, (
+        "without a tokenizer, nothing ends a text"
+    )
 
 
 def eos_likely() -> dict[str, torch.Tensor]:
-    """Tensors of a model that always says 2: every hidden state is (1, 0, 0, ...)."""
+    """Return tensors of a model that always predicts token 2: every hidden state is (1, 0, 0, ...)."""
     tensors = {name: torch.zeros_like(tensor) for name, tensor in random_tensors(CONFIG).items()}
     tensors["model.embed_tokens.weight"][:, 0] = 1
     tensors["model.norm.weight"][:] = 1
@@ -279,7 +281,7 @@ WRONG: list[tuple[dict, str]] = [
 
 
 @pytest.mark.parametrize("entries, error", NOT_RUN_HERE + WRONG, ids=lambda value: str(value)[:60])
-def test_a_config_that_is_refused_is_named_by_file_and_entry_before_any_weight_is_read(tmp_path, entries, error):
+def test_unsupported_config_is_named_by_file_and_entry_before_any_weight_is_read(tmp_path, entries, error):
     with pytest.raises(ValueError) as raised:
         read_config(tmp_path, **entries)
     message = str(raised.value)
@@ -288,14 +290,14 @@ def test_a_config_that_is_refused_is_named_by_file_and_entry_before_any_weight_i
 
 
 @pytest.mark.parametrize("eos", ["2", [2, "3"], 2.5, -1])
-def test_a_wrong_eos_is_named_by_the_file_that_has_it(tmp_path, eos):
+def test_invalid_eos_is_named_by_its_file(tmp_path, eos):
     with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id must be a token id or a list"):
         read_config(tmp_path, {"eos_token_id": eos})
     with pytest.raises(ValueError, match=r"/config\.json: eos_token_id must be a token id or a list"):
         read_config(tmp_path, {"eos_token_id": 2}, eos_token_id=eos)
 
 
-def test_entries_that_change_nothing_are_let_be(tmp_path):
+def test_entries_that_change_nothing_are_accepted(tmp_path):
     harmless = {
         "use_cache": False,
         "initializer_range": 0.1,
@@ -313,7 +315,7 @@ def test_entries_that_change_nothing_are_let_be(tmp_path):
     assert read_config(tmp_path, **harmless) == read_config(tmp_path)
 
 
-# A window
+# Sliding windows
 
 
 MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
@@ -325,26 +327,26 @@ QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
     [
         (MISTRAL | {"sliding_window": None}, None),
         (MISTRAL | {"sliding_window": 16}, 16),
-        (MISTRAL | {"sliding_window": 16, "use_sliding_window": False}, 16),  # entries of Qwen, which say nothing here
+        (MISTRAL | {"sliding_window": 16, "use_sliding_window": False}, 16),  # Qwen's entries, which mean nothing here
         (MISTRAL | {"sliding_window": 16, "max_window_layers": 2}, 16),
         (QWEN2 | {"sliding_window": 16}, None),
         (QWEN2 | {"sliding_window": 16, "use_sliding_window": False}, None),
         (QWEN2 | {"sliding_window": None, "use_sliding_window": True}, None),
-        (QWEN2 | {"sliding_window": 16, "use_sliding_window": True}, None),  # from layer 28 on; there are 2
+        (QWEN2 | {"sliding_window": 16, "use_sliding_window": True}, None),  # from layer 28 on, but there are only 2
         (QWEN2 | {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}, None),
         (QWEN2 | {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, 16),
         ({"sliding_window": 16}, 16),
     ],
 )
-def test_a_window_is_there_if_some_layer_has_it(tmp_path, entries, window):
+def test_window_exists_if_any_layer_has_it(tmp_path, entries, window):
     assert read_config(tmp_path, **entries).sliding_window == window
 
 
-def test_a_window_that_a_text_would_outgrow_is_refused_before_any_weight_is_read(tmp_path):
+def test_window_shorter_than_the_text_is_refused_before_any_weight_is_read(tmp_path):
     folder = write_checkpoint(tmp_path, CONFIG | MISTRAL | {"sliding_window": 16})
     config = read_model_config(folder)
     device = torch.device("cpu")
-    assert load_model(folder, config, torch.float32, device, max_model_len=16), "it sees all of 16 tokens"
+    assert load_model(folder, config, torch.float32, device, max_model_len=16), "all 16 tokens fit in the window"
     (folder / "model.safetensors").unlink()
     for max_model_len, longest in ((17, 17), (None, 64)):
         with pytest.raises(ValueError) as raised:
@@ -367,7 +369,7 @@ def test_a_window_that_a_text_would_outgrow_is_refused_before_any_weight_is_read
     ids=["cut", "list", "no UTF-8", "deep"],
 )
 @pytest.mark.parametrize("name", ["config", "generation_config", "tokenizer_config", "added_tokens"])
-def test_a_file_that_is_no_json_object_is_named(tmp_path, tokenizer_model, name, data, error):
+def test_file_that_is_not_a_json_object_is_named(tmp_path, tokenizer_model, name, data, error):
     folder = write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
     (folder / f"{name}.json").write_bytes(data)
     with pytest.raises(ValueError) as raised:
@@ -407,7 +409,7 @@ def test_a_file_that_is_no_json_object_is_named(tmp_path, tokenizer_model, name,
     ],
     ids=str,
 )
-def test_a_wrong_type_in_the_tokenizer_s_files_is_named(tmp_path, tokenizer_model, name, values, error):
+def test_wrong_type_in_the_tokenizers_files_is_named(tmp_path, tokenizer_model, name, values, error):
     folder = write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
     (folder / f"{name}.json").write_text(json.dumps(values))
     with pytest.raises(ValueError) as raised:
@@ -418,13 +420,13 @@ def test_a_wrong_type_in_the_tokenizer_s_files_is_named(tmp_path, tokenizer_mode
 # Weights that load
 
 
-def test_shards_give_the_same_model_as_one_file(tmp_path):
+def test_shards_load_like_a_single_file(tmp_path):
     whole, shards = write_checkpoint(tmp_path / "whole"), write_checkpoint(tmp_path / "shards", num_shards=3)
     assert len(list(shards.glob("*.safetensors"))) == 3
     assert torch.equal(next_logits(load(shards), IDS), next_logits(load(whole), IDS))
 
 
-def test_a_bfloat16_file_loads_exactly_in_float32_and_back(tmp_path):
+def test_bfloat16_file_loads_exactly_in_float32_and_back(tmp_path):
     tensors = {name: tensor.bfloat16() for name, tensor in random_tensors(CONFIG).items()}
     model = load(write_checkpoint(tmp_path, tensors=tensors))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -432,7 +434,7 @@ def test_a_bfloat16_file_loads_exactly_in_float32_and_back(tmp_path):
     assert torch.equal(load(tmp_path, torch.bfloat16).lm_head.weight, tensors["lm_head.weight"])
 
 
-def test_a_head_beside_tied_embeddings_must_be_the_same(tmp_path):
+def test_separate_head_must_equal_tied_embeddings(tmp_path):
     config = CONFIG | {"tie_word_embeddings": True}
     tensors = random_tensors(config)
     alone = next_logits(load(write_checkpoint(tmp_path / "a", config, tensors)), IDS)
@@ -447,7 +449,7 @@ def test_a_head_beside_tied_embeddings_must_be_the_same(tmp_path):
     assert str(raised.value) == f"{other / 'model.safetensors'}: {error}"
 
 
-def test_angles_that_old_files_store_are_not_needed(tmp_path):
+def test_stored_rope_angles_are_ignored(tmp_path):
     old = random_tensors(CONFIG) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
     assert torch.equal(
         next_logits(load(write_checkpoint(tmp_path / "old", tensors=old)), IDS),
@@ -455,7 +457,7 @@ def test_angles_that_old_files_store_are_not_needed(tmp_path):
     )
 
 
-def test_a_loaded_model_needs_no_gradients_and_no_file(tmp_path):
+def test_loaded_model_needs_no_gradients_and_no_file(tmp_path):
     folder = write_checkpoint(tmp_path)
     model = load(folder)
     before = next_logits(model, IDS)
@@ -465,7 +467,7 @@ def test_a_loaded_model_needs_no_gradients_and_no_file(tmp_path):
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors while they live, and the most there were. A mapped file is no tensor's memory."""
+    """Counts the bytes of live tensors, and their peak. Mapped files do not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -488,7 +490,7 @@ class LiveBytes(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_loading_holds_the_weights_and_less_than_one_tensor_beside_them(tmp_path, dtype, num_shards):
+def test_loading_needs_less_than_one_tensor_beyond_the_weights(tmp_path, dtype, num_shards):
     folder = write_checkpoint(tmp_path, num_shards=num_shards)
     with LiveBytes() as memory:
         model = load(folder, dtype)
@@ -496,11 +498,11 @@ def test_loading_holds_the_weights_and_less_than_one_tensor_beside_them(tmp_path
     assert weights <= memory.peak < weights + model.lm_head.weight.nbytes
 
 
-# Weights that do not
+# Broken weights
 
 
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
-    """Rewrite the file with some tensors changed, added, or (None) taken out; `__` in a name is a dot."""
+    """Rewrite the file with some tensors changed, added or, with None, removed. `__` in a name stands for a dot."""
     changed = random_tensors(CONFIG) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}
     save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, folder / "model.safetensors")
 
@@ -559,7 +561,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 
 @pytest.mark.parametrize("break_, errors", BROKEN.values(), ids=BROKEN)
-def test_a_broken_checkpoint_is_refused_by_file_and_tensor(tmp_path, break_, errors):
+def test_broken_checkpoint_is_refused_by_file_and_tensor(tmp_path, break_, errors):
     folder = write_checkpoint(tmp_path)
     break_(folder)
     with pytest.raises(ValueError) as raised:
@@ -570,7 +572,7 @@ def test_a_broken_checkpoint_is_refused_by_file_and_tensor(tmp_path, break_, err
 
 
 def make_folder(file: Path) -> None:
-    """In the place of the file."""
+    """Replace the file with a folder."""
     file.unlink()
     file.mkdir()
 
@@ -637,7 +639,7 @@ def test_broken_shards_are_refused_by_file_and_tensor(tmp_path, break_, errors):
         assert error in str(raised.value)
 
 
-def test_a_folder_that_is_none_is_named(tmp_path):
+def test_missing_folder_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"^there is no folder .*nowhere"):
         LLM(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")

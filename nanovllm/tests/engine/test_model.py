@@ -1,4 +1,4 @@
-"""The model: Llama on flat tokens. The reference is the architecture written out plainly, from the file's tensors."""
+"""The model: Llama on flat tokens. The reference writes the architecture out plainly, from the tensors in the file."""
 
 import math
 
@@ -14,7 +14,7 @@ from ...llama.config import RopeScaling
 from ...llama.model import rope_frequencies
 from .helpers import CONFIG, attend_without_cache, next_logits, random_tensors, write_checkpoint
 
-pytestmark = pytest.mark.full  # llama/ is byte for byte the stages', whose own tests are in the quick part
+pytestmark = pytest.mark.full  # llama/ equals the stages' folder byte for byte, which the quick tests cover
 
 SHAPES = {
     "two heads share a KV head": {},
@@ -41,7 +41,7 @@ LLAMA3 = RopeScaling(8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_ma
 
 
 def family_tensors(config: dict) -> dict[str, Tensor]:
-    """Random tensors of config.json's family, by the names in its files."""
+    """Return random tensors for the family of config.json, by their names in a file."""
     family = config["model_type"]
     bias = {"mistral": False, "qwen2": True}.get(family, config.get("attention_bias"))
     tensors = random_tensors(
@@ -57,7 +57,7 @@ def family_tensors(config: dict) -> dict[str, Tensor]:
 
 
 def plain_logits(config: dict, tensors: dict[str, Tensor], token_ids: list[int]) -> Tensor:
-    """Logits after the last token, as the papers have it: nothing fused, nothing flat. [vocab_size]"""
+    """Return the logits after the last token, [vocab_size], as in the papers: nothing fused, nothing flat."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
     theta, eps = config.get("rope_theta", 10000.0), config.get("rms_norm_eps", 1e-6)
@@ -72,7 +72,7 @@ def plain_logits(config: dict, tensors: dict[str, Tensor], token_ids: list[int])
         return norm(x, name) if f"{name}.weight" in tensors else x
 
     def rotated(x: Tensor) -> Tensor:
-        """Each pair (i, i + head_dim / 2) as a complex number, turned by position / theta^(2i / head_dim)."""
+        """Treat each pair (i, i + head_dim / 2) as a complex number, turned by position / theta^(2i / head_dim)."""
         pairs = torch.complex(*x.chunk(2, dim=-1))
         speeds = torch.tensor([theta ** (-2 * i / head_dim) for i in range(head_dim // 2)])
         angles = torch.arange(len(x)).unsqueeze(1) * speeds
@@ -96,7 +96,7 @@ def plain_logits(config: dict, tensors: dict[str, Tensor], token_ids: list[int])
 
 
 @pytest.mark.parametrize("changes", [*SHAPES.values(), *FAMILIES.values()], ids=[*SHAPES, *FAMILIES])
-def test_logits_are_those_of_the_architecture(tmp_path, changes):
+def test_logits_match_the_written_out_architecture(tmp_path, changes):
     config = CONFIG | changes
     tensors = family_tensors(config)
     folder = write_checkpoint(tmp_path, config, tensors)
@@ -107,8 +107,8 @@ def test_logits_are_those_of_the_architecture(tmp_path, changes):
     )
 
 
-def test_a_token_sees_positions_and_not_its_place_in_the_batch(model):
-    """Two texts in one flat batch, with an `attend` that keeps them apart, give what each gives alone."""
+def test_token_sees_positions_but_not_its_place_in_the_batch(model):
+    """Two texts in one flat batch, kept apart by `attend`, give the same logits as each one alone."""
     a, b = [1, 9, 8, 7], [1, 30, 31]
 
     def apart(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -122,8 +122,8 @@ def test_a_token_sees_positions_and_not_its_place_in_the_batch(model):
     )
 
 
-def test_only_the_distance_of_two_tokens_counts(model):
-    """Rotary positions: a text moved along by 20 positions has the same logits."""
+def test_only_the_distance_between_tokens_matters(model):
+    """Rotary positions: a text that is moved by 20 positions has the same logits."""
     token_ids = torch.tensor([1, 300, 5, 44])
     with torch.inference_mode():
         here, there = (
@@ -131,21 +131,21 @@ def test_only_the_distance_of_two_tokens_counts(model):
         )
         apart = model.compute_logits(model(token_ids, torch.tensor([0, 5, 6, 9]), attend_without_cache))
     torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
-    assert (here - apart).abs().max() > 0.1, "positions change nothing at all"
+    assert (here - apart).abs().max() > 0.1, "positions have no effect at all"
 
 
-def test_a_tied_head_is_the_embedding_itself(tmp_path):
+def test_tied_head_is_the_embedding_itself(tmp_path):
     folder = write_checkpoint(tmp_path, CONFIG | {"tie_word_embeddings": True})
     model = load_model(folder, read_model_config(folder), torch.float32, torch.device("cpu"))
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_an_attend_that_changes_the_shape_is_refused(model: LlamaForCausalLM):
+def test_attend_that_changes_the_shape_is_refused(model: LlamaForCausalLM):
     with pytest.raises(AssertionError, match="attend turned"):
         model(torch.tensor([1, 2]), torch.tensor([0, 1]), lambda layer, q, k, v: q[:1])
 
 
-def test_the_norms_of_heads_are_modules_and_no_other_family_has_them(tmp_path, model):
+def test_only_families_with_head_norms_have_those_modules(tmp_path, model):
     config = CONFIG | QWEN3
     folder = write_checkpoint(tmp_path, config, family_tensors(config))
     qwen = load_model(folder, read_model_config(folder), torch.float32, torch.device("cpu"))
@@ -157,19 +157,19 @@ def test_the_norms_of_heads_are_modules_and_no_other_family_has_them(tmp_path, m
 # Rotary angles
 
 
-def test_the_rope_table_has_a_row_for_each_position_of_the_longest_text(tmp_path, model):
-    """A model of a million positions costs no more than the texts that it is run on, and its angles are the same."""
+def test_rope_table_has_a_row_for_each_position_up_to_max_model_len(tmp_path, model):
+    """A model of a million positions costs no more than the texts that it runs, with the same angles."""
     folder = write_checkpoint(tmp_path, CONFIG | {"max_position_embeddings": 1_000_000})
     args = (folder, read_model_config(folder), torch.float32, torch.device("cpu"))
     rope = load_model(*args, max_model_len=10).model.rotary_emb
     assert rope.cos.shape == rope.sin.shape == (10, 8)
     whole = model.model.rotary_emb
-    assert whole.cos.shape == (64, 8), "without max_model_len: max_position_embeddings"
+    assert whole.cos.shape == (64, 8), "without max_model_len, the length is max_position_embeddings"
     assert torch.equal(rope.cos, whole.cos[:10]) and torch.equal(rope.sin, whole.sin[:10])
 
 
 def test_llama3_scaling_keeps_fast_turns_divides_slow_ones_and_blends_between():
-    """With factors 1 and 4: more than 4 turns in the original 64 positions are kept, less than 1 is divided by 8."""
+    """With factors 1 and 4, more than 4 turns in the original 64 positions are kept, and below 1 are divided by 8."""
     plain, scaled = rope_frequencies(16, 10000.0, None), rope_frequencies(16, 10000.0, LLAMA3)
     turns = 64 * plain / (2 * math.pi)
     assert [round(float(t), 2) for t in turns[:4]] == [10.19, 3.22, 1.02, 0.32]
@@ -179,8 +179,8 @@ def test_llama3_scaling_keeps_fast_turns_divides_slow_ones_and_blends_between():
     torch.testing.assert_close(scaled[3:], plain[3:] / 8)
 
 
-def test_the_rope_tables_are_made_in_float32_whatever_the_model_is(tmp_path):
-    """bfloat16 cannot tell position 257 from 258: the angles must be rounded last."""
+def test_rope_tables_are_computed_in_float32(tmp_path):
+    """bfloat16 cannot tell position 257 from 258, so the angles must be rounded last."""
     config = CONFIG | {"max_position_embeddings": 512}
     folder = write_checkpoint(tmp_path, config)
     model = load_model(folder, read_model_config(folder), torch.bfloat16, torch.device("cpu"))

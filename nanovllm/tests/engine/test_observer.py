@@ -1,4 +1,4 @@
-"""Observers: what an engine tells, in order, and what is the same whether somebody listens or not."""
+"""Observers: the events that an engine reports, in order, and that observing changes nothing."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from ...engine.llm_engine import LLMEngine
 from ...engine.observer import Observer, Observers
 from ...engine.scheduler import SchedulerOutput
 from ...engine.sequence import Sequence
-from .scripted import ScriptedExecutor, answers, params, run_to_the_end, said_alone, scripted_engine, step
+from .scripted import ScriptedExecutor, answer_alone, answers, params, run_to_the_end, scripted_engine, step
 from .test_offload_engine import FIRST, SECOND, engine_of
 
 KINDS = (
@@ -23,7 +23,7 @@ KINDS = (
 
 
 class Recorder:
-    """Hears of everything."""
+    """An observer of all events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, tuple[Any, ...]]] = []
@@ -47,7 +47,7 @@ def recorded(engine: LLMEngine) -> Recorder:
 # The list of observers
 
 
-def test_an_observer_hears_of_the_kinds_that_it_has_a_method_for():
+def test_observer_receives_the_kinds_for_which_it_has_a_method():
     heard: list[tuple[object, ...]] = []
 
     class Listener:
@@ -59,7 +59,7 @@ def test_an_observer_hears_of_the_kinds_that_it_has_a_method_for():
     assert heard == [(1, 2), ()]
 
 
-def test_observers_hear_in_the_order_in_which_they_came_until_they_leave():
+def test_observers_are_called_in_the_order_of_their_arrival_until_they_leave():
     heard: list[str] = []
 
     class Listener:
@@ -77,7 +77,7 @@ def test_observers_hear_in_the_order_in_which_they_came_until_they_leave():
         observers.remove(a)
 
 
-def test_one_may_leave_while_it_is_told():
+def test_observer_may_leave_during_an_event():
     heard: list[str] = []
 
     class Once:
@@ -94,7 +94,7 @@ def test_one_may_leave_while_it_is_told():
     assert heard == ["once", "always", "always"]
 
 
-def test_an_observer_that_overrides_tell_hears_of_all_kinds_in_its_place():
+def test_observer_with_tell_receives_all_kinds_in_its_turn():
     heard: list[tuple[object, ...]] = []
 
     class Listener:
@@ -114,14 +114,14 @@ def test_an_observer_that_overrides_tell_hears_of_all_kinds_in_its_place():
     assert len(heard) == 4
 
 
-def test_what_cannot_be_told_anything_is_no_observer():
+def test_object_without_methods_is_not_an_observer():
     observers = Observers()
     with pytest.raises(ValueError, match=re.escape("has tell() or methods such as on_admit(), 5 has neither")):
         observers.append(5)
     assert len(observers) == 0
 
 
-def test_threads_that_append_at_once_lose_none():
+def test_no_observer_is_lost_when_threads_append_at_once():
     observers = Observers()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -138,14 +138,14 @@ def test_threads_that_append_at_once_lose_none():
     assert len(observers) == 400
 
 
-def test_the_default_observer_ignores_everything():
+def test_default_observer_ignores_everything():
     assert Observer().tell("admit", 1, 2) is None
 
 
-# What an engine tells
+# The events of an engine
 
 
-def test_a_request_from_its_arrival_to_its_end(checkpoint):
+def test_request_from_arrival_to_end(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=8)
     recorder = recorded(engine)
     engine.add_request("a", [1, 2, 3], params(3))
@@ -204,7 +204,7 @@ def test_refused_waiting_preempted_and_aborted_requests(checkpoint):
     assert Counter(seq for (seq,) in recorder.of("finish")) == Counter([a, b, c])
 
 
-def test_a_carrier_that_fails_ends_its_samples_too_and_each_once(checkpoint):
+def test_failure_of_a_carrier_ends_its_samples_too_each_once(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=4)
     recorder = recorded(engine)
     engine.add_request("a", [1] * 9, params(3, n=3, temperature=1.0, seed=3))
@@ -220,7 +220,7 @@ def test_a_carrier_that_fails_ends_its_samples_too_and_each_once(checkpoint):
     assert Counter(seq for (seq,) in recorder.of("finish")) == Counter(samples)
 
 
-def test_a_step_that_breaks_off_is_closed_with_its_error(checkpoint, monkeypatch):
+def test_failed_step_ends_with_its_error(checkpoint, monkeypatch):
     engine = scripted_engine(checkpoint, num_blocks=16)
     recorder = recorded(engine)
     engine.add_request("a", [1] * 6, params(3, n=2, temperature=1.0, seed=3)), step(engine)
@@ -238,7 +238,7 @@ def test_a_step_that_breaks_off_is_closed_with_its_error(checkpoint, monkeypatch
     run_to_the_end(engine)
 
 
-def test_blocks_that_are_stored_and_loaded(checkpoint):
+def test_blocks_are_stored_and_loaded(checkpoint):
     engine = engine_of(checkpoint, num_blocks=8)
     recorder = recorded(engine)
     for name, prompt in (("a", FIRST), ("b", SECOND)):
@@ -263,7 +263,7 @@ def test_blocks_that_are_stored_and_loaded(checkpoint):
     assert recorder.of("evict")[-1][-1] == "reset"
 
 
-def test_an_observer_may_be_given_to_the_constructor(checkpoint):
+def test_observer_can_be_passed_to_the_constructor(checkpoint):
     recorder = Recorder()
     config = EngineConfig(str(checkpoint), kv_cache_tokens=64, offload_policy="recompute", skip_tokenizer_init=True)
     engine = LLMEngine(config, observers=[recorder], executor=ScriptedExecutor)
@@ -272,7 +272,7 @@ def test_an_observer_may_be_given_to_the_constructor(checkpoint):
     assert recorder.kinds[0] == "add"
 
 
-def test_who_listens_changes_nothing(checkpoint):
+def test_observing_changes_nothing(checkpoint):
     said = []
     for is_recorded in (False, True):
         engine = scripted_engine(checkpoint, num_blocks=9, max_num_batched_tokens=7)
@@ -283,4 +283,4 @@ def test_who_listens_changes_nothing(checkpoint):
         said.append({name: answers(output) for name, output in run_to_the_end(engine).items()})
         assert engine.scheduler.num_preemptions > 0
     assert said[0] == said[1]
-    assert said[0]["4"] == [said_alone([5] * 7, 9, 3, i) for i in range(2)]
+    assert said[0]["4"] == [answer_alone([5] * 7, 9, 3, i) for i in range(2)]

@@ -1,8 +1,8 @@
-"""The engine with two tiers: the same tokens whatever leaves the device, and hardly one of them computed twice.
+"""The engine with two tiers: the same tokens whatever is evicted, and hardly any computed twice.
 
-The model is scripted (see scripted.py), loads take as long as a test says (see tiers.py). Blocks have 4 slots. Two
-requests of 12 tokens that say 12 each need 6 blocks each at last; 8 are there unless a test says otherwise, so the
-second one is preempted.
+The model is scripted (scripted.py), and loads take as long as a test wants (tiers.py). Blocks have 4 slots. Two
+requests of 12 tokens with 12 output tokens grow to 6 blocks each. By default there are 8, so the second one is
+preempted.
 """
 
 import random
@@ -28,12 +28,12 @@ from ...llm import LLM
 from .scripted import (
     Batch,
     ScriptedExecutor,
+    answer_alone,
     answers,
     assert_empty,
     params,
     reasons,
     run_to_the_end,
-    said_alone,
     step,
 )
 from .tiers import CopyFailed, SlowHostTier
@@ -66,7 +66,7 @@ class Lost:
 
 
 class CarefulExecutor(ScriptedExecutor):
-    """It sees blocks that it may not read or write, and can fail."""
+    """An executor that notices blocks that it may not read or write, and can fail."""
 
     engine: LLMEngine
 
@@ -79,16 +79,16 @@ class CarefulExecutor(ScriptedExecutor):
             raise RunFailed
         manager, size = self.engine.kv_cache_manager, self.engine.config.block_size
         for seq, num_tokens in batch:
-            assert manager.is_ready(seq), "it runs only when its blocks are there"
+            assert manager.is_ready(seq), "it runs although a block has not arrived"
             end = seq.num_computed_tokens + num_tokens
             for block in seq.block_table[seq.num_computed_tokens // size : -(-end // size)]:
-                assert manager.pool.ref_counts[block] == 1, "it writes to a block that others hold"
-                assert block not in manager.pool.hashes, "it writes to a block that is cached"
+                assert manager.pool.ref_counts[block] == 1, "it writes to a shared block"
+                assert block not in manager.pool.hashes, "it writes to a cached block"
         return super().run(batch)
 
 
 class TieredEngine(LLMEngine):
-    """Its attributes are those of the tests' parts."""
+    """An engine, with attributes for the tests' parts of it."""
 
     host_tier: SlowHostTier
     executor: CarefulExecutor
@@ -96,7 +96,7 @@ class TieredEngine(LLMEngine):
 
 
 def engine_of(checkpoint, num_blocks: int = 8, block_size: int = 4, tier: type = SlowHostTier, **knobs) -> TieredEngine:
-    """Its loads can be slow, and its copies and its model fail."""
+    """Return an engine whose loads can be slow, and whose copies and model can fail."""
     options: dict[str, Any] = {"watermark": 0.0, "offload_policy": "load", "kv_offloading_tokens": 1000} | knobs
     size: dict[str, Any] = {"block_size": block_size, "kv_cache_tokens": num_blocks * block_size}
     lost = Lost(block_size)
@@ -115,20 +115,20 @@ def two(checkpoint, max_tokens: int = 12, n: int = 1, **knobs) -> TieredEngine:
     return engine
 
 
-def assert_said_alone(ended: dict[str, RequestOutput], max_tokens: int = 12) -> None:
+def assert_answered_alone(ended: dict[str, RequestOutput], max_tokens: int = 12) -> None:
     for output in ended.values():
         n = len(output.outputs)
         assert reasons(output) == ["length"] * n, output.error
-        assert answers(output) == [said_alone(output.prompt_token_ids, max_tokens, 3, i) for i in range(n)]
+        assert answers(output) == [answer_alone(output.prompt_token_ids, max_tokens, 3, i) for i in range(n)]
 
 
 def needed(ended: dict[str, RequestOutput]) -> int:
-    """Tokens to compute: a prompt once, but its last token for each sample; the last one of each is not computed."""
+    """Return the tokens to compute: each prompt once, its last token per sample, and all output but the last token."""
     return sum(len(o.prompt_token_ids) - 1 + sum(map(len, answers(o))) for o in ended.values())
 
 
 def leave_the_device(engine: LLMEngine, *seqs: Sequence) -> None:
-    """These are preempted, and somebody uses all blocks that are free then."""
+    """Preempt these sequences, and let others use all free blocks."""
     for seq in reversed(seqs):
         engine.scheduler._preempt(seq, None)
     pool = engine.kv_cache_manager.pool
@@ -137,50 +137,50 @@ def leave_the_device(engine: LLMEngine, *seqs: Sequence) -> None:
     pool.free_blocks(blocks)
 
 
-# The same tokens, and hardly one twice
+# The same tokens, hardly one computed twice
 
 
 @pytest.mark.parametrize("is_caching", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("policy", ["load", "recompute"])
-def test_each_says_what_it_says_alone_whatever_becomes_of_the_preempted(checkpoint, policy, n, is_caching):
+def test_every_request_gets_its_own_answer_whatever_the_policy(checkpoint, policy, n, is_caching):
     engine = two(checkpoint, n=n, num_blocks=4 + 4 * n, offload_policy=policy, enable_prefix_caching=is_caching)
-    assert_said_alone(run_to_the_end(engine))
+    assert_answered_alone(run_to_the_end(engine))
     assert engine.scheduler.num_preemptions > 0
     assert (engine.host_tier.num_blocks_stored > 0) == (policy == "load" and is_caching)
 
 
 @pytest.mark.parametrize("budget", [4, 7, 512])
 @pytest.mark.parametrize(("n", "num_blocks"), [(1, 8), (2, 11), (3, 13)])
-def test_of_a_preempted_sequence_only_what_was_no_full_block_is_computed_again(checkpoint, n, num_blocks, budget):
+def test_preempted_sequence_computes_again_only_what_was_in_no_full_block(checkpoint, n, num_blocks, budget):
     engine = two(checkpoint, n=n, num_blocks=num_blocks, max_num_batched_tokens=budget)
     ended = run_to_the_end(engine)
-    assert_said_alone(ended)
+    assert_answered_alone(ended)
     assert engine.scheduler.num_preemptions > 0 and engine.host_tier.num_blocks_loaded > 0
     assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
 
 
-def test_a_chunk_of_a_prompt_that_was_preempted_is_not_computed_again(checkpoint):
-    """b has computed some of its prompt when a needs the room."""
+def test_computed_chunk_of_a_preempted_prompt_is_not_computed_again(checkpoint):
+    """b has computed a part of its prompt when a needs room."""
     engine = engine_of(checkpoint, num_blocks=11, max_num_batched_tokens=3)
     engine.add_request("a", FIRST, params(12, temperature=1.0, seed=3))
     for _ in range(8):
         step(engine)
     engine.add_request("b", [*SECOND, *FIRST], params(12, temperature=1.0, seed=3))
     ended = run_to_the_end(engine)
-    assert_said_alone(ended)
+    assert_answered_alone(ended)
     assert engine.scheduler.num_preemptions > 0
     assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
 
 
-def test_under_recompute_what_is_evicted_is_computed_twice(checkpoint):
+def test_recompute_policy_computes_evicted_tokens_twice(checkpoint):
     engine = two(checkpoint, offload_policy="recompute")
     ended = run_to_the_end(engine)
     assert engine.executor.num_tokens > needed(ended) + engine.lost.num_tokens
     assert engine.host_tier.num_blocks == engine.host_tier.num_blocks_stored == 0
 
 
-def test_one_preempted_before_its_fork_finds_its_chunks_again_and_is_forked_then(checkpoint):
+def test_sequence_preempted_before_its_fork_finds_its_chunks_and_forks_then(checkpoint):
     engine = engine_of(checkpoint, num_blocks=16, max_num_batched_tokens=5)
     engine.add_request("a", FIRST, params(12, n=3, temperature=1.0, seed=3))
     step(engine)
@@ -188,13 +188,13 @@ def test_one_preempted_before_its_fork_finds_its_chunks_again_and_is_forked_then
     [seq] = engine.scheduler.waiting
     assert len(seq.to_fork) == 2
     ended = run_to_the_end(engine)
-    assert_said_alone(ended)
+    assert_answered_alone(ended)
     assert engine.host_tier.num_blocks_loaded == 1 and engine.lost.num_tokens == 1
     assert engine.executor.num_tokens == needed(ended) + 1
 
 
-def test_of_eight_forks_that_leave_the_device_the_prompt_moves_once(checkpoint):
-    """A prompt of 16 tokens and 8 more of each, all computed but the last: 4 blocks of all, and 1 of each."""
+def test_shared_prompt_of_eight_evicted_forks_moves_once(checkpoint):
+    """A prompt of 16 tokens and 8 more of each fork, all computed but the last: 4 shared blocks and 1 of each."""
     engine = engine_of(checkpoint, num_blocks=64, kv_offloading_tokens=256)
     engine.add_request("a", [*FIRST, 5, 6, 7, 8], params(12, n=8, temperature=1.0, seed=3))
     for _ in range(7):
@@ -205,13 +205,13 @@ def test_of_eight_forks_that_leave_the_device_the_prompt_moves_once(checkpoint):
     step(engine)
     assert engine.host_tier.num_blocks_loaded == 4 + 8 and len(engine.scheduler.running) == 8
     tables = zip(*(seq.block_table for seq in engine.scheduler.running), strict=True)
-    assert [len(set(blocks)) for blocks in tables] == [1, 1, 1, 1, 8, 8], "what was shared is shared again"
+    assert [len(set(blocks)) for blocks in tables] == [1, 1, 1, 1, 8, 8], "shared blocks are shared again"
     ended = run_to_the_end(engine)
-    assert_said_alone(ended)
+    assert_answered_alone(ended)
     assert engine.executor.num_tokens == needed(ended) + 8 * 1
 
 
-def test_a_preempted_sequence_comes_back_before_a_new_one_starts(checkpoint):
+def test_preempted_sequence_returns_before_a_new_one_starts(checkpoint):
     engine = two(checkpoint)
     while engine.scheduler.num_preemptions == 0 and engine.has_unfinished_requests():
         step(engine)
@@ -224,28 +224,28 @@ def test_a_preempted_sequence_comes_back_before_a_new_one_starts(checkpoint):
 
 
 @pytest.mark.parametrize("tokens", [0, 4, 12])
-def test_a_host_without_room_is_no_worse_than_none(checkpoint, tokens):
+def test_host_without_room_is_no_worse_than_none(checkpoint, tokens):
     engine = two(checkpoint, kv_offloading_tokens=tokens)
     ended = run_to_the_end(engine)
-    assert_said_alone(ended)
+    assert_answered_alone(ended)
     assert engine.scheduler.num_preemptions > 0
     recompute = two(checkpoint, offload_policy="recompute")
     run_to_the_end(recompute)
     assert engine.executor.num_tokens <= recompute.executor.num_tokens
 
 
-def test_one_that_outgrew_the_pool_fails_with_both_numbers_and_leaves_nothing(checkpoint):
+def test_sequence_that_outgrew_the_pool_fails_and_leaks_nothing(checkpoint):
     engine = engine_of(checkpoint, num_blocks=4)
     engine.add_request("a", FIRST, params(12, temperature=1.0, seed=3))
     ended = run_to_the_end(engine)
     assert ended["a"].error == "17 tokens need 5 blocks, the pool has 4"
 
 
-# Loads that take their time
+# Loads that take time
 
 
 def slow_b(checkpoint, **knobs) -> TieredEngine:
-    """a runs; b has left the device, and no load arrives."""
+    """Return an engine where a runs, b has been evicted, and no load arrives."""
     engine = two(checkpoint, num_blocks=16, **knobs)
     for _ in range(2):
         step(engine)
@@ -254,7 +254,7 @@ def slow_b(checkpoint, **knobs) -> TieredEngine:
     return engine
 
 
-def test_others_run_while_one_is_on_its_way_and_it_runs_when_it_has_arrived(checkpoint):
+def test_others_run_during_a_load_and_the_sequence_runs_after_it(checkpoint):
     engine = slow_b(checkpoint)
     for _ in range(3):
         assert list(step(engine)) == ["a"]
@@ -262,10 +262,10 @@ def test_others_run_while_one_is_on_its_way_and_it_runs_when_it_has_arrived(chec
     engine.host_tier.arrives = lambda: True
     assert list(step(engine)) == ["a", "b"]
     assert not engine.host_tier.loads, "the host's blocks are free again"
-    assert_said_alone(run_to_the_end(engine))
+    assert_answered_alone(run_to_the_end(engine))
 
 
-def test_one_that_hits_what_is_on_its_way_waits_with_it(checkpoint):
+def test_sequence_that_hits_a_loading_block_waits_too(checkpoint):
     engine = slow_b(checkpoint)
     step(engine)
     engine.add_request("c", [*SECOND, 5, 6], params(12, temperature=1.0, seed=3))
@@ -276,60 +276,60 @@ def test_one_that_hits_what_is_on_its_way_waits_with_it(checkpoint):
     assert b.block_table[:3] == c.block_table[:3] and engine.host_tier.num_blocks_loaded == 3
     engine.host_tier.arrives = lambda: True
     assert list(step(engine)) == ["a", "b", "c"]
-    assert_said_alone(run_to_the_end(engine))
+    assert_answered_alone(run_to_the_end(engine))
 
 
-def test_the_step_in_which_nobody_can_run_waits(checkpoint):
+def test_step_waits_only_if_nothing_can_run(checkpoint):
     engine = slow_b(checkpoint)
     engine.abort_request("a")
     assert step(engine) == {} and not engine.host_tier.loads, "it waited"
     assert list(step(engine)) == ["b"]
-    assert_said_alone(run_to_the_end(engine))
+    assert_answered_alone(run_to_the_end(engine))
 
 
-def test_what_is_there_at_once_costs_no_step(checkpoint):
+def test_immediate_load_costs_no_step(checkpoint):
     engine = slow_b(checkpoint)
     engine.host_tier.arrives = lambda: True
     assert list(step(engine)) == ["a", "b"]
 
 
-def test_samples_of_a_cached_prompt_run_in_the_step_that_admits_them_while_another_is_on_its_way(checkpoint):
-    """c hits all of its prompt but the last token, which each of its samples computes: nobody waits for b."""
+def test_samples_of_a_cached_prompt_run_at_once_during_another_load(checkpoint):
+    """c hits all of its prompt but the last token, which each sample computes, so nothing waits for b."""
     engine = slow_b(checkpoint)
     engine.abort_request("a")
     engine.add_request("c", FIRST[:9], params(12, n=2, temperature=1.0, seed=3))
     outputs = step(engine)
     assert list(outputs) == ["c"] and engine.executor.steps[-1] == [("c", 1), ("c", 1)]
-    assert engine.host_tier.loads, "b is still on its way"
-    assert_said_alone(run_to_the_end(engine))
+    assert engine.host_tier.loads, "b is still loading"
+    assert_answered_alone(run_to_the_end(engine))
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_an_abort_of_one_that_is_on_its_way_does_not_wait_and_leaves_nothing(checkpoint, n):
+def test_aborting_a_loading_sequence_does_not_wait_and_leaks_nothing(checkpoint, n):
     engine = slow_b(checkpoint, n=n)
     step(engine)
     assert engine.host_tier.loads
     output = engine.abort_request("b")
     assert output is not None and reasons(output) == ["abort"] * n
-    assert engine.host_tier.loads and engine.host_tier.arriving(), "the load goes on, to blocks that it holds"
+    assert engine.host_tier.loads and engine.host_tier.arriving(), "the load continues, to blocks that it holds"
     engine.kv_cache_manager.check_integrity()
-    assert_said_alone(run_to_the_end(engine))
+    assert_answered_alone(run_to_the_end(engine))
     engine.add_request("b", SECOND, params(12, temperature=1.0, seed=3))
-    assert_said_alone(run_to_the_end(engine))
+    assert_answered_alone(run_to_the_end(engine))
 
 
-def test_one_that_is_preempted_on_its_way_comes_back(checkpoint):
+def test_sequence_preempted_during_its_load_returns(checkpoint):
     engine = slow_b(checkpoint)
     step(engine)
     leave_the_device(engine, engine.scheduler.running[-1])
-    assert engine.host_tier.loads, "nobody waited"
+    assert engine.host_tier.loads, "nothing waited"
     ended = run_to_the_end(engine)
-    assert_said_alone(ended)
+    assert_answered_alone(ended)
     assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
 
 
-def test_a_sequence_alone_waits_for_blocks_that_a_load_holds_and_does_not_fail(checkpoint):
-    """Nothing arrives before somebody waits; of 9 blocks a needs 8, and a load for b, which was preempted, holds 3."""
+def test_single_sequence_waits_for_blocks_held_by_a_load(checkpoint):
+    """Loads arrive only when something waits. Of 9 blocks, a needs 8, and a load for the preempted b holds 3."""
     engine = two(checkpoint, max_tokens=20, num_blocks=9)
     for _ in range(2):
         step(engine)
@@ -338,13 +338,13 @@ def test_a_sequence_alone_waits_for_blocks_that_a_load_holds_and_does_not_fail(c
     step(engine)
     assert engine.host_tier.loads
     engine.scheduler._preempt(engine.scheduler.running[-1], None)
-    assert_said_alone(run_to_the_end(engine), max_tokens=20)
+    assert_answered_alone(run_to_the_end(engine), max_tokens=20)
 
 
-def test_a_beam_search_waits_for_the_beginning_of_its_prompt(checkpoint):
+def test_beam_search_waits_for_the_start_of_its_prompt(checkpoint):
     config = EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=44, offload_policy="load")
     with patch.object(llm_engine, "HostTier", SlowHostTier):
-        engine = LLMEngine(config)  # with a real model; no load arrives before somebody waits
+        engine = LLMEngine(config)  # with a real model; loads arrive only when something waits
     engine.host_tier.arrives = lambda: False
     search = BeamSearch(engine, BeamSearchParams(beam_width=2, max_tokens=3))
     first = search.run("a", FIRST)
@@ -358,7 +358,7 @@ def test_a_beam_search_waits_for_the_beginning_of_its_prompt(checkpoint):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_real_model_says_the_same_from_a_small_pool_as_from_a_large_one(checkpoint, n):
+def test_real_model_gives_the_same_answers_from_a_small_pool(checkpoint, n):
     prompts = [[3 + (7 * i + j) % 300 for j in range(12)] for i in range(4)]
     sampling = SamplingParams(n=n, seed=5, max_tokens=14, ignore_eos=True)
     knobs = {"block_size": 4, "offload_policy": "load", "kv_offloading_tokens": 400, "watermark": 0.0}
@@ -371,13 +371,13 @@ def test_a_real_model_says_the_same_from_a_small_pool_as_from_a_large_one(checkp
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("n", [1, 3])
-def test_on_a_gpu_each_says_what_it_says_alone(checkpoint, n):
-    """The copies are the real ones."""
+def test_answers_are_the_same_on_a_gpu(checkpoint, n):
+    """The copies are real."""
     engine = engine_of(checkpoint, num_blocks=13, tier=HostTier, device="cuda", dtype="float32")
     for name, prompt in (("a", FIRST), ("b", SECOND), ("c", FIRST[::-1])):
         engine.add_request(name, prompt, params(12, n=n, temperature=1.0, seed=3))
     ended = run_to_the_end(engine)
-    assert_said_alone(ended)
+    assert_answered_alone(ended)
     assert engine.host_tier.num_blocks_loaded > 0
     assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
 
@@ -386,7 +386,7 @@ def test_on_a_gpu_each_says_what_it_says_alone(checkpoint, n):
 
 
 @pytest.mark.parametrize("verb", ["store", "load"])
-def test_an_error_in_a_copy_is_an_error_of_the_step_and_the_next_one_goes_on(checkpoint, verb):
+def test_failed_copy_is_an_error_of_the_step_and_the_next_one_continues(checkpoint, verb):
     engine = two(checkpoint)
     copy = getattr(engine.host_tier, verb)
     calls: list[str] = []
@@ -409,15 +409,15 @@ def test_an_error_in_a_copy_is_an_error_of_the_step_and_the_next_one_goes_on(che
             assert not engine.scheduler.running and engine.scheduler.waiting
             engine.kv_cache_manager.check_integrity()
     ended |= run_to_the_end(engine)
-    assert_said_alone(ended)
+    assert_answered_alone(ended)
     assert ended.keys() == {"a", "b"} and len(calls) > 1
 
 
-# Any history
+# Random histories
 
 
 class History:
-    """Requests that begin alike, aborts, slow loads, copies and runs that raise, on tiers of any size."""
+    """Requests that start alike, aborts, slow loads, failing copies and steps, on tiers of any size."""
 
     def __init__(self, checkpoint, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -469,7 +469,7 @@ class History:
         try:
             outputs = step(self.engine)
         except CopyFailed:
-            assert not self.engine.scheduler.running, "nobody may run on what was not copied"
+            assert not self.engine.scheduler.running, "nothing may run on blocks that were not copied"
             self.engine.kv_cache_manager.check_integrity()
             self.num_seen["failed"] += 1
             return
@@ -483,7 +483,7 @@ class History:
         assert output.request_id not in self.ended and len(output.outputs) == sampling.n
         self.ended[output.request_id] = output
         for i, (said, reason) in enumerate(zip(answers(output), reasons(output), strict=True)):
-            assert said == said_alone(prompt, len(said), sampling.seed, i)
+            assert said == answer_alone(prompt, len(said), sampling.seed, i)
             if reason == "length":
                 assert len(said) == sampling.max_tokens
             elif reason == "error":
@@ -511,7 +511,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_in_any_history_each_says_what_it_says_alone(checkpoint, seed):
+def test_random_histories_give_every_request_its_own_answer(checkpoint, seed):
     seen: Counter[str] = Counter()
     for i in range(30):
         history = History(checkpoint, 1000 * seed + i)

@@ -1,6 +1,6 @@
-"""Names of texts, the queue of free blocks, and who hits what: the pool and the manager, without an engine.
+"""Block hashes, the queue of free blocks, and hits: the pool and the manager without an engine.
 
-Blocks have 4 slots. Tables are those of a new pool, which is taken from the front: 0, 1, 2, ...
+Blocks have 4 slots. A new pool is taken from the front: 0, 1, 2, ...
 """
 
 import random
@@ -25,30 +25,30 @@ def hashes_of(token_ids: list[int], block_size: int = 2) -> list[BlockHash]:
     return hashes
 
 
-# The names: a chain of hashes
+# The hash chain
 
 
-def test_hashes_of_a_text_are_a_chain_of_its_full_blocks():
+def test_hashes_of_a_text_form_a_chain_over_its_full_blocks():
     first = hash_block_tokens(b"", [1, 2])
     assert hashes_of([1, 2, 3, 4, 5]) == [first, hash_block_tokens(first, [3, 4])]
     assert hashes_of([1, 2, 3, 4]) == hashes_of([1, 2, 3, 4, 5])
     assert hashes_of([1]) == hashes_of([]) == []
 
 
-def test_equal_tokens_have_one_hash_after_one_prefix_only():
+def test_equal_tokens_have_equal_hashes_only_after_the_same_prefix():
     text, other = hashes_of([1, 2, 7, 7]), hashes_of([1, 3, 7, 7])
     assert text == hashes_of([1, 2, 7, 7])
-    assert len({*text, *other}) == 4, "7, 7 after 1, 2 is not 7, 7 after 1, 3"
+    assert len({*text, *other}) == 4, "7, 7 after 1, 2 differs from 7, 7 after 1, 3"
     twice = hashes_of([7, 7, 7, 7])
-    assert twice[0] != twice[1], "nor 7, 7 after itself"
+    assert twice[0] != twice[1], "and from 7, 7 after itself"
 
 
-def test_a_hash_is_of_token_ids_and_not_of_their_digits():
+def test_hash_depends_on_token_ids_and_not_on_their_digits():
     assert len({hash_block_tokens(b"", ids) for ids in ([1, 23], [12, 3], [123], [3, 12], [1 << 31, 0], [0, 1])}) == 6
     assert all(len(each) == 16 for each in hashes_of(TEXT))
 
 
-def test_each_block_is_hashed_once_however_often_the_text_is_asked_for(monkeypatch):
+def test_each_block_is_hashed_once(monkeypatch):
     hashed: list[list[int]] = []
 
     def watched(parent: BlockHash, token_ids: list[int]) -> BlockHash:
@@ -67,12 +67,12 @@ def test_each_block_is_hashed_once_however_often_the_text_is_asked_for(monkeypat
 
 
 def queue(pool: BlockPool) -> list[int]:
-    """The free blocks, front first."""
+    """Return the free blocks, front first."""
     return list(pool.free)
 
 
 def cached_pool(num_blocks: int, *texts: int) -> BlockPool:
-    """A pool of which these blocks are cached, each as a text of its own, and all are free again."""
+    """Return a pool in which these blocks are cached, each with its own text, and all blocks are free."""
     pool = BlockPool(num_blocks, Observer())
     blocks = pool.get_new_blocks(num_blocks)
     for block in texts:
@@ -85,7 +85,7 @@ def name(block: int) -> BlockHash:
     return b"text of %d" % block
 
 
-def test_a_block_that_is_not_cached_returns_to_the_front_and_a_cached_one_to_the_back():
+def test_freed_block_returns_to_the_front_or_to_the_back_if_cached():
     pool = BlockPool(6, Observer())
     table = pool.get_new_blocks(4)
     pool.cache_block(table[1], b"a text")
@@ -95,14 +95,14 @@ def test_a_block_that_is_not_cached_returns_to_the_front_and_a_cached_one_to_the
     pool.check_integrity([])
 
 
-def test_of_a_text_the_end_is_taken_before_the_beginning():
+def test_end_of_a_text_is_taken_before_its_beginning():
     pool = cached_pool(6, 0, 1, 2)
     assert queue(pool) == [3, 4, 5, 2, 1, 0]
     assert pool.get_new_blocks(4) == [3, 4, 5, 2]
     assert [pool.cached.get(name(block)) for block in range(3)] == [0, 1, None]
 
 
-def test_the_least_recently_used_text_is_taken_first():
+def test_least_recently_used_text_is_taken_first():
     pool = cached_pool(3, 0, 1, 2)
     pool.touch([2])
     pool.free_blocks([2])  # used again
@@ -111,7 +111,7 @@ def test_the_least_recently_used_text_is_taken_first():
     assert pool.cached.get(name(2)) == 2
 
 
-def test_a_hit_leaves_the_middle_of_the_queue():
+def test_hit_leaves_the_middle_of_the_queue():
     pool = cached_pool(5, 0, 1, 2)
     pool.touch([1])
     assert queue(pool) == [3, 4, 2, 0]
@@ -120,12 +120,12 @@ def test_a_hit_leaves_the_middle_of_the_queue():
     assert (len(pool.free), pool.ref_counts) == (4, [0, 2, 0, 0, 0])
     pool.check_integrity([1, 1])
     pool.free_blocks([1])
-    assert queue(pool) == [3, 4, 2, 0], "one holds it still"
+    assert queue(pool) == [3, 4, 2, 0], "one sequence still holds it"
     pool.free_blocks([1])
     assert queue(pool) == [3, 4, 2, 0, 1]
 
 
-def test_a_block_that_is_taken_forgets_its_text_and_may_get_another():
+def test_taken_block_forgets_its_text_and_may_get_another():
     pool = cached_pool(1, 0)
     [block] = pool.get_new_blocks(1)
     assert pool.cached.get(name(0)) is None
@@ -135,26 +135,26 @@ def test_a_block_that_is_taken_forgets_its_text_and_may_get_another():
     pool.check_integrity([])
 
 
-def test_a_block_that_is_free_and_holds_no_text_cannot_be_hit():
+def test_free_block_without_a_text_cannot_be_hit():
     pool = cached_pool(2, 0)
     with pytest.raises(AssertionError, match="block 1 is neither held nor cached"):
         pool.touch([1])
 
 
-def test_of_two_blocks_with_one_text_the_first_stays_known():
+def test_first_of_two_blocks_with_one_text_stays_cached():
     pool = BlockPool(3, Observer())
     first, second = pool.get_new_blocks(2)
     pool.cache_block(first, b"a text")
     pool.cache_block(second, b"a text")
     assert pool.cached.get(b"a text") == first
     pool.free_blocks([second])
-    assert queue(pool) == [second, 2], "the second is of no use any more"
+    assert queue(pool) == [second, 2], "the second one is no longer useful"
     pool.free_blocks([first])
     assert queue(pool) == [second, 2, first]
     pool.check_integrity([])
 
 
-def test_too_few_free_blocks_leave_every_text_in_its_place():
+def test_failed_allocation_evicts_nothing():
     pool = cached_pool(3, 0, 1)
     pool.touch([0])
     with pytest.raises(NoFreeBlocks, match="3 blocks are needed, 2 are free"):
@@ -164,7 +164,7 @@ def test_too_few_free_blocks_leave_every_text_in_its_place():
     pool.check_integrity([0])
 
 
-# What is found
+# Lookups
 
 
 def manager_of(num_blocks: int, block_size: int = 4) -> BlockManager:
@@ -178,19 +178,19 @@ def with_tokens(token_ids: list[int], request_id: str = "a") -> Sequence:
 
 
 def hits(manager: BlockManager, token_ids: list[int]) -> int:
-    """How many tokens of such a prompt are found; nothing changes."""
+    """Return how many tokens of this prompt would be hit. Change nothing."""
     return len(manager.find_hits(with_tokens(token_ids))) * manager.block_size
 
 
 def compute(manager: BlockManager, seq: Sequence, num_tokens: int | None = None) -> None:
-    """A step computes this many of its tokens: all that are left, unless it is said."""
+    """Compute this many tokens of a sequence, or all that are left."""
     num_tokens = seq.num_uncomputed_tokens if num_tokens is None else num_tokens
     seq.num_computed_tokens += num_tokens
     manager.cache_blocks(seq, num_tokens)
 
 
 def held(manager: BlockManager, token_ids: list[int], request_id: str = "a") -> Sequence:
-    """A sequence that holds its blocks and has computed all its tokens."""
+    """Return a sequence that holds its blocks and has computed all its tokens."""
     seq = with_tokens(token_ids, request_id)
     admit(manager, seq)
     compute(manager, seq)
@@ -198,12 +198,12 @@ def held(manager: BlockManager, token_ids: list[int], request_id: str = "a") -> 
 
 
 def left(manager: BlockManager, token_ids: list[int]) -> None:
-    """Such a sequence has come, was computed, and has gone."""
+    """Let this sequence come, be computed and end."""
     manager.free(held(manager, token_ids))
     manager.check_integrity()
 
 
-def test_a_text_that_was_computed_is_found_in_whole_blocks():
+def test_computed_text_is_hit_in_whole_blocks():
     manager = manager_of(8)
     left(manager, TEXT[:11])  # two full blocks and three tokens
     assert hits(manager, TEXT) == 8
@@ -213,13 +213,13 @@ def test_a_text_that_was_computed_is_found_in_whole_blocks():
 
 
 @pytest.mark.parametrize("num_tokens, found", [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (16, 12)])
-def test_the_last_token_is_computed_in_any_case(num_tokens, found):
+def test_last_token_is_always_computed(num_tokens, found):
     manager = manager_of(8)
     held(manager, TEXT)
     assert hits(manager, TEXT[:num_tokens]) == found == (num_tokens - 1) // 4 * 4
 
 
-def test_equal_tokens_after_different_prefixes_are_not_found():
+def test_equal_tokens_after_different_prefixes_are_not_hit():
     manager = manager_of(8)
     held(manager, [1, 1, 1, 1, 5, 5, 5, 5])
     held(manager, [2, 2, 2, 2, 6, 6, 6, 6], "b")
@@ -228,7 +228,7 @@ def test_equal_tokens_after_different_prefixes_are_not_found():
     assert hits(manager, [1, 1, 1, 1, 6, 6, 6, 6, 9]) == 4, "6, 6, 6, 6 was computed after 2, 2, 2, 2"
 
 
-def test_what_was_generated_is_found_like_a_prompt():
+def test_output_is_hit_like_a_prompt():
     manager = manager_of(8)
     seq = held(manager, TEXT[:6])
     for token_id in TEXT[6:12]:
@@ -240,18 +240,18 @@ def test_what_was_generated_is_found_like_a_prompt():
 
 
 @pytest.mark.parametrize("chunks", [[7, 1, 8], [1] * 16, [3, 5, 8], [16]])
-def test_only_what_is_computed_is_found_whatever_the_chunks(chunks):
+def test_only_computed_blocks_are_hit_whatever_the_chunks(chunks):
     manager = manager_of(8)
     seq = with_tokens(TEXT)
     admit(manager, seq)
-    assert hits(manager, [*TEXT, 1]) == 0, "its blocks are there, and nobody has written to them"
+    assert hits(manager, [*TEXT, 1]) == 0, "its blocks are allocated, but nothing is written to them"
     for num_tokens in chunks:
         compute(manager, seq, num_tokens)
         assert hits(manager, [*TEXT, 1]) == seq.num_computed_tokens // 4 * 4
         manager.check_integrity()
 
 
-def test_who_goes_in_the_middle_of_its_prompt_leaves_what_it_has_computed():
+def test_sequence_that_ends_within_its_prompt_leaves_its_computed_blocks():
     manager = manager_of(8)
     seq = with_tokens(TEXT)
     admit(manager, seq)
@@ -261,22 +261,22 @@ def test_who_goes_in_the_middle_of_its_prompt_leaves_what_it_has_computed():
     assert hits(manager, TEXT) == 4
 
 
-def test_an_end_is_found_again_when_its_beginning_is_computed_anew_in_another_block():
+def test_end_of_a_text_is_hit_again_once_its_beginning_is_recomputed():
     manager = manager_of(5)
     first, second = with_tokens(TEXT[:4]), with_tokens(TEXT[:8], "b")
-    for seq in (first, second):  # in one step: neither finds the other's, and the first one's block 0 is known
+    for seq in (first, second):  # in one step: neither one hits the other's, and the first one's block 0 stays cached
         admit(manager, seq)
     for seq in (first, second):
         compute(manager, seq)
     manager.free(first)
-    manager.free(held(manager, [50] * 12, "c"))  # takes all that is free
-    assert hits(manager, TEXT[:9]) == 0, "the end is known, and nobody gets there"
+    manager.free(held(manager, [50] * 12, "c"))  # takes all free blocks
+    assert hits(manager, TEXT[:9]) == 0, "the end is cached, but unreachable"
     manager.free(held(manager, TEXT[:4], "d"))
     assert hits(manager, TEXT[:9]) == 8
     manager.check_integrity()
 
 
-def test_without_a_cache_nothing_is_hashed_or_found_and_all_blocks_are_taken_last_in_first_out():
+def test_without_caching_nothing_is_hashed_and_blocks_are_reused_last_in_first_out():
     manager = make_manager(8, 4)
     seq = held(manager, TEXT)
     manager.free(seq)
@@ -289,7 +289,7 @@ def test_without_a_cache_nothing_is_hashed_or_found_and_all_blocks_are_taken_las
 # Admission
 
 
-def test_who_hits_holds_the_same_blocks_and_computes_the_rest():
+def test_hit_shares_the_same_blocks_and_the_rest_is_computed():
     manager = manager_of(8)
     first = held(manager, TEXT[:8])
     second = with_tokens([*TEXT[:8], 99], "b")
@@ -299,18 +299,18 @@ def test_who_hits_holds_the_same_blocks_and_computes_the_rest():
     manager.check_integrity()
 
 
-def test_a_hit_after_all_have_gone_holds_the_blocks_again():
+def test_hit_after_all_sequences_ended_holds_the_blocks_again():
     manager = manager_of(4)
     left(manager, TEXT[:8])
     assert manager.num_free_blocks == 4
     seq = with_tokens([*TEXT[:8], 99])
     admit(manager, seq)
     assert seq.block_table[:2] == [0, 1]
-    assert manager.num_free_blocks == 1, "what is hit is no longer counted as free"
+    assert manager.num_free_blocks == 1, "hit blocks no longer count as free"
     manager.check_integrity()
 
 
-def test_who_came_in_the_same_step_holds_its_own_blocks_and_the_next_hits_the_first_ones():
+def test_sequences_of_one_step_hold_their_own_blocks_and_the_next_hits_the_first():
     manager = manager_of(8)
     seqs = [with_tokens(TEXT[:8], request_id) for request_id in "ab"]
     for seq in seqs:
@@ -323,8 +323,8 @@ def test_who_came_in_the_same_step_holds_its_own_blocks_and_the_next_hits_the_fi
     manager.check_integrity()
 
 
-def test_a_sequence_goes_on_from_a_duplicate_as_from_the_first():
-    """Its later blocks are found by whoever begins with the text, in whichever block the beginning is."""
+def test_sequence_continues_from_a_duplicate_as_from_the_first():
+    """Its later blocks are hit by any text that starts alike, whichever block the beginning is in."""
     manager = manager_of(12)
     seqs = [with_tokens(TEXT[:8], request_id) for request_id in "ab"]
     for seq in seqs:
@@ -342,10 +342,10 @@ def test_a_sequence_goes_on_from_a_duplicate_as_from_the_first():
     assert late.block_table[:3] == [*seqs[0].block_table, second.block_table[2]]
 
 
-def test_the_rest_of_a_prompt_does_not_evict_what_it_has_just_hit():
+def test_rest_of_a_prompt_does_not_evict_its_own_hits():
     manager = manager_of(3)
-    left(manager, TEXT[:8])  # blocks 0 and 1 are cached, 2 is of no use: a queue of 2, 1, 0
-    left(manager, [50] * 4)  # now 2 is cached, and behind 1 and 0
+    left(manager, TEXT[:8])  # blocks 0 and 1 are cached and 2 is not: the queue is 2, 1, 0
+    left(manager, [50] * 4)  # now 2 is cached too, behind 1 and 0
     seq = with_tokens(TEXT[:12])
     admit(manager, seq)
     assert seq.block_table == [0, 1, 2] and seq.num_computed_tokens == 8
@@ -353,22 +353,22 @@ def test_the_rest_of_a_prompt_does_not_evict_what_it_has_just_hit():
 
 
 @pytest.mark.parametrize("num_blocks, can", [(4, True), (3, False)])
-def test_a_hit_that_nobody_holds_is_a_block_that_is_taken(num_blocks, can):
+def test_hit_without_holders_counts_as_a_needed_block(num_blocks, can):
     manager = manager_of(num_blocks)
     left(manager, TEXT[:8])
     admit(manager, with_tokens([50] * 2, "b"))
-    seq = with_tokens(TEXT[:12])  # two blocks from the queue's end, and one from its front
+    seq = with_tokens(TEXT[:12])  # two blocks from the end of the queue, and one from its front
     assert (fits(manager, seq), fits(manager, seq, spare=1)) == (can, False)
     if not can:
         with pytest.raises(NoFreeBlocks, match="1 blocks are needed, 0 are free"):
             admit(manager, seq)
         assert (manager.num_free_blocks, hits(manager, TEXT)) == (2, 8)
         assert seq.block_table == [] and seq.num_computed_tokens == 0
-        assert manager.prefix_cache_stats.queries == 8 + 2, "not of one that was not admitted"
+        assert manager.prefix_cache_stats.queries == 8 + 2, "not that of the sequence that was not admitted"
         manager.check_integrity()
 
 
-def test_a_hit_that_somebody_holds_needs_no_room():
+def test_hit_with_a_holder_needs_no_room():
     manager = manager_of(3)
     held(manager, TEXT[:8])
     seq = with_tokens(TEXT[:12], "b")
@@ -381,12 +381,12 @@ def test_a_hit_that_somebody_holds_needs_no_room():
 # Forks
 
 
-def test_forks_of_a_hit_hold_it_too_and_each_goes_on_with_a_text_of_its_own():
+def test_forks_of_a_hit_share_it_and_continue_with_their_own_texts():
     manager = manager_of(12)
     left(manager, TEXT[:8])
     parent = with_tokens(TEXT[:11], "b")
     admit(manager, parent)
-    compute(manager, parent, 2)  # one token is left: here samples are forked
+    compute(manager, parent, 2)  # one token is left, which is where samples fork
     child = with_tokens(TEXT[:11], "c")
     manager.fork(parent, child)
     assert child.block_table == parent.block_table and manager.pool.ref_counts[:3] == [2, 2, 2]
@@ -396,7 +396,7 @@ def test_forks_of_a_hit_hold_it_too_and_each_goes_on_with_a_text_of_its_own():
             compute(manager, seq)
             seq.token_ids.append(token_id)
             manager.append_slot(seq)
-    assert parent.block_table[2] != child.block_table[2], "who writes copies what others hold"
+    assert parent.block_table[2] != child.block_table[2], "a shared block is copied before a write"
     for seq, token_id in ((parent, 1), (child, 4)):
         again = with_tokens([*TEXT[:11], token_id, 9], f"after {seq.request_id}")
         admit(manager, again)
@@ -407,14 +407,14 @@ def test_forks_of_a_hit_hold_it_too_and_each_goes_on_with_a_text_of_its_own():
 # Eviction
 
 
-def test_a_cached_text_stays_while_there_is_a_block_of_no_use():
+def test_cached_text_stays_while_an_uncached_block_is_free():
     manager = manager_of(4)
     left(manager, TEXT[:8])
-    left(manager, [50] * 8)  # fits beside it
+    left(manager, [50] * 8)  # fits without evicting it
     assert hits(manager, TEXT) == 8
 
 
-def test_of_a_text_that_is_evicted_the_end_goes_first():
+def test_end_of_an_evicted_text_goes_first():
     manager = manager_of(4)
     left(manager, TEXT)
     found = []
@@ -427,7 +427,7 @@ def test_of_a_text_that_is_evicted_the_end_goes_first():
     assert found == [12, 8, 4]
 
 
-def test_a_text_that_is_hit_again_goes_after_the_others():
+def test_text_that_is_hit_again_is_evicted_after_the_others():
     manager = manager_of(4)
     left(manager, TEXT[:8])
     left(manager, [50] * 8)
@@ -437,7 +437,7 @@ def test_a_text_that_is_hit_again_goes_after_the_others():
     manager.check_integrity()
 
 
-def test_what_somebody_holds_is_never_evicted():
+def test_held_block_is_never_evicted():
     manager = manager_of(4)
     holder = held(manager, TEXT[:8])
     left(manager, [50] * 8)
@@ -452,7 +452,7 @@ def test_what_somebody_holds_is_never_evicted():
 # Statistics and reset
 
 
-def test_tokens_asked_for_and_hit_are_counted_on_each_admission():
+def test_queried_and_hit_tokens_are_counted_on_each_admission():
     manager = manager_of(8)
     left(manager, TEXT[:8])
     left(manager, TEXT[:12])
@@ -460,7 +460,7 @@ def test_tokens_asked_for_and_hit_are_counted_on_each_admission():
     assert (stats.queries, stats.hits) == (20, 8)
 
 
-def test_reset_empties_the_cache_and_its_counts_go_on():
+def test_reset_empties_the_cache_and_keeps_its_counts():
     manager = manager_of(8)
     left(manager, TEXT)
     before = queue(manager.pool)
@@ -473,14 +473,14 @@ def test_reset_empties_the_cache_and_its_counts_go_on():
     assert hits(manager, TEXT) == 12
 
 
-def test_a_reset_while_somebody_holds_blocks_changes_nothing():
+def test_reset_while_a_sequence_holds_blocks_changes_nothing():
     manager = manager_of(8)
     held(manager, TEXT[:8])
     assert manager.reset_prefix_cache() is False
     assert hits(manager, TEXT) == 8 and manager.prefix_cache_stats.queries == 8
 
 
-# The check
+# check_integrity()
 
 
 def lose_a_block(pool: BlockPool) -> None:
@@ -518,7 +518,7 @@ SPOILS: list[Callable[[BlockPool], None]] = [
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
-def test_the_check_notices(spoil):
+def test_check_integrity_notices(spoil):
     manager = manager_of(8)
     left(manager, TEXT[:8])
     manager.check_integrity()
@@ -527,11 +527,11 @@ def test_the_check_notices(spoil):
         manager.check_integrity()
 
 
-# Any history
+# Random histories
 
 
 class World:
-    """A manager, and the model of its pool: the text that was computed in each slot, up to the slot's token."""
+    """A manager, and a model of its pool: for each slot, the text up to the token in it."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.block_size, self.num_blocks = rng, rng.choice([1, 2, 3, 4]), rng.randrange(3, 20)
@@ -557,13 +557,13 @@ class World:
     def compute(self, seq: Sequence, num_tokens: int) -> None:
         for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
             block = seq.block_table[position // self.block_size]
-            assert self.manager.pool.ref_counts[block] == 1, "who writes to a block holds it alone"
+            assert self.manager.pool.ref_counts[block] == 1, "a writer holds its block alone"
             assert block not in self.manager.pool.hashes, "a cached block is never written"
             self.slots[block, position % self.block_size] = seq.token_ids[: position + 1]
         compute(self.manager, seq, num_tokens)
 
     def go_on(self, seq: Sequence) -> None:
-        """Compute some tokens, or the one that was just sampled; fork where one is left."""
+        """Compute some tokens, or the one that was just sampled. Fork if only one is left."""
         if seq.num_uncomputed_tokens == 0:
             seq.token_ids.append(self.rng.randrange(2))
         elif seq.num_uncomputed_tokens > 1:
@@ -590,7 +590,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_in_any_history_who_hits_finds_what_was_computed_for_the_same_text(seed):
+def test_in_random_histories_hits_hold_what_was_computed_for_the_same_text(seed):
     rng = random.Random(seed)
     world = World(rng)
     for _ in range(200):
@@ -605,4 +605,4 @@ def test_in_any_history_who_hits_finds_what_was_computed_for_the_same_text(seed)
         world.leave(seq)
     world.check()
     assert world.manager.num_free_blocks == world.num_blocks
-    assert world.num_hits > 5, "this tests too little"
+    assert world.num_hits > 5, "this history tests too little"

@@ -1,4 +1,4 @@
-"""The same tokens, alone and in any company, in any chunks, under any preemption: a real model, in float32."""
+"""The same tokens, alone or in any batch, in any chunks, with any preemption: a real model in float32."""
 
 import random
 
@@ -18,7 +18,7 @@ PROMPTS = [[1, 5, 9], [1], [1, 300, 301, 302, 303], list(range(3, 15)), [1, 44]]
 
 @pytest.fixture(scope="module")
 def expected(model) -> list[list[int]]:
-    """24 tokens after each of PROMPTS."""
+    """Return 24 tokens for each of PROMPTS."""
     return [greedy_without_cache(model, prompt, 24) for prompt in PROMPTS]
 
 
@@ -39,8 +39,8 @@ def test_tokens_do_not_depend_on_chunks_or_preemption(checkpoint, expected, num_
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tokens_do_not_depend_on_company_or_the_order_of_arrival(checkpoint, expected, seed):
-    """Between two arrivals some steps; strangers come between and are aborted."""
+def test_tokens_do_not_depend_on_the_batch_or_the_order_of_arrival(checkpoint, expected, seed):
+    """Run some steps between arrivals. Other requests arrive and are aborted."""
     rng = random.Random(seed)
     engine = real_engine(checkpoint, rng.randint(9, 20), block_size=4, max_num_batched_tokens=rng.choice([3, 5, 16]))
     ended: dict[str, RequestOutput] = {}
@@ -66,7 +66,7 @@ def test_seeded_samples_do_not_depend_on_preemption(checkpoint):
 
 
 def test_stop_strings_and_eos_do_not_depend_on_preemption(checkpoint, tmp_path):
-    """Of each text alone, something from its middle becomes the stop string, or a token the stop token."""
+    """Something from the middle of each text becomes the stop string, or a token of it the stop token."""
     alone = LLM(checkpoint).generate(["the fox", "the rabbit", "and the", "once"], params(24))
     texts = [output.outputs[0].text for output in alone]
     asked = [params(24, stop=texts[0][9:12]), params(24, stop=texts[1][5:6])]
@@ -83,7 +83,7 @@ def test_stop_strings_and_eos_do_not_depend_on_preemption(checkpoint, tmp_path):
     assert [(answer(ended[str(i)]), reason(ended[str(i)])) for i in range(4)] == [(answer(o), "stop") for o in stopped]
 
 
-def test_log_probabilities_do_not_depend_on_preemption(checkpoint):
+def test_logprobs_do_not_depend_on_preemption(checkpoint):
     alone = [LLM(checkpoint).generate([prompt], params(24))[0] for prompt in PROMPTS]
     engine = real_engine(checkpoint, 9)
     for i, prompt in enumerate(PROMPTS):
@@ -94,8 +94,8 @@ def test_log_probabilities_do_not_depend_on_preemption(checkpoint):
         assert ended[str(i)].outputs[0].cumulative_logprob == pytest.approx(expected, abs=1e-3)
 
 
-def test_slots_that_are_not_written_are_never_seen(checkpoint, expected):
-    """Before each step: NaN where nothing is written or cached, but for 1e30 in a last block that is begun."""
+def test_unwritten_slots_are_never_seen(checkpoint, expected):
+    """Before each step, fill unwritten, uncached blocks with NaN, and the rest of partly full last blocks with 1e30."""
     engine = real_engine(checkpoint, 9, max_num_batched_tokens=3)  # a chunk may be one token
     run, pool = engine.executor.run, engine.kv_cache.blocks
 
@@ -121,7 +121,7 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, expected):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_tokens_under_preemption_are_the_same_on_a_gpu(checkpoint, expected):
+def test_tokens_are_the_same_on_a_gpu_with_preemption(checkpoint, expected):
     engine = real_engine(checkpoint, 9, device="cuda", dtype="float32", max_num_batched_tokens=5)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(str(i), prompt, params(24))

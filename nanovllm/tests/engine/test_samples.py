@@ -1,7 +1,7 @@
-"""n samples of a prompt in an engine: the same tokens as n runs, for the price of one prompt.
+"""n samples of a prompt in an engine: the same tokens as in n runs, for the price of one prompt.
 
-Most of the model is scripted: its answers depend on every slot that a sequence reads. Sample i of a seeded request says
-`said_alone(..., i)`.
+The model is mostly scripted, and its answers depend on every slot that a sequence reads. Sample i of a seeded request
+answers `answer_alone(..., i)`.
 """
 
 import random
@@ -17,6 +17,7 @@ from ...llm import LLM
 from .helpers import greedy_without_cache
 from .scripted import (
     Batch,
+    answer_alone,
     answers,
     assert_empty,
     assert_whole,
@@ -24,7 +25,6 @@ from .scripted import (
     params,
     reasons,
     run_to_the_end,
-    said_alone,
     scripted_engine,
     step,
 )
@@ -34,8 +34,8 @@ def seeded(max_tokens: int, n: int, seed: int = 3, **options) -> SamplingParams:
     return params(max_tokens, n=n, temperature=1.0, seed=seed, **options)
 
 
-def said_by(prompt: list[int], num_tokens: int, n: int, seed: int = 3) -> list[list[int]]:
-    return [said_alone(prompt, num_tokens, seed, i) for i in range(n)]
+def answers_of(prompt: list[int], num_tokens: int, n: int, seed: int = 3) -> list[list[int]]:
+    return [answer_alone(prompt, num_tokens, seed, i) for i in range(n)]
 
 
 def serve(engine: LLMEngine, prompt: list[int], sampling: SamplingParams) -> RequestOutput:
@@ -44,7 +44,7 @@ def serve(engine: LLMEngine, prompt: list[int], sampling: SamplingParams) -> Req
 
 
 def with_tokens(engine: LLMEngine, request_id: str, *outputs: list[int]) -> None:
-    """As if the samples had got these already, and had been preempted."""
+    """Return an engine whose samples have these tokens already, as if they had been preempted."""
     for seq, output in zip(engine.requests[request_id], outputs, strict=True):
         seq.token_ids += output
 
@@ -52,29 +52,29 @@ def with_tokens(engine: LLMEngine, request_id: str, *outputs: list[int]) -> None
 # One prompt, many samples
 
 
-def test_samples_are_in_the_order_of_their_index_and_each_says_its_own(checkpoint):
+def test_samples_are_ordered_by_index_and_each_has_its_own_answer(checkpoint):
     output = serve(scripted_engine(checkpoint, num_blocks=40), [1] * 6, seeded(10, n=4))
     assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
-    assert answers(output) == said_by([1] * 6, 10, n=4)
+    assert answers(output) == answers_of([1] * 6, 10, n=4)
     assert len({tuple(said) for said in answers(output)}) == 4
 
 
-def test_greedy_samples_are_all_the_same(checkpoint):
+def test_greedy_samples_are_equal(checkpoint):
     output = serve(scripted_engine(checkpoint, num_blocks=40), [1] * 6, params(10, n=3))
-    assert answers(output) == [said_alone([1] * 6, 10)] * 3
+    assert answers(output) == [answer_alone([1] * 6, 10)] * 3
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, 3, 4, 5, 8])
 @pytest.mark.parametrize("n", [2, 5])
-def test_the_prompt_goes_through_the_model_once(checkpoint, num_prompt_tokens, n):
-    """But for its last token, which each sample computes for itself."""
+def test_prompt_goes_through_the_model_once(checkpoint, num_prompt_tokens, n):
+    """Only its last token is computed by each sample."""
     engine = scripted_engine(checkpoint, num_blocks=40)
     serve(engine, [1] * num_prompt_tokens, seeded(7, n))
     assert engine.executor.num_tokens == num_prompt_tokens - 1 + 7 * n
 
 
 @pytest.mark.parametrize("num_prompt_tokens, num_copies", [(1, 0), (2, 3), (5, 0), (7, 3), (8, 3), (9, 0), (12, 3)])
-def test_a_block_is_copied_for_each_sample_but_one_unless_the_last_token_begins_it(
+def test_shared_block_is_copied_for_each_sample_but_one_unless_the_last_token_starts_it(
     checkpoint, num_prompt_tokens, num_copies
 ):
     engine = scripted_engine(checkpoint, num_blocks=40)
@@ -82,8 +82,8 @@ def test_a_block_is_copied_for_each_sample_but_one_unless_the_last_token_begins_
     assert engine.kv_cache.num_blocks_copied == num_copies
 
 
-def test_the_blocks_of_the_prompt_are_held_once(checkpoint):
-    """18 tokens are 5 blocks; of 3 samples each writes to a copy of the last."""
+def test_blocks_of_the_prompt_are_held_once(checkpoint):
+    """18 tokens fill 5 blocks; each of 3 samples writes to its own copy of the last one."""
     engine = scripted_engine(checkpoint, num_blocks=40)
     engine.add_request("a", [1] * 18, seeded(3, n=3))
     held = []
@@ -93,7 +93,7 @@ def test_the_blocks_of_the_prompt_are_held_once(checkpoint):
     assert held == [5, 7, 7, 0] and engine.kv_cache_manager.peak.held == 7 * 4
 
 
-def test_the_copies_of_a_step_are_one_batch_before_its_writes(checkpoint):
+def test_copies_of_a_step_are_one_batch_before_its_writes(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=40)
     calls: list[str] = []
     copy_blocks, run = engine.kv_cache.copy_blocks, engine.executor.run
@@ -105,20 +105,20 @@ def test_the_copies_of_a_step_are_one_batch_before_its_writes(checkpoint):
     assert calls == ["run", "3 copies", "run", "run", "run"]
 
 
-def test_a_request_is_told_once_a_step_with_all_its_samples(checkpoint):
+def test_request_is_returned_once_per_step_with_all_its_samples(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=40)
     engine.add_request("a", [1] * 6, seeded(3, n=3)), engine.add_request("b", [2], params(2))
-    assert [output.request_id for output in engine.step()] == ["b"], "a is to be forked"
+    assert [output.request_id for output in engine.step()] == ["b"], "a has samples to fork"
     for num_tokens in (1, 2, 3):
         outputs = engine.step()
         assert [output.request_id for output in outputs] == ["a", "b"][: 1 + (num_tokens < 2)]
-        assert answers(outputs[0]) == said_by([1] * 6, num_tokens, n=3)
+        assert answers(outputs[0]) == answers_of([1] * 6, num_tokens, n=3)
         assert outputs[0].finished == (num_tokens == 3)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5, 512])
 @pytest.mark.parametrize("num_prompt_tokens", [1, 2, 4, 5, 9])
-def test_the_first_tokens_come_at_most_one_step_later_than_that_of_one(checkpoint, num_prompt_tokens, budget):
+def test_first_tokens_come_at_most_one_step_later_than_for_one_sample(checkpoint, num_prompt_tokens, budget):
     num_steps = []
     for n in (1, 2):
         engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=budget)
@@ -127,8 +127,8 @@ def test_the_first_tokens_come_at_most_one_step_later_than_that_of_one(checkpoin
     assert num_steps[1] <= num_steps[0] + 1
 
 
-def test_the_first_token_of_a_request_is_the_earliest_of_all_samples(checkpoint):
-    """With a token a step, sample 1 gets its first when sample 0 has all of its three."""
+def test_first_token_time_is_the_earliest_of_all_samples(checkpoint):
+    """With a budget of one token, sample 1 gets its first token when sample 0 has all three."""
     engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=1)
     engine.add_request("a", [1] * 3, seeded(3, n=2))
     samples = engine.requests["a"]
@@ -139,9 +139,9 @@ def test_the_first_token_of_a_request_is_the_earliest_of_all_samples(checkpoint)
     assert {metrics.arrival_time for metrics in told} == {samples[0].metrics.arrival_time}
 
 
-def test_a_request_ends_with_its_last_sample(checkpoint):
-    """Each stops at a token of its own; who has ended says so at once, and its blocks are free."""
-    said = said_by([1] * 6, 12, n=3)
+def test_request_ends_with_its_last_sample(checkpoint):
+    """Each sample stops at a token of its own, and then reports its end and frees its blocks at once."""
+    said = answers_of([1] * 6, 12, n=3)
     stops = [next(t for t in said[i][k:] if sum(t in other for other in said) == 1) for i, k in ((0, 5), (1, 2))]
     ends = [said[0].index(stops[0]) + 1, said[1].index(stops[1]) + 1, 12]
     assert ends[1] < ends[0] < 12, "choose another prompt"
@@ -161,29 +161,29 @@ def test_a_request_ends_with_its_last_sample(checkpoint):
 
 
 @pytest.mark.parametrize("n, num_prompts", [(3, 1), (4, 2), (7, 3)])
-def test_more_samples_than_may_run_are_served_and_compute_the_prompt_once_for_so_many(checkpoint, n, num_prompts):
+def test_more_samples_than_seats_are_served_and_compute_the_prompt_once_per_seats(checkpoint, n, num_prompts):
     engine = scripted_engine(checkpoint, num_blocks=40, max_num_seqs=3, enable_prefix_caching=False)
-    assert answers(serve(engine, [1] * 6, seeded(5, n))) == said_by([1] * 6, 5, n)
+    assert answers(serve(engine, [1] * 6, seeded(5, n))) == answers_of([1] * 6, 5, n)
     assert engine.executor.num_tokens == 5 * num_prompts + 5 * n
 
 
-def test_with_one_seat_samples_are_as_many_requests(checkpoint):
+def test_with_one_seat_samples_run_like_separate_requests(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=40, max_num_seqs=1, enable_prefix_caching=False)
-    assert answers(serve(engine, [1] * 6, seeded(5, n=3))) == said_by([1] * 6, 5, n=3)
+    assert answers(serve(engine, [1] * 6, seeded(5, n=3))) == answers_of([1] * 6, 5, n=3)
     assert engine.kv_cache.num_blocks_copied == 0 and engine.executor.num_tokens == 3 * (6 + 4)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 5, 512])
 @pytest.mark.parametrize("num_blocks", [4, 9, 12, 60])
 def test_samples_do_not_depend_on_chunks_or_preemption(checkpoint, num_blocks, budget):
-    """Requests of 1 to 4 samples; the smallest pool has room for one sample at a time."""
+    """Requests of 1 to 4 samples run in pools down to the size of one sample."""
     engine = scripted_engine(checkpoint, num_blocks, max_num_batched_tokens=budget)
     asked = {str(i): ([i + 1] * num_tokens, 1 + i % 4) for i, num_tokens in enumerate([3, 6, 8, 1, 9, 4, 2, 5])}
     for name, (prompt, n) in asked.items():
         engine.add_request(name, prompt, seeded(6, n))
     ended = run_to_the_end(engine)
     for name, (prompt, n) in asked.items():
-        assert answers(ended[name]) == said_by(prompt, 6, n) and reasons(ended[name]) == ["length"] * n
+        assert answers(ended[name]) == answers_of(prompt, 6, n) and reasons(ended[name]) == ["length"] * n
     assert engine.scheduler.num_preemptions > 0 or num_blocks == 60 or budget <= 3
     assert engine.kv_cache.num_blocks_copied > 0
 
@@ -191,8 +191,8 @@ def test_samples_do_not_depend_on_chunks_or_preemption(checkpoint, num_blocks, b
 # Preemption, and pools that are too small
 
 
-def test_a_sample_that_comes_back_finds_its_full_blocks(checkpoint):
-    """Each has 13 tokens, of which 12 fill blocks: nobody has taken them meanwhile."""
+def test_preempted_sample_finds_its_full_blocks(checkpoint):
+    """Each sample has 13 tokens, 12 of them in full blocks, which nothing has evicted."""
     engine = scripted_engine(checkpoint, num_blocks=40)
     engine.add_request("a", [1] * 6, seeded(12, n=3))
     for _ in range(8):
@@ -202,32 +202,32 @@ def test_a_sample_that_comes_back_finds_its_full_blocks(checkpoint):
     before = engine.executor.num_tokens
     step(engine)
     assert engine.executor.num_tokens - before == 1 + 1 + 1
-    assert answers(run_to_the_end(engine)["a"]) == said_by([1] * 6, 12, n=3)
+    assert answers(run_to_the_end(engine)["a"]) == answers_of([1] * 6, 12, n=3)
 
 
-def test_one_that_is_preempted_before_the_fork_is_forked_when_it_comes_back(checkpoint):
+def test_sequence_preempted_before_the_fork_forks_when_it_returns(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=4)
     engine.add_request("a", [1] * 10, seeded(5, n=3)), step(engine)
     engine.scheduler._preempt(engine.requests["a"][0], None)
     assert_whole(engine)
-    assert answers(run_to_the_end(engine)["a"]) == said_by([1] * 10, 5, n=3)
-    assert engine.executor.num_tokens == 9 + 3 * 5, "what it had computed was a full block, and is there still"
+    assert answers(run_to_the_end(engine)["a"]) == answers_of([1] * 10, 5, n=3)
+    assert engine.executor.num_tokens == 9 + 3 * 5, "what it had computed fills a block, which is still cached"
 
 
 @pytest.mark.parametrize("num_blocks", [3, 4, 5, 6, 9])
-def test_samples_end_wherever_as_many_requests_would(checkpoint, num_blocks):
-    """7 tokens and 5 more: each alone fills 3 blocks."""
+def test_samples_end_where_separate_requests_would(checkpoint, num_blocks):
+    """7 tokens and 5 more fill 3 blocks for each sample."""
     engine, other = (scripted_engine(checkpoint, num_blocks) for _ in range(2))
     for i in range(4):
         other.add_request(str(i), [1] * 7, seeded(5, n=1))
     assert all(output.error is None for output in run_to_the_end(other).values())
     output = serve(engine, [1] * 7, seeded(5, n=4))
-    assert output.error is None and answers(output) == said_by([1] * 7, 5, n=4)
+    assert output.error is None and answers(output) == answers_of([1] * 7, 5, n=4)
 
 
-def test_each_sample_that_outgrows_the_pool_fails_and_the_others_go_on(checkpoint):
-    """Sample 1 ends with its first token. The others get 6 each, as if each were alone; b gets all of its tokens."""
-    said = said_by([1] * 7, 9, n=3)
+def test_each_sample_that_outgrows_the_pool_fails_and_the_others_continue(checkpoint):
+    """Sample 1 ends with its first token. The others get 6 each, as if alone, and b gets all of its tokens."""
+    said = answers_of([1] * 7, 9, n=3)
     assert not {said[1][0]} & {*said[0], *said[2]}, "choose another seed"
     engine = scripted_engine(checkpoint, num_blocks=3)
     engine.add_request("a", [1] * 7, seeded(40, n=3, stop_token_ids=[said[1][0]]))
@@ -236,7 +236,7 @@ def test_each_sample_that_outgrows_the_pool_fails_and_the_others_go_on(checkpoin
     assert ended["a"].error == "13 tokens need 4 blocks, the pool has 3"
     assert reasons(ended["a"]) == ["error", "stop", "error"]
     assert answers(ended["a"]) == [said[0][:6], said[1][:1], said[2][:6]]
-    assert answers(ended["b"]) == [said_alone([2] * 3, 9)] and ended["b"].error is None
+    assert answers(ended["b"]) == [answer_alone([2] * 3, 9)] and ended["b"].error is None
 
 
 # Abort
@@ -246,11 +246,11 @@ STATES = ["waiting", "mid-prefill", "running", "preempted before the fork", "one
 
 
 def engine_with_b(checkpoint, state: str) -> LLMEngine:
-    """b has 3 samples and is in that state; a runs before it and c, of 2 samples, comes behind it."""
+    """Return an engine with b, of 3 samples, in that state. a runs before it, and c, of 2 samples, comes after it."""
     is_early = state in ("mid-prefill", "preempted before the fork")
     seats = 3 if state == "waiting" else 9
     engine = scripted_engine(checkpoint, 40, max_num_batched_tokens=6 if is_early else 32, max_num_seqs=seats)
-    said = said_by([2] * 6, 2, n=3)
+    said = answers_of([2] * 6, 2, n=3)
     assert said[0][1] not in (said[1][1], said[2][1]), "choose another prompt"
     stops = [said[0][1]] if state == "one has ended" else []
     engine.add_request("a", [1] * 4, params(20))
@@ -294,15 +294,15 @@ def test_abort_ends_all_samples_and_frees_everything_at_once(checkpoint, state):
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_after_an_abort_the_others_say_what_they_say_alone(checkpoint, state):
+def test_after_an_abort_others_give_the_same_answers_as_alone(checkpoint, state):
     engine = engine_with_b(checkpoint, state)
     engine.abort_request("b")
     ended = run_to_the_end(engine)
-    assert answers(ended["a"]) == [said_alone([1] * 4, 20)]
-    assert "c" not in ended or answers(ended["c"]) == said_by([3] * 3, 4, n=2)
+    assert answers(ended["a"]) == [answer_alone([1] * 4, 20)]
+    assert "c" not in ended or answers(ended["c"]) == answers_of([3] * 3, 4, n=2)
 
 
-def test_all_can_be_aborted_at_any_moment(checkpoint):
+def test_all_requests_can_be_aborted_at_any_time(checkpoint):
     for num_steps in range(30):
         engine = scripted_engine(checkpoint, num_blocks=11, max_num_batched_tokens=5, max_num_seqs=6)
         for i in range(5):
@@ -316,7 +316,7 @@ def test_all_can_be_aborted_at_any_moment(checkpoint):
 
 
 @pytest.mark.parametrize("way", ["ended", "aborted", "aborted before the fork", "failed"])
-def test_nothing_is_left_of_any_sample(checkpoint, way):
+def test_nothing_remains_of_any_sample(checkpoint, way):
     engine = scripted_engine(checkpoint, num_blocks=6)
     engine.add_request("a", [1] * 6, seeded(40 if way == "failed" else 3, n=3))
     seqs = [weakref.ref(seq) for seq in engine.requests["a"]]
@@ -333,7 +333,7 @@ def test_nothing_is_left_of_any_sample(checkpoint, way):
 
 
 def poisoned(engine: LLMEngine, *names: tuple[str, int]) -> None:
-    """The model raises whenever one of these is in its batch: a request, and which of its samples."""
+    """Make the model raise for batches with one of these: a request, and one of its samples."""
     executor = executor_of(engine)
     run = executor.run
 
@@ -345,32 +345,32 @@ def poisoned(engine: LLMEngine, *names: tuple[str, int]) -> None:
     executor.run = runs  # type: ignore[method-assign]
 
 
-def test_a_poisoned_sample_ends_alone(checkpoint):
+def test_failing_sample_ends_alone(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=40)
     poisoned(engine, ("a", 1))
     engine.add_request("a", [1] * 6, seeded(5, n=3)), engine.add_request("b", [2] * 3, params(5))
     ended = run_to_the_end(engine)
     assert ended["a"].error == "RuntimeError: poison" and reasons(ended["a"]) == ["length", "error", "length"]
-    said = said_by([1] * 6, 5, n=3)
-    assert answers(ended["a"]) == [said[0], [], said[2]] and answers(ended["b"]) == [said_alone([2] * 3, 5)]
+    said = answers_of([1] * 6, 5, n=3)
+    assert answers(ended["a"]) == [said[0], [], said[2]] and answers(ended["b"]) == [answer_alone([2] * 3, 5)]
 
 
-def test_a_poisoned_prompt_ends_all_that_were_to_be_forked_from_it(checkpoint):
-    """The fourth sample has no seat beside the others, computes the prompt by itself, and goes on."""
+def test_failing_prompt_ends_all_samples_that_wait_for_it(checkpoint):
+    """The fourth sample has no seat beside the others, computes the prompt by itself, and continues."""
     engine = scripted_engine(checkpoint, num_blocks=40, max_num_seqs=3)
     poisoned(engine, ("a", 0))
     engine.add_request("a", [1] * 6, seeded(5, n=4)), engine.add_request("b", [2] * 3, params(5))
     seqs = [weakref.ref(seq) for seq in engine.requests["a"]]
     ended = run_to_the_end(engine)
     assert reasons(ended["a"]) == ["error"] * 3 + ["length"] and ended["a"].error == "RuntimeError: poison"
-    assert answers(ended["a"]) == [[], [], [], said_by([1] * 6, 5, n=4)[3]]
-    assert answers(ended["b"]) == [said_alone([2] * 3, 5)]
+    assert answers(ended["a"]) == [[], [], [], answers_of([1] * 6, 5, n=4)[3]]
+    assert answers(ended["b"]) == [answer_alone([2] * 3, 5)]
     del ended
     assert [seq() for seq in seqs] == [None] * 4
 
 
-def test_a_batch_that_fails_is_run_one_by_one_and_its_copies_are_there(checkpoint):
-    """Out of memory for more than one sequence."""
+def test_failed_batch_runs_one_by_one_with_its_copies_in_place(checkpoint):
+    """The model runs out of memory with more than one sequence."""
     engine = scripted_engine(checkpoint, num_blocks=20)
     run = engine.executor.run
 
@@ -383,13 +383,15 @@ def test_a_batch_that_fails_is_run_one_by_one_and_its_copies_are_there(checkpoin
     for i in range(4):
         engine.add_request(str(i), [i + 1] * (5 + i), seeded(5, n=1 + i % 3))
     ended = run_to_the_end(engine)
-    assert [answers(ended[str(i)]) for i in range(4)] == [said_by([i + 1] * (5 + i), 5, n=1 + i % 3) for i in range(4)]
+    assert [answers(ended[str(i)]) for i in range(4)] == [
+        answers_of([i + 1] * (5 + i), 5, n=1 + i % 3) for i in range(4)
+    ]
     assert engine.scheduler.num_preemptions == 0 and engine.kv_cache.num_blocks_copied > 0
 
 
 @pytest.mark.parametrize("part", ["copies", "admission"])
-def test_a_step_that_breaks_off_leaves_nobody_running_and_loses_no_copy(checkpoint, part, monkeypatch):
-    """It raises in the step in which a is forked, when its samples have other blocks and nothing is copied yet."""
+def test_failed_step_preempts_all_sequences_and_loses_no_copy(checkpoint, part, monkeypatch):
+    """It raises in the step in which a forks: its samples have new blocks, and nothing is copied yet."""
     engine = scripted_engine(checkpoint, num_blocks=20)
     engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
     engine.add_request("b", [2] * 5, seeded(4, n=2))
@@ -406,27 +408,27 @@ def test_a_step_that_breaks_off_leaves_nobody_running_and_loses_no_copy(checkpoi
     assert not engine.scheduler.running and engine.kv_cache_manager.num_free_blocks == 20
     assert_whole(engine)
     ended = run_to_the_end(engine)
-    assert answers(ended["a"]) == said_by([1] * 6, 4, n=3) and answers(ended["b"]) == said_by([2] * 5, 4, n=2)
+    assert answers(ended["a"]) == answers_of([1] * 6, 4, n=3) and answers(ended["b"]) == answers_of([2] * 5, 4, n=2)
 
 
-def test_a_step_in_which_a_sequence_fails_makes_the_copies_of_the_others(checkpoint):
-    """The samples of a are to be copied in the step in which b is found to have outgrown the pool."""
+def test_step_in_which_a_sequence_fails_makes_the_copies_of_the_others(checkpoint):
+    """The samples of a need copies in the step in which b turns out to have outgrown the pool."""
     engine = scripted_engine(checkpoint, num_blocks=8)
     engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
     engine.add_request("b", [2], params(60)), with_tokens(engine, "b", [2] * 40)
     assert list(step(engine)) == ["b", "a"] and engine.kv_cache.num_blocks_copied == 2
-    assert answers(run_to_the_end(engine)["a"]) == said_by([1] * 6, 4, n=3)
+    assert answers(run_to_the_end(engine)["a"]) == answers_of([1] * 6, 4, n=3)
 
 
-def test_copies_of_a_step_in_which_a_sequence_fails_harm_nobody_if_their_request_is_aborted(checkpoint):
-    """c gets the blocks that a's copies were made to, and begins with a prompt that fills them."""
+def test_copies_for_an_aborted_request_harm_no_other(checkpoint):
+    """c gets the blocks that a's copies were made to, and starts with a prompt that fills them."""
     engine = scripted_engine(checkpoint, num_blocks=8)
     engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
     engine.add_request("b", [2], params(60)), with_tokens(engine, "b", [2] * 40)
     assert list(step(engine)) == ["b", "a"]
     engine.abort_request("a")
     engine.add_request("c", [3] * 26, seeded(3, n=2))
-    assert answers(run_to_the_end(engine)["c"]) == said_by([3] * 26, 3, n=2)
+    assert answers(run_to_the_end(engine)["c"]) == answers_of([3] * 26, 3, n=2)
 
 
 # With a real model
@@ -441,17 +443,17 @@ def drawn(n: int, seed: int, **options) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def alone(checkpoint) -> list[RequestOutput]:
-    """3 samples of each of PROMPTS, one prompt at a time, in a pool with room for all."""
+    """Return 3 samples of each of PROMPTS, one prompt at a time, in a pool with room for all."""
     llm = LLM(checkpoint, block_size=4)
     return [llm.generate([prompt], drawn(3, seed=i))[0] for i, prompt in enumerate(PROMPTS)]
 
 
-def test_sample_0_says_what_it_says_without_siblings(checkpoint, alone):
+def test_sample_0_is_the_same_without_siblings(checkpoint, alone):
     outputs = LLM(checkpoint).generate(PROMPTS, [drawn(1, seed=i) for i in range(4)])
     assert [answers(output)[0] for output in outputs] == [answers(output)[0] for output in alone]
 
 
-def test_a_sample_does_not_depend_on_how_many_there_are(checkpoint, alone):
+def test_sample_does_not_depend_on_how_many_there_are(checkpoint, alone):
     for n in (2, 5):
         outputs = LLM(checkpoint).generate(PROMPTS, [drawn(n, seed=i) for i in range(4)])
         for output, expected in zip(outputs, alone, strict=True):
@@ -470,14 +472,14 @@ def test_samples_without_a_seed_differ(checkpoint):
     assert len(set(said)) == 6
 
 
-def test_greedy_samples_are_those_without_a_cache(checkpoint, model):
+def test_greedy_samples_match_a_model_without_a_cache(checkpoint, model):
     for prompt in PROMPTS:
         (output,) = LLM(checkpoint, block_size=4).generate([prompt], params(24, n=3))
         assert answers(output) == [greedy_without_cache(model, prompt, 24)] * 3
 
 
 @pytest.mark.parametrize("num_blocks, budget", [(16, 512), (16, 5), (20, 3), (30, 7), (16, 1)])
-def test_samples_are_the_same_in_company_and_under_preemption(checkpoint, alone, num_blocks, budget):
+def test_samples_are_the_same_in_a_batch_and_with_preemption(checkpoint, alone, num_blocks, budget):
     config = EngineConfig(
         str(checkpoint), block_size=4, kv_cache_tokens=num_blocks * 4, max_num_batched_tokens=budget, watermark=0.0
     )
@@ -492,8 +494,8 @@ def test_samples_are_the_same_in_company_and_under_preemption(checkpoint, alone,
             assert completion.cumulative_logprob == pytest.approx(other.cumulative_logprob, abs=1e-3)
 
 
-def test_slots_that_are_not_written_are_never_seen(checkpoint, alone):
-    """Before each step: NaN where nothing is written or cached, but for 1e30 in a last block that is begun."""
+def test_unwritten_slots_are_never_seen(checkpoint, alone):
+    """Before each step, fill unwritten, uncached blocks with NaN, and the rest of partly full last blocks with 1e30."""
     engine = LLMEngine(EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=80, watermark=0.0))
     run, pool = engine.executor.run, engine.kv_cache.blocks
 
@@ -519,7 +521,7 @@ def test_slots_that_are_not_written_are_never_seen(checkpoint, alone):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_requests_of_one_and_of_many_samples_run_side_by_side(checkpoint, alone, seed):
+def test_requests_with_one_and_many_samples_run_together(checkpoint, alone, seed):
     rng = random.Random(seed)
     engine = LLMEngine(EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=80, max_num_batched_tokens=9))
     ended: dict[str, RequestOutput] = {}

@@ -1,7 +1,7 @@
-"""The Scheduler alone: sequences of so many tokens, a BlockManager, no model.
+"""The Scheduler alone, with sequences of a given length, a BlockManager and no model.
 
-"a4 b1" is a step: 4 tokens of a, then 1 of b. Where a request has samples, they are a, a' and a''.
-Blocks have 4 slots, nothing is kept free, unless a test says otherwise.
+"a4 b1" is a step that computes 4 tokens of a, then 1 of b. The samples of a request are a, a' and a''.
+Blocks have 4 slots and the watermark is 0 unless a test says otherwise.
 """
 
 import pytest
@@ -16,7 +16,7 @@ from .helpers import make_manager, make_samples
 
 
 class Drive:
-    """A scheduler, and what an engine does with what it says."""
+    """A scheduler, and an engine's reaction to each step."""
 
     def __init__(self, num_blocks: int = 100, block_size: int = 4, **knobs) -> None:
         self.manager = make_manager(num_blocks, block_size)
@@ -35,7 +35,7 @@ class Drive:
         return samples
 
     def step(self) -> str:
-        """Who ran. A sequence that is complete gets a token, another one in each sample; who has all its leaves."""
+        """Run one step and return what ran. Complete sequences get a token per sample, and end when they have all."""
         output = self.scheduler.schedule()
         batch, self.copies = output.batch, output.copies
         self.manager.check_integrity()
@@ -52,17 +52,17 @@ class Drive:
         return says(batch)
 
     def assert_alone(self, seq: Sequence, num_tokens: int) -> None:
-        """It has a slot for each token that it is to compute, in blocks that no other holds."""
+        """Assert that it has a slot for each token to compute, in blocks that no other sequence holds."""
         positions = range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens)
         written = {seq.block_table[position // self.manager.block_size] for position in positions}
         held = [other.block_table for other in self.scheduler.running if other is not seq]
-        assert not any(written & set(table) for table in held), f"{name_of(seq)} writes to a block of another's"
+        assert not any(written & set(table) for table in held), f"{name_of(seq)} writes to a shared block"
 
     def steps(self, num: int) -> list[str]:
         return [self.step() for _ in range(num)]
 
     def admit(self, budget: int) -> str:
-        """The first step, of so many tokens: all in it are admitted. Nothing is computed."""
+        """Run the first step with this many tokens, which admits everything in it. Compute nothing."""
         self.scheduler._max_num_batched_tokens = budget
         output = self.scheduler.schedule()
         self.manager.check_integrity()
@@ -70,12 +70,14 @@ class Drive:
         return says(output.batch)
 
     def tables(self, name: str) -> list[list[int]]:
-        """Of the samples of a request."""
+        """Return the block tables of a request's samples."""
         return [seq.block_table for seq in self.seqs.values() if seq.request_id == name]
 
     @property
     def queues(self) -> str:
-        """Who runs | who waits, in order."""
+        """Return the queues in order: running
+        waiting.
+        """
         names = [[name_of(seq) for seq in queue] for queue in (self.scheduler.running, self.scheduler.waiting)]
         return " | ".join("".join(queue) for queue in names)
 
@@ -95,7 +97,7 @@ def says(batch: list[tuple[Sequence, int]]) -> str:
 # Admission
 
 
-def test_those_who_wait_are_admitted_first_come_first_served():
+def test_waiting_sequences_are_admitted_first_come_first_served():
     drive = Drive()
     for name in "cab":
         drive.add(name, 3)
@@ -103,7 +105,7 @@ def test_those_who_wait_are_admitted_first_come_first_served():
     assert drive.queues == "cab | "
 
 
-def test_the_budget_bounds_what_is_admitted_and_the_last_may_begin_with_a_part():
+def test_budget_limits_admission_and_the_last_sequence_may_start_with_a_part():
     drive = Drive()
     for name in "abc":
         drive.add(name, 6)
@@ -112,20 +114,20 @@ def test_the_budget_bounds_what_is_admitted_and_the_last_may_begin_with_a_part()
 
 
 @pytest.mark.parametrize("budget, admitted", [(0, ""), (6, "a6"), (7, "a6 b1")])
-def test_nobody_is_admitted_for_no_tokens(budget, admitted):
+def test_no_sequence_is_admitted_for_zero_tokens(budget, admitted):
     drive = Drive()
     drive.add("a", 6), drive.add("b", 6)
     assert drive.admit(budget) == admitted
 
 
-def test_admission_takes_the_blocks_of_all_tokens_though_a_part_is_computed():
+def test_admission_takes_the_blocks_of_all_tokens_even_for_a_chunk():
     drive = Drive(num_blocks=10)
     seq = drive.add("a", 17)
     assert drive.admit(budget=2) == "a2"
     assert len(seq.block_table) == 5 and drive.num_free == 5
 
 
-def test_max_num_seqs_bounds_those_who_run():
+def test_max_num_seqs_limits_running_sequences():
     drive = Drive(max_num_seqs=2)
     for name in "abc":
         drive.add(name, 3)
@@ -133,23 +135,23 @@ def test_max_num_seqs_bounds_those_who_run():
     assert drive.queues == "ab | c"
 
 
-def test_nobody_overtakes_the_first_that_does_not_fit():
-    """Of 4 blocks a takes 2; b wants 3; c would fit."""
+def test_later_sequences_do_not_overtake_the_first_that_does_not_fit():
+    """Of 4 blocks, a takes 2, b wants 3, and c would fit."""
     drive = Drive(num_blocks=4)
     drive.add("a", 8), drive.add("b", 12), drive.add("c", 4)
     assert drive.admit(budget=100) == "a8"
     assert drive.queues == "a | bc" and drive.num_free == 2
 
 
-def test_nothing_is_promised():
-    """8 slots, 8 sequences of one token: what they may come to need does not matter."""
+def test_no_blocks_are_promised():
+    """8 sequences of one token fit in 8 slots, whatever they will need later."""
     drive = Drive(num_blocks=8, block_size=1)
     for name in "abcdefgh":
         drive.add(name, 1, max_tokens=1000)
     assert drive.admit(budget=100) == "a1 b1 c1 d1 e1 f1 g1 h1"
 
 
-def test_a_sequence_joins_those_who_run_in_the_step_after_it_came():
+def test_sequence_runs_in_the_step_after_its_arrival():
     drive = Drive()
     drive.add("a", 3)
     assert drive.steps(2) == ["a3", "a1"]
@@ -157,43 +159,43 @@ def test_a_sequence_joins_those_who_run_in_the_step_after_it_came():
     assert drive.steps(2) == ["a1 b5", "a1 b1"]
 
 
-def test_a_seat_is_taken_in_the_step_after_it_is_left():
+def test_free_seat_is_taken_in_the_next_step():
     drive = Drive(max_num_seqs=2)
     drive.add("a", 3, max_tokens=5), drive.add("b", 3, max_tokens=2), drive.add("c", 3, max_tokens=2)
     assert drive.steps(6) == ["a3 b3", "a1 b1", "a1 c3", "a1 c1", "a1", ""]
 
 
-def test_blocks_are_taken_in_the_step_after_they_are_given_back():
-    """3 blocks: a and b run in one each, c needs two."""
+def test_freed_blocks_are_taken_in_the_next_step():
+    """Of 3 blocks, a and b hold one each, and c needs two."""
     drive = Drive(num_blocks=3)
     drive.add("a", 1, max_tokens=4), drive.add("b", 1, max_tokens=2), drive.add("c", 8, max_tokens=1)
     assert drive.steps(5) == ["a1 b1", "a1 b1", "a1 c8", "a1", ""]
 
 
-def test_with_nobody_there_nothing_is_scheduled():
+def test_without_sequences_nothing_is_scheduled():
     output = Drive().scheduler.schedule()
     assert (output.batch, output.copies, output.failed) == ([], [], [])
 
 
-# The watermark: 0.25 of 8 blocks are 2
+# The watermark: 0.25 of 8 blocks is 2
 
 
-def test_beside_others_a_new_sequence_must_leave_the_watermark_free():
+def test_new_sequence_must_leave_the_watermark_free_beside_others():
     drive = Drive(num_blocks=8, watermark=0.25)
     drive.add("a", 12), drive.add("b", 13)
-    assert drive.admit(budget=100) == "a12", "5 are free, 4 are needed, 1 would be left"
+    assert drive.admit(budget=100) == "a12", "5 are free and 4 are needed, which would leave 1"
     assert drive.queues == "a | b"
 
 
-def test_the_watermark_is_what_may_be_left():
+def test_exactly_the_watermark_may_be_left():
     drive = Drive(num_blocks=8, watermark=0.25)
     drive.add("a", 12), drive.add("b", 12)
     assert drive.admit(budget=100) == "a12 b12" and drive.num_free == 2
 
 
 @pytest.mark.parametrize("watermark, num_prompt_tokens", [(0.12, 20), (0.13, 16), (0.24, 16), (0.25, 12)])
-def test_the_watermark_is_of_whole_blocks_rounded_down(watermark, num_prompt_tokens):
-    """8 blocks, of which a takes 3: so many tokens just fit beside it."""
+def test_watermark_is_rounded_down_to_whole_blocks(watermark, num_prompt_tokens):
+    """a takes 3 of 8 blocks. This many tokens just fit beside it."""
     drive = Drive(num_blocks=8, watermark=watermark)
     drive.add("a", 12), drive.add("b", num_prompt_tokens), drive.admit(budget=100)
     assert drive.queues == "ab | "
@@ -203,21 +205,21 @@ def test_the_watermark_is_of_whole_blocks_rounded_down(watermark, num_prompt_tok
 
 
 @pytest.mark.parametrize("watermark", [0.0, 0.25, 0.99])
-def test_the_watermark_does_not_hold_back_the_first(watermark):
+def test_watermark_does_not_apply_to_the_first_sequence(watermark):
     drive = Drive(num_blocks=8, watermark=watermark)
     drive.add("a", 32)
     assert drive.admit(budget=100) == "a32" and drive.num_free == 0
 
 
-def test_the_watermark_does_not_hold_back_those_who_run():
-    """a and b grow into what c may not have."""
+def test_watermark_does_not_apply_to_running_sequences():
+    """a and b grow into blocks that c may not have."""
     drive = Drive(num_blocks=8, watermark=0.25)
     drive.add("a", 12), drive.add("b", 12), drive.add("c", 1)
     assert drive.steps(2) == ["a12 b12", "a1 b1"]
     assert drive.num_free == 0 and drive.queues == "ab | c"
 
 
-def test_once_nobody_runs_the_watermark_holds_nobody_back():
+def test_watermark_does_not_apply_once_nothing_runs():
     drive = Drive(num_blocks=8, watermark=0.25)
     drive.add("a", 4, max_tokens=2), drive.add("b", 32, max_tokens=1)
     assert drive.steps(4) == ["a4", "a1", "b32", ""]
@@ -226,7 +228,7 @@ def test_once_nobody_runs_the_watermark_holds_nobody_back():
 # Chunks
 
 
-def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():
+def test_prompt_longer_than_the_budget_is_computed_in_chunks():
     drive = Drive(max_num_batched_tokens=4)
     seq = drive.add("a", 10, max_tokens=3)
     assert drive.steps(3) == ["a4", "a4", "a2"] and seq.num_tokens == 11
@@ -240,37 +242,37 @@ def test_there_is_no_token_before_the_last_chunk():
     assert seq.num_tokens == 10 and seq.num_uncomputed_tokens == 2
 
 
-def test_a_chunk_that_ends_on_a_block_boundary_is_followed_by_the_next_block():
+def test_chunk_that_ends_on_a_block_boundary_is_followed_by_the_next_block():
     drive = Drive(num_blocks=3, max_num_batched_tokens=4)
     seq = drive.add("a", 8)
     assert drive.steps(2) == ["a4", "a4"]
-    assert len(seq.block_table) == 2, "the token that came has no slot yet"
+    assert len(seq.block_table) == 2, "the new token has no slot yet"
     assert drive.step() == "a1" and len(seq.block_table) == 3
 
 
 @pytest.mark.parametrize("budget, chunks", [(1, ["a1"] * 7), (2, ["a2", "a2", "a2", "a1"]), (3, ["a3", "a3", "a1"])])
-def test_a_budget_may_be_smaller_than_a_block(budget, chunks):
+def test_budget_may_be_smaller_than_a_block(budget, chunks):
     drive = Drive(max_num_batched_tokens=budget)
     drive.add("a", 7, max_tokens=1)
     assert drive.steps(len(chunks)) == chunks
     assert drive.queues == " | "
 
 
-def test_what_is_left_of_the_budget_goes_to_the_next_prompt():
+def test_rest_of_the_budget_goes_to_the_next_prompt():
     drive = Drive(max_num_batched_tokens=5)
     for name in "abc":
         drive.add(name, 4, max_tokens=1)
     assert drive.steps(3) == ["a4 b1", "b3 c2", "c2"]
 
 
-def test_chunks_are_computed_in_order_of_arrival_and_only_one_prompt_is_begun_and_not_done():
+def test_chunks_are_computed_in_order_of_arrival_one_unfinished_prompt_at_a_time():
     drive = Drive(max_num_batched_tokens=8)
     for name in "abcd":
         drive.add(name, 12, max_tokens=1)
     assert drive.steps(7) == ["a8", "a4 b4", "b8", "c8", "c4 d4", "d8", ""]
 
 
-def test_decodes_go_first_then_chunks_then_those_admitted():
+def test_decodes_go_first_then_chunks_then_new_sequences():
     drive = Drive(max_num_batched_tokens=10)
     drive.add("a", 2), drive.add("b", 2)
     assert drive.step() == "a2 b2"
@@ -278,30 +280,30 @@ def test_decodes_go_first_then_chunks_then_those_admitted():
     assert drive.steps(4) == ["a1 b1 c8", "a1 b1 c5 d2 e1", "a1 b1 c1 d1 e6", "a1 b1 c1 d1 e2"]
 
 
-def test_a_prompt_of_which_one_token_is_left_takes_its_turn_among_the_decodes():
+def test_prompt_with_one_token_left_takes_its_turn_among_the_decodes():
     drive = Drive(max_num_batched_tokens=4)
     drive.add("a", 5), drive.add("b", 4)
     assert drive.steps(3) == ["a4", "a1 b3", "a1 b1"]
 
 
-def test_a_long_prompt_leaves_the_others_their_token_in_every_step():
+def test_long_prompt_leaves_the_others_a_token_in_every_step():
     drive = Drive(max_num_batched_tokens=6)
     drive.add("a", 2), drive.add("b", 2), drive.step()
     drive.add("c", 16)
     assert drive.steps(5) == ["a1 b1 c4"] * 4 + ["a1 b1 c1"]
 
 
-def test_nobody_is_admitted_while_decodes_take_the_whole_budget():
+def test_no_sequence_is_admitted_while_decodes_take_the_whole_budget():
     drive = Drive(max_num_batched_tokens=2)
     drive.add("a", 1, max_tokens=3), drive.add("b", 1, max_tokens=3), drive.add("c", 1)
     assert drive.steps(4) == ["a1 b1", "a1 b1", "a1 b1", "c1"]
 
 
-# More that run than the budget has tokens
+# More running sequences than budget
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 5])
-def test_no_more_run_than_the_budget_has_tokens(budget):
+def test_no_more_sequences_run_than_the_budget_has_tokens(budget):
     drive = Drive(max_num_batched_tokens=budget)
     for name in "abcdefgh":
         drive.add(name, 2, max_tokens=4)
@@ -311,8 +313,8 @@ def test_no_more_run_than_the_budget_has_tokens(budget):
     assert most == budget and all(seq.finished for seq in drive.seqs.values())
 
 
-def test_if_more_run_than_the_budget_the_first_end_first_and_nobody_is_forgotten():
-    """Admission does not let it come to that: here the budget shrinks."""
+def test_if_more_run_than_the_budget_allows_the_first_end_first_and_none_is_forgotten():
+    """Admission never causes this; here the budget shrinks."""
     drive = Drive(max_num_batched_tokens=8)
     for name in "abcd":
         drive.add(name, 2, max_tokens=3)
@@ -321,18 +323,18 @@ def test_if_more_run_than_the_budget_the_first_end_first_and_nobody_is_forgotten
     assert drive.steps(4) == ["a1 b1 c1", "a1 b1 c1", "d1", "d1"]
 
 
-def test_with_a_budget_of_one_token_all_are_served_one_after_the_other():
+def test_with_a_budget_of_one_token_sequences_run_one_after_the_other():
     drive = Drive(max_num_batched_tokens=1)
     for name in "abc":
         drive.add(name, 2, max_tokens=2)
     assert drive.steps(10) == ["a1", "a1", "a1", "b1", "b1", "b1", "c1", "c1", "c1", ""]
 
 
-# No block left
+# Preemption
 
 
-def test_the_latest_is_preempted_and_gives_all_its_blocks_back():
-    """4 blocks, all full: a needs one more."""
+def test_newest_sequence_is_preempted_and_frees_all_its_blocks():
+    """All 4 blocks are full, and a needs one more."""
     drive = Drive(num_blocks=4)
     drive.add("a", 4), drive.add("b", 4)
     latest = drive.add("c", 8)
@@ -342,17 +344,17 @@ def test_the_latest_is_preempted_and_gives_all_its_blocks_back():
     assert drive.queues == "ab | c" and drive.scheduler.num_preemptions == 1
 
 
-def test_it_is_computed_anew_with_all_that_it_had_generated():
-    """c had 4 tokens and got 2; 6 are computed when a and b are gone, 2 of them in a second step."""
+def test_preempted_sequence_is_computed_again_with_all_its_output():
+    """c had 4 tokens and got 2. All 6 are computed after a and b have ended, 2 of them in a second step."""
     drive = Drive(num_blocks=4, max_num_batched_tokens=4)
     drive.add("a", 1, max_tokens=7), drive.add("b", 1, max_tokens=7), drive.add("c", 2)
     assert drive.steps(4) == ["a1 b1 c2"] + ["a1 b1 c1"] * 3
-    assert drive.steps(3) == ["a1 b1"] * 3, "a and b have 5 tokens and 2 blocks each: c is out"
+    assert drive.steps(3) == ["a1 b1"] * 3, "a and b have 5 tokens and 2 blocks each, so c is out"
     assert drive.seqs["c"].num_tokens == 6 and drive.queues == " | c"
     assert drive.steps(3) == ["c4", "c2", "c1"]
 
 
-def test_it_waits_in_front_of_those_who_never_started():
+def test_preempted_sequence_waits_in_front_of_those_that_never_ran():
     drive = Drive(num_blocks=2, max_num_seqs=2)
     drive.add("a", 4, max_tokens=3), drive.add("b", 4), drive.add("c", 4), drive.add("d", 4)
     assert drive.steps(2) == ["a4 b4", "a1"]
@@ -369,7 +371,7 @@ def test_several_are_preempted_in_turn_and_wait_in_order_of_arrival():
     assert drive.queues == "ab | cde" and drive.scheduler.num_preemptions == 2
 
 
-def test_who_is_itself_the_latest_waits_and_the_others_go_on():
+def test_newest_sequence_preempts_itself_and_the_others_continue():
     drive = Drive(num_blocks=2)
     drive.add("a", 1), drive.add("b", 4)
     assert drive.step() == "a1 b4"
@@ -377,8 +379,8 @@ def test_who_is_itself_the_latest_waits_and_the_others_go_on():
     assert drive.queues == "a | b" and drive.num_free == 1
 
 
-def test_a_prompt_that_is_not_done_can_be_preempted_too():
-    """b has 2 of 3 chunks behind it when a needs a block."""
+def test_unfinished_prompt_can_be_preempted_too():
+    """b has computed 2 of 3 chunks when a needs a block."""
     drive = Drive(num_blocks=4, max_num_batched_tokens=4)
     drive.add("a", 3)
     latest = drive.add("b", 12)
@@ -387,8 +389,8 @@ def test_a_prompt_that_is_not_done_can_be_preempted_too():
     assert drive.queues == "a | b"
 
 
-def test_nobody_is_preempted_who_has_been_scheduled_in_this_step():
-    """Three that need a block each, none free: the first gets it, and each that runs has its slot."""
+def test_scheduled_sequence_is_not_preempted_in_the_same_step():
+    """Three sequences need a block each, and none is free: the first gets one, and each that runs has its slot."""
     for num_blocks in range(3, 7):
         drive = Drive(num_blocks=num_blocks)
         for name in "abc":
@@ -397,15 +399,15 @@ def test_nobody_is_preempted_who_has_been_scheduled_in_this_step():
         assert drive.step() == {3: "a1", 4: "a1 b1", 5: "a1 b1", 6: "a1 b1 c1"}[num_blocks]
 
 
-def test_who_still_has_room_in_its_last_block_goes_on_without_one():
+def test_sequence_with_room_in_its_last_block_continues_without_a_free_one():
     drive = Drive(num_blocks=2)
     drive.add("a", 2), drive.add("b", 2)
     assert drive.steps(3) == ["a2 b2", "a1 b1", "a1 b1"]
     assert drive.num_free == 0 and drive.scheduler.num_preemptions == 0
 
 
-def test_nobody_is_admitted_in_a_step_that_had_to_preempt(monkeypatch):
-    """b gives 2 blocks back and a takes one. Though the other is free, nobody is asked whether it would do."""
+def test_step_that_preempts_admits_no_sequence(monkeypatch):
+    """b frees 2 blocks and a takes one. The other stays free, and no waiting sequence is considered."""
     drive = Drive(num_blocks=3)
     drive.add("a", 4), drive.add("b", 8), drive.add("c", 1)
     assert drive.step() == "a4 b8"
@@ -415,11 +417,11 @@ def test_nobody_is_admitted_in_a_step_that_had_to_preempt(monkeypatch):
     assert drive.queues == "a | bc" and drive.num_free == 1
     asked = []
     monkeypatch.setattr(drive.scheduler, "_may_admit", lambda seq, hits: asked.append(seq.request_id))
-    assert drive.step() == "a1" and asked == ["b"], "in the next step the first that waits is asked"
+    assert drive.step() == "a1" and asked == ["b"], "the next step considers the first waiting sequence"
 
 
-def test_the_watermark_holds_a_preempted_sequence_back_as_well():
-    """Of 8 blocks 2 are kept free. b comes back when a has ended, not into the 4 that are free beside a."""
+def test_watermark_applies_to_preempted_sequences_too():
+    """2 of 8 blocks are kept free. b returns after a has ended, not into the 4 free blocks beside a."""
     drive = Drive(num_blocks=8, watermark=0.25)
     drive.add("a", 16, max_tokens=3), drive.add("b", 8)
     assert drive.step() == "a16 b8"
@@ -428,27 +430,27 @@ def test_the_watermark_holds_a_preempted_sequence_back_as_well():
     assert drive.steps(3) == ["a1", "a1", "b9"]
 
 
-# Who can never go on
+# Sequences that can never continue
 
 
-def test_one_that_fills_the_pool_alone_and_cannot_grow_fails_with_both_numbers():
+def test_sequence_that_fills_the_pool_alone_and_cannot_grow_fails():
     drive = Drive(num_blocks=2)
     seq = drive.add("a", 7)
     assert drive.steps(3) == ["a7", "a1", ""]
     assert drive.failed == ["a"] and drive.queues == " | " and drive.num_free == 2
     assert seq.finish_reason == "error" and seq.error == "9 tokens need 3 blocks, the pool has 2"
-    assert seq.num_tokens == 9, "what it has generated stays"
+    assert seq.num_tokens == 9, "it keeps its output"
 
 
-def test_those_who_wait_are_admitted_in_the_step_in_which_another_fails():
+def test_waiting_sequences_are_admitted_in_the_step_in_which_another_fails():
     drive = Drive(num_blocks=2)
     drive.add("a", 7), drive.add("b", 4), drive.add("c", 1)
     assert drive.steps(2) == ["a7", "a1"]
     assert drive.step() == "b4 c1" and drive.failed == ["a"] and drive.queues == "bc | "
 
 
-def test_what_a_failed_step_took_for_the_others_is_of_use_in_the_next(monkeypatch):
-    """a has its slot and b is admitted when c is found to have outgrown the pool."""
+def test_blocks_taken_in_a_step_with_a_failure_are_used_in_the_next(monkeypatch):
+    """a has its slot and b is admitted when c turns out to have outgrown the pool."""
     drive = Drive(num_blocks=4)
     drive.add("a", 4), drive.step()
     drive.add("b", 4), drive.add("c", 16)
@@ -460,8 +462,8 @@ def test_what_a_failed_step_took_for_the_others_is_of_use_in_the_next(monkeypatc
     assert drive.step() == "a1 b4" and drive.num_free == 1
 
 
-def test_it_fails_only_when_all_others_are_out():
-    """a fills both blocks; b is preempted first, and comes back when a has failed."""
+def test_sequence_fails_only_after_all_others_were_preempted():
+    """a fills both blocks. b is preempted first, and returns after a has failed."""
     drive = Drive(num_blocks=2)
     drive.add("a", 1), drive.add("b", 1, max_tokens=6)
     assert drive.steps(4) == ["a1 b1"] * 4
@@ -470,7 +472,7 @@ def test_it_fails_only_when_all_others_are_out():
     assert drive.steps(3) == ["b1", "", ""] and drive.seqs["b"].finish_reason == "length"
 
 
-def test_one_that_outgrew_the_pool_while_it_waited_fails_and_the_next_is_admitted():
+def test_sequence_that_outgrew_the_pool_while_waiting_fails_and_the_next_is_admitted():
     drive = Drive(num_blocks=2)
     seq = drive.add("a", 8)
     drive.add("b", 8)
@@ -480,7 +482,7 @@ def test_one_that_outgrew_the_pool_while_it_waited_fails_and_the_next_is_admitte
     assert seq.finish_reason == "error" and drive.queues == "b | "
 
 
-def test_one_that_fills_the_pool_to_its_last_slot_does_not_fail():
+def test_sequence_that_fills_the_pool_to_its_last_slot_does_not_fail():
     drive = Drive(num_blocks=2)
     drive.add("a", 5, max_tokens=4)
     assert drive.steps(5) == ["a5", "a1", "a1", "a1", ""], "the ninth token needs no slot"
@@ -490,15 +492,15 @@ def test_one_that_fills_the_pool_to_its_last_slot_does_not_fail():
 # Removal
 
 
-def test_one_that_waits_is_removed():
+def test_waiting_sequence_is_removed():
     drive = Drive(max_num_seqs=1)
     drive.add("a", 3), drive.add("b", 3), drive.add("c", 3), drive.step()
     drive.scheduler.remove(drive.seqs["b"])
     assert drive.queues == "a | c"
 
 
-def test_one_that_waits_is_removed_without_a_look_at_the_others(monkeypatch):
-    """However long the queue is."""
+def test_removing_a_waiting_sequence_does_not_scan_the_queue(monkeypatch):
+    """It takes the same time, however long the queue is."""
     looks = []
     monkeypatch.setattr(Sequence, "__eq__", lambda a, b: looks.append(1) or a is b)
     monkeypatch.setattr(Sequence, "__hash__", object.__hash__)
@@ -510,7 +512,7 @@ def test_one_that_waits_is_removed_without_a_look_at_the_others(monkeypatch):
     assert list(drive.scheduler.waiting) == [seq for name, seq in drive.seqs.items() if name != "500"]
 
 
-def test_one_whose_prompt_is_not_done_is_removed_with_all_its_blocks():
+def test_sequence_with_an_unfinished_prompt_is_removed_with_all_its_blocks():
     drive = Drive(num_blocks=5, max_num_batched_tokens=4)
     drive.add("a", 10), drive.step()
     assert drive.num_free == 2
@@ -518,7 +520,7 @@ def test_one_whose_prompt_is_not_done_is_removed_with_all_its_blocks():
     assert drive.queues == " | " and drive.num_free == 5
 
 
-def test_one_that_runs_is_removed_with_all_its_blocks_and_the_order_stays():
+def test_running_sequence_is_removed_with_its_blocks_and_the_order_stays():
     drive = Drive(num_blocks=10)
     for name in "abc":
         drive.add(name, 4)
@@ -528,7 +530,7 @@ def test_one_that_runs_is_removed_with_all_its_blocks_and_the_order_stays():
     assert drive.step() == "a1 c1"
 
 
-def test_one_that_was_preempted_is_removed():
+def test_preempted_sequence_is_removed():
     drive = Drive(num_blocks=2)
     drive.add("a", 4), drive.add("b", 4), drive.steps(2)
     assert drive.queues == "a | b"
@@ -537,18 +539,18 @@ def test_one_that_was_preempted_is_removed():
     assert drive.step() == "a1"
 
 
-# Samples: the first of a prompt carries the others until all of the prompt but its last token is computed
+# Samples: the first one carries the others until all of the prompt but its last token is computed
 
 
-def test_the_prompt_is_computed_once_but_for_its_last_token_which_each_sample_computes():
+def test_prompt_is_computed_once_except_its_last_token():
     drive = Drive()
     samples = drive.add_samples("a", 6, n=3)
     assert drive.steps(3) == ["a5", "a1 a'1 a''1", "a1 a'1 a''1"]
     assert [seq.token_ids[6:] for seq in samples] == [[7] * 2, [8] * 2, [9] * 2]
 
 
-def test_samples_are_in_no_queue_before_the_fork_and_right_behind_the_first_from_then_on():
-    """So all who run are in order of arrival."""
+def test_samples_are_in_no_queue_before_the_fork_and_then_right_behind_the_first():
+    """So `running` stays in order of arrival."""
     drive = Drive()
     drive.add("a", 3), drive.add_samples("b", 6, n=3), drive.add("c", 3)
     assert drive.queues == " | abc"
@@ -561,20 +563,20 @@ def test_samples_are_in_no_queue_before_the_fork_and_right_behind_the_first_from
     "num_prompt_tokens, chunks",
     [(10, ["a4", "a4", "a1"]), (9, ["a4", "a4"]), (8, ["a4", "a3"]), (2, ["a1"]), (1, [])],
 )
-def test_the_chunks_of_a_prompt_stop_one_token_short_of_its_end(num_prompt_tokens, chunks):
-    """Of a prompt of one token nothing is computed for all: it is forked in the step that admits it."""
+def test_chunks_of_a_prompt_stop_one_token_short_of_its_end(num_prompt_tokens, chunks):
+    """A prompt of one token is forked in the step that admits it."""
     drive = Drive(max_num_batched_tokens=4)
     drive.add_samples("a", num_prompt_tokens, n=3)
     assert drive.steps(len(chunks) + 2) == [*chunks, "a1 a'1 a''1", "a1 a'1 a''1"]
 
 
-def test_a_token_that_is_left_of_the_budget_is_no_reason_to_compute_the_last_one():
+def test_spare_budget_does_not_compute_the_last_token_early():
     drive = Drive(max_num_batched_tokens=8)
     drive.add_samples("a", 6, n=2), drive.add("b", 6)
     assert drive.steps(2) == ["a5 b3", "a1 a'1 b3"]
 
 
-def test_several_prompts_are_forked_in_one_step_each_in_its_place():
+def test_several_prompts_fork_in_one_step_each_in_its_place():
     drive = Drive()
     drive.add_samples("a", 3, n=2), drive.add_samples("b", 5, n=2)
     assert drive.steps(2) == ["a2 b4", "a1 a'1 b1 b'1"]
@@ -587,7 +589,7 @@ def test_with_a_budget_of_one_token_samples_run_one_after_the_other():
     assert [seq.num_tokens for seq in drive.seqs.values()] == [4, 4, 4, 2] and drive.num_free == 10
 
 
-def test_all_samples_end_though_they_are_more_than_the_budget_has_tokens():
+def test_more_samples_than_budget_all_end():
     drive = Drive(num_blocks=20, max_num_batched_tokens=3)
     drive.add_samples("a", 2, n=5, max_tokens=2)
     assert drive.step() == "a1"
@@ -595,7 +597,7 @@ def test_all_samples_end_though_they_are_more_than_the_budget_has_tokens():
     assert drive.num_free == 20
 
 
-def test_samples_that_end_with_their_first_token_give_back_what_was_shared():
+def test_samples_that_end_with_their_first_token_free_what_they_shared():
     drive = Drive(num_blocks=4)
     samples = drive.add_samples("a", 6, n=3, max_tokens=1)
     assert drive.steps(3) == ["a5", "a1 a'1 a''1", ""]
@@ -605,7 +607,7 @@ def test_samples_that_end_with_their_first_token_give_back_what_was_shared():
 # Their blocks
 
 
-def test_the_step_in_which_a_prompt_is_forked_copies_its_last_block_for_all_but_the_last():
+def test_fork_copies_the_last_block_for_all_samples_but_one():
     drive = Drive(num_blocks=10)
     drive.add_samples("a", 6, n=3)
     copies = [drive.copies for _ in range(4) if drive.step()]
@@ -614,8 +616,8 @@ def test_the_step_in_which_a_prompt_is_forked_copies_its_last_block_for_all_but_
     assert drive.step() and drive.tables("a") == [[0, 2, 4], [0, 3, 5], [0, 1, 6]]
 
 
-def test_a_last_token_that_begins_a_block_has_nothing_to_copy():
-    """8 of 9 tokens are computed once. The block of the ninth is the first sample's alone."""
+def test_last_token_that_starts_a_block_needs_no_copy():
+    """8 of 9 tokens are computed once. The block of the ninth belongs to the first sample alone."""
     drive = Drive(num_blocks=10)
     drive.add_samples("a", 9, n=3)
     copies = [drive.copies for _ in range(6) if drive.step()]
@@ -623,38 +625,38 @@ def test_a_last_token_that_begins_a_block_has_nothing_to_copy():
     assert drive.num_free == 10 - 2 - 2 * 3
 
 
-def test_a_last_token_that_fills_a_block_is_computed_in_a_copy():
+def test_last_token_that_fills_a_block_is_computed_in_a_copy():
     drive = Drive(num_blocks=10)
     drive.add_samples("a", 8, n=3)
     assert [len(drive.copies) for _ in range(3) if drive.step()] == [0, 2, 0]
 
 
-def test_of_two_that_share_a_block_and_find_none_free_the_latest_waits_and_the_first_writes_in_place():
-    """Both blocks hold the prompt. Once a' has given them back nobody shares them."""
+def test_without_a_free_block_the_newest_of_two_sharers_waits_and_the_first_writes_in_place():
+    """Both blocks hold the prompt. After a' has freed them, they are no longer shared."""
     drive = Drive(num_blocks=2)
     drive.add_samples("a", 6, n=2, max_tokens=2)
     assert drive.steps(2) == ["a5", "a1"] and drive.copies == []
     assert drive.queues == "a | a'" and drive.tables("a") == [[0, 1], []]
-    assert drive.steps(4) == ["a1", "a'6", "a'1", ""], "a' computes all of the prompt by itself"
+    assert drive.steps(4) == ["a1", "a'6", "a'1", ""], "a' computes the whole prompt by itself"
 
 
-# Seats and admission: a running sequence counts for those that it carries
+# Seats and admission: carried samples count too
 
 
-def test_samples_have_seats_before_they_are_forked():
+def test_samples_have_seats_before_they_fork():
     drive = Drive(max_num_seqs=3)
     drive.add("a", 3, max_tokens=2), drive.add_samples("b", 3, n=3, max_tokens=2), drive.add("c", 3, max_tokens=1)
     assert drive.steps(6) == ["a3", "a1", "b2", "b1 b'1 b''1", "b1 b'1 b''1", "c3"]
 
 
-def test_seats_of_those_that_are_carried_are_taken():
+def test_seats_of_carried_samples_are_taken():
     drive = Drive(max_num_seqs=3)
     drive.add_samples("a", 3, n=2), drive.add_samples("b", 3, n=2), drive.add("c", 3)
     assert drive.admit(budget=100) == "a2" and drive.queues == "a | bc"
 
 
 @pytest.mark.parametrize("num_blocks, admitted", [(4, "a4"), (5, "a4 b4")])
-def test_beside_others_there_must_be_a_block_more_for_each_that_is_carried(num_blocks, admitted):
+def test_admission_beside_others_needs_a_block_for_each_carried_sample(num_blocks, admitted):
     """a takes one block, the prompt of b takes 2, and its two other samples will need one each."""
     drive = Drive(num_blocks=num_blocks)
     drive.add("a", 4), drive.add_samples("b", 5, n=3)
@@ -662,14 +664,14 @@ def test_beside_others_there_must_be_a_block_more_for_each_that_is_carried(num_b
 
 
 @pytest.mark.parametrize("num_blocks, admitted", [(9, "a4"), (10, "a4 b4")])
-def test_and_the_watermark_is_left_free_besides(num_blocks, admitted):
-    """Of 9 or 10 blocks 5 are kept free."""
+def test_admission_leaves_the_watermark_free_as_well(num_blocks, admitted):
+    """5 of 9 or 10 blocks are kept free."""
     drive = Drive(num_blocks=num_blocks, watermark=5 / num_blocks)
     drive.add("a", 4), drive.add_samples("b", 5, n=3)
     assert drive.admit(budget=100) == admitted
 
 
-def test_into_an_empty_pool_a_prompt_is_admitted_whatever_it_carries():
+def test_empty_pool_admits_a_prompt_whatever_it_carries():
     drive = Drive(num_blocks=2)
     drive.add_samples("a", 8, n=5, max_tokens=1)
     assert drive.steps(5) == ["a7", "a1", "a'8", "a''8", "a'''8"]
@@ -678,7 +680,7 @@ def test_into_an_empty_pool_a_prompt_is_admitted_whatever_it_carries():
 # Preempted, ended, failed
 
 
-def test_one_that_is_preempted_before_the_fork_keeps_what_it_carries_and_starts_over():
+def test_sequence_preempted_before_the_fork_keeps_its_samples_and_starts_over():
     drive = Drive(max_num_batched_tokens=4)
     first, *others = drive.add_samples("a", 9, n=3)
     assert drive.step() == "a4"
@@ -688,7 +690,7 @@ def test_one_that_is_preempted_before_the_fork_keeps_what_it_carries_and_starts_
     assert drive.steps(3) == ["a4", "a4", "a1 a'1 a''1"]
 
 
-def test_one_that_is_preempted_after_the_fork_comes_back_alone():
+def test_sample_preempted_after_the_fork_returns_alone():
     """It needs one seat, and computes all of its 8 tokens by itself."""
     drive = Drive(max_num_seqs=3)
     samples = drive.add_samples("a", 6, n=3)
@@ -698,7 +700,7 @@ def test_one_that_is_preempted_after_the_fork_comes_back_alone():
 
 
 def test_samples_end_one_after_the_other_in_a_pool_too_small_for_all():
-    """4 blocks hold the prompt and a copy for each of 3. With the ninth token each needs one more."""
+    """4 blocks hold the prompt and a copy for each of 3 samples. With the ninth token, each needs one more."""
     drive = Drive(num_blocks=4)
     drive.add_samples("a", 8, n=3, max_tokens=3)
     assert drive.steps(2) == ["a7", "a1 a'1 a''1"]
@@ -707,8 +709,8 @@ def test_samples_end_one_after_the_other_in_a_pool_too_small_for_all():
     assert drive.num_free == 4 and drive.failed == []
 
 
-def test_a_sample_that_outgrows_the_pool_fails_alone():
-    """As a request of one would: each gets two tokens, and has no room for a third."""
+def test_sample_that_outgrows_the_pool_fails_alone():
+    """As in a request of its own, each sample gets two tokens and has no room for a third."""
     drive = Drive(num_blocks=2)
     samples = drive.add_samples("a", 7, n=2)
     assert drive.steps(6) == ["a6", "a1", "a1", "a'7", "a'1", ""]
@@ -716,7 +718,7 @@ def test_a_sample_that_outgrows_the_pool_fails_alone():
     assert [seq.error for seq in samples] == ["9 tokens need 3 blocks, the pool has 2"] * 2
 
 
-def test_one_that_ends_leaves_the_others_what_they_shared():
+def test_sample_that_ends_leaves_shared_blocks_to_the_others():
     drive = Drive(num_blocks=10)
     samples = drive.add_samples("a", 6, n=3)
     drive.steps(2)
@@ -725,7 +727,7 @@ def test_one_that_ends_leaves_the_others_what_they_shared():
     assert drive.step() == "a'1 a''1"
 
 
-def test_one_that_was_not_forked_yet_is_removed_without_harm():
+def test_sample_that_is_not_forked_yet_can_be_removed():
     """It is in no queue, and holds nothing."""
     drive = Drive(num_blocks=10)
     samples = drive.add_samples("a", 6, n=3)
@@ -735,7 +737,7 @@ def test_one_that_was_not_forked_yet_is_removed_without_harm():
     assert drive.queues == "a | " and drive.num_free == 8
 
 
-def test_a_step_that_broke_off_leaves_nobody_running_and_all_in_order():
+def test_failed_step_preempts_all_sequences_and_keeps_their_order():
     drive = Drive(max_num_batched_tokens=6)
     samples, carrier = drive.add_samples("a", 3, n=2), drive.add_samples("b", 9, n=2)[0]
     assert drive.steps(2) == ["a2 b4", "a1 a'1 b4"]

@@ -23,7 +23,7 @@ TOOL, END = 320, 321  # tokens that a folder adds
 
 
 def say(llm: LLM, prompt="the", **params) -> list[RequestOutput]:
-    """The stream of one request."""
+    """Return the stream of one request."""
     return list(llm.stream([prompt], SamplingParams(**{"max_tokens": 200, "temperature": 0.0} | params)))
 
 
@@ -32,7 +32,7 @@ def shown(outputs: list[RequestOutput]) -> list[str]:
 
 
 def spell(tokenizer: HFTokenizer, text: str, spelling: str = "pieces") -> list[int]:
-    """Tokens of a text that goes on from another."""
+    """Return the tokens of text in the middle of another text."""
     return byte_ids(text) if spelling == "bytes" else tokenizer.encode("\n" + text, add_bos=False)[2:]
 
 
@@ -44,32 +44,35 @@ def assert_never_taken_back(outputs: list[RequestOutput]) -> None:
 # Encoding
 
 
-def test_a_text_starts_with_bos_and_comes_back(tokenizer):
+def test_text_starts_with_bos_and_decodes_to_itself(tokenizer):
     for text in ("the little fox", "Zebra 漢字 🙂\n\n  two  spaces", "the end "):
         ids = tokenizer.encode(text)
         assert ids[0] == BOS and tokenizer.decode(ids) == text
 
 
-def test_a_checkpoint_may_want_no_bos(tmp_path, tokenizer_model, tokenizer):
+def test_checkpoint_may_want_no_bos(tmp_path, tokenizer_model, tokenizer):
     write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "add_bos_token": false}')
     assert load_tokenizer(tmp_path).encode("the fox") == tokenizer.encode("the fox", add_bos=False)
 
 
-def test_special_tokens_in_a_text_are_themselves(tokenizer):
+def test_special_tokens_in_a_text_are_encoded_as_themselves(tokenizer):
     ids = tokenizer.encode("the</s><s>fox", add_bos=False)
     assert ids == [*tokenizer.encode("the", add_bos=False), EOS, BOS, *spell(tokenizer, "fox")]
     assert tokenizer.decode(ids) == "thefox"
 
 
-def test_only_the_start_of_a_text_gets_the_space_before_the_first_word(tokenizer):
+def test_only_the_start_of_a_text_gets_a_space_before_the_first_word(tokenizer):
     first, after_special = tokenizer.encode("fox", add_bos=False), tokenizer.encode("</s>fox", add_bos=False)[1:]
     assert tokenizer.decode([*spell(tokenizer, " a"), *first]) == "a fox"
     assert tokenizer.decode([*spell(tokenizer, " a"), *after_special]) == "afox"
 
 
 def add_tokens(folder: Path, tokenizer_model: bytes, more: dict[int, dict[str, object]] | None = None) -> Path:
-    """A folder whose tokenizer_config.json adds <tool>, which is text, and <|end|>, which is not."""
+    """Return a folder whose tokenizer_config.json adds <tool>, which is text, and <
+    end
+    >, which is not.
+    """
     write_checkpoint(folder, CONFIG | {"vocab_size": 330}, tokenizer_model=tokenizer_model)
     tokens = {TOOL: {"content": "<tool>", "special": False}, END: {"content": "<|end|>", "special": True}}
     config = {"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": tokens | (more or {})}
@@ -77,16 +80,16 @@ def add_tokens(folder: Path, tokenizer_model: bytes, more: dict[int, dict[str, o
     return folder
 
 
-def test_tokens_that_the_folder_adds_are_one_token_each(tmp_path, tokenizer_model):
+def test_each_token_that_the_folder_adds_is_one_token(tmp_path, tokenizer_model):
     tokenizer = load_tokenizer(add_tokens(tmp_path, tokenizer_model, {322: {"content": "<|end|>>", "special": True}}))
     assert len(tokenizer) == 323
-    assert tokenizer.encode("a<|end|>b<|end|>>")[-1] == 322, "the longer of two that fit"
+    assert tokenizer.encode("a<|end|>b<|end|>>")[-1] == 322, "the longer of two matches"
     ids = tokenizer.encode("the<tool>fox<|end|>the", add_bos=False)
     the, fox = tokenizer.encode("the", add_bos=False), spell(tokenizer, "fox")
     assert ids == [*the, TOOL, *fox, END, *spell(tokenizer, "the")]
 
 
-def test_an_added_token_is_text_unless_it_is_special(tmp_path, tokenizer_model):
+def test_added_token_is_text_unless_it_is_special(tmp_path, tokenizer_model):
     tokenizer = load_tokenizer(add_tokens(tmp_path, tokenizer_model))
     the, fox = tokenizer.encode("the", add_bos=False), spell(tokenizer, " fox")
     assert tokenizer.decode([*the, TOOL, *fox, END]) == "the<tool> fox"
@@ -104,7 +107,7 @@ def test_an_added_token_is_text_unless_it_is_special(tmp_path, tokenizer_model):
         ("special_tokens_map", {"eos_token": {"content": "<tool>"}}),
     ],
 )
-def test_a_token_that_a_file_names_as_special_is(tmp_path, tokenizer_model, name, names):
+def test_token_that_a_file_declares_special_is_special(tmp_path, tokenizer_model, name, names):
     write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
     (tmp_path / "added_tokens.json").write_text('{"<tool>": 320, "<other>": 321}')
     (tmp_path / f"{name}.json").write_text(json.dumps(names))
@@ -112,14 +115,14 @@ def test_a_token_that_a_file_names_as_special_is(tmp_path, tokenizer_model, name
 
 
 def test_control_tokens_that_a_folder_adds_again_stay_special(tmp_path, tokenizer_model):
-    """As old checkpoints have them."""
+    """Old checkpoints do this."""
     write_checkpoint(tmp_path, tokenizer_model=tokenizer_model)
     (tmp_path / "added_tokens.json").write_text('{"<unk>": 0, "<s>": 1, "</s>": 2}')
     assert load_tokenizer(tmp_path).decode([BOS, *byte_ids("a"), EOS]) == "a"
 
 
-def test_a_stop_string_may_be_an_added_token(tmp_path, tokenizer_model):
-    """All weights but the head's row of <tool> are such that it is what the model says, always."""
+def test_stop_string_may_be_an_added_token(tmp_path, tokenizer_model):
+    """All weights except the head's row of <tool> make the model always predict <tool>."""
     folder = add_tokens(tmp_path, tokenizer_model)
     tensors = {name: torch.zeros_like(each) for name, each in random_tensors(CONFIG | {"vocab_size": 330}).items()}
     tensors["model.embed_tokens.weight"][:, 0] = tensors["model.norm.weight"][0] = 1
@@ -132,12 +135,12 @@ def test_a_stop_string_may_be_an_added_token(tmp_path, tokenizer_model):
 
 
 def test_special_tokens_have_no_text(tokenizer):
-    """sentencepiece itself would show the unknown token as a sign."""
+    """sentencepiece itself would show a sign for the unknown token."""
     assert tokenizer.decode([BOS, *byte_ids("a"), 0, *byte_ids("b"), EOS]) == "ab"
 
 
-def test_ids_beyond_the_tokenizer_give_no_text(tokenizer):
-    """A model's vocabulary may be padded."""
+def test_ids_beyond_the_tokenizer_have_no_text(tokenizer):
+    """The vocabulary of a model may be padded."""
     assert tokenizer.decode([*byte_ids("ab"), 320, 5000]) == "ab"
 
 
@@ -146,41 +149,41 @@ def test_ids_beyond_the_tokenizer_give_no_text(tokenizer):
 
 @pytest.mark.parametrize("text", [" little fox.", "é", " 漢字", "🙂 and 🙂", "\n\n  the"])
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_pieces_joined_are_the_text(tokenizer, text, spelling):
+def test_pieces_join_to_the_text(tokenizer, text, spelling):
     decoder = StreamDecoder(tokenizer, tokenizer.encode("the"))
     ids = spell(tokenizer, text, spelling)
     pieces = [decoder.push(token_id) for token_id in ids]
     assert "".join(pieces) == text and decoder.flush() == ""
 
 
-def test_a_character_is_shown_once_its_last_byte_is_there(tokenizer):
+def test_character_is_shown_with_its_last_byte(tokenizer):
     decoder = StreamDecoder(tokenizer, [BOS])
     assert [decoder.push(token_id) for token_id in byte_ids("a🙂é")] == ["a", "", "", "", "🙂", "", "é"]
 
 
-def test_bytes_that_never_become_a_character_are_shown_at_the_end(tokenizer):
+def test_bytes_that_never_form_a_character_are_shown_at_the_end(tokenizer):
     decoder = StreamDecoder(tokenizer, [BOS])
     assert [decoder.push(token_id) for token_id in byte_ids("🙂")[:3]] == ["", "", ""]
     assert decoder.flush() == tokenizer.decode(byte_ids("🙂")[:3])
 
 
-def test_a_character_that_the_prompt_began_is_shown_once_it_is_whole(tokenizer):
+def test_character_that_starts_in_the_prompt_is_shown_when_complete(tokenizer):
     decoder = StreamDecoder(tokenizer, [BOS, *byte_ids("a🙂")[:3]])
     assert [decoder.push(token_id) for token_id in byte_ids("🙂")[2:]] == ["", "🙂"]
 
 
-def test_a_prompt_that_ends_in_the_replacement_character_itself_is_not_told_again(tokenizer):
+def test_replacement_character_at_the_end_of_a_prompt_is_not_repeated(tokenizer):
     decoder = StreamDecoder(tokenizer, tokenizer.encode("a" + REPLACEMENT))
     assert [decoder.push(token_id) for token_id in byte_ids(REPLACEMENT + "b")] == ["", "", "", REPLACEMENT + "b"]
 
 
-def test_the_first_word_after_a_prompt_keeps_its_space(tokenizer):
+def test_first_word_after_a_prompt_keeps_its_space(tokenizer):
     fox = tokenizer.encode("fox", add_bos=False)
     assert "".join(map(StreamDecoder(tokenizer, tokenizer.encode("the")).push, fox)) == " fox"
     assert "".join(map(StreamDecoder(tokenizer, [BOS]).push, fox)) == "fox"
 
 
-def test_a_word_after_a_special_token_keeps_its_space(tokenizer):
+def test_word_after_a_special_token_keeps_its_space(tokenizer):
     ids = [*tokenizer.encode("fox", add_bos=False), EOS, BOS, *tokenizer.encode("the", add_bos=False)]
     decoder = StreamDecoder(tokenizer, tokenizer.encode("the"))
     assert "".join(map(decoder.push, ids)) == " fox the"
@@ -188,8 +191,8 @@ def test_a_word_after_a_special_token_keeps_its_space(tokenizer):
 
 @pytest.mark.parametrize("keeps_spaces", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_any_tokens_joined_are_the_text_of_the_whole(tmp_path, seed, keeps_spaces):
-    """Any ids: bytes that make no character, special tokens, spaces; and a tokenizer that drops spaces at a start."""
+def test_pieces_of_random_tokens_join_to_the_whole_text(tmp_path, seed, keeps_spaces):
+    """Random ids include invalid bytes, special tokens and spaces; one tokenizer drops spaces at a start."""
     write_checkpoint(tmp_path, tokenizer_model=train_tokenizer(remove_extra_whitespaces=not keeps_spaces))
     tokenizer = load_tokenizer(tmp_path)
     space = [i for i in range(320) if tokenizer.decode([*byte_ids("a"), i]) == "a "]
@@ -204,8 +207,8 @@ def test_any_tokens_joined_are_the_text_of_the_whole(tmp_path, seed, keeps_space
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_bytes_and_added_tokens_joined_are_the_text_of_the_whole(tmp_path, tokenizer_model, seed):
-    """Long runs of what holds text back: bytes of no character, U+FFFD itself, spaces, tokens of no text."""
+def test_pieces_of_bytes_and_added_tokens_join_to_the_whole_text(tmp_path, tokenizer_model, seed):
+    """Long runs of tokens that hold text back: invalid bytes, U+FFFD itself, spaces, tokens without text."""
     tokenizer = load_tokenizer(add_tokens(tmp_path, tokenizer_model))
     space = [i for i in range(320) if tokenizer.decode([*byte_ids("a"), i]) == "a "]
     runs = [byte_ids(REPLACEMENT), byte_ids("🙂"), byte_ids("🙂")[:3], byte_ids("é")[:1], byte_ids("a"), space, [EOS]]
@@ -220,8 +223,8 @@ def test_bytes_and_added_tokens_joined_are_the_text_of_the_whole(tmp_path, token
 
 
 @pytest.mark.parametrize("run", ["spaces", "line breaks", "half characters", "special tokens", "words"])
-def test_a_token_costs_the_same_however_many_came_before(tokenizer, monkeypatch, run):
-    """Counted in ids that are decoded for it."""
+def test_cost_of_a_token_does_not_grow_with_the_text(tokenizer, monkeypatch, run):
+    """Count the ids that are decoded for it."""
     repeated = {
         "spaces": [i for i in range(320) if tokenizer.decode([*byte_ids("a"), i]) == "a "],
         "line breaks": byte_ids("\n"),
@@ -240,14 +243,14 @@ def test_a_token_costs_the_same_however_many_came_before(tokenizer, monkeypatch,
     assert max(costs[200:]) == max(costs[100:200]) <= 64
 
 
-def test_bytes_that_make_no_character_do_not_hold_back_for_ever(tokenizer):
+def test_bytes_that_form_no_character_do_not_hold_text_back_forever(tokenizer):
     decoder = StreamDecoder(tokenizer, [BOS])
     first = byte_ids("🙂")[0]
     assert [decoder.push(first) for _ in range(6)] == ["", "", "", REPLACEMENT, REPLACEMENT, REPLACEMENT]
     assert decoder.push(byte_ids("a")[0]) == REPLACEMENT * 3 + "a"
 
 
-def test_an_engine_streams_what_the_whole_decodes_to(scripted, tokenizer):
+def test_engine_streams_the_text_of_the_whole_output(scripted, tokenizer):
     ids = [*spell(tokenizer, " fox"), *byte_ids(" 🙂"), *spell(tokenizer, " the end"), EOS]
     outputs = say(scripted(ids))
     assert shown(outputs)[-1] == " fox 🙂 the end"
@@ -255,37 +258,37 @@ def test_an_engine_streams_what_the_whole_decodes_to(scripted, tokenizer):
     assert not any(REPLACEMENT in text for text in shown(outputs))
 
 
-def test_an_engine_shows_at_the_end_what_never_became_a_character(scripted, tokenizer):
+def test_engine_shows_incomplete_characters_at_the_end(scripted, tokenizer):
     outputs = say(scripted([*byte_ids("a🙂")[:4], EOS]))
     assert shown(outputs) == ["a", "a", "a", "a", "a" + tokenizer.decode(byte_ids("🙂")[:3])]
 
 
-# Ends of text
+# The end of a text
 
 
-def test_eos_stops_and_stays_in_token_ids_but_not_in_text(scripted, tokenizer):
+def test_eos_stops_and_is_in_token_ids_but_not_in_text(scripted, tokenizer):
     ids = [*spell(tokenizer, " fox"), EOS]
     completion = say(scripted([*ids, *spell(tokenizer, " more")]))[-1].outputs[0]
     assert (completion.text, completion.token_ids, completion.finish_reason) == (" fox", ids, "stop")
 
 
-def test_ignore_eos_goes_on_to_max_tokens(scripted, tokenizer):
+def test_ignore_eos_continues_to_max_tokens(scripted, tokenizer):
     ids = [*spell(tokenizer, " fox"), EOS, *spell(tokenizer, " the")]
     completion = say(scripted(ids), max_tokens=len(ids), ignore_eos=True)[-1].outputs[0]
     assert (completion.text, completion.token_ids, completion.finish_reason) == (" fox the", ids, "length")
 
 
-def test_an_eos_as_the_last_token_allowed_is_a_stop(scripted):
+def test_eos_as_the_last_allowed_token_is_a_stop(scripted):
     assert say(scripted([7, EOS]), max_tokens=2)[-1].outputs[0].finish_reason == "stop"
     assert say(scripted([7, 8]), max_tokens=2)[-1].outputs[0].finish_reason == "length"
 
 
-def test_an_eos_at_once_gives_an_empty_text(scripted):
+def test_eos_as_the_first_token_gives_an_empty_text(scripted):
     completion = say(scripted([EOS]))[-1].outputs[0]
     assert (completion.text, completion.token_ids, completion.finish_reason) == ("", [EOS], "stop")
 
 
-def test_a_stop_token_is_not_shown_though_it_has_a_text(scripted, tokenizer):
+def test_stop_token_is_not_shown_although_it_has_text(scripted, tokenizer):
     fox = spell(tokenizer, " fox")
     completion = say(scripted([*byte_ids("ab"), *fox, EOS]), stop_token_ids=[300, fox[0]])[-1].outputs[0]
     assert (completion.text, completion.token_ids, completion.finish_reason) == (
@@ -295,7 +298,7 @@ def test_a_stop_token_is_not_shown_though_it_has_a_text(scripted, tokenizer):
     )
 
 
-def test_ignore_eos_leaves_the_request_s_own_stop_tokens(scripted):
+def test_ignore_eos_keeps_the_requests_own_stop_tokens(scripted):
     completion = say(scripted([7, EOS, 8, 9]), stop_token_ids=[8], ignore_eos=True)[-1].outputs[0]
     assert completion.token_ids == [7, EOS, 8]
 
@@ -316,7 +319,7 @@ def test_ignore_eos_leaves_the_request_s_own_stop_tokens(scripted):
         ("zebra", " a little fox. And that is the end of it"),
     ],
 )
-def test_a_stop_string_cuts_the_text_exactly_wherever_tokens_end(scripted, tokenizer, spelling, stop, text):
+def test_stop_string_cuts_the_text_exactly_wherever_tokens_end(scripted, tokenizer, spelling, stop, text):
     whole = " a little fox. And that is the end of it"
     ids = spell(tokenizer, whole, spelling)
     outputs = say(scripted([*ids, EOS]), stop=stop)
@@ -324,55 +327,55 @@ def test_a_stop_string_cuts_the_text_exactly_wherever_tokens_end(scripted, token
     assert completion.text == text and completion.finish_reason == "stop"
     assert_never_taken_back(outputs)
     assert all(stop not in text for text in shown(outputs))
-    assert completion.token_ids == [*ids, EOS][: len(completion.token_ids)], "stop strings cut text only"
+    assert completion.token_ids == [*ids, EOS][: len(completion.token_ids)], "stop strings cut only the text"
 
 
 @pytest.mark.parametrize("num_bytes", [1, 2, 4])
-def test_a_stop_string_of_many_bytes_straddles_tokens(scripted, num_bytes):
+def test_stop_string_of_many_bytes_straddles_tokens(scripted, num_bytes):
     stop = {1: "x", 2: "é", 4: "🙂"}[num_bytes]
     completion = say(scripted(byte_ids(f"ab{stop}cd")), stop=stop)[-1].outputs[0]
     assert completion.text == "ab" and len(completion.token_ids) == 2 + num_bytes
 
 
-def test_what_may_become_a_stop_string_is_held_back_until_it_is_clear(scripted):
+def test_possible_start_of_a_stop_string_is_held_back(scripted):
     outputs = say(scripted([*byte_ids("a--b---c"), EOS]), stop="---")
     assert shown(outputs) == ["a", "a", "a", "a--b", "a--b", "a--b", "a--b"]
 
 
-def test_what_is_still_held_back_at_the_end_is_shown(scripted):
+def test_held_back_text_is_shown_at_the_end(scripted):
     assert shown(say(scripted([*byte_ids("a--"), EOS]), stop="---"))[-1] == "a--"
     assert shown(say(scripted(byte_ids("a--b")), stop="---", max_tokens=3))[-1] == "a--"
 
 
-def test_a_stop_string_may_begin_anew_inside_itself(scripted):
+def test_stop_string_may_start_again_inside_itself(scripted):
     assert shown(say(scripted(byte_ids("xaabaabaac")), stop="aabaac"))[-1] == "xaab"
 
 
 @pytest.mark.parametrize("stops", [["ab", "abcd"], ["abcd", "ab"]])
-def test_of_two_stop_strings_the_first_to_be_complete_ends_the_text(scripted, stops):
+def test_first_complete_stop_string_ends_the_text(scripted, stops):
     completion = say(scripted([*byte_ids("xabcd"), EOS]), stop=stops)[-1].outputs[0]
     assert completion.text == "x" and len(completion.token_ids) == 3
 
 
-def test_where_stop_strings_overlap_the_cut_does_not_depend_on_the_tokens(scripted, tokenizer):
-    """Of "ittle" and "tt" the second is complete first, even when one token brings both."""
+def test_cut_at_overlapping_stop_strings_does_not_depend_on_the_tokens(scripted, tokenizer):
+    """Of "ittle" and "tt", the second is complete first, even when one token brings both."""
     one_token = [i for i in range(320) if tokenizer.decode([i]) == "ittle"]
     assert len(one_token) == 1
     for ids in (byte_ids("ittle"), one_token):
         assert shown(say(scripted([*ids, EOS]), stop=["ittle", "tt"]))[-1] == "i"
 
 
-def test_several_stop_strings_are_all_watched(scripted):
+def test_all_stop_strings_are_watched(scripted):
     for text in ("one. two", "one! two", "one\ntwo"):
         assert shown(say(scripted([*byte_ids(text), EOS]), stop=[".", "!", "\n"]))[-1] == "one"
 
 
-def test_a_stop_string_does_not_begin_in_the_prompt(scripted):
+def test_stop_string_does_not_start_in_the_prompt(scripted):
     assert shown(say(scripted([*byte_ids("xylophone"), EOS]), prompt="the", stop="thexy"))[-1] == "xylophone"
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_text_in_any_tokens_is_cut_as_if_characters_came_one_by_one(scripted, tokenizer, seed):
+def test_random_texts_are_cut_as_if_characters_came_one_by_one(scripted, tokenizer, seed):
     rng = random.Random(seed)
     for _ in range(20):
         text = "".join(rng.choice("abé") for _ in range(30))

@@ -1,4 +1,4 @@
-"""BlockManager with two tiers: what is evicted is stored, what is hit is loaded, and nobody reads it too early.
+"""BlockManager with two tiers: evicted blocks are stored, hits on the host are loaded, and nothing is read too early.
 
 Blocks have 4 slots. A text of 9 tokens has two full blocks, and a third one that is not cached.
 """
@@ -20,34 +20,34 @@ THIRD = list(range(70, 79))
 
 
 def on_the_host(num_blocks: int = 4, num_host_blocks: int = 8) -> Tiers:
-    """TEXT was computed, and has left the device."""
+    """Return tiers in which TEXT was computed and then evicted from the device."""
     tiers = Tiers(num_blocks, num_host_blocks)
     tiers.left(TEXT)
     tiers.evict()
     return tiers
 
 
-# Stored when evicted
+# Stores
 
 
-def test_what_is_evicted_is_on_the_host_from_then_on():
+def test_evicted_text_is_on_the_host():
     tiers = Tiers()
     tiers.left(TEXT)
     assert tiers.places(TEXT) == "dd" and tiers.moved == (0, 0), "nothing moves before it must"
     tiers.evict()
     assert tiers.places(TEXT) == "hh" and tiers.moved == (2, 0)
-    assert tiers.num_free == (4, 8), "a block that is only cached is free, on both tiers"
+    assert tiers.num_free == (4, 8), "a block that is only cached is free on both tiers"
 
 
-def test_a_store_is_over_before_the_block_is_taken():
-    """What it finds in the block and in the index is the text, not what comes after it."""
+def test_store_completes_before_the_block_is_taken():
+    """The store sees the old text in the block and in the index."""
     tiers = Tiers()
     tiers.left(TEXT)
     seen: list[tuple[int, str]] = []
     store = tiers.host.store
 
     def watched(block, block_hash):
-        assert tiers.manager.pool.ref_counts[block] == 0, "it is taken already"
+        assert tiers.manager.pool.ref_counts[block] == 0, "the block is taken already"
         seen.append((block, tiers.places(TEXT)))
         store(block, block_hash)
 
@@ -66,7 +66,7 @@ def test_only_cached_blocks_are_stored():
     assert tiers.moved == (0, 0)
 
 
-def test_the_bytes_on_the_host_are_those_that_left():
+def test_bytes_on_the_host_are_those_that_were_evicted():
     tiers = Tiers()
     tiers.left(TEXT)
     before = {text: tiers.kv_cache.blocks[block].clone() for text, block in tiers.manager.pool.cached.items()}
@@ -76,8 +76,8 @@ def test_the_bytes_on_the_host_are_those_that_left():
         assert (tiers.host.blocks[block] == before[text]).all()
 
 
-def test_a_text_that_the_host_has_already_is_not_copied_and_its_place_is_renewed():
-    """TEXT is loaded, OTHER comes to the host, and only then TEXT leaves the device again."""
+def test_text_on_the_host_is_renewed_without_a_copy():
+    """TEXT is loaded, OTHER is stored, and only then is TEXT evicted again."""
     tiers = on_the_host(num_blocks=8, num_host_blocks=4)
     seq = tiers.admitted(TEXT)
     tiers.manager.collect_loads()
@@ -86,13 +86,13 @@ def test_a_text_that_the_host_has_already_is_not_copied_and_its_place_is_renewed
     tiers.manager.free(seq)
     assert (tiers.places(TEXT), tiers.places(OTHER), tiers.moved) == ("bb", "hh", (4, 2))
     tiers.evict()
-    assert tiers.moved == (4, 2), "it is there"
+    assert tiers.moved == (4, 2), "it is still there"
     tiers.left(THIRD)
     tiers.evict()
     assert (tiers.places(TEXT), tiers.places(OTHER), tiers.places(THIRD)) == ("hh", "--", "hh")
 
 
-def test_the_host_forgets_the_least_recently_used_and_the_end_of_a_text_first():
+def test_host_evicts_the_least_recently_used_text_and_its_end_first():
     tiers = on_the_host(num_host_blocks=3)
     for text, places in ((OTHER, ("h-", "hh")), (THIRD, ("--", "h-"))):
         tiers.left(text)
@@ -101,11 +101,11 @@ def test_the_host_forgets_the_least_recently_used_and_the_end_of_a_text_first():
     assert tiers.places(THIRD) == "hh" and tiers.num_free == (4, 3)
 
 
-def test_a_host_whose_blocks_are_all_being_loaded_drops_the_text():
+def test_host_whose_blocks_are_all_loading_drops_the_text():
     tiers = on_the_host(num_blocks=5, num_host_blocks=2)
     tiers.left(OTHER)
     tiers.host.arrives = lambda: False
-    seq = tiers.admitted(TEXT)  # takes all but OTHER's blocks
+    seq = tiers.admitted(TEXT)  # takes all blocks but OTHER's
     assert tiers.num_free == (2, 0) and tiers.places(OTHER) == "dd"
     tiers.evict()
     assert tiers.places(OTHER) == "--" and tiers.moved == (2, 2)
@@ -114,7 +114,7 @@ def test_a_host_whose_blocks_are_all_being_loaded_drops_the_text():
 
 
 @pytest.mark.parametrize(("num_host_blocks", "places"), [(0, "--"), (1, "h-"), (2, "hh")])
-def test_a_host_that_is_too_small_keeps_what_it_can(num_host_blocks, places):
+def test_host_that_is_too_small_keeps_what_it_can(num_host_blocks, places):
     assert on_the_host(num_host_blocks=num_host_blocks).places(TEXT) == places
 
 
@@ -126,7 +126,7 @@ def test_without_a_prefix_cache_nothing_is_stored():
     assert tiers.moved == (0, 0) and tiers.manager.prefix_cache_stats.hits == 0
 
 
-def test_a_store_that_fails_takes_nothing_and_leaks_nothing():
+def test_failed_store_takes_nothing_and_leaks_nothing():
     tiers = Tiers()
     tiers.left(TEXT)
     before = tiers.state()
@@ -140,7 +140,7 @@ def test_a_store_that_fails_takes_nothing_and_leaks_nothing():
     assert tiers.places(TEXT) == "hh"
 
 
-def test_stores_that_worked_before_one_failed_are_kept_and_no_block_is_lost():
+def test_stores_before_a_failed_one_are_kept_and_no_block_is_lost():
     tiers = Tiers()
     tiers.left(TEXT)
     answers = iter([False, True])
@@ -151,10 +151,10 @@ def test_stores_that_worked_before_one_failed_are_kept_and_no_block_is_lost():
     assert tiers.places(TEXT) == "dh" and tiers.num_free == (4, 8)
 
 
-# Loaded when hit
+# Loads
 
 
-def test_what_comes_back_has_its_bytes_and_is_then_on_both_tiers():
+def test_loaded_text_has_its_bytes_and_is_on_both_tiers():
     tiers = on_the_host()
     seq = tiers.admitted(TEXT)
     assert seq.num_computed_tokens == 8 and tiers.moved == (2, 2)
@@ -167,16 +167,16 @@ def test_what_comes_back_has_its_bytes_and_is_then_on_both_tiers():
     tiers.assert_empty()
 
 
-def test_a_hit_on_the_host_counts_as_a_hit():
+def test_hit_on_the_host_counts_as_a_hit():
     tiers = on_the_host()
     tiers.admitted(TEXT)
     assert tiers.manager.prefix_cache_stats == PrefixCacheStats(queries=18, hits=8)
 
 
-def test_what_is_on_the_device_is_not_loaded():
+def test_blocks_on_the_device_are_not_loaded():
     tiers = Tiers()
     tiers.left(TEXT)
-    tiers.left([7] * 12)  # takes the two free blocks, and the end of the text
+    tiers.left([7] * 12)  # takes the two free blocks and the end of the text
     assert tiers.places(TEXT) == "dh"
     seq = tiers.admitted(TEXT)
     assert seq.num_computed_tokens == 8 and tiers.moved[1] == 1
@@ -185,8 +185,10 @@ def test_what_is_on_the_device_is_not_loaded():
 
 
 def with_a_gap(tiers: Tiers) -> Sequence:
-    """TEXT's first block is on the host alone, its second on the device: two computed the same text at once, the
-    first block of the one stayed in the index and left, the second one of the other is still held.
+    """Return tiers with TEXT's first block on the host only, and its second on the device.
+
+    Two sequences computed the same text at once. The first block of one stayed in the index and was evicted; the second
+    block of the other is still held.
     """
     one, two = tiers.admitted(TEXT, "one"), tiers.admitted(TEXT, "two")
     tiers.compute(one, 4)
@@ -197,7 +199,7 @@ def with_a_gap(tiers: Tiers) -> Sequence:
     return two
 
 
-def test_hits_go_on_from_tier_to_tier():
+def test_hits_continue_from_tier_to_tier():
     tiers = Tiers(num_blocks=6)
     two = with_a_gap(tiers)
     seq = tiers.admitted(TEXT, "b")
@@ -206,14 +208,14 @@ def test_hits_go_on_from_tier_to_tier():
     tiers.assert_bytes(seq, two)
 
 
-def test_a_hit_stops_before_the_last_token():
+def test_hits_stop_before_the_last_token():
     tiers = on_the_host()
     seq = tiers.admitted(TEXT[:8])
     assert seq.num_computed_tokens == 4 and tiers.moved[1] == 1
 
 
-def test_a_block_that_is_computed_again_is_on_the_device_again():
-    """The last token of its text must be computed, and the block is written with it: nothing is loaded."""
+def test_block_that_is_computed_again_is_on_the_device_again():
+    """The last token of its text must be computed, which writes the block, so nothing is loaded."""
     tiers = on_the_host()
     seq = tiers.admitted(TEXT[:4])
     assert seq.num_computed_tokens == 0
@@ -222,17 +224,17 @@ def test_a_block_that_is_computed_again_is_on_the_device_again():
     tiers.assert_bytes(seq)
 
 
-def test_to_make_room_for_a_load_others_are_evicted_to_the_host_but_not_over_what_is_to_be_loaded():
+def test_room_for_a_load_is_made_by_evicting_other_texts_to_the_host():
     tiers = on_the_host(num_blocks=3, num_host_blocks=2)
     tiers.left(OTHER)
     assert (tiers.places(TEXT), tiers.places(OTHER)) == ("hh", "dd")
     seq = tiers.admitted(TEXT)
     tiers.manager.collect_loads()
     tiers.assert_bytes(seq)
-    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("bb", "--"), "the host had no room but TEXT's"
+    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("bb", "--"), "the host only had room for TEXT"
 
 
-def test_what_is_hit_on_the_device_is_not_evicted_to_load_the_rest():
+def test_hits_on_the_device_are_not_evicted_to_load_the_rest():
     tiers = Tiers(num_blocks=3)
     tiers.left(TEXT)
     tiers.left([7] * 8)
@@ -245,8 +247,8 @@ def test_what_is_hit_on_the_device_is_not_evicted_to_load_the_rest():
 
 @pytest.mark.parametrize("num_free", range(5))
 @pytest.mark.parametrize("is_held", [False, True])
-def test_idle_hits_and_hits_on_the_host_need_a_block_each_and_held_ones_none(is_held, num_free):
-    """TEXT's first block is on the device, its second on the host, its third nowhere."""
+def test_idle_hits_and_host_hits_need_a_block_each_and_held_ones_none(is_held, num_free):
+    """TEXT's first block is on the device, its second on the host, and its third on neither."""
     tiers = Tiers(num_blocks=6)
     tiers.left(TEXT)
     tiers.left([7] * 20)
@@ -268,7 +270,7 @@ def test_idle_hits_and_hits_on_the_host_need_a_block_each_and_held_ones_none(is_
 
 
 def raise_in(tiers: Tiers, part: str) -> None:
-    """The next allocation fails there."""
+    """Make the next allocation fail there."""
 
     def fail(*_) -> NoReturn:
         raise CopyFailed
@@ -282,8 +284,8 @@ def raise_in(tiers: Tiers, part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["get_new_blocks", "store", "load"])
-def test_an_allocation_that_fails_gives_the_blocks_of_both_tiers_back(part):
-    """It has a hit on each tier, and evicts somebody to load the one."""
+def test_failed_allocation_releases_the_blocks_of_both_tiers(part):
+    """It has a hit on each tier, and must evict a block for the load."""
     tiers = Tiers(num_blocks=3)
     tiers.left(TEXT)
     tiers.left([7] * 8)
@@ -299,29 +301,29 @@ def test_an_allocation_that_fails_gives_the_blocks_of_both_tiers_back(part):
         tiers.manager.check_integrity()
 
 
-# On its way
+# Loading
 
 
 def arriving(num_blocks: int = 8) -> tuple[Tiers, Sequence]:
-    """A sequence whose first two blocks are on their way."""
+    """Return a sequence whose first two blocks are loading."""
     tiers = on_the_host(num_blocks)
     tiers.host.arrives = lambda: False
     return tiers, tiers.admitted(TEXT)
 
 
-def test_a_load_holds_the_host_s_blocks_until_it_has_arrived():
+def test_load_holds_the_hosts_blocks_until_it_has_arrived():
     tiers, seq = arriving()
     assert not tiers.manager.is_ready(seq) and tiers.num_free == (5, 6)
     tiers.manager.collect_loads()
     assert not tiers.manager.is_ready(seq) and tiers.num_free == (5, 6)
     tiers.host.arrives = lambda: True
-    assert tiers.manager.is_ready(seq), "to have arrived is enough to run"
+    assert tiers.manager.is_ready(seq), "a sequence may run as soon as its blocks have arrived"
     tiers.manager.collect_loads()
     assert tiers.manager.is_ready(seq) and tiers.num_free == (5, 8)
     tiers.assert_bytes(seq)
 
 
-def test_what_is_being_loaded_is_not_evicted_from_the_host():
+def test_loading_blocks_are_not_evicted_from_the_host():
     tiers = on_the_host(num_blocks=5, num_host_blocks=3)
     tiers.left(OTHER)
     tiers.host.arrives = lambda: False
@@ -332,14 +334,14 @@ def test_what_is_being_loaded_is_not_evicted_from_the_host():
     tiers.assert_bytes(seq)
 
 
-def test_to_wait_is_until_all_has_arrived():
+def test_waiting_lasts_until_all_blocks_have_arrived():
     tiers, seq = arriving()
     tiers.manager.collect_loads(wait=True)
     assert tiers.manager.is_ready(seq) and tiers.num_free == (5, 8)
     tiers.assert_bytes(seq)
 
 
-def test_another_may_hit_what_is_on_its_way_and_waits_with_it():
+def test_another_sequence_may_hit_a_loading_block_and_waits_with_it():
     tiers, seq = arriving()
     other = tiers.admitted([*TEXT, 99], "b")
     assert other.block_table[:2] == seq.block_table[:2] and tiers.moved == (2, 2), "it is loaded once"
@@ -350,7 +352,7 @@ def test_another_may_hit_what_is_on_its_way_and_waits_with_it():
     tiers.assert_bytes(seq, other)
 
 
-def test_a_fork_of_a_sequence_that_waits_waits_too():
+def test_fork_of_a_waiting_sequence_waits_too():
     tiers, seq = arriving()
     child = tiers.sequence(TEXT, "child")
     tiers.manager.fork(seq, child)
@@ -359,12 +361,12 @@ def test_a_fork_of_a_sequence_that_waits_waits_too():
     tiers.assert_bytes(child)
 
 
-def test_blocks_that_are_arriving_are_free_once_they_have_arrived():
-    """Or whoever takes them next is written over. Nobody waits for that."""
+def test_blocks_of_an_abandoned_load_are_free_once_it_has_arrived():
+    """Otherwise the load would overwrite their next holder. Nothing waits for this."""
     tiers, seq = arriving(num_blocks=4)
     tiers.manager.free(seq)
     tiers.manager.check_integrity()
-    assert tiers.num_free == (2, 6), "the load holds both ends of its copies"
+    assert tiers.num_free == (2, 6), "the load holds its sources and targets"
     with pytest.raises(NoFreeBlocks):
         tiers.manager.pool.get_new_blocks(3)
     tiers.manager.collect_loads()
@@ -373,23 +375,23 @@ def test_blocks_that_are_arriving_are_free_once_they_have_arrived():
     tiers.assert_empty()
     assert tiers.places(TEXT) == "bb"
     again = tiers.admitted(TEXT)
-    assert tiers.manager.is_ready(again) and tiers.moved[1] == 2, "what has arrived is cached"
+    assert tiers.manager.is_ready(again) and tiers.moved[1] == 2, "the loaded block is cached"
     tiers.assert_bytes(again)
 
 
-def test_one_that_shares_what_arrives_may_leave_and_one_that_does_not_need_not_wait():
+def test_sharer_of_a_loading_block_may_leave_and_others_need_not_wait():
     tiers, seq = arriving()
     other, stranger = tiers.admitted([*TEXT, 99], "b"), tiers.admitted([7], "c")
     tiers.manager.free(stranger)
     tiers.manager.free(other)
-    assert not tiers.manager.is_ready(seq), "nobody had to wait for that"
+    assert not tiers.manager.is_ready(seq), "nothing had to wait for it"
     tiers.manager.check_integrity()
     tiers.manager.collect_loads(wait=True)
     assert tiers.manager.is_ready(seq)
     tiers.assert_bytes(seq)
 
 
-def test_a_load_that_has_arrived_and_is_not_collected_yet_holds_its_blocks():
+def test_finished_load_holds_its_blocks_until_it_is_collected():
     tiers, seq = arriving()
     tiers.host.arrives = lambda: True
     tiers.manager.free(seq)
@@ -412,33 +414,33 @@ def test_two_loads_arrive_one_by_one():
     tiers.assert_bytes(two)
 
 
-# A reset
+# Reset
 
 
-def test_a_reset_forgets_both_tiers():
+def test_reset_empties_both_tiers():
     tiers = on_the_host()
     tiers.left(OTHER)
     assert (tiers.places(TEXT), tiers.places(OTHER)) == ("hh", "dd")
     assert tiers.manager.reset_prefix_cache() is True
     assert (tiers.places(TEXT), tiers.places(OTHER)) == ("--", "--")
-    assert tiers.manager.prefix_cache_stats == PrefixCacheStats(queries=18), "the counts go on"
+    assert tiers.manager.prefix_cache_stats == PrefixCacheStats(queries=18), "the counts continue"
     tiers.assert_empty()
     tiers.evict()
-    assert tiers.moved == (2, 0), "nothing was left to be stored"
+    assert tiers.moved == (2, 0), "no text was left to store"
 
 
-def test_a_reset_while_blocks_are_held_or_on_their_way_changes_nothing():
+def test_reset_while_blocks_are_held_or_loading_changes_nothing():
     tiers, _ = arriving()
     before = tiers.state()
     assert tiers.manager.reset_prefix_cache() is False
     assert tiers.state() == before and tiers.places(TEXT) == "bb"
 
 
-# Any history
+# Random histories
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_in_any_history_what_is_found_is_what_was_computed_for_that_text(seed):
+def test_in_random_histories_hits_hold_what_was_computed_for_that_text(seed):
     rng = random.Random(seed)
     tiers = Tiers(num_blocks=rng.randrange(4, 12), num_host_blocks=rng.choice([0, 1, 3, 20]))
     slow, failing = rng.choice([0.0, 0.5, 0.9]), rng.choice([0.0, 0.0, 0.2])

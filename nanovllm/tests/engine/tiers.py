@@ -1,6 +1,6 @@
-"""Two tiers with bytes in them, and loads that take their time: what the tests of both tiers share.
+"""Two tiers with real bytes and slow loads, for tests of the host tier.
 
-The keys and values of a token are numbers made from all tokens up to it, so what another text left behind is seen.
+The keys and values of a token are numbers made from all tokens up to it, so leftovers of another text are noticed.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class CopyFailed(Exception):
 
 
 class SlowEvent:
-    """The event of a load that arrives once `tier.arrives()` says so, or somebody waits; until then there is NaN."""
+    """The event of a load that arrives on `tier.arrives()` or when something waits. Until then, its target holds NaN."""
 
     def __init__(self, tier: "SlowHostTier", copies: list[BlockCopy]) -> None:
         self._tier, self._copies, self._is_here, self._num_asked = tier, copies, False, 0
@@ -35,7 +35,7 @@ class SlowEvent:
 
     def query(self) -> bool:
         self._num_asked += 1
-        assert self._num_asked < 5_000, "it is asked for ever, and nobody waits"
+        assert self._num_asked < 5_000, "it is polled forever, and nothing waits"
         if not self._is_here and self._tier.arrives():
             self.synchronize()
         return self._is_here
@@ -48,7 +48,7 @@ class SlowEvent:
 
 
 class SlowHostTier(HostTier):
-    """Its loads arrive when `arrives()` says so, its copies raise when `fails()` does. At first all is well."""
+    """A tier whose loads arrive on `arrives()` and whose copies raise on `fails()`. By default, neither happens."""
 
     def __init__(self, device_blocks: Tensor, num_blocks: int, observer: Observer) -> None:
         super().__init__(device_blocks, num_blocks, observer)
@@ -69,7 +69,7 @@ class SlowHostTier(HostTier):
 
 
 class Tiers:
-    """A BlockManager over two pools, and what an engine does with it. Blocks have 4 slots."""
+    """A BlockManager over two pools, used as by an engine. Blocks have 4 slots."""
 
     def __init__(self, num_blocks: int = 4, num_host_blocks: int = 8, is_caching: bool = True) -> None:
         self.kv_cache = make_cache(num_blocks, num_layers=NUM_LAYERS)
@@ -79,13 +79,13 @@ class Tiers:
 
     @property
     def num_free(self) -> tuple[int, int]:
-        """On the device and on the host."""
+        """The free blocks on the device and on the host."""
         device, host = self.pools
         return len(device.free), len(host.free)
 
     @property
     def moved(self) -> tuple[int, int]:
-        """Blocks stored and loaded."""
+        """The numbers of stored and loaded blocks."""
         return self.host.num_blocks_stored, self.host.num_blocks_loaded
 
     def sequence(self, token_ids: list[int], name: str = "a") -> Sequence:
@@ -94,40 +94,40 @@ class Tiers:
         return seq
 
     def admitted(self, token_ids: list[int], name: str = "a") -> Sequence:
-        """It holds its blocks; what of it was found on the host may be on its way."""
+        """Return a sequence that holds its blocks, some of which may still be loading."""
         seq = self.sequence(token_ids, name)
         admit(self.manager, seq)
         self.manager.check_integrity()
         return seq
 
     def left(self, token_ids: list[int]) -> None:
-        """Such a sequence has come, was computed, and has gone."""
+        """Let this sequence come, be computed and end."""
         seq = self.admitted(token_ids)
         self.compute(seq)
         self.manager.free(seq)
         self.manager.check_integrity()
 
     def evict(self) -> None:
-        """Somebody takes all free blocks of the device, writes to them, and goes."""
+        """Take all free blocks of the device, write to them, and free them."""
         blocks = self.manager.pool.get_new_blocks(self.num_free[0])
         self.kv_cache.blocks[blocks] = float("nan")
         self.manager.pool.free_blocks(blocks)
         self.manager.check_integrity()
 
     def compute(self, seq: Sequence, num_tokens: int | None = None) -> None:
-        """As many of its tokens, or all: to blocks that it holds alone."""
+        """Compute this many tokens of a sequence, or all, in blocks that it holds alone."""
         start = seq.num_computed_tokens
         end = seq.num_tokens if num_tokens is None else start + num_tokens
         for position in range(start, end):
             block = seq.block_table[position // BLOCK_SIZE]
-            assert self.manager.pool.ref_counts[block] == 1, "a block is written by its only holder"
+            assert self.manager.pool.ref_counts[block] == 1, "only the sole holder writes to a block"
             assert block not in self.manager.pool.hashes, "a cached block is never written"
             self.kv_cache.blocks[block, :, :, position % BLOCK_SIZE] = keys_and_values(seq.token_ids, position)
         seq.num_computed_tokens = end
         self.manager.cache_blocks(seq, end - start)
 
     def assert_bytes(self, *seqs: Sequence) -> None:
-        """What they have computed is there, in every layer."""
+        """Assert that all computed tokens are there, in every layer."""
         for seq in seqs:
             assert seq.num_computed_tokens, "there is nothing to compare"
             for position in range(seq.num_computed_tokens):
@@ -136,7 +136,7 @@ class Tiers:
                 assert torch.equal(self.kv_cache.blocks[block, :, :, offset], expected), f"token {position} is lost"
 
     def places(self, token_ids: list[int]) -> str:
-        """Where each full block of a text is: d on the device, h on the host, b on both, - on neither."""
+        """Return where each full block of a text is: d for the device, h for the host, b for both, - for neither."""
         hashes: list[bytes] = []
         extend_block_hashes(hashes, token_ids, BLOCK_SIZE)
         names = {(True, False): "d", (False, True): "h", (True, True): "b", (False, False): "-"}
@@ -144,20 +144,20 @@ class Tiers:
         return "".join(names[each in device.cached, each in host.cached] for each in hashes)
 
     def state(self) -> tuple:
-        """All that an allocation that fails may not change; which block of the queue comes first it may."""
+        """Return everything that a failed allocation must not change. The order of the queue may change."""
         tables = [(seq.request_id, list(seq.block_table)) for seq in self.manager._holders]
         pools = [(set(pool.free), list(pool.ref_counts)) for pool in self.pools]
         return pools, tables, self.manager.report(), list(self.host.loads), self.manager.prefix_cache_stats
 
     def assert_empty(self) -> None:
-        """Nobody is left: every block is free on both tiers, and nothing is on its way."""
+        """Assert that every block is free on both tiers, and nothing is loading."""
         self.manager.check_integrity()
         assert self.num_free == tuple(pool.num_blocks for pool in self.pools)
         assert not self.host.loads and not self.manager._holders
 
 
 def keys_and_values(token_ids: list[int], position: int) -> Tensor:
-    """Of a token: they depend on all before it. [num_layers, 2, num_kv_heads, head_dim]"""
+    """Return the keys and values of a token, which depend on all before it: [num_layers, 2, num_kv_heads, head_dim]."""
     return numbers_of(tuple(token_ids[: position + 1]))
 
 

@@ -1,4 +1,4 @@
-"""What a piece of code costs, counted: operations, and the memory of the tensors that it makes. Never time."""
+"""The cost of a piece of code, in operations and in memory of the tensors that it makes. It never measures time."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from torch.utils._pytree import tree_leaves
 
 
 class Watch(TorchDispatchMode):
-    """`with Watch() as seen:` counts what torch does inside.
+    """A context manager that counts torch's operations and allocations in its block.
 
-    A view of a tensor is an operation and no memory. What a kernel keeps for itself while it runs is not seen.
+    A view of a tensor is an operation without memory. The temporary memory of a kernel is not visible.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.num_operations = 0
         self.largest = 0  # bytes of the largest new tensor
-        self.peak = 0  # most bytes of new tensors that were there at one time
+        self.peak = 0  # peak bytes of new tensors
         self._alive: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
