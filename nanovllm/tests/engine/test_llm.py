@@ -297,7 +297,7 @@ def test_no_blocks_are_promised(checkpoint):
 
 
 def test_later_requests_do_not_overtake_the_first_that_does_not_fit(checkpoint):
-    """Of 6 blocks, the first holds 2 or 3 and the second needs 5. The third, which needs one, starts together with it."""
+    """Of 6 blocks, the first holds 2 or 3 and the second needs 5. The third, which needs one, starts with it."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=24)
     assert first_steps(llm, [3, 2, 1], prompt_lengths=[8, 20, 1]) == [0, 3, 3]
 

@@ -27,7 +27,7 @@ class CopyFailed(Exception):
 
 
 class SlowEvent:
-    """The event of a load that arrives on `tier.arrives()` or when something waits. Until then, its target holds NaN."""
+    """The event of a load that arrives on `tier.arrives()` or on a wait. Until then, its target holds NaN."""
 
     def __init__(self, tier: "SlowHostTier", copies: list[BlockCopy]) -> None:
         self._tier, self._copies, self._is_here, self._num_asked = tier, copies, False, 0
