@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, Protocol, Self, TypeGuard, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..checkpoints.chat_template import TEXT_PARTS
 from ..engine.outputs import Logprob
@@ -131,14 +131,14 @@ def as_invalid_request(error: ValidationError) -> InvalidRequest:
 
 # Requests
 
-Objects = Annotated[list[dict[str, Any]], FailFast()]
-TokenIds = Annotated[list[int], FailFast()]
-Texts = Annotated[list[str], FailFast()]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 Prompts = (
     str
     | TokenIds
     | Annotated[Texts, Field(max_length=MAX_CHOICES)]
-    | Annotated[list[TokenIds], FailFast(), Field(max_length=MAX_CHOICES)]
+    | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_CHOICES)]
 )
 
 
@@ -496,7 +496,7 @@ class ResponsesRequest(SamplingBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: dict[str, Any] | None = None
     top_logprobs: int | None = None
-    include: Annotated[list[Include], FailFast()] | None = None
+    include: Annotated[list[Include], Field(fail_fast=True)] | None = None
     reasoning: dict[str, Any] | None = None
     tools: Annotated[Objects, Field(max_length=1 << 10)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
