@@ -14,9 +14,8 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, Literal
 
 from ..engine.checks import short_repr
@@ -57,7 +56,7 @@ class Defaults:
 
     params: Mapping[str, Any]  # from the command line
     seed: int = 0  # from which requests without a seed draw theirs
-    recommended: Mapping[str, Any] = MappingProxyType({})  # by the checkpoint; for OpenAI's form, as in its servers
+    recommended: Mapping[str, Any] = field(default_factory=dict)  # by the checkpoint, for OpenAI's form
 
 
 # Requests
