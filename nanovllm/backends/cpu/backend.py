@@ -80,7 +80,8 @@ class NumbaBackend:
 
     def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
         with numba_threads():
-            return self._model(input_ids, positions, self._attention.plan(step))
+            hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))
+        return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         with numba_threads():

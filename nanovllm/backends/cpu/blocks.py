@@ -16,9 +16,22 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.extending import intrinsic
 
-from .vectors import FLOATS, FUSED, WIDTH, WORD, WORDS, constant, element, one, reader, rounded, sixteen, vector
+from .vectors import (
+    FLOATS,
+    FUSED,
+    WIDTH,
+    WORD,
+    WORDS,
+    constant,
+    element,
+    intrinsic,
+    one,
+    reader,
+    rounded,
+    sixteen,
+    vector,
+)
 
 
 def tuple_of(values: list[Any], context: Any, builder: Any, signature: Any) -> Any:

@@ -108,7 +108,8 @@ def files_in(folder: Path) -> dict[str, int]:
 def is_complete(folder: Path) -> bool:
     """Return whether a compiler has finished in this folder, and all its files still exist."""
     try:
-        return json.loads((folder / COMPLETE).read_text()) == files_in(folder) != {}
+        recorded: object = json.loads((folder / COMPLETE).read_text())
+        return recorded == files_in(folder) != {}
     except (OSError, ValueError):
         return False
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from llvmlite import binding, ir
 from numba import types
-from numba.core.extending import intrinsic
 
 from .blocks import no_sums, parts_of, products_at, starts_of, sum_2, sums_of, tuple_of, write_rows
 from .vectors import (
@@ -25,6 +24,7 @@ from .vectors import (
     add,
     constant,
     element,
+    intrinsic,
     kernel,
     one,
     reader,
@@ -107,7 +107,9 @@ def moved(builder: Any, starts: Any, distance: Any) -> list[Any]:
     return [builder.add(start, distance) for start in parts_of(builder, starts)]
 
 
-def multiply_all(use: Any, left: list, right: list, context: Any, builder: Any, signature: Any, sums: Any) -> Any:
+def multiply_all(
+    use: Any, left: list[Any], right: list[Any], context: Any, builder: Any, signature: Any, sums: Any
+) -> Any:
     """Generate the code that adds the product of each left and each right vector to its sum."""
     before = iter(parts_of(builder, sums))
     values = [use.add_product(builder, next(before), x, y) for x in left for y in right]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...engine.kv_cache import KVCache
 
 PADDED = 16  # rows are padded to a multiple: plain linear layers generate, and keep, code for each number of rows
-LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
 
 
 class Layer(NamedTuple):
@@ -99,7 +99,7 @@ def swap_in(model: LlamaForCausalLM, kv_cache: "KVCache", workers: int, packs: b
     if packs:
         swap_linears(model, PackedLinear)
     plain = model.model
-    model.model = CpuModel(model, workers)
+    model.register_module("model", CpuModel(model, workers))
     dtype, rotary, config = kv_cache.blocks.dtype, plain.rotary_emb, model.config
     cos, sin = rotary.cos.to(dtype), rotary.sin.to(dtype)
     return StepAttention(kv_cache, config.num_attention_heads, cos, sin, config.rms_norm_eps, workers)
@@ -107,15 +107,13 @@ def swap_in(model: LlamaForCausalLM, kv_cache: "KVCache", workers: int, packs: b
 
 def swap_out(model: LlamaForCausalLM) -> None:
     """Undo swap_in(), even one that raised halfway."""
-    current: Any = model.model
-    model.model = getattr(current, "plain", current)
+    model.register_module("model", getattr(model.model, "plain", model.model))
     swap_linears(model, lambda linear: linear.plain if isinstance(linear, PackedLinear) else linear)
 
 
-def swap_linears(model: LlamaForCausalLM, swap: Callable[[nn.Module], nn.Module]) -> None:
-    for layer in model.model.layers:
-        for part in (layer.self_attn, layer.mlp):
-            for name, linear in list(part.named_children()):
-                if name in LINEARS:
-                    setattr(part, name, swap(linear))
-    model.lm_head = swap(model.lm_head)
+def swap_linears(model: LlamaForCausalLM, swap: Callable[[Any], nn.Module]) -> None:
+    """Replace each linear layer of `model` by what `swap` returns for it."""
+    for parent in list(model.modules()):
+        for name, linear in list(parent.named_children()):
+            if name in LINEARS:
+                parent.register_module(name, swap(linear))

@@ -64,7 +64,7 @@ def find_peaks(logits: int, rows: int, size: int, like: np.ndarray, tokens: int,
 
 
 @kernel
-def peak_of(logits: Memory, size: int) -> tuple[int, float, float]:
+def peak_of(logits: Memory, size: int) -> tuple[np.int64, np.float32, np.float32]:
     """Return where the first largest logit is, its value, and the sum of exp(logit - largest)."""
     peaks, i, whole = splat(read(logits, 0)), 0, size // WIDTH * WIDTH
     for i in range(0, whole, WIDTH):

@@ -19,9 +19,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from numba import types
-from numba.core.extending import intrinsic
 
-from .vectors import Memory, kernel, put
+from .vectors import Memory, intrinsic, kernel, put
 
 STRIDE = 8  # int64 numbers of a phase, one cache line: the counter word, and how many tasks are done
 SHIFT = 24  # of the step's number in the word; the bits below hold the next task. 2**39 steps take years
@@ -86,7 +85,7 @@ def take_task(counters: Memory, phase: int, step: int, count: int) -> int:
     """Return the next task of a phase, or -1 if all are taken or the step is over."""
     while True:
         word = load_acquire(counters, phase * STRIDE)
-        task = word & ((1 << SHIFT) - 1)
+        task: int = word & ((1 << SHIFT) - 1)
         if word >> SHIFT != step or task >= count:
             return -1
         if compare_and_swap(counters, phase * STRIDE, word, word + 1):
@@ -114,7 +113,7 @@ def tasks(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]:
 def wait_for_step(mailbox: Memory, seen: int) -> int:
     """Return the number of a step newer than `seen`, or `seen` if none comes within about a millisecond."""
     for spins in range(1, YIELDS * SPINS):
-        number = load_acquire(mailbox, 0)
+        number: int = load_acquire(mailbox, 0)
         if number != seen:
             return number
         if spins % SPINS == 0:

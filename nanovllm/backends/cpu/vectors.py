@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
+from numba.core import extending
 from numba.core.cgutils import get_or_insert_function
-from numba.core.extending import intrinsic, models, register_model
 
 WIDTH = 16
 Memory = Any  # in a signature: a pointer to float32 or int64 numbers, or to numbers of a model's dtype
@@ -37,9 +37,9 @@ FLOAT, WORD, HALF, BITS = ir.FloatType(), ir.IntType(32), ir.HalfType(), ir.IntT
 FLOATS, WORDS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(WORD, WIDTH)
 
 
-def kernel(function: Function) -> Function:
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function that only other kernels call."""
-    compiled: Function = njit(**INNER)(function)
+    compiled: Callable[..., Any] = njit(**INNER)(function)
     return compiled
 
 
@@ -53,6 +53,12 @@ def parallel_entry(function: Function) -> Function:
     """Compile a function that Python calls, with a parallel loop."""
     compiled: Function = njit(parallel=True, **ENTRY)(function)
     return compiled
+
+
+def intrinsic(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that kernels can call, and whose code `generator` makes for the types of its arguments."""
+    function: Callable[..., Any] = extending.intrinsic(generator)
+    return function
 
 
 def like_of(dtype: torch.dtype) -> np.ndarray:
@@ -70,8 +76,8 @@ class Vector(types.Type):
 vector = Vector()
 
 
-@register_model(Vector)
-class VectorModel(models.PrimitiveModel):
+@extending.register_model(Vector)
+class VectorModel(extending.models.PrimitiveModel):
     def __init__(self, manager: Any, fe_type: types.Type) -> None:
         super().__init__(manager, fe_type, FLOATS)
 

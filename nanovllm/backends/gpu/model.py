@@ -102,7 +102,8 @@ def seconds_on_gpu(step: Step) -> float:
     step()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1000
+    seconds: float = start.elapsed_time(end) / 1000
+    return seconds
 
 
 class FusedModel(nn.Module):

@@ -119,7 +119,7 @@ class PagedAttend:
         q, out [num_decodes, num_heads, head_dim]
         """
         # A single query sees every key, so the heads of a KV head can serve as the query axis: no key is repeated.
-        grouped = q.unflatten(1, (num_kv_heads, -1))  # [num_decodes, num_kv_heads, num_heads / num_kv_heads, head_dim]
+        grouped = torch.unflatten(q, 1, (num_kv_heads, -1))  # [num_decodes, num_kv_heads, group, head_dim]
         whole: Part | None = None
         for tile in self._tiles:
             k, v = self._kv_cache.read(layer, tile.pieces, tile.num_slots)  # [num_seqs, num_slots, num_kv_heads, ...]
@@ -139,7 +139,7 @@ class PagedAttend:
         block_table [max_blocks], which may be longer than the context
         """
         group = q.shape[1] // k.shape[1]
-        grouped = q.unflatten(1, (-1, group)).permute(2, 1, 0, 3)  # [group, num_kv_heads, query_len, head_dim]
+        grouped = torch.unflatten(q, 1, (-1, group)).permute(2, 1, 0, 3)  # [group, num_kv_heads, query_len, head_dim]
 
         def for_group(x: Tensor) -> Tensor:  # x [num_keys, num_kv_heads, head_dim]
             return x.transpose(0, 1).expand(group, -1, -1, -1)  # a view: [group, num_kv_heads, num_keys, head_dim]

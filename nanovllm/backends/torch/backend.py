@@ -63,7 +63,8 @@ class TorchBackend:
         return None
 
     def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
-        return self._model(input_ids, positions, self._attention.plan(step))
+        hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))
+        return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._model.compute_logits(hidden)

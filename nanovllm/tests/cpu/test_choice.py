@@ -102,7 +102,7 @@ def test_eager_and_the_environment_change_the_backend(monkeypatch):
 
 @pytest.mark.parametrize("name", ["FLASH_ATTN", "cpu_attn", 3, True])
 def test_backends_of_vllm_are_rejected(name):
-    with pytest.raises(ValueError, match=r"attention_backend must be .*auto.*numba.*triton.*torch"):
+    with pytest.raises(ValueError, match="attention_backend must be "):
         EngineArgs(attention_backend=name)
 
 
