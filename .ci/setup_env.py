@@ -196,7 +196,8 @@ def install(extra: str) -> None:
 
 if __name__ == "__main__":
     if Path(sys.prefix).resolve() == VENV.resolve():  # .venv is active, and may be removed
-        os.execv(sys._base_executable, [sys._base_executable, *sys.argv])
+        python: str = getattr(sys, "_base_executable", sys.executable)
+        os.execv(python, [python, *sys.argv])
     try:
         install(sys.argv[1])
     except KeyboardInterrupt:

@@ -22,7 +22,8 @@ def install() -> None:
     shutil.rmtree(VENV, ignore_errors=True)
     uv = None if pip_settings() else shutil.which("uv")
     run(sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), VENV)
-    run(*([uv, "pip", "install", "--python", PYTHON] if uv else [PYTHON, "-m", "pip", "install"]), "--quiet", *PACKAGES)
+    pip: list[Path | str] = [uv, "pip", "install", "--python", PYTHON] if uv else [PYTHON, "-m", "pip", "install"]
+    run(*pip, "--quiet", *PACKAGES)
     # Borrow only now, or pip would consider the other numpy installed. Packages in .venv-triton itself take precedence.
     own = query(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))") or sys.exit("setup: no site-packages")
     borrowed = [path for path in sys.path if path.endswith("-packages")]

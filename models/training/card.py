@@ -31,7 +31,7 @@ def generate_samples() -> list[dict[str, str]]:
     llm = LLM(FOLDER, dtype="float32")
     params = [SamplingParams(temperature=0.7, top_p=0.9, seed=seed, max_tokens=180) for seed in range(len(PROMPTS))]
     outputs = llm.generate(PROMPTS, params)
-    return [{"prompt": output.prompt, "text": output.outputs[0].text} for output in outputs]
+    return [{"prompt": prompt, "text": each.outputs[0].text} for prompt, each in zip(PROMPTS, outputs, strict=True)]
 
 
 def draw_curve(curve: list[dict[str, float]], path: Path) -> None:

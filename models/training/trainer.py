@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.s1_contiguous_cache.llama import LlamaForCausalLM, ModelConfig
+from stages.s1_contiguous_cache.llama.model import LlamaDecoderLayer
 
 SHAPE = ModelConfig(  # models/storyteller
     vocab_size=4096,
@@ -191,11 +192,12 @@ def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
     if rate == 0.0:
         return
     for layer in model.model.layers:
+        assert isinstance(layer, LlamaDecoderLayer), layer
         for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
             module.register_forward_hook(lambda module, _, out: drop(out, rate) if module.training else out)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch gives it no types
 def drop(x: Tensor, rate: float) -> Tensor:
     """Return x after dropout with one random byte per element. F.dropout draws more, which is slow on a CPU.
 

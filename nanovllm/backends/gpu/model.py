@@ -113,6 +113,7 @@ class FusedModel(nn.Module):
         super().__init__()
         self.plain, self._ops, self._linears = plain, ops, linears
         self._layers = [layer for layer in plain.layers if isinstance(layer, LlamaDecoderLayer)]
+        assert len(self._layers) == len(plain.layers), "a layer of another class"
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: KernelAttend) -> Tensor:
         """Return the hidden states, [num_tokens, hidden_size]. `input_ids` and `positions` are int64 [num_tokens]."""
