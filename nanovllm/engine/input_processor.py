@@ -38,7 +38,7 @@ class InputProcessor:
         bad_words = bad_words_token_ids(params.bad_words or [], self._tokenizer, self._vocab_size)
         token_ids = self._token_ids(prompt)
         if not token_ids:
-            raise ValueError("the prompt must have at least 1 token, got 0")
+            raise ValueError("the prompt is empty: it must have at least 1 token, got 0")
         room = self._max_model_len - len(token_ids)
         if room <= 0:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""AsyncLLM: many callers, and one engine that one thread alone touches; a caller that goes away leaves nothing."""
+"""AsyncLLM: many callers, one engine that only one thread uses, and no leaks when a caller leaves."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ def greedy(max_tokens: int = 8, **params) -> SamplingParams:
 
 @pytest.fixture
 def make(checkpoint):
-    """make(...) is an engine with blocks of 4; it is shut down at the end."""
+    """Return make(...), which builds an engine with blocks of 4 tokens. All engines are shut down at the end."""
     made = []
 
     def start(**options) -> AsyncLLM:
@@ -41,7 +41,7 @@ async def all_of(engine: AsyncLLM, prompt, params: SamplingParams, request_id: s
 
 
 async def all_ended(engine: AsyncLLM, seconds: float = 10) -> None:
-    """Wait until no request is left; at most so long."""
+    """Wait until no request is left, for a limited time."""
     deadline = time.monotonic() + seconds
     while engine.get_num_unfinished_requests():
         assert time.monotonic() < deadline, engine.stats()
@@ -49,7 +49,7 @@ async def all_ended(engine: AsyncLLM, seconds: float = 10) -> None:
 
 
 def check_nothing_is_left(engine: AsyncLLM) -> None:
-    """Between two steps, in the engine's own thread."""
+    """Check the engine between two steps, in its own thread."""
 
     def check(inner) -> None:
         inner.kv_cache_manager.check_integrity()
@@ -60,7 +60,7 @@ def check_nothing_is_left(engine: AsyncLLM) -> None:
 
 
 def hold_steps(engine):
-    """Each step begins only once the first event is set; the second one tells that a step waits for it."""
+    """Hold each step until the first event is set. The second event reports that a step is waiting."""
     may_step, is_held, step = threading.Event(), threading.Event(), engine._thread.engine.step
 
     def held():
@@ -73,7 +73,7 @@ def hold_steps(engine):
 
 
 def slow_steps(engine):
-    """Each step takes a while: what a test does meanwhile is not too late, on a busy machine neither."""
+    """Slow down each step, so that a test can act during it, even on a busy machine."""
     step = engine._thread.engine.step
 
     def slowed():
@@ -87,7 +87,7 @@ def slow_steps(engine):
 # Outputs
 
 
-def test_callers_get_what_they_would_get_alone(make, checkpoint):
+def test_callers_get_the_same_outputs_as_alone(make, checkpoint):
     async def run(engine: AsyncLLM) -> list:
         prompts = [PROMPT[:i] for i in range(1, 9)]
         return await asyncio.gather(*(all_of(engine, each, greedy(i + 1), str(i)) for i, each in enumerate(prompts)))
@@ -103,7 +103,7 @@ def test_callers_get_what_they_would_get_alone(make, checkpoint):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_kinds_of_outputs(make, n):
+def test_every_output_kind_is_served(make, n):
     async def run(engine: AsyncLLM, kind: RequestOutputKind) -> list:
         params = SamplingParams(n=n, max_tokens=6, seed=5, ignore_eos=True, output_kind=kind)
         return await all_of(engine, PROMPT, params, kind.name)
@@ -123,7 +123,7 @@ def test_kinds_of_outputs(make, n):
     assert lengths == sorted(lengths) and lengths[-1] == 6
 
 
-def test_a_caller_that_is_slow_gets_the_latest_and_no_delta_is_lost(make):
+def test_slow_caller_gets_the_latest_output_and_loses_no_delta(make):
     async def run(engine: AsyncLLM, kind: RequestOutputKind) -> list:
         outputs = []
         async for output in engine.generate(PROMPT, greedy(10, output_kind=kind), "0"):
@@ -141,16 +141,16 @@ def test_a_caller_that_is_slow_gets_the_latest_and_no_delta_is_lost(make):
     assert joined == cumulative[-1].outputs[0].token_ids
 
 
-# Going away
+# Leaving
 
 
 @pytest.mark.parametrize("how", ["break", "aclose", "cancel", "abort"])
-def test_who_goes_away_is_aborted_within_a_step(make, how):
+def test_leaving_caller_is_aborted_within_a_step(make, how):
     async def run(engine: AsyncLLM) -> None:
         outputs = engine.generate(PROMPT, greedy(40), "a")
         first = await anext(outputs)
         assert not first.finished
-        may_step, _ = hold_steps(engine)  # the step that has begun may end, and one more may wait
+        may_step, _ = hold_steps(engine)  # the current step may end, and one more may be waiting
         if how == "break":
             del outputs
             gc.collect()
@@ -178,7 +178,7 @@ def test_who_goes_away_is_aborted_within_a_step(make, how):
     check_nothing_is_left(engine)
 
 
-def test_who_is_cancelled_before_the_request_is_added_adds_none(make):
+def test_caller_cancelled_before_its_request_is_added_adds_none(make):
     async def run(engine: AsyncLLM) -> None:
         may_step, is_held = hold_steps(engine)
         first = asyncio.create_task(all_of(engine, PROMPT, greedy(2), "first"))
@@ -198,13 +198,13 @@ def test_who_is_cancelled_before_the_request_is_added_adds_none(make):
     assert engine.stats().generation_tokens == 2
 
 
-def test_a_name_may_be_used_again_at_once_and_not_twice_at_a_time(make):
+def test_request_id_can_be_reused_at_once_but_not_in_parallel(make):
     async def run(engine: AsyncLLM) -> None:
         one = engine.generate(PROMPT, greedy(50), "name")
         await anext(one)
-        with pytest.raises(ValueError, match="request name is being served already"):
+        with pytest.raises(ValueError, match="request_id must be unique, got 'name'"):
             await all_of(engine, PROMPT, greedy(2), "name")
-        assert [output async for output in one][-1].outputs[0].finish_reason == "length", "the first goes on"
+        assert [output async for output in one][-1].outputs[0].finish_reason == "length", "the first request continues"
         other = engine.generate(PROMPT, greedy(50), "name")
         await anext(other)
         await other.aclose()
@@ -215,7 +215,7 @@ def test_a_name_may_be_used_again_at_once_and_not_twice_at_a_time(make):
     check_nothing_is_left(engine)
 
 
-def test_several_are_aborted_at_once_and_a_stranger_is_passed_over(make):
+def test_several_requests_are_aborted_at_once_and_unknown_ids_ignored(make):
     async def run(engine: AsyncLLM) -> list:
         tasks = [asyncio.create_task(all_of(engine, PROMPT, greedy(50), name)) for name in "abc"]
         while engine.get_num_unfinished_requests() < 3:
@@ -229,7 +229,7 @@ def test_several_are_aborted_at_once_and_a_stranger_is_passed_over(make):
     check_nothing_is_left(engine)
 
 
-def test_a_loop_that_ends_with_open_streams_leaves_nothing(make):
+def test_loop_that_ends_with_open_streams_leaks_nothing(make):
     async def run(engine: AsyncLLM) -> None:
         for name in "ab":
             await anext(engine.generate(PROMPT, greedy(50), name))
@@ -237,7 +237,7 @@ def test_a_loop_that_ends_with_open_streams_leaves_nothing(make):
     engine = make()
     loop = asyncio.new_event_loop()
     loop.run_until_complete(run(engine))
-    loop.close()  # unlike asyncio.run(), it closes no generator
+    loop.close()  # unlike asyncio.run(), it does not close generators
     deadline = time.monotonic() + 10
     while engine.get_num_unfinished_requests() and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -251,14 +251,14 @@ def test_a_loop_that_ends_with_open_streams_leaves_nothing(make):
     ("prompt", "params", "told"),
     [
         ("", greedy(), "the prompt is empty"),
-        ([5] * 100, greedy(), "the prompt has 100 tokens; max_model_len 64"),
-        ({"prompt": "a", "multi_modal_data": {"image": 1}}, greedy(), "vLLM has multi_modal_data, nanovllm has not"),
-        (None, greedy(), "the prompt must be a text, token ids or a dictionary, not NoneType"),
-        ("a", None, "sampling_params must be SamplingParams, not NoneType"),
+        ([5] * 100, greedy(), "max_model_len is 64, got 100"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, greedy(), "field 'multi_modal_data' is unsupported"),
+        (None, greedy(), "the prompt must be text, token ids or a dictionary, got NoneType"),
+        ("a", None, "sampling_params must be SamplingParams, got NoneType"),
     ],
     ids=["empty", "too long", "image", "no prompt", "no parameters"],
 )
-def test_an_error_of_a_bad_request_is_its_callers_alone(make, prompt, params, told):
+def test_invalid_request_is_an_error_of_its_caller_alone(make, prompt, params, told):
     async def run(engine: AsyncLLM) -> None:
         good = asyncio.create_task(all_of(engine, PROMPT, greedy(20), "good"))
         with pytest.raises(ValueError, match=told):
@@ -275,16 +275,16 @@ def test_an_error_of_a_bad_request_is_its_callers_alone(make, prompt, params, to
     "name",
     ["lora_request", "trace_headers", "priority", "data_parallel_rank", "session_id", "kv_hints", "reasoning_ended"],
 )
-def test_what_only_vllm_has_is_refused_in_words(make, name):
+def test_unsupported_arguments_are_refused(make, name):
     async def run(engine):
-        with pytest.raises(ValueError, match=f"vLLM has {name}, nanovllm has not"):
+        with pytest.raises(ValueError, match=f"{name} is unsupported"):
             async for _ in engine.generate(PROMPT, greedy(), "0", **{name: 5}):
                 pass
 
     asyncio.run(run(make()))
 
 
-def test_an_error_of_the_engine_reaches_all_callers_and_later_ones(make):
+def test_error_of_the_engine_reaches_all_callers_and_later_ones(make):
     async def run(engine):
         tasks = [asyncio.create_task(all_of(engine, PROMPT, greedy(50), str(i))) for i in range(3)]
         while engine.get_num_unfinished_requests() < 3:
@@ -309,7 +309,7 @@ def test_an_error_of_the_engine_reaches_all_callers_and_later_ones(make):
     asyncio.run(run(slow_steps(make())))
 
 
-def test_what_a_call_raises_is_its_callers_and_an_exit_ends_the_engine(make):
+def test_error_of_a_call_reaches_its_caller_and_an_exit_ends_the_engine(make):
     def raises(error: BaseException):
         def call(inner) -> None:
             raise error
@@ -326,7 +326,7 @@ def test_what_a_call_raises_is_its_callers_and_an_exit_ends_the_engine(make):
     assert engine.errored
 
 
-def test_a_folder_that_is_no_checkpoint_is_an_error_of_the_caller(tmp_path):
+def test_invalid_checkpoint_is_an_error_of_the_caller(tmp_path):
     with pytest.raises(ValueError):
         AsyncLLM.from_engine_args(AsyncEngineArgs(str(tmp_path)))
     assert "nanovllm engine" not in {thread.name for thread in threading.enumerate() if thread.is_alive()}
@@ -357,8 +357,8 @@ def test_shutdown_ends_all_callers_and_the_thread(make):
     assert engine.errored and not engine._thread._thread.is_alive() and engine.stats().blocks_running == 0
 
 
-def test_an_engine_that_ends_meanwhile_has_nothing_to_abort(make):
-    """It ends between the caller's look and the call."""
+def test_abort_after_the_engine_has_ended_does_nothing(make):
+    """The engine ends between the caller's check and the call."""
     engine = make()
     shut_down, call = engine.shutdown, engine._thread.call
 
@@ -371,8 +371,8 @@ def test_an_engine_that_ends_meanwhile_has_nothing_to_abort(make):
     assert engine.errored
 
 
-def test_statistics_are_of_a_moment_between_two_steps(make, monkeypatch):
-    """In a step a sequence that has ended is counted already, and still among those that are served."""
+def test_statistics_describe_a_moment_between_two_steps(make, monkeypatch):
+    """During a step, an ended sequence is counted as ended, but is still among the running ones."""
     engine, threads, collect = make(), [], stats.collect
 
     def noted(inner):
@@ -384,10 +384,10 @@ def test_statistics_are_of_a_moment_between_two_steps(make, monkeypatch):
     assert engine.stats().generation_tokens == 0 and engine.get_metrics()
     assert threads == [engine._thread._thread] * 2
     engine.shutdown()
-    assert engine.stats().generation_tokens == 0, "it can be asked after its end"
+    assert engine.stats().generation_tokens == 0, "it can be called after the end"
 
 
-def test_an_engine_that_nobody_holds_any_more_ends(checkpoint):
+def test_engine_without_references_ends(checkpoint):
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(checkpoint), **OPTIONS))
     thread, ref = engine._thread._thread, weakref.ref(engine)
     del engine
@@ -396,7 +396,7 @@ def test_an_engine_that_nobody_holds_any_more_ends(checkpoint):
     assert ref() is None and not thread.is_alive()
 
 
-def test_what_else_it_says(make):
+def test_other_methods(make):
     async def run(engine: AsyncLLM) -> None:
         outputs = await all_of(engine, "the fox", greedy(2), "0")
         assert outputs[-1].prompt == "the fox"
@@ -414,7 +414,7 @@ def test_what_else_it_says(make):
     assert "vllm:generation_tokens" in {metric.name for metric in engine.get_metrics()}
 
 
-def test_a_stream_holds_one_cumulative_output():
+def test_stream_holds_one_cumulative_output():
     async def run() -> list:
         stream = Stream(is_cumulative=True)
         outputs: list = ["a", "b", ValueError("c")]
@@ -428,17 +428,17 @@ def test_a_stream_holds_one_cumulative_output():
     assert asyncio.run(run()) == ["b"]
 
 
-# Many at once
+# Many callers
 
 
 @pytest.mark.parametrize("num_callers", [16, pytest.param(50, marks=pytest.mark.full)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
 def test_soak(make, num_callers, seed):
-    """Callers come and go, and go away in all ways, in a pool that is too small for them; nothing is left."""
+    """Callers come, leave in all possible ways, and share a pool that is too small for them. Nothing is leaked."""
     chance = random.Random(seed)
 
     async def caller(engine: AsyncLLM, i: int) -> int:
-        """Returns how many of its requests came to their end."""
+        """Return how many of its requests ran to their end."""
         num_served = 0
         for turn in range(4):
             kind = chance.choice([*RequestOutputKind])

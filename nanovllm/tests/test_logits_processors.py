@@ -1,4 +1,4 @@
-"""What SamplingParams does to logits: by the definitions, and in vLLM's order."""
+"""Logits processors: their definitions, and vLLM's order."""
 
 import math
 from collections import abc
@@ -15,7 +15,7 @@ OUT = -math.inf
 
 
 def processed(logits: list[float], output: list[int], prompt=(), stop=(), bad_words=(), **options) -> list[float]:
-    """The logits after the processors that these parameters ask for."""
+    """Return the logits after the processors for these parameters."""
     params = SamplingParams(**options)
     row = torch.tensor(logits)
     for processor in make_processors(params, [*prompt], {*stop, *params.stop_token_ids}, [*bad_words]):
@@ -23,7 +23,7 @@ def processed(logits: list[float], output: list[int], prompt=(), stop=(), bad_wo
     return [round(value, 4) for value in row.tolist()]
 
 
-def test_nothing_is_done_for_parameters_at_their_defaults():
+def test_default_params_change_nothing():
     for params in (SamplingParams(), SamplingParams(temperature=0.5, top_k=3, top_p=0.5, logprobs=3, n=2)):
         assert make_processors(params, [1, 2], {2}, []) == []
 
@@ -43,11 +43,11 @@ def test_only_allowed_tokens_keep_their_logits():
         ([1, 0], [0, OUT, 0, OUT]),
     ],
 )
-def test_a_bad_word_is_not_completed(output, expected):
+def test_bad_word_is_not_completed(output, expected):
     assert processed([0.0] * 4, output, bad_words=[[3], [0, 1], [0, 1, 2]]) == expected
 
 
-def test_of_a_bad_word_only_the_output_counts():
+def test_bad_words_match_only_the_output():
     assert processed([0.0] * 3, [], prompt=[0], bad_words=[[0, 1]]) == [0, 0, 0]
 
 
@@ -60,12 +60,12 @@ def test_biases_are_added():
     assert processed([1.0, 2.0, 3.0], [1], logit_bias={0: 2.5, 2: -1, 1: OUT}) == [3.5, OUT, 2]
 
 
-def test_tokens_of_the_prompt_and_the_output_are_divided_or_multiplied_by_the_repetition_penalty():
+def test_repetition_penalty_applies_to_tokens_of_prompt_and_output():
     assert processed([2.0, -2.0, 0.0, 2.0, -2.0], [3, 4, 3], prompt=[0, 2], repetition_penalty=2.0) == [1, -2, 0, 1, -4]
     assert processed([2.0, -2.0], [], prompt=[0, 1, 1], repetition_penalty=0.5) == [4, -1]
 
 
-def test_of_the_output_presence_counts_once_and_frequency_each_time():
+def test_presence_counts_once_and_frequency_each_time():
     options = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
     assert processed([2.0, 2.0, 2.0], [1, 2, 1], prompt=[0, 0], **options) == [2, 1, 1.25]
     assert processed([2.0], [], **options) == [2]
@@ -74,22 +74,22 @@ def test_of_the_output_presence_counts_once_and_frequency_each_time():
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("min_p", [0.05, 0.3, 1.0])
-def test_min_p_leaves_what_is_that_share_as_probable_as_the_likeliest(temperature, min_p):
+def test_min_p_keeps_tokens_relative_to_the_likeliest(temperature, min_p):
     logits = (3 * torch.randn(50, generator=torch.Generator().manual_seed(0))).tolist()
     probs = (torch.tensor(logits) / temperature).softmax(-1)
     kept = [value > OUT for value in processed(logits, [], min_p=min_p, temperature=temperature)]
     assert kept == (probs >= min_p * probs.max() * (1 - 1e-6)).tolist() and sum(kept) < 50
 
 
-def test_the_order_is_vllms():
-    """A bias comes before the penalties: here they double what it makes; and min_p is of what both leave."""
+def test_order_is_vllms():
+    """A bias comes before the penalties, which double its result here; min_p applies to the result of both."""
     options = {"logit_bias": {0: -3.0, 1: 1.0}, "repetition_penalty": 2.0, "frequency_penalty": 1.0, "min_p": 0.5}
     assert processed([1.0, 1.0, 0.9], [0, 1, 1], prompt=[0], **options) == [OUT, OUT, 0.9]
     without = {name: value for name, value in options.items() if name != "min_p"}
     assert processed([1.0, 1.0, 0.9], [0, 1, 1], prompt=[0], **without) == [(1 - 3) * 2 - 1, (1 + 1) / 2 - 2, 0.9]
 
 
-def test_a_grammar_that_asks_for_the_end_gets_it_before_min_tokens():
+def test_grammar_that_forces_the_end_wins_over_min_tokens():
     for may_restore, logits, expected in (
         (True, [OUT, OUT, 5.0], [OUT, OUT, 5.0]),
         (True, [1.0, OUT, 5.0], [1.0, OUT, OUT]),
@@ -104,7 +104,7 @@ def test_a_grammar_that_asks_for_the_end_gets_it_before_min_tokens():
 
 
 class Asked:
-    """What a step asks of a sequence."""
+    """The part of a sequence that a step reads."""
 
     def __init__(self, output: abc.Sequence[int] = (), **options) -> None:
         self.params, self.output_token_ids = SamplingParams(temperature=0.0, **options), [*output]
@@ -114,7 +114,7 @@ class Asked:
         return SamplingRow(self.params, 0, 0, 0)
 
 
-def test_a_token_is_of_the_processed_logits_and_its_logprob_of_the_raw_ones():
+def test_token_is_sampled_from_processed_logits_and_its_logprob_is_raw():
     logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [3.0, 1.0, 2.0]])
     raw, seqs = logits.clone(), [Asked(), Asked(allowed_token_ids=[0]), Asked([0], logit_bias={0: -9}, logprobs=1)]
     tokens = sample_with_logprobs(logits, seqs)
@@ -125,7 +125,7 @@ def test_a_token_is_of_the_processed_logits_and_its_logprob_of_the_raw_ones():
     assert torch.equal(logits, raw) and [*tokens[2].logprobs] == [0, 2]
 
 
-def test_a_step_without_processors_copies_no_logits():
+def test_step_without_processors_copies_no_logits():
     seen = []
 
     def watched(logits, rows):
@@ -134,13 +134,13 @@ def test_a_step_without_processors_copies_no_logits():
 
     logits = torch.zeros(1, 4, dtype=torch.bfloat16)
     sample_with_logprobs(logits, [Asked()], watched)
-    greedy = Asked(min_tokens=0, repetition_penalty=1.0, min_p=0.5)  # min_p has no say
+    greedy = Asked(min_tokens=0, repetition_penalty=1.0, min_p=0.5)  # min_p has no effect
     sample_with_logprobs(logits, [greedy], watched)
     assert len(seen) == 2 and all(each is logits for each in seen)
 
 
 @pytest.mark.parametrize("asked", [[4], [1, 0, 3]])
-def test_logprobs_of_named_tokens_have_their_ranks(asked):
+def test_named_logprobs_have_ranks(asked):
     logits = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log() + 2
     told = named_logprobs(logits, asked)
     assert [*told] == asked

@@ -1,10 +1,10 @@
-"""What an output says: why it stopped, its text with and without what stopped it, its pieces in a stream."""
+"""Outputs: stop reasons, text with and without a stop string, logprobs, and streams."""
 
 from functools import partial
 
 import pytest
 
-from .. import LLM, FlatLogprobs, RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from .. import LLM, RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from ..checkpoints.tokenizer import HFTokenizer, StreamDecoder, decoded_token, load_tokenizer
 from ..engine.logits_processors import bad_words_token_ids
 from ..engine.sequence import OutputText
@@ -24,29 +24,29 @@ def tokenizer(checkpoint) -> HFTokenizer:
 
 
 def saying(token_ids: list[int], **options) -> SamplingParams:
-    """Parameters under which these tokens are sampled, one after the other, each only once."""
+    """Return parameters that sample these tokens, in order. None may repeat."""
     assert len({*token_ids}) == len(token_ids)
     bias = {token_id: 1000.0 * (len(token_ids) - place) for place, token_id in enumerate(token_ids)}
-    once = {"presence_penalty": 2.0, "repetition_penalty": 1e9}  # a token that was there comes last
+    once = {"presence_penalty": 2.0, "repetition_penalty": 1e9}  # earlier tokens become unlikely
     return SamplingParams(temperature=0.0, logit_bias=bias, **({"max_tokens": len(token_ids)} | once | options))
 
 
 def say(llm: LLM, text: str, end=(), **options):
-    """The completion that says `text`, then the tokens `end`."""
+    """Return the completion that says `text` and then the tokens `end`."""
     token_ids = llm.tokenizer.encode(text, add_bos=False) + [*end]
     [output] = llm.generate([[5]], saying(token_ids, **options))
     return output.outputs[0]
 
 
-def test_it_says_what_the_tests_want(make):
+def test_say_returns_the_text(make):
     said = say(make(), " fox")
     assert said.text == " fox" and (said.finish_reason, said.stop_reason) == ("length", None)
 
 
-# Why it stopped
+# Stop reasons
 
 
-def test_the_eos_token_is_no_stop_reason(make):
+def test_eos_gives_no_stop_reason(make):
     said = say(make(), " fox", end=[EOS])
     assert (said.text, said.finish_reason, said.stop_reason) == (" fox", "stop", None) and said.token_ids[-1] == EOS
     said = say(make(), " fox", end=[EOS], stop_token_ids=[EOS])
@@ -57,7 +57,7 @@ def test_the_eos_token_is_no_stop_reason(make):
     assert (said.finish_reason, said.stop_reason) == ("length", None) and said.finished()
 
 
-def test_an_eos_token_that_the_model_does_not_have_is_no_matter(make, monkeypatch):
+def test_eos_outside_the_models_vocabulary_is_ignored(make, monkeypatch):
     llm = make()
     monkeypatch.setattr(llm.llm_engine.input_processor, "_eos_token_ids", {EOS, 9999})
     [output] = llm.generate([[5]], saying([EOS, 8, 9], min_tokens=2))
@@ -72,7 +72,7 @@ def test_neither_eos_nor_a_stop_token_comes_before_min_tokens(make, ignore_eos):
     assert said.token_ids == [8, 9, EOS] and said.finish_reason == ("length" if ignore_eos else "stop")
 
 
-def test_a_stop_token_is_the_stop_reason(make):
+def test_stop_token_is_the_stop_reason(make):
     said = say(make(), " fox", end=[77], stop_token_ids=[77])
     assert (said.text, said.finish_reason, said.stop_reason) == (" fox", "stop", 77)
 
@@ -86,14 +86,14 @@ def test_a_stop_token_is_the_stop_reason(make):
         (["x", "ox"], "x", " fo", " fox"),
     ],
 )
-def test_a_stop_string_is_the_stop_reason_and_of_two_at_once_the_first_in_the_list(make, stop, reason, text, kept):
+def test_stop_string_is_the_stop_reason_and_the_first_in_the_list_wins(make, stop, reason, text, kept):
     said = say(make(), " fox", stop=stop)
     assert (said.text, said.finish_reason, said.stop_reason) == (text, "stop", reason)
     said = say(make(), " fox", stop=stop, include_stop_str_in_output=True)
     assert (said.text, said.stop_reason) == (kept, reason)
 
 
-def test_a_repetition_is_the_stop_reason(make):
+def test_repetition_is_the_stop_reason(make):
     params = {"max_tokens": 12, "repetition_detection": RepetitionDetectionParams(2, 1, 3), "logit_bias": {7: 100.0}}
     [output] = make().generate([[5]], SamplingParams(temperature=0.0, **params))
     [said] = output.outputs
@@ -103,7 +103,7 @@ def test_a_repetition_is_the_stop_reason(make):
 
 
 class Pieces:
-    """A decoder whose tokens are texts."""
+    """A decoder whose tokens are strings."""
 
     def push(self, piece: str) -> str:
         return piece
@@ -117,24 +117,24 @@ class Pieces:
     [
         (["ab", "c", "ab"], 0, ["ab"], ("", "ab", 1)),
         (["ab", "c", "ab"], 1, ["ab"], ("abc", "ab", 3)),
-        (["a", "b", "c"], 1, ["ab"], ("", "ab", 2)),  # it is complete behind them
+        (["a", "b", "c"], 1, ["ab"], ("", "ab", 2)),  # complete after them
         (["ab", "ab"], 2, ["ab"], ("abab", None, 2)),
         (["xab", "q"], 1, ["ab", "xabz"], ("xabq", None, 2)),
         (["xa", "bz"], 1, ["ab", "xabz"], ("x", "ab", 2)),
         (["aa", "a"], 1, ["aa"], ("a", "aa", 2)),
     ],
 )
-def test_a_stop_string_counts_where_it_is_complete_behind_min_tokens(pieces, least, stop, expected):
+def test_stop_string_counts_if_it_is_complete_after_min_tokens(pieces, least, stop, expected):
     text = OutputText(Pieces(), SamplingParams(stop=stop, min_tokens=least))
     num_pushed = next((i for i, piece in enumerate(pieces, 1) if text.push(piece)), len(pieces))
     text.close()
     assert (text.shown, text.stop_string, num_pushed) == expected
 
 
-# Its text
+# Text
 
 
-def test_a_stop_token_in_the_text_if_it_is_to_be_kept(make):
+def test_stop_token_can_be_kept_in_the_text(make):
     [last] = make().tokenizer.encode("e", add_bos=False)[-1:]
     assert say(make(), " fox", end=[last], stop_token_ids=[last]).text == " fox"
     kept = say(make(), " fox", end=[last], stop_token_ids=[last], include_stop_str_in_output=True)
@@ -150,7 +150,7 @@ def test_without_detokenizing_there_is_no_text(make):
 
 
 @pytest.mark.parametrize("spaces", [True, False])
-def test_special_tokens_are_in_the_text_if_they_are_not_skipped(make, spaces):
+def test_special_tokens_can_be_kept_in_the_text(make, spaces):
     options = {"ignore_eos": True, "spaces_between_special_tokens": spaces}
     assert say(make(), " fox", end=[EOS, 1, 77], **options).text == " fox" + make().tokenizer.decode([77])
     shown = say(make(), " fox", end=[EOS, 1], skip_special_tokens=False, **options)
@@ -161,38 +161,30 @@ def test_special_tokens_are_in_the_text_if_they_are_not_skipped(make, spaces):
     assert say(make(), " fox", end=[EOS, 1], skip_special_tokens=False, stop="</s", **options).stop_reason == "</s"
 
 
-def test_it_may_fill_the_model(make):
+def test_output_may_fill_max_model_len(make):
     llm = make()
     [output] = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=None, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == llm.max_model_len - 3
 
 
-# Log-probabilities
+# Logprobs
 
 
-def test_each_token_that_is_told_has_its_text(make):
+def test_each_listed_token_has_its_text(make):
     said = say(make(), " fox", logprobs=0)
     assert "".join(place[i].decoded_token for place, i in zip(said.logprobs, said.token_ids, strict=True)) == " fox"
 
 
-def test_a_byte_has_the_text_of_the_character_that_it_completes(tokenizer):
+def test_byte_has_the_text_of_the_character_that_it_completes(tokenizer):
     é = tokenizer.encode("é", add_bos=False)[-2:]
     assert [tokenizer.decode([each]) for each in é] == ["\ufffd", "\ufffd"]
     word = tokenizer.encode("fox", add_bos=False)
     assert decoded_token(é[0], word, tokenizer) == "" and decoded_token(é[1], [*word, é[0]][-4:], tokenizer) == "é"
     assert decoded_token(é[1], word, tokenizer) == "" and decoded_token(é[0], [], tokenizer) == ""
-    assert decoded_token(word[0], é[:1], tokenizer) == " fox", "the space is its own"
+    assert decoded_token(word[0], é[:1], tokenizer) == " fox", "the space belongs to the word"
 
 
-def test_flat_logprobs_are_the_same(make):
-    options = {"max_tokens": 4, "logprobs": 2, "prompt_logprobs": 1, "seed": 3}
-    [plain], [flat] = (make().generate(FOX, SamplingParams(flat_logprobs=each, **options)) for each in (False, True))
-    assert isinstance(flat.prompt_logprobs, FlatLogprobs) and isinstance(flat.outputs[0].logprobs, FlatLogprobs)
-    assert [*flat.outputs[0].logprobs] == plain.outputs[0].logprobs
-    assert [*flat.prompt_logprobs] == [{}, *plain.prompt_logprobs[1:]]
-
-
-def test_all_tokens_or_some_by_name(make):
+def test_logprobs_of_all_or_of_named_tokens(make):
     [every], [some] = (
         make().generate(FOX, SamplingParams(max_tokens=3, seed=3, **asked))
         for asked in ({"logprobs": -1, "prompt_logprobs": -1}, {"logprob_token_ids": [9, 4]})
@@ -204,13 +196,13 @@ def test_all_tokens_or_some_by_name(make):
         assert [*place] == [9, 4, own] and place.items() <= whole.items()
 
 
-def test_no_hit_is_read_by_one_that_does_not_want_it_and_others_hit_what_it_computed(make):
+def test_request_can_skip_reading_the_prefix_cache_and_still_fills_it(make):
     llm, params = make(), SamplingParams(max_tokens=1, skip_reading_prefix_cache=True)
     assert [llm.generate(FOX, params)[0].num_cached_tokens for _ in range(2)] == [0, 0]
     assert llm.generate(FOX, SamplingParams(max_tokens=1))[0].num_cached_tokens > 0
 
 
-# A stream
+# Streams
 
 
 def streamed(llm: LLM, **options):
@@ -218,7 +210,7 @@ def streamed(llm: LLM, **options):
 
 
 @pytest.mark.parametrize(("n", "stop"), [(1, ["qqq"]), (3, ["qqq"]), (3, [])])
-def test_deltas_joined_are_the_whole_and_each_is_told_once(make, n, stop):
+def test_deltas_join_to_the_whole_output(make, n, stop):
     options = {"n": n, "logprobs": 1, "prompt_logprobs": 1, "stop": stop}
     [whole] = streamed(make(), **options, output_kind=RequestOutputKind.FINAL_ONLY)
     deltas = streamed(make(), **options, output_kind=RequestOutputKind.DELTA)
@@ -234,14 +226,14 @@ def test_deltas_joined_are_the_whole_and_each_is_told_once(make, n, stop):
         assert all(len(part.token_ids) == len(part.logprobs) == 1 for part in parts)
 
 
-def test_without_stop_strings_a_text_is_decoded_when_an_output_shows_it(make, monkeypatch):
+def test_without_stop_strings_text_is_decoded_on_demand(make, monkeypatch):
     pushed, real = [], StreamDecoder.push
     monkeypatch.setattr(StreamDecoder, "push", lambda self, *ids: pushed.append(len(ids)) or real(self, *ids))
     texts = [streamed(make(), output_kind=kind)[-1].outputs[0].text for kind in RequestOutputKind]
     assert texts[0] == texts[2] and pushed == [1] * 14 + [7]
 
 
-def test_a_delta_has_the_samples_with_something_new(make):
+def test_delta_has_only_samples_with_news(make):
     """One sample stops before the others."""
     params = {"n": 3, "stop_token_ids": [*range(3, 120)], "output_kind": RequestOutputKind.DELTA}
     deltas = streamed(make(), **params)
@@ -251,14 +243,14 @@ def test_a_delta_has_the_samples_with_something_new(make):
 
 
 @pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
-def test_an_interval_gives_the_first_token_then_so_many_and_the_end(make, kind):
+def test_stream_interval_gives_the_first_token_then_so_many_and_the_end(make, kind):
     outputs = streamed(make(), stream_interval=3, output_kind=kind)
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
     assert lengths == ([1, 4, 7] if kind is RequestOutputKind.CUMULATIVE else [1, 3, 3])
     assert [output.finished for output in outputs] == [False, False, True]
 
 
-def test_an_aborted_request_has_a_last_output_of_any_kind(make):
+def test_aborted_request_has_a_last_output_of_any_kind(make):
     for kind in RequestOutputKind:
         engine = make().llm_engine
         engine.add_request("a", [5, 6], SamplingParams(output_kind=kind))
@@ -269,24 +261,21 @@ def test_an_aborted_request_has_a_last_output_of_any_kind(make):
         assert last.outputs[0].finish_reason == "abort"
 
 
-# What this model or this tokenizer does not have
+# Parameters that this model or tokenizer cannot serve
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"stop_token_ids": [1, 320]}, "stop_token_ids: token id 320 is not from 0 to 319"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias: token id -1 is not from 0 to 319"),
-        ({"allowed_token_ids": [999]}, "allowed_token_ids: token id 999 is not from 0 to 319"),
-        ({"logprob_token_ids": [320]}, "logprob_token_ids: token id 320 is not from 0 to 319"),
-        (
-            {"max_tokens": None, "min_tokens": 63},
-            "min_tokens is 63, and max_model_len leaves room for 62 new tokens",
-        ),
+        ({"stop_token_ids": [1, 320]}, "stop_token_ids: a token id must be from 0 to 319, got 320"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias: a token id must be from 0 to 319, got -1"),
+        ({"allowed_token_ids": [999]}, "allowed_token_ids: a token id must be from 0 to 319, got 999"),
+        ({"logprob_token_ids": [320]}, "logprob_token_ids: a token id must be from 0 to 319, got 320"),
+        ({"max_tokens": None, "min_tokens": 63}, "min_tokens must be at most 62 to fit max_model_len, got 63"),
         ({"bad_words": [" "]}, "bad_words: ' ' has no tokens"),
     ],
 )
-def test_a_request_that_asks_for_what_there_is_not_is_refused(make, options, says):
+def test_parameter_outside_the_models_limits_is_refused(make, options, says):
     llm = make()
     with pytest.raises(ValueError) as caught:
         llm.llm_engine.add_request("a", [5, 6], SamplingParams(**options))
@@ -294,18 +283,18 @@ def test_a_request_that_asks_for_what_there_is_not_is_refused(make, options, say
 
 
 @pytest.mark.parametrize("options", [{"stop": "fox"}, {"bad_words": ["fox"]}], ids=str)
-def test_what_needs_a_tokenizer_is_refused_without_one(make, checkpoint, tmp_path, options):
+def test_parameter_that_needs_a_tokenizer_is_refused_without_one(make, checkpoint, tmp_path, options):
     for file in ("config.json", "model.safetensors"):
         (tmp_path / file).symlink_to(checkpoint / file)
     llm = LLM(tmp_path, **OPTIONS)
     [output] = llm.generate([[5, 6]], SamplingParams(**options))
-    [(name, value)] = options.items()
-    assert output.error == f"{name} is {[value] if name == 'stop' else value}, and there is no tokenizer"
+    [name] = options
+    assert output.error.startswith(f"{name} needs a tokenizer") and "fox" in output.error
     [output] = llm.generate([[5, 6]], SamplingParams(max_tokens=2, logprobs=1, ignore_eos=True))
     assert output.error is None and output.outputs[0].text == ""
 
 
-def test_a_request_is_not_changed_by_what_is_set_later(make):
+def test_later_changes_do_not_affect_a_request(make):
     engine, params = make().llm_engine, SamplingParams(max_tokens=3, ignore_eos=True, stop=[])
     engine.add_request("a", [5, 6], params)
     params.max_tokens = 9
@@ -315,18 +304,18 @@ def test_a_request_is_not_changed_by_what_is_set_later(make):
     assert len(output.outputs[0].token_ids) == 3
 
 
-def test_what_was_set_wrong_is_told_when_a_request_is_made(make):
+def test_invalid_later_change_is_refused_by_the_next_request(make):
     params = SamplingParams()
     params.logprobs = "many"
-    with pytest.raises(ValueError, match="logprobs must be a whole number, 0 or above, or -1 for all, not 'many'"):
+    with pytest.raises(ValueError, match="logprobs must be an integer, got 'many'"):
         make().llm_engine.add_request("a", [5, 6], params)
 
 
-# Bad words as tokens
+# Tokens of bad words
 
 
 class Letters(HFTokenizer):
-    """A token a letter; a space is a token of its own, but for the one before f."""
+    """A tokenizer with a token per letter. A space is a token too, except before f."""
 
     def __init__(self) -> None:
         pass
@@ -336,18 +325,18 @@ class Letters(HFTokenizer):
         return [ord(letter) for letter in text.replace(" f", "F")]
 
 
-def test_a_bad_word_is_spelled_as_it_is_at_the_start_and_behind_a_space():
+def test_bad_word_is_spelled_as_at_the_start_and_after_a_space():
     def spelled(*words: str, size: int = 500) -> list[str]:
         return ["".join(map(chr, word)) for word in bad_words_token_ids([*words], Letters(), size)]
 
     assert spelled("fox") == ["fox", "Fox"] and spelled(" fox") == ["fox", "Fox"]
-    assert spelled("ab") == ["ab"], "behind a space it has one token more"
+    assert spelled("ab") == ["ab"], "after a space it has one more token"
     assert spelled("a", "f") == ["a", "f", "F"]
-    with pytest.raises(ValueError, match="bad_words: token id 120 is not from 0 to 99"):
+    with pytest.raises(ValueError, match="bad_words: a token id must be from 0 to 99, got 120"):
         spelled("x", size=100)
 
 
-def test_no_bad_word_is_in_the_text(make):
+def test_bad_words_do_not_appear_in_the_text(make):
     words = ["e", "the", "fox", " a"]
     params = SamplingParams(n=8, max_tokens=30, seed=1, temperature=0.9, ignore_eos=True, bad_words=words)
     [output], [free] = make().generate(FOX, params), make().generate(FOX, SamplingParams(n=8, max_tokens=30, seed=1))

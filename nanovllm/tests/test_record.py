@@ -198,7 +198,7 @@ TOGETHER: dict[str, tuple[dict[str, Any], list[Asked]]] = {
         [
             greedy(TEXTS[0], 8, logprobs=3),
             greedy(TEXTS[1], 4, prompt_logprobs=2),
-            greedy(TEXTS[3], 6, logprobs=2, flat_logprobs=True),
+            greedy(TEXTS[3], 6, logprobs=2),
             sampled(TEXTS[2], 4, logprobs=2, max_tokens=8),
             greedy(TEXTS[0], 6, logprob_token_ids=[5, 9, 400]),
         ],

@@ -14,7 +14,7 @@ pytest.importorskip("llguidance")
 
 from .. import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from ..checkpoints.tokenizer import load_tokenizer
-from ..engine.grammars import GrammarProcessor, Grammars, token_bytes
+from ..engine.structured_outputs import GrammarProcessor, Grammars, token_bytes
 from .helpers import OPTIONS
 from .tiny_tokenizers import FORMS, SENTENCEPIECE, write_form, write_sentencepiece
 
@@ -192,21 +192,21 @@ def test_nothing_left_by_the_form_and_the_rest_ends_the_request_with_an_error(ll
             {"regex": "a", "choice": ["a"]},
             "give one of json, regex, choice, grammar, json_object, not regex and choice",
         ),
-        ({"structural_tag": "{}"}, "structural_tag is not served here: describe"),
-        ({"json_object": False}, "json_object must be True, not False"),
-        ({"choice": []}, "choice must be a list of texts, at least one, not []"),
-        ({"choice": "ab"}, "choice must be a list of texts, at least one, not 'ab'"),
-        ({"choice": ["a", 1]}, "choice must be a list of texts, at least one, not ['a', 1]"),
-        ({"regex": 5}, "regex must be a text without NUL characters, not 5"),
-        ({"regex": "a\0"}, "regex must be a text without NUL characters, not 'a\\x00'"),
-        ({"grammar": " "}, "grammar must be a text that is not empty, not ' '"),
-        ({"json": ""}, "json must be a JSON schema, as a dict or a text, not ''"),
+        ({"structural_tag": "{}"}, "structural_tag is unsupported"),
+        ({"json_object": False}, "json_object must be True, got False"),
+        ({"choice": []}, "choice must be a non-empty list of strings, got []"),
+        ({"choice": "ab"}, "choice must be a list of strings, got 'ab'"),
+        ({"choice": ["a", 1]}, "choice must be a list of strings, got ['a', 1]"),
+        ({"regex": 5}, "regex must be a string, got 5"),
+        ({"regex": "a\0"}, "regex must be a string without NUL characters, got 'a\\x00'"),
+        ({"grammar": " "}, "grammar must be a non-empty string, got ' '"),
+        ({"json": ""}, "json must be a JSON schema, as a dictionary or a string, got ''"),
         ({"json": "{"}, "json must be a JSON schema: Expecting property name"),
-        ({"json": "[1]"}, "json must be a JSON schema, an object, not '[1]'"),
+        ({"json": "[1]"}, "json must be a JSON schema, got '[1]'"),
         ({"json": {"type": {1, 2}}}, "json must be a JSON schema: Object of type set is not JSON serializable"),
         ({"json": "[" * 99 + "]" * 99}, "json must be nested at most 64 levels deep"),
         ({"json": "[" * 99_999 + "]" * 99_999}, "json must be nested at most 64 levels deep"),
-        ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace must be True or False, not 1"),
+        ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace must be True or False, got 1"),
         (
             {"regex": "a", "whitespace_pattern": " "},
             "whitespace_pattern is for json and json_object, and this is a regex",
@@ -230,24 +230,24 @@ def test_a_dict_is_read_as_parameters():
     assert SamplingParams(structured_outputs={"regex": "a"}).structured_outputs == StructuredOutputsParams(regex="a")
     with pytest.raises(ValueError, match="structured_outputs has no 'regx'; it has json, regex"):
         SamplingParams(structured_outputs={"regx": "a"})
-    with pytest.raises(ValueError, match="structured_outputs must be a StructuredOutputsParams, not 'a'"):
+    with pytest.raises(ValueError, match="structured_outputs must be a StructuredOutputsParams, got 'a'"):
         SamplingParams(structured_outputs="a")
 
 
 @pytest.mark.parametrize(
     "options, error",
     [
-        ({"json": {"type": "objekt"}}, "json cannot be followed: Invalid type: objekt"),
-        ({"json": {"type": "string", "minLength": 3, "maxLength": 2}}, "json cannot be followed: Unsatisfiable schema"),
+        ({"json": {"type": "objekt"}}, "invalid json: Invalid type: objekt"),
+        ({"json": {"type": "string", "minLength": 3, "maxLength": 2}}, "invalid json: Unsatisfiable schema"),
         (
             {"json": {"type": "array", "uniqueItems": True}},
-            'json cannot be followed: Unimplemented keys: ["uniqueItems"]',
+            'invalid json: Unimplemented keys: ["uniqueItems"]',
         ),
-        ({"json": {}, "whitespace_pattern": "("}, "json cannot be followed: regex parse error"),
-        ({"regex": "(a"}, 'regex cannot be followed: at 1(8): invalid regex "(a"'),
+        ({"json": {}, "whitespace_pattern": "("}, "invalid json: regex parse error"),
+        ({"regex": "(a"}, 'invalid regex: at 1(8): invalid regex "(a"'),
         ({"regex": r"[^\s\S]"}, "no token of this checkpoint can come next"),
-        ({"grammar": "start: foo"}, 'grammar cannot be followed: at 1(8): unknown name: "foo"'),
-        ({"grammar": 'root ::= "a" ('}, "grammar cannot be followed: Failed to convert the grammar from GBNF"),
+        ({"grammar": "start: foo"}, 'invalid grammar: at 1(8): unknown name: "foo"'),
+        ({"grammar": 'root ::= "a" ('}, "invalid grammar: Failed to convert the grammar from GBNF"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -272,7 +272,7 @@ def test_without_the_library_one_error_says_what_to_install(llm, monkeypatch):
 
 
 def test_without_a_tokenizer_or_an_end_there_is_one_error():
-    with pytest.raises(ValueError, match="there is no tokenizer"):
+    with pytest.raises(ValueError, match="no tokenizer"):
         Grammars(None, 320, {2}).processor(StructuredOutputsParams(regex="a"))
     with pytest.raises(ValueError, match="the checkpoint names none"):
         Grammars(load_tokenizer(STORYTELLER), 4096, set()).processor(StructuredOutputsParams(regex="a"))

@@ -215,7 +215,7 @@ def test_an_old_trace_is_replaced_and_nothing_else_is(llm, tmp_path):
     with pytest.raises(ValueError, match=r"run.jsonl exists and is not a trace"), traced(llm, file):
         pass
     assert file.read_text() == "my notes\n"
-    with pytest.raises(ValueError, match="can be traced, not str"), traced("llm", tmp_path / "new.jsonl"):
+    with pytest.raises(ValueError, match=r"llm must be .*, got str"), traced("llm", tmp_path / "new.jsonl"):
         pass
     assert not (tmp_path / "new.jsonl").exists()
 
@@ -233,16 +233,16 @@ SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", "has no whole line: a trace begins with a snapshot"),
-        ('{"kind":"snapshot"', "has no whole line: a trace begins with a snapshot"),
+        ("", "has no complete line"),
+        ('{"kind":"snapshot"', "has no complete line"),
         ("[" * 100_000 + "\n", "line 1: not JSON: maximum recursion depth"),
         ("\udcff\n", "line 1: not JSON: Expecting value"),
         ("hello\n", "line 1: not JSON: Expecting value"),
-        ('["kind"]\n', "line 1: not an event of a trace"),
-        ('{"kind": "brew"}\n', "line 1: not an event of a trace"),
-        ('{"kind": "step", "step": 1, "began": 0, "seconds": 0, "error": null}\n', "one snapshot, its first line"),
-        (SNAPSHOT + SNAPSHOT, "line 2: a trace has one snapshot, its first line"),
-        (SNAPSHOT.replace('"version": 2', '"version": 1'), "is a trace of version 1, this reads version 2"),
+        ('["kind"]\n', "line 1: not a trace event"),
+        ('{"kind": "brew"}\n', "line 1: not a trace event"),
+        ('{"kind": "step", "step": 1, "began": 0, "seconds": 0, "error": null}\n', "exactly one snapshot"),
+        (SNAPSHOT + SNAPSHOT, "line 2: a trace needs exactly one snapshot"),
+        (SNAPSHOT.replace('"version": 2', '"version": 1'), "must be a trace of version 2, got version 1"),
         (SNAPSHOT + '{"kind": "free", "step": 1, "place": "front"}\n', "line 2: free has no block"),
     ],
 )

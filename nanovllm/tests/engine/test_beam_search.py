@@ -400,15 +400,15 @@ def test_requests_before_and_after_a_search_are_served_under_new_ids(checkpoint)
 @pytest.mark.parametrize(
     "options, error",
     [
-        ({"beam_width": 0}, "beam_width must be a whole number, at least 1, not 0"),
-        ({"beam_width": -3}, "beam_width must be a whole number, at least 1, not -3"),
-        ({"beam_width": 2, "max_tokens": 0}, "max_tokens must be a whole number, at least 1, not 0"),
-        ({"beam_width": True}, "beam_width must be a whole number, at least 1, not True"),
-        ({"beam_width": None}, "beam_width must be a whole number, at least 1, not None"),
-        ({"beam_width": 2, "max_tokens": 1.5}, "max_tokens must be a whole number, at least 1, not 1.5"),
-        ({"beam_width": 2, "ignore_eos": "no"}, "ignore_eos must be True or False, not 'no'"),
-        ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty must be a number, not nan"),
-        ({"beam_width": 2, "length_penalty": "1"}, "length_penalty must be a number, not '1'"),
+        ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
+        ({"beam_width": -3}, "beam_width must be at least 1, got -3"),
+        ({"beam_width": 2, "max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"beam_width": True}, "beam_width must be an integer, got True"),
+        ({"beam_width": None}, "beam_width must be an integer, got None"),
+        ({"beam_width": 2, "max_tokens": 1.5}, "max_tokens must be an integer, got 1.5"),
+        ({"beam_width": 2, "ignore_eos": "no"}, "ignore_eos must be True or False, got 'no'"),
+        ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty must be a finite number, got nan"),
+        ({"beam_width": 2, "length_penalty": "1"}, "length_penalty must be a finite number, got '1'"),
         ({"beam_width": 2, "early_stopping": "soon"}, "early_stopping must be True, False or \"never\", not 'soon'"),
         ({"beam_width": 2, "early_stopping": None}, 'early_stopping must be True, False or "never", not None'),
         ({"beam_width": 2, "early_stopping": 1}, 'early_stopping must be True, False or "never", not 1'),
@@ -424,9 +424,9 @@ def test_invalid_parameter_is_named_with_its_value(options, error):
     "prompt, error",
     [
         ([], "the prompt is empty"),
-        ([320], "token id 320 is not an int from 0 to 319"),
-        ([1] * 64, "the prompt has 64 tokens; max_model_len 64 leaves room for 63"),
-        ("text", "there is no tokenizer: a prompt must be a list of token ids"),
+        ([320], "from 0 to 319, got 320"),
+        ([1] * 64, "at most 63 tokens, since max_model_len is 64, got 64"),
+        ("text", "the checkpoint has no tokenizer"),
     ],
     ids=str,
 )
@@ -441,7 +441,7 @@ def test_prompt_that_cannot_be_served_is_an_error_in_its_place(tmp_path, logprob
 
 def test_more_beams_than_max_num_seqs_are_refused(checkpoint):
     llm = LLM(checkpoint, max_num_seqs=3)
-    with pytest.raises(ValueError, match="beam_width is 4, max_num_seqs is 3"):
+    with pytest.raises(ValueError, match="beam_width must be at most max_num_seqs, 3, got 4"):
         llm.beam_search([PROMPTS[0]], BeamSearchParams(4))
     assert len(llm.beam_search([PROMPTS[0]], BeamSearchParams(3))[0].outputs) == 3
 

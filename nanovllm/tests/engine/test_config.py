@@ -232,13 +232,13 @@ def test_pool_given_in_bytes_has_the_blocks_that_fit():
     ids=str,
 )
 def test_pool_too_small_for_a_block_is_refused(options, room):
-    with pytest.raises(ValueError, match=f"a block has 4 slots, the pool would have {room}$"):
+    with pytest.raises(ValueError, match=f"at least one block of 4 slots, got {room}$"):
         blocks(**options)
 
 
 def test_pool_may_have_a_single_block(checkpoint):
     assert blocks(kv_cache_tokens=4) == blocks(kv_cache_memory_bytes=4 * TOKEN) == 1
-    with pytest.raises(ValueError, match="a block has 16 slots, the pool would have 15"):
+    with pytest.raises(ValueError, match="at least one block of 16 slots, got 15"):
         LLM(checkpoint, kv_cache_tokens=15)
 
 
@@ -257,7 +257,7 @@ def test_share_of_the_gpu_is_of_its_whole_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700 * TOKEN, 1000 * TOKEN))
     assert blocks("cuda", dtype="float32", gpu_memory_utilization=0.5) == 50
     assert blocks("cuda", dtype="float32") == 150
-    with pytest.raises(ValueError, match="a block has 4 slots, the pool would have 0"):
+    with pytest.raises(ValueError, match="at least one block of 4 slots, got 0"):
         blocks("cuda", dtype="float32", gpu_memory_utilization=0.2)
 
 

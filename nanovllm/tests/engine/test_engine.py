@@ -81,7 +81,7 @@ def test_request_id_must_be_unique(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=20)
     engine.add_request("a", [1, 2, 3], params(4))
     for _ in range(2):
-        with pytest.raises(ValueError, match="request a is being served already"):
+        with pytest.raises(ValueError, match="request_id must be unique, got 'a'"):
             engine.add_request("a", [9], params(9))
         assert len(engine.scheduler.waiting) + len(engine.scheduler.running) == 1
         step(engine)
@@ -102,7 +102,7 @@ def test_request_id_can_be_reused_after_the_request_has_ended(checkpoint):
 def test_invalid_prompt_is_refused_and_leaks_nothing(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=20)
     too_long = [1] * 64
-    for prompt, error in (([], "the prompt is empty"), ([320], "token id 320"), (too_long, "has 64 tokens")):
+    for prompt, error in (([], "the prompt is empty"), ([320], "got 320"), (too_long, "got 64")):
         with pytest.raises(ValueError, match=error):
             engine.add_request("a", prompt, params(1))
         assert_empty(engine)
@@ -125,7 +125,7 @@ def test_prompt_that_fills_the_pool_or_all_but_a_slot_is_served(checkpoint, num_
 
 def test_prompt_one_token_larger_than_the_pool_is_refused(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4)
-    with pytest.raises(ValueError, match="the prompt needs 5 blocks, the pool has 4"):
+    with pytest.raises(ValueError, match="the pool of 4 blocks, got one that needs 5"):
         engine.add_request("a", [1] * 17, params(1))
     assert_empty(engine)
 

@@ -67,7 +67,7 @@ def test_empty_tier_stores_nothing():
 
 def test_host_without_room_is_one_error_with_blocks_and_bytes():
     """A block has 3 layers x 2 x 4 slots x 2 heads x 8 numbers of 4 bytes."""
-    error = "^the host has no room for 1,000,000,000,000,000 blocks, 1,536,000,000,000,000,000 bytes$"
+    error = "^host memory has no room for a pool of 1,000,000,000,000,000 blocks, 1,536,000,000,000,000,000 bytes$"
     with pytest.raises(ValueError, match=error) as raised:
         tier_of(filled(1), 10**15)
     assert raised.value.__cause__ is None and raised.value.__suppress_context__

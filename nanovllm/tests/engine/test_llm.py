@@ -158,7 +158,7 @@ def test_each_prompt_can_have_its_own_params(checkpoint):
 
 
 def test_wrong_number_of_params_is_an_error(checkpoint):
-    with pytest.raises(ValueError, match="2 prompts but 3 sampling_params"):
+    with pytest.raises(ValueError, match=r"sampling_params .* 2 prompts, got 3"):
         LLM(checkpoint).stream(PROMPTS[:2], [greedy(1)] * 3)  # before the first item is requested
 
 
@@ -171,7 +171,7 @@ def test_prompts_of_a_wrong_type_are_an_error(checkpoint, prompts):
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, [{"temperature": 0.0}]], ids=str)
 def test_params_in_a_dict_are_an_error(checkpoint, params):
-    with pytest.raises(ValueError, match="sampling_params must be one SamplingParams or a list of them, not dict"):
+    with pytest.raises(ValueError, match="sampling_params must be SamplingParams or a list of them, got dict"):
         LLM(checkpoint).stream(PROMPTS[0], params)
 
 
@@ -181,14 +181,14 @@ def test_params_in_a_dict_are_an_error(checkpoint, params):
 @pytest.mark.parametrize(
     "prompt, error",
     [
-        ([], "the prompt is empty: 0 tokens"),
-        ("", "the prompt is empty: 0 tokens"),
-        ("fo\ud800x", r"the prompt is no UTF-8 text: '\ud800' in place 2"),
-        ([7] * 64, "the prompt has 64 tokens; max_model_len 64 leaves room for 63"),
+        ([], "the prompt is empty"),
+        ("", "the prompt is empty"),
+        ("fo\ud800x", r"the prompt is not valid Unicode: '\ud800' at index 2"),
+        ([7] * 64, "at most 63 tokens, since max_model_len is 64, got 64"),
         ([7] * 500, "the prompt has 500 tokens"),
-        ([1, 320], "token id 320 is not an int from 0 to 319"),
-        ([-1, 1], "token id -1 is not an int from 0 to 319"),
-        ({"prompt_token_ids": [1, 320]}, "token id 320 is not an int from 0 to 319"),
+        ([1, 320], "from 0 to 319, got 320"),
+        ([-1, 1], "from 0 to 319, got -1"),
+        ({"prompt_token_ids": [1, 320]}, "from 0 to 319, got 320"),
     ],
     ids=str,
 )
@@ -209,13 +209,13 @@ def test_text_with_tokens_outside_the_models_vocabulary_is_an_error(tmp_path, to
     llm = LLM(write_checkpoint(tmp_path, CONFIG | {"vocab_size": 300}, tokenizer_model=tokenizer_model))
     outputs = llm.generate(["\n", "py"], greedy(2))
     assert outputs[0].error is None
-    assert "is not an int from 0 to 299" in outputs[1].error
+    assert "from 0 to 299, got " in outputs[1].error
 
 
 def test_checkpoint_without_a_tokenizer_serves_only_token_ids(tmp_path, expected):
     llm = LLM(write_checkpoint(tmp_path))
     outputs = llm.generate(["the fox", PROMPTS[0]], greedy(24))
-    assert "there is no tokenizer: a prompt must be a list of token ids" in outputs[0].error
+    assert "the checkpoint has no tokenizer" in outputs[0].error
     assert tokens(outputs)[1] == expected[0] and outputs[1].outputs[0].text == ""
 
 
@@ -251,7 +251,7 @@ def test_request_gets_the_tokens_that_fit_the_pool_and_then_an_error(checkpoint,
 def test_prompt_too_large_for_the_pool_is_an_error_in_its_place(checkpoint, expected):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32)
     outputs = llm.generate([PROMPTS[0], [7] * 33, PROMPTS[2]], greedy(24))
-    assert outputs[1].error == "the prompt needs 9 blocks, the pool has 8"
+    assert outputs[1].error == "the prompt must fit the pool of 8 blocks, got one that needs 9"
     assert tokens(outputs) == [expected[0], [], expected[2]]
     assert_all_free(llm)
 
@@ -379,7 +379,7 @@ def test_stream_is_open_until_it_is_exhausted(checkpoint):
     first = llm.stream([PROMPTS[0]], greedy(1))
     assert next(first).finished
     second = llm.stream([PROMPTS[1]], greedy(2))
-    with pytest.raises(ValueError, match=r"^another stream\(\) is open"):
+    with pytest.raises(ValueError, match=r"open stream\(\)"):
         next(second)
     assert list(first) == []
     assert len(list(llm.stream([PROMPTS[1]], greedy(2)))) == 2

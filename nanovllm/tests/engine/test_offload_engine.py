@@ -457,7 +457,7 @@ class History:
             self.engine.add_request(str(number), prompt, sampling)
             self.asked[str(number)] = prompt, sampling
         except ValueError as error:
-            assert "the prompt needs" in str(error)
+            assert "the prompt must fit the pool" in str(error)
 
     def abort(self) -> None:
         output = self.engine.abort_request(str(self.rng.randrange(len(self.asked) + 1)))
