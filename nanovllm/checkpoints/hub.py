@@ -167,15 +167,16 @@ class Repository:
     def snapshot(self, patterns: list[str]) -> Path:
         """Download the files that match and are not in the cache. Return their folder, which is named by the commit."""
         from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import tqdm
+        from huggingface_hub.utils.tqdm import tqdm
 
         bars: list[Any] = []
 
-        class Bar(tqdm):  # type: ignore[misc]  # the Hub's stubs call it Any
+        class Bar(tqdm):
             """A progress bar that appears only in a terminal, and only for a download that takes a while."""
 
             def __init__(self, *args: Any, **options: Any) -> None:
-                super().__init__(*args, **{"disable": None, "delay": PROGRESS_DELAY, **options})
+                # the base class has no type annotations
+                super().__init__(*args, **{"disable": None, "delay": PROGRESS_DELAY, **options})  # type: ignore[no-untyped-call]
                 bars.append(self)
 
             def display(self, *args: Any, **options: Any) -> None:

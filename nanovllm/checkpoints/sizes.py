@@ -91,8 +91,8 @@ SHAPES = {
 }
 
 
-UNITS = {prefix: 1000**power for power, prefix in enumerate(("", "k", "m", "g", "t"))}
-BINARY = {prefix: 1024**power for power, prefix in enumerate(("", "k", "m", "g", "t"))}
+UNITS: dict[str, int] = {prefix: 1000**power for power, prefix in enumerate(("", "k", "m", "g", "t"))}
+BINARY: dict[str, int] = {prefix: 1024**power for power, prefix in enumerate(("", "k", "m", "g", "t"))}
 
 
 def parse_bytes(text: str) -> int:

@@ -79,7 +79,8 @@ class HFTokenizer:
         tokens = [self.backend.id_to_token(i) for i in ids]
         starts = character_starts([self._bytes.get(i) for i in ids])
         separated = [part for i, token in enumerate(tokens) for part in (["", token] if i in starts else [token])]
-        return self.backend.decoder.decode(separated)
+        text: str = self.backend.decoder.decode(separated)
+        return text
 
     def visible(self, token_ids: Sequence[int], skip_special_tokens: bool | None = None) -> list[int]:
         """Return `token_ids` without hidden special tokens and without ids that are not in the vocabulary."""

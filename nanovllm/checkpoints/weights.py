@@ -5,6 +5,7 @@ The stages' loader, llama/weights.py, is for checkpoints that are known to be co
 
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,7 +42,7 @@ def load_model(
         for name, parameter in model.named_parameters():  # lists a tied head once, as embed_tokens
             state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
             parts = checkpoint_tensors(name, parameter.shape, config)
-            for rows, part in zip(state[name].split([shape[0] for _, shape in parts]), parts, strict=True):
+            for rows, part in zip(torch.split(state[name], [shape[0] for _, shape in parts]), parts, strict=True):
                 rows.copy_(reader.read(*part))  # straight to its place and dtype, so no tensor exists twice
         reader.check_all_read()
     return with_weights(model, state, dtype, device)
@@ -101,12 +102,19 @@ def part_rows(fused: str, config: ModelConfig) -> tuple[int, ...]:
     return (config.num_attention_heads * config.head_dim, kv_rows, kv_rows)
 
 
+class TensorFile(Protocol):
+    """An open safetensors file. The library itself has no type annotations."""
+
+    def keys(self) -> list[str]: ...
+    def get_tensor(self, name: str) -> Tensor: ...
+
+
 class TensorReader:
     """The tensors of a checkpoint by name, from model.safetensors or from the shards that its index lists."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files: dict[str, safe_open] = {}
+        self._files: dict[str, TensorFile] = {}
         self._file_of: dict[str, str] = {}  # tensor -> file name
         self._read: set[str] = set()
 
@@ -132,7 +140,7 @@ class TensorReader:
             raise ValueError(f"{self._folder}: tensor {name} {list(shape)} is missing")
         path = self._folder / self._file_of[name]
         try:
-            tensor: Tensor = self._open(self._file_of[name]).get_tensor(name)
+            tensor = self._open(self._file_of[name]).get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{path}: tensor {name} cannot be read: {error}") from None
         if tuple(tensor.shape) != shape:
@@ -163,7 +171,7 @@ class TensorReader:
                 "does not have"
             )
 
-    def _open(self, file_name: str) -> safe_open:
+    def _open(self, file_name: str) -> TensorFile:
         if file_name not in self._files:
             path = self._folder / file_name
             if not path.is_file():
