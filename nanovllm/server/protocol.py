@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, Protocol, Self, TypeGuard, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 from ..checkpoints.chat_template import TEXT_PARTS
 from ..engine.outputs import Logprob
@@ -21,6 +21,7 @@ from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams, 
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MAX_CHOICES = 2048  # of one response: the engine holds a sequence for each from the moment the request arrives
+MAX_IDS = 1 << 16  # of tokens, in a list or in logit_bias
 MAX_FORM = 1 << 16  # characters of a JSON schema: building the grammar of a longer one takes half a second
 MAX_SHOWN = 60  # characters of a value in an error message
 
@@ -42,7 +43,7 @@ KINDS = {
 }
 EXPECTED = {  # by pydantic's type of error
     **{"string_type": KINDS[str], "int_type": KINDS[int], "float_type": KINDS[float], "bool_type": KINDS[bool]},
-    **{"dict_type": KINDS[dict], "list_type": KINDS[list], "none_required": KINDS[NoneType]},
+    **{"dict_type": KINDS[dict], "model_type": KINDS[dict], "dataclass_type": KINDS[dict], "list_type": KINDS[list]},
 }
 T = TypeVar("T")
 
@@ -65,6 +66,12 @@ def invalid_value(name: str, value: Any, supported: Sequence[str]) -> InvalidReq
     choices = ", ".join(f"'{each}'" for each in supported)
     message = f"Invalid value for '{name}': {shortened(value)}. Supported values are: {choices}."
     return InvalidRequest(message, name, "invalid_value")
+
+
+def too_long(name: str, length: int, most: int) -> InvalidRequest:
+    """Return the error for a value with too many entries or characters."""
+    message = f"Invalid '{name}': too long. Expected a maximum length of {most:,}, but got {length:,} instead."
+    return InvalidRequest(message, name, "array_above_max_length")
 
 
 def shortened(value: Any) -> str:
@@ -121,8 +128,7 @@ def as_invalid_request(error: ValidationError) -> InvalidRequest:
         )
         return InvalidRequest(message, name, "invalid_value")
     if kind == "too_long":
-        length = f"maximum length {context['max_length']:,}, but got length {len(worst['input']):,} instead."
-        return InvalidRequest(f"Invalid '{name}': too long. Expected {length}", name, "array_above_max_length")
+        return too_long(name, len(worst["input"]), context["max_length"])
     if kind == "greater_than_equal":
         message = f"Invalid '{name}': expected a value of at least {context['ge']}, but got {worst['input']} instead."
         return InvalidRequest(message, name, "integer_below_min_value")
@@ -134,6 +140,23 @@ def as_invalid_request(error: ValidationError) -> InvalidRequest:
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
+
+
+def read_biases(value: Any) -> dict[int, float]:
+    """Return a logit_bias within OpenAI's bounds. pydantic itself would collect the errors of all entries."""
+    biases = checked("logit_bias", value, dict)
+    if len(biases) > MAX_IDS:
+        raise too_long("logit_bias", len(biases), MAX_IDS)
+    for id, bias in biases.items():
+        name = f"logit_bias.{id[:MAX_SHOWN]}"
+        if type(bias) not in (int, float):
+            raise invalid_type(name, KINDS[float], bias)
+        if not (id.isdecimal() and id.isascii() and len(id) < 20):
+            raise InvalidRequest(f"Invalid '{name}': the keys must be token ids.", name)
+    return {int(id): min(100.0, max(-100.0, bias)) for id, bias in biases.items()}
+
+
+Biases = Annotated[dict[int, float], PlainValidator(read_biases)]
 Prompts = (
     str
     | TokenIds
@@ -242,7 +265,7 @@ class SamplingBody(Body):
     min_p: float | None = None
     seed: int | None = None
     stop: str | Annotated[Texts, Field(max_length=32)] | None = None
-    stop_token_ids: Annotated[TokenIds, Field(max_length=1 << 16)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_IDS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     logprob_token_ids: Annotated[TokenIds, Field(max_length=128)] | None = None
@@ -251,8 +274,8 @@ class SamplingBody(Body):
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     structured_outputs: dict[str, Any] | None = None
-    logit_bias: Annotated[dict[int, float], Field(max_length=1 << 16)] | None = None
-    allowed_token_ids: Annotated[TokenIds, Field(max_length=1 << 16)] | None = None
+    logit_bias: Biases | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_IDS)] | None = None
     bad_words: Annotated[Texts, Field(max_length=128)] | None = None
     skip_reading_prefix_cache: bool | None = None
     repetition_detection: RepetitionDetectionParams | None = None
@@ -263,8 +286,6 @@ class SamplingBody(Body):
         `form` are those of StructuredOutputsParams that response_format, or text.format, stands for.
         """
         params = {name: value for name, value in self.__dict__.items() if value is not None and name in SAMPLING}
-        if "logit_bias" in params:  # OpenAI's bounds
-            params["logit_bias"] = {id: min(100.0, max(-100.0, bias)) for id, bias in params["logit_bias"].items()}
         if params.get("logprob_token_ids"):
             if num_logprobs is None:
                 raise InvalidRequest("'logprob_token_ids' requires 'logprobs'.", "logprob_token_ids")
@@ -284,8 +305,7 @@ SAMPLING = {field.name for field in fields(SamplingParams)} - {"logprobs", "stru
 def structured_outputs(name: str, form: Mapping[str, Any]) -> StructuredOutputsParams:
     """Return the form of an output. Raise InvalidRequest if it is invalid or too large."""
     if (size := len(json.dumps(form))) > MAX_FORM:
-        message = f"Invalid '{name}': too long. Expected maximum length {MAX_FORM:,}, but got length {size:,} instead."
-        raise InvalidRequest(message, name, "string_above_max_length")
+        raise too_long(name, size, MAX_FORM)
     try:
         return StructuredOutputsParams.of(dict(form))
     except ValueError as error:
@@ -502,7 +522,7 @@ class ResponsesRequest(SamplingBody):
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=1 << 10)] | None = None
     parallel_tool_calls: bool | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None  # the limit is OpenAI's
+    metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = None  # the limit is OpenAI's
     user: str | None = None
 
     def parsed(self) -> ParsedRequest:
@@ -511,6 +531,8 @@ class ResponsesRequest(SamplingBody):
         effort = (self.reasoning or {}).get("effort")
         if effort not in (None, *get_args(Effort)):
             raise invalid_value("reasoning.effort", effort, get_args(Effort))
+        for name, value in (self.metadata or {}).items():
+            checked(f"metadata.{name[:MAX_SHOWN]}", value, str)
         options = template_options(self.chat_template_kwargs, self.chat_tools(), effort)
         return ParsedRequest(
             prompts=Chat(self.messages(), options),

@@ -12,14 +12,14 @@ NAMES = ("--served-model-name", "storyteller", "--served-model-name", "fox")
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """The shipped checkpoint, which has no chat template of its own."""
+    """Serve the shipped checkpoint, which has no chat template of its own."""
     with serving("--chat-template", "plain", "--max-num-seqs", "8", *NAMES) as server:
         yield server
-        assert server.process.poll() is None, "it has survived all tests"
+        assert server.process.poll() is None, "it survived all tests"
         assert server.stop() == 0
 
 
 @pytest.fixture(scope="session")
 def llm() -> LLM:
-    """The same model without a server."""
+    """Load the same model without a server."""
     return LLM(str(STORYTELLER), chat_template=read_template("plain"), **OPTIONS)

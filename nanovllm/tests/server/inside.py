@@ -1,6 +1,7 @@
-"""A server inside of a test: the front in the test's event loop, the engine in a thread that the test can look into."""
+"""A server in the test's own event loop, with its engine in a thread that the test can inspect."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -18,32 +19,38 @@ from ...server.options import ServerOptions
 from ...server.run import Front, address_of, listening_sockets, make_front
 
 SECONDS = 30.0
+SHORT = {"prompt": [5, 6], "max_tokens": 2, "temperature": 0}
+LONG = {"prompt": "the fox", "max_tokens": 50, "ignore_eos": True, "temperature": 0}
 
 
 class ThreadAsProcess(Thread):
+    """A thread where an EngineClient expects a process."""
+
     exitcode = None
 
     def kill(self) -> None:
-        raise AssertionError("the engine has not ended in order")
+        raise AssertionError("the engine did not end by itself")
 
 
 @dataclass
 class Inside:
+    """A server, and clients of its one or two addresses."""
+
     front: Front
     engine: LLMEngine
     client: httpx.AsyncClient
-    page: httpx.AsyncClient  # of the page's address: the same, unless it has one of its own
-    status: asyncio.Task[int]  # the exit status, once it has ended
+    page: httpx.AsyncClient  # the same address, unless the page has its own
+    status: asyncio.Task[int]  # the exit status
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is left of any request in the engine."""
+        """Whether the engine has kept nothing of any request."""
         stats = self.engine.stats()
         return not self.engine.requests and stats.running == stats.waiting == stats.blocks_running == 0
 
     @property
-    def num_begun(self) -> int:
-        """Requests of which the front has heard."""
+    def num_started(self) -> int:
+        """The number of requests with an output."""
         engine = self.front.state.engine
         return engine.num_requests - engine.num_waiting_requests
 
@@ -55,7 +62,7 @@ class Inside:
 async def inside(
     model: Any, prepare: Callable[[LLMEngine], Any] | None = None, **options: Any
 ) -> AsyncIterator[Inside]:
-    """`prepare` may change the engine, in its thread, before it serves."""
+    """Run a server until the end of the block. `prepare` may change the engine before it serves."""
     engines: list[LLMEngine] = []
 
     def build(args: EngineArgs) -> LLMEngine:
@@ -65,8 +72,8 @@ async def inside(
         return engines[0]
 
     args = EngineArgs(model=str(model), offload_policy="load")
-    pipe, theirs = Pipe()
-    thread = ThreadAsProcess(target=engine_process.serve, args=(theirs, args, build), daemon=True)
+    pipe, engines_end = Pipe()
+    thread = ThreadAsProcess(target=engine_process.serve, args=(engines_end, args, build), daemon=True)
     thread.start()
     engine = EngineClient(pipe, thread)
     server = ServerOptions(**{"port": 0} | options)
@@ -90,3 +97,34 @@ async def until(holds: Callable[[], bool], seconds: float = SECONDS) -> None:
     async with asyncio.timeout(seconds):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+def with_server(
+    model: Any, scenario: Callable[[Inside], Any], prepare: Callable[[LLMEngine], Any] | None = None, **options: Any
+) -> Any:
+    """Run a scenario with a server."""
+
+    async def run() -> Any:
+        async with inside(model, prepare, **options) as server:
+            return await scenario(server)
+
+    return asyncio.run(run())
+
+
+def slow(engine: LLMEngine) -> None:
+    """Make each step take a moment, so that the test acts between two of them."""
+    step = engine.step
+
+    def wait_then_step() -> Any:
+        time.sleep(0.01)
+        return step()
+
+    engine.step = wait_then_step  # type: ignore[method-assign]
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """Return the error in OpenAI's form."""
+    assert response.status_code == status, response.text
+    value = response.json()
+    assert set(value) == {"error"} and set(value["error"]) == {"message", "type", "param", "code"}
+    return value["error"]

@@ -1,4 +1,4 @@
-"""What goes over the wire, as it is: for clients that no library would be."""
+"""Bytes over a TCP connection, for requests that no HTTP library would send."""
 
 import asyncio
 import json
@@ -6,11 +6,11 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # not yet an answer
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Raw(NamedTuple):
-    """What came back until the server closed the connection, or until nothing more came."""
+    """The bytes that came back until the server closed the connection, or the response was complete."""
 
     received: bytes
     seconds: float
@@ -18,18 +18,18 @@ class Raw(NamedTuple):
 
     @property
     def status(self) -> int | None:
-        """None if nothing came back."""
+        """The status of the first response, if there is one."""
         return int(self.received.split(b" ", 2)[1]) if self.received.startswith(b"HTTP/1.1 ") else None
 
     @property
     def body(self) -> bytes:
-        """Of the first answer, if there are more."""
+        """The body of the first response."""
         head, _, body = self.received.partition(b"\r\n\r\n")
         return body[: length_of(head)]
 
     @property
     def error(self) -> dict[str, Any]:
-        """As OpenAI has it: {"error": {"message", "type", "param", "code"}} and nothing else."""
+        """The error of a response in OpenAI's form, {"error": {"message", "type", "param", "code"}}."""
         value = json.loads(self.body)
         assert set(value) == {"error"} and set(value["error"]) == {"message", "type", "param", "code"}, value
         assert isinstance(value["error"]["message"], str) and value["error"]["message"], value
@@ -37,9 +37,9 @@ class Raw(NamedTuple):
 
 
 async def exchange(url: str, *parts: bytes | float, is_ended: bool = False, seconds: float = 5.0) -> Raw:
-    """Send the parts, wait where a part is a number of seconds, and read what comes. `is_ended`: say that all was sent.
+    """Send the parts, sleep where a part is a number of seconds, and read the response.
 
-    A server that keeps the connection open has answered when its Content-Length is there.
+    `is_ended` closes the sending side. A response is complete once its Content-Length has arrived.
     """
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -73,7 +73,7 @@ async def send(writer: asyncio.StreamWriter, parts: tuple[bytes | float, ...], i
         if is_ended:
             writer.write_eof()
     except ConnectionError:
-        pass  # the server has said enough
+        pass  # the server has closed the connection
 
 
 def is_whole(received: bytes) -> bool:
@@ -83,13 +83,13 @@ def is_whole(received: bytes) -> bool:
 
 
 def length_of(head: bytes) -> int | None:
-    """What it says of the body's."""
+    """Return the Content-Length of a head."""
     lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     return int(lengths[0].split(b":")[1]) if lengths else None
 
 
 def post(body: bytes, path: str = "/v1/completions", **headers: str) -> bytes:
-    """A whole request; a header set to "" is left out, and one written a_b is A-B."""
-    told = {"host": "test", "content_type": "application/json", "content_length": str(len(body))} | headers
-    lines = [f"POST {path} HTTP/1.1", *(f"{name.replace('_', '-')}: {each}" for name, each in told.items() if each)]
+    """Return a whole request. A header set to "" is left out, and a_b becomes A-B."""
+    fields = {"host": "test", "content_type": "application/json", "content_length": str(len(body))} | headers
+    lines = [f"POST {path} HTTP/1.1", *(f"{name.replace('_', '-')}: {each}" for name, each in fields.items() if each)]
     return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,4 +1,4 @@
-"""A server in a process of its own, as a user starts it, and what a test asks it."""
+"""A server in its own process, as a user starts it, and requests to it."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 
 from ...backends.attention_backend import VARIABLE
 from ..helpers import UNMEASURED
@@ -21,11 +22,13 @@ from ..helpers import UNMEASURED
 ROOT = Path(__file__).resolve().parents[3]
 STORYTELLER = ROOT / "models" / "storyteller"
 SECONDS = 60.0
-CLIENT = httpx.Client(timeout=SECONDS, verify=False, limits=httpx.Limits(max_keepalive_connections=0))  # made once
+CLIENT = httpx.Client(timeout=SECONDS, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 @dataclass
 class Served:
+    """A server."""
+
     process: subprocess.Popen[str]
     url: str
 
@@ -37,47 +40,48 @@ class Served:
 
     def chat(self, text: str = "Tell me of a fox.", **body: Any) -> dict[str, Any]:
         messages = [{"role": "user", "content": text}]
-        asked = {"messages": messages, "temperature": 0, "max_tokens": 8} | body
-        return answer(self.post("/v1/chat/completions", **asked))
+        fields = {"messages": messages, "temperature": 0, "max_tokens": 8} | body
+        return answer(self.post("/v1/chat/completions", **fields))
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Its exit status."""
+        """Send a signal. Return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(SECONDS)
 
     def engine_process(self) -> int:
-        """The id of the engine's process: the one that multiprocessing has spawned."""
-        found = subprocess.run(
+        """Return the process id of the engine, which multiprocessing has spawned."""
+        done = subprocess.run(
             ["pgrep", "-P", str(self.process.pid), "-f", "spawn_main"], capture_output=True, text=True
         )
-        return int(found.stdout)
+        return int(done.stdout)
 
 
 def answer(response: httpx.Response) -> dict[str, Any]:
+    """Return the body of a successful response."""
     assert response.status_code == 200, response.text
     return response.json()
 
 
 @contextmanager
 def serving(*flags: str, module: str = "nanovllm", model: Path = STORYTELLER) -> Iterator[Served]:
-    """A server at a free port, ended by force if a test leaves it."""
+    """Run a server on a free port until the end of the block."""
     arguments = ["serve", str(model), "--port", "0", *UNMEASURED, *flags]
     environment = os.environ | {VARIABLE: "torch", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
     try:
-        said = process.stderr.readline()
-        found = re.search(r"at (http://\S+),", said)
-        assert found, said + process.stderr.read()
-        yield Served(process, found[1])
+        line = process.stderr.readline()
+        address = re.search(r"at (http://\S+),", line)
+        assert address, line + process.stderr.read()
+        yield Served(process, address[1])
     finally:
         process.kill()
         process.communicate()
 
 
 def events(response: httpx.Response) -> Iterator[Any]:
-    """What the events of a stream hold, as they come; the last may be [DONE]."""
+    """Yield the data of the events of a stream. The last may be [DONE]."""
     for line in response.iter_lines():
         if line:
             assert line.startswith("data: "), line
@@ -95,7 +99,7 @@ def stream(served: Served, path: str, **body: Any) -> list[Any]:
 def until(holds: Callable[[], bool], seconds: float = SECONDS) -> None:
     end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, f"not within {seconds} seconds"
+        assert time.monotonic() < end, f"not true within {seconds} seconds"
         time.sleep(0.02)
 
 
@@ -105,3 +109,14 @@ def is_alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def unset(value: Any, path: str = "") -> list[str]:
+    """Return the fields that the client's types require and the response lacks. The client does not check it."""
+    if isinstance(value, list):
+        return [each for one in value for each in unset(one, path)]
+    if not isinstance(value, openai.BaseModel):
+        return []
+    fields = type(value).model_fields.items()
+    missing = [f"{path}.{name}" for name, each in fields if each.is_required() and name not in value.model_fields_set]
+    return missing + [each for name, _ in fields for each in unset(getattr(value, name, None), f"{path}.{name}")]

@@ -1,8 +1,6 @@
-"""/v1/chat/completions, /tokenize, /detokenize and what a server tells of itself."""
+"""/v1/chat/completions, /tokenize, /detokenize, and the endpoints about the server itself."""
 
 import json
-
-import pytest
 
 from ... import __version__
 from .served import CLIENT, answer
@@ -11,12 +9,12 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 def prompt_of(served, messages, **options):
-    """The text that the model is given."""
+    """Return the text that the chat template renders."""
     tokens = answer(served.post("/tokenize", messages=messages, **options))["tokens"]
     return answer(served.post("/detokenize", tokens=tokens))["prompt"]
 
 
-def test_a_chat_is_answered_by_the_assistant(served):
+def test_chat_continues_the_rendered_template(served):
     body = served.chat(n=2)
     assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-")
     first, second = body["choices"]
@@ -27,21 +25,21 @@ def test_a_chat_is_answered_by_the_assistant(served):
     assert body["usage"]["prompt_tokens"] == len(ids)
 
 
-def test_contents_in_parts_and_the_developers_role(served):
+def test_content_parts_and_the_developer_role(served):
     parts = [{"type": "text", "text": "Be short."}, {"type": "text", "text": "Be kind."}]
     messages = [{"role": "developer", "content": parts}, {"role": "user", "content": "Hi"}]
     assert prompt_of(served, messages) == "<s>System: Be short.\nBe kind.\nUser: Hi\nAssistant:"
     assert served.chat(messages=messages)["choices"][0]["message"]["content"]
 
 
-def test_the_last_message_is_continued(served):
+def test_continue_final_message(served):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Once upon"}]
     assert prompt_of(served, messages, continue_final_message=True) == "<s>User: Hi\nAssistant: Once upon"
     body = served.chat(messages=messages, continue_final_message=True, max_tokens=3)
     assert body["choices"][0]["message"]["content"].startswith(" a time")
 
 
-def test_a_conversation_with_tools_may_have_an_assistant_that_said_nothing(served):
+def test_tool_calls_may_have_no_content(served):
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [
         {"role": "user", "content": "Look!"},
@@ -51,12 +49,11 @@ def test_a_conversation_with_tools_may_have_an_assistant_that_said_nothing(serve
     assert served.chat(messages=messages, tools=[TOOL], tool_choice="auto")["choices"][0]["message"]["content"]
 
 
-def test_how_many_tokens_a_chat_may_have(served):
+def test_max_completion_tokens_replaces_max_tokens(served):
     assert served.chat(max_completion_tokens=3, max_tokens=5)["usage"]["completion_tokens"] == 3
 
 
-def test_log_probabilities_of_a_chat(served):
-    # the story teller would write spaces for ever
+def test_chat_logprobs(served):
     content = served.chat(logprobs=True, top_logprobs=2, max_tokens=3)["choices"][0]["logprobs"]["content"]
     assert len(content) == 3
     for place in content:
@@ -64,46 +61,27 @@ def test_log_probabilities_of_a_chat(served):
         assert len(place["top_logprobs"]) == 2 and bytes(place["bytes"]).decode() == place["token"]
 
 
-def test_a_schema_that_the_answer_follows(served):
+def test_json_schema(served):
     schema = {"type": "object", "properties": {"legs": {"type": "integer", "maximum": 9}}, "required": ["legs"]}
     schema |= {"additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema, "strict": True}}
-    # the story teller would write spaces for ever
+    # the storyteller would write spaces forever without a penalty
     content = served.chat(response_format=form, max_tokens=90, frequency_penalty=2)["choices"][0]["message"]["content"]
     assert json.loads(content).keys() == {"legs"}
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({"tools": [TOOL], "tool_choice": "required"}, 'tool_choice "required" is not served here'),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice {"),
-        ({"messages": []}, "messages is empty"),
-        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs may not have chat_template"),
-        ({"chat_template": "{{ 1 }}"}, "chat_template "),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must be an object, not null"),
-        ({"modalities": ["audio"]}, "modalities"),
-    ],
-    ids=str,
-)
-def test_what_a_chat_cannot_have_is_told(served, body, says):
-    messages = [{"role": "user", "content": "Hi"}]
-    response = served.post("/v1/chat/completions", **{"messages": messages} | body)
-    assert response.status_code == 400 and response.json()["error"]["message"].startswith(says)
-
-
-def test_texts_as_tokens_and_back(served):
-    told = answer(served.post("/tokenize", prompt="Once upon", return_token_strs=True))
-    assert told["count"] == len(told["tokens"]) == len(told["token_strs"]) and told["max_model_len"] == 1024
-    assert told["token_strs"][0] == "<s>"
-    assert answer(served.post("/detokenize", tokens=told["tokens"][1:])) == {"prompt": "Once upon"}
+def test_tokenize_and_detokenize(served):
+    result = answer(served.post("/tokenize", prompt="Once upon", return_token_strs=True))
+    assert result["count"] == len(result["tokens"]) == len(result["token_strs"]) and result["max_model_len"] == 1024
+    assert result["token_strs"][0] == "<s>"
+    assert answer(served.post("/detokenize", tokens=result["tokens"][1:])) == {"prompt": "Once upon"}
     plain = answer(served.post("/tokenize", prompt="Once upon", add_special_tokens=False))
-    assert plain["tokens"] == told["tokens"][1:]
+    assert plain["tokens"] == result["tokens"][1:]
     assert served.post("/detokenize", tokens=[10**9]).status_code == 400
     assert served.post("/tokenize", prompt="a", messages=[]).status_code == 400
 
 
-def test_what_a_server_tells_of_itself(served):
+def test_health_version_and_models(served):
     def get(path):
         return CLIENT.get(served.url + path)
 

@@ -1,4 +1,4 @@
-"""/v1/completions, whole: what LLM gives for the same prompt, in OpenAI's form."""
+"""/v1/completions: the outputs of an LLM in OpenAI's form, and the same from a batch."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from .served import STORYTELLER, answer
 PROMPT = "Once upon a time"
 
 
-def test_a_completion_is_what_the_engine_gives(served, llm):
+def test_completion_equals_the_engines_output(served, llm):
     body = served.completion(PROMPT, max_tokens=16)
     [expected] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=16))
     [choice] = body["choices"]
@@ -26,7 +26,7 @@ def test_a_completion_is_what_the_engine_gives(served, llm):
     assert body["usage"]["total_tokens"] == sum(made.values())
 
 
-def test_a_seed_gives_the_same_samples_as_the_engine(served, llm):
+def test_seeded_samples_equal_the_engines(served, llm):
     body = served.completion(PROMPT, n=2, seed=7, temperature=0.9)
     params = llm.get_default_sampling_params()
     params.n, params.seed, params.temperature, params.max_tokens = 2, 7, 0.9, 8
@@ -35,14 +35,14 @@ def test_a_seed_gives_the_same_samples_as_the_engine(served, llm):
     assert served.completion(PROMPT, n=2, seed=7, temperature=0.9)["choices"] == body["choices"]
 
 
-def test_what_was_computed_before_is_told_as_cached(served):
+def test_usage_counts_cached_tokens(served):
     prompt = "A fox and a rabbit sat in a wood, and the fox told the rabbit a story of a wolf." * 2
     first, second = (served.completion(prompt)["usage"] for _ in range(2))
     assert first["prompt_tokens"] == second["prompt_tokens"] > 32
     assert second["prompt_tokens_details"]["cached_tokens"] >= 32 > first["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_prompts_are_texts_or_token_ids_one_or_several(served):
+def test_prompts_may_be_strings_or_token_ids(served):
     ids = answer(served.post("/tokenize", prompt=PROMPT))["tokens"]
     text = served.completion(PROMPT)["choices"][0]["text"]
     for prompt in (ids, [ids], [PROMPT]):
@@ -55,7 +55,7 @@ def test_prompts_are_texts_or_token_ids_one_or_several(served):
     assert several["usage"]["completion_tokens"] == 24
 
 
-def test_stop_strings_and_stop_tokens_end_a_text(served):
+def test_stop_string(served):
     whole = served.completion()["choices"][0]["text"]
     word = whole.split()[3]
     [choice] = served.completion(stop=[word])["choices"]
@@ -63,7 +63,7 @@ def test_stop_strings_and_stop_tokens_end_a_text(served):
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", word)
 
 
-def test_structured_outputs_hold_the_text_to_a_form(served):
+def test_structured_outputs(served):
     choices = ["a fox", "a wolf"]
     assert served.completion(structured_outputs={"choice": choices})["choices"][0]["text"] in choices
     [choice] = served.completion(structured_outputs={"regex": "[0-9]{4}"}, max_tokens=20)["choices"]
@@ -80,19 +80,19 @@ def test_structured_outputs_hold_the_text_to_a_form(served):
     ],
     ids=str,
 )
-def test_what_changes_nothing_is_taken(served, field):
+def test_fields_without_an_effect(served, field):
     assert served.completion(max_tokens=2, **field)["choices"] == served.completion(max_tokens=2)["choices"]
 
 
-def test_each_name_of_the_model_is_taken_and_the_first_is_told(served):
+def test_response_has_the_first_name_of_the_model(served):
     for name in ("storyteller", "fox", None):
         assert served.completion(max_tokens=1, model=name)["model"] == "storyteller"
 
 
-def test_parameters_do_what_they_say(served):
+def test_sampling_params_take_effect(served):
     assert served.completion(allowed_token_ids=[500], max_tokens=3)["choices"][0]["text"] == " wor" * 3
     biased = served.completion(logit_bias={"500": 1000}, max_tokens=3)["choices"][0]["text"]
-    assert biased == " wor" * 3, "vLLM takes it as 100"
+    assert biased == " wor" * 3, "clamped to 100, as in vLLM"
     assert " upon" not in served.completion(bad_words=[" upon"])["choices"][0]["text"]
     *_, time = answer(served.post("/tokenize", prompt="upon a time", add_special_tokens=False))["tokens"]
     [choice] = served.completion("Once", stop_token_ids=[time])["choices"]
@@ -114,20 +114,20 @@ BODIES = [
 ]
 
 
-def test_a_batch_gives_the_servers_answers(served, llm):
+def test_batch_results_equal_the_servers_responses(served, llm):
     lines = [{"custom_id": str(i), "url": url, "body": body} for i, (url, body) in enumerate(BODIES)]
     file = io.BytesIO("\n".join(map(json.dumps, lines)).encode())
     recommended = default_sampling_params(str(STORYTELLER)) | {"max_tokens": 16}
     requests, results = RequestsFile("f", file, None, Defaults({}, recommended=recommended)), io.BytesIO()
     assert serve_all(llm, requests, results, "storyteller") == 0
-    told = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, results.getvalue().splitlines())}
+    bodies = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, results.getvalue().splitlines())}
     for line in lines:
         expected = answer(served.post(line["url"], **line["body"]))
-        assert same(told[line["custom_id"]]) == same(expected), line
+        assert same(bodies[line["custom_id"]]) == same(expected), line
 
 
 def same(body):
-    """Without what differs from request to request: names, times, what is cached, the last digits of numbers."""
+    """Return a response without ids, times, cached tokens and the last digits of numbers."""
     usage = {name: body["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     return rounded({**body, "id": "", "created": 0, "usage": usage})
 

@@ -1,4 +1,4 @@
-"""/metrics: vLLM's names, types and labels, and numbers that are right."""
+"""/metrics: vLLM's names, types and labels, and correct numbers."""
 
 import asyncio
 import math
@@ -11,11 +11,10 @@ from ... import LLM
 from ..helpers import OPTIONS
 from ..test_stats import drawn
 from ..test_vllm_names import DATA
-from .inside import inside, until
-from .test_engine import LONG, slow
+from .inside import LONG, inside, slow, until
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
-NAMES = {  # that dashboards of vLLM ask for
+NAMES = {  # that vLLM's dashboards use
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions", "request_success"),
     *("prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits"),
     *("prompt_tokens", "generation_tokens", "iteration_tokens_total", "request_queue_time_seconds"),
@@ -26,7 +25,7 @@ VLLMS = DATA["metrics"]["metrics"]
 
 
 def scraped(checkpoint, *bodies, metrics_of=None):
-    """The families of /metrics by their names, after these completions one after the other."""
+    """Return the families of /metrics by name, after these completions one after another."""
 
     async def scenario():
         async with inside(checkpoint) as server:
@@ -47,10 +46,10 @@ def values_of(llm):
 
 
 def value(families, name, **labels):
-    """Of the one sample of this name with these labels."""
+    """Return the value of the one sample with this name and these labels."""
     samples = [sample for family in families.values() for sample in family.samples if sample.name == f"vllm:{name}"]
-    [found] = [each.value for each in samples if labels.items() <= each.labels.items()]
-    return found
+    [result] = [each.value for each in samples if labels.items() <= each.labels.items()]
+    return result
 
 
 def named_in_the_readme():
@@ -59,7 +58,7 @@ def named_in_the_readme():
     return {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
-def test_names_types_labels_and_bounds_are_vllms(checkpoint):
+def test_names_types_labels_and_buckets_are_vllms(checkpoint):
     families = scraped(checkpoint, {"prompt": PROMPT, "max_tokens": 3})
     own = {name.removeprefix("vllm:"): family for name, family in families.items() if name.startswith("vllm:")}
     assert own.keys() >= NAMES and own.keys() == named_in_the_readme()
@@ -67,15 +66,17 @@ def test_names_types_labels_and_bounds_are_vllms(checkpoint):
         vllms = VLLMS[f"vllm:{name}"]
         assert family.type == vllms["type"] and family.documentation and family.samples, name
         assert all({*sample.labels} - {"le"} == {*vllms["labels"]} for sample in family.samples), name
-        assert all(sample.labels["model_name"] == checkpoint.name for sample in family.samples), "no path of it"
+        assert all(sample.labels["model_name"] == checkpoint.name for sample in family.samples), (
+            "a name without its folder"
+        )
         assert all(sample.labels.get("engine", "0") == "0" for sample in family.samples), name
         bounds = [float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels]
         up_to_64_positions = [1, 2, 5, 10, 20, 50]
         assert bounds == ([*(vllms["buckets"] or up_to_64_positions), math.inf] if "buckets" in vllms else []), name
-    assert "process_cpu_seconds" in families, "the front's own"
+    assert "process_cpu_seconds" in families, "the front's process is missing"
 
 
-def test_numbers(checkpoint):
+def test_numbers_after_three_requests(checkpoint):
     body = {"prompt": PROMPT, "max_tokens": 4}
     families = scraped(checkpoint, body, {**body, "prompt": [*PROMPT, *PROMPT], "n": 2}, {**body, "prompt": PROMPT * 2})
     assert value(families, "prompt_tokens_total") == 50 and value(families, "generation_tokens_total") == 16
@@ -83,38 +84,38 @@ def test_numbers(checkpoint):
     assert value(families, "prefix_cache_queries_total") == 50 and value(families, "prefix_cache_hits_total") == 16
     assert value(families, "time_to_first_token_seconds_count") == 4
     assert value(families, "request_queue_time_seconds_count") == 4
-    assert value(families, "inter_token_latency_seconds_count") == 4 * 3, "between four tokens are three gaps"
+    assert value(families, "inter_token_latency_seconds_count") == 4 * 3, "four tokens have three gaps"
     steps, tokens = (value(families, f"iteration_tokens_total_{each}") for each in ("count", "sum"))
-    # A prompt and the tokens behind it but the last: 13; 19 and two last tokens of the prompt, then 2 x 3; 4 and 3.
+    # All tokens but the last of each sample: 10 + 3; 19, the prompt's last token twice, 2 x 3; 4 uncached ones and 3.
     assert (steps, tokens) == (4 + 5 + 4, 13 + 19 + 2 * 4 + 4 + 3)
     assert value(families, "num_requests_running") == value(families, "kv_cache_usage_perc") == 0
     assert (value(families, "request_params_n_count"), value(families, "request_params_n_sum")) == (3, 1 + 2 + 1)
 
 
-def test_what_runs_is_counted(checkpoint):
+def test_running_requests_are_counted(checkpoint):
     async def scenario():
         async with inside(checkpoint, slow) as server:
             running = asyncio.create_task(server.post(**LONG))
-            await until(lambda: server.num_begun == 1)
+            await until(lambda: server.num_started == 1)
             families = parsed(await server.client.get("/metrics"))
             assert value(families, "num_requests_running") == value(families, "time_to_first_token_seconds_count") == 1
             assert 0 < value(families, "kv_cache_usage_perc") < 1
             assert 0 < value(families, "generation_tokens_total") < LONG["max_tokens"]
             await running
             families = parsed(await server.client.get("/metrics"))
-            assert value(families, "time_to_first_token_seconds_count") == 1, "no first token counts twice"
+            assert value(families, "time_to_first_token_seconds_count") == 1, "a first token counted twice"
 
     asyncio.run(scenario())
 
 
-def test_counts_go_on_while_a_page_looks_and_after_it_has_left(checkpoint):
+def test_counts_go_on_while_a_page_watches_and_after_it_leaves(checkpoint):
     async def scenario():
         async with inside(checkpoint) as server:
             counts = []
 
             async def count():
-                asked = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
-                assert (await server.post(**asked)).status_code == 200
+                request = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+                assert (await server.post(**request)).status_code == 200
                 families = parsed(await server.client.get("/metrics"))
                 names = ("iteration_tokens_total_count", "inter_token_latency_seconds_count", "prompt_tokens_total")
                 counts.append(tuple(value(families, name) for name in names))
@@ -134,8 +135,8 @@ def test_counts_go_on_while_a_page_looks_and_after_it_has_left(checkpoint):
     asyncio.run(scenario())
 
 
-def test_one_that_comes_back_is_not_looked_for_again(checkpoint):
-    """As in vLLM: what a preempted sample hits is its own."""
+def test_preempted_sample_is_not_looked_up_again(checkpoint):
+    """As in vLLM: its hits would be its own blocks."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=36, watermark=0.0, **OPTIONS)
     prompts = [[10 * i + each for each in range(9)] for i in range(4)]
     llm.generate(prompts, drawn(16))
@@ -145,13 +146,13 @@ def test_one_that_comes_back_is_not_looked_for_again(checkpoint):
     assert counts["prefix_cache_hits"] == counts["external_prefix_cache_hits"] == 0
 
 
-def test_without_a_prefix_cache_nothing_is_looked_for(checkpoint):
+def test_no_lookups_without_a_prefix_cache(checkpoint):
     llm = LLM(checkpoint, enable_prefix_caching=False, **OPTIONS)
     llm.generate(PROMPT, drawn(1))
     assert values_of(llm)["prefix_cache_queries"] == values_of(llm)["external_prefix_cache_queries"] == 0
 
 
-def test_blocks_on_the_host_are_external(checkpoint):
+def test_host_blocks_are_external(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=40, watermark=0.0, **OPTIONS)
     for prompt in (PROMPT, [*range(40, 79)], PROMPT):
         llm.generate(prompt, drawn(1))

@@ -1,7 +1,7 @@
-"""What many clients, bad clients and dying processes do to a server.
+"""Storms: a server under many clients, malformed requests and killed processes.
 
-    clients.py     many streams at once, half of them hang up: the others get what they get alone, and nothing is left
-    malformed.py   thousands of requests that are none: each a 4xx within a second, and nobody else waits
+    clients.py     many streams at once, half of which hang up: the others get the text that they get alone
+    malformed.py   thousands of invalid requests: each gets a 4xx within a second, and no other client waits
     kills.py       kill -9 of either process and a restart, under clients that retry
 
     python -m nanovllm.tests.server.storm clients --clients 1000 --rounds 3
@@ -9,5 +9,5 @@
     python -m nanovllm.tests.server.storm kills --kills 10
     python -m nanovllm.tests.server.storm                       all of them, as make storm runs them
 
-The same seed makes the same clients and the same requests.
+The same seed gives the same clients and requests.
 """

@@ -1,4 +1,4 @@
-"""python -m nanovllm.tests.server.storm: the storms at their full size, with their figures."""
+"""python -m nanovllm.tests.server.storm: the storms at full size, with their figures."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ from pathlib import Path
 from . import clients, kills, malformed
 from .processes import check_log, sockets_of, storm_server
 
-SPARE = 100  # files that a process has beside the sockets of a storm
+SPARE = 100  # files that a process opens besides the sockets of a storm
 
 
 def run_clients(args: argparse.Namespace, folder: Path) -> str:
@@ -22,30 +22,32 @@ def run_clients(args: argparse.Namespace, folder: Path) -> str:
     with storm_server(log) as served:
         count = min(args.clients, raise_limit() - SPARE, sockets_of(served) - SPARE)
         if count < args.clients:
-            print(f"only {count} clients: a process may open no more files here", file=sys.stderr)
-        made = asyncio.run(clients.storm(served, count, args.rounds, args.asks, args.tokens, args.seed))
-        assert served.stop() == 0, "it stops in order"
+            print(f"only {count} clients: the limit of open files allows no more", file=sys.stderr)
+        result = asyncio.run(
+            clients.storm(served, count, args.rounds, args.requests_of_clients, args.tokens, args.seed)
+        )
+        assert served.stop() == 0, "it did not stop by itself"
     check_log(log)
-    rows = [f"  round {number}: {size}" for number, size in enumerate(made.sizes, 1)]
-    tokens = f"{made.judge.num_ties} answers differ at near ties, of {made.judge.num_tokens:,} tokens"
-    return "\n".join([f"{count:,} clients at once, {args.rounds} rounds: {told(made.counts)}; {tokens}", *rows])
+    rows = [f"  round {number}: {size}" for number, size in enumerate(result.sizes, 1)]
+    tokens = f"{result.judge.num_ties} outputs differ at near ties, of {result.judge.num_tokens:,} tokens"
+    return "\n".join([f"{count:,} clients at once, {args.rounds} rounds: {listed(result.counts)}; {tokens}", *rows])
 
 
 def run_malformed(args: argparse.Namespace, folder: Path) -> str:
     log, requests = folder / "log", malformed.bad_requests(random.Random(args.seed), args.requests)
     with storm_server(log, *malformed.FLAGS) as served:
-        found = asyncio.run(malformed.storm(served, requests, args.requests))
-        assert served.stop() == 0, "it stops in order"
+        findings = asyncio.run(malformed.storm(served, requests, args.requests))
+        assert served.stop() == 0, "it did not stop by itself"
     check_log(log)
-    assert not found.faults, "\n".join([f"{len(found.faults)} faults:", *found.faults[:20]])
-    slowest = sorted(found.slowest.items(), key=lambda pair: -pair[1])[:5]
+    assert not findings.faults, "\n".join([f"{len(findings.faults)} faults:", *findings.faults[:20]])
+    slowest = sorted(findings.slowest.items(), key=lambda pair: -pair[1])[:5]
     rows = [f"  {seconds:.2f} seconds: {kind}" for kind, seconds in slowest]
-    gap = f"a healthy client has waited {found.gap:.2f} seconds at most, in {found.num_healthy} streams"
-    return "\n".join([f"{args.requests:,} requests: {told(found.statuses)}; {gap}; the slowest answers:", *rows])
+    gap = f"a healthy client waited {findings.gap:.2f} seconds at most, in {findings.num_healthy} streams"
+    return "\n".join([f"{args.requests:,} requests: {listed(findings.statuses)}; {gap}; the slowest responses:", *rows])
 
 
 def run_kills(args: argparse.Namespace, folder: Path) -> str:
-    return f"{args.kills} kills: answers {told(asyncio.run(kills.storm(folder, args.kills, args.seed)))}"
+    return f"{args.kills} kills: streams {listed(asyncio.run(kills.storm(folder, args.kills, args.seed)))}"
 
 
 STORMS: dict[str, Callable[[argparse.Namespace, Path], str]] = {
@@ -55,12 +57,12 @@ STORMS: dict[str, Callable[[argparse.Namespace, Path], str]] = {
 }
 
 
-def told(counts: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {what}" for what, count in sorted(counts.items()))
+def listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
 
 
 def raise_limit() -> int:
-    """Let this process have as many sockets as it may; returns how many."""
+    """Raise this process's limit of open files as far as possible, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -70,22 +72,24 @@ def raise_limit() -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m nanovllm.tests.server.storm", description=__doc__)
-    made.add_argument("storms", nargs="*", metavar="NAME", help=f"of {', '.join(STORMS)} (default: all)")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--clients", type=int, default=1000, help="at once (default: %(default)s)")
-    made.add_argument("--rounds", type=int, default=3, help="of clients (default: %(default)s)")
-    made.add_argument("--asks", type=int, default=64, help="different requests of theirs (default: %(default)s)")
-    made.add_argument("--tokens", type=int, default=48, help="most tokens of an answer (default: %(default)s)")
-    made.add_argument("--requests", type=int, default=10_000, help="malformed ones (default: %(default)s)")
-    made.add_argument("--kills", type=int, default=6, help="of the engine and the front in turn (default: %(default)s)")
-    return made
+    result = argparse.ArgumentParser(prog="python -m nanovllm.tests.server.storm", description=__doc__)
+    result.add_argument("storms", nargs="*", metavar="NAME", help=f"of {', '.join(STORMS)} (default: all)")
+    result.add_argument("--seed", type=int, default=0)
+    result.add_argument("--clients", type=int, default=1000, help="at once (default: %(default)s)")
+    result.add_argument("--rounds", type=int, default=3, help="of clients (default: %(default)s)")
+    result.add_argument("--requests-of-clients", type=int, default=64, help="different ones (default: %(default)s)")
+    result.add_argument("--tokens", type=int, default=48, help="most tokens of an output (default: %(default)s)")
+    result.add_argument("--requests", type=int, default=10_000, help="malformed ones (default: %(default)s)")
+    result.add_argument(
+        "--kills", type=int, default=6, help="of the engine and the front in turn (default: %(default)s)"
+    )
+    return result
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if unknown := set(args.storms) - set(STORMS):
-        print(f"error: there is no storm {sorted(unknown)[0]}: there are {', '.join(STORMS)}", file=sys.stderr)
+        print(f"error: unknown storm {sorted(unknown)[0]}: choose from {', '.join(STORMS)}", file=sys.stderr)
         return 2
     for name in args.storms or STORMS:
         start = time.monotonic()

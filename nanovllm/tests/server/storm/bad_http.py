@@ -1,4 +1,4 @@
-"""Requests that are no HTTP, or HTTP that asks for what is not there."""
+"""Requests that are not HTTP, or HTTP for paths and methods that do not exist."""
 
 import random
 import string
@@ -6,7 +6,7 @@ import string
 from ..raw import post
 from .bad_bodies import Bad
 
-BODY = b'{"prompt": "a", "max_tokens": 1, "temperature": "x"}'  # what is answered 400 if all else is taken
+BODY = b'{"prompt": "a", "max_tokens": 1, "temperature": "x"}'  # a 400 if everything else were accepted
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize")
 CHUNKED = post(b"", content_length="", transfer_encoding="chunked")
 SECRETS = ("/page/../../../etc/passwd", "/page/%2e%2e/%2e%2e/run.py", "/..", "/page/..%2frun.py", "/page//etc/passwd")
@@ -21,10 +21,10 @@ def letters(rng: random.Random, count: int) -> str:
 
 
 def method(rng: random.Random) -> Bad:
-    """Nothing takes these here, or nobody has heard of them."""
+    """Use a method that the path does not allow, or an unknown one."""
     name = rng.choice(("GET", "PUT", "PATCH", "DELETE", "HEAD", "TRACE", "OPTIONS", letters(rng, 8), "CONNECT"))
-    told = head(f"{name} {rng.choice(PATHS)} HTTP/1.1".encode(), b"host: storm", b"connection: close")
-    return Bad(f"method {name if len(name) < 8 else 'unknown'}", (told,), has_text=name != "HEAD")
+    request = head(f"{name} {rng.choice(PATHS)} HTTP/1.1".encode(), b"host: storm", b"connection: close")
+    return Bad(f"method {name if len(name) < 8 else 'unknown'}", (request,), has_text=name != "HEAD")
 
 
 def target(rng: random.Random) -> Bad:
@@ -56,8 +56,8 @@ def header(rng: random.Random) -> Bad:
 
 def many_headers(rng: random.Random) -> Bad:
     lines = [f"{letters(rng, 6)}: {letters(rng, 6)}".encode() for _ in range(rng.choice((100, 1500, 10_000)))]
-    told = [b"host: storm", b"content-type: application/json", b"content-length: %d" % len(BODY)]
-    return Bad("many headers", (head(b"POST /v1/completions HTTP/1.1", *told, *lines) + BODY,))
+    known = [b"host: storm", b"content-type: application/json", b"content-length: %d" % len(BODY)]
+    return Bad("many headers", (head(b"POST /v1/completions HTTP/1.1", *known, *lines) + BODY,))
 
 
 def host(rng: random.Random) -> Bad:
@@ -71,7 +71,7 @@ def length(rng: random.Random) -> Bad:
 
 
 def wrong_length(rng: random.Random) -> Bad:
-    """More than there is, and then the client says that there is no more; or less."""
+    """Declare more bytes than the client sends before it closes its side, or fewer."""
     if rng.random() < 0.5:
         return Bad("a body that ends early", (post(BODY, content_length=str(len(BODY) + rng.randint(1, 999))),), True)
     return Bad("a body that goes on", (post(BODY, content_length=str(rng.randrange(len(BODY)))),))
@@ -79,8 +79,8 @@ def wrong_length(rng: random.Random) -> Bad:
 
 def both_lengths(rng: random.Random) -> Bad:
     coding = rng.choice(("chunked", "Chunked", "gzip"))
-    told = post(b"", content_length=str(rng.randrange(99)), transfer_encoding=coding)
-    return Bad("both lengths", (told + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),))
+    request = post(b"", content_length=str(rng.randrange(99)), transfer_encoding=coding)
+    return Bad("both lengths", (request + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),))
 
 
 def coding(rng: random.Random) -> Bad:
@@ -96,7 +96,7 @@ def chunks(rng: random.Random) -> Bad:
 
 
 def in_pieces(rng: random.Random) -> Bad:
-    """A bad body, taken to pieces of any size."""
+    """Send a bad body in pieces of random sizes."""
     sent, parts = post(BODY), []
     while sent:
         size = rng.randint(1, len(sent))
@@ -115,10 +115,10 @@ def noise(rng: random.Random) -> Bad:
 
 
 def slow(rng: random.Random) -> Bad:
-    """What comes is right, and never ends."""
+    """Send a valid request that never ends."""
     good = post(b'{"prompt": "a"}', content_length="99")
     silent = (b"", b"P", CHUNKED, CHUNKED + b"9\r\n{", CHUNKED + b"f" * 15 + b"\r\n{")
     if rng.random() < 0.5:
         return Bad("slow", (rng.choice(silent),), is_slow=True)
-    drops = [each for _ in range(40) for each in (0.1, b" ")]
-    return Bad("slow", (good[: rng.randint(1, len(good))], *drops), is_slow=True)
+    trickle = [each for _ in range(40) for each in (0.1, b" ")]
+    return Bad("slow", (good[: rng.randint(1, len(good))], *trickle), is_slow=True)

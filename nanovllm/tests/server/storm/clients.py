@@ -1,4 +1,4 @@
-"""Many streams at once, of which half hang up at random moments: the others get what they get alone."""
+"""Many streams at once. Half of the clients hang up at random moments, and the others get what they get alone."""
 
 import asyncio
 import json
@@ -10,47 +10,49 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from ..served import Served
-from .asks import Judge, answers_alone, random_asks
+from .judge import Judge, expected_results, random_requests
 from .processes import Size, metrics_of, size_of, wait_until_idle
-from .wire import EVENT, Answer, Ask, address_of, ask_for
+from .wire import EVENT, StreamRequest, StreamResult, address_of, send_and_read
 
-ARRIVAL = 1000  # clients a second come
+ARRIVAL = 1000  # clients per second
 LONGEST = 300.0  # seconds that a stream may take
-EACH = 1024  # bytes: a client of which anything is left leaves more (its connection, its task, its request)
-SLACK = 4 << 20  # bytes that an allocator may gain in any process: its pages are never quite full
+EACH = 1024  # bytes: less than a leaked connection, task or request
+SLACK = 4 << 20  # bytes that an allocator may gain in each process
 ENDLESS = 900  # tokens
-FEW = 40  # events, within which a client goes in the stream
+FEW = 40  # events, within which a client leaves a stream
 MOMENTS = ("connected", "in the head", "in the body", "before the first token", "in the stream")
-WAYS = ("close", "abort", "end of what is sent")
+WAYS = ("close", "abort", "half-close")
 
 
 class HangUp(NamedTuple):
+    """The moment and the way in which a client leaves."""
+
     moment: str
     way: str
-    share: float  # of the part in which it happens
+    share: float  # of the moment's part that is over
 
-    async def happen(self, url: str, ask: Ask) -> None:
-        """Ask for a text that nobody would wait for, and go: unless it is aborted, the engine has minutes to do."""
-        ask = ask._replace(body=json.dumps(ask.value | {"max_tokens": ENDLESS, "ignore_eos": True}))
+    async def happen(self, url: str, request: StreamRequest) -> None:
+        """Request a long text and leave. Unless it is aborted, the engine is busy for minutes."""
+        request = request._replace(body=json.dumps(request.value | {"max_tokens": ENDLESS, "ignore_eos": True}))
         reader, writer = await asyncio.open_connection(*address_of(url))
         try:
-            writer.write(self._sent(ask))
+            writer.write(self._sent(request))
             if self.moment == "before the first token":
                 await asyncio.sleep(self.share * 0.2)
             elif self.moment == "in the stream":
                 await read_events(reader, 1 + int(self.share * FEW))
             await writer.drain()
-            if self.way == "end of what is sent":
+            if self.way == "half-close":
                 writer.write_eof()
-                await reader.read()  # the server ends it, too
+                await reader.read()  # until the server closes it too
         except ConnectionError:
             pass
         finally:
             writer.transport.abort() if self.way == "abort" else writer.close()
 
-    def _sent(self, ask: Ask) -> bytes:
-        """As much of the request as comes before the moment."""
-        head, body = ask.head(), ask.body.encode()
+    def _sent(self, request: StreamRequest) -> bytes:
+        """Return the part of the request that precedes the moment."""
+        head, body = request.head(), request.body.encode()
         if self.moment == "connected":
             return b""
         if self.moment == "in the head":
@@ -61,70 +63,73 @@ class HangUp(NamedTuple):
 
 
 async def read_events(reader: asyncio.StreamReader, count: int) -> None:
-    """Or until the stream ends."""
-    found = b""
-    while found.count(EVENT) < count and (piece := await reader.read(1 << 14)):
-        found += piece
+    """Read so many events, or until the stream ends."""
+    received = b""
+    while received.count(EVENT) < count and (piece := await reader.read(1 << 14)):
+        received += piece
 
 
 @dataclass
 class Storm:
-    """Rounds of clients of one server. Raises AssertionError for whatever must not be."""
+    """Rounds of clients of one server. A fault raises AssertionError."""
 
     served: Served
-    asks: list[Ask]
-    alone: list[Answer]
+    requests: list[StreamRequest]
+    expected: list[StreamResult]
     rng: random.Random
     judge: Judge
     counts: Counter[str] = field(default_factory=Counter)
     sizes: list[Size] = field(default_factory=list)  # after each round
-    aborted_before: float = 0.0  # samples
+    aborted_before: float = 0.0  # samples, before the first round
 
     def __post_init__(self) -> None:
         self.aborted_before = metrics_of(self.served)["aborted"]
 
     async def round(self, num_clients: int) -> None:
-        """Half of them stay. When all are gone, nothing is left in the engine."""
+        """Run clients, half of whom stay. Afterwards the engine must be idle."""
         stays = [number % 2 == 0 for number in range(num_clients)]
         self.rng.shuffle(stays)
         with tqdm(total=num_clients, unit=" clients", disable=None) as bar:
             await asyncio.gather(*(self._client(stay, i / ARRIVAL, bar) for i, stay in enumerate(stays)))
         await asyncio.to_thread(wait_until_idle, self.served)
-        gone, aborted = self.counts["hung up in the stream"], metrics_of(self.served)["aborted"] - self.aborted_before
-        assert aborted >= gone, f"{gone} clients have gone in a stream, and {aborted:.0f} samples were aborted"
+        left, aborted = self.counts["hung up in the stream"], metrics_of(self.served)["aborted"] - self.aborted_before
+        assert aborted >= left, f"{left} clients left a stream, and {aborted:.0f} samples were aborted"
         self.sizes.append(size_of(self.served))
         self.judge.check_count()
 
     async def _client(self, stays: bool, after: float, bar: tqdm) -> None:
-        place = self.rng.randrange(len(self.asks))
-        goes = HangUp(self.rng.choice(MOMENTS), self.rng.choice(WAYS), self.rng.random())
+        i = self.rng.randrange(len(self.requests))
+        hang_up = HangUp(self.rng.choice(MOMENTS), self.rng.choice(WAYS), self.rng.random())
         await asyncio.sleep(after)
         async with asyncio.timeout(LONGEST):
             if stays:
-                answer = await ask_for(self.served.url, self.asks[place])
-                await self.judge.judge(self.asks[place], answer, self.alone[place])
+                result = await send_and_read(self.served.url, self.requests[i])
+                await self.judge.judge(self.requests[i], result, self.expected[i])
                 self.counts["answered"] += 1
             else:
-                await goes.happen(self.served.url, self.asks[place])
-                self.counts[f"hung up {goes.moment}"] += 1
+                await hang_up.happen(self.served.url, self.requests[i])
+                self.counts[f"hung up {hang_up.moment}"] += 1
         bar.update()
 
     def check_sizes(self, num_clients: int) -> None:
-        """From the first round to the last: that one has filled what is filled once."""
+        """Compare memory after the first round, which fills caches, with the last."""
         first, last = self.sizes[0], self.sizes[-1]
         most = (len(self.sizes) - 1) * num_clients * EACH + SLACK
         for name in ("front", "engine"):
             gained = getattr(last, name) - getattr(first, name)
-            told = "; ".join(map(str, self.sizes))
-            assert gained <= most, f"the {name} has gained {gained:,} bytes, at most {most:,} are allowed: {told}"
-        assert last.files <= first.files + 2, f"{last.files} files are open, {first.files} were"
+            sizes = "; ".join(map(str, self.sizes))
+            assert gained <= most, f"the {name} gained {gained:,} bytes, and at most {most:,} are allowed: {sizes}"
+        assert last.files <= first.files + 2, f"{last.files} files are open, and {first.files} were before"
 
 
-async def storm(served: Served, num_clients: int, num_rounds: int, num_asks: int, most_tokens: int, seed: int) -> Storm:
+async def storm(
+    served: Served, num_clients: int, num_rounds: int, num_requests: int, max_tokens: int, seed: int
+) -> Storm:
+    """Run rounds of clients, who choose among random requests."""
     rng = random.Random(seed)
-    asks = random_asks(rng, num_asks, most_tokens)
-    made = Storm(served, asks, await answers_alone(served.url, asks), rng, Judge(served.url))
+    requests = random_requests(rng, num_requests, max_tokens)
+    result = Storm(served, requests, await expected_results(served.url, requests), rng, Judge(served.url))
     for _ in range(num_rounds):
-        await made.round(num_clients)
-    made.check_sizes(num_clients)
-    return made
+        await result.round(num_clients)
+    result.check_sizes(num_clients)
+    return result

@@ -1,4 +1,4 @@
-"""kill -9 of the engine or of the front, and a restart, under clients that ask again until their answer is whole."""
+"""kill -9 of the engine or the front, and a restart, under clients that retry until their stream is complete."""
 
 import asyncio
 import os
@@ -14,59 +14,60 @@ import httpx
 from tqdm import tqdm
 
 from ..served import Served, is_alive, until
-from .asks import Judge, answers_alone, random_asks
+from .judge import Judge, expected_results, random_requests
 from .processes import check_log, storm_server, wait_until_idle
-from .wire import Answer, Ask, ask_for
+from .wire import StreamRequest, StreamResult, send_and_read
 
 NUM_CLIENTS = 8
-GONE = 2.0  # seconds in which nothing is left of a server whose front was killed
-ENDED = 5.0  # seconds in which the front of a dead engine ends
+ALL_ENDED = 2.0  # seconds in which all processes end after the front was killed
+FRONT_ENDED = 5.0  # seconds in which the front ends after the engine was killed
 
 
 @dataclass
 class Clients:
-    """They go on until `is_over`, through all restarts."""
+    """Clients that go on through all restarts, until `is_over`."""
 
     url: str
-    asks: list[Ask]
-    alone: list[Answer]
+    requests: list[StreamRequest]
+    expected: list[StreamResult]
     rng: random.Random
     judge: Judge
     counts: Counter[str] = field(default_factory=Counter)
     is_over: bool = False
 
     async def client(self) -> None:
+        """Send one request after another."""
         while not self.is_over:
-            place = self.rng.randrange(len(self.asks))
-            await self.until_whole(self.asks[place], self.alone[place])
+            i = self.rng.randrange(len(self.requests))
+            await self.until_whole(self.requests[i], self.expected[i])
 
-    async def until_whole(self, ask: Ask, alone: Answer) -> None:
-        """What breaks off may have said a part of the text, and nothing else."""
+    async def until_whole(self, request: StreamRequest, expected: StreamResult) -> None:
+        """Retry a request until its stream is complete. A broken stream must not look complete."""
         while True:
-            with suppress(ConnectionError):  # refused: there is no server at the moment
-                answer = await ask_for(self.url, ask)
-                if answer.is_whole:
-                    await self.judge.judge(ask, answer, alone)
+            with suppress(ConnectionError):  # there is no server at the moment
+                result = await send_and_read(self.url, request)
+                if result.is_whole:
+                    await self.judge.judge(request, result, expected)
                     self.counts["whole"] += 1
                     return
-                self.counts["half" if answer.texts else "nothing"] += 1
-                assert answer.error or not answer.is_done, f"{answer} is neither whole nor broken"
+                self.counts["half" if result.texts else "nothing"] += 1
+                assert result.error or not result.is_done, f"{result} is neither complete nor broken"
             await asyncio.sleep(0.05)
 
 
 async def kill(served: Served, victim: str) -> None:
-    """Kill a process. Raises AssertionError if the other one stays, or does not say what has happened."""
-    front, everybody = served.process, descendants(served.process.pid)
+    """Kill a process. Raise AssertionError if the other one stays, or reports no error."""
+    front, processes = served.process, descendants(served.process.pid)
     engine = served.engine_process()
-    assert engine in everybody
+    assert engine in processes
     if victim == "front":
         front.kill()
         await asyncio.to_thread(front.wait)
     else:
         os.kill(engine, signal.SIGKILL)
         await asyncio.to_thread(until, lambda: health(served) == 503, 1.0)
-        assert await asyncio.to_thread(front.wait, ENDED) == 1, "the front ends, and says that something was wrong"
-    await asyncio.to_thread(until, lambda: not any(map(is_alive, everybody)), GONE)
+        assert await asyncio.to_thread(front.wait, FRONT_ENDED) == 1, "the front reports an error"
+    await asyncio.to_thread(until, lambda: not any(map(is_alive, processes)), ALL_ENDED)
 
 
 def health(served: Served) -> int | None:
@@ -76,22 +77,22 @@ def health(served: Served) -> int | None:
 
 
 def descendants(process: int) -> list[int]:
-    """Its children and theirs."""
-    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True).stdout.split()
-    return [each for child in map(int, found) for each in (child, *descendants(child))]
+    """Return the children of a process, and theirs."""
+    children = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True).stdout.split()
+    return [each for child in map(int, children) for each in (child, *descendants(child))]
 
 
 async def storm(folder: Path, num_kills: int, seed: int, *flags: str) -> Counter[str]:
-    """The engine and the front in turn. After the last restart all clients are answered, and nothing is left."""
+    """Kill the engine and the front in turn. After the last restart, all clients finish and the engine is idle."""
     rng, port, clients, tasks = random.Random(seed), 0, None, []
     for number in tqdm(range(num_kills + 1), unit=" servers", disable=None):
         log = folder / f"{number}.log"
         with storm_server(log, *flags, port=port) as served:
             if clients is None:
                 port = httpx.URL(served.url).port or 0
-                asks = random_asks(rng, 8, 48)
-                alone = await answers_alone(served.url, asks)
-                clients = Clients(served.url, asks, alone, rng, Judge(served.url))
+                requests = random_requests(rng, 8, 48)
+                expected = await expected_results(served.url, requests)
+                clients = Clients(served.url, requests, expected, rng, Judge(served.url))
                 tasks = [asyncio.create_task(clients.client()) for _ in range(NUM_CLIENTS)]
             await asyncio.sleep(rng.uniform(0.1, 1.5))
             if number < num_kills:

@@ -1,4 +1,4 @@
-"""Thousands of requests that cannot be served: each gets a 4xx in OpenAI's form at once, and nobody else waits."""
+"""Thousands of invalid requests: each gets a 4xx in OpenAI's form at once, and no other client waits."""
 
 import asyncio
 import random
@@ -14,23 +14,22 @@ from ..served import Served
 from . import bad_bodies, bad_http
 from .bad_bodies import Bad
 from .processes import wait_until_idle
-from .wire import Ask, ask_for
+from .wire import StreamRequest, send_and_read
 
 MAX_GAP = 1.0  # seconds in which nothing comes to a healthy client
 TIME_OUT = 2.0  # seconds that the server gives a request
 FLAGS = ("--header-timeout", f"{TIME_OUT}", "--body-timeout", f"{TIME_OUT}")
-AT_ONCE = 8  # bad requests that are on their way
-SECONDS = 1.0  # until an answer; of a slow one: behind the server's time-out
-HEALTHY = Ask("/v1/completions", '{"prompt": "Once", "max_tokens": 200, "stream": true, "ignore_eos": true}')
-MAKERS = {  # and how often each is taken
+AT_ONCE = 8  # bad requests in flight
+SECONDS = 1.0  # until a response; for a slow request, after the server's time-out
+HEALTHY = StreamRequest("/v1/completions", '{"prompt": "Once", "max_tokens": 200, "stream": true, "ignore_eos": true}')
+MAKERS = {  # with weights
     bad_bodies.wrong_value: 30,
     bad_bodies.broken_json: 10,
-    bad_bodies.no_object: 2,
-    bad_bodies.no_number: 2,
+    bad_bodies.not_an_object: 2,
+    bad_bodies.bad_number: 2,
     bad_bodies.nested: 4,
     bad_bodies.half_characters: 2,
     bad_bodies.other_encoding: 3,
-    bad_bodies.doubled_keys: 1,
     bad_bodies.other_type: 2,
     bad_bodies.huge: 2,
     bad_http.method: 4,
@@ -52,23 +51,24 @@ MAKERS = {  # and how often each is taken
 
 
 def bad_requests(rng: random.Random, count: int, without: frozenset[str] = frozenset()) -> Iterator[Bad]:
-    """`without`: names of makers that are left out."""
+    """Yield random bad requests. `without` names makers to leave out."""
     makers = {maker: share for maker, share in MAKERS.items() if maker.__name__ not in without}
     for maker in rng.choices(list(makers), list(makers.values()), k=count):
         yield maker(rng)
 
 
 @dataclass
-class Found:
-    """What has come of them. Faults are kept: one does not hide the others."""
+class Findings:
+    """The responses. Faults are collected, so that one does not hide the others."""
 
     statuses: Counter[str] = field(default_factory=Counter)
-    slowest: dict[str, float] = field(default_factory=dict)  # seconds, by kind; slow ones aside
+    slowest: dict[str, float] = field(default_factory=dict)  # seconds, by kind; without slow requests
     faults: list[str] = field(default_factory=list)
-    gap: float = 0.0  # the longest that a healthy client has waited, in seconds
-    num_healthy: int = 0  # answers of that client
+    gap: float = 0.0  # seconds, the longest wait of a healthy client
+    num_healthy: int = 0  # streams of that client
 
     def add(self, bad: Bad, raw: Raw) -> None:
+        """Add a response."""
         self.statuses[str(raw.status or "closed")] += 1
         if not bad.is_slow:
             self.slowest[bad.kind] = max(self.slowest.get(bad.kind, 0.0), raw.seconds)
@@ -78,10 +78,11 @@ class Found:
 
 
 def fault_of(bad: Bad, raw: Raw) -> str | None:
+    """Return what is wrong with a response, if anything."""
     if raw.seconds > SECONDS + (TIME_OUT if bad.is_slow else 0.0):
         return f"{raw.seconds:.2f} seconds"
     if raw.status is None:
-        return None if bad.is_slow and raw.is_closed and not raw.received else "no answer"
+        return None if bad.is_slow and raw.is_closed and not raw.received else "no response"
     if not 400 <= raw.status < 500 or (bad.is_slow and raw.status != 408):
         return f"status {raw.status}"
     if bad.has_text:
@@ -92,16 +93,16 @@ def fault_of(bad: Bad, raw: Raw) -> str | None:
     return None
 
 
-async def storm(served: Served, requests: Iterator[Bad], count: int) -> Found:
-    """All of them, beside a client whose streams go on. Slow ones wait beside the others."""
-    found, seats, slow = Found(), asyncio.Semaphore(AT_ONCE), []
+async def storm(served: Served, requests: Iterator[Bad], count: int) -> Findings:
+    """Send all requests beside a healthy client. Slow ones do not hold up the others."""
+    findings, seats, tasks = Findings(), asyncio.Semaphore(AT_ONCE), []
     requests = iter(list(requests))
-    healthy = asyncio.create_task(stay_healthy(served.url, found))
+    healthy = asyncio.create_task(stay_healthy(served.url, findings))
     with tqdm(total=count, unit=" requests", disable=None) as bar:
 
         async def send(bad: Bad) -> None:
             raw = await exchange(served.url, *bad.parts, is_ended=bad.is_ended, seconds=TIME_OUT + 3 * SECONDS)
-            found.add(bad, raw)
+            findings.add(bad, raw)
             bar.update()
             if not bad.is_slow:
                 seats.release()
@@ -109,27 +110,27 @@ async def storm(served: Served, requests: Iterator[Bad], count: int) -> Found:
         for bad in requests:
             if not bad.is_slow:
                 await seats.acquire()
-            slow.append(asyncio.create_task(send(bad)))
-        await asyncio.gather(*slow)
+            tasks.append(asyncio.create_task(send(bad)))
+        await asyncio.gather(*tasks)
     healthy.cancel()
     await asyncio.gather(healthy, return_exceptions=True)
     await asyncio.to_thread(wait_until_idle, served)
-    if found.gap > MAX_GAP:
-        found.faults.append(f"nothing has come to a healthy client for {found.gap:.2f} seconds")
-    return found
+    if findings.gap > MAX_GAP:
+        findings.faults.append(f"a healthy client waited for {findings.gap:.2f} seconds")
+    return findings
 
 
-async def stay_healthy(url: str, found: Found) -> None:
-    """Ask for one stream after the other, and note how long nothing comes."""
+async def stay_healthy(url: str, findings: Findings) -> None:
+    """Request one stream after another, and measure the longest gap between pieces."""
     last = time.monotonic()
 
-    def note(piece: bytes) -> None:
+    def measure(piece: bytes) -> None:
         nonlocal last
         now = time.monotonic()
-        found.gap, last = max(found.gap, now - last), now
+        findings.gap, last = max(findings.gap, now - last), now
 
     while True:
-        answer = await ask_for(url, HEALTHY, note)
-        if not answer.is_whole:
-            found.faults.append(f"a healthy client: {answer.error}")
-        found.num_healthy += 1
+        result = await send_and_read(url, HEALTHY, measure)
+        if not result.is_whole:
+            findings.faults.append(f"a healthy client: {result.error}")
+        findings.num_healthy += 1

@@ -1,4 +1,4 @@
-"""The server that a storm is for: its processes, their memory, their files, and what the operating system allows."""
+"""The server of a storm: its processes, their memory and their files."""
 
 import os
 import re
@@ -17,13 +17,13 @@ from ...helpers import UNMEASURED
 from ..served import ROOT, STORYTELLER, Served
 
 START = 180.0  # seconds: kernels may have to be compiled
-IDLE = 20.0  # seconds in which all must be over, once no client is left
-POOL = ("--kv-cache-tokens", "8192")  # small: a round touches all of it, and what is gained later is no pool
-FAULTS = ("Traceback", "Exception", "never retrieved", "never awaited")  # what a server never has to say
+IDLE = 20.0  # seconds in which the engine becomes idle, once no client is left
+POOL = ("--kv-cache-tokens", "8192")  # small: the first round touches all of it
+FAULTS = ("Traceback", "Exception", "never retrieved", "never awaited")  # must not be in the log
 
 
 class Size(NamedTuple):
-    """Of the server, when nobody asks."""
+    """Memory and files of an idle server."""
 
     front: int  # bytes
     engine: int
@@ -35,7 +35,7 @@ class Size(NamedTuple):
 
 @contextmanager
 def storm_server(log: Path, *flags: str, port: int = 0) -> Iterator[Served]:
-    """A server whose words go to a file: there may be many of them."""
+    """Run a server that writes its standard error to a file."""
     command = [sys.executable, "-m", "nanovllm", "serve", str(STORYTELLER), "--port", str(port), *UNMEASURED]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with log.open("w") as file:
@@ -50,38 +50,40 @@ def storm_server(log: Path, *flags: str, port: int = 0) -> Iterator[Served]:
 
 
 def wait_for_address(process: subprocess.Popen[str], log: Path) -> str:
+    """Return the address that the server prints once it is ready."""
     end = time.monotonic() + START
-    while not (found := re.search(r"at (http://\S+),", log.read_text())):
-        assert process.poll() is None and time.monotonic() < end, log.read_text() or "the server does not start"
+    while not (address := re.search(r"at (http://\S+),", log.read_text())):
+        assert process.poll() is None and time.monotonic() < end, log.read_text() or "the server did not start"
         time.sleep(0.05)
-    return found[1]
+    return address[1]
 
 
 def check_log(log: Path) -> None:
-    told = log.read_text()
-    assert not any(fault in told for fault in FAULTS), told[-3000:]
+    """Raise AssertionError if the server has logged a fault."""
+    text = log.read_text()
+    assert not any(fault in text for fault in FAULTS), text[-3000:]
 
 
 def metrics_of(served: Served) -> dict[str, float]:
-    """The engine's numbers by name, and how many samples were aborted."""
-    told = httpx.get(served.url + "/metrics", timeout=10).text
-    found = re.findall(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", told, re.MULTILINE)
-    ended = {labels: value for name, labels, value in found if name == "request_success_total"}
+    """Return the engine's metrics by name, and the number of aborted samples."""
+    text = httpx.get(served.url + "/metrics", timeout=10).text
+    samples = re.findall(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", text, re.MULTILINE)
+    ended = {labels: value for name, labels, value in samples if name == "request_success_total"}
     aborted = sum(float(value) for labels, value in ended.items() if 'finished_reason="abort"' in labels)
-    return {name: float(value) for name, _, value in found} | {"aborted": aborted}
+    return {name: float(value) for name, _, value in samples} | {"aborted": aborted}
 
 
 def wait_until_idle(served: Served) -> None:
-    """No request runs or waits, and all blocks are free."""
+    """Wait until no request runs or waits, and all blocks are free."""
     end = time.monotonic() + IDLE
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    while any((found := metrics_of(served))[name] for name in names):
-        assert time.monotonic() < end, f"left in the engine: { {name: found[name] for name in names} }"
+    while any((metrics := metrics_of(served))[name] for name in names):
+        assert time.monotonic() < end, f"not idle: { {name: metrics[name] for name in names} }"
         time.sleep(0.05)
 
 
 def size_of(served: Served) -> Size:
-    """Where there is no /proc, zeros."""
+    """Return the size of a server, or zeros on a system without /proc."""
     if not Path("/proc/self/fd").exists():
         return Size(0, 0, 0)
     front = served.process.pid
@@ -93,8 +95,8 @@ def rss(process: int) -> int:
 
 
 def sockets_of(served: Served) -> int:
-    """How many files the front may have open."""
-    told = Path(f"/proc/{served.process.pid}/limits")
-    if not told.exists():
+    """Return how many files the front may have open."""
+    limits = Path(f"/proc/{served.process.pid}/limits")
+    if not limits.exists():
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return int(re.search(r"Max open files +(\d+)", told.read_text())[1])  # type: ignore[index]
+    return int(re.search(r"Max open files +(\d+)", limits.read_text())[1])  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""A stream of a completion as bytes: asked for, read, and told whole from broken."""
+"""Streamed completions as bytes over a connection: a broken stream must never look complete."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 EVENT = b"data: "
 
 
-class Ask(NamedTuple):
+class StreamRequest(NamedTuple):
     """A request for a stream."""
 
     path: str
@@ -21,31 +21,34 @@ class Ask(NamedTuple):
         return json.loads(self.body)
 
     def head(self) -> bytes:
-        told = f"host: storm\r\ncontent-type: application/json\r\ncontent-length: {len(self.body)}\r\nconnection: close"
-        return f"POST {self.path} HTTP/1.1\r\n{told}\r\n\r\n".encode()
+        headers = (
+            f"host: storm\r\ncontent-type: application/json\r\ncontent-length: {len(self.body)}\r\nconnection: close"
+        )
+        return f"POST {self.path} HTTP/1.1\r\n{headers}\r\n\r\n".encode()
 
 
 @dataclass
-class Answer:
-    """What has come of a stream."""
+class StreamResult:
+    """The contents of a stream."""
 
     texts: dict[int, str] = field(default_factory=dict)  # by choice
     reasons: dict[int, str] = field(default_factory=dict)
-    is_done: bool = False  # [DONE] has come, and nothing behind it
+    is_done: bool = False  # it ended with [DONE]
     error: str | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Nothing less is an answer: each choice has ended with a reason, and the stream with [DONE]."""
+        """Whether each choice has a finish reason, and the stream ended with [DONE]."""
         return self.is_done and self.error is None and bool(self.texts) and self.texts.keys() == self.reasons.keys()
 
     @property
-    def said(self) -> dict[int, tuple[str, str]]:
+    def outputs(self) -> dict[int, tuple[str, str]]:
+        """The text and the finish reason of each choice."""
         return {index: (text, self.reasons[index]) for index, text in sorted(self.texts.items())}
 
     def add(self, data: bytes) -> None:
-        """An event's data."""
-        assert not self.is_done, f"{data!r} comes behind [DONE]"
+        """Add the data of an event."""
+        assert not self.is_done, f"{data!r} follows [DONE]"
         if data == b"[DONE]":
             self.is_done = True
             return
@@ -67,55 +70,57 @@ def address_of(url: str) -> tuple[str, int]:
     return split.hostname, split.port
 
 
-async def ask_for(url: str, ask: Ask, note: Callable[[bytes], None] = lambda received: None) -> Answer:
-    """Read a stream to its end, whatever that is. `note` is called with each piece of what comes."""
+async def send_and_read(
+    url: str, request: StreamRequest, on_piece: Callable[[bytes], None] = lambda received: None
+) -> StreamResult:
+    """Send a request and read its stream until the connection closes. Call `on_piece` with each piece of bytes."""
     reader, writer = await asyncio.open_connection(*address_of(url))
     try:
-        writer.write(ask.head() + ask.body.encode())
+        writer.write(request.head() + request.body.encode())
         pieces = []
         while piece := await reader.read(1 << 16):
             pieces.append(piece)
-            note(piece)
+            on_piece(piece)
     except ConnectionError as error:
-        return Answer(error=f"the connection broke off: {error}")
+        return StreamResult(error=f"the connection broke: {error}")
     finally:
         writer.transport.abort()
-    return read_answer(b"".join(pieces))
+    return read_stream(b"".join(pieces))
 
 
-def read_answer(received: bytes) -> Answer:
-    """Of all that has come until the connection was closed. A body that lacks its last chunk is not done.
+def read_stream(received: bytes) -> StreamResult:
+    """Return the contents of a stream. Without its last chunk it is not done.
 
-    >>> read_answer(b"HTTP/1.1 200 OK").error
-    'the head is not whole'
+    >>> read_stream(b"HTTP/1.1 200 OK").error
+    'the head is incomplete'
     """
-    head, end, rest = received.partition(b"\r\n\r\n")
+    head, end, payload = received.partition(b"\r\n\r\n")
     if not end:
-        return Answer(error="the head is not whole")
+        return StreamResult(error="the head is incomplete")
     status = int(head.split(b" ", 2)[1])
     if status != 200:
-        return Answer(error=f"status {status}: {rest.decode()}")
-    answer = Answer()
-    body, is_ended = joined_chunks(rest)
-    *events, cut = body.split(b"\n\n")
+        return StreamResult(error=f"status {status}: {payload.decode()}")
+    result = StreamResult()
+    body, is_ended = joined_chunks(payload)
+    *events, rest = body.split(b"\n\n")
     for event in events:
-        answer.add(event.removeprefix(EVENT))
-    answer.is_done &= is_ended and not cut
-    return answer
+        result.add(event.removeprefix(EVENT))
+    result.is_done &= is_ended and not rest
+    return result
 
 
-def joined_chunks(coded: bytes) -> tuple[bytes, bool]:
-    """The bytes of a chunked body, and whether its last chunk has come.
+def joined_chunks(encoded: bytes) -> tuple[bytes, bool]:
+    """Return the bytes of a chunked body, and whether it has its last chunk.
 
     >>> joined_chunks(bytes("2|ab|1|c|0||", "ascii").replace(b"|", bytes([13, 10])))
     (b'abc', True)
     """
     pieces: list[bytes] = []
     start = 0
-    while (end := coded.find(b"\r\n", start)) >= 0:
-        size = int(coded[start:end], 16)
+    while (end := encoded.find(b"\r\n", start)) >= 0:
+        size = int(encoded[start:end], 16)
         if size == 0:
             return b"".join(pieces), True
-        pieces.append(coded[end + 2 : end + 2 + size])
+        pieces.append(encoded[end + 2 : end + 2 + size])
         start = end + 2 + size + 2
     return b"".join(pieces), False

@@ -1,17 +1,13 @@
-"""The page and the metrics at an address of their own."""
+"""The page and /metrics on a separate port."""
 
 import asyncio
 
-import pytest
-
-from ...server.options import ServerOptions
-from .inside import inside, until
+from .inside import LONG, SHORT, error_of, inside, slow, until, with_server
 from .raw import exchange
-from .test_edge import SHORT, error_of, with_server
-from .test_engine import BAD, LONG, ends_at_bad_tokens, slow
+from .test_engine_process import BAD, ends_at_bad_tokens
 
-OF_THE_PAGE = ("/", "/page/page.css", "/metrics")
-OF_CLIENTS = ("/v1/models", "/version", "/ping")
+PAGE_PATHS = ("/", "/page/page.css", "/metrics")
+API_PATHS = ("/v1/models", "/version", "/ping")
 
 
 async def first_event(client):
@@ -21,21 +17,21 @@ async def first_event(client):
 
 
 async def all_events(client):
-    """Until the server has no more."""
+    """Return the events until the server ends the stream."""
     return (await client.get("/events")).text
 
 
-def test_each_address_has_its_own_and_both_have_health(checkpoint):
+def test_each_port_has_its_own_paths_and_both_have_health(checkpoint):
     async def scenario(server):
-        for path in OF_THE_PAGE:
+        for path in PAGE_PATHS:
             assert (await server.page.get(path)).status_code == 200, path
             error_of(await server.client.get(path), 404)
-        for path in OF_CLIENTS:
+        for path in API_PATHS:
             assert (await server.client.get(path)).status_code == 200, path
             error_of(await server.page.get(path), 404)
         error_of(await server.client.get("/events"), 404)
         error_of(await server.page.post("/v1/completions", json=SHORT), 404)
-        assert '"can_prompt": false' in await first_event(server.page), "there is nobody to prompt"
+        assert '"can_prompt":false' in await first_event(server.page)
         for client in (server.client, server.page):
             assert (await client.get("/health")).status_code == 200
         assert (await server.client.post("/v1/completions", json=SHORT)).status_code == 200
@@ -44,7 +40,7 @@ def test_each_address_has_its_own_and_both_have_health(checkpoint):
     with_server(checkpoint, scenario, page_port=0)
 
 
-def test_keys_origins_and_timeouts_hold_there(checkpoint):
+def test_keys_origins_and_timeouts_apply_to_the_page(checkpoint):
     async def scenario(server):
         error_of(await server.page.get("/events"), 401)
         error_of(await server.page.get("/", headers={"Origin": "http://elsewhere"}), 403)
@@ -55,13 +51,13 @@ def test_keys_origins_and_timeouts_hold_there(checkpoint):
     with_server(checkpoint, scenario, page_port=0, api_keys=("key",), header_timeout=0.5)
 
 
-def test_both_end_together(checkpoint):
+def test_both_ports_close_together(checkpoint):
     async def scenario():
         async with inside(checkpoint, slow, page_port=0) as server:
             watching = asyncio.create_task(all_events(server.page))
             running = asyncio.create_task(server.post(**LONG | {"max_tokens": 8}))
             viewers = server.front.state.feed.viewers
-            await until(lambda: sum(each.num_snapshots for each in viewers) == 1 == server.num_begun)
+            await until(lambda: sum(each.num_snapshots for each in viewers) == 1 == server.num_started)
             server.front.stop()
             assert (await running).status_code == 200 and '"snapshot"' in await watching
             assert await asyncio.wait_for(server.status, 10) == 0
@@ -69,7 +65,7 @@ def test_both_end_together(checkpoint):
     asyncio.run(scenario())
 
 
-def test_the_end_of_the_engine_is_told_at_both(checkpoint, capfd):
+def test_both_ports_report_a_dead_engine(checkpoint, capfd):
     async def scenario():
         async with inside(checkpoint, ends_at_bad_tokens, page_port=0) as server:
             assert (await server.post(**SHORT | {"prompt": [1, BAD]})).status_code == 500
@@ -80,21 +76,3 @@ def test_the_end_of_the_engine_is_told_at_both(checkpoint, capfd):
 
     asyncio.run(scenario())
     assert "error: the engine has ended: RuntimeError: the pool is broken" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"page_host": "0.0.0.0"}, "page_host is 0.0.0.0, and page_port is missing"),
-        ({"page_port": 65536}, "page_port must be from 0 to 65535, not 65536"),
-    ],
-)
-def test_addresses_that_cannot_be(options, says):
-    with pytest.raises(ValueError, match=says):
-        ServerOptions(**options)
-
-
-def test_the_pages_host_is_this_machine_unless_it_is_said():
-    assert ServerOptions(host="0.0.0.0").page_address is None
-    assert ServerOptions(host="0.0.0.0", page_port=9000).page_address == ("127.0.0.1", 9000)
-    assert ServerOptions(page_host="::1", page_port=9000).page_address == ("::1", 9000)

@@ -1,13 +1,15 @@
-"""The official client, unchanged."""
+"""OpenAI's Python client, and curl as the README uses it."""
 
 import json
+import shutil
+import subprocess
 
 import openai
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from .openai_types import unset
+from .served import unset
 
 MESSAGES = [{"role": "user", "content": "Tell me of a fox."}]
 
@@ -18,14 +20,14 @@ def client(served):
         yield client
 
 
-def test_models(client):
+def test_client_lists_models(client):
     models = client.models.list().data
     assert [model.id for model in models] == ["storyteller", "fox"]
     for model in models:
         assert client.models.retrieve(model.id) == model and not unset(model)
 
 
-def test_a_completion_and_its_stream(client):
+def test_client_completes_and_streams(client):
     asked = {"model": "storyteller", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 6}
     whole = client.completions.create(**asked)
     chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -33,7 +35,7 @@ def test_a_completion_and_its_stream(client):
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
 
 
-def test_a_chat_and_its_stream(client):
+def test_client_chats_and_streams(client):
     asked = {"model": "storyteller", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 6, "seed": 1}
     whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
     assert whole.choices[0].message.role == "assistant" and len(whole.choices[0].logprobs.content) == 6
@@ -42,7 +44,7 @@ def test_a_chat_and_its_stream(client):
     assert chunks[0].choices[0].delta.role == "assistant"
 
 
-def test_answers_are_as_the_clients_types_require(client):
+def test_responses_have_all_fields_that_the_client_requires(client):
     asked = {"model": "storyteller", "max_tokens": 2, "seed": 3, "n": 2, "user": "me"}
     kept = {"metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True, "modalities": ["text"]}
     chat = asked | kept | {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1, "reasoning_effort": "low"}
@@ -56,7 +58,7 @@ def test_answers_are_as_the_clients_types_require(client):
         assert not unset(chunk)
 
 
-def test_the_clients_own_reader_of_streams(client):
+def test_client_parses_a_chat_stream(client):
     asked = {
         "model": "storyteller",
         "messages": MESSAGES,
@@ -68,7 +70,7 @@ def test_the_clients_own_reader_of_streams(client):
         assert "".join(texts) == "a fox" == stream.get_final_completion().choices[0].message.content
 
 
-def test_structured_outputs(client):
+def test_client_uses_structured_outputs(client):
     schema = {"type": "object", "properties": {"name": {"enum": ["fox", "wolf"]}}, "required": ["name"]}
     schema |= {"additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema, "strict": True}}
@@ -80,10 +82,28 @@ def test_structured_outputs(client):
     assert answer.choices[0].text in ("yes", "no")
 
 
-def test_errors_are_the_clients_own(client):
+def test_client_raises_its_own_errors(client):
     with pytest.raises(openai.BadRequestError, match="temperature must be"):
         client.completions.create(model="storyteller", prompt="a", temperature=-1)
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.completions.create(model="gpt-4", prompt="a")
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="storyteller", input="a")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing")
+def test_curl_completes_and_streams(served):
+    request = {"prompt": "Once upon a time", "max_tokens": 5, "temperature": 0}
+    post = f"{served.url}/v1/completions", "-H", "Content-Type: application/json", "-d"
+    whole = json.loads(curl(*post, json.dumps(request)))
+    *chunks, done = curl("-N", *post, json.dumps(request | {"stream": True})).split("\n\n")[:-1]
+    assert done == "data: [DONE]"
+    texts = [json.loads(chunk.removeprefix("data: "))["choices"][0]["text"] for chunk in chunks]
+    assert "".join(texts) == whole["choices"][0]["text"]
+    assert curl("-o", "-", "-w", "%{http_code}", f"{served.url}/health") == "200", "an empty response"
+
+
+def curl(*arguments: str) -> str:
+    done = subprocess.run(["curl", "-sS", "--max-time", "60", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

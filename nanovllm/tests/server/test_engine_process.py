@@ -1,29 +1,16 @@
-"""What becomes of the engine's requests: hang-ups, steps that raise, an engine that ends, a server that stops."""
+"""Requests in the engine's process: hang-ups, steps that raise, an engine that dies, a server that stops."""
 
 import asyncio
 import json
-import time
 
 import pytest
 
 from ...engine.llm_engine import LLMEngine
-from ...server.messages import Delta, Piece
-from ...server.request_stream import RequestStream
-from .inside import inside, until
+from ...server.engine_client import RequestStream
+from ...server.engine_process import Delta, Piece
+from .inside import LONG, inside, slow, until
 
-LONG = {"prompt": "the fox", "max_tokens": 50, "ignore_eos": True, "temperature": 0}
-BAD = 7  # a token that no step survives
-
-
-def slow(engine: LLMEngine) -> None:
-    """Each step takes a moment: what a test does happens between two of them."""
-    step = engine.step
-
-    def wait_then_step():
-        time.sleep(0.01)
-        return step()
-
-    engine.step = wait_then_step  # type: ignore[method-assign]
+BAD = 7  # a token that makes a step raise
 
 
 def fails_at_bad_tokens(engine: LLMEngine) -> None:
@@ -49,7 +36,7 @@ def ends_at_bad_tokens(engine: LLMEngine) -> None:
 
 
 async def chunks_of(response):
-    """What its events hold."""
+    """Return the data of its events."""
     lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
@@ -61,7 +48,7 @@ async def streamed(server, **body):
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_hangs_up_is_aborted_at_once_and_its_blocks_are_free(checkpoint, is_stream):
+def test_hang_up_aborts_a_request_and_frees_its_blocks(checkpoint, is_stream):
     async def scenario():
         async with inside(checkpoint, slow) as server:
             request = asyncio.create_task(server.post(**LONG, n=3, stream=is_stream))
@@ -69,7 +56,9 @@ def test_a_client_that_hangs_up_is_aborted_at_once_and_its_blocks_are_free(check
             generated = server.engine.stats().generation_tokens
             request.cancel()
             await until(lambda: server.is_empty)
-            assert server.engine.stats().generation_tokens - generated <= 3 * 5, "within a few steps, not after all 50"
+            assert server.engine.stats().generation_tokens - generated <= 3 * 5, (
+                "aborted within a few steps, not after all 50"
+            )
             assert server.engine.tally.ended == {"abort": 3}
             assert server.front.state.engine.num_requests == server.front.state.engine.num_waiting_tokens == 0
             assert (await server.post(**LONG)).status_code == 200
@@ -77,7 +66,7 @@ def test_a_client_that_hangs_up_is_aborted_at_once_and_its_blocks_are_free(check
     asyncio.run(scenario())
 
 
-def test_an_exception_in_a_step_ends_only_the_requests_that_caused_it(checkpoint, capfd):
+def test_exception_in_a_step_ends_only_the_request_that_caused_it(checkpoint, capfd):
     async def scenario():
         async with inside(checkpoint, fails_at_bad_tokens) as server:
             alone = (await server.post(**LONG)).json()["choices"]
@@ -88,14 +77,14 @@ def test_an_exception_in_a_step_ends_only_the_requests_that_caused_it(checkpoint
             assert "".join(chunk["choices"][0]["text"] for chunk in stream[:-1]) == alone[0]["text"]
             assert bad.status_code == 500
             error = bad.json()["error"]
-            assert (error["type"], error["message"]) == ("server_error", "the request failed: RuntimeError")
+            assert (error["type"], error["message"]) == ("server_error", "The request failed: RuntimeError.")
             assert server.is_empty and (await server.client.get("/health")).status_code == 200
 
     asyncio.run(scenario())
     assert "RuntimeError: no such file: /home/somebody/secret" in capfd.readouterr().err
 
 
-def test_an_exception_in_taking_a_request_is_that_requests_alone(checkpoint, capfd):
+def test_exception_while_a_request_is_added_ends_only_that_request(checkpoint, capfd):
     def refuses_bad_tokens(engine):
         process = engine.input_processor.process
 
@@ -107,20 +96,20 @@ def test_an_exception_in_taking_a_request_is_that_requests_alone(checkpoint, cap
         engine.input_processor.process = process_or_panic
 
     class Panic(BaseException):
-        """As a library in Rust raises it."""
+        """An exception like those of Rust libraries."""
 
     async def scenario():
         async with inside(checkpoint, refuses_bad_tokens) as server:
             good, bad = await asyncio.gather(server.post(**LONG), server.post(**LONG | {"prompt": [1, BAD]}))
             assert (good.status_code, bad.status_code) == (200, 500)
-            assert bad.json()["error"]["message"] == "the request failed: Panic"
+            assert bad.json()["error"]["message"] == "The request failed: Panic."
             assert server.is_empty and (await server.client.get("/health")).status_code == 200
 
     asyncio.run(scenario())
     assert "Panic: no such file: /home/somebody/secret" in capfd.readouterr().err
 
 
-def test_a_stream_that_breaks_off_ends_with_an_error_and_is_not_done(checkpoint):
+def test_broken_stream_ends_with_an_error_instead_of_done(checkpoint):
     def fails_at_the_third_token(engine):
         launch = engine.executor.launch
 
@@ -135,20 +124,20 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_is_not_done(checkpoint)
         async with inside(checkpoint, fails_at_the_third_token) as server:
             *chunks, last = await streamed(server)
             assert len(chunks) >= 1 and all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
-            assert last["error"]["message"] == "the request failed: RuntimeError"
+            assert last["error"]["message"] == "The request failed: RuntimeError."
 
     asyncio.run(scenario())
 
 
-def test_the_end_of_the_engine_is_told_to_all_and_ends_the_front(checkpoint, capfd):
+def test_dead_engine_is_reported_to_all_and_ends_the_front(checkpoint, capfd):
     async def scenario():
         async with inside(checkpoint, lambda engine: (slow(engine), ends_at_bad_tokens(engine))) as server:
             stream, whole = asyncio.create_task(streamed(server)), asyncio.create_task(server.post(**LONG))
-            await until(lambda: server.num_begun == 2)
+            await until(lambda: server.num_started == 2)
             bad = await server.post(**LONG | {"prompt": [1, BAD]})
-            told = (bad.json(), (await whole).json(), (await stream)[-1])
+            errors = (bad.json(), (await whole).json(), (await stream)[-1])
             assert bad.status_code == (await whole).status_code == 500
-            assert all(each["error"]["message"] == "the engine has ended" for each in told)
+            assert all(each["error"]["message"] == "The engine has ended." for each in errors)
             assert (await server.client.get("/health")).status_code == 503
             assert (await server.post(**LONG)).status_code == 500
             assert await asyncio.wait_for(server.status, 10) == 1
@@ -157,11 +146,11 @@ def test_the_end_of_the_engine_is_told_to_all_and_ends_the_front(checkpoint, cap
     assert "error: the engine has ended: RuntimeError: the pool is broken" in capfd.readouterr().err
 
 
-def test_a_server_that_stops_takes_no_more_and_lets_running_requests_end(checkpoint):
+def test_stopping_server_refuses_new_requests_and_finishes_running_ones(checkpoint):
     async def scenario():
         async with inside(checkpoint, slow) as server:
             stream = asyncio.create_task(streamed(server))
-            await until(lambda: server.num_begun == 1)
+            await until(lambda: server.num_started == 1)
             server.front.stop()
             refused = await server.post(**LONG)
             assert refused.status_code == 503 and "shutting down" in refused.json()["error"]["message"]
@@ -173,15 +162,15 @@ def test_a_server_that_stops_takes_no_more_and_lets_running_requests_end(checkpo
 
 
 @pytest.mark.parametrize("how", ["timeout", "again"])
-def test_what_still_runs_is_cut_and_says_so(checkpoint, how):
+def test_requests_that_outlast_the_timeout_end_with_an_error(checkpoint, how):
     async def scenario():
         async with inside(checkpoint, slow, shutdown_timeout=0.05 if how == "timeout" else 30.0) as server:
             stream, whole = asyncio.create_task(streamed(server)), asyncio.create_task(server.post(**LONG))
-            await until(lambda: server.num_begun == 2)
+            await until(lambda: server.num_started == 2)
             server.front.stop()
             if how == "again":
                 server.front.stop()
-            assert (await stream)[-1]["error"]["message"] == "the server is shutting down"
+            assert (await stream)[-1]["error"]["message"] == "The server is shutting down."
             assert (await whole).status_code == 503
             assert await asyncio.wait_for(server.status, 10) == 0
             await until(lambda: server.is_empty)
@@ -189,7 +178,7 @@ def test_what_still_runs_is_cut_and_says_so(checkpoint, how):
     asyncio.run(scenario())
 
 
-def test_a_mistake_of_the_caller_is_told_before_anything_is_served(tmp_path):
+def test_bad_checkpoint_is_reported_before_the_server_starts(tmp_path):
     async def scenario():
         with pytest.raises(ValueError, match="is not a checkpoint folder"):
             async with inside(tmp_path):
@@ -198,7 +187,7 @@ def test_a_mistake_of_the_caller_is_told_before_anything_is_served(tmp_path):
     asyncio.run(scenario())
 
 
-def test_a_slow_reader_gets_all_that_came_meanwhile_as_one_delta():
+def test_slow_reader_gets_merged_deltas():
     def delta(text, token, reason=None):
         return Delta("a", [Piece(0, text, [token], None, reason, None)], reason is not None, 4)
 
@@ -232,18 +221,18 @@ class Compiled:
         pass
 
 
-def test_a_busy_server_takes_up_its_kernels_too(checkpoint, capfd):
-    """Whoever comes meanwhile waits until those that run have ended; whoever hangs up waits no more."""
+def test_busy_server_switches_to_compiled_kernels(checkpoint, capfd):
+    """New requests wait until the running ones have ended, unless their clients hang up."""
 
     async def scenario():
         async with inside(checkpoint, slow) as server:
             running = asyncio.create_task(server.post(**LONG))
-            await until(lambda: server.num_begun == 1)
+            await until(lambda: server.num_started == 1)
             server.engine.kernels = kernels = Compiled(server.engine)
             held = [asyncio.create_task(server.post(**LONG)) for _ in range(3)]
             await until(lambda: server.front.state.engine.num_requests == 4)
             held[0].cancel()
-            assert server.num_begun == 1 and not running.done()
+            assert server.num_started == 1 and not running.done()
             texts = [(await each).json()["choices"][0]["text"] for each in (running, *held[1:])]
             assert kernels.num_met == 0 and len(set(texts)) == 1
             await until(lambda: server.is_empty)

@@ -1,4 +1,4 @@
-"""What is told of tokens: those of an answer, and those of a prompt."""
+"""Log-probabilities of outputs and prompts, and echoed prompts."""
 
 import pytest
 
@@ -8,57 +8,57 @@ from .served import answer, stream
 PROMPT = "Once upon a time"
 
 
-def test_log_probabilities_of_each_token_and_of_the_likeliest_in_its_place(served, llm):
-    told = served.completion(PROMPT, logprobs=2, max_tokens=4)["choices"][0]["logprobs"]
+def test_completion_logprobs(served, llm):
+    logprobs = served.completion(PROMPT, logprobs=2, max_tokens=4)["choices"][0]["logprobs"]
     [output] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=4, logprobs=2))
     expected = [place[token].logprob for token, place in zip(*tokens_of(output), strict=True)]
-    assert told["token_logprobs"] == pytest.approx(expected, abs=1e-4)
-    assert all(len(place) == 2 for place in told["top_logprobs"])
-    assert told["text_offset"] == [0, *(sum(map(len, told["tokens"][:i])) for i in (1, 2, 3))]
+    assert logprobs["token_logprobs"] == pytest.approx(expected, abs=1e-4)
+    assert all(len(place) == 2 for place in logprobs["top_logprobs"])
+    assert logprobs["text_offset"] == [0, *(sum(map(len, logprobs["tokens"][:i])) for i in (1, 2, 3))]
 
 
 def tokens_of(output):
     return output.outputs[0].token_ids, output.outputs[0].logprobs
 
 
-def test_an_echo_begins_with_the_prompt_and_what_is_told_of_it(served, llm):
+def test_echo_has_the_logprobs_of_the_prompt(served, llm):
     [choice] = served.completion(PROMPT, echo=True, logprobs=1, max_tokens=2)["choices"]
     assert choice["text"] == PROMPT + served.completion(PROMPT, max_tokens=2)["choices"][0]["text"]
-    told = choice["logprobs"]
+    logprobs = choice["logprobs"]
     params = SamplingParams(temperature=0, max_tokens=2, logprobs=1, prompt_logprobs=1)
     [output] = llm.generate([PROMPT], params)
     tokens, places = tokens_of(output)
     pairs = zip([*output.prompt_token_ids[1:], *tokens], [*output.prompt_logprobs[1:], *places], strict=True)
     expected = [place[token].logprob for token, place in pairs]
-    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-    assert told["token_logprobs"][1:] == pytest.approx(expected, abs=1e-4)
+    assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+    assert logprobs["token_logprobs"][1:] == pytest.approx(expected, abs=1e-4)
 
 
-def test_an_echo_without_an_output_is_the_prompt_alone(served):
+def test_echo_with_max_tokens_0_is_the_prompt_alone(served):
     body = {"prompt": PROMPT, "echo": True, "max_tokens": 0, "logprobs": 1}
-    told = served.completion(**body)
-    [choice], usage = told["choices"], told["usage"]
+    response = served.completion(**body)
+    [choice], usage = response["choices"], response["usage"]
     assert (choice["text"], choice["finish_reason"], usage["completion_tokens"]) == (PROMPT, "length", 0)
     assert len(choice["logprobs"]["tokens"]) == usage["prompt_tokens"]
     chunk, done = stream(served, "/v1/completions", **body)
     assert chunk["choices"] == [choice] and done == "[DONE]"
 
 
-def test_an_echo_tells_the_text_of_its_first_token(served):
+def test_echo_has_the_text_of_the_first_token(served):
     ids = answer(served.post("/tokenize", prompt="Once upon", add_special_tokens=False))["tokens"]
-    told = served.completion(ids, echo=True, logprobs=0, max_tokens=1)["choices"][0]["logprobs"]
-    assert told["tokens"][:2] == ["Once", " upon"] and told["token_logprobs"][0] is None
+    logprobs = served.completion(ids, echo=True, logprobs=0, max_tokens=1)["choices"][0]["logprobs"]
+    assert logprobs["tokens"][:2] == ["Once", " upon"] and logprobs["token_logprobs"][0] is None
     [choice] = served.completion(echo=True, logprobs=0, max_tokens=4)["choices"]
     for token, start in zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True):
         assert choice["text"][start : start + len(token)] == token
 
 
-def test_log_probabilities_of_a_prompt(served, llm):
+def test_prompt_logprobs(served, llm):
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
     [output] = llm.generate([PROMPT], params)
-    told = served.completion([PROMPT, "The fox"], prompt_logprobs=2, max_tokens=1, n=2)["choices"]
-    assert told[0]["prompt_logprobs"] == told[1]["prompt_logprobs"] != told[2]["prompt_logprobs"]
-    [first, *places] = told[0]["prompt_logprobs"]
+    choices = served.completion([PROMPT, "The fox"], prompt_logprobs=2, max_tokens=1, n=2)["choices"]
+    assert choices[0]["prompt_logprobs"] == choices[1]["prompt_logprobs"] != choices[2]["prompt_logprobs"]
+    [first, *places] = choices[0]["prompt_logprobs"]
     assert first is None and len(places) == len(output.prompt_token_ids) - 1
     for place, expected in zip(places, output.prompt_logprobs[1:], strict=True):
         assert [int(token) for token in place] == list(expected)
@@ -68,21 +68,21 @@ def test_log_probabilities_of_a_prompt(served, llm):
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
 
 
-def test_asked_tokens_are_told_in_place_of_the_likeliest(served):
+def test_logprob_token_ids_replace_the_likeliest_tokens(served):
     [place] = served.chat(logprobs=True, logprob_token_ids=[500, 7], max_tokens=1)["choices"][0]["logprobs"]["content"]
     assert place["top_logprobs"][0]["token"] == " wor" and len(place["top_logprobs"]) == 2
 
 
-def test_characters_of_several_tokens_are_whole_in_a_stream(served):
-    """No piece has a character that a later one takes back, and offsets are where the tokens' texts are."""
+def test_stream_never_splits_a_character(served):
+    """No piece has part of a character, and offsets point at the tokens' texts."""
     body = {"prompt": "a", "structured_outputs": {"choice": ["né 🦊狐"]}, "temperature": 0, "max_tokens": 30}
     [whole] = served.completion(**body, logprobs=0)["choices"]
     *chunks, _ = stream(served, "/v1/completions", **body, logprobs=0)
     pieces = [chunk["choices"][0] for chunk in chunks]
     assert "".join(each["text"] for each in pieces) == whole["text"] == "né 🦊狐"
     assert not any("\ufffd" in each["text"] for each in pieces) and any(each["text"] == "🦊" for each in pieces)
-    told = whole["logprobs"]
+    logprobs = whole["logprobs"]
     for name in ("tokens", "text_offset"):
-        assert [one for each in pieces for one in each["logprobs"][name]] == told[name]
-    for token, start in list(zip(told["tokens"], told["text_offset"], strict=True))[:-1]:
+        assert [one for each in pieces for one in each["logprobs"][name]] == logprobs[name]
+    for token, start in list(zip(logprobs["tokens"], logprobs["text_offset"], strict=True))[:-1]:
         assert whole["text"][start : start + len(token)] == token

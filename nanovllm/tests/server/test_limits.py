@@ -1,0 +1,230 @@
+"""Limits: slow clients, large and broken requests, and more requests than the server takes."""
+
+import asyncio
+import json
+import socket
+from contextlib import suppress
+
+import pytest
+
+from ...server.limits import MAX_SMALL_CHUNKS, HttpProtocol
+from .inside import LONG, SHORT, error_of, inside, slow, until, with_server
+from .raw import exchange, post
+
+GOOD = json.dumps({"prompt": [5, 6], "max_tokens": 2, "temperature": 0}).encode()
+CHUNKED = post(b"", content_length="", transfer_encoding="chunked")
+QUICK = {"header_timeout": 0.2, "body_timeout": 0.3, "max_body_bytes": 10_000}
+
+
+def received_for(checkpoint, *parts, options=QUICK, **how):
+    """Return what comes back, and check that another client is served meanwhile and afterwards."""
+
+    async def scenario():
+        async with inside(checkpoint, **options) as server:
+            raw, other = await asyncio.gather(
+                exchange(str(server.client.base_url), *parts, **how), server.post(prompt=[5, 6], max_tokens=2)
+            )
+            assert other.status_code == (await server.client.get("/health")).status_code == 200
+            return raw
+
+    return asyncio.run(scenario())
+
+
+BROKEN = {
+    "not HTTP": b"hello\r\n\r\n",
+    "a TLS hello": bytes([0x16, 3, 1, 0, 200, 1]),
+    "no version": b"GET /health\r\n\r\n",
+    "a space in the name of a header": b"GET /health HTTP/1.1\r\nhost : a\r\n\r\n",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two lengths": b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n{}",
+    "a length that is not a number": post(b"{}", content_length="two"),
+    "a negative length": post(b"{}", content_length="-2"),
+    "an unknown transfer encoding": post(b"{}", content_length="", transfer_encoding="gzip"),
+    "both a length and chunks": post(b"{}", transfer_encoding="chunked"),
+    "a chunk whose size is not a number": CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
+    "zeros": b"\x00" * 100,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_http_gets_an_error_in_openai_form(served, name):
+    raw = asyncio.run(exchange(served.url, BROKEN[name]))
+    assert raw.status == 400 and raw.is_closed is False and raw.seconds < 1
+    assert raw.error["type"] == "invalid_request_error"
+    assert raw.error["message"].startswith("We could not read the HTTP request: ")
+
+
+@pytest.mark.parametrize(("size", "end"), [(100_000, b""), (33_000, b"\r\n\r\n")], ids=["in parts", "at once"])
+def test_head_that_is_too_long(served, size, end):
+    raw = asyncio.run(exchange(served.url, b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * size + end))
+    assert raw.status == 431 and raw.error
+
+
+@pytest.mark.parametrize("body", [post(GOOD, content_length="20000"), CHUNKED + b"1000\r\n" + b" " * 4096 + b"\r\n"])
+def test_body_that_is_too_large(checkpoint, body):
+    raw = received_for(checkpoint, body, b"1000\r\n" + b" " * 4096 + b"\r\n" + b"1000\r\n" + b" " * 4096 + b"\r\n")
+    assert raw.status == 413 and raw.seconds < 1
+    assert "at most 10,000 are allowed" in raw.error["message"]
+
+
+def test_client_may_send_the_rest_of_a_refused_body(checkpoint):
+    """It reads the error although it is still writing."""
+    raw = received_for(checkpoint, post(b" " * 3_000_000))
+    assert raw.status == 413 and raw.error
+
+
+def test_chunks_that_are_too_small(checkpoint):
+    raw = received_for(checkpoint, CHUNKED + b"1\r\n \r\n" * (MAX_SMALL_CHUNKS + 1))
+    assert raw.status == 400 and "1.0 bytes on average" in raw.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("part", "parts"),
+    [
+        ("head", [b"POST /v1/comp", 0.1, b"letions HT", 0.1, b"TP/1.1\r\n", 0.1, b"host: a\r\n"]),
+        ("body", [post(GOOD, content_length="99"), 0.1, b" ", 0.1, b" ", 0.1, b" ", 0.1, b" "]),
+        ("body", [CHUNKED, 0.1, b"2\r\n{", 0.1, b" "]),
+    ],
+)
+def test_request_that_is_too_slow(checkpoint, part, parts):
+    seconds = QUICK["header_timeout" if part == "head" else "body_timeout"]
+    raw = received_for(checkpoint, *parts)
+    assert raw.status == 408 and seconds <= raw.seconds < seconds + 1
+    assert raw.error["message"] == f"The {part} of the request took more than {seconds} seconds."
+
+
+def test_silent_connection_is_closed_without_a_response(checkpoint):
+    raw = received_for(checkpoint)
+    assert (raw.received, raw.is_closed) == (b"", True)
+    assert 0.1 < raw.seconds < 1, "0.2 by the server's clock, which started a little earlier"
+
+
+def test_second_request_has_its_own_timeout(checkpoint):
+    parts = [post(GOOD)[:-5], 0.1, post(GOOD)[-5:], 0.1, b"GET /health HTTP/1.1\r\n"]
+
+    async def scenario():
+        async with inside(checkpoint, **QUICK) as server:
+            host, port = server.client.base_url.host, server.client.base_url.port
+            reader, writer = await asyncio.open_connection(host, port)
+            for part in parts:
+                writer.write(part) if isinstance(part, bytes) else await asyncio.sleep(part)
+            received = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            return received
+
+    received = asyncio.run(scenario())
+    assert received.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 408 " in received
+
+
+def test_pipelined_requests_get_two_responses(served):
+    async def scenario():
+        reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))
+        writer.write(post(b"{}") + post(b"[]").replace(b"host: test", b"host: test\r\nconnection: close"))
+        received = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        return received
+
+    assert asyncio.run(scenario()).count(b"HTTP/1.1 400 ") == 2
+
+
+def test_request_that_ends_early(served):
+    raw = asyncio.run(exchange(served.url, post(GOOD, content_length="99"), is_ended=True))
+    assert raw.status == 400 and "before the request was complete" in raw.error["message"]
+
+
+def test_hang_up_within_a_body_prints_no_traceback(checkpoint, capfd):
+    async def scenario():
+        async with inside(checkpoint, **QUICK) as server:
+            host, port = server.client.base_url.host, server.client.base_url.port
+            _, writer = await asyncio.open_connection(host, port)
+            writer.write(post(GOOD, content_length="99"))
+            await asyncio.sleep(0.05)
+            writer.transport.abort()
+            await asyncio.sleep(0.05)
+            assert server.is_empty
+
+    asyncio.run(scenario())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_client_that_does_not_read_is_disconnected(checkpoint, monkeypatch):
+    """Its blocks are freed. Small socket buffers make the server wait early."""
+    connection_made = HttpProtocol.connection_made
+
+    def with_small_buffer(self, transport):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection_made(self, transport)
+
+    monkeypatch.setattr(HttpProtocol, "connection_made", with_small_buffer)
+    body = {"prompt": [5, 6], "max_tokens": 200, "n": 4, "logprobs": 5, "ignore_eos": True, "stream": True}
+
+    async def scenario():
+        async with inside(checkpoint, body_timeout=0.2) as server:
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((server.client.base_url.host, server.client.base_url.port))
+            client.sendall(post(json.dumps(body).encode()))
+            await until(lambda: server.num_started == 1)
+            await until(lambda: server.front.state.engine.num_requests == 0 and server.is_empty, seconds=5)
+            with client, suppress(ConnectionResetError):
+                while part := client.recv(1 << 16):
+                    assert b"[DONE]" not in part, "the whole response was sent, so nothing had to wait"
+
+    asyncio.run(scenario())
+
+
+# The load of the engine
+
+
+def test_more_requests_than_the_queue_takes(checkpoint):
+    async def scenario(server):
+        running = asyncio.create_task(server.post(**LONG, n=3))
+        await until(lambda: server.front.state.engine.num_samples == 3)
+        response = await server.post(**SHORT, n=2)
+        error = error_of(response, 429)
+        assert response.headers["retry-after"] == "1" and error["code"] == "rate_limit_exceeded"
+        assert error["message"] == "3 requests run or wait, and 2 more would exceed max_num_queued_reqs, 4."
+        assert (await server.post(**SHORT)).status_code == 200
+        assert (await running).status_code == 200
+        assert (await server.post(**SHORT, n=2)).status_code == 200 and server.front.state.engine.num_samples == 0
+        metrics = (await server.client.get("/metrics")).text
+        assert 'vllm:admission_rejections_total{model_name="' in metrics
+        assert 'reason="max_num_queued_reqs"} 1.0' in metrics and 'reason="max_num_queued_tokens"} 0.0' in metrics
+
+    with_server(checkpoint, scenario, slow, max_num_queued_reqs=4)
+
+
+def test_more_tokens_than_the_queue_takes(checkpoint):
+    async def scenario(server):
+        engine = server.front.state.engine
+        first = asyncio.create_task(server.post(**{**SHORT, "prompt": [5] * 40}))
+        await until(lambda: engine.num_requests == 1)
+        assert engine.num_waiting_tokens == 40
+        error = error_of(await server.post(**SHORT), 429)
+        assert error["message"] == "Prompts of 40 tokens wait, and max_num_queued_tokens is 40."
+        assert (await first).status_code == 200
+        assert (await server.post(**SHORT)).status_code == 200
+
+    def very_slow(engine):
+        slow(engine)
+        slow(engine)
+
+    with_server(checkpoint, scenario, very_slow, max_num_queued_tokens=40)
+
+
+def test_request_with_too_many_tokens(checkpoint):
+    async def scenario(server):
+        error = error_of(await server.post(**{**SHORT, "n": 3, "max_tokens": 40}), 400)
+        assert "126 tokens" in error["message"] and "allows 100" in error["message"]
+        assert (await server.post(**{**SHORT, "n": 2, "max_tokens": 40})).status_code == 200
+        error_of(await server.post(**{**SHORT, "prompt": [[5]] * 50, "n": 50, "max_tokens": 0}), 400)
+
+    with_server(checkpoint, scenario, max_request_tokens=100)
+
+
+def test_request_with_too_many_choices(checkpoint):
+    async def scenario(server):
+        error = error_of(await server.post(prompt=[5, 6], max_tokens=1, n=2049), 400)
+        assert error["param"] == "n" and "2,049 choices" in error["message"] and "2,048" in error["message"]
+
+    with_server(checkpoint, scenario)

@@ -1,0 +1,369 @@
+"""Bodies of requests: which fields are read, which are refused, and the words of the error."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
+
+from ... import SamplingParams
+from ...server.limits import check_objects
+from ...server.protocol import (
+    CHAT,
+    COMPLETIONS,
+    UNSUPPORTED,
+    Body,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    InvalidRequest,
+    ParsedRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
+
+RESPONSES = "/v1/responses"
+FILE = Path(__file__).parents[1] / "data" / "vllm_0_32" / "bodies.json"
+VLLM_FIELDS = {name: dict(rows) for name, rows in json.loads(FILE.read_text()).items() if name != "vllm"}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "look"}}
+SURFACES = [
+    (COMPLETIONS, {"prompt": "a"}, CompletionParams, "CompletionRequest"),
+    (CHAT, {"messages": MESSAGES}, ChatParams, "ChatCompletionRequest"),
+    (RESPONSES, {"input": "a"}, ResponseParams, "ResponsesRequest"),
+]
+MODELS: dict[str, type[CompletionRequest | ChatCompletionRequest | ResponsesRequest]] = {
+    COMPLETIONS: CompletionRequest,
+    CHAT: ChatCompletionRequest,
+    RESPONSES: ResponsesRequest,
+}
+MINIMAL: dict[str, dict[str, Any]] = {url: body for url, body, _, _ in SURFACES}
+
+
+def parse(url: str, body: dict[str, Any] | bytes) -> ParsedRequest:
+    return MODELS[url].parse(body if isinstance(body, bytes) else json.dumps(body).encode()).parsed()
+
+
+def refusal(url: str, body: dict[str, Any] | bytes) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(url, body)
+    return caught.value
+
+
+def in_engine_terms(parsed: ParsedRequest) -> dict[str, Any]:
+    return {**vars(parsed), "params": SamplingParams(**parsed.params)}
+
+
+# Known, unsupported and unknown fields
+
+
+@pytest.mark.parametrize(("url", "minimal", "openai", "vllm"), SURFACES, ids=[each[0] for each in SURFACES])
+def test_every_field_of_openai_and_vllm_is_read_refused_or_ignored(url, minimal, openai, vllm):
+    """A field that has no effect must not be one of SamplingParams."""
+    ignored = set()
+    for name in {*openai.__annotations__, *VLLM_FIELDS[vllm]} - minimal.keys():
+        try:
+            parsed = parse(url, minimal | {name: {"such": "nonsense"}})
+        except InvalidRequest as error:
+            assert error.param and error.param.split(".")[0] == name, error
+            continue
+        if name not in ("chat_template_kwargs", "repetition_detection"):  # objects whose unknown entries are ignored
+            assert in_engine_terms(parsed) == in_engine_terms(parse(url, minimal)), name
+            ignored.add(name)
+    assert not ignored & {*SamplingParams().__dict__, *UNSUPPORTED}
+
+
+@pytest.mark.parametrize(("url", "minimal", "openai", "vllm"), SURFACES, ids=[each[0] for each in SURFACES])
+def test_vllm_defaults_change_nothing(url, minimal, openai, vllm):
+    defaults = {name: value for name, value in VLLM_FIELDS[vllm].items() if not isinstance(value, dict)}
+    assert len(defaults) > 40
+    for name, value in defaults.items():
+        if name not in minimal:
+            assert in_engine_terms(parse(url, minimal | {name: value})) == in_engine_terms(parse(url, minimal)), name
+
+
+@pytest.mark.parametrize("url", MODELS)
+def test_unknown_fields_are_ignored(url):
+    unknown = {"tempreature": 1, "user_data": {"a": [1]}, "x" * 1000: None, "store": True, "service_tier": "auto"}
+    assert parse(url, MINIMAL[url] | unknown) == parse(url, MINIMAL[url])
+
+
+def test_null_is_the_same_as_a_missing_field():
+    fields = dict.fromkeys(CompletionRequest.model_fields.keys() - {"prompt"})
+    assert parse(COMPLETIONS, {"prompt": "a"} | fields) == parse(COMPLETIONS, {"prompt": "a"})
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"suffix": "x"}, {"priority": 1}, {"use_beam_search": True}, {"cache_salt": "a"}, {"return_token_ids": True}),
+        *({"truncate_prompt_tokens": 3}, {"stream_interval": 2}, {"request_id": "a"}, {"guided_json": {}}),
+        *({"length_penalty": 2.0}, {"prompt_embeds": "a"}, {"kv_transfer_params": {"a": 1}}, {"best_of": 3}),
+        *({"thinking_token_budget": 4}, {"functions": [{"name": "a"}]}, {"function_call": {"name": "a"}}),
+        *({"verbosity": "low"}, {"audio": {"voice": "a"}}, {"web_search_options": {"a": 1}}, {"modalities": ["audio"]}),
+        *({"chat_template": "{{ 1 }}"}, {"include_reasoning": False}, {"previous_response_id": "resp_1"}),
+        *({"background": True}, {"truncation": "auto"}),
+    ],
+    ids=str,
+)
+def test_unsupported_field_is_named(field):
+    [name] = field
+    error = refusal(COMPLETIONS, {"prompt": "a"} | field)
+    assert (error.param, error.code) == (name, "unsupported_value") and name in str(error)
+
+
+# Wrong types
+
+
+@pytest.mark.parametrize(
+    ("url", "field", "message"),
+    [
+        (COMPLETIONS, {"temperature": "hot"}, "'temperature': expected a number, but got a string instead."),
+        (COMPLETIONS, {"temperature": True}, "'temperature': expected a number, but got a boolean instead."),
+        (COMPLETIONS, {"max_tokens": 2.5}, "'max_tokens': expected an integer, but got a number instead."),
+        (COMPLETIONS, {"max_tokens": "1"}, "'max_tokens': expected an integer, but got a string instead."),
+        (COMPLETIONS, {"logprobs": True}, "'logprobs': expected an integer, but got a boolean instead."),
+        (COMPLETIONS, {"echo": 1}, "'echo': expected a boolean, but got an integer instead."),
+        (COMPLETIONS, {"model": []}, "'model': expected a string, but got an array instead."),
+        (COMPLETIONS, {"stop": 5}, "'stop': expected a string or an array, but got an integer instead."),
+        (COMPLETIONS, {"stop": ["a", 5]}, "'stop[1]': expected a string, but got an integer instead."),
+        (COMPLETIONS, {"prompt": {}}, "'prompt': expected a string or an array, but got an object instead."),
+        (COMPLETIONS, {"prompt": ["a", 5]}, "'prompt[1]': expected a string, but got an integer instead."),
+        (COMPLETIONS, {"prompt": [5, 0.5]}, "'prompt[1]': expected an integer, but got a number instead."),
+        (COMPLETIONS, {"prompt": [[5], ["x"]]}, "'prompt[1][0]': expected an integer, but got a string instead."),
+        (COMPLETIONS, {"logit_bias": {"5": "x"}}, "'logit_bias.5': expected a number, but got a string instead."),
+        (COMPLETIONS, {"logit_bias": []}, "'logit_bias': expected an object, but got an array instead."),
+        (COMPLETIONS, {"stream_options": 5}, "'stream_options': expected an object, but got an integer instead."),
+        (COMPLETIONS, {"response_format": "json"}, "'response_format': expected an object, but got a string instead."),
+        (CHAT, {"logprobs": 1}, "'logprobs': expected a boolean, but got an integer instead."),
+        (CHAT, {"stream": "yes"}, "'stream': expected a boolean, but got a string instead."),
+        (CHAT, {"messages": "Hi"}, "'messages': expected an array, but got a string instead."),
+        (CHAT, {"messages": [5]}, "'messages[0]': expected an object, but got an integer instead."),
+        (CHAT, {"messages": [{"content": "Hi"}]}, "'messages[0].role': expected a string, but got null instead."),
+        (
+            CHAT,
+            {"messages": [*MESSAGES, {"role": "user", "content": None}]},
+            "'messages[1].content': expected a string or an array of parts, but got null instead.",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "tool_calls": "x"}]},
+            "'messages[0].tool_calls': expected an array of objects, but got a string instead.",
+        ),
+        (CHAT, {"documents": ["a"]}, "'documents[0]': expected an object, but got a string instead."),
+        (CHAT, {"tools": [{"type": "function"}]}, "'tools[0].function': expected an object, but got null instead."),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema"}},
+            "'response_format.json_schema': expected an object, but got null instead.",
+        ),
+        (RESPONSES, {"metadata": 5}, "'metadata': expected an object, but got an integer instead."),
+        (RESPONSES, {"input": [5]}, "'input[0]': expected an object, but got an integer instead."),
+        (RESPONSES, {"text": {"format": 5}}, "'text.format': expected an object, but got an integer instead."),
+    ],
+    ids=str,
+)
+def test_wrong_type_is_named_in_openai_words(url, field, message):
+    error = refusal(url, MINIMAL[url] | field)
+    assert str(error) == f"Invalid type for {message}"
+    assert (error.param, error.code) == (message.split("'")[1], "invalid_type")
+
+
+@pytest.mark.parametrize(
+    ("url", "field", "param"),
+    [
+        (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+        (CHAT, {"reasoning_effort": "much"}, "reasoning_effort"),
+        (CHAT, {"tools": [{"type": "search"}]}, "tools[0].type"),
+        (CHAT, {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        (CHAT, {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),
+        (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"prompt": "a"}, "prompt"),
+        (CHAT, {"echo": True}, "echo"),
+        (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (CHAT, {"stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options.include_obfuscation"),
+        (CHAT, {"response_format": {"type": "structural_tag", "format": {}}}, "response_format.type"),
+        (CHAT, {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "response_format"),
+        (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        (COMPLETIONS, {"logprob_token_ids": [5]}, "logprob_token_ids"),
+        (COMPLETIONS, {"structured_outputs": {"json": 5}}, "structured_outputs"),
+        (COMPLETIONS, {"structured_outputs": {"x": 1}}, "structured_outputs"),
+        (COMPLETIONS, {"structured_outputs": {}}, "structured_outputs"),
+        (RESPONSES, {"input": []}, "input"),
+        (RESPONSES, {"input": [{"type": "reasoning"}]}, "input[0].type"),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
+        (RESPONSES, {"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
+        (RESPONSES, {"reasoning": {"effort": "much"}}, "reasoning.effort"),
+        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        (RESPONSES, {"tools": [{"type": "function"}]}, "tools[0].name"),
+        (RESPONSES, {"tool_choice": "required"}, "tool_choice"),
+        (RESPONSES, {"include": ["file_search_call.results"]}, "include[0]"),
+    ],
+    ids=str,
+)
+def test_invalid_value_is_named(url, field, param):
+    error = refusal(url, MINIMAL[url] | field)
+    assert error.param == param and param.split(".")[-1].split("[")[0] in str(error), error
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [(CompletionRequest, "prompt"), (ChatCompletionRequest, "messages"), (ResponsesRequest, "input")],
+)
+def test_missing_field_is_named(model: type[Body], field):
+    with pytest.raises(InvalidRequest, match=rf"^Missing required parameter: '{field}'\.$") as caught:
+        model.parse(b"{}")
+    assert (caught.value.param, caught.value.code) == (field, "missing_required_parameter")
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("url", "field", "limit"),
+    [
+        (COMPLETIONS, {"stop": ["a"] * 33}, 32),
+        (COMPLETIONS, {"bad_words": ["a"] * 129}, 128),
+        (COMPLETIONS, {"logit_bias": {str(i): 1 for i in range(70_000)}}, 65_536),
+        (COMPLETIONS, {"stop_token_ids": [5] * 70_000}, 65_536),
+        (COMPLETIONS, {"prompt": ["a"] * 2049}, 2048),
+        (COMPLETIONS, {"prompt": [[5]] * 2049}, 2048),
+        (COMPLETIONS, {"structured_outputs": {"regex": "a" * 65_536}}, 65_536),
+        (CHAT, {"messages": [{}] * 8193}, 8192),
+        (RESPONSES, {"input": MESSAGES * 8193}, 8192),
+        (RESPONSES, {"metadata": dict.fromkeys(map(str, range(17)), "")}, 16),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_too_many_entries_are_refused(url, field, limit):
+    error = refusal(url, MINIMAL[url] | field)
+    assert error.param == next(iter(field)) and f"{limit:,}" in str(error)
+
+
+def test_large_bodies_are_allowed():
+    assert parse(COMPLETIONS, {"prompt": [5] * 100_000, "stop": ["a"] * 32}).prompts == [[5] * 100_000]
+    assert parse(CHAT, {"messages": MESSAGES * 8192}).is_chat
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"prompt": [{}] * 32_000}, {"prompt": [5] * 1_000_000 + ["x"]}, {"stop": ["a"] * 700_000 + [5]}),
+        *({"logit_bias": {str(i): "x" for i in range(200_000)}}, {"stop_token_ids": ["x"] * 700_000}),
+        {f"f{i}": 1 for i in range(200_000)} | {"prompt": 5},
+    ],
+    ids=range(6),
+)
+def test_errors_of_large_bodies_are_found_quickly(field):
+    body = json.dumps({"prompt": "a"} | field).encode()
+    start = time.perf_counter()
+    assert len(str(refusal(COMPLETIONS, body))) < 300
+    assert time.perf_counter() - start < 0.7
+
+
+# JSON
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"\xff", b'{"prompt": "\\ud800"}', b'{"prompt": "a"} {}', b'\xef\xbb\xbf{"prompt": "a"}'),
+        b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    ],
+    ids=range(7),
+)
+def test_invalid_json_is_refused(body):
+    assert str(refusal(COMPLETIONS, body)).startswith("We could not parse the JSON body of your request: ")
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"null", b"5", b'"a"', b"[{}]"])
+def test_body_must_be_an_object(body):
+    assert str(refusal(COMPLETIONS, body)) == "The body of the request must be a JSON object."
+
+
+def test_too_many_objects_are_refused():
+    with pytest.raises(InvalidRequest, match="has 32,770 objects and arrays, and at most 32,768"):
+        check_objects(b'{"a": [' + b"{}," * 32_767 + b"{}]}")
+    check_objects(b'{"a": "' + b"[{" * 50_000 + b'\\"[", "b": []}')
+
+
+# Fields in the engine's terms
+
+
+def test_chat_template_options():
+    def options(**fields: Any) -> dict[str, Any]:
+        return ChatCompletionRequest.parse(json.dumps({"messages": MESSAGES} | fields).encode()).chat().options
+
+    documents = [{"title": "a", "text": "b"}]
+    assert options(tools=[TOOL], documents=documents) == {"tools": [TOOL], "documents": documents}
+    assert options(tools=[]) == {}
+    assert options(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
+    thinking = {"enable_thinking": True, "style": "old"}
+    assert options(reasoning_effort="none", chat_template_kwargs=thinking) == {"reasoning_effort": "none"} | thinking
+    assert options(continue_final_message=True)["add_generation_prompt"] is False
+
+
+@pytest.mark.parametrize(
+    ("url", "field", "params"),
+    [
+        (COMPLETIONS, {"logprobs": 2, "n": 3}, {"logprobs": 2, "n": 3}),
+        (COMPLETIONS, {"logit_bias": {"5": -1000, "6": 1}}, {"logit_bias": {5: -100.0, 6: 1.0}}),
+        (COMPLETIONS, {"logprobs": 1, "logprob_token_ids": [5]}, {"logprob_token_ids": [5]}),
+        (COMPLETIONS, {"response_format": {"type": "text", "x": 1}}, {}),
+        (CHAT, {"logprobs": True}, {"logprobs": 0}),
+        (CHAT, {"logprobs": True, "top_logprobs": 2}, {"logprobs": 2}),
+        (CHAT, {"logprobs": False, "top_logprobs": 0}, {}),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": 3}, {"max_tokens": 3}),
+        (RESPONSES, {"max_output_tokens": 3, "max_tokens": 5, "n": 2}, {"max_tokens": 3}),
+        (RESPONSES, {"include": ["message.output_text.logprobs"]}, {"logprobs": 0}),
+    ],
+    ids=str,
+)
+def test_sampling_params(url, field, params):
+    assert parse(url, MINIMAL[url] | field).params == params
+
+
+def test_forms_become_structured_outputs():
+    schema = {"type": "object"}
+    chat = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    response = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
+    bodies = [
+        (CHAT, {"response_format": chat}),
+        (RESPONSES, {"text": response}),
+        (COMPLETIONS, {"structured_outputs": {"json": schema}}),
+    ]
+    for url, field in bodies:
+        assert parse(url, MINIMAL[url] | field).params["structured_outputs"].json == schema
+    params = parse(CHAT, MINIMAL[CHAT] | {"response_format": {"type": "json_object"}}).params
+    assert params["structured_outputs"].json_object is True
+
+
+def test_body_comes_before_the_command_and_the_checkpoint():
+    recommended, defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 16}, {"top_p": 0.8}
+    body = parse(COMPLETIONS, {"prompt": "a", "top_k": 5})
+    assert body.sampling_params(recommended, defaults) == {
+        "temperature": 0.6,
+        "top_p": 0.8,
+        "top_k": 5,
+        "max_tokens": 16,
+    }
+    assert parse(CHAT, MINIMAL[CHAT]).sampling_params(recommended)["max_tokens"] is None, "up to the model's limit"
+    assert parse(CHAT, MINIMAL[CHAT]).sampling_params(recommended, {"max_tokens": 4})["max_tokens"] == 4
+
+
+def test_tokenize_and_detokenize():
+    assert TokenizeRequest.parse(b'{"messages": [{"role": "user", "content": "Hi"}]}').chat().messages == MESSAGES
+    assert DetokenizeRequest.parse(b'{"tokens": [5, 6]}').tokens == [5, 6]
+    for tokens in ("5", '"x"', '["x"]', "[0.5]", "[true]", "[[5]]", "{}"):
+        with pytest.raises(InvalidRequest, match="tokens"):
+            DetokenizeRequest.parse(f'{{"tokens": {tokens}}}'.encode())
