@@ -10,17 +10,17 @@ from ..backends.attention_backend import VARIABLE
 from ..engine import config as engine_args
 from .helpers import UNMEASURED, write_checkpoint
 
-os.environ[VARIABLE] = "torch"  # nothing is compiled unless a test says so
+os.environ[VARIABLE] = "torch"  # compile nothing unless a test asks for it
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    torch.set_num_threads(1)  # tiny models lose more time waiting for threads than they win
+    torch.set_num_threads(1)  # tiny models lose more time to thread synchronization than they gain
 
 
 @pytest.fixture(scope="session", autouse=True)
 def on_the_cpu() -> Iterator[None]:
-    """Unless a test names a device. On a GPU each engine would take nine tenths of the memory."""
+    """Run on the CPU unless a test names a device. On a GPU, each engine would take nine tenths of the memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_args, "default_device", lambda: "cpu")
         yield
@@ -36,9 +36,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """run("generate", "the fox"), run("bench latency") is (exit status, stdout, stderr).
+    """Return run(command, *arguments), which runs a command and returns (exit status, stdout, stderr).
 
-    Nothing is measured when the engine starts.
+    Engines measure nothing at the start.
     """
 
     def command(name: str, *arguments: str, model: Path | str = checkpoint) -> tuple[int, str, str]:

@@ -35,12 +35,12 @@ CONFIG: dict[str, Any] = {
 }
 
 
-OPTIONS = {"offload_policy": "load"}  # nothing is measured when the engine starts
+OPTIONS = {"offload_policy": "load"}  # so that nothing is measured at the start
 UNMEASURED = ("--offload-policy", "load")
 
 
 def write_checkpoint(folder: Path, **changes: Any) -> Path:
-    """A random Llama of 64 positions and 320 tokens, with a tokenizer; `changes` are of its config.json."""
+    """Write a random Llama with 64 positions, 320 tokens and a tokenizer. `changes` apply to its config.json."""
     config = CONFIG | changes
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.model").write_bytes(train_tokenizer())
@@ -90,7 +90,7 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
 
 
 def model_runner(engine: LLMEngine) -> ModelRunner:
-    """What runs the model of an engine to which no other executor was given."""
+    """Return the ModelRunner of an engine without a custom executor."""
     assert isinstance(engine.executor, ModelRunner)
     return engine.executor
 
@@ -103,9 +103,9 @@ class Terminal(StringIO):
 def start(
     *arguments: str, path: Path | str = "", closed: str = "", env: dict[str, str] | None = None, **pipes: Any
 ) -> subprocess.Popen[str]:
-    """`python -m nanovllm` in a process of its own, found where this package is.
+    """Start `python -m nanovllm` in a process of its own.
 
-    Modules in the folder `path` come before installed ones; the stream called `closed` is none.
+    Modules in the folder `path` take precedence over installed ones. The stream named by `closed` is closed.
     """
     package = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-m", package.name, *arguments]

@@ -1,4 +1,4 @@
-"""What an engine should generate, the plain way: everything is computed anew for each token, and nothing is cached."""
+"""A plain reference for an engine: it computes everything again for each token, without a cache."""
 
 from collections import abc
 from dataclasses import dataclass, field
@@ -18,7 +18,9 @@ OUT = -float("inf")
 @dataclass
 class Expected:
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Tensor] = field(default_factory=list)  # of each token all raw ones, [vocab_size]
+    logprobs: list[Tensor] = field(
+        default_factory=list
+    )  # for each output token, the raw logprobs of all tokens [vocab_size]
     text: str = ""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -26,10 +28,10 @@ class Expected:
 
 @torch.inference_mode()
 def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
-    """Of the token after these: [vocab_size]"""
+    """Return the logits of the next token, [vocab_size]."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [num_tokens, num_heads, head_dim], k, v [num_tokens, num_kv_heads, head_dim]"""
+        """Attend without a cache. q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]."""
         q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out[0].transpose(0, 1)  # [num_tokens, num_heads, head_dim]
@@ -41,7 +43,7 @@ def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
 def expected_output(
     model: LlamaForCausalLM, tokenizer: HFTokenizer, room: int, prompt: list[int], params: SamplingParams, index: int
 ) -> Expected:
-    """Of the sample `index`. The model has room for so many new tokens; `params` have a seed."""
+    """Return the expected sample `index`. `room` limits its length, and `params` have a seed."""
     expected = Expected()
     decoder = StreamDecoder(tokenizer, prompt)
     words = bad_words_token_ids(params.bad_words, tokenizer, model.config.vocab_size)
@@ -65,7 +67,7 @@ def expected_output(
 def sampled_from(
     raw: Tensor, params: SamplingParams, prompt: list[int], output: list[int], words: list[list[int]], eos: int
 ) -> Tensor:
-    """What temperature, top_k and top_p are applied to, a token at a time. raw, out [vocab_size]"""
+    """Return the logits after all processors, one token at a time: [vocab_size], as `raw`."""
     logits = raw.tolist()
     banned = {word[-1] for word in words if [*output, word[-1]][-len(word) :] == word}
     if len(output) < params.min_tokens:
@@ -88,7 +90,7 @@ def sampled_from(
 
 
 def nucleus(logits: Tensor, params: SamplingParams) -> list[int]:
-    """The tokens that may be sampled: top_k, then top_p of what is left. logits [vocab_size]"""
+    """Return the tokens that may be sampled: top_k, then top_p of the rest. logits [vocab_size]."""
     kept = logits.argsort(descending=True, stable=True).tolist()[: params.top_k or None]
     if params.temperature == 0:
         return kept[:1]
@@ -103,7 +105,7 @@ def nucleus(logits: Tensor, params: SamplingParams) -> list[int]:
 
 
 def end(expected: Expected, params: SamplingParams, decoder: StreamDecoder, eos: int, room: int) -> None:
-    """Add the last token's text, and end the output if it ends here."""
+    """Add the last token's text, and finish the output if it ends here."""
     last, num_tokens = expected.token_ids[-1], len(expected.token_ids)
     is_stop = last in params.stop_token_ids or (last == eos and not params.ignore_eos)
     before = len(expected.text)
@@ -125,7 +127,7 @@ def end(expected: Expected, params: SamplingParams, decoder: StreamDecoder, eos:
 
 
 def first_stop(text: str, before: int, stops: abc.Sequence[str]) -> tuple[int, str] | None:
-    """Where a stop string starts that is complete behind `before`; of several the one that is complete first."""
+    """Return the start of the first stop string that is complete after `before` characters, and the string."""
     for length in range(before + 1, len(text) + 1):
         for stop in stops:
             if text[:length].endswith(stop):

@@ -1,4 +1,4 @@
-"""Rules of the package: which folder may import which, no private names of others, no cast, no overridden internals."""
+"""Rules of the package: import directions, no private names of others, no casts, no overridden internals, and size."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -10,24 +10,27 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1]
 PREFIX = "nanovllm."
-# Public, in spite of their names: a NamedTuple's, os._exit and sys._getframe.
+# public despite the underscore: methods of NamedTuple, os._exit and sys._getframe
 PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_field_defaults", "_exit", "_getframe"}
-# Private names of libraries, where they have no public one for it.
+# private names of libraries that offer no public one
 EXCEPTIONS = {
-    ("backends/torch/online_softmax.py", "_scaled_dot_product_flash_attention_for_cpu"),  # attention with its lse
+    (
+        "backends/torch/online_softmax.py",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    ),  # attention that also returns the log-sum-exp
     ("cli/benchmarks/workers/serve_transformers_batch.py", "_attn_implementation"),
-    ("server/limits.py", "_unset_keepalive_if_required"),  # of uvicorn's protocol, which is subclassed there
+    ("server/limits.py", "_unset_keepalive_if_required"),  # on uvicorn's protocol, which the server subclasses
 }
 
 
 class Import(NamedTuple):
-    module: str  # relative to the package: "engine.scheduler", "" for the package itself
-    name: str | None  # from that module
+    module: str  # relative to the package: "engine.scheduler", or "" for the package itself
+    name: str | None  # the name that is imported from the module
     line: int
 
 
 def sources(package: Path) -> dict[str, ast.Module]:
-    """Return the parsed modules of a package by their paths, tests aside."""
+    """Return the parsed modules of a package by path, without its tests."""
     paths = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
     return {path.as_posix(): ast.parse((package / path).read_text()) for path in paths if path.parts[0] != "tests"}
 
@@ -46,7 +49,7 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def nodes_of(tree: ast.AST, with_types: bool = False) -> Iterator[ast.AST]:
-    """Yield all nodes, those in functions too, but not those for type checkers."""
+    """Yield all nodes, including those in functions, except those for type checkers."""
     yield tree
     for child in ast.iter_child_nodes(tree):
         if with_types or not is_for_types(child):
@@ -54,7 +57,7 @@ def nodes_of(tree: ast.AST, with_types: bool = False) -> Iterator[ast.AST]:
 
 
 def imports_of(path: str, tree: ast.Module, with_types: bool = False) -> Iterator[Import]:
-    """Yield the imports of the package's own modules. Python runs them, at once or when a function is called."""
+    """Yield the imports of the package's own modules that Python runs, at once or in a function call."""
     folder = path.split("/")[:-1]
     for node in nodes_of(tree, with_types):
         if isinstance(node, ast.Import):
@@ -72,9 +75,9 @@ def imports_of(path: str, tree: ast.Module, with_types: bool = False) -> Iterato
 
 
 def folder_imports(modules: dict[str, ast.Module]) -> dict[str, dict[str, str]]:
-    """Return the folders that each folder imports, each with a place where it does.
+    """Return the folders that each folder imports, with one place where it does so.
 
-    A module that lies in no folder counts as one.
+    A module outside of any folder counts as a folder.
     """
     face = {each.name: each.module for each in imports_of("__init__.py", modules["__init__.py"], with_types=True)}
     folders = {Path(path).with_suffix("").parts[0] for path in modules}
@@ -82,7 +85,7 @@ def folder_imports(modules: dict[str, ast.Module]) -> dict[str, dict[str, str]]:
     for path, tree in modules.items():
         own = Path(path).with_suffix("").parts[0]
         for module, name, line in imports_of(path, tree):
-            if not module:  # from .. import name: a module, or one of the names that the package imports when asked
+            if not module:  # from .. import name: a module, or a public name that the package imports on first use
                 module = face.get(name, name or "")
             other = module.split(".")[0]
             if other != own and other in folders:
@@ -91,7 +94,7 @@ def folder_imports(modules: dict[str, ast.Module]) -> dict[str, dict[str, str]]:
 
 
 def cycle_in(graph: dict[str, dict[str, str]]) -> list[str]:
-    """Return the imports of a cycle; none if there is no cycle."""
+    """Return the imports that form a cycle, or an empty list."""
     done: set[str] = set()
 
     def visit(folder: str, way: list[str]) -> list[str]:
@@ -135,7 +138,7 @@ def parsed(files: dict[str, str]) -> dict[str, ast.Module]:
         ),
     ],
 )
-def test_a_cycle_is_found_wherever_the_import_stands(engine, backends, is_cycle):
+def test_import_cycle_is_found_wherever_the_imports_are(engine, backends, is_cycle):
     face = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .engine.llm_engine import LLMEngine"
     files = {
         "__init__.py": face,
@@ -150,7 +153,7 @@ def test_a_cycle_is_found_wherever_the_import_stands(engine, backends, is_cycle)
 
 
 def private_reads(path: str, tree: ast.Module) -> list[str]:
-    """Return the private attributes that a module reads and does not write itself."""
+    """Return the private attributes that a module reads but does not write."""
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     own |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     own |= {n.target.id for n in ast.walk(tree) if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
@@ -166,7 +169,7 @@ def private_reads(path: str, tree: ast.Module) -> list[str]:
 
 
 def private_imports(path: str, tree: ast.Module) -> list[str]:
-    """Return the private names that a module imports from another one of the package."""
+    """Return the private names that a module imports from other modules of the package."""
     names = [each for each in imports_of(path, tree, with_types=True) if each.name and each.name.startswith("_")]
     return [f"{path}:{each.line} {each.name}" for each in names if not each.name.startswith("__")]
 
@@ -176,7 +179,7 @@ def casts(path: str, tree: ast.Module) -> list[str]:
     return [f"{path}:{node.lineno}" for node in calls if ast.unparse(node.func) in ("cast", "typing.cast")]
 
 
-def test_nobody_reads_private_attributes_of_others(modules):
+def test_no_module_reads_private_attributes_of_others(modules):
     assert [each for path, tree in modules.items() for each in private_reads(path, tree)] == []
     assert [each for path, tree in modules.items() for each in private_imports(path, tree)] == []
 
@@ -199,7 +202,7 @@ def test_no_type_is_cast(modules):
         ("import typing\nx = typing.cast(int, '1')", 1),
     ],
 )
-def test_a_private_name_or_a_cast_is_found(text, count):
+def test_private_name_or_cast_is_found(text, count):
     path, tree = "cli/a.py", ast.parse(text)
     assert len(private_reads(path, tree) + private_imports(path, tree) + casts(path, tree)) == count
 
@@ -234,13 +237,13 @@ def private_methods(node: ast.ClassDef) -> set[str]:
 
 
 def alias_of(path: str, tree: ast.Module) -> dict[str, str]:
-    """Return the real name of each class that a module imports under another one."""
+    """Return the original name of each class that a module imports under another one."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {each.asname: each.name for node in nodes for each in node.names if each.asname}
 
 
 def overridden(modules: dict[str, ast.Module]) -> list[str]:
-    """Return the private methods that a class overrides of a class of the package: classes of one name are one here."""
+    """Return the private methods of the package's classes that a subclass overrides. Class names are unique."""
     classes, aliases = classes_of(modules), {path: alias_of(path, tree) for path, tree in modules.items()}
 
     def inherited(each: Class, seen: Iterable[str] = ()) -> set[str]:
@@ -265,6 +268,6 @@ def test_no_class_overrides_a_private_method(modules):
         ("from threading import A\nclass B:\n    def _run(self): ...", []),
     ],
 )
-def test_an_overridden_private_method_is_found(text, expected):
+def test_overridden_private_method_is_found(text, expected):
     base = "class A:\n    def _run(self): ...\n    def run(self): ...\nclass C(A): ..."
     assert overridden(parsed({"engine/a.py": base, "cli/b.py": text})) == expected

@@ -1,4 +1,4 @@
-"""The commands as processes: whatever becomes of their streams, and whenever Ctrl-C comes, they end in one line."""
+"""The commands as processes: they end with one line, whatever happens to their streams and whenever Ctrl-C comes."""
 
 import json
 import os
@@ -22,7 +22,7 @@ NEEDS_OUTPUT = {"generate", "batch", "chat", "bench"}
 
 @pytest.fixture
 def command(checkpoint, tmp_path):
-    """The arguments of each command for a run that ends soon."""
+    """Return arguments of each command for a short run."""
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "the", "max_tokens": 2}) + "\n")
     model = ["--model", str(checkpoint), *UNMEASURED]
     return {
@@ -36,7 +36,7 @@ def command(checkpoint, tmp_path):
 
 
 def finish(process: subprocess.Popen[str], text: str = "the fox\n") -> tuple[int, str, str]:
-    """Its exit status and what it has written, where that is a pipe."""
+    """Return the exit status, and the contents of the streams that are pipes."""
     out, err = process.communicate(text if process.stdin else None, timeout=60)
     return process.returncode, out or "", err or ""
 
@@ -44,7 +44,7 @@ def finish(process: subprocess.Popen[str], text: str = "the fox\n") -> tuple[int
 @pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 class TestStreams:
-    def test_a_full_disk_is_told_in_one_line(self, command, name):
+    def test_full_disk_is_one_clear_error(self, command, name):
         with open("/dev/full", "w") as full:
             ended = finish(start(*command[name], stdin=subprocess.PIPE, stdout=full))
         assert ended == (1, "", "error: [Errno 28] No space left on device\n")
@@ -54,23 +54,23 @@ class TestStreams:
             status, out, _ = finish(start(*command[name], stdin=subprocess.PIPE, stderr=full))
         assert status == 0 and out
 
-    def test_without_standard_error_the_output_is_there(self, command, name):
+    def test_output_is_complete_without_standard_error(self, command, name):
         status, out, _ = finish(start(*command[name], stdin=subprocess.PIPE, closed="stderr"))
         assert status == 0 and out and "error" not in out
 
-    def test_without_standard_output_nothing_is_computed_for_nobody(self, command, name):
+    def test_without_standard_output_nothing_is_computed(self, command, name):
         status, _, err = finish(start(*command[name], stdin=subprocess.PIPE, closed="stdout"))
         says = "error: standard output is closed: the results would be lost\n"
         assert (status, err) == ((2, says) if name in NEEDS_OUTPUT else (0, ""))
 
-    def test_without_standard_input_only_who_reads_it_ends(self, command, name):
+    def test_without_standard_input_only_its_readers_fail(self, command, name):
         status, out, err = finish(start(*command[name], closed="stdin"))
         if name in ("generate", "chat"):
             assert (status, out, err) == (2, "", "error: standard input is closed\n")
         else:
             assert status == 0 and out and "Traceback" not in err
 
-    def test_a_reader_who_has_gone_ends_it_without_a_word(self, command, name):
+    def test_closed_pipe_ends_a_command_silently(self, command, name):
         reader, writer = os.pipe()
         os.close(reader)
         with open(writer, "w") as gone:
@@ -78,7 +78,7 @@ class TestStreams:
         assert status == 141 and "Traceback" not in err and "Errno" not in err
 
     @pytest.mark.parametrize("encoding", ["ascii", "C"])
-    def test_terminals_of_any_encoding_and_of_few_columns(self, command, name, encoding):
+    def test_terminals_of_any_encoding_and_width_work(self, command, name, encoding):
         env = {"LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "11", "PYTHONUTF8": "0"}
         if encoding != "C":
             env["PYTHONIOENCODING"] = f"{encoding}:strict"
@@ -88,7 +88,7 @@ class TestStreams:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["generate", "batch", "chat", "bench"])
-def test_ctrl_c_at_any_moment_ends_it_in_one_line_and_leaves_whole_results(command, checkpoint, tmp_path, name):
+def test_ctrl_c_at_any_moment_ends_in_one_line_and_leaves_whole_results(command, checkpoint, tmp_path, name):
     """Python itself takes the first hundredths of a second, before any line of this package runs."""
     requests, out = tmp_path / "many.jsonl", tmp_path / "out.jsonl"
     requests.write_text((json.dumps({"prompt": "the", "max_tokens": 4}) + "\n") * 3000)
@@ -105,7 +105,7 @@ def test_ctrl_c_at_any_moment_ends_it_in_one_line_and_leaves_whole_results(comma
         time.sleep(0.12 + moment * 0.23)
         process.send_signal(signal.SIGINT)
         time.sleep(0.05)
-        process.send_signal(signal.SIGINT)  # a chat goes on after the first
+        process.send_signal(signal.SIGINT)  # a chat continues after the first one
         status, _, err = finish(process, "")
         told = [line for line in err.splitlines() if "interrupted" in line]
         assert "Traceback" not in err and (status, len(told)) in ((130, 1), (0, 0)), (moment, status, err)
@@ -115,8 +115,8 @@ def test_ctrl_c_at_any_moment_ends_it_in_one_line_and_leaves_whole_results(comma
 
 
 @pytest.mark.full
-def test_first_token_within_three_seconds_of_a_cold_start():
-    """Of processor time, on the shipped checkpoint: other programs may run. Most of it is the import of torch."""
+def test_first_token_comes_within_three_seconds_of_a_cold_start():
+    """Measure processor time on the shipped checkpoint, since other programs may run. The import of torch dominates."""
     model = Path(__file__).resolve().parents[2] / "models" / "storyteller"
     if not model.is_dir():
         pytest.skip("the shipped checkpoint is not in a package that is installed")
@@ -126,7 +126,7 @@ def test_first_token_within_three_seconds_of_a_cold_start():
     assert after.children_user + after.children_system - before.children_user - before.children_system < 3
 
 
-# Numbers that no machine has, in this process
+# Extreme numbers, in this process
 
 KNOBS = [*knobs(EngineConfig), *knobs(SamplingParams)]
 NUMBERS = [knob.name for knob in KNOBS if {int, float} & {knob.type, *get_args(knob.type)}]
@@ -134,8 +134,8 @@ NUMBERS = [knob.name for knob in KNOBS if {int, float} & {knob.type, *get_args(k
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("number", ["9" * 23, "-1", "nan"])
-def test_a_number_that_cannot_be_is_one_line(run, name, number):
-    """Some may be as large as you like: they bound what is never reached."""
+def test_extreme_number_is_one_clear_error(run, name, number):
+    """Some may be arbitrarily large: they are limits that are never reached."""
     status, out, err = run("generate", "the", "--max-tokens", "2", "--" + name.replace("_", "-"), number)
     assert status in (0, 2) and "Traceback" not in err
     if status:
@@ -143,7 +143,7 @@ def test_a_number_that_cannot_be_is_one_line(run, name, number):
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="whoever may read everything is refused nothing")
-def test_a_file_without_the_right_to_read_it_is_one_line(run, tmp_path):
+def test_unreadable_file_is_one_clear_error(run, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text("{}")
     file.chmod(0)

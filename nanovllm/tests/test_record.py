@@ -1,12 +1,12 @@
-"""Hold the engine to a record of its answers: tokens, texts, reasons, counts and log-probabilities.
+"""A record of the engine's answers: tokens, texts, reasons, counts and logprobs.
 
-A rewrite that means to change nothing must leave these as they are. A greedy token may differ only where the record
-says that the two best logits were as good as tied, and at most one token in a thousand; a sampled one never.
+A rewrite that should change nothing must reproduce them. A greedy token may differ only where the record marks a near
+tie of the two best logits, and for at most one token in a thousand. Sampled tokens may never differ.
 
-    python -m nanovllm.tests.test_record           run the requests, and tell what differs
-    python -m nanovllm.tests.test_record --write   write data/record.json.gz anew
+    python -m nanovllm.tests.test_record           run the requests, and print the differences
+    python -m nanovllm.tests.test_record --write   write data/record.json.gz again
 
-The kernels answer to the same record: kernels/test_kernel_record.py.
+The kernels must match the same record: cpu/test_kernel_record.py.
 """
 
 import gzip
@@ -28,9 +28,9 @@ from .. import LLM, BeamSearchParams, RequestOutputKind, SamplingParams, Structu
 RECORD = Path(__file__).parent / "data" / "record.json.gz"
 STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
 MODELS = ("storyteller", "random")
-MARGIN = 1e-3  # of the logits' standard deviation: two that are closer are as good as tied
-MAX_EXCUSED = 1000  # tokens for each that may differ
-TOLERANCE = 1e-4  # of a log-probability
+MARGIN = 1e-3  # of the logits' standard deviation: closer logits are a near tie
+MAX_EXCUSED = 1000  # tokens for each one that may differ
+TOLERANCE = 1e-4  # of a logprob
 
 TEXTS = [
     "Once upon a time there was a little rabbit who",
@@ -79,7 +79,7 @@ CONFIG: dict[str, Any] = {
 
 
 def write_random(folder: Path) -> Path:
-    """Return the folder with a random Qwen3 of grouped queries in it, always the same, and the storyteller's words."""
+    """Return the folder with the storyteller's tokenizer and a random Qwen3 with grouped queries, always the same."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     for name in ("tokenizer.model", "tokenizer_config.json"):
         (folder / name).write_bytes((STORYTELLER / name).read_bytes())
@@ -90,7 +90,7 @@ def write_random(folder: Path) -> Path:
 
 
 def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield each weight's name and shape, in a fixed order."""
+    """Yield the name and shape of each weight, in a fixed order."""
     hidden, inner, dim = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
     q, kv = dim * CONFIG["num_attention_heads"], dim * CONFIG["num_key_value_heads"]
     linears = {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, q)}
@@ -117,7 +117,7 @@ def random_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random(tmp_path_factory.mktemp("random"))
 
 
-# What is asked
+# Requests
 
 
 class Asked(NamedTuple):
@@ -137,7 +137,7 @@ def each_after_the_other(text: str) -> list[Asked]:
     return [greedy(text, 6), greedy(f"{text} Then", 6), greedy(text[:150], 6), sampled(text, 3, n=2, max_tokens=6)]
 
 
-# Each group: options of its engine, what is asked, and whether the requests run together or one after the other.
+# Each group: the options of its engine, its requests, and whether they run together or one after the other.
 TOGETHER: dict[str, tuple[dict[str, Any], list[Asked]]] = {
     "greedy": ({}, [greedy(prompt, 20) for prompt in [*TEXTS, LONG]]),
     "token ids": ({}, [greedy(prompt, 20, ignore_eos=True) for prompt in IDS]),
@@ -250,14 +250,14 @@ BAD_PARAMS: list[dict[str, Any]] = [
     {"best_of": 2},
 ]
 
-# What is answered, as JSON
+# Answers as JSON
 
 Answers = dict[str, Any]  # by the name of a request
-Make = Callable[..., LLM]  # an engine with these options
+Make = Callable[..., LLM]  # builds an engine with these options
 
 
 def as_places(logprobs: Any) -> list[list[tuple[int, float]] | None] | None:
-    """Return for each place its tokens and their log-probabilities."""
+    """Return the tokens at each position and their logprobs."""
     if logprobs is None:
         return None
     return [place and [(token, told.logprob) for token, told in place.items()] for place in logprobs]
@@ -296,7 +296,7 @@ def answer_all(make: Make) -> Answers:
 
 def generated(llm: LLM, name: str, asked: list[Asked]) -> Answers:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some are not to be served
+        warnings.simplefilter("ignore")  # some requests cannot be served
         params = [SamplingParams(**each.params) for each in asked]
         outputs = llm.generate([each.prompt for each in asked], params, use_tqdm=False)
     pairs = enumerate(zip(asked, outputs, strict=True))
@@ -304,7 +304,7 @@ def generated(llm: LLM, name: str, asked: list[Asked]) -> Answers:
 
 
 def is_plain(asked: Asked) -> bool:
-    """Return whether each token is the likeliest of the model's own logits: only then is a tie known."""
+    """Return True if each token is the likeliest by the model's own logits: only then are near ties known."""
     changes = {"repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "logit_bias"}
     changes |= {"allowed_token_ids", "structured_outputs", "min_tokens"}
     return asked.params.get("temperature") == 0 and not changes & asked.params.keys()
@@ -326,7 +326,7 @@ def answer_beams(make: Make) -> Answers:
 
 
 def answer_steps(make: Make) -> Answers:
-    """Serve requests that come at different times and ask for all kinds of outputs; abort some of them."""
+    """Serve requests that arrive at different times and want all kinds of outputs, and abort some of them."""
     llm = make(kv_cache_tokens=128, block_size=8, max_model_len=96)
     engine, answers = llm.llm_engine, Answers()
     asked = [greedy(TEXTS[i % 3], 12, ignore_eos=True, output_kind=kind) for i, kind in enumerate(RequestOutputKind)]
@@ -353,7 +353,7 @@ def answer_chat(make: Make) -> Answers:
 
 
 def answer_bad_params(make: Make) -> Answers:
-    """Return which errors SamplingParams raises for values that cannot be."""
+    """Return the errors of SamplingParams for invalid values."""
     return {f"params {i}": {"error": error_of(params)} for i, params in enumerate(BAD_PARAMS)}
 
 
@@ -375,7 +375,7 @@ class Compared(NamedTuple):
 
 
 def compare(recorded: Answers, answers: Answers) -> Compared:
-    """Return how many tokens were compared, how many differ where a tie excuses them, and all other differences."""
+    """Return how many tokens were compared, how many differ in near ties, and all other differences."""
     num_tokens = num_excused = 0
     faults = [f"{name}: only in one of the two" for name in recorded.keys() ^ answers.keys()]
     for name in recorded.keys() & answers.keys():
@@ -386,7 +386,7 @@ def compare(recorded: Answers, answers: Answers) -> Compared:
 
 
 def as_read(answer: Any) -> Any:
-    """Return what JSON makes of it."""
+    """Return a value as JSON reads it back."""
     return json.loads(json.dumps(answer))
 
 
@@ -408,7 +408,7 @@ def compare_answer(recorded: dict[str, Any], answer: dict[str, Any]) -> Compared
 
 
 def compare_output(recorded: dict[str, Any], output: dict[str, Any]) -> Compared:
-    """Compare until a token differs where the record has a tie: what comes after it may be anything."""
+    """Compare up to the first difference in a near tie, after which anything is possible."""
     wanted, got = recorded["token_ids"], output["token_ids"]
     different = [i for i, (one, other) in enumerate(zip(wanted, got, strict=False)) if one != other]
     if different and different[0] in recorded.get("ties", []):
@@ -428,12 +428,12 @@ def compare_output(recorded: dict[str, Any], output: dict[str, Any]) -> Compared
 
 
 def is_near(recorded: float, logprob: float, count: int = 1) -> bool:
-    """Return whether a sum of `count` log-probabilities is the recorded one."""
+    """Return True if a sum of `count` logprobs equals the recorded one."""
     return recorded == logprob or abs(recorded - logprob) <= TOLERANCE * count
 
 
 def are_near(recorded: Any, places: Any) -> bool:
-    """Return whether two lists of places have the same log-probabilities; of two that are equal, either may be told."""
+    """Return True if two lists have the same logprobs. Equal logprobs may belong to either token."""
     if recorded is None or places is None:
         return recorded is places
     if [place and len(place) for place in recorded] != [place and len(place) for place in places]:
@@ -447,7 +447,7 @@ def are_near(recorded: Any, places: Any) -> bool:
 
 
 def make_with(folder: Path, backend: str) -> Make:
-    """Return a function that makes an engine on a checkpoint."""
+    """Return a function that builds an engine on a checkpoint."""
     given: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 256, "kv_cache_tokens": 2048}
     given |= {"offload_policy": "load", "attention_backend": backend}
     return lambda **options: LLM(folder, **(given | options))
@@ -458,14 +458,14 @@ def read_record() -> dict[str, Answers]:
 
 
 def write_record(record: dict[str, Answers]) -> None:
-    """Write it so that the same record is the same file."""
+    """Write the record so that equal records give equal files."""
     text = json.dumps(record, separators=(",", ":"), ensure_ascii=False)
     RECORD.parent.mkdir(exist_ok=True)
     RECORD.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
 
 
 def with_ties(answers: Answers, make: Make) -> Answers:
-    """Return rounded answers that name the places of ties, as the model says reading each output as a prompt."""
+    """Return rounded answers with the positions of near ties, from the model's logits for each output as a prompt."""
     llm = make(max_num_batched_tokens=512, max_model_len=512, enable_prefix_caching=False)
     for answer in answers.values():
         for output in answer.get("outputs", []):
@@ -474,7 +474,7 @@ def with_ties(answers: Answers, make: Make) -> Answers:
 
 
 def ties(llm: LLM, prompt: list[int], output: list[int]) -> list[int]:
-    """Return the places of `output` in which the two best logits are nearer than MARGIN standard deviations."""
+    """Return the positions in `output` where the two best logits are within MARGIN standard deviations."""
     if not output:
         return []
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=-1, detokenize=False)
@@ -492,16 +492,18 @@ def check(model: str, folder: Path, backend: str) -> Compared:
 def assert_as_recorded(compared: Compared) -> None:
     assert not compared.faults, "\n".join(compared.faults)
     assert compared.num_tokens > 1000, "nothing was compared"
-    assert compared.num_excused * MAX_EXCUSED <= compared.num_tokens, f"{compared.num_excused} tokens differ in ties"
+    assert compared.num_excused * MAX_EXCUSED <= compared.num_tokens, (
+        f"{compared.num_excused} tokens differ in near ties"
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_answers_are_as_recorded(model, random_folder):
+def test_answers_match_the_record(model, random_folder):
     pytest.importorskip("llguidance")
     assert_as_recorded(check(model, STORYTELLER if model == "storyteller" else random_folder, "torch"))
 
 
-def test_a_token_may_differ_in_a_tie_only():
+def test_token_may_differ_only_in_a_near_tie():
     output = {"token_ids": [5, 6, 7], "text": "a", "reasons": ["length", None], "logprob": -3.0, "places": None}
     recorded = {"outputs": [output | {"ties": [1]}]}
     for tokens, num_tokens, num_excused, num_faults in (
@@ -516,7 +518,7 @@ def test_a_token_may_differ_in_a_tie_only():
 
 
 @pytest.mark.parametrize("change", [{"text": "b"}, {"reasons": ["stop", None]}, {"logprob": -3.1}])
-def test_whatever_else_differs_is_a_fault(change):
+def test_any_other_difference_is_a_fault(change):
     output = {"token_ids": [5], "text": "a", "reasons": ["length", None], "logprob": -3.0, "places": None}
     recorded = {"outputs": [output], "num_cached_tokens": 0}
     assert compare_answer(recorded, {"outputs": [output | change], "num_cached_tokens": 0}).faults
@@ -525,7 +527,7 @@ def test_whatever_else_differs_is_a_fault(change):
 
 
 def main() -> int:
-    """Write the record, or tell what differs from it."""
+    """Write the record, or print the differences from it."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         folders = {"storyteller": STORYTELLER, "random": write_random(Path(place))}

@@ -1,4 +1,4 @@
-"""Histories with faults: some seeds of `python -m nanovllm.tests.soak`, and planted mistakes."""
+"""Histories with faults: some seeds of `python -m nanovllm.tests.soak`, and deliberate bugs that they must find."""
 
 import random
 from collections import Counter
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* requests were not served")
 
 
 @pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.full) for part in range(2, 12))])
-def test_all_holds_after_each_step_of_a_history(part):
+def test_all_invariants_hold_after_each_step_of_a_history(part):
     counts = sum((play(history_plan(1, part * 10 + i)) for i in range(10)), Counter())
-    assert counts["steps"] > 500 and counts["raised"] > 5 and counts["preempted"] > 5, "this tests too little"
+    assert counts["steps"] > 500 and counts["raised"] > 5 and counts["preempted"] > 5, "this history tests too little"
 
 
 def free_nothing(monkeypatch):
@@ -42,18 +42,18 @@ def evict_the_newest(monkeypatch):
 
 
 @pytest.mark.parametrize("plant", [free_nothing, copy_nothing, evict_the_newest])
-def test_a_planted_mistake_is_found(plant, monkeypatch):
+def test_deliberate_bug_is_found(plant, monkeypatch):
     plant(monkeypatch)
     assert any(error_of(history_plan(3, i)) for i in range(25))
 
 
-def test_the_smallest_part_of_a_faulty_history_is_shown():
+def test_smallest_part_of_a_faulty_history_is_shown():
     plan = random_plan(random.Random(5), 40)
     part = smallest(plan, lambda part: sum(isinstance(event, Step) for event in part.events) >= 2)
     assert [type(event) for event in part.events] == [Step, Step] and isinstance(part, Plan)
 
 
-def test_the_command_prints_what_it_did(capsys):
+def test_command_prints_its_counts(capsys):
     assert main(["--seed", "4", "--history", "3"]) == 0
     out = capsys.readouterr().out
     assert " requests in 1 histories: " in out and out.endswith("seed 4: no fault\n")

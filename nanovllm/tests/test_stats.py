@@ -1,4 +1,4 @@
-"""What the engine says of its pool, its queues and of what has happened; and that it costs a step nothing."""
+"""Statistics of the pool, the queues and the past. They cost a step nothing."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from ..engine.stats import Observations
 from .helpers import OPTIONS
 from .test_vllm_names import DATA
 
-PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]  # 2 blocks of 4, and half of a third
+PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]  # 2 blocks of 4 tokens, and half of a third
 
 
 def make(checkpoint, **options) -> LLM:
@@ -22,7 +22,7 @@ def drawn(max_tokens: int = 4, **params) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=1, ignore_eos=True, **params)
 
 
-def test_a_new_engine_has_counted_nothing(checkpoint):
+def test_new_engine_has_counted_nothing(checkpoint):
     stats = make(checkpoint, kv_cache_tokens=80).stats()
     zeros = {name for name, value in vars(stats).items() if not value}
     assert {*vars(stats)} - zeros == {"num_blocks", "num_host_blocks", "blocks_free", "blocks_watermark"}
@@ -36,7 +36,7 @@ def test_blocks_and_queues_at_each_moment(checkpoint):
         engine.add_request(str(i), [10 * i + each for each in range(9)], drawn(6))
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.blocks_running) == (0, 3, 0)
-    engine.step()  # 6 of 9 tokens of the first
+    engine.step()  # 6 of the first prompt's 9 tokens
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.blocks_running, stats.blocks_free) == (1, 2, 3, 17)
     assert (stats.prompt_tokens, stats.generation_tokens) == (0, 0), "its prompt is not computed yet"
@@ -52,7 +52,7 @@ def test_blocks_and_queues_at_each_moment(checkpoint):
     assert (stats.prompt_tokens, stats.generation_tokens, stats.out_of_blocks) == (27, 18, 0)
 
 
-def test_prefix_hits_go_on_through_a_reset(checkpoint):
+def test_prefix_hits_continue_through_a_reset(checkpoint):
     llm = make(checkpoint)
     for _ in range(2):
         llm.generate(PROMPT, drawn(1))
@@ -65,8 +65,8 @@ def test_prefix_hits_go_on_through_a_reset(checkpoint):
     assert (llm.stats().prefix_queries, llm.stats().prefix_hits) == (30, 8)
 
 
-def test_a_pool_that_is_too_small_for_all(checkpoint):
-    """9 blocks: two prompts of 3 blocks each are admitted, grow, and one gives way."""
+def test_pool_that_is_too_small_for_all(checkpoint):
+    """Two prompts of 3 blocks each are admitted to 9 blocks and grow, until one is preempted."""
     llm = make(checkpoint, kv_cache_tokens=36, watermark=0.0)
     engine = llm.llm_engine
     for i in range(4):
@@ -79,13 +79,13 @@ def test_a_pool_that_is_too_small_for_all(checkpoint):
         assert stats.preempted <= stats.waiting
     assert waited >= 2 and preempted >= 1
     assert stats.preemptions > 0 and stats.preemptions == engine.scheduler.num_preemptions
-    assert stats.out_of_blocks > stats.preemptions, "a waiting sequence lacks blocks in each step"
+    assert stats.out_of_blocks > stats.preemptions, "a waiting sequence needs blocks in each step"
     assert (stats.prompt_tokens, stats.generation_tokens) == (36, 64)
     assert stats.blocks_stored == engine.host_tier.num_blocks_stored > 0
     assert stats.blocks_on_host == len(engine.host_tier.pool.cached) > 0
 
 
-def test_one_that_outgrows_the_pool_was_out_of_blocks(checkpoint):
+def test_sequence_that_outgrows_the_pool_counts_as_out_of_blocks(checkpoint):
     llm = make(checkpoint, kv_cache_tokens=12)
     with pytest.warns(UserWarning, match="were not served"):
         llm.generate(PROMPT, drawn(20))
@@ -93,7 +93,7 @@ def test_one_that_outgrows_the_pool_was_out_of_blocks(checkpoint):
     assert (stats.out_of_blocks, stats.preemptions, stats.generation_tokens) == (1, 0, 3)
 
 
-def test_a_step_that_broke_off_was_not_out_of_blocks(checkpoint):
+def test_failed_step_does_not_count_as_out_of_blocks(checkpoint):
     engine = make(checkpoint).llm_engine
     engine.add_request("0", PROMPT, drawn())
     engine.step()
@@ -102,7 +102,7 @@ def test_a_step_that_broke_off_was_not_out_of_blocks(checkpoint):
     assert (stats.preemptions, stats.out_of_blocks, stats.waiting, stats.preempted) == (1, 0, 1, 1)
 
 
-def test_samples_copies_and_loads(checkpoint):
+def test_samples_copies_and_loads_are_counted(checkpoint):
     llm = make(checkpoint, kv_cache_tokens=40, watermark=0.0)
     llm.generate(PROMPT, drawn(2, n=3))
     stats = llm.stats()
@@ -112,7 +112,7 @@ def test_samples_copies_and_loads(checkpoint):
     assert llm.stats().blocks_loaded == 2
 
 
-def test_what_is_on_its_way_from_the_host_is_loading(checkpoint, monkeypatch):
+def test_sequence_with_blocks_on_the_way_is_loading(checkpoint, monkeypatch):
     llm = make(checkpoint, kv_cache_tokens=40, watermark=0.0)
     engine = llm.llm_engine
     for prompt in (PROMPT, [*range(40, 79)]):
@@ -125,7 +125,7 @@ def test_what_is_on_its_way_from_the_host_is_loading(checkpoint, monkeypatch):
     assert engine.stats().loading == 0
 
 
-def test_the_samples_of_a_prompt_that_waits_count(checkpoint):
+def test_samples_of_a_waiting_prompt_count(checkpoint):
     engine = make(checkpoint).llm_engine
     engine.add_request("0", PROMPT, drawn(n=3))
     assert engine.stats().waiting == 3
@@ -133,7 +133,7 @@ def test_the_samples_of_a_prompt_that_waits_count(checkpoint):
     assert (engine.stats().waiting, engine.stats().running) == (0, 3)
 
 
-def test_one_line_says_it_all(checkpoint):
+def test_str_shows_everything_on_one_line(checkpoint):
     llm = make(checkpoint, kv_cache_tokens=80)
     for prompt in (PROMPT, PROMPT[:5]):
         llm.generate(prompt, drawn(3))
@@ -146,11 +146,11 @@ def test_one_line_says_it_all(checkpoint):
     assert "prefix hits: none" in str(make(checkpoint).stats()) and isinstance(llm.stats(), EngineStats)
 
 
-# What it costs
+# Cost
 
 
 def calls_of(function) -> set[tuple[str, str]]:
-    """(file, function) of every call of Python's own code in it."""
+    """Return the (file, function) of every Python call made by `run`."""
     calls = set()
 
     def note(frame, event, argument) -> None:
@@ -168,7 +168,7 @@ def calls_of(function) -> set[tuple[str, str]]:
 COUNTING = {"stats.py"}
 
 
-def test_a_sample_that_was_forked_and_preempted_counts_as_preempted_and_is_looked_up_once(checkpoint):
+def test_preempted_fork_counts_as_preempted_and_is_looked_up_once(checkpoint):
     engine = make(checkpoint, kv_cache_tokens=200).llm_engine
     engine.add_request("0", PROMPT, drawn(20, n=3))
     for _ in range(4):
@@ -182,19 +182,19 @@ def test_a_sample_that_was_forked_and_preempted_counts_as_preempted_and_is_looke
     assert (engine.tally.lookups.queries, queued.histogram("", {}).count) == (queries, before) == (len(PROMPT), 3)
 
 
-def test_nothing_is_counted_in_a_step_in_which_nobody_comes_or_goes(checkpoint):
+def test_step_without_arrivals_or_departures_counts_nothing(checkpoint):
     engine = make(checkpoint, kv_cache_tokens=200).llm_engine
     for i in range(4):
         engine.add_request(str(i), [10 * i + each for each in range(9)], drawn(20, n=2))
     for _ in range(4):
         engine.step()
     calls = calls_of(lambda: [engine.step() for _ in range(6)])
-    assert ("scheduler.py", "schedule") in calls, "the profile sees the step"
+    assert ("scheduler.py", "schedule") in calls, "the profile covers the step"
     assert not {call for call in calls if call[0] in COUNTING}
     assert ("stats.py", "collect") in calls_of(engine.stats)
 
 
-def test_an_end_is_counted_once(checkpoint):
+def test_end_is_counted_once(checkpoint):
     engine = make(checkpoint).llm_engine
     engine.add_request("0", PROMPT, drawn(2))
     engine.step()
@@ -209,7 +209,7 @@ def test_an_end_is_counted_once(checkpoint):
 # Metrics
 
 
-def test_metrics_by_vllms_names(checkpoint):
+def test_metrics_have_vllms_names(checkpoint):
     llm = make(checkpoint, served_model_name=["fox", "rabbit"])
     llm.generate([PROMPT, PROMPT], [drawn(3), drawn(1, n=2)])
     metrics = llm.get_metrics()
@@ -227,7 +227,7 @@ def test_metrics_by_vllms_names(checkpoint):
     assert histograms["vllm:time_to_first_token_seconds"].count == 3
 
 
-def test_a_histogram_counts_values_up_to_each_bound():
+def test_histogram_counts_values_up_to_each_bound():
     observed = Observations((1, 2, 5))
     for value in (0, 1, 1.5, 2, 7):
         observed.add(value)

@@ -1,4 +1,4 @@
-"""Outputs in a form: JSON of a schema, a regular expression, a choice, a grammar; whatever else is asked for."""
+"""Structured outputs: JSON of a schema, regular expressions, choices and grammars, with all other parameters."""
 
 import json
 import random
@@ -35,7 +35,7 @@ CHOICE = ["fox", "a rabbit", "fox and rabbit", 'the "fox"', "back\\slash", "new\
 
 
 def fits(text: str) -> bool:
-    """Whether it is JSON of SCHEMA, with nothing between its parts."""
+    """Return True if the text is JSON of SCHEMA without whitespace between its parts."""
     value = json.loads(text)
     assert text == json.dumps(value, separators=(",", ":"))
     return (
@@ -49,7 +49,7 @@ def fits(text: str) -> bool:
 
 
 def is_list(text: str) -> bool:
-    """Whether it is of LIST: inner lists first, each of them in place of an item."""
+    """Return True if the text follows LIST: items may be inner lists, to any depth."""
     while (shorter := re.sub(r"\(([a-z]{1,2}|L)(,([a-z]{1,2}|L))?\)", "L", text)) != text:
         text = shorter
     return text == "L"
@@ -82,11 +82,11 @@ def texts(llm: LLM, *params: SamplingParams) -> list[tuple[str, str]]:
     return [(sample.text, sample.finish_reason) for output in outputs for sample in output.outputs]
 
 
-# Each form
+# All formats
 
 
 @each_form
-def test_outputs_have_the_form_greedy_and_sampled(form, llm):
+def test_outputs_follow_the_format_greedy_and_sampled(form, llm):
     hot = [asked(form, temperature=1.5, seed=seed, n=3) for seed in range(5)]
     found = texts(llm, asked(form, temperature=0.0), *hot)
     assert len({text for text, _ in found}) > 1
@@ -94,21 +94,23 @@ def test_outputs_have_the_form_greedy_and_sampled(form, llm):
         assert reason == "stop" and FORM_OF[form][1](text), text
 
 
-def test_each_sample_has_its_own_place_in_the_grammar(llm):
+def test_each_sample_has_its_own_position_in_the_grammar(llm):
     found = texts(llm, asked("regex", temperature=2.0, seed=1, n=8))
     assert len({text for text, _ in found}) > 2 and all(re.fullmatch(REGEX, text) for text, _ in found)
 
 
-def test_any_json_object(llm):
+def test_json_object_allows_any_object(llm):
     form = StructuredOutputsParams(json_object=True, whitespace_pattern=" ?")
-    closing = {llm.get_tokenizer().backend.token_to_id(text): 6.0 for text in ('"', "<0x7D>")}  # else few end
+    closing = {
+        llm.get_tokenizer().backend.token_to_id(text): 6.0 for text in ('"', "<0x7D>")
+    }  # otherwise few outputs end
     options = {"max_tokens": 120, "temperature": 1.0, "logit_bias": closing, "structured_outputs": form}
     params = [SamplingParams(seed=seed, **options) for seed in range(8)]
     whole = [text for text, reason in texts(llm, *params) if reason == "stop"]
     assert len(whole) > 2 and all(isinstance(json.loads(text), dict) for text in whole)
 
 
-def test_whitespace_is_what_was_asked_for(llm):
+def test_whitespace_options_are_followed(llm):
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
     each = [{"whitespace_pattern": "_"}, {"disable_any_whitespace": True}]
     params = [SamplingParams(seed=3, structured_outputs=StructuredOutputsParams(json=schema, **one)) for one in each]
@@ -116,34 +118,34 @@ def test_whitespace_is_what_was_asked_for(llm):
     assert found[0].replace("_", "") == found[1] == '{"a":1}'
 
 
-def test_a_form_that_may_be_empty_may_end_at_once(llm):
+def test_format_that_may_be_empty_may_end_at_once(llm):
     found = texts(llm, SamplingParams(structured_outputs=StructuredOutputsParams(choice=[""])))
     assert found == [("", "stop")]
 
 
-# With the other parameters
+# Other parameters
 
 
-def test_a_stream_of_deltas_is_the_text_in_parts(llm):
+def test_deltas_join_to_the_text(llm):
     params = asked("json", seed=4, output_kind=RequestOutputKind.DELTA)
     parts = [output.outputs[0].text for output in llm.stream(["The fox said: "], params)]
     assert len(parts) > 5 and fits("".join(parts))
 
 
-def test_a_stop_string_ends_it_before_the_form_is_whole(llm):
+def test_stop_string_ends_the_output_before_the_format_is_complete(llm):
     assert texts(llm, asked("json", seed=4, stop='"age"')) == [
         (texts(llm, asked("json", seed=4))[0][0].split('"age"')[0], "stop")
     ]
 
 
-def test_max_tokens_cut_it(llm):
+def test_max_tokens_cuts_the_output(llm):
     (whole, _), (cut, reason) = texts(llm, asked("json", seed=4), asked("json", seed=4, max_tokens=9))
     assert reason == "length" and 0 < len(cut) < len(whole) and whole.startswith(cut)
 
 
-def test_min_tokens_hold_the_end_back_while_something_else_may_come(llm):
+def test_min_tokens_delays_the_end_while_other_tokens_are_allowed(llm):
     form = StructuredOutputsParams(regex="(ab?){1,40}")
-    eager = {"temperature": 0.0, "logit_bias": {2: 100.0}, "max_tokens": 60}  # it ends where it may
+    eager = {"temperature": 0.0, "logit_bias": {2: 100.0}, "max_tokens": 60}  # it ends as soon as it may
     params = [SamplingParams(structured_outputs=form, min_tokens=least, **eager) for least in (0, 9)]
     short, long = (output.outputs[0] for output in llm.generate(["a", "a"], params))
     assert len(short.token_ids) == 2 and len(long.token_ids) == 10
@@ -153,7 +155,7 @@ def test_min_tokens_hold_the_end_back_while_something_else_may_come(llm):
 
 
 @pytest.mark.parametrize("regex", ["(ab){0,3}", "fox"])
-def test_a_whole_form_goes_on_with_eos_alone_if_that_is_ignored(regex, llm):
+def test_complete_output_continues_with_eos_alone_if_eos_is_ignored(regex, llm):
     form = StructuredOutputsParams(regex=regex)
     params = SamplingParams(seed=1, max_tokens=80, ignore_eos=True, structured_outputs=form)
     [output] = llm.generate(["a"], params)
@@ -162,12 +164,12 @@ def test_a_whole_form_goes_on_with_eos_alone_if_that_is_ignored(regex, llm):
     assert sample.token_ids[-1] == 2 and len(sample.token_ids) == 80
 
 
-def test_logprobs_are_of_what_the_model_said_without_the_form(llm):
+def test_logprobs_are_from_the_model_without_the_grammar(llm):
     [output] = llm.generate(["The fox"], asked("choice", temperature=0.0, logprobs=1))
     assert output.outputs[0].logprobs[0][output.outputs[0].token_ids[0]].rank > 1
 
 
-def test_preempted_and_in_any_batch_the_text_is_the_same(llm):
+def test_text_is_the_same_with_preemption_and_in_any_batch(llm):
     params = [asked("json", temperature=1.2, seed=seed) for seed in range(6)]
     scarce = LLM(str(STORYTELLER), dtype="float32", device="cpu", max_model_len=96, kv_cache_tokens=192, **OPTIONS)
     together = texts(scarce, *params)
@@ -175,13 +177,13 @@ def test_preempted_and_in_any_batch_the_text_is_the_same(llm):
     assert together == [each for one in params for each in texts(llm, one)]
 
 
-def test_nothing_left_by_the_form_and_the_rest_ends_the_request_with_an_error(llm):
+def test_request_ends_with_an_error_if_grammar_and_params_leave_no_token(llm):
     params = asked("regex", allowed_token_ids=[2])
     [bad, good] = llm.generate(["a", "b"], [params, SamplingParams(max_tokens=2)])
     assert "structured_outputs" in bad.error and good.error is None
 
 
-# What cannot be
+# Invalid parameters
 
 
 @pytest.mark.parametrize(
@@ -214,19 +216,19 @@ def test_nothing_left_by_the_form_and_the_rest_ends_the_request_with_an_error(ll
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_parameters_that_cannot_be_are_named(options, error):
+def test_invalid_parameter_is_named(options, error):
     with pytest.raises(ValueError, match=re.escape(error)):
         StructuredOutputsParams(**options)
 
 
-def test_a_field_that_was_set_later_is_checked_with_the_request(llm):
+def test_later_change_is_checked_with_the_request(llm):
     params = asked("choice")
     params.structured_outputs.choice = []
     with pytest.raises(ValueError, match="choice must be a list of texts, at least one"):
         llm.llm_engine.add_request("0", [1], params)
 
 
-def test_a_dict_is_read_as_parameters():
+def test_dict_is_read_as_params():
     assert SamplingParams(structured_outputs={"regex": "a"}).structured_outputs == StructuredOutputsParams(regex="a")
     with pytest.raises(ValueError, match="structured_outputs has no 'regx'; it has json, regex"):
         SamplingParams(structured_outputs={"regx": "a"})
@@ -251,27 +253,27 @@ def test_a_dict_is_read_as_parameters():
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_form_that_no_output_can_have_is_an_error_when_the_request_comes(options, error, llm):
+def test_impossible_format_is_an_error_when_the_request_arrives(options, error, llm):
     with pytest.raises(ValueError, match=re.escape(f"structured_outputs: {error}")) as caught:
         llm.llm_engine.add_request("0", [1], SamplingParams(structured_outputs=StructuredOutputsParams(**options)))
     assert "\n" not in str(caught.value) and not llm.llm_engine.has_unfinished_requests()
 
 
-def test_a_dead_end_on_the_way_ends_the_request_alone(llm):
+def test_dead_end_during_generation_ends_only_its_request(llm):
     params = SamplingParams(structured_outputs=StructuredOutputsParams(grammar=r'start: "fox" /[^\s\S]/'))
     [bad, good] = llm.generate(["a", "b"], [params, SamplingParams(max_tokens=4, ignore_eos=True)])
     assert "no token of this checkpoint can come next" in bad.error and bad.outputs[0].finish_reason == "error"
     assert len(good.outputs[0].token_ids) == 4
 
 
-def test_without_the_library_one_error_says_what_to_install(llm, monkeypatch):
+def test_missing_library_is_one_error_with_the_install_command(llm, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     fresh = Grammars(load_tokenizer(STORYTELLER), 4096, {2})
     with pytest.raises(ValueError, match=re.escape("need llguidance: pip install 'nanovllm[structured]'")):
         fresh.processor(StructuredOutputsParams(regex="a"))
 
 
-def test_without_a_tokenizer_or_an_end_there_is_one_error():
+def test_missing_tokenizer_or_eos_is_one_error():
     with pytest.raises(ValueError, match="no tokenizer"):
         Grammars(None, 320, {2}).processor(StructuredOutputsParams(regex="a"))
     with pytest.raises(ValueError, match="the checkpoint names none"):
@@ -281,7 +283,7 @@ def test_without_a_tokenizer_or_an_end_there_is_one_error():
 # Grammars and tokenizers
 
 
-def test_a_grammar_is_compiled_once():
+def test_grammar_is_compiled_once():
     grammars = Grammars(load_tokenizer(STORYTELLER), 4096, {2})
     grammars.processor(StructuredOutputsParams(**FORM_OF["json"][0]))
     before = grammars._compiled.cache_info()
@@ -302,7 +304,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return load_tokenizer(tmp_path)
 
 
-def test_the_bytes_of_a_token_are_what_it_adds_to_a_text(tokenizer):
+def test_token_bytes_are_what_each_token_adds_to_a_text(tokenizer):
     shown = tokenizer.showing_special_tokens()
     before = shown.decode(shown.anchor)
     for token_id, found in enumerate(token_bytes(shown)):
@@ -311,8 +313,8 @@ def test_the_bytes_of_a_token_are_what_it_adds_to_a_text(tokenizer):
 
 
 @pytest.mark.parametrize("form", ["json", "regex", "choice", "grammar"])
-def test_any_walk_through_a_grammar_gives_a_text_of_its_form(form, tokenizer):
-    """Each step takes any token that is allowed, as a model that knows nothing would."""
+def test_random_walks_through_a_grammar_follow_its_format(form, tokenizer):
+    """Each step takes any allowed token, like a model without knowledge."""
     options, holds = FORM_OF[form]
     if is_without_bytes := b"{" not in token_bytes(tokenizer):
         options = {"choice": CHOICE[:3]} if form == "choice" else options
@@ -330,7 +332,7 @@ def test_any_walk_through_a_grammar_gives_a_text_of_its_form(form, tokenizer):
 
 
 def walk(tokenizer: Any, processor: GrammarProcessor, vocab_size: int, rng: random.Random) -> str | None:
-    """The text behind the tokenizer's anchor; None if it does not end."""
+    """Return the text after the tokenizer's anchor, or None if it does not end."""
     output: list[int] = []
     while tokenizer.eos_token_id not in output:
         if len(output) == 150:

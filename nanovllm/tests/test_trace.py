@@ -1,4 +1,4 @@
-"""The package's own engine under a trace; the files, the option --trace, the command nanovllm trace."""
+"""Traces of the package's own engine, trace files, the option --trace and the command nanovllm trace."""
 
 import json
 import os
@@ -25,13 +25,13 @@ FOUR = ("--max-tokens", "4", "--ignore-eos")
 
 @pytest.fixture(scope="module")
 def llm(checkpoint):
-    """A pool of 12 blocks of 4: somebody waits, hits, and is preempted."""
+    """Return an engine with 12 blocks of 4, where requests wait, hit and are preempted."""
     return LLM(checkpoint, kv_cache_tokens=48, block_size=4, kv_offloading_tokens=64, **OPTIONS)
 
 
 @pytest.fixture
 def events(llm):
-    """Of four requests, one with three samples."""
+    """Return the events of four requests, one of which has three samples."""
     events = []
     params = [SamplingParams(n=1 + 2 * (i == 1), max_tokens=14, seed=i, ignore_eos=True, logprobs=1) for i in range(4)]
     llm.reset_prefix_cache()
@@ -40,7 +40,7 @@ def events(llm):
     return events
 
 
-def test_the_package_is_traced_as_any_stage(llm, events):
+def test_package_is_traced_like_any_stage(llm, events):
     assert events[0]["stage"] == "nanovllm"
     kinds = Counter(event["kind"] for event in events)
     assert kinds["arrive"] == kinds["end"] == 6 and kinds["token"] == 6 * 14 and kinds["forked"] == 2
@@ -49,14 +49,14 @@ def test_the_package_is_traced_as_any_stage(llm, events):
     assert {name.partition(".")[2] for name in names} == {"", "0", "1", "2"}
 
 
-def test_replayed_all_ends_as_it_ended(llm, events):
+def test_replay_ends_in_the_same_state(llm, events):
     *_, state = states(events)
     pool = llm.llm_engine.kv_cache_manager.pool
     assert not state.sequences and not state.running and not state.waiting and sum(state.ref_counts) == 0
     assert state.free == list(pool.free) and {*state.cached.values()} == {each.hex() for each in pool.cached}
 
 
-def test_a_preemption_says_whether_the_cache_was_reset_or_a_step_failed(checkpoint, monkeypatch):
+def test_preemption_says_whether_the_cache_was_reset_or_a_step_failed(checkpoint, monkeypatch):
     engine = LLM(checkpoint, kv_cache_tokens=48, block_size=4, **OPTIONS).llm_engine
     events = []
     with traced(engine, events.append):
@@ -72,8 +72,8 @@ def test_a_preemption_says_whether_the_cache_was_reset_or_a_step_failed(checkpoi
     assert preempted == [("reset", None), ("step failed", None)]
 
 
-def test_who_waits_beside_one_that_failed_waits_for_the_budget(checkpoint):
-    """a outgrows the pool, b takes all tokens of that step, and nobody asks whether c may be admitted."""
+def test_sequence_that_waits_beside_a_failed_one_waits_for_the_budget(checkpoint):
+    """a outgrows the pool and b takes all tokens of the step, so c is not considered."""
     engine = LLM(checkpoint, kv_cache_tokens=16, block_size=4, max_num_batched_tokens=4, **OPTIONS).llm_engine
     events = []
     with traced(engine, events.append):
@@ -87,7 +87,7 @@ def test_who_waits_beside_one_that_failed_waits_for_the_budget(checkpoint):
     assert [last[key] for key in ("seq", "why", "needed", "free")] == ["c", "budget", 8, 0]
 
 
-def test_a_beam_search_is_steps_too(llm):
+def test_beam_search_is_a_series_of_steps(llm):
     events = []
     with traced(llm, events.append):
         [output] = llm.beam_search("the fox", BeamSearchParams(3, max_tokens=5, ignore_eos=True))
@@ -99,8 +99,8 @@ def test_a_beam_search_is_steps_too(llm):
     assert not state.sequences and sum(state.ref_counts) == 0
 
 
-def test_ctrl_c_is_taken_between_steps(llm):
-    """Pressed while the third step's first event is told: that step is told to its end."""
+def test_ctrl_c_takes_effect_between_steps(llm):
+    """Press it during the first event of the third step: that step is traced to its end."""
     events, steps = [], []
 
     def sink(event):
@@ -120,11 +120,11 @@ def test_ctrl_c_is_taken_between_steps(llm):
     assert [event["kind"] for event in events[-6:] if event["kind"] in ("abort", "end")] == ["abort", "end"]
 
 
-def test_in_another_thread_it_works_too(checkpoint):
+def test_tracing_works_in_another_thread(checkpoint):
     events = []
 
     def serve():
-        llm = LLM(checkpoint, **OPTIONS)  # it belongs to the thread that makes it
+        llm = LLM(checkpoint, **OPTIONS)  # the engine belongs to the thread that builds it
         with traced(llm, events.append):
             llm.generate("the fox", SamplingParams(max_tokens=2, ignore_eos=True))
 
@@ -139,8 +139,8 @@ def test_in_another_thread_it_works_too(checkpoint):
 
 @pytest.mark.filterwarnings("ignore:.* requests were not served")
 @pytest.mark.parametrize("part", range(4))
-def test_replay_of_random_histories_is_the_engine(part):
-    """Requests, aborts, resets, beam searches and faults; a third of the histories is traced from its middle on."""
+def test_replay_of_random_histories_equals_the_engine(part):
+    """Histories have requests, aborts, resets, beam searches and faults; a third is traced from the middle on."""
     kinds, whys = Counter(), Counter()
     for i in range(6):
         for event in play_traced(history_plan(2, part * 10 + i), num_before=i % 3 * 10):
@@ -149,14 +149,14 @@ def test_replay_of_random_histories_is_the_engine(part):
             assert {*event} == expected
             if "why" in event and event["kind"] in WHYS:
                 whys[event["kind"], event["why"]] += 1
-    assert kinds["step"] > 300 and kinds["pools"] and kinds["preempt"], "this tests too little"
+    assert kinds["step"] > 300 and kinds["pools"] and kinds["preempt"], "this test covers too little"
     assert {*kinds} <= {*KEYS} - {"reserved", "released"}
     assert {*whys} <= {(kind, why) for kind, all_ in WHYS.items() for why in all_}
 
 
 @pytest.mark.filterwarnings("ignore:.* requests were not served")
-def test_a_wrong_event_is_noticed(monkeypatch):
-    """With one token too many in the replayed state the comparison fails."""
+def test_wrong_event_is_noticed(monkeypatch):
+    """With one token too many in the replayed state, the comparison fails."""
 
     def twice(state, event):
         state.sequences[event["seq"]].tokens.extend([event["token"]] * 2)
@@ -166,14 +166,14 @@ def test_a_wrong_event_is_noticed(monkeypatch):
         play_traced(history_plan(2, 0))
 
 
-def test_one_trace_at_a_time(llm):
+def test_engine_is_traced_once_at_a_time(llm):
     events = []
     with traced(llm, events.append), pytest.raises(ValueError, match="traced already"), traced(llm, print):
         pass
     assert [event["kind"] for event in events] == ["snapshot"]
 
 
-def test_nothing_is_left_in_the_engine(llm):
+def test_trace_leaves_nothing_in_the_engine(llm):
     before = list(llm.llm_engine.observers)
     with traced(llm, lambda event: None):
         assert len(list(llm.llm_engine.observers)) == len(before) + 1
@@ -183,15 +183,15 @@ def test_nothing_is_left_in_the_engine(llm):
 # Files
 
 
-def test_a_file_has_what_was_told(events, tmp_path):
+def test_file_holds_all_events(events, tmp_path):
     with FileSink(tmp_path / "run.jsonl") as sink:
         for event in events:
             sink(event)
     assert list(read_trace(tmp_path / "run.jsonl")) == events
 
 
-def test_a_file_that_grows_too_large_ends_with_a_whole_line(llm, tmp_path):
-    """As on a full disk: a part of what is written fits."""
+def test_full_disk_never_leaves_a_partial_line(llm, tmp_path):
+    """Like a full disk, the file accepts only a part of the write."""
     file, soft_and_hard = tmp_path / "run.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     outputs = None
     try:
@@ -205,7 +205,7 @@ def test_a_file_that_grows_too_large_ends_with_a_whole_line(llm, tmp_path):
     assert len(list(states(read_trace(file)))) > 1
 
 
-def test_an_old_trace_is_replaced_and_nothing_else_is(llm, tmp_path):
+def test_only_an_old_trace_is_replaced(llm, tmp_path):
     file = tmp_path / "run.jsonl"
     for _ in range(2):
         with traced(llm, file):
@@ -220,7 +220,7 @@ def test_an_old_trace_is_replaced_and_nothing_else_is(llm, tmp_path):
     assert not (tmp_path / "new.jsonl").exists()
 
 
-def test_a_last_line_that_was_cut_is_left_out(events, tmp_path):
+def test_partial_last_line_is_skipped(events, tmp_path):
     text = "".join(json.dumps(event) + "\n" for event in events)
     (tmp_path / "cut.jsonl").write_text(text[:-20])
     assert list(read_trace(tmp_path / "cut.jsonl")) == events[:-1]
@@ -246,7 +246,7 @@ SNAPSHOT += '"max_num_seqs": 1, "max_num_batched_tokens": null}\n'
         (SNAPSHOT + '{"kind": "free", "step": 1, "place": "front"}\n', "line 2: free has no block"),
     ],
 )
-def test_what_is_no_trace_is_told_in_one_line(text, error, tmp_path, capsys):
+def test_invalid_trace_is_one_clear_error(text, error, tmp_path, capsys):
     file = tmp_path / "run.jsonl"
     file.write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=error):
@@ -280,23 +280,23 @@ def test_batch_writes_a_trace(run, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["generate", "batch"])
-def test_a_full_disk_ends_the_trace_in_one_line_and_not_the_run(command, run, tmp_path):
+def test_full_disk_ends_the_trace_but_not_the_run(command, run, tmp_path):
     (tmp_path / "requests.jsonl").write_text('{"prompt": "the fox"}\n')
     what = "the fox" if command == "generate" else str(tmp_path / "requests.jsonl")
     plain = run(command, what, *FOUR, "--temperature", "0")
     status, out, err = run(command, what, *FOUR, "--temperature", "0", "--trace", "/dev/full")
     assert status == 1 and "error: the trace: [Errno 28] No space left on device\n" in err
-    lines = 1 + (command == "batch")  # batch tells its own summary there
+    lines = 1 + (command == "batch")  # batch prints its own summary there
     assert err.count("\n") == lines and len(out.splitlines()) == len(plain[1].splitlines())
     assert out.splitlines()[0].partition('"ttft"')[0] == plain[1].splitlines()[0].partition('"ttft"')[0]
 
 
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_computed(run, tmp_path):
+def test_file_that_cannot_be_written_is_an_error_before_anything_is_computed(run, tmp_path):
     status, out, err = run("generate", "the fox", *FOUR, "--trace", str(tmp_path / "no" / "run.jsonl"))
     assert (status, out) == (2, "") and "No such file or directory" in err and err.count("\n") == 1
 
 
-def test_the_command_tells_and_converts(events, tmp_path, capsys):
+def test_command_summarizes_and_converts(events, tmp_path, capsys):
     file, chrome = tmp_path / "run.jsonl", tmp_path / "run.json"
     with FileSink(file) as sink:
         for event in events:
@@ -309,7 +309,7 @@ def test_the_command_tells_and_converts(events, tmp_path, capsys):
     assert "File exists" in capsys.readouterr().err and json.loads(chrome.read_text()) == convert(events)
 
 
-def test_a_trace_that_events_are_missing_from_is_told_in_one_line(events, tmp_path, capsys):
+def test_trace_with_missing_events_is_one_clear_error(events, tmp_path, capsys):
     file, chrome = tmp_path / "run.jsonl", tmp_path / "run.json"
     kept = [event for event in events if event["kind"] != "arrive"]
     file.write_text("".join(json.dumps(event) + "\n" for event in kept))
@@ -318,7 +318,7 @@ def test_a_trace_that_events_are_missing_from_is_told_in_one_line(events, tmp_pa
     assert "run.jsonl: events are missing or changed" in err and err.count("\n") == 1 and not chrome.exists()
 
 
-def test_the_command_needs_no_torch(events, tmp_path):
+def test_command_does_not_import_torch(events, tmp_path):
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
     (tmp_path / "run.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     process = start("trace", str(tmp_path / "run.jsonl"), "--chrome", str(tmp_path / "run.json"), path=tmp_path)

@@ -1,4 +1,4 @@
-"""A twin of an engine: its events, replayed, must give the state that the engine is in, step after step."""
+"""A twin of an engine: the state replayed from its events must equal the engine's own after every step."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from ..trace.replay import begin
 
 
 class Twin:
-    """A sink for a trace of `llm`, of the package or of a stage. It compares at the end of each step."""
+    """A sink for a trace of `llm`, of the package or of a stage, which compares the states after each step."""
 
     def __init__(self, llm: Any, tracer: Tracer) -> None:
         self.engine, self.tracer = getattr(llm, "llm_engine", llm), tracer
@@ -17,7 +17,7 @@ class Twin:
         self.state: State | None = None
 
     def __call__(self, event: Event) -> None:
-        event = json.loads(json.dumps(event))  # as it comes from a file
+        event = json.loads(json.dumps(event))  # as if read from a file
         self.events.append(event)
         if event["kind"] == "snapshot":
             self.state = begin(event)
@@ -27,7 +27,7 @@ class Twin:
             self.compare()
 
     def compare(self) -> None:
-        """Compare with the engine as it is now."""
+        """Compare the replayed state with the engine."""
         if self.tracer.error or self.state is None:
             return
         manager = self.engine.kv_cache_manager

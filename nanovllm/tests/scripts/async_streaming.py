@@ -1,4 +1,4 @@
-"""Text as it comes, of several prompts at once, in an event loop."""
+"""Stream the text of several prompts in an event loop."""
 
 import asyncio
 

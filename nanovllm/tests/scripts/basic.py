@@ -1,4 +1,4 @@
-"""Some prompts in one call."""
+"""Generate text for some prompts in one call."""
 
 from vllm import LLM, SamplingParams
 

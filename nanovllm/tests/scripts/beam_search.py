@@ -1,4 +1,4 @@
-"""The best continuations of each prompt."""
+"""Print the best continuations of each prompt."""
 
 from vllm import LLM
 from vllm.sampling_params import BeamSearchParams

@@ -1,4 +1,4 @@
-"""A conversation, then several in one batch, with a template of the script's own."""
+"""Answer a conversation, then several in one batch, with a chat template from the script."""
 
 from vllm import LLM
 

@@ -1,3 +1,3 @@
-"""The scripts here are vLLM's users': test_scripts.py runs them, changed as their users would. pytest imports none."""
+"""Scripts written for vLLM. test_scripts.py runs them with the changes that users would make; pytest imports none."""
 
 collect_ignore_glob = ["*.py"]

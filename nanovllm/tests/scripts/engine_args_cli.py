@@ -1,4 +1,4 @@
-"""A command whose flags are EngineArgs', and an LLM made of them."""
+"""Build an LLM from command-line flags for all of EngineArgs."""
 
 from argparse import ArgumentParser
 

@@ -1,4 +1,4 @@
-"""An engine that the script steps by itself; requests come while others run."""
+"""Step an engine in a loop while requests keep arriving."""
 
 import argparse
 

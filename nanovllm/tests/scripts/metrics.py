@@ -1,4 +1,4 @@
-"""What the engine counts."""
+"""Print the engine's metrics."""
 
 from vllm import LLM, SamplingParams
 from vllm.v1.metrics.reader import Counter, Gauge, Histogram, Vector

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: with the cache the same texts, and most of the prompts are not computed."""
+"""Generate text for prompts with a common prefix, with and without the prefix cache."""
 
 from vllm import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Several samples of a prompt, and what else was likely in each place."""
+"""Print several samples of a prompt, and the likeliest tokens at each position."""
 
 from vllm import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""A seed for each prompt: the same seed gives the same text, alone or in company."""
+"""Give each prompt a seed: the same seed gives the same text, alone or in a batch."""
 
 from vllm import LLM, SamplingParams
 

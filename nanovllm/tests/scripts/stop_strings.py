@@ -1,4 +1,4 @@
-"""Outputs that end at a text, or at a token."""
+"""Generate outputs that end at a string or at a token."""
 
 from vllm import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Prompts as token ids, in the forms that data sets have them."""
+"""Pass prompts as token ids, in the forms of common data sets."""
 
 import numpy as np
 import torch

@@ -1,7 +1,7 @@
-"""A history: an engine on a script, what happens to it, and what must hold after each of its steps.
+"""A history: an engine on a script, the events that happen to it, and the invariants after each step.
 
-Of each request it is known beforehand what its samples generate and how they end. Only an abort, or an error that it
-alone was given, may end a sample sooner.
+The outputs and the end of every sample are known in advance. Only an abort, or a fault of its own, may end a sample
+earlier.
 """
 
 import gc
@@ -25,7 +25,7 @@ from ..twin import Twin
 from .plans import TEXTS, Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Reset, Step, Stream
 from .script import OPERATIONS, BrokenRule, Faults, Injected, generated_alone, scripted_llm
 
-MAX_SILENT_STEPS = 300  # of an engine with requests: the longest prompt in chunks of 1, late loads, and room to spare
+MAX_SILENT_STEPS = 300  # of an engine with requests: the longest prompt in chunks of 1, late loads, and a margin
 
 
 class Ending(NamedTuple):
@@ -35,16 +35,16 @@ class Ending(NamedTuple):
 
 @dataclass
 class Asked:
-    """A request, and how each of its samples ends, whatever runs beside it, unless it is aborted or struck."""
+    """A request, and the end of each of its samples, whatever runs beside it, unless it is aborted or struck."""
 
     arrival: int
     prompt: list[int]
     endings: list[Ending]
     is_refused: bool
-    may_fail: frozenset[int]  # samples that end before they begin if the one that carries them fails by then
+    may_fail: frozenset[int]  # samples that end before they start if their carrier fails by then
 
     def check(self, output: RequestOutput, is_aborting: bool, struck: set[int]) -> None:
-        """Check an output. `struck`: samples that were made to fail though they are not poisoned."""
+        """Check an output. `struck` holds samples that were made to fail although they are not poisoned."""
         assert output.prompt_token_ids == self.prompt and len(output.outputs) == len(self.endings)
         for index, completion in enumerate(output.outputs):
             assert completion.index == index
@@ -67,7 +67,7 @@ class Asked:
 
 
 def asked_for(knobs: Knobs, ask: Ask, last_text: list[int], arrival: int) -> Asked:
-    """Return what must come of a request. `last_text`: the beginning of its prompt if it follows another."""
+    """Return the expected end of a request. `last_text` starts its prompt if it follows another request."""
     prompt = [*(last_text if ask.follows else TEXTS[ask.text][: ask.num_shared]), *ask.own] or [0]
     room = min(ask.max_tokens, knobs.max_model_len - len(prompt))
     endings = [ending(knobs, ask, prompt, room, index) for index in range(ask.n)]
@@ -82,14 +82,14 @@ def ending(knobs: Knobs, ask: Ask, prompt: list[int], room: int, index: int) -> 
     ends = [i + 1 for i, token_id in enumerate(token_ids) if token_id in ask.stop_token_ids]
     if ends:
         token_ids, reason = token_ids[: ends[0]], "stop"
-    limit = knobs.num_slots + 1 - len(prompt)  # then it has outgrown the pool
+    limit = knobs.num_slots + 1 - len(prompt)  # it has outgrown the pool
     if ask.poison and ask.poison.sample == index:
         limit = min(limit, max(ask.poison.num_tokens - len(prompt), 0))
     return Ending(token_ids, reason) if len(token_ids) <= limit else Ending(token_ids[:limit], "error")
 
 
 class Progress(NamedTuple):
-    """Counts of an engine, before or after a step."""
+    """Counts of an engine before or after a step."""
 
     num_steps: int
     num_tokens: int
@@ -113,7 +113,7 @@ class History:
         self.engine.step = self.watched_step  # type: ignore[method-assign]
 
     def apply(self, event: Event) -> None:
-        """Let an event happen. Raise AssertionError for a fault of the engine."""
+        """Apply an event. Raise AssertionError for a fault of the engine."""
         try:
             match event:
                 case Ask():
@@ -135,7 +135,7 @@ class History:
         except BrokenRule as broken:
             raise AssertionError(str(broken)) from broken
 
-    # What happens
+    # Events
 
     def ask(self, ask: Ask) -> None:
         request_id, asked = self.admit(ask)
@@ -153,7 +153,7 @@ class History:
             try:
                 self.engine.step()
             except Injected:
-                assert not self.engine.scheduler.running, "a step broke off, and somebody runs"
+                assert not self.engine.scheduler.running, "a step failed, but sequences are running"
 
     def drain(self) -> None:
         while self.engine.has_unfinished_requests():
@@ -182,7 +182,7 @@ class History:
         try:
             for num_taken, output in enumerate(outputs, start=1):
                 if output.request_id in self.open and self.open[output.request_id].is_refused:
-                    check_refusal(output)  # all others come from step()
+                    check_refusal(output)  # all other outputs come from step()
                     del self.open[output.request_id]
                 if num_taken == 1 and self.engine.has_unfinished_requests():
                     with pytest.raises(ValueError, match="stream"):
@@ -196,10 +196,10 @@ class History:
         outputs.close()
         self.open.clear()
         self.check()
-        assert not self.engine.kv_cache_manager._holders, "the stream is closed, and somebody holds blocks"
+        assert not self.engine.kv_cache_manager._holders, "the stream is closed, but sequences hold blocks"
 
     def beams(self, beams: Beams) -> None:
-        """Compare with a search that has all the memory and no cache."""
+        """Compare with a search that has unlimited memory and no cache."""
         asked = self.asked(beams.ask)
         beam_params = BeamSearchParams(beams.width, beams.ask.max_tokens, ignore_eos=True)
         prompts = [TokensPrompt(prompt_token_ids=asked.prompt)]
@@ -232,7 +232,7 @@ class History:
             assert not manager.pool.cached and not self.engine.host_tier.pool.cached, "a block is still cached"
         self.check()
 
-    # What must come of it
+    # Expectations
 
     def admit(self, ask: Ask) -> tuple[str, Asked]:
         self.num_requests += 1
@@ -246,17 +246,17 @@ class History:
         return asked_for(self.knobs, ask, self.last_text, self.num_requests)
 
     def hear(self, output: RequestOutput) -> None:
-        asked = self.open[output.request_id]  # KeyError: a request that has ended, or never came, has an output
+        asked = self.open[output.request_id]  # KeyError: an output of a request that has ended or never arrived
         struck = {index for request_id, index in self.faults.struck if request_id == output.request_id}
         asked.check(output, output.request_id == self.aborting, struck)
         if output.finished:
             self.last_text = [*asked.prompt, *output.outputs[0].token_ids][: self.knobs.max_model_len - 8]
             del self.open[output.request_id]
 
-    # What must hold after each step
+    # Invariants after each step
 
     def watched_step(self) -> list[RequestOutput]:
-        """Make a step in place of the engine's own method."""
+        """Run a step in place of the engine's own method."""
         before = self.progress()
         self.num_steps += 1
         try:
@@ -270,7 +270,7 @@ class History:
         self.check()
         self.check_schedule(before, self.progress(), bool(outputs))
         self.num_silent_steps = 0 if outputs or not self.open else self.num_silent_steps + 1
-        assert self.num_silent_steps < MAX_SILENT_STEPS, "it loops"
+        assert self.num_silent_steps < MAX_SILENT_STEPS, "the engine loops"
         return outputs
 
     def progress(self) -> Progress:
@@ -282,12 +282,12 @@ class History:
         if after.num_preemptions > before.num_preemptions:
             assert after.num_admitted == before.num_admitted, "admitted in a step that preempted"
         if after.num_steps == before.num_steps and not has_outputs:
-            assert not self.engine.host_tier.loads, "nobody ran, and nobody waited for a load"
+            assert not self.engine.host_tier.loads, "nothing ran, and nothing waited for a load"
 
     def check(self) -> None:
         manager, scheduler, requests = self.engine.kv_cache_manager, self.engine.scheduler, self.engine.requests
         manager.check_integrity()
-        assert requests.keys() <= self.open.keys(), "something of a request is left"
+        assert requests.keys() <= self.open.keys(), "a part of a request is left"
         queue = [*scheduler.running, *scheduler.waiting]
         places = [(self.open[seq.request_id].arrival, seq.sample_index) for seq in queue]
         assert places == sorted(places), "not in order of arrival"
@@ -305,7 +305,7 @@ class History:
         self.script.batch = []
         if any(seq() for seq in self.seqs):
             gc.collect()
-        assert not any(seq() for seq in self.seqs), "something of a request is left"
+        assert not any(seq() for seq in self.seqs), "a part of a request is left"
         manager, tier = self.engine.kv_cache_manager, self.engine.host_tier
         assert not manager._holders
         manager.collect_loads(wait=True)
@@ -316,7 +316,7 @@ class History:
         assert len(manager.pool.free) == self.knobs.num_blocks
 
     def counts(self) -> Counter[str]:
-        """Return what happened, in numbers."""
+        """Return the numbers of what happened."""
         tier = self.engine.host_tier
         counts = Counter(steps=self.num_steps, histories=1, requests=self.num_requests, **self.faults.raised)
         counts["raised"] = self.faults.raised.total()
@@ -352,7 +352,7 @@ def options(knobs: Knobs) -> dict[str, object]:
 
 
 def play(plan: Plan) -> Counter[str]:
-    """Play a plan. Raise AssertionError, or what the engine raised, at the first fault."""
+    """Play a plan. Raise AssertionError, or the engine's error, at the first fault."""
     with tempfile.TemporaryDirectory() as folder:
         history = History(plan.knobs, Path(folder))
         for event in plan.events:

@@ -1,6 +1,6 @@
-"""Random histories as data: the engine's knobs, and what happens to it, one event after another.
+"""Random histories as data: the options of the engine and one event after another.
 
-A plan prints as Python that makes it again.
+A plan prints as the Python code that builds it.
 """
 
 import random
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .script import OPERATIONS, VOCAB_SIZE
 
-TEXTS = [[random.Random(i).randrange(VOCAB_SIZE) for _ in range(100)] for i in range(3)]  # what prompts begin with
+TEXTS = [[random.Random(i).randrange(VOCAB_SIZE) for _ in range(100)] for i in range(3)]  # the prompts start with these
 
 
 class Knobs(NamedTuple):
@@ -30,7 +30,7 @@ class Knobs(NamedTuple):
 
 
 class Poison(NamedTuple):
-    """From so many tokens on a sample makes every step raise."""
+    """A fault that makes every step raise once a sample has this many tokens."""
 
     sample: int
     num_tokens: int
@@ -39,10 +39,10 @@ class Poison(NamedTuple):
 class Ask(NamedTuple):
     """A request arrives."""
 
-    text: int  # of TEXTS
+    text: int  # index into TEXTS
     num_shared: int  # tokens of that text
-    own: tuple[int, ...]  # the rest of its prompt
-    follows: bool  # its prompt begins with all tokens of the request that ended last
+    own: tuple[int, ...]  # the rest of the prompt
+    follows: bool  # start the prompt with all tokens of the request that ended last
     n: int
     max_tokens: int
     seed: int
@@ -59,11 +59,11 @@ class Drain(NamedTuple):
 
 
 class Abort(NamedTuple):
-    which: int  # of the open requests, and one that is not here
+    which: int  # of the open requests, and an unknown one
 
 
 class Stream(NamedTuple):
-    """LLM.stream(), closed after so many outputs."""
+    """LLM.stream(), closed after this many outputs."""
 
     asks: tuple[Ask, ...]
     take: int
@@ -80,7 +80,7 @@ class Reset(NamedTuple):
 
 class Fail(NamedTuple):
     operation: str
-    after: int  # so many times it still goes well
+    after: int  # successes before the fault
 
 
 Event = Ask | Step | Drain | Abort | Stream | Beams | Reset | Fail
@@ -132,7 +132,7 @@ def random_stream(rng: random.Random) -> Stream:
 
 
 def random_events(rng: random.Random) -> Iterator[Event]:
-    """Yield what happens next: one event, or a few that belong together."""
+    """Yield the next events: one, or a few that belong together."""
     draw = rng.randrange(100)
     if draw < 24:
         for _ in range(rng.choice([1, 1, 2, 4, 8])):
@@ -161,7 +161,7 @@ def random_plan(rng: random.Random, num_events: int) -> Plan:
 
 
 def smallest(plan: Plan, is_faulty: Callable[[Plan], bool]) -> Plan:
-    """Return a part of a faulty plan that is still faulty: without any run of events that it can do without."""
+    """Return a part of a faulty plan that is still faulty, and has no run of events that could be left out."""
     size = len(plan.events)
     while size:
         start = 0

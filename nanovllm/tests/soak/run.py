@@ -1,10 +1,10 @@
-"""Random steps of the engine, with faults, and all that must hold checked after each (history.py).
+"""Random steps of the engine, with faults, and all invariants checked after each (history.py).
 
     python -m nanovllm.tests.soak --steps 1000000 --seed 0     on two processes
     python -m nanovllm.tests.soak --seed 0 --history 123       one history again
 
-The same seed gives the same histories and the same counts, on any number of processes. At a fault it prints the
-smallest part of the history that still shows it, and the command that plays it again.
+The same seed gives the same histories and counts on any number of processes. At a fault, it prints the smallest part of
+the history that still shows it, and the command that plays it again.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from itertools import count
 from multiprocessing import get_context
 from typing import NamedTuple
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 from tqdm import tqdm
 
@@ -26,13 +26,13 @@ from .history import play
 from .plans import Plan, random_plan, smallest
 
 HISTORIES_PER_TASK = 10
-TASKS_AHEAD = 4  # of the one whose result is awaited; as many on any number of processes
+TASKS_AHEAD = 4  # histories in flight; the same on any number of processes
 LENGTHS = (20, 60, 200)  # of a history, in events
 SHOWN = ("tokens", "preempted", "blocks copied", "tokens hit", "blocks stored", "blocks loaded", "raised")
 
 
 class Fault(NamedTuple):
-    """A history that went wrong."""
+    """A history that found a fault."""
 
     history: int
     error: str
@@ -49,7 +49,7 @@ def history_plan(seed: int, history: int) -> Plan:
 
 
 def error_of(plan: Plan) -> str | None:
-    """Return what goes wrong in a plan, in one line."""
+    """Return the error of a plan on one line."""
     try:
         play(plan)
     except Exception as error:
@@ -58,7 +58,7 @@ def error_of(plan: Plan) -> str | None:
 
 
 def play_some(seed: int, histories: range) -> tuple[Counter[str], Fault | None]:
-    """Return counts of what happened, up to the first fault: a task of one process."""
+    """Return the counts up to the first fault. This is a task of one process."""
     warnings.simplefilter("ignore")  # a beam search that is not served
     counts = Counter[str]()
     for history in histories:
@@ -73,7 +73,7 @@ def play_some(seed: int, histories: range) -> tuple[Counter[str], Fault | None]:
 
 
 def soak(pool: Executor, seed: int, num_steps: int) -> Iterator[tuple[Counter[str], Fault | None]]:
-    """Play histories until they have num_steps together. Yield what play_some() returns, in order."""
+    """Play histories until they have num_steps in total. Yield the results of play_some() in order."""
     tasks: deque[Future] = deque()
     starts = count(0, HISTORIES_PER_TASK)
     while num_steps > 0:
@@ -88,7 +88,7 @@ def soak(pool: Executor, seed: int, num_steps: int) -> Iterator[tuple[Counter[st
 
 
 def soak_all(args: argparse.Namespace) -> tuple[Counter[str], Fault | None]:
-    """Return counts of what happened, up to the first fault."""
+    """Return the counts up to the first fault."""
     total = Counter[str]()
     pool = ProcessPoolExecutor(args.processes, mp_context=get_context("spawn"))
     with pool, tqdm(total=args.steps, unit=" steps", disable=None, smoothing=0.1) as bar:

@@ -1,7 +1,7 @@
-"""A model that is a script: it costs next to nothing, and notices everything.
+"""A scripted model that costs next to nothing and notices everything.
 
-What a token leaves in its slot depends on the token and on the slot before it, as keys and values do. The next token of
-a sequence depends on all that it then reads in its slots. So a block that is lost, overwritten, shared too long, not
+The contents of a token's slot depend on the token and on the slot before it, as keys and values do. The next token of a
+sequence depends on everything that it reads in its slots. So a block that is lost, overwritten, shared too long, not
 copied, not yet loaded or not computed again gives other tokens than generated_alone().
 """
 
@@ -26,7 +26,7 @@ from ...engine.sequence import Sequence
 from ...llm import LLM
 
 VOCAB_SIZE = 90
-PRIME = 16_777_213  # states are below it: float32 has each of them exactly
+PRIME = 16_777_213  # states stay below this, so that float32 represents them exactly
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -38,15 +38,15 @@ CONFIG = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 512,
 }
-OPERATIONS = ("run", "slot", "allocate", "copy", "store", "load")  # each can be made to raise
+OPERATIONS = ("run", "slot", "allocate", "copy", "store", "load")  # operations that can be made to raise
 
 
 class Injected(RuntimeError):
-    """An error that a plan asks for."""
+    """An error that a plan has planted."""
 
 
 class BrokenRule(BaseException):
-    """The engine broke a rule. No `except Exception` of the engine hides it."""
+    """A broken invariant. No `except Exception` of the engine hides it."""
 
 
 def must(holds: bool, broken: str) -> None:
@@ -54,31 +54,31 @@ def must(holds: bool, broken: str) -> None:
         raise BrokenRule(broken)
 
 
-# What the script says
+# The script
 
 
 def read_on(state: int, token_id: int) -> int:
-    """Return what `token_id` leaves in its slot. `state` is in the slot before, 0 at the beginning of a text."""
+    """Return the contents of the slot of `token_id`, after a slot with `state`, which is 0 at the start of a text."""
     return (state * 1_000_003 + token_id + 1) % PRIME
 
 
 def voice(seed: int, sample_index: int, position: int) -> int:
     """Return the noise of a sample at a position.
 
-    One third of the seeds draw alike for all samples, one third until the next multiple of 8, and one third never: so
-    samples have much, little or nothing in common.
+    One third of the seeds give all samples the same noise, one third until the next multiple of 8, and one third never,
+    so samples have much, little or nothing in common.
     """
     alike = (True, position % 8 > 0, False)[seed % 3]
     return crc32(b"%d,%d,%d" % (seed, 0 if alike else sample_index, position))
 
 
 def next_token(states: bytes, noise: int) -> int:
-    """Return the token after a text. `states`: float32, of all its tokens."""
+    """Return the token after a text, given the float32 states of all its tokens."""
     return crc32(states, noise) % VOCAB_SIZE
 
 
 def generated_alone(prompt: list[int], max_tokens: int, seed: int, sample_index: int) -> list[int]:
-    """Return what a sample generates if it is alone and memory has no end."""
+    """Return the output of a sample that runs alone with unlimited memory."""
     states, state = array("f"), 0
     for token_id in prompt:
         states.append(state := read_on(state, token_id))
@@ -89,25 +89,29 @@ def generated_alone(prompt: list[int], max_tokens: int, seed: int, sample_index:
     return generated
 
 
-# What goes wrong
+# Faults
 
 
 @dataclass
 class Faults:
-    """Errors that are armed, and how late loads are."""
+    """The planted errors, and the delays of loads."""
 
-    delays: Iterator[int] = field(default_factory=lambda: cycle([0]))  # of each load: how often it is asked in vain
-    armed: dict[str, int] = field(default_factory=dict)  # by operation: how many times it still goes well
+    delays: Iterator[int] = field(default_factory=lambda: cycle([0]))  # for each load, how often it is polled in vain
+    armed: dict[str, int] = field(default_factory=dict)  # by operation: successes before the fault
     calls: Counter[str] = field(default_factory=Counter)
     raised: Counter[str] = field(default_factory=Counter)
-    poison: dict[tuple[str, int], int] = field(default_factory=dict)  # of a sample: the number of tokens that raises
-    struck: set[tuple[str, int]] = field(default_factory=set)  # samples that raised alone though they are not poisoned
+    poison: dict[tuple[str, int], int] = field(
+        default_factory=dict
+    )  # by sample: the number of tokens at which it raises
+    struck: set[tuple[str, int]] = field(
+        default_factory=set
+    )  # samples that raised alone although they are not poisoned
 
     def arm(self, operation: str, after: int) -> None:
         self.armed[operation] = after
 
     def meet(self, operation: str) -> None:
-        """Raise Injected if it is the turn of this operation."""
+        """Raise Injected if it is this operation's turn."""
         self.calls[operation] += 1
         if operation in self.armed:
             self.armed[operation] -= 1
@@ -121,7 +125,7 @@ class Faults:
         method = getattr(owner, name)
 
         def guarded(*details: Any) -> Any:
-            if details[0] != []:  # no copy cannot fail
+            if details[0] != []:  # an empty copy cannot fail
                 self.meet(operation)
             return method(*details)
 
@@ -149,7 +153,7 @@ class Script:
         ]
 
     def compute(self, batch: list[Scheduled]) -> torch.Tensor:
-        """Return logits of the next token of each sequence, [num_seqs, vocab_size], for a beam search."""
+        """Return the logits of each sequence's next token, [num_seqs, vocab_size], for a beam search."""
         seeds = [crc32(read.tobytes()) for read in self._read_all(batch)]
         rows = [numpy.random.default_rng(seed).standard_normal(VOCAB_SIZE, numpy.float32) for seed in seeds]
         return torch.from_numpy(numpy.stack(rows))
@@ -158,12 +162,12 @@ class Script:
         return logits[rows]
 
     def _read_all(self, batch: list[Scheduled]) -> list[numpy.ndarray]:
-        """Write the next tokens of each sequence, then read all tokens of each, float32 [num_tokens] each."""
+        """Write the next tokens of each sequence, then return all its tokens as read, float32 [num_tokens] each."""
         self.batch = batch
         must(len({id(seq) for seq, _ in batch}) == len(batch) > 0, f"a batch of {batch}")
         self.num_steps += 1
         for seq, num_tokens in batch:
-            self._raise_if_due(seq, len(batch))  # after what the sequences before it have written
+            self._raise_if_due(seq, len(batch))  # after the writes of the sequences before it
             self._write(seq, num_tokens)
         self.num_tokens += sum(num_tokens for _, num_tokens in batch)
         return [self._read(seq, seq.num_computed_tokens + num_tokens) for seq, num_tokens in batch]
@@ -203,7 +207,7 @@ class Script:
 
 
 class LateEvent:
-    """In place of a CUDA event: blocks arrive when it has been asked `delay` times, or somebody waits for them."""
+    """A stand-in for a CUDA event: blocks arrive after `delay` polls, or when something waits."""
 
     def __init__(self, copy: Callable[[], None], delay: int) -> None:
         self._copy: Callable[[], None] | None = copy
@@ -222,7 +226,7 @@ class LateEvent:
 
 
 def load_late(tier: HostTier, device_blocks: torch.Tensor, delays: Iterator[int]) -> Callable[..., None]:
-    """Return what stands in for `tier.load`: until its blocks arrive, nobody may read their targets."""
+    """Return a stand-in for `tier.load`. Until its blocks arrive, nothing may read their targets."""
     load = tier.load
 
     def late(*details: Any) -> None:
@@ -240,7 +244,7 @@ def load_late(tier: HostTier, device_blocks: torch.Tensor, delays: Iterator[int]
 
 
 def scripted_llm(folder: Path, faults: Faults, **options: Any) -> tuple[LLM, Script]:
-    """Return an LLM whose model is a script. `folder` is a place for config.json: there are no weights."""
+    """Return an LLM with a scripted model. `folder` is a place for config.json: there are no weights."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     model: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "attention_backend": "torch"}
     llm = LLM(str(folder), device="cpu", dtype="float32", **model, **options)
