@@ -160,7 +160,7 @@ def read_openai(index: int, value: dict[str, Any], defaults: Defaults) -> Reques
     """Read a line of OpenAI's batches."""
     line = OpenAILine.parse(json.dumps(value).encode())
     kind = ChatCompletionRequest if line.url == CHAT else CompletionRequest
-    body = kind.parse(json.dumps(line.body).encode()).generation()
+    body = kind.parse(json.dumps(line.body).encode()).parsed()
     for name in ("stream", "echo"):
         if getattr(body, name):
             raise ValueError(f"{name} must be false in a batch")

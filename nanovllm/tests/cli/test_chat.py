@@ -20,7 +20,7 @@ from ...cli.chat import Conversation, messages
 from ..helpers import UNMEASURED, start, write_checkpoint
 
 TEMPLATE = "{% for message in messages %}{{ message.role[0] }}{{ message.content }}. {% endfor %}"
-CLOSING = r"\[(\d+) tokens, \d+ tokens/s, (\d+) of (\d+) prompt tokens cached(, [a-z ]+)?\]"
+CLOSING = r"\[(\d+) tokens, \d+ tokens/s, (\d+) of (\d+) prompt tokens cached(, [a-z_ ]+)?\]"
 
 
 @pytest.fixture

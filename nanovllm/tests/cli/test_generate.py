@@ -216,7 +216,7 @@ def test_folder_without_a_checkpoint_is_named(run, tmp_path):
 def test_prompt_that_cannot_be_served_does_not_stop_the_others(run):
     status, out, err = run("generate", "a" * 100, "the fox", "the wood", *SIX)
     assert status == 1
-    assert re.fullmatch(r"error: .*\b101 tokens.*\b64\b.*\n", err)
+    assert err.startswith("error: ") and "64" in err and "101" in err and err.count("\n") == 1
     assert out.index("[0 tokens, error]") < out.index("the fox") < out.index("the wood")
     assert re.fullmatch(SUMMARY, out.splitlines()[-1])
 

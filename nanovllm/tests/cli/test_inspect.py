@@ -244,7 +244,7 @@ def test_invalid_argument_is_a_one_line_error(capsys, arguments, error):
 def test_unsupported_architecture_is_named(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"]}')
     assert main(["inspect", str(tmp_path)]) == 2
-    assert "the folder has ['Gemma3ForCausalLM'] (model_type gemma3)" in capsys.readouterr().err
+    assert "['Gemma3ForCausalLM'] (model_type gemma3)" in capsys.readouterr().err
 
 
 def test_invalid_numbers_of_bytes():
