@@ -103,13 +103,10 @@ def path_of(location: Sequence[str | int]) -> str:
 def as_invalid_request(error: ValidationError) -> InvalidRequest:
     """Return the one error that tells a user most: of a union, that of the branch that went furthest."""
     errors = error.errors(include_url=False)
-    paths = [path_of(each["loc"]) for each in errors]
-    best = max(
-        range(len(errors)),
-        key=lambda i: (errors[i]["type"] not in EXPECTED, len(errors[i]["loc"]), str(errors[i]["loc"][-1:])),
+    furthest = max(
+        errors, key=lambda each: (each["type"] not in EXPECTED, [i for i in each["loc"] if isinstance(i, int)])
     )
-    worst, name = errors[best], paths[best]
-    kind, context = worst["type"], worst.get("ctx", {})
+    name, kind, context = path_of(furthest["loc"]), furthest["type"], furthest.get("ctx", {})
     if kind == "json_invalid":
         return InvalidRequest(f"We could not parse the JSON body of your request: {context['error']}.")
     if kind == "value_error":
@@ -118,21 +115,23 @@ def as_invalid_request(error: ValidationError) -> InvalidRequest:
     if not name:
         return InvalidRequest("The body of the request must be a JSON object.")
     if kind in EXPECTED:
-        same = [each["type"] for each, path in zip(errors, paths, strict=True) if path == name]
-        return invalid_type(name, " or ".join(dict.fromkeys(EXPECTED[each] for each in same)), worst["input"])
+        expected = [EXPECTED[each["type"]] for each in errors if path_of(each["loc"]) == name]
+        return invalid_type(name, " or ".join(dict.fromkeys(expected)), furthest["input"])
     if kind == "missing":
         return InvalidRequest(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
     if kind == "literal_error":
         message = (
-            f"Invalid value for '{name}': {shortened(worst['input'])}. Supported values are: {context['expected']}."
+            f"Invalid value for '{name}': {shortened(furthest['input'])}. Supported values are: {context['expected']}."
         )
         return InvalidRequest(message, name, "invalid_value")
     if kind == "too_long":
-        return too_long(name, len(worst["input"]), context["max_length"])
+        return too_long(name, len(furthest["input"]), context["max_length"])
     if kind == "greater_than_equal":
-        message = f"Invalid '{name}': expected a value of at least {context['ge']}, but got {worst['input']} instead."
+        message = (
+            f"Invalid '{name}': expected a value of at least {context['ge']}, but got {furthest['input']} instead."
+        )
         return InvalidRequest(message, name, "integer_below_min_value")
-    return InvalidRequest(f"Invalid '{name}': {worst['msg']}.", name, "invalid_value")
+    return InvalidRequest(f"Invalid '{name}': {furthest['msg']}.", name, "invalid_value")
 
 
 # Requests
@@ -157,12 +156,7 @@ def read_biases(value: Any) -> dict[int, float]:
 
 
 Biases = Annotated[dict[int, float], PlainValidator(read_biases)]
-Prompts = (
-    str
-    | TokenIds
-    | Annotated[Texts, Field(max_length=MAX_CHOICES)]
-    | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_CHOICES)]
-)
+Prompts = str | TokenIds | Annotated[list[str | TokenIds], Field(fail_fast=True, max_length=MAX_CHOICES)]
 
 
 # Fields that would change a response and are unsupported, with the values that request nothing. Unknown fields that
@@ -376,11 +370,11 @@ class CompletionRequest(StreamableBody):
         )
 
 
-def prompts_of(prompt: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
+def prompts_of(prompt: str | list[int] | list[str | list[int]]) -> list[Prompt]:
     """Return one prompt, or several, as a list.
 
-    >>> prompts_of("a"), prompts_of([5, 6]), prompts_of(["a", "b"]), prompts_of([[5], [6]])
-    (['a'], [[5, 6]], ['a', 'b'], [[5], [6]])
+    >>> prompts_of("a"), prompts_of([5, 6]), prompts_of(["a", [5]])
+    (['a'], [[5, 6]], ['a', [5]])
     """
     if isinstance(prompt, str) or is_token_ids(prompt):
         return [prompt]

@@ -132,7 +132,7 @@ def test_unsupported_field_is_named(field):
         (COMPLETIONS, {"stop": 5}, "'stop': expected a string or an array, but got an integer instead."),
         (COMPLETIONS, {"stop": ["a", 5]}, "'stop[1]': expected a string, but got an integer instead."),
         (COMPLETIONS, {"prompt": {}}, "'prompt': expected a string or an array, but got an object instead."),
-        (COMPLETIONS, {"prompt": ["a", 5]}, "'prompt[1]': expected a string, but got an integer instead."),
+        (COMPLETIONS, {"prompt": ["a", 5]}, "'prompt[1]': expected a string or an array, but got an integer instead."),
         (COMPLETIONS, {"prompt": [5, 0.5]}, "'prompt[1]': expected an integer, but got a number instead."),
         (COMPLETIONS, {"prompt": [[5], ["x"]]}, "'prompt[1][0]': expected an integer, but got a string instead."),
         (COMPLETIONS, {"logit_bias": {"5": "x"}}, "'logit_bias.5': expected a number, but got a string instead."),
