@@ -95,13 +95,13 @@ def nucleus(logits: Tensor, params: SamplingParams) -> list[int]:
     if params.temperature == 0:
         return kept[:1]
     probs, total = (logits[kept] / params.temperature).softmax(-1).tolist(), 0.0
-    found: list[int] = []
+    match: list[int] = []
     for token_id, prob in zip(kept, probs, strict=True):
-        if total >= params.top_p and found and params.top_p < 1:
+        if total >= params.top_p and match and params.top_p < 1:
             break
-        found.append(token_id)
+        match.append(token_id)
         total += prob
-    return found
+    return match
 
 
 def end(expected: Expected, params: SamplingParams, decoder: StreamDecoder, eos: int, room: int) -> None:
@@ -111,9 +111,9 @@ def end(expected: Expected, params: SamplingParams, decoder: StreamDecoder, eos:
     before = len(expected.text)
     if params.detokenize and (not is_stop or params.include_stop_str_in_output):
         expected.text += decoder.push(last)
-    found = first_stop(expected.text, before, params.stop) if num_tokens > params.min_tokens else None
-    if found:
-        start, stop = found
+    match = first_stop(expected.text, before, params.stop) if num_tokens > params.min_tokens else None
+    if match:
+        start, stop = match
         expected.text = expected.text[: start + len(stop) * params.include_stop_str_in_output]
         expected.finish_reason, expected.stop_reason = "stop", stop
     elif is_stop:
@@ -122,7 +122,7 @@ def end(expected: Expected, params: SamplingParams, decoder: StreamDecoder, eos:
         expected.finish_reason = "length"
     elif num_tokens >= params.min_tokens and goes_round(expected.token_ids, params):
         expected.finish_reason, expected.stop_reason = "repetition", "repetition_detected"
-    if expected.finish_reason and not found and params.detokenize:
+    if expected.finish_reason and not match and params.detokenize:
         expected.text += decoder.flush()
 
 
@@ -136,10 +136,10 @@ def first_stop(text: str, before: int, stops: abc.Sequence[str]) -> tuple[int, s
 
 
 def goes_round(token_ids: list[int], params: SamplingParams) -> bool:
-    if (asked := params.repetition_detection) is None:
+    if (detection := params.repetition_detection) is None:
         return False
-    for size in range(asked.min_pattern_size or 1, asked.max_pattern_size + 1):
-        pieces = [token_ids[len(token_ids) - size * (i + 1) :][:size] for i in range(asked.min_count)]
-        if len(token_ids) >= size * asked.min_count and all(piece == pieces[0] for piece in pieces):
+    for size in range(detection.min_pattern_size or 1, detection.max_pattern_size + 1):
+        pieces = [token_ids[len(token_ids) - size * (i + 1) :][:size] for i in range(detection.min_count)]
+        if len(token_ids) >= size * detection.min_count and all(piece == pieces[0] for piece in pieces):
             return True
     return False

@@ -241,21 +241,21 @@ def test_beams_that_end_early_have_the_logprobs_of_their_tokens(llm, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reason"),
     [
         ({"tools": 5}, "tools must be a list, got int"),
         ({"chat_template": 5}, "chat_template must be a string, got int"),
-        ({"chat_template_kwargs": 5}, "chat_template_kwargs must be a dictionary of names and values, not 5"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs must be a dictionary with string keys, got 5"),
         ({"chat_template_kwargs": {5: 1}}, "chat_template_kwargs must be a dictionary of names and values, not {5: 1}"),
         ({"chat_template_kwargs": {"messages": []}}, "must not contain messages"),
-        ({"tokenization_kwargs": 5}, "tokenization_kwargs must be a dictionary of names and values, not 5"),
+        ({"tokenization_kwargs": 5}, "tokenization_kwargs must be a dictionary with string keys, got 5"),
     ],
     ids=str,
 )
-def test_invalid_conversations_are_refused(llm, wrong, told):
+def test_invalid_conversations_are_refused(llm, wrong, reason):
     with pytest.raises(ValueError) as caught:
         llm.chat([{"role": "user", "content": "hello"}], greedy(), **{"chat_template": TEMPLATE} | wrong)
-    assert told in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def test_invalid_arguments_of_other_calls_are_refused(checkpoint):
@@ -265,8 +265,8 @@ def test_invalid_arguments_of_other_calls_are_refused(checkpoint):
     for params in (5, {}, [greedy()]):
         with pytest.raises(ValueError, match=f"sampling_params must be SamplingParams, got {type(params).__name__}"):
             engine.add_request("a", PROMPT, params)
-    for name, told in (("tokenization_kwargs", "a dictionary of names and values"), ("prompt_text", "a text")):
-        with pytest.raises(ValueError, match=f"{name} must be {told}, not 5"):
+    for name, reason in (("tokenization_kwargs", "a dictionary with string keys"), ("prompt_text", "a string")):
+        with pytest.raises(ValueError, match=f"{name} must be {reason}, got 5"):
             engine.add_request("a", "the fox", greedy(), **{name: 5})
     for request_ids in (None, 5, [5], [["a"]]):
         with pytest.raises(ValueError, match="a request_id must be a string, got "):

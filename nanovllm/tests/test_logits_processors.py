@@ -139,10 +139,10 @@ def test_step_without_processors_copies_no_logits():
     assert len(seen) == 2 and all(each is logits for each in seen)
 
 
-@pytest.mark.parametrize("asked", [[4], [1, 0, 3]])
-def test_named_logprobs_have_ranks(asked):
+@pytest.mark.parametrize("token_ids", [[4], [1, 0, 3]])
+def test_named_logprobs_have_ranks(token_ids):
     logits = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log() + 2
-    told = named_logprobs(logits, asked)
-    assert [*told] == asked
-    for token_id, entry in told.items():
+    listed = named_logprobs(logits, token_ids)
+    assert [*listed] == token_ids
+    for token_id, entry in listed.items():
         assert entry.rank == token_id + 1 and entry.logprob == pytest.approx(logits[token_id].item() - 2, abs=1e-6)

@@ -39,22 +39,26 @@ def say(llm: LLM, text: str, end=(), **options):
 
 
 def test_say_returns_the_text(make):
-    said = say(make(), " fox")
-    assert said.text == " fox" and (said.finish_reason, said.stop_reason) == ("length", None)
+    completion = say(make(), " fox")
+    assert completion.text == " fox" and (completion.finish_reason, completion.stop_reason) == ("length", None)
 
 
 # Stop reasons
 
 
 def test_eos_gives_no_stop_reason(make):
-    said = say(make(), " fox", end=[EOS])
-    assert (said.text, said.finish_reason, said.stop_reason) == (" fox", "stop", None) and said.token_ids[-1] == EOS
-    said = say(make(), " fox", end=[EOS], stop_token_ids=[EOS])
-    assert (said.finish_reason, said.stop_reason) == ("stop", None)
-    said = say(make(), " fox", end=[EOS], stop_token_ids=[EOS], ignore_eos=True)
-    assert (said.finish_reason, said.stop_reason) == ("stop", EOS)
-    said = say(make(), " fox", end=[EOS], ignore_eos=True)
-    assert (said.finish_reason, said.stop_reason) == ("length", None) and said.finished()
+    completion = say(make(), " fox", end=[EOS])
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (
+        " fox",
+        "stop",
+        None,
+    ) and completion.token_ids[-1] == EOS
+    completion = say(make(), " fox", end=[EOS], stop_token_ids=[EOS])
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+    completion = say(make(), " fox", end=[EOS], stop_token_ids=[EOS], ignore_eos=True)
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", EOS)
+    completion = say(make(), " fox", end=[EOS], ignore_eos=True)
+    assert (completion.finish_reason, completion.stop_reason) == ("length", None) and completion.finished()
 
 
 def test_eos_outside_the_models_vocabulary_is_ignored(make, monkeypatch):
@@ -68,13 +72,13 @@ def test_eos_outside_the_models_vocabulary_is_ignored(make, monkeypatch):
 def test_neither_eos_nor_a_stop_token_comes_before_min_tokens(make, ignore_eos):
     params = saying([EOS, 77, 8, 9], stop_token_ids=[77], min_tokens=2, max_tokens=3, ignore_eos=ignore_eos)
     [output] = make().generate([[5]], params)
-    [said] = output.outputs
-    assert said.token_ids == [8, 9, EOS] and said.finish_reason == ("length" if ignore_eos else "stop")
+    [completion] = output.outputs
+    assert completion.token_ids == [8, 9, EOS] and completion.finish_reason == ("length" if ignore_eos else "stop")
 
 
 def test_stop_token_is_the_stop_reason(make):
-    said = say(make(), " fox", end=[77], stop_token_ids=[77])
-    assert (said.text, said.finish_reason, said.stop_reason) == (" fox", "stop", 77)
+    completion = say(make(), " fox", end=[77], stop_token_ids=[77])
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (" fox", "stop", 77)
 
 
 @pytest.mark.parametrize(
@@ -87,17 +91,21 @@ def test_stop_token_is_the_stop_reason(make):
     ],
 )
 def test_stop_string_is_the_stop_reason_and_the_first_in_the_list_wins(make, stop, reason, text, kept):
-    said = say(make(), " fox", stop=stop)
-    assert (said.text, said.finish_reason, said.stop_reason) == (text, "stop", reason)
-    said = say(make(), " fox", stop=stop, include_stop_str_in_output=True)
-    assert (said.text, said.stop_reason) == (kept, reason)
+    completion = say(make(), " fox", stop=stop)
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (text, "stop", reason)
+    completion = say(make(), " fox", stop=stop, include_stop_str_in_output=True)
+    assert (completion.text, completion.stop_reason) == (kept, reason)
 
 
 def test_repetition_is_the_stop_reason(make):
     params = {"max_tokens": 12, "repetition_detection": RepetitionDetectionParams(2, 1, 3), "logit_bias": {7: 100.0}}
     [output] = make().generate([[5]], SamplingParams(temperature=0.0, **params))
-    [said] = output.outputs
-    assert (said.finish_reason, said.stop_reason, said.token_ids) == ("repetition", "repetition_detected", [7, 7, 7])
+    [completion] = output.outputs
+    assert (completion.finish_reason, completion.stop_reason, completion.token_ids) == (
+        "repetition",
+        "repetition_detected",
+        [7, 7, 7],
+    )
     [output] = make().generate([[5]], SamplingParams(temperature=0.0, min_tokens=5, **params))
     assert output.outputs[0].token_ids == [7] * 5
 
@@ -144,9 +152,9 @@ def test_stop_token_can_be_kept_in_the_text(make):
 
 
 def test_without_detokenizing_there_is_no_text(make):
-    said = say(make(), " fox", detokenize=False, logprobs=1)
-    assert said.text == "" and make().tokenizer.decode(said.token_ids) == "fox"
-    assert {entry.decoded_token for place in said.logprobs for entry in place.values()} == {None}
+    completion = say(make(), " fox", detokenize=False, logprobs=1)
+    assert completion.text == "" and make().tokenizer.decode(completion.token_ids) == "fox"
+    assert {entry.decoded_token for place in completion.logprobs for entry in place.values()} == {None}
 
 
 @pytest.mark.parametrize("spaces", [True, False])
@@ -171,8 +179,11 @@ def test_output_may_fill_max_model_len(make):
 
 
 def test_each_listed_token_has_its_text(make):
-    said = say(make(), " fox", logprobs=0)
-    assert "".join(place[i].decoded_token for place, i in zip(said.logprobs, said.token_ids, strict=True)) == " fox"
+    completion = say(make(), " fox", logprobs=0)
+    assert (
+        "".join(place[i].decoded_token for place, i in zip(completion.logprobs, completion.token_ids, strict=True))
+        == " fox"
+    )
 
 
 def test_byte_has_the_text_of_the_character_that_it_completes(tokenizer):
@@ -186,8 +197,8 @@ def test_byte_has_the_text_of_the_character_that_it_completes(tokenizer):
 
 def test_logprobs_of_all_or_of_named_tokens(make):
     [every], [some] = (
-        make().generate(FOX, SamplingParams(max_tokens=3, seed=3, **asked))
-        for asked in ({"logprobs": -1, "prompt_logprobs": -1}, {"logprob_token_ids": [9, 4]})
+        make().generate(FOX, SamplingParams(max_tokens=3, seed=3, **choices))
+        for choices in ({"logprobs": -1, "prompt_logprobs": -1}, {"logprob_token_ids": [9, 4]})
     )
     assert {len(place) for place in every.outputs[0].logprobs + every.prompt_logprobs[1:]} == {320}
     for place, whole, own in zip(
@@ -217,11 +228,11 @@ def test_deltas_join_to_the_whole_output(make, n, stop):
     assert whole.finished and [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     assert deltas[0].prompt_logprobs == whole.prompt_logprobs
     assert all(delta.prompt_logprobs == [] for delta in deltas[1:])
-    for index, wanted in enumerate(whole.outputs):
+    for index, full in enumerate(whole.outputs):
         parts = [each for delta in deltas for each in delta.outputs if each.index == index]
-        assert "".join(part.text for part in parts) == wanted.text
-        assert [each for part in parts for each in part.token_ids] == wanted.token_ids
-        assert [each for part in parts for each in part.logprobs] == wanted.logprobs
+        assert "".join(part.text for part in parts) == full.text
+        assert [each for part in parts for each in part.token_ids] == full.token_ids
+        assert [each for part in parts for each in part.logprobs] == full.logprobs
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
         assert all(len(part.token_ids) == len(part.logprobs) == 1 for part in parts)
 
@@ -265,7 +276,7 @@ def test_aborted_request_has_a_last_output_of_any_kind(make):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"stop_token_ids": [1, 320]}, "stop_token_ids: a token id must be from 0 to 319, got 320"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias: a token id must be from 0 to 319, got -1"),
@@ -275,11 +286,11 @@ def test_aborted_request_has_a_last_output_of_any_kind(make):
         ({"bad_words": [" "]}, "bad_words: ' ' has no tokens"),
     ],
 )
-def test_parameter_outside_the_models_limits_is_refused(make, options, says):
+def test_parameter_outside_the_models_limits_is_refused(make, options, message):
     llm = make()
     with pytest.raises(ValueError) as caught:
         llm.llm_engine.add_request("a", [5, 6], SamplingParams(**options))
-    assert str(caught.value) == says and not llm.llm_engine.has_unfinished_requests()
+    assert str(caught.value) == message and not llm.llm_engine.has_unfinished_requests()
 
 
 @pytest.mark.parametrize("options", [{"stop": "fox"}, {"bad_words": ["fox"]}], ids=str)

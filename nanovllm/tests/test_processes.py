@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from ..engine.checks import knobs
 from ..engine.config import EngineConfig
 from ..engine.sampling_params import SamplingParams
 from .helpers import UNMEASURED, start
@@ -73,8 +73,8 @@ class TestStreams:
     def test_closed_pipe_ends_a_command_silently(self, command, name):
         reader, writer = os.pipe()
         os.close(reader)
-        with open(writer, "w") as gone:
-            status, _, err = finish(start(*command[name], stdin=subprocess.PIPE, stdout=gone))
+        with open(writer, "w") as closed_reader:
+            status, _, err = finish(start(*command[name], stdin=subprocess.PIPE, stdout=closed_reader))
         assert status == 141 and "Traceback" not in err and "Errno" not in err
 
     @pytest.mark.parametrize("encoding", ["ascii", "C"])
@@ -107,8 +107,8 @@ def test_ctrl_c_at_any_moment_ends_in_one_line_and_leaves_whole_results(command,
         time.sleep(0.05)
         process.send_signal(signal.SIGINT)  # a chat continues after the first one
         status, _, err = finish(process, "")
-        told = [line for line in err.splitlines() if "interrupted" in line]
-        assert "Traceback" not in err and (status, len(told)) in ((130, 1), (0, 0)), (moment, status, err)
+        message = [line for line in err.splitlines() if "interrupted" in line]
+        assert "Traceback" not in err and (status, len(message)) in ((130, 1), (0, 0)), (moment, status, err)
         if out.exists():
             assert all(json.loads(line) for line in out.read_text().splitlines())
             assert out.read_text()[-1:] in ("", "\n")
@@ -128,8 +128,8 @@ def test_first_token_comes_within_three_seconds_of_a_cold_start():
 
 # Extreme numbers, in this process
 
-KNOBS = [*knobs(EngineConfig), *knobs(SamplingParams)]
-NUMBERS = [knob.name for knob in KNOBS if {int, float} & {knob.type, *get_args(knob.type)}]
+OPTIONS = [field for field in [*fields(EngineConfig), *fields(SamplingParams)] if "help" in field.metadata]
+NUMBERS = [field.name for field in OPTIONS if {int, float} & {field.type, *get_args(field.type)}]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -142,7 +142,7 @@ def test_extreme_number_is_one_clear_error(run, name, number):
         assert out == "" and err.startswith("error: ") and err.count("\n") == 1
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="whoever may read everything is refused nothing")
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may read every file")
 def test_unreadable_file_is_one_clear_error(run, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text("{}")

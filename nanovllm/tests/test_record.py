@@ -260,7 +260,7 @@ def as_places(logprobs: Any) -> list[list[tuple[int, float]] | None] | None:
     """Return the tokens at each position and their logprobs."""
     if logprobs is None:
         return None
-    return [place and [(token, told.logprob) for token, told in place.items()] for place in logprobs]
+    return [place and [(token, ending.logprob) for token, ending in place.items()] for place in logprobs]
 
 
 def as_answer(output: Any, is_greedy: bool = False) -> dict[str, Any]:
@@ -275,18 +275,18 @@ def as_answer(output: Any, is_greedy: bool = False) -> dict[str, Any]:
         for each in output.outputs
     ]
     counts = {"prompt_token_ids": [*output.prompt_token_ids], "num_cached_tokens": output.num_cached_tokens}
-    told = {"finished": output.finished, "failed": output.error is not None, "outputs": completions}
-    return counts | told | {"prompt_places": as_places(output.prompt_logprobs), "is_greedy": is_greedy}
+    ending = {"finished": output.finished, "failed": output.error is not None, "outputs": completions}
+    return counts | ending | {"prompt_places": as_places(output.prompt_logprobs), "is_greedy": is_greedy}
 
 
 def answer_all(make: Make) -> Answers:
     """Return the answers to all requests."""
     answers: Answers = {}
-    for name, (options, asked) in TOGETHER.items():
-        answers |= generated(make(**options), name, asked)
-    for name, (options, asked) in IN_TURN.items():
+    for name, (options, requests) in TOGETHER.items():
+        answers |= generated(make(**options), name, requests)
+    for name, (options, requests) in IN_TURN.items():
         llm = make(**options)
-        for i, each in enumerate(asked):
+        for i, each in enumerate(requests):
             answers |= generated(llm, f"{name} {i}", [each])
         answers[f"{name}, counted"] = counts_of(llm)
     for part in (answer_beams, answer_steps, answer_chat, answer_bad_params):
@@ -294,20 +294,20 @@ def answer_all(make: Make) -> Answers:
     return answers
 
 
-def generated(llm: LLM, name: str, asked: list[Asked]) -> Answers:
+def generated(llm: LLM, name: str, requests: list[Asked]) -> Answers:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some requests cannot be served
-        params = [SamplingParams(**each.params) for each in asked]
-        outputs = llm.generate([each.prompt for each in asked], params, use_tqdm=False)
-    pairs = enumerate(zip(asked, outputs, strict=True))
+        params = [SamplingParams(**each.params) for each in requests]
+        outputs = llm.generate([each.prompt for each in requests], params, use_tqdm=False)
+    pairs = enumerate(zip(requests, outputs, strict=True))
     return {f"{name}: {i}": as_answer(output, is_plain(each)) for i, (each, output) in pairs}
 
 
-def is_plain(asked: Asked) -> bool:
+def is_plain(requests: Asked) -> bool:
     """Return True if each token is the likeliest by the model's own logits: only then are near ties known."""
     changes = {"repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "logit_bias"}
     changes |= {"allowed_token_ids", "structured_outputs", "min_tokens"}
-    return asked.params.get("temperature") == 0 and not changes & asked.params.keys()
+    return requests.params.get("temperature") == 0 and not changes & requests.params.keys()
 
 
 def counts_of(llm: LLM) -> dict[str, int]:
@@ -329,15 +329,18 @@ def answer_steps(make: Make) -> Answers:
     """Serve requests that arrive at different times and want all kinds of outputs, and abort some of them."""
     llm = make(kv_cache_tokens=128, block_size=8, max_model_len=96)
     engine, answers = llm.llm_engine, Answers()
-    asked = [greedy(TEXTS[i % 3], 12, ignore_eos=True, output_kind=kind) for i, kind in enumerate(RequestOutputKind)]
-    asked += [sampled(TEXTS[3], 1, n=2, output_kind=RequestOutputKind.DELTA), greedy(LONG[:200], 20, ignore_eos=True)]
-    asked += [greedy(TEXTS[i], 20, ignore_eos=True) for i in range(4)]
+    requests = [greedy(TEXTS[i % 3], 12, ignore_eos=True, output_kind=kind) for i, kind in enumerate(RequestOutputKind)]
+    requests += [
+        sampled(TEXTS[3], 1, n=2, output_kind=RequestOutputKind.DELTA),
+        greedy(LONG[:200], 20, ignore_eos=True),
+    ]
+    requests += [greedy(TEXTS[i], 20, ignore_eos=True) for i in range(4)]
     for step in range(100):
-        if step < len(asked):
-            engine.add_request(str(step), asked[step].prompt, SamplingParams(**asked[step].params))
+        if step < len(requests):
+            engine.add_request(str(step), requests[step].prompt, SamplingParams(**requests[step].params))
         aborted = engine.abort_request({6: ["1"], 9: ["4", "8", "nobody"]}.get(step, []))
         for output in [*aborted, *engine.step()]:
-            is_whole = asked[int(output.request_id)].params.get("output_kind") is not RequestOutputKind.DELTA
+            is_whole = requests[int(output.request_id)].params.get("output_kind") is not RequestOutputKind.DELTA
             if output.finished or not is_whole or step % 5 == 0:
                 answers[f"step {step}: {output.request_id}"] = as_answer(output)
         if not engine.has_unfinished_requests():
@@ -347,8 +350,8 @@ def answer_steps(make: Make) -> Answers:
 
 def answer_chat(make: Make) -> Answers:
     messages = [{"role": "system", "content": "You are a fox."}, {"role": "user", "content": "Tell me a story"}]
-    asked = greedy("", 10)
-    outputs = make(chat_template=TEMPLATE).chat(messages, SamplingParams(**asked.params), use_tqdm=False)
+    requests = greedy("", 10)
+    outputs = make(chat_template=TEMPLATE).chat(messages, SamplingParams(**requests.params), use_tqdm=False)
     return {"chat": as_answer(outputs[0], True)}
 
 
@@ -409,22 +412,22 @@ def compare_answer(recorded: dict[str, Any], answer: dict[str, Any]) -> Compared
 
 def compare_output(recorded: dict[str, Any], output: dict[str, Any]) -> Compared:
     """Compare up to the first difference in a near tie, after which anything is possible."""
-    wanted, got = recorded["token_ids"], output["token_ids"]
-    different = [i for i, (one, other) in enumerate(zip(wanted, got, strict=False)) if one != other]
+    recorded_value, got = recorded["token_ids"], output["token_ids"]
+    different = [i for i, (one, other) in enumerate(zip(recorded_value, got, strict=False)) if one != other]
     if different and different[0] in recorded.get("ties", []):
         return Compared(different[0] + 1, 1, [])
-    if wanted != got:
-        return Compared(len(wanted), 0, [f"tokens are {got}, recorded {wanted}"])
+    if recorded_value != got:
+        return Compared(len(recorded_value), 0, [f"tokens are {got}, recorded {recorded_value}"])
     faults = [
         f"{name} is {output[name]!r}, recorded {recorded[name]!r}"
         for name in ("text", "reasons")
         if output[name] != recorded[name]
     ]
-    if not is_near(recorded["logprob"], output["logprob"], max(1, len(wanted))):
+    if not is_near(recorded["logprob"], output["logprob"], max(1, len(recorded_value))):
         faults.append(f"cumulative_logprob is {output['logprob']}, recorded {recorded['logprob']}")
     if not are_near(recorded["places"], output["places"]):
         faults.append("log-probabilities differ")
-    return Compared(len(wanted), 0, faults)
+    return Compared(len(recorded_value), 0, faults)
 
 
 def is_near(recorded: float, logprob: float, count: int = 1) -> bool:
@@ -479,7 +482,9 @@ def ties(llm: LLM, prompt: list[int], output: list[int]) -> list[int]:
         return []
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=-1, detokenize=False)
     [read] = llm.generate([prompt + output], params, use_tqdm=False)
-    rows = torch.tensor([[told.logprob for told in place.values()] for place in read.prompt_logprobs[len(prompt) :]])
+    rows = torch.tensor(
+        [[ending.logprob for ending in place.values()] for place in read.prompt_logprobs[len(prompt) :]]
+    )
     best = rows.topk(2).values  # [len(output), 2]
     return [i for i, (one, two) in enumerate(best.tolist()) if one - two < MARGIN * rows[i].std().item()]
 

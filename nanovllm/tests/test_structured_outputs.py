@@ -71,7 +71,7 @@ def llm() -> LLM:
     return LLM(str(STORYTELLER), dtype="float32", device="cpu", max_model_len=256, kv_cache_tokens=4096, **OPTIONS)
 
 
-def asked(form: str, **params: Any) -> SamplingParams:
+def params_of(form: str, **params: Any) -> SamplingParams:
     options: dict[str, Any] = {"max_tokens": 120, "structured_outputs": StructuredOutputsParams(**FORM_OF[form][0])}
     return SamplingParams(**(options | params))
 
@@ -87,16 +87,16 @@ def texts(llm: LLM, *params: SamplingParams) -> list[tuple[str, str]]:
 
 @each_form
 def test_outputs_follow_the_format_greedy_and_sampled(form, llm):
-    hot = [asked(form, temperature=1.5, seed=seed, n=3) for seed in range(5)]
-    found = texts(llm, asked(form, temperature=0.0), *hot)
-    assert len({text for text, _ in found}) > 1
-    for text, reason in found:
+    hot = [params_of(form, temperature=1.5, seed=seed, n=3) for seed in range(5)]
+    results = texts(llm, params_of(form, temperature=0.0), *hot)
+    assert len({text for text, _ in results}) > 1
+    for text, reason in results:
         assert reason == "stop" and FORM_OF[form][1](text), text
 
 
 def test_each_sample_has_its_own_position_in_the_grammar(llm):
-    found = texts(llm, asked("regex", temperature=2.0, seed=1, n=8))
-    assert len({text for text, _ in found}) > 2 and all(re.fullmatch(REGEX, text) for text, _ in found)
+    results = texts(llm, params_of("regex", temperature=2.0, seed=1, n=8))
+    assert len({text for text, _ in results}) > 2 and all(re.fullmatch(REGEX, text) for text, _ in results)
 
 
 def test_json_object_allows_any_object(llm):
@@ -114,32 +114,32 @@ def test_whitespace_options_are_followed(llm):
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
     each = [{"whitespace_pattern": "_"}, {"disable_any_whitespace": True}]
     params = [SamplingParams(seed=3, structured_outputs=StructuredOutputsParams(json=schema, **one)) for one in each]
-    found = [text for text, _ in texts(llm, *params)]
-    assert found[0].replace("_", "") == found[1] == '{"a":1}'
+    results = [text for text, _ in texts(llm, *params)]
+    assert results[0].replace("_", "") == results[1] == '{"a":1}'
 
 
 def test_format_that_may_be_empty_may_end_at_once(llm):
-    found = texts(llm, SamplingParams(structured_outputs=StructuredOutputsParams(choice=[""])))
-    assert found == [("", "stop")]
+    results = texts(llm, SamplingParams(structured_outputs=StructuredOutputsParams(choice=[""])))
+    assert results == [("", "stop")]
 
 
 # Other parameters
 
 
 def test_deltas_join_to_the_text(llm):
-    params = asked("json", seed=4, output_kind=RequestOutputKind.DELTA)
+    params = params_of("json", seed=4, output_kind=RequestOutputKind.DELTA)
     parts = [output.outputs[0].text for output in llm.stream(["The fox said: "], params)]
     assert len(parts) > 5 and fits("".join(parts))
 
 
 def test_stop_string_ends_the_output_before_the_format_is_complete(llm):
-    assert texts(llm, asked("json", seed=4, stop='"age"')) == [
-        (texts(llm, asked("json", seed=4))[0][0].split('"age"')[0], "stop")
+    assert texts(llm, params_of("json", seed=4, stop='"age"')) == [
+        (texts(llm, params_of("json", seed=4))[0][0].split('"age"')[0], "stop")
     ]
 
 
 def test_max_tokens_cuts_the_output(llm):
-    (whole, _), (cut, reason) = texts(llm, asked("json", seed=4), asked("json", seed=4, max_tokens=9))
+    (whole, _), (cut, reason) = texts(llm, params_of("json", seed=4), params_of("json", seed=4, max_tokens=9))
     assert reason == "length" and 0 < len(cut) < len(whole) and whole.startswith(cut)
 
 
@@ -165,12 +165,12 @@ def test_complete_output_continues_with_eos_alone_if_eos_is_ignored(regex, llm):
 
 
 def test_logprobs_are_from_the_model_without_the_grammar(llm):
-    [output] = llm.generate(["The fox"], asked("choice", temperature=0.0, logprobs=1))
+    [output] = llm.generate(["The fox"], params_of("choice", temperature=0.0, logprobs=1))
     assert output.outputs[0].logprobs[0][output.outputs[0].token_ids[0]].rank > 1
 
 
 def test_text_is_the_same_with_preemption_and_in_any_batch(llm):
-    params = [asked("json", temperature=1.2, seed=seed) for seed in range(6)]
+    params = [params_of("json", temperature=1.2, seed=seed) for seed in range(6)]
     scarce = LLM(str(STORYTELLER), dtype="float32", device="cpu", max_model_len=96, kv_cache_tokens=192, **OPTIONS)
     together = texts(scarce, *params)
     assert scarce.llm_engine.scheduler.num_preemptions > 0
@@ -178,7 +178,7 @@ def test_text_is_the_same_with_preemption_and_in_any_batch(llm):
 
 
 def test_request_ends_with_an_error_if_grammar_and_params_leave_no_token(llm):
-    params = asked("regex", allowed_token_ids=[2])
+    params = params_of("regex", allowed_token_ids=[2])
     [bad, good] = llm.generate(["a", "b"], [params, SamplingParams(max_tokens=2)])
     assert "structured_outputs" in bad.error and good.error is None
 
@@ -189,10 +189,10 @@ def test_request_ends_with_an_error_if_grammar_and_params_leave_no_token(llm):
 @pytest.mark.parametrize(
     "options, error",
     [
-        ({}, "give one of json, regex, choice, grammar, json_object, not none"),
+        ({}, "set one of json, regex, choice, grammar, json_object, got none"),
         (
             {"regex": "a", "choice": ["a"]},
-            "give one of json, regex, choice, grammar, json_object, not regex and choice",
+            "set one of json, regex, choice, grammar, json_object, got regex and choice",
         ),
         ({"structural_tag": "{}"}, "structural_tag is unsupported"),
         ({"json_object": False}, "json_object must be True, got False"),
@@ -211,7 +211,7 @@ def test_request_ends_with_an_error_if_grammar_and_params_leave_no_token(llm):
         ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace must be True or False, got 1"),
         (
             {"regex": "a", "whitespace_pattern": " "},
-            "whitespace_pattern is for json and json_object, and this is a regex",
+            "whitespace_pattern needs json or json_object, got regex",
         ),
     ],
     ids=lambda value: str(value)[:40],
@@ -222,15 +222,15 @@ def test_invalid_parameter_is_named(options, error):
 
 
 def test_later_change_is_checked_with_the_request(llm):
-    params = asked("choice")
+    params = params_of("choice")
     params.structured_outputs.choice = []
-    with pytest.raises(ValueError, match="choice must be a list of texts, at least one"):
+    with pytest.raises(ValueError, match="choice must be a non-empty list of strings"):
         llm.llm_engine.add_request("0", [1], params)
 
 
 def test_dict_is_read_as_params():
     assert SamplingParams(structured_outputs={"regex": "a"}).structured_outputs == StructuredOutputsParams(regex="a")
-    with pytest.raises(ValueError, match="structured_outputs has no 'regx'; it has json, regex"):
+    with pytest.raises(ValueError, match="structured_outputs has no field 'regx'; its fields are json, regex"):
         SamplingParams(structured_outputs={"regx": "a"})
     with pytest.raises(ValueError, match="structured_outputs must be a StructuredOutputsParams, got 'a'"):
         SamplingParams(structured_outputs="a")
@@ -307,9 +307,9 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_token_bytes_are_what_each_token_adds_to_a_text(tokenizer):
     shown = tokenizer.showing_special_tokens()
     before = shown.decode(shown.anchor)
-    for token_id, found in enumerate(token_bytes(shown)):
+    for token_id, results in enumerate(token_bytes(shown)):
         added = shown.decode([*shown.anchor, token_id])[len(before) :]
-        assert added == found.decode(errors="replace") or "\ufffd" in added
+        assert added == results.decode(errors="replace") or "\ufffd" in added
 
 
 @pytest.mark.parametrize("form", ["json", "regex", "choice", "grammar"])

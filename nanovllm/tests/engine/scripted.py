@@ -89,13 +89,13 @@ class ScriptedExecutor:
 
 def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> LLMEngine:
     """Return an engine with a ScriptedExecutor. `checkpoint` gives the model's shape, with 64 positions."""
-    knobs: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "offload_policy": "load",
         "watermark": 0.0,
         "skip_tokenizer_init": True,
     }  # "auto" would measure
-    knobs |= options
-    config = EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **knobs)
+    settings |= options
+    config = EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **settings)
     return LLMEngine(config, executor=ScriptedExecutor)
 
 

@@ -39,20 +39,20 @@ Logprobs = Callable[[list[int]], Tensor]
 
 
 def plain_beam_search(
-    logprobs: Logprobs, prompt: list[int], asked: BeamSearchParams, eos: list[int] = ENDINGS
+    logprobs: Logprobs, prompt: list[int], search_params: BeamSearchParams, eos: list[int] = ENDINGS
 ) -> list[Beam]:
     """Return the hypotheses, best first."""
-    return plain_search(logprobs, prompt, asked, eos)[0]
+    return plain_search(logprobs, prompt, search_params, eos)[0]
 
 
 def plain_search(
-    logprobs: Logprobs, prompt: list[int], asked: BeamSearchParams, eos: list[int]
+    logprobs: Logprobs, prompt: list[int], search_params: BeamSearchParams, eos: list[int]
 ) -> tuple[list[Beam], int]:
     """Return all continuations of all beams by one token, sorted, and the number of steps. Keep only tokens."""
-    max_tokens = min(asked.max_tokens, NUM_POSITIONS - len(prompt))
+    max_tokens = min(search_params.max_tokens, NUM_POSITIONS - len(prompt))
 
     def score(beam: Beam, num_tokens: int) -> float:
-        return beam.logprob / num_tokens**asked.length_penalty
+        return beam.logprob / num_tokens**search_params.length_penalty
 
     running, ended, num_steps = [Beam([], 0.0)], list[Beam](), 0
     while running:
@@ -64,13 +64,17 @@ def plain_search(
         ]
         longer.sort(key=lambda beam: -beam.logprob)
         at_end = [beam.token_ids[-1] in eos or len(beam.token_ids) == max_tokens for beam in longer]
-        ended += [beam for beam, is_at_end in zip(longer[: asked.beam_width], at_end, strict=False) if is_at_end]
-        ended = sorted(ended, key=lambda beam: -score(beam, len(beam.token_ids)))[: asked.beam_width]
-        running = [beam for beam, is_at_end in zip(longer, at_end, strict=True) if not is_at_end][: asked.beam_width]
-        if running and len(ended) == asked.beam_width:
-            may_grow = asked.early_stopping == "never" and asked.length_penalty > 0
+        ended += [
+            beam for beam, is_at_end in zip(longer[: search_params.beam_width], at_end, strict=False) if is_at_end
+        ]
+        ended = sorted(ended, key=lambda beam: -score(beam, len(beam.token_ids)))[: search_params.beam_width]
+        running = [beam for beam, is_at_end in zip(longer, at_end, strict=True) if not is_at_end][
+            : search_params.beam_width
+        ]
+        if running and len(ended) == search_params.beam_width:
+            may_grow = search_params.early_stopping == "never" and search_params.length_penalty > 0
             hope = score(running[0], max_tokens if may_grow else len(running[0].token_ids))
-            if asked.early_stopping is True or hope <= score(ended[-1], len(ended[-1].token_ids)):
+            if search_params.early_stopping is True or hope <= score(ended[-1], len(ended[-1].token_ids)):
                 break
     return ended, num_steps
 
@@ -124,10 +128,10 @@ def assert_all_free(llm: LLM) -> None:
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 def test_beams_match_a_search_without_a_cache(ending, logprobs, width, length_penalty, early_stopping):
-    asked = BeamSearchParams(width, 10, length_penalty=length_penalty, early_stopping=early_stopping)
+    search_params = BeamSearchParams(width, 10, length_penalty=length_penalty, early_stopping=early_stopping)
     llm = LLM(ending, block_size=4, kv_cache_tokens=256)
-    for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, asked), strict=True):
-        assert_same(output, plain_beam_search(logprobs, prompt, asked))
+    for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, search_params), strict=True):
+        assert_same(output, plain_beam_search(logprobs, prompt, search_params))
         assert output.prompt_token_ids == prompt and len(output.outputs) == width
         for completion in output.outputs:
             assert completion.finish_reason == ("stop" if completion.token_ids[-1] in ENDINGS else "length")
@@ -136,24 +140,26 @@ def test_beams_match_a_search_without_a_cache(ending, logprobs, width, length_pe
 
 def test_the_cases_above_cover_every_way_to_end(ending, logprobs):
     """Beams end with a stop token and with max_tokens, and each parameter changes the result."""
-    found = {}
+    result = {}
     for length_penalty in (0.0, 1.0, 2.0, -1.0):
         for early_stopping in (False, True, "never"):
-            asked = BeamSearchParams(3, 10, length_penalty=length_penalty, early_stopping=early_stopping)
-            ended = [plain_beam_search(logprobs, prompt, asked) for prompt in PROMPTS]
-            found[length_penalty, early_stopping] = [[beam.token_ids for beam in each] for each in ended]
-    ends = [token_ids for each in found[1.0, False] for token_ids in each]
+            search_params = BeamSearchParams(3, 10, length_penalty=length_penalty, early_stopping=early_stopping)
+            ended = [plain_beam_search(logprobs, prompt, search_params) for prompt in PROMPTS]
+            result[length_penalty, early_stopping] = [[beam.token_ids for beam in each] for each in ended]
+    ends = [token_ids for each in result[1.0, False] for token_ids in each]
     assert any(ids[-1] in ENDINGS for ids in ends)
-    assert any(len(ids) == 10 and ids[-1] not in ENDINGS for each in found[2.0, "never"] for ids in each)
-    assert found[0.0, False] != found[1.0, False] != found[2.0, False] and found[-1.0, "never"] != found[1.0, "never"]
-    assert found[1.0, True] != found[1.0, False] != found[1.0, "never"]
+    assert any(len(ids) == 10 and ids[-1] not in ENDINGS for each in result[2.0, "never"] for ids in each)
+    assert (
+        result[0.0, False] != result[1.0, False] != result[2.0, False] and result[-1.0, "never"] != result[1.0, "never"]
+    )
+    assert result[1.0, True] != result[1.0, False] != result[1.0, "never"]
 
 
 @pytest.mark.parametrize("width", [2, 5])
 def test_beams_match_on_a_model_that_rarely_ends(checkpoint, logprobs, width):
-    asked = BeamSearchParams(width, 20)
-    for prompt, output in zip(PROMPTS, LLM(checkpoint, block_size=4).beam_search(PROMPTS, asked), strict=True):
-        assert_same(output, plain_beam_search(logprobs, prompt, asked, eos=[EOS]))
+    search_params = BeamSearchParams(width, 20)
+    for prompt, output in zip(PROMPTS, LLM(checkpoint, block_size=4).beam_search(PROMPTS, search_params), strict=True):
+        assert_same(output, plain_beam_search(logprobs, prompt, search_params, eos=[EOS]))
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -161,16 +167,16 @@ def test_enough_beams_continue_when_the_likeliest_tokens_all_end(tmp_path, logpr
     """One more token ends a text than are considered for each beam at first."""
     eos = logprobs(PROMPTS[0]).topk(2 * width + 1).indices.tolist()
     write_checkpoint(tmp_path, CONFIG | {"eos_token_id": eos})
-    asked = BeamSearchParams(width, 6, length_penalty=2.0, early_stopping="never")
-    expected, num_steps = plain_search(logprobs, PROMPTS[0], asked, eos)
+    search_params = BeamSearchParams(width, 6, length_penalty=2.0, early_stopping="never")
+    expected, num_steps = plain_search(logprobs, PROMPTS[0], search_params, eos)
     assert num_steps > 1, "some beams continue"
-    assert_same(LLM(tmp_path).beam_search([PROMPTS[0]], asked)[0], expected)
+    assert_same(LLM(tmp_path).beam_search([PROMPTS[0]], search_params)[0], expected)
 
 
 def test_ignore_eos_continues_to_max_tokens(ending, logprobs):
-    asked = BeamSearchParams(3, 8, ignore_eos=True)
-    (output,) = LLM(ending, block_size=4).beam_search([PROMPTS[0]], asked)
-    assert_same(output, plain_beam_search(logprobs, PROMPTS[0], asked, eos=[]))
+    search_params = BeamSearchParams(3, 8, ignore_eos=True)
+    (output,) = LLM(ending, block_size=4).beam_search([PROMPTS[0]], search_params)
+    assert_same(output, plain_beam_search(logprobs, PROMPTS[0], search_params, eos=[]))
     assert {completion.finish_reason for completion in output.outputs} == {"length"}
 
 
@@ -180,18 +186,18 @@ def test_one_beam_is_greedy_search(checkpoint, model):
 
 
 def test_one_token_per_beam(ending, logprobs):
-    asked = BeamSearchParams(4, max_tokens=1)
-    (output,) = LLM(ending).beam_search([PROMPTS[0]], asked)
-    assert_same(output, plain_beam_search(logprobs, PROMPTS[0], asked))
+    search_params = BeamSearchParams(4, max_tokens=1)
+    (output,) = LLM(ending).beam_search([PROMPTS[0]], search_params)
+    assert_same(output, plain_beam_search(logprobs, PROMPTS[0], search_params))
     assert [len(completion.token_ids) for completion in output.outputs] == [1] * 4
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [56, 60, 63])
 def test_beams_end_at_max_model_len(ending, logprobs, num_prompt_tokens):
     prompt = [1 + i % 300 for i in range(num_prompt_tokens)]
-    asked = BeamSearchParams(3, max_tokens=16, length_penalty=2.0, early_stopping="never")
-    (output,) = LLM(ending, block_size=4).beam_search([prompt], asked)
-    assert_same(output, plain_beam_search(logprobs, prompt, asked))
+    search_params = BeamSearchParams(3, max_tokens=16, length_penalty=2.0, early_stopping="never")
+    (output,) = LLM(ending, block_size=4).beam_search([prompt], search_params)
+    assert_same(output, plain_beam_search(logprobs, prompt, search_params))
     assert max(len(completion.token_ids) for completion in output.outputs) == 64 - num_prompt_tokens
 
 
@@ -199,12 +205,12 @@ def test_beams_end_at_max_model_len(ending, logprobs, num_prompt_tokens):
 @pytest.mark.parametrize("budget", [1, 2, 4, 5, 512])
 def test_beams_do_not_depend_on_block_size_or_token_budget(ending, logprobs, block_size, budget):
     """The budgets are smaller than the beam width and than the prompt of 12 tokens."""
-    asked = BeamSearchParams(5, 10)
+    search_params = BeamSearchParams(5, 10)
     llm = LLM(ending, block_size=block_size, kv_cache_tokens=192, max_num_batched_tokens=budget)
     sizes: list[int] = []
     before_each_step(llm, lambda batch: sizes.append(sum(num_tokens for _, num_tokens in batch)))
-    (output,) = llm.beam_search([PROMPTS[2]], asked)
-    assert_same(output, plain_beam_search(logprobs, PROMPTS[2], asked))
+    (output,) = llm.beam_search([PROMPTS[2]], search_params)
+    assert_same(output, plain_beam_search(logprobs, PROMPTS[2], search_params))
     assert max(sizes) == min(budget, 12), "no step exceeds its budget"
     assert_all_free(llm)
 
@@ -223,12 +229,12 @@ def test_text_prompt_returns_text(checkpoint, tokenizer):
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
 def test_search_takes_no_unnecessary_step(ending, logprobs, length_penalty, early_stopping):
-    asked = BeamSearchParams(3, 10, length_penalty=length_penalty, early_stopping=early_stopping)
+    search_params = BeamSearchParams(3, 10, length_penalty=length_penalty, early_stopping=early_stopping)
     llm = LLM(ending, block_size=4)
     for prompt in PROMPTS:
         before = llm.llm_engine.executor.num_steps
-        llm.beam_search([prompt], asked)
-        assert llm.llm_engine.executor.num_steps - before == plain_search(logprobs, prompt, asked, ENDINGS)[1]
+        llm.beam_search([prompt], search_params)
+        assert llm.llm_engine.executor.num_steps - before == plain_search(logprobs, prompt, search_params, ENDINGS)[1]
 
 
 def test_prompt_is_computed_once_then_one_token_per_beam(checkpoint):
@@ -264,9 +270,11 @@ def test_dropped_beam_frees_its_blocks_at_once(ending):
 
 def test_pool_that_just_fits_the_beams_is_enough(checkpoint, logprobs):
     """3 tokens and 9 more, the last of which needs no slot. With one slot per block, that is at most 3 + 8 * 2 + 2."""
-    asked = BeamSearchParams(2, 9, ignore_eos=True)
+    search_params = BeamSearchParams(2, 9, ignore_eos=True)
     llm = LLM(checkpoint, block_size=1, kv_cache_tokens=21)
-    assert_same(llm.beam_search([PROMPTS[0]], asked)[0], plain_beam_search(logprobs, PROMPTS[0], asked, eos=[]))
+    assert_same(
+        llm.beam_search([PROMPTS[0]], search_params)[0], plain_beam_search(logprobs, PROMPTS[0], search_params, eos=[])
+    )
 
 
 # Cleanup
@@ -285,11 +293,11 @@ def test_too_small_pool_is_an_error_that_leaks_nothing(checkpoint, num_blocks):
 
 
 def test_next_prompt_is_served_after_one_that_did_not_fit(checkpoint, logprobs):
-    asked = BeamSearchParams(2, 4, ignore_eos=True)
+    search_params = BeamSearchParams(2, 4, ignore_eos=True)
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=12)
-    outputs = llm.beam_search([PROMPTS[2], PROMPTS[0], PROMPTS[2]], asked)
+    outputs = llm.beam_search([PROMPTS[2], PROMPTS[0], PROMPTS[2]], search_params)
     assert [output.error is None for output in outputs] == [False, True, False]
-    assert_same(outputs[1], plain_beam_search(logprobs, PROMPTS[0], asked, eos=[]))
+    assert_same(outputs[1], plain_beam_search(logprobs, PROMPTS[0], search_params, eos=[]))
 
 
 def raises_in_step(llm: LLM, number: int, error: BaseException) -> None:
@@ -308,10 +316,10 @@ def test_failing_model_is_an_error_of_its_request_and_leaks_nothing(checkpoint, 
     """Fail in each of 3 chunks and 9 steps. The next prompt is served."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5)
     raises_in_step(llm, number, RuntimeError("out of memory"))
-    asked = BeamSearchParams(3, 10, ignore_eos=True)
-    failed, served = llm.beam_search([PROMPTS[2], PROMPTS[0]], asked)
+    search_params = BeamSearchParams(3, 10, ignore_eos=True)
+    failed, served = llm.beam_search([PROMPTS[2], PROMPTS[0]], search_params)
     assert failed.outputs[0].finish_reason == "error" and "out of memory" in failed.error
-    assert_same(served, plain_beam_search(logprobs, PROMPTS[0], asked, eos=[]))
+    assert_same(served, plain_beam_search(logprobs, PROMPTS[0], search_params, eos=[]))
     assert_all_free(llm)
 
 
@@ -431,11 +439,11 @@ def test_invalid_parameter_is_named_with_its_value(options, error):
     ids=str,
 )
 def test_prompt_that_cannot_be_served_is_an_error_in_its_place(tmp_path, logprobs, prompt, error):
-    llm, asked = LLM(write_checkpoint(tmp_path / "bare"), block_size=4), BeamSearchParams(2, 4)
-    outputs = llm.beam_search([PROMPTS[0], prompt, PROMPTS[1]], asked)
+    llm, search_params = LLM(write_checkpoint(tmp_path / "bare"), block_size=4), BeamSearchParams(2, 4)
+    outputs = llm.beam_search([PROMPTS[0], prompt, PROMPTS[1]], search_params)
     assert error in outputs[1].error and outputs[1].outputs[0].finish_reason == "error"
     for i, served in ((0, 0), (2, 1)):
-        assert_same(outputs[i], plain_beam_search(logprobs, PROMPTS[served], asked, eos=[EOS]))
+        assert_same(outputs[i], plain_beam_search(logprobs, PROMPTS[served], search_params, eos=[EOS]))
     assert_all_free(llm)
 
 
@@ -474,8 +482,8 @@ def test_likeliest_continuations_come_from_all_beams(checkpoint, monkeypatch):
         admit(search._kv_cache_manager, beam)
     logprobs[0, 5], logprobs[0, 6], logprobs[1, 7], logprobs[1, 5] = -0.5, -3.0, -0.25, -1.0
     monkeypatch.setattr(search, "_compute", lambda beams: logprobs)
-    (first, second), found = beams, search._most_likely(beams)
-    assert [candidate[:3] for candidate in found] == [
+    (first, second), result = beams, search._most_likely(beams)
+    assert [candidate[:3] for candidate in result] == [
         (first, 5, -1.5),
         (second, 7, -2.25),
         (second, 5, -3.0),
@@ -491,11 +499,11 @@ def test_candidate_ends_with_a_stop_token_or_at_the_length_limit():
 @pytest.mark.parametrize("logprob, goes_on", [(-6.9, True), (-7.1, False), (-8.9, False)])
 def test_length_limit_of_a_beam_excludes_the_prompt(checkpoint, logprob, goes_on):
     """2 of at most 9 tokens are the prompt: -6.9 / 7 beats -1, and -8.9 / 9 is irrelevant."""
-    asked = BeamSearchParams(1, length_penalty=1.0, early_stopping="never")
-    hypotheses = Hypotheses(asked)
+    search_params = BeamSearchParams(1, length_penalty=1.0, early_stopping="never")
+    hypotheses = Hypotheses(search_params)
     hypotheses.add([5], -1.0)
     candidate = Candidate(beam_of(-1.0), 5, logprob)
-    kept = BeamSearch(LLM(checkpoint).llm_engine, asked)._choose([candidate], hypotheses)
+    kept = BeamSearch(LLM(checkpoint).llm_engine, search_params)._choose([candidate], hypotheses)
     assert kept == ([candidate] if goes_on else [])
 
 

@@ -51,11 +51,11 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> list[CostModel]:
     return to_come
 
 
-@pytest.mark.parametrize(("found", "num_blocks"), [(LOAD_IS_FASTER, 8), (RECOMPUTE_IS_FASTER, 0)])
-def test_auto_policy_measures_once_and_stores_only_if_loading_is_faster(checkpoint, speeds, found, num_blocks):
-    speeds.append(found)
+@pytest.mark.parametrize(("measured_model", "num_blocks"), [(LOAD_IS_FASTER, 8), (RECOMPUTE_IS_FASTER, 0)])
+def test_auto_policy_measures_once_and_stores_only_if_loading_is_faster(checkpoint, speeds, measured_model, num_blocks):
+    speeds.append(measured_model)
     engine = scripted_engine(checkpoint, 8, offload_policy="auto")
-    assert engine.cost_model is found and not speeds
+    assert engine.cost_model is measured_model and not speeds
     assert engine.host_tier.num_blocks == num_blocks
 
 
@@ -83,9 +83,9 @@ NOTHING_TO_STORE = [
 
 
 @pytest.mark.parametrize("policy", ["load", "auto", "recompute"])
-@pytest.mark.parametrize("knobs", NOTHING_TO_STORE, ids=str)
-def test_nothing_is_measured_without_a_second_tier(checkpoint, speeds, policy, knobs):
-    engine = scripted_engine(checkpoint, 8, offload_policy=policy, **knobs)
+@pytest.mark.parametrize("options", NOTHING_TO_STORE, ids=str)
+def test_nothing_is_measured_without_a_second_tier(checkpoint, speeds, policy, options):
+    engine = scripted_engine(checkpoint, 8, offload_policy=policy, **options)
     assert engine.host_tier.num_blocks == 0 and engine.cost_model is None
 
 
@@ -108,16 +108,16 @@ def test_host_pool_that_does_not_fit_is_a_clear_error(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "error"),
+    ("options", "error"),
     [
         ({"offload_policy": "never"}, "^offload_policy must be one of auto, load, recompute, got 'never'$"),
         ({"offload_policy": ""}, "^offload_policy must be one of auto, load, recompute, got ''$"),
         ({"kv_offloading_tokens": -1}, r"^kv_offloading_tokens must be .*, got -1$"),
     ],
 )
-def test_invalid_option_is_refused_with_its_value(knobs, error):
+def test_invalid_option_is_refused_with_its_value(options, error):
     with pytest.raises(ValueError, match=error):
-        EngineConfig(**knobs)
+        EngineConfig(**options)
 
 
 # The measurement
@@ -154,11 +154,11 @@ def test_measuring_leaves_no_trace(checkpoint, engine):
 def test_engine_that_measured_gives_the_same_answers(checkpoint):
     """Random ones too, since no request has taken a seed."""
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
-    said = [
+    batches = [
         LLM(checkpoint, block_size=4, kv_cache_tokens=64, offload_policy=policy).generate([[5, 6, 7]] * 3, params)
         for policy in ("load", "auto")
     ]
-    tokens = [[output.outputs[0].token_ids for output in outputs] for outputs in said]
+    tokens = [[output.outputs[0].token_ids for output in outputs] for outputs in batches]
     assert tokens[0] == tokens[1]
 
 
@@ -191,20 +191,20 @@ def test_speed_is_work_divided_by_time(engine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "num_tokens"),
+    ("options", "num_tokens"),
     [({}, 63), ({"kv_cache_tokens": 24}, 24), ({"max_num_batched_tokens": 10}, 10), ({"max_model_len": 12}, 11)],
 )
-def test_prefill_is_measured_with_the_longest_possible_prompt(checkpoint, knobs, num_tokens, monkeypatch):
-    asked = []
-    monkeypatch.setattr(llm_engine, "measure", lambda *parts: asked.append(parts[-1]) or LOAD_IS_FASTER)
-    engine = LLM(checkpoint, **{"block_size": 4, "kv_cache_tokens": 256, "offload_policy": "auto"} | knobs).llm_engine
-    assert asked == [num_tokens]
+def test_prefill_is_measured_with_the_longest_possible_prompt(checkpoint, options, num_tokens, monkeypatch):
+    lengths = []
+    monkeypatch.setattr(llm_engine, "measure", lambda *parts: lengths.append(parts[-1]) or LOAD_IS_FASTER)
+    engine = LLM(checkpoint, **{"block_size": 4, "kv_cache_tokens": 256, "offload_policy": "auto"} | options).llm_engine
+    assert lengths == [num_tokens]
     assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
     engine.kv_cache_manager.check_integrity()
 
 
-@pytest.mark.parametrize("knobs", [{"max_model_len": 5}, {"kv_cache_tokens": 4}, {"kv_offloading_tokens": 4}])
-def test_smallest_engines_can_be_measured(checkpoint, knobs):
-    config = {"block_size": 4, "kv_cache_tokens": 64, "offload_policy": "auto"} | knobs
+@pytest.mark.parametrize("options", [{"max_model_len": 5}, {"kv_cache_tokens": 4}, {"kv_offloading_tokens": 4}])
+def test_smallest_engines_can_be_measured(checkpoint, options):
+    config = {"block_size": 4, "kv_cache_tokens": 64, "offload_policy": "auto"} | options
     engine = LLM(checkpoint, **config).llm_engine
     assert engine.cost_model is not None and engine.executor.num_tokens == 0

@@ -47,9 +47,9 @@ def test_step_returns_the_output_so_far_of_requests_with_a_new_token(checkpoint)
     engine = scripted_engine(checkpoint, num_blocks=20, max_num_batched_tokens=6)
     engine.add_request("a", [1, 2, 3], params(3)), engine.add_request("b", [5] * 7, params(1))
     outputs = [step(engine) for _ in range(3)]
-    assert [list(told) for told in outputs] == [["a"], ["a", "b"], ["a"]]
-    assert [answer(told["a"]) for told in outputs] == [answer_alone([1, 2, 3], n) for n in (1, 2, 3)]
-    assert [told["a"].finished for told in outputs] == [False, False, True]
+    assert [list(by_id) for by_id in outputs] == [["a"], ["a", "b"], ["a"]]
+    assert [answer(by_id["a"]) for by_id in outputs] == [answer_alone([1, 2, 3], n) for n in (1, 2, 3)]
+    assert [by_id["a"].finished for by_id in outputs] == [False, False, True]
     assert outputs[1]["b"].prompt_token_ids == [5] * 7 and answer(outputs[1]["b"]) == answer_alone([5] * 7, 1)
 
 
@@ -171,9 +171,9 @@ def test_request_that_outgrows_the_pool_ends_with_an_error_and_others_continue(c
 def test_error_is_returned_once_in_the_step_in_which_others_continue(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=2)
     engine.add_request("a", [1] * 8, params(9)), engine.add_request("b", [2], params(1))
-    told = [step(engine) for _ in range(2)]
-    assert [list(outputs) for outputs in told] == [["a"], ["a", "b"]]
-    assert told[1]["a"].finished and told[1]["a"].error
+    by_id = [step(engine) for _ in range(2)]
+    assert [list(outputs) for outputs in by_id] == [["a"], ["a", "b"]]
+    assert by_id[1]["a"].finished and by_id[1]["a"].error
     assert_empty(engine)
 
 

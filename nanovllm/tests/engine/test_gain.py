@@ -51,18 +51,18 @@ def test_bytes_are_equal_after_the_round_trip(checkpoint):
 def test_hardly_a_token_is_computed_twice_in_a_third_of_the_memory(checkpoint):
     """Six requests share room for two. Without the host, nearly everything of a preempted one is lost."""
     needed = sum(len(prompt) + MAX_TOKENS - 1 for prompt in PROMPTS)
-    twice, said = {}, {}
+    twice, generated = {}, {}
     for policy in ("load", "recompute"):
         llm, lost = llm_of(checkpoint, NUM_BLOCKS // 3, policy), Lost(BLOCK_SIZE)
         llm.llm_engine.observers.append(lost)
-        said[policy] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+        generated[policy] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
         twice[policy] = llm.llm_engine.executor.num_tokens - needed
         assert llm.llm_engine.scheduler.num_preemptions >= 5
         if policy == "load":
             assert twice["load"] == lost.num_tokens, "a preemption costs only tokens outside of full blocks"
             assert llm.llm_engine.host_tier.num_stores_loaded > 0
     assert 5 * twice["load"] <= twice["recompute"]
-    assert said["load"] == said["recompute"]
+    assert generated["load"] == generated["recompute"]
 
 
 def test_prompts_that_do_not_fit_the_device_are_found_on_the_host(checkpoint):

@@ -51,7 +51,7 @@ class History:
         self.engine.kv_cache.copy_blocks = self.copy  # type: ignore[method-assign]
         self.engine.scheduler._take = self.take  # type: ignore[method-assign]
         self.num_lost, self._share_lost = 0, rng.choice([0.0, 0.0, 0.1])
-        self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
+        self.sent: dict[str, tuple[list[int], SamplingParams]] = {}
         self.ended: dict[str, RequestOutput] = {}
         self.num_requests = 0
 
@@ -94,7 +94,7 @@ class History:
                 self.engine.add_request(name, prompt, sampling)
             return
         self.engine.add_request(name, prompt, sampling)
-        self.asked[name] = prompt, sampling
+        self.sent[name] = prompt, sampling
         if rng.random() < 0.1:
             self.poisoned[name] = len(prompt) + rng.choice([0, rng.randint(1, 9)])
 
@@ -136,25 +136,27 @@ class History:
 
     def end(self, output: RequestOutput) -> None:
         assert output.request_id not in self.ended, "returned twice"
-        prompt, sampling = self.asked[output.request_id]
+        prompt, sampling = self.sent[output.request_id]
         self.ended[output.request_id] = output
         assert output.prompt_token_ids == prompt and len(output.outputs) == sampling.n
         seed, room = (
             sampling.seed if sampling.temperature else None,
             min(sampling.max_tokens, NUM_POSITIONS - len(prompt)),
         )
-        for i, (said, reason) in enumerate(zip(answers(output), reasons(output), strict=True)):
-            assert said == answer_alone(prompt, len(said), seed, i)
-            assert not set(said[:-1]) & set(sampling.stop_token_ids)
+        for i, (tokens, reason) in enumerate(zip(answers(output), reasons(output), strict=True)):
+            assert tokens == answer_alone(prompt, len(tokens), seed, i)
+            assert not set(tokens[:-1]) & set(sampling.stop_token_ids)
             if reason == "stop":
-                assert said[-1] in sampling.stop_token_ids
+                assert tokens[-1] in sampling.stop_token_ids
             elif reason == "length":
-                assert len(said) == room
+                assert len(tokens) == room
             elif reason == "error":
                 begins = self.poisoned.get(output.request_id)
-                assert len(prompt) + len(said) in (begins, self.num_slots + 1) and len(said) < room, "the same as alone"
+                assert len(prompt) + len(tokens) in (begins, self.num_slots + 1) and len(tokens) < room, (
+                    "the same as alone"
+                )
             else:
-                assert reason == "abort" and len(said) < room
+                assert reason == "abort" and len(tokens) < room
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 8))])
@@ -174,7 +176,7 @@ def test_random_histories_leave_everything_in_its_place(checkpoint, seed):
         while history.engine.has_unfinished_requests():
             history.step()
         assert_empty(history.engine)
-        assert history.ended.keys() == history.asked.keys(), "a request was lost"
+        assert history.ended.keys() == history.sent.keys(), "a request was lost"
         num_steps += history.engine.executor.num_steps
         num_preemptions += history.engine.scheduler.num_preemptions
         num_copies += history.engine.kv_cache.num_blocks_copied

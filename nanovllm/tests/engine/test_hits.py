@@ -237,8 +237,8 @@ def test_samples_of_a_prompt_hit_once(checkpoint, num_tokens, computed):
 def test_each_sample_caches_its_text_for_the_next_turn(checkpoint):
     engine = scripted_engine(checkpoint, 32)
     output = serve(engine, PROMPT[:18], 7, n=3, temperature=1.0, seed=5)
-    for said in answers(output):
-        assert serve_counted(engine, [*PROMPT[:18], *said, 1], 1) == (24, 2)
+    for tokens_of in answers(output):
+        assert serve_counted(engine, [*PROMPT[:18], *tokens_of, 1], 1) == (24, 2)
 
 
 def test_search_starts_from_the_cache_and_finds_the_same_beams(checkpoint):
@@ -284,19 +284,19 @@ def test_reset_does_nothing_while_a_request_runs(checkpoint):
 def test_every_answer_is_the_same_as_without_a_cache(checkpoint, seed):
     """Prompts that start alike in many ways, with chunks, preemption and several samples, greedy and random."""
     rng = random.Random(seed)
-    knobs = {"block_size": rng.choice([1, 2, 4]), "max_num_batched_tokens": rng.choice([3, 16, 64]), "watermark": 0.0}
+    options = {"block_size": rng.choice([1, 2, 4]), "max_num_batched_tokens": rng.choice([3, 16, 64]), "watermark": 0.0}
     prompts = [PROMPT[: rng.randrange(1, 16)] + [rng.randrange(5, 8)] * rng.randrange(5) for _ in range(8)]
-    wanted = [
+    num_computed = [
         SamplingParams(
             n=rng.choice([1, 1, 2]), temperature=rng.choice([0.0, 1.0]), seed=i, max_tokens=8, ignore_eos=True
         )
         for i in range(8)
     ]
-    llm = partial(LLM, checkpoint, kv_cache_tokens=64, **knobs)
+    llm = partial(LLM, checkpoint, kv_cache_tokens=64, **options)
     on, off = llm(), llm(enable_prefix_caching=False)
-    expected = [answers(output) for output in off.generate(prompts, wanted)]
+    expected = [answers(output) for output in off.generate(prompts, num_computed)]
     for _ in range(2):
-        outputs = on.generate(prompts, wanted)
+        outputs = on.generate(prompts, num_computed)
         assert [answers(output) for output in outputs] == expected
         assert {reason for output in outputs for reason in reasons(output)} == {"length"}
         on.llm_engine.kv_cache_manager.check_integrity()

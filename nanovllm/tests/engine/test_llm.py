@@ -440,10 +440,10 @@ def test_stream_ends_although_its_requests_were_aborted_on_the_engine(checkpoint
     taken = [next(stream) for _ in range(num_taken)]
     assert llm.llm_engine.abort_request("1").outputs[0].finish_reason == "abort"
     taken += stream
-    told = {i: [output for output in taken if output.request_id == str(i)] for i in range(3)}
-    assert tokens(told[0]) == [expected[0][:n] for n in range(1, 25)]
-    assert tokens(told[2]) == [expected[2][:n] for n in range(1, 25)]
-    assert not any(output.finished for output in told[1])
+    num_reported = {i: [output for output in taken if output.request_id == str(i)] for i in range(3)}
+    assert tokens(num_reported[0]) == [expected[0][:n] for n in range(1, 25)]
+    assert tokens(num_reported[2]) == [expected[2][:n] for n in range(1, 25)]
+    assert not any(output.finished for output in num_reported[1])
     assert_all_free(llm)
 
 

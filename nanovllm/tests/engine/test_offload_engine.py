@@ -363,8 +363,8 @@ def test_real_model_gives_the_same_answers_from_a_small_pool(checkpoint, n):
     sampling = SamplingParams(n=n, seed=5, max_tokens=14, ignore_eos=True)
     knobs = {"block_size": 4, "offload_policy": "load", "kv_offloading_tokens": 400, "watermark": 0.0}
     small, large = (LLM(checkpoint, kv_cache_tokens=tokens, **knobs) for tokens in (48, 800))
-    said, expected = (llm.generate(prompts, sampling) for llm in (small, large))
-    assert [answers(output) for output in said] == [answers(output) for output in expected]
+    token_ids, expected = (llm.generate(prompts, sampling) for llm in (small, large))
+    assert [answers(output) for output in token_ids] == [answers(output) for output in expected]
     assert small.llm_engine.scheduler.num_preemptions > 0 and small.llm_engine.host_tier.num_blocks_loaded > 0
 
 
@@ -445,7 +445,7 @@ class History:
 
         self.engine.kv_cache.copy_blocks = copy_or_fail  # type: ignore[method-assign]
         self.texts = [[rng.randrange(320) for _ in range(25)] for _ in range(2)]
-        self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
+        self.sent: dict[str, tuple[list[int], SamplingParams]] = {}
         self.ended: dict[str, RequestOutput] = {}
         self.num_seen: Counter[str] = Counter()
 
@@ -455,12 +455,12 @@ class History:
         sampling = params(rng.randrange(1, 20), n=rng.choice([1, 1, 2, 3, 5]), temperature=1.0, seed=rng.randrange(9))
         try:
             self.engine.add_request(str(number), prompt, sampling)
-            self.asked[str(number)] = prompt, sampling
+            self.sent[str(number)] = prompt, sampling
         except ValueError as error:
             assert "the prompt must fit the pool" in str(error)
 
     def abort(self) -> None:
-        output = self.engine.abort_request(str(self.rng.randrange(len(self.asked) + 1)))
+        output = self.engine.abort_request(str(self.rng.randrange(len(self.sent) + 1)))
         self.engine.kv_cache_manager.check_integrity()
         if output:
             self.end(output)
@@ -479,16 +479,16 @@ class History:
                 self.end(output)
 
     def end(self, output: RequestOutput) -> None:
-        prompt, sampling = self.asked[output.request_id]
+        prompt, sampling = self.sent[output.request_id]
         assert output.request_id not in self.ended and len(output.outputs) == sampling.n
         self.ended[output.request_id] = output
-        for i, (said, reason) in enumerate(zip(answers(output), reasons(output), strict=True)):
-            assert said == answer_alone(prompt, len(said), sampling.seed, i)
+        for i, (token_ids, reason) in enumerate(zip(answers(output), reasons(output), strict=True)):
+            assert token_ids == answer_alone(prompt, len(token_ids), sampling.seed, i)
             if reason == "length":
-                assert len(said) == sampling.max_tokens
+                assert len(token_ids) == sampling.max_tokens
             elif reason == "error":
                 size, num_blocks = self.engine.config.block_size, self.engine.kv_cache.num_blocks
-                assert -(-(len(prompt) + len(said)) // size) > num_blocks, output.error
+                assert -(-(len(prompt) + len(token_ids)) // size) > num_blocks, output.error
             else:
                 assert reason == "abort"
 
@@ -504,7 +504,7 @@ class History:
             self.num_seen["steps"] += 1
             assert self.num_seen["steps"] < 20_000, "it does not end"
         assert_empty(self.engine)
-        assert self.ended.keys() == self.asked.keys()
+        assert self.ended.keys() == self.sent.keys()
         host = self.engine.host_tier
         self.num_seen += Counter(stored=host.num_blocks_stored, loaded=host.num_blocks_loaded)
         self.num_seen["preempted"] += self.engine.scheduler.num_preemptions

@@ -213,10 +213,10 @@ def test_computed_text_is_hit_in_whole_blocks():
 
 
 @pytest.mark.parametrize("num_tokens, found", [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (16, 12)])
-def test_last_token_is_always_computed(num_tokens, found):
+def test_last_token_is_always_computed(num_tokens, hit_tokens):
     manager = manager_of(8)
     held(manager, TEXT)
-    assert hits(manager, TEXT[:num_tokens]) == found == (num_tokens - 1) // 4 * 4
+    assert hits(manager, TEXT[:num_tokens]) == hit_tokens == (num_tokens - 1) // 4 * 4
 
 
 def test_equal_tokens_after_different_prefixes_are_not_hit():
@@ -417,14 +417,14 @@ def test_cached_text_stays_while_an_uncached_block_is_free():
 def test_end_of_an_evicted_text_goes_first():
     manager = manager_of(4)
     left(manager, TEXT)
-    found = []
+    hit_tokens = []
     for num_blocks in (1, 2, 3):
         seq = with_tokens([50] * (4 * num_blocks - 1), "b")
         admit(manager, seq)
-        found.append(hits(manager, [*TEXT, 1]))
+        hit_tokens.append(hits(manager, [*TEXT, 1]))
         manager.free(seq)
         manager.check_integrity()
-    assert found == [12, 8, 4]
+    assert hit_tokens == [12, 8, 4]
 
 
 def test_text_that_is_hit_again_is_evicted_after_the_others():

@@ -69,13 +69,13 @@ def test_stop_strings_and_eos_do_not_depend_on_preemption(checkpoint, tmp_path):
     """Something from the middle of each text becomes the stop string, or a token of it the stop token."""
     alone = LLM(checkpoint).generate(["the fox", "the rabbit", "and the", "once"], params(24))
     texts = [output.outputs[0].text for output in alone]
-    asked = [params(24, stop=texts[0][9:12]), params(24, stop=texts[1][5:6])]
-    asked += [params(24, stop_token_ids=[answer(output)[10]]) for output in alone[2:]]
+    stopping = [params(24, stop=texts[0][9:12]), params(24, stop=texts[1][5:6])]
+    stopping += [params(24, stop_token_ids=[answer(output)[10]]) for output in alone[2:]]
     prompts = [output.prompt for output in alone]
-    stopped = [LLM(checkpoint).generate([prompt], each)[0] for prompt, each in zip(prompts, asked, strict=True)]
+    stopped = [LLM(checkpoint).generate([prompt], each)[0] for prompt, each in zip(prompts, stopping, strict=True)]
     assert {reason(output) for output in stopped} == {"stop"}
     engine = real_engine(checkpoint, 8, max_num_batched_tokens=6)
-    for i, (prompt, each) in enumerate(zip(prompts, asked, strict=True)):
+    for i, (prompt, each) in enumerate(zip(prompts, stopping, strict=True)):
         engine.add_request(str(i), prompt, each)
     ended = run_to_the_end(engine)
     assert engine.scheduler.num_preemptions > 0

@@ -56,7 +56,7 @@ def test_samples_are_ordered_by_index_and_each_has_its_own_answer(checkpoint):
     output = serve(scripted_engine(checkpoint, num_blocks=40), [1] * 6, seeded(10, n=4))
     assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
     assert answers(output) == answers_of([1] * 6, 10, n=4)
-    assert len({tuple(said) for said in answers(output)}) == 4
+    assert len({tuple(tokens) for tokens in answers(output)}) == 4
 
 
 def test_greedy_samples_are_equal(checkpoint):
@@ -132,18 +132,18 @@ def test_first_token_time_is_the_earliest_of_all_samples(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=1)
     engine.add_request("a", [1] * 3, seeded(3, n=2))
     samples = engine.requests["a"]
-    told = [output.metrics for _ in range(8) for output in engine.step()]
+    reported = [output.metrics for _ in range(8) for output in engine.step()]
     first, second = (seq.metrics.first_token_time for seq in samples)
-    assert len(told) == 6 and first < second and {metrics.first_token_time for metrics in told} == {first}
-    assert [metrics.finished_time for metrics in told] == [None] * 5 + [samples[1].metrics.finished_time]
-    assert {metrics.arrival_time for metrics in told} == {samples[0].metrics.arrival_time}
+    assert len(reported) == 6 and first < second and {metrics.first_token_time for metrics in reported} == {first}
+    assert [metrics.finished_time for metrics in reported] == [None] * 5 + [samples[1].metrics.finished_time]
+    assert {metrics.arrival_time for metrics in reported} == {samples[0].metrics.arrival_time}
 
 
 def test_request_ends_with_its_last_sample(checkpoint):
     """Each sample stops at a token of its own, and then reports its end and frees its blocks at once."""
-    said = answers_of([1] * 6, 12, n=3)
-    stops = [next(t for t in said[i][k:] if sum(t in other for other in said) == 1) for i, k in ((0, 5), (1, 2))]
-    ends = [said[0].index(stops[0]) + 1, said[1].index(stops[1]) + 1, 12]
+    tokens = answers_of([1] * 6, 12, n=3)
+    stops = [next(t for t in tokens[i][k:] if sum(t in other for other in tokens) == 1) for i, k in ((0, 5), (1, 2))]
+    ends = [tokens[0].index(stops[0]) + 1, tokens[1].index(stops[1]) + 1, 12]
     assert ends[1] < ends[0] < 12, "choose another prompt"
     engine = scripted_engine(checkpoint, num_blocks=40)
     engine.add_request("a", [1] * 6, seeded(12, n=3, stop_token_ids=stops))
@@ -178,11 +178,11 @@ def test_with_one_seat_samples_run_like_separate_requests(checkpoint):
 def test_samples_do_not_depend_on_chunks_or_preemption(checkpoint, num_blocks, budget):
     """Requests of 1 to 4 samples run in pools down to the size of one sample."""
     engine = scripted_engine(checkpoint, num_blocks, max_num_batched_tokens=budget)
-    asked = {str(i): ([i + 1] * num_tokens, 1 + i % 4) for i, num_tokens in enumerate([3, 6, 8, 1, 9, 4, 2, 5])}
-    for name, (prompt, n) in asked.items():
+    prompts_and_n = {str(i): ([i + 1] * num_tokens, 1 + i % 4) for i, num_tokens in enumerate([3, 6, 8, 1, 9, 4, 2, 5])}
+    for name, (prompt, n) in prompts_and_n.items():
         engine.add_request(name, prompt, seeded(6, n))
     ended = run_to_the_end(engine)
-    for name, (prompt, n) in asked.items():
+    for name, (prompt, n) in prompts_and_n.items():
         assert answers(ended[name]) == answers_of(prompt, 6, n) and reasons(ended[name]) == ["length"] * n
     assert engine.scheduler.num_preemptions > 0 or num_blocks == 60 or budget <= 3
     assert engine.kv_cache.num_blocks_copied > 0
@@ -227,15 +227,15 @@ def test_samples_end_where_separate_requests_would(checkpoint, num_blocks):
 
 def test_each_sample_that_outgrows_the_pool_fails_and_the_others_continue(checkpoint):
     """Sample 1 ends with its first token. The others get 6 each, as if alone, and b gets all of its tokens."""
-    said = answers_of([1] * 7, 9, n=3)
-    assert not {said[1][0]} & {*said[0], *said[2]}, "choose another seed"
+    tokens = answers_of([1] * 7, 9, n=3)
+    assert not {tokens[1][0]} & {*tokens[0], *tokens[2]}, "choose another seed"
     engine = scripted_engine(checkpoint, num_blocks=3)
-    engine.add_request("a", [1] * 7, seeded(40, n=3, stop_token_ids=[said[1][0]]))
+    engine.add_request("a", [1] * 7, seeded(40, n=3, stop_token_ids=[tokens[1][0]]))
     engine.add_request("b", [2] * 3, params(9))
     ended = run_to_the_end(engine)
     assert ended["a"].error == "13 tokens need 4 blocks, the pool has 3"
     assert reasons(ended["a"]) == ["error", "stop", "error"]
-    assert answers(ended["a"]) == [said[0][:6], said[1][:1], said[2][:6]]
+    assert answers(ended["a"]) == [tokens[0][:6], tokens[1][:1], tokens[2][:6]]
     assert answers(ended["b"]) == [answer_alone([2] * 3, 9)] and ended["b"].error is None
 
 
@@ -250,9 +250,9 @@ def engine_with_b(checkpoint, state: str) -> LLMEngine:
     is_early = state in ("mid-prefill", "preempted before the fork")
     seats = 3 if state == "waiting" else 9
     engine = scripted_engine(checkpoint, 40, max_num_batched_tokens=6 if is_early else 32, max_num_seqs=seats)
-    said = answers_of([2] * 6, 2, n=3)
-    assert said[0][1] not in (said[1][1], said[2][1]), "choose another prompt"
-    stops = [said[0][1]] if state == "one has ended" else []
+    tokens = answers_of([2] * 6, 2, n=3)
+    assert tokens[0][1] not in (tokens[1][1], tokens[2][1]), "choose another prompt"
+    stops = [tokens[0][1]] if state == "one has ended" else []
     engine.add_request("a", [1] * 4, params(20))
     engine.add_request("b", [2] * 6, seeded(20, n=3, stop_token_ids=stops))
     engine.add_request("c", [3] * 3, seeded(4, n=2))
@@ -284,9 +284,9 @@ def test_abort_ends_all_samples_and_frees_everything_at_once(checkpoint, state):
     engine = engine_with_b(checkpoint, state)
     samples, manager = engine.requests["b"], engine.kv_cache_manager
     others = {block for seq in engine.scheduler.running if seq not in samples for block in seq.block_table}
-    said = [seq.token_ids[6:] for seq in samples]
+    tokens = [seq.token_ids[6:] for seq in samples]
     output = engine.abort_request("b")
-    assert output.finished and output.error is None and answers(output) == said
+    assert output.finished and output.error is None and answers(output) == tokens
     assert reasons(output) == ["stop" if state == "one has ended" else "abort", "abort", "abort"]
     assert manager.num_free_blocks == 40 - len(others)
     assert "b" not in engine.requests and engine.abort_request("b") is None
@@ -351,8 +351,8 @@ def test_failing_sample_ends_alone(checkpoint):
     engine.add_request("a", [1] * 6, seeded(5, n=3)), engine.add_request("b", [2] * 3, params(5))
     ended = run_to_the_end(engine)
     assert ended["a"].error == "RuntimeError: poison" and reasons(ended["a"]) == ["length", "error", "length"]
-    said = answers_of([1] * 6, 5, n=3)
-    assert answers(ended["a"]) == [said[0], [], said[2]] and answers(ended["b"]) == [answer_alone([2] * 3, 5)]
+    tokens = answers_of([1] * 6, 5, n=3)
+    assert answers(ended["a"]) == [tokens[0], [], tokens[2]] and answers(ended["b"]) == [answer_alone([2] * 3, 5)]
 
 
 def test_failing_prompt_ends_all_samples_that_wait_for_it(checkpoint):
@@ -461,15 +461,15 @@ def test_sample_does_not_depend_on_how_many_there_are(checkpoint, alone):
 
 
 def test_samples_differ_and_seeds_differ(alone):
-    said = [tuple(answer) for output in alone for answer in answers(output)]
-    assert len(set(said)) == len(said) == 12
+    tokens = [tuple(answer) for output in alone for answer in answers(output)]
+    assert len(set(tokens)) == len(tokens) == 12
 
 
 def test_samples_without_a_seed_differ(checkpoint):
     llm = LLM(checkpoint)
-    asked = SamplingParams(n=3, max_tokens=16, ignore_eos=True)
-    said = [tuple(answer) for _ in range(2) for answer in answers(llm.generate([[1, 5]], asked)[0])]
-    assert len(set(said)) == 6
+    prompts_and_n = SamplingParams(n=3, max_tokens=16, ignore_eos=True)
+    tokens = [tuple(answer) for _ in range(2) for answer in answers(llm.generate([[1, 5]], prompts_and_n)[0])]
+    assert len(set(tokens)) == 6
 
 
 def test_greedy_samples_match_a_model_without_a_cache(checkpoint, model):
@@ -533,7 +533,7 @@ def test_requests_with_one_and_many_samples_run_together(checkpoint, alone, seed
             ended |= {name: output for name, output in step(engine).items() if output.finished}
         engine.abort_request(f"stranger {rng.randrange(4)}")
     ended |= run_to_the_end(engine)
-    asked = [name.split() for name in ended if not name.startswith("stranger")]
-    assert len(asked) == 4
-    for i, n in asked:
+    prompts_and_n = [name.split() for name in ended if not name.startswith("stranger")]
+    assert len(prompts_and_n) == 4
+    for i, n in prompts_and_n:
         assert answers(ended[f"{i} {n}"]) == answers(alone[int(i)])[: int(n)]

@@ -49,7 +49,7 @@ class Drive:
             if seq.finished:
                 self.scheduler.remove(seq)
         self.manager.check_integrity()
-        return says(batch)
+        return batch_text(batch)
 
     def assert_alone(self, seq: Sequence, num_tokens: int) -> None:
         """Assert that it has a slot for each token to compute, in blocks that no other sequence holds."""
@@ -67,7 +67,7 @@ class Drive:
         output = self.scheduler.schedule()
         self.manager.check_integrity()
         self.failed += [name_of(seq) for seq in output.failed]
-        return says(output.batch)
+        return batch_text(output.batch)
 
     def tables(self, name: str) -> list[list[int]]:
         """Return the block tables of a request's samples."""
@@ -90,7 +90,7 @@ def name_of(seq: Sequence) -> str:
     return seq.request_id + "'" * seq.sample_index
 
 
-def says(batch: list[tuple[Sequence, int]]) -> str:
+def batch_text(batch: list[tuple[Sequence, int]]) -> str:
     return " ".join(f"{name_of(seq)}{num_tokens}" for seq, num_tokens in batch)
 
 
@@ -415,9 +415,9 @@ def test_step_that_preempts_admits_no_sequence(monkeypatch):
         patch.setattr(drive.scheduler, "_may_admit", lambda seq, hits: True)
         assert drive.step() == "a1"
     assert drive.queues == "a | bc" and drive.num_free == 1
-    asked = []
-    monkeypatch.setattr(drive.scheduler, "_may_admit", lambda seq, hits: asked.append(seq.request_id))
-    assert drive.step() == "a1" and asked == ["b"], "the next step considers the first waiting sequence"
+    considered = []
+    monkeypatch.setattr(drive.scheduler, "_may_admit", lambda seq, hits: considered.append(seq.request_id))
+    assert drive.step() == "a1" and considered == ["b"], "the next step considers the first waiting sequence"
 
 
 def test_watermark_applies_to_preempted_sequences_too():

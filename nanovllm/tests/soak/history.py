@@ -22,7 +22,7 @@ from ...engine.sampling_params import SamplingParams
 from ...trace import Tracer, traced
 from ...trace.events import Event as TraceEvent
 from ..twin import Twin
-from .plans import TEXTS, Abort, Ask, Beams, Drain, Event, Fail, Knobs, Plan, Reset, Step, Stream
+from .plans import TEXTS, Abort, Ask, Beams, Drain, Event, Fail, Plan, Reset, Setup, Step, Stream
 from .script import OPERATIONS, BrokenRule, Faults, Injected, generated_alone, scripted_llm
 
 MAX_SILENT_STEPS = 300  # of an engine with requests: the longest prompt in chunks of 1, late loads, and a margin
@@ -34,7 +34,7 @@ class Ending(NamedTuple):
 
 
 @dataclass
-class Asked:
+class Expected:
     """A request, and the end of each of its samples, whatever runs beside it, unless it is aborted or struck."""
 
     arrival: int
@@ -66,23 +66,23 @@ class Asked:
             assert reason == "error" and (index in struck or (index in self.may_fail and not token_ids)), shown
 
 
-def asked_for(knobs: Knobs, ask: Ask, last_text: list[int], arrival: int) -> Asked:
+def expected_result(setup: Setup, ask: Ask, last_text: list[int], arrival: int) -> Expected:
     """Return the expected end of a request. `last_text` starts its prompt if it follows another request."""
     prompt = [*(last_text if ask.follows else TEXTS[ask.text][: ask.num_shared]), *ask.own] or [0]
-    room = min(ask.max_tokens, knobs.max_model_len - len(prompt))
-    endings = [ending(knobs, ask, prompt, room, index) for index in range(ask.n)]
+    room = min(ask.max_tokens, setup.max_model_len - len(prompt))
+    endings = [ending(setup, ask, prompt, room, index) for index in range(ask.n)]
     may_fail: frozenset[int] = frozenset()
-    if ask.poison and ask.poison.num_tokens <= len(prompt) and ask.poison.sample % knobs.max_num_seqs == 0:
-        may_fail = frozenset(range(ask.poison.sample + 1, ask.poison.sample + knobs.max_num_seqs))
-    return Asked(arrival, prompt, endings, room < 1 or len(prompt) > knobs.num_slots, may_fail)
+    if ask.poison and ask.poison.num_tokens <= len(prompt) and ask.poison.sample % setup.max_num_seqs == 0:
+        may_fail = frozenset(range(ask.poison.sample + 1, ask.poison.sample + setup.max_num_seqs))
+    return Expected(arrival, prompt, endings, room < 1 or len(prompt) > setup.num_slots, may_fail)
 
 
-def ending(knobs: Knobs, ask: Ask, prompt: list[int], room: int, index: int) -> Ending:
+def ending(setup: Setup, ask: Ask, prompt: list[int], room: int, index: int) -> Ending:
     token_ids, reason = generated_alone(prompt, max(room, 0), ask.seed, index), "length"
     ends = [i + 1 for i, token_id in enumerate(token_ids) if token_id in ask.stop_token_ids]
     if ends:
         token_ids, reason = token_ids[: ends[0]], "stop"
-    limit = knobs.num_slots + 1 - len(prompt)  # it has outgrown the pool
+    limit = setup.num_slots + 1 - len(prompt)  # it has outgrown the pool
     if ask.poison and ask.poison.sample == index:
         limit = min(limit, max(ask.poison.num_tokens - len(prompt), 0))
     return Ending(token_ids, reason) if len(token_ids) <= limit else Ending(token_ids[:limit], "error")
@@ -98,12 +98,12 @@ class Progress(NamedTuple):
 
 
 class History:
-    def __init__(self, knobs: Knobs, folder: Path) -> None:
-        self.knobs = knobs
-        self.faults = Faults(delays=cycle(knobs.load_delays))
-        self.llm, self.script = scripted_llm(folder, self.faults, **options(knobs))
+    def __init__(self, setup: Setup, folder: Path) -> None:
+        self.setup = setup
+        self.faults = Faults(delays=cycle(setup.load_delays))
+        self.llm, self.script = scripted_llm(folder, self.faults, **options(setup))
         self.engine = self.llm.llm_engine
-        self.open: dict[str, Asked] = {}
+        self.open: dict[str, Expected] = {}
         self.last_text: list[int] = []  # of the request that ended last
         self.aborting: str | None = None
         self.num_requests = self.num_steps = self.num_silent_steps = 0
@@ -138,13 +138,13 @@ class History:
     # Events
 
     def ask(self, ask: Ask) -> None:
-        request_id, asked = self.admit(ask)
-        if asked.is_refused:
+        request_id, expected_of = self.admit(ask)
+        if expected_of.is_refused:
             del self.open[request_id]
             with pytest.raises(ValueError, match=r"the prompt must fit the pool|the prompt must have at most"):
-                self.engine.add_request(request_id, asked.prompt, params(ask))
+                self.engine.add_request(request_id, expected_of.prompt, params(ask))
         else:
-            self.engine.add_request(request_id, asked.prompt, params(ask))
+            self.engine.add_request(request_id, expected_of.prompt, params(ask))
             self.seqs += [weakref.ref(seq) for seq in self.engine.requests[request_id]]
         self.check()
 
@@ -176,9 +176,9 @@ class History:
             with pytest.raises(ValueError, match="unfinished requests"):
                 next(self.llm.stream([[1]]))
             return
-        asked = [self.admit(ask) for ask in stream.asks]
+        expected_of = [self.admit(ask) for ask in stream.asks]
         self.llm._request_ids = map(str, [*self.open, *["a second stream's"] * 20])
-        outputs = self.llm.stream([each.prompt for _, each in asked], [params(ask) for ask in stream.asks])
+        outputs = self.llm.stream([each.prompt for _, each in expected_of], [params(ask) for ask in stream.asks])
         try:
             for num_taken, output in enumerate(outputs, start=1):
                 if output.request_id in self.open and self.open[output.request_id].is_refused:
@@ -200,23 +200,23 @@ class History:
 
     def beams(self, beams: Beams) -> None:
         """Compare with a search that has unlimited memory and no cache."""
-        asked = self.asked(beams.ask)
+        expected_of = self.expected_of(beams.ask)
         beam_params = BeamSearchParams(beams.width, beams.ask.max_tokens, ignore_eos=True)
-        prompts = [TokensPrompt(prompt_token_ids=asked.prompt)]
-        if self.open or beams.width > self.knobs.max_num_seqs:
+        prompts = [TokensPrompt(prompt_token_ids=expected_of.prompt)]
+        if self.open or beams.width > self.setup.max_num_seqs:
             with pytest.raises(ValueError, match=r"unfinished requests|at most max_num_seqs"):
                 self.llm.beam_search(prompts, beam_params)
             return
         self.llm._request_ids = map(str, ["beams"])
         [output] = self.llm.beam_search(prompts, beam_params)
         if output.error and "blocks are needed" in output.error:
-            num_tokens = len(asked.prompt) + beams.ask.max_tokens
-            assert self.knobs.num_blocks < beams.width * (-(-num_tokens // self.knobs.block_size) + 1), output.error
+            num_tokens = len(expected_of.prompt) + beams.ask.max_tokens
+            assert self.setup.num_blocks < beams.width * (-(-num_tokens // self.setup.block_size) + 1), output.error
         elif output.error:
             assert "leaves room" in output.error or output.error in OPERATIONS, output.error
         else:
-            knobs = self.knobs._replace(block_size=16, num_blocks=100, enable_prefix_caching=False)
-            alone, _ = scripted_llm(self._folder, Faults(), **options(knobs))
+            setup = self.setup._replace(block_size=16, num_blocks=100, enable_prefix_caching=False)
+            alone, _ = scripted_llm(self._folder, Faults(), **options(setup))
             [expected] = alone.beam_search(prompts, beam_params)
             assert [(each.token_ids, each.finish_reason) for each in output.outputs] == [
                 (each.token_ids, each.finish_reason) for each in expected.outputs
@@ -234,23 +234,23 @@ class History:
 
     # Expectations
 
-    def admit(self, ask: Ask) -> tuple[str, Asked]:
+    def admit(self, ask: Ask) -> tuple[str, Expected]:
         self.num_requests += 1
         request_id = str(self.num_requests)
-        self.open[request_id] = asked = self.asked(ask)
+        self.open[request_id] = expected_of = self.expected_of(ask)
         if ask.poison:
             self.faults.poison[request_id, ask.poison.sample] = ask.poison.num_tokens
-        return request_id, asked
+        return request_id, expected_of
 
-    def asked(self, ask: Ask) -> Asked:
-        return asked_for(self.knobs, ask, self.last_text, self.num_requests)
+    def expected_of(self, ask: Ask) -> Expected:
+        return expected_result(self.setup, ask, self.last_text, self.num_requests)
 
     def hear(self, output: RequestOutput) -> None:
-        asked = self.open[output.request_id]  # KeyError: an output of a request that has ended or never arrived
+        expected_of = self.open[output.request_id]  # KeyError: an output of a request that has ended or never arrived
         struck = {index for request_id, index in self.faults.struck if request_id == output.request_id}
-        asked.check(output, output.request_id == self.aborting, struck)
+        expected_of.check(output, output.request_id == self.aborting, struck)
         if output.finished:
-            self.last_text = [*asked.prompt, *output.outputs[0].token_ids][: self.knobs.max_model_len - 8]
+            self.last_text = [*expected_of.prompt, *output.outputs[0].token_ids][: self.setup.max_model_len - 8]
             del self.open[output.request_id]
 
     # Invariants after each step
@@ -278,7 +278,7 @@ class History:
         return Progress(self.script.num_steps, self.script.num_tokens, num_preemptions, self.faults.calls["allocate"])
 
     def check_schedule(self, before: Progress, after: Progress, has_outputs: bool) -> None:
-        assert after.num_tokens - before.num_tokens <= self.knobs.max_num_batched_tokens
+        assert after.num_tokens - before.num_tokens <= self.setup.max_num_batched_tokens
         if after.num_preemptions > before.num_preemptions:
             assert after.num_admitted == before.num_admitted, "admitted in a step that preempted"
         if after.num_steps == before.num_steps and not has_outputs:
@@ -295,7 +295,7 @@ class History:
         assert here == Counter(id(seq) for samples in requests.values() for seq in samples if not seq.finished)
         assert set(manager._holders) == set(scheduler.running)
         assert not any(seq.block_table or seq.num_computed_tokens for seq in scheduler.waiting)
-        assert sum(1 + len(seq.to_fork) for seq in scheduler.running) <= self.knobs.max_num_seqs
+        assert sum(1 + len(seq.to_fork) for seq in scheduler.running) <= self.setup.max_num_seqs
 
     def finish(self) -> None:
         """Let all requests end, and check that nothing is left."""
@@ -312,8 +312,8 @@ class History:
         assert len(tier.pool.free) == tier.num_blocks
         self.reset()
         report = manager.report()
-        assert report.held == 0 and report.num_slots == self.knobs.num_slots
-        assert len(manager.pool.free) == self.knobs.num_blocks
+        assert report.held == 0 and report.num_slots == self.setup.num_slots
+        assert len(manager.pool.free) == self.setup.num_blocks
 
     def counts(self) -> Counter[str]:
         """Return the numbers of what happened."""
@@ -340,21 +340,21 @@ def params(ask: Ask) -> SamplingParams:
     )
 
 
-def options(knobs: Knobs) -> dict[str, object]:
+def options(setup: Setup) -> dict[str, object]:
     """Return the options of an LLM."""
     own = {
         name: value
-        for name, value in knobs._asdict().items()
+        for name, value in setup._asdict().items()
         if name not in ("num_blocks", "num_host_blocks", "load_delays")
     }
-    pools = {"kv_cache_tokens": knobs.num_slots, "kv_offloading_tokens": knobs.num_host_blocks * knobs.block_size}
+    pools = {"kv_cache_tokens": setup.num_slots, "kv_offloading_tokens": setup.num_host_blocks * setup.block_size}
     return own | pools
 
 
 def play(plan: Plan) -> Counter[str]:
     """Play a plan. Raise AssertionError, or the engine's error, at the first fault."""
     with tempfile.TemporaryDirectory() as folder:
-        history = History(plan.knobs, Path(folder))
+        history = History(plan.setup, Path(folder))
         for event in plan.events:
             history.apply(event)
         counts = history.counts()
@@ -365,7 +365,7 @@ def play(plan: Plan) -> Counter[str]:
 def play_traced(plan: Plan, num_before: int = 0) -> list[TraceEvent]:
     """Play a plan under a trace whose replay must equal the engine. The first `num_before` events are not traced."""
     with tempfile.TemporaryDirectory() as folder:
-        history, tracer = History(plan.knobs, Path(folder)), Tracer()
+        history, tracer = History(plan.setup, Path(folder)), Tracer()
         for event in plan.events[:num_before]:
             history.apply(event)
         twin = Twin(history.llm, tracer)

@@ -12,7 +12,7 @@ from .script import OPERATIONS, VOCAB_SIZE
 TEXTS = [[random.Random(i).randrange(VOCAB_SIZE) for _ in range(100)] for i in range(3)]  # the prompts start with these
 
 
-class Knobs(NamedTuple):
+class Setup(NamedTuple):
     block_size: int
     num_blocks: int
     max_model_len: int
@@ -87,13 +87,13 @@ Event = Ask | Step | Drain | Abort | Stream | Beams | Reset | Fail
 
 
 class Plan(NamedTuple):
-    knobs: Knobs
+    setup: Setup
     events: list[Event]
 
 
-def random_knobs(rng: random.Random) -> Knobs:
+def random_setup(rng: random.Random) -> Setup:
     block_size = rng.choice([1, 2, 3, 4, 4, 8, 16])
-    return Knobs(
+    return Setup(
         block_size=block_size,
         num_blocks=rng.randint(2, max(6, rng.choice([40, 80]) // block_size)),
         max_model_len=rng.choice([24, 48, 48, 90]),
@@ -154,10 +154,10 @@ def random_events(rng: random.Random) -> Iterator[Event]:
 
 def random_plan(rng: random.Random, num_events: int) -> Plan:
     events: list[Event] = []
-    knobs = random_knobs(rng)
+    setup = random_setup(rng)
     while len(events) < num_events:
         events += random_events(rng)
-    return Plan(knobs, events)
+    return Plan(setup, events)
 
 
 def smallest(plan: Plan, is_faulty: Callable[[Plan], bool]) -> Plan:
@@ -166,7 +166,7 @@ def smallest(plan: Plan, is_faulty: Callable[[Plan], bool]) -> Plan:
     while size:
         start = 0
         while start < len(plan.events):
-            without = Plan(plan.knobs, plan.events[:start] + plan.events[start + size :])
+            without = Plan(plan.setup, plan.events[:start] + plan.events[start + size :])
             if is_faulty(without):
                 plan = without
             else:

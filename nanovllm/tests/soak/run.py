@@ -40,7 +40,7 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         events = "".join(f"        {event},\n" for event in self.plan.events)
-        return f"{self.error}\n\n    Plan({self.plan.knobs}, [\n{events}    ])\n"
+        return f"{self.error}\n\n    Plan({self.plan.setup}, [\n{events}    ])\n"
 
 
 def history_plan(seed: int, history: int) -> Plan:
