@@ -20,14 +20,12 @@ STAGES = [*find_stages(ROOT), PACKAGE]
 ENDS = STAGES[0], STAGES[-2], PACKAGE  # the first stage, the last one, and the package
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
 OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "tokenizers", "tqdm"}  # asyncio: an event loop, no network
-WORKERS = "cli/benchmarks/workers"  # they run in the environments of other engines
+WORKERS = "bench/workers"  # they run in the environments of other engines
 IF_INSTALLED = {
-    "cli/benchmarks/peer.py": {"transformers"},
     "engine/grammars.py": {"llguidance"},
     f"{WORKERS}/serve_vllm.py": {"vllm"},
     f"{WORKERS}/serve_llama_cpp.py": {"llama_cpp"},
     f"{WORKERS}/serve_transformers.py": {"transformers"},
-    f"{WORKERS}/serve_transformers_batch.py": {"transformers", "serve_transformers"},  # the file beside it
     f"{WORKERS}/to_gguf.py": {"gguf"},
     **{f"backends/cpu/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/backends/cpu").glob("*.py")},
     **{f"tests/cpu/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/tests/cpu").glob("*.py")},
@@ -38,7 +36,7 @@ SERVE = {"starlette", "uvicorn", "h11", "prometheus_client"}  # the extra named 
 OF_FOLDERS = {  # the package's folders that listen, send HTTP requests, or test either
     "server/": SERVE | {"http", "socket", "urllib"},
     "tests/server/": SERVE | {"httpx", "openai", "socket", "urllib"},
-    "cli/benchmarks/http_": {"ssl", "urllib"},
+    "bench/load.py": {"aiohttp", "yarl"},
 }
 CONNECTING = {"connect", "connect_ex", "create_connection", "open_connection", "start_tls"}
 NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib"}

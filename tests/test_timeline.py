@@ -2,11 +2,11 @@
 
 import pytest
 
+from nanovllm.bench.workload import mixed_tasks
 from stages import s4_continuous_batching as s4
 from stages.bench import timeline
 from stages.bench.engines import without_model
-from stages.bench.timeline import Again, Arrival, Run, Work
-from stages.bench.workloads import mixed_workload
+from stages.bench.timeline import Again, Arrival, Timeline, Work
 from tests.helpers import STORYTELLER
 
 MODEL = str(STORYTELLER)
@@ -16,7 +16,7 @@ def request(time: float, num_prompt_tokens: int, num_output_tokens: int) -> Arri
     return Arrival(time, [3] * num_prompt_tokens, num_output_tokens)
 
 
-def continuous(arrivals: list[Arrival], num_blocks: int = 16, **options) -> Run:
+def continuous(arrivals: list[Arrival], num_blocks: int = 16, **options) -> Timeline:
     engine = without_model("s4", model=MODEL, block_size=4, kv_cache_tokens=4 * num_blocks, **options)
     run = timeline.continuous(engine, arrivals)
     engine.kv_cache_manager.check_integrity()
@@ -24,12 +24,12 @@ def continuous(arrivals: list[Arrival], num_blocks: int = 16, **options) -> Run:
     return run
 
 
-def static(arrivals: list[Arrival], num_blocks: int = 16, seats: int = 2) -> Run:
+def static(arrivals: list[Arrival], num_blocks: int = 16, seats: int = 2) -> Timeline:
     options = {"block_size": 4, "kv_cache_tokens": 4 * num_blocks, "max_num_seqs": seats}
     return timeline.static(without_model("s3", model=MODEL, **options), arrivals)
 
 
-def works(run: Run) -> list[dict[int, tuple[int, int]]]:
+def works(run: Timeline) -> list[dict[int, tuple[int, int]]]:
     """Return the start and the number of tokens of each sequence's work in each step."""
     return [{i: (work.start, work.num_tokens) for i, work in step.work.items()} for step in run.steps]
 
@@ -81,7 +81,7 @@ def test_recomputed_tokens_are_counted_each_time():
 
 @pytest.mark.full
 def test_schedule_is_the_same_without_a_model():
-    prompts = [request.prompt_token_ids[:40] for request in mixed_workload(4096, 6)]
+    prompts = [request.prompt_token_ids[:40] for request in mixed_tasks(4096, 6)]
     arrivals = [Arrival(3 * i, prompt, 30) for i, prompt in enumerate(prompts)]
     options = {"model": MODEL, "kv_cache_tokens": 256, "max_num_batched_tokens": 32}
     with_model = timeline.continuous(s4.LLM(**options, dtype="float32").llm_engine, arrivals)

@@ -1,178 +1,140 @@
-"""nanovllm bench: how fast the engine is here, beside transformers where it is installed."""
+"""nanovllm bench: measure this engine, its server, and other engines beside it. The benchmarks are in ../bench."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
+from importlib import import_module
+from inspect import getdoc
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import click
 
-from .bench_load import launches, paged, published
-from .bench_options import WHOLE, run, shape_option, shared, show, size
+from ..bench import options as bench_options
+from ..checkpoints.sizes import SHAPES
+from ..engine.config import EngineConfig
+from .click_options import engine_options, one_line_errors, option, split, with_checkpoint
+from .terminal import read_prompt, standard_output
+
+PUBLISHED_SHAPE = "qwen3-0.6b"
+Report = dict[str, Any]
+
+
+class Benchmark(NamedTuple):
+    """A command: a function of ../bench, with the options and the help of a dataclass."""
+
+    function: str  # module:name
+    options: type
+    takes_engine: bool = True
+    shape: str | None = None  # help of --shape, which needs a --model without default
+    engine: Mapping[str, dict[str, Any]] = MappingProxyType({})  # other defaults of engine options
+
+
+SHAPE = "a published shape, with random weights, in place of --model"
+BENCHMARKS = {
+    "throughput": Benchmark("throughput:throughput", bench_options.Throughput),
+    "latency": Benchmark("throughput:latency", bench_options.Latency),
+    "prefix": Benchmark("throughput:prefix", bench_options.Prefix),
+    "offload": Benchmark("throughput:offload", bench_options.Offload),
+    "http": Benchmark("http:http", bench_options.Http),
+    "serve": Benchmark("serve:serve_load", bench_options.Serve, takes_engine=False),
+    "peers": Benchmark("peers:peers", bench_options.Peers, shape=f"{SHAPE}; vllm and llama.cpp cannot take one"),
+    "published": Benchmark(
+        "published:published",
+        bench_options.Published,
+        shape=f"{SHAPE}; default: {PUBLISHED_SHAPE}, unless --model names a checkpoint",
+        engine={"max_num_seqs": {"default": 256}, "max_num_batched_tokens": {"default": 16384}},
+    ),
+    "paged": Benchmark("paged:paged", bench_options.Paged, takes_engine=False),
+    "launches": Benchmark("launches:launches", bench_options.Launches, shape=SHAPE),
+}
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure this engine here: throughput, latency, the prefix cache, offload, HTTP, peers."""
+    """Measure this engine: throughput, latency, the prefix cache, offload, HTTP, and other engines beside it."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
-bench.add_command(published)
-bench.add_command(paged)
-bench.add_command(launches)
+def command_of(name: str, benchmark: Benchmark) -> click.Command:
+    """Return the command of a benchmark."""
+    given: list[click.Parameter] = [option(each, **checks(each)) for each in fields(benchmark.options)]
+    given.append(
+        click.Option(["--json", "json_file"], metavar="PATH", help="write JSON to a file; - is standard output")
+    )
+    if benchmark.shape:
+        given.append(click.Option(["--shape"], type=click.Choice([*SHAPES]), metavar="NAME", help=benchmark.shape))
+    if benchmark.takes_engine:
+        given += engine_options(**benchmark.engine, **({"model": {"default": None}} if benchmark.shape else {}))
+
+    def run(json_file: str | None, **values: Any) -> int:
+        chosen = benchmark.options(**{each.name: values.pop(each.name) for each in fields(benchmark.options)})
+
+        def measure() -> Report:
+            arguments = [chosen]
+            if benchmark.takes_engine:
+                arguments.insert(0, with_model(split(values)[0], values.get("shape"), name))
+            if isinstance(chosen, bench_options.Throughput) and chosen.prompts:
+                arguments.append([line for line in read_prompt(chosen.prompts).split("\n") if line.strip()])
+            module, _, function = benchmark.function.partition(":")
+            report: Report = getattr(import_module(f"...bench.{module}", __name__), function)(*arguments)
+            return report
+
+        report = show(measure, json_file)
+        return 1 if report["measured"].get("server", {}).get("failed") else 0
+
+    return click.Command(name, callback=run, params=given, help=getdoc(benchmark.options))
 
 
-TOGETHER: list[click.Parameter] = [
-    size("--num-prompts", 32, "requests"),
-    size("--input-len", 128, "tokens of a random prompt"),
-    size("--output-len", 64, "tokens of an output"),
-    click.Option(
-        ["--spread"],
-        type=click.FloatRange(0, 1, max_open=True),
-        default=0.0,
-        show_default=True,
-        help="random lengths are up to this share shorter or longer",
-    ),
-]
-THROUGHPUT: list[click.Parameter] = [
-    *TOGETHER,
-    click.Option(["--prompts", "prompts_file"], metavar="FILE", help="prompts, one a line, in place of random ones"),
-]
+def checks(field: Field[Any]) -> dict[str, Any]:
+    """Return what click checks of an option, from the metadata of its field."""
+    given = field.metadata
+    changes: dict[str, Any] = {name: given[name] for name in ("metavar", "envvar") if name in given}
+    low, high = given.get("above", given.get("min")), given.get("below")
+    if field.type == tuple[str, ...]:
+        changes["multiple"] = True
+    elif field.type in (int, int | None) and low is not None:
+        changes["type"] = click.IntRange(min=low)
+    elif low is not None:
+        changes["type"] = click.FloatRange(low, high, min_open="above" in given, max_open=high is not None)
+    elif field.name == "shape":
+        changes["type"] = click.Choice([*SHAPES])
+    return changes
 
 
-@bench.command(params=THROUGHPUT + shared(rounds=3))
-def throughput(**values: Any) -> int:
-    """Serve all requests at once: how fast, and how soon.
+def show(measure: Callable[[], Report], json_file: str | None) -> Report:
+    """Print a report and write its JSON. Find out before measuring if that is impossible."""
+    with one_line_errors():
+        standard_output()
+        if json_file not in (None, "-"):
+            Path(json_file).open("a").close()
+        report = measure()
+    from ..bench.report import text, write_json
 
-    Tokens a second, the time to the first token, and between tokens.
+    if json_file:
+        write_json(report, json_file)
+    click.echo(text(report), err=json_file == "-")
+    return report
+
+
+def with_model(engine: dict[str, Any], shape: str | None, name: str) -> dict[str, Any]:
+    """Return the engine's options with a folder as model: a checkpoint's, or one of a shape for random weights.
+
+    Raise ValueError if both are given, or the checkpoint is missing.
     """
-    return run("throughput", values)
+    if shape is not None and engine["model"] is not None:
+        raise ValueError(f"--shape {shape} and --model {engine['model']} exclude each other")
+    if shape is None and engine["model"] is None and name == "published":
+        shape = PUBLISHED_SHAPE
+    if shape is None:
+        return with_checkpoint(engine | {"model": engine["model"] or EngineConfig.model})
+    from ..bench.engine import folder_of_shape
+
+    random_weights = {"model": str(folder_of_shape(shape)), "load_format": "dummy", "skip_tokenizer_init": True}
+    return {key: value for key, value in engine.items() if key != "revision"} | random_weights
 
 
-LATENCY: list[click.Parameter] = [
-    size("--batch-size", 1, "requests at a time"),
-    size("--input-len", 32, "tokens of a random prompt"),
-    size("--output-len", 64, "tokens of an output"),
-]
-
-
-@bench.command(params=LATENCY + shared(rounds=7))
-def latency(**values: Any) -> int:
-    """Serve a few requests on an idle engine, again and again."""
-    return run("latency", values)
-
-
-PREFIX: list[click.Parameter] = [
-    size("--prefix-len", 512, "tokens with which all prompts begin"),
-    size("--input-len", 32, "tokens of a prompt behind them"),
-    size("--output-len", 16, "tokens of an output"),
-]
-
-
-@bench.command(params=PREFIX + shared(rounds=7))
-def prefix(**values: Any) -> int:
-    """Measure what a cached beginning saves.
-
-    The time to the first token of a prompt whose beginning is cached, and of one that is new.
-    """
-    return run("prefix", values)
-
-
-@bench.command(params=PREFIX + shared(rounds=7))
-def offload(**values: Any) -> int:
-    """Measure what a beginning on the host saves.
-
-    The time to the first token with the beginning on the device, on the host, or computed again.
-    """
-    return run("offload", values)
-
-
-@bench.command(params=TOGETHER + shared(rounds=5, peer=None))
-def http(**values: Any) -> int:
-    """Measure what HTTP costs.
-
-    The engine itself and a server of its own serve the same requests in turns: all at once, and one at a time.
-    """
-    return run("through_http", values)
-
-
-PEERS: list[click.Parameter] = [
-    click.Option(
-        ["--transformers/--no-transformers"],
-        default=True,
-        show_default=True,
-        help="measure transformers too, where it is installed",
-    ),
-    click.Option(
-        ["--jobs"],
-        default="mixed,1,2,4",
-        show_default=True,
-        help="mixed: 32 requests of all lengths; a number: that many sequences decode",
-    ),
-    click.Option(["--contexts"], default="", metavar="N,N", help="lengths at which decode steps are measured too"),
-    size("--context-batch", 8, "sequences of such a length in a step"),
-    shape_option("a published shape, with random weights, in place of --model; vllm and llama.cpp have none"),
-]
-NAMED_PEER = click.Option(
-    ["--peer"],
-    multiple=True,
-    metavar="NAME=PYTHON[,FILE]",
-    help="vllm=PYTHON or llama.cpp=PYTHON,FILE.gguf: an interpreter that has it; may be given several times",
-)
-
-
-@bench.command(params=PEERS + shared(rounds=3, peer=NAMED_PEER, model=None))
-def peers(**values: Any) -> int:
-    """Race vLLM, llama.cpp and transformers.
-
-    All serve the same requests in turn, each in a process of its own; tokens are compared.
-    """
-    return run("peers", values)
-
-
-SERVE: list[click.Parameter] = [
-    click.Option(["--base-url"], default="http://127.0.0.1:8000", show_default=True, help="the server's address"),
-    click.Option(["--model"], help="what the server calls the model; default: the first of its /v1/models"),
-    click.Option(["--api-key"], envvar="OPENAI_API_KEY", help="its key; or in OPENAI_API_KEY"),
-    click.Option(
-        ["--endpoint"],
-        type=click.Choice(["completions", "chat"]),
-        default="completions",
-        show_default=True,
-        help="which interface",
-    ),
-    size("--num-prompts", 200, "requests"),
-    click.Option(
-        ["--request-rate"],
-        type=click.FloatRange(min=0, min_open=True),
-        default=float("inf"),
-        show_default=True,
-        help="requests a second, which come as of a Poisson process; inf: all at once",
-    ),
-    click.Option(["--max-concurrency"], type=WHOLE, help="most requests at a time"),
-    click.Option(["--input-len"], type=WHOLE, help="words of each prompt; default: lengths as of chats"),
-    click.Option(["--output-len"], type=WHOLE, help="tokens of each output; default: lengths as of chats"),
-    click.Option(
-        ["--ignore-eos/--no-ignore-eos"],
-        default=True,
-        show_default=True,
-        help="outputs have the length that was drawn; not all servers know that field",
-    ),
-    click.Option(["--seed"], type=int, default=0, show_default=True, help="of lengths, words and arrivals"),
-    click.Option(["--json", "json_file"], metavar="PATH", help="write all numbers as JSON; - is standard output"),
-]
-
-
-@bench.command(params=SERVE)
-def serve(json_file: str | None, **values: Any) -> int:
-    """Load a server that speaks OpenAI's interface.
-
-    This one, or any other. Requests a second, the time to the first token, between tokens, and to the end.
-    """
-
-    def measure() -> dict[str, Any]:
-        from .benchmarks.serve import measure_server
-
-        return measure_server(**values)
-
-    found = show(measure, json_file)
-    return 1 if found["measured"]["server"]["failed"] else 0
+for _name, _benchmark in BENCHMARKS.items():
+    bench.add_command(command_of(_name, _benchmark))

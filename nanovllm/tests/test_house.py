@@ -18,7 +18,7 @@ EXCEPTIONS = {
         "backends/torch/online_softmax.py",
         "_scaled_dot_product_flash_attention_for_cpu",
     ),  # attention that also returns the log-sum-exp
-    ("cli/benchmarks/workers/serve_transformers_batch.py", "_attn_implementation"),
+    ("bench/workers/serve_transformers.py", "_attn_implementation"),
     ("server/limits.py", "_unset_keepalive_if_required"),  # on uvicorn's protocol, which the server subclasses
 }
 

@@ -8,11 +8,11 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from nanovllm.cli.benchmarks.floor import read_bandwidth
+from nanovllm.bench import harness
+from nanovllm.bench.floor import read_bandwidth
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, USED
 from notebooks.helpers.ways import ATTENTION, FEW, MANY, PACKED, PLAIN, WAYS, DecodeStep
-from stages.bench import harness
 
 LOOKS = {
     PLAIN: (ACCENT, "s--"), PACKED: (GREY, "^:"), ATTENTION: (GREY, "v-"), MANY: (INK, "x-"), FEW: (USED, "o-"),

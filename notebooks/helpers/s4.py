@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from notebooks.helpers import pictures, size
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PAPER, USED
 from stages.bench.engines import without_model
-from stages.bench.timeline import Arrival, Run, Step, Stuck, continuous
+from stages.bench.timeline import Arrival, Step, Stuck, Timeline, continuous
 from stages.bench.workloads import Traffic, traffic
 from stages.s4_continuous_batching.block_manager import BlockManager
 from stages.s4_continuous_batching.kv_cache import PoolReport
@@ -92,7 +92,7 @@ def overloaded(
     policy: type[Scheduler] = Scheduler,
     manager: type[BlockManager] = WithoutPeak,
     watermark: float = 0.01,
-) -> Run:
+) -> Timeline:
     """A pool of `blocks` blocks of 16, kept full for a while by requests that are all there at once. Raises Stuck.
 
     Seats and tokens of a step grow with the pool, so that it is the pool that bounds what runs.
@@ -103,7 +103,7 @@ def overloaded(
     return continuous(engine, poisson(traffic(num_requests, seed), mean_gap=0, seed=seed))
 
 
-def gets_stuck(serve: Callable[[], Run]) -> bool:
+def gets_stuck(serve: Callable[[], Timeline]) -> bool:
     try:
         serve()
     except Stuck:
@@ -111,7 +111,7 @@ def gets_stuck(serve: Callable[[], Run]) -> bool:
     return False
 
 
-def mean_toll(runs: Iterable[Run]) -> Toll:
+def mean_toll(runs: Iterable[Timeline]) -> Toll:
     rows = [
         Toll(
             run.num_preemptions,
@@ -140,7 +140,7 @@ class Span(NamedTuple):
     end: float
 
 
-def spans(run: Run, number: int) -> list[Span]:
+def spans(run: Timeline, number: int) -> list[Span]:
     """The life of a request, from its arrival to its last token; neighbours of one state are one span."""
     arrival, furthest = run.arrivals[number], 0
     now, made = arrival.time, list[Span]()
@@ -169,7 +169,7 @@ def joined(parts: Iterable[Span]) -> list[Span]:
     return made
 
 
-def gantt(ax: Axes, run: Run, title: str, only: Sequence[int] | None = None) -> None:
+def gantt(ax: Axes, run: Timeline, title: str, only: Sequence[int] | None = None) -> None:
     """A row for each request, or for each of `only`, the first to arrive at the top."""
     boxes: dict[str, list] = {state: [] for state in STATES}
     shown = range(len(run.arrivals)) if only is None else only
@@ -188,7 +188,7 @@ def key(ax: Axes, states: Iterable[str]) -> None:
     pictures.legend(ax, {state: STATES[state] for state in states})
 
 
-def tokens_of_steps(ax: Axes, run: Run, budget: int, title: str = "") -> None:
+def tokens_of_steps(ax: Axes, run: Timeline, budget: int, title: str = "") -> None:
     """What each step computed: newest tokens below, parts of prompts above, and the most that it may."""
     decodes = [sum(work.num_tokens == 1 for work in step.work.values()) for step in run.steps]
     totals = [sum(work.num_tokens for work in step.work.values()) for step in run.steps]
@@ -210,7 +210,7 @@ def stairs(ax: Axes, steps: Sequence[Step], low: Sequence[float], high: Sequence
     pictures.polygons(ax, boxes, color)
 
 
-def held_over_time(ax: Axes, run: Run, title: str) -> None:
+def held_over_time(ax: Axes, run: Timeline, title: str) -> None:
     """The share of the blocks that are held, and a mark where a sequence is preempted."""
     outline = [(0.0, 0.0)]
     for held, group in itertools.groupby(run.steps, key=lambda step: step.held):
@@ -227,7 +227,7 @@ def held_over_time(ax: Axes, run: Run, title: str) -> None:
     pictures.thousands(ax.xaxis)
 
 
-def preempted_at(run: Run) -> list[float]:
+def preempted_at(run: Timeline) -> list[float]:
     """When a sequence lost its blocks, on the clock: one entry a preemption."""
     parts = (spans(run, number) for number in range(len(run.arrivals)))
     return sorted(span.start for life in parts for span in life if span.state == "preempted")

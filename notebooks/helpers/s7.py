@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
+from nanovllm.bench.workload import Task, random_tokens
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PALE, PAPER, USED, Line
 from stages import s7_cpu_offload as s7
@@ -18,7 +19,7 @@ from stages.bench import offload
 from stages.bench.engines import without_model
 from stages.bench.models import STORYTELLER
 from stages.bench.racing import computed_twice, sampling_params
-from stages.bench.workloads import Request, even_prompt, random_tokens
+from stages.bench.workloads import even_prompt
 from stages.s7_cpu_offload.block_manager import BlockManager
 from stages.s7_cpu_offload.cost_model import CostModel
 from stages.s7_cpu_offload.host_tier import HostTier
@@ -89,7 +90,7 @@ class Counts(NamedTuple):
     blocks_loaded: int
 
 
-def too_small(policy: str, share: float) -> tuple[Any, list[Request]]:
+def too_small(policy: str, share: float) -> tuple[Any, list[Task]]:
     """An engine without a model whose pool is a share of what the requests hold in the end, and these requests. A
     policy is one of stage 7's, or "s6".
     """
@@ -98,7 +99,7 @@ def too_small(policy: str, share: float) -> tuple[Any, list[Request]]:
     engine = without_model(offload.stage_of(policy), model=str(STORYTELLER), **offload.options_of(policy, pool))
     for number, request in enumerate(requests):
         params = sampling_params(offload.stage_of(policy), request)
-        engine.add_request(str(number), request.prompt_token_ids, params)
+        engine.add_request(str(number), request.prompt, params)
     return engine, requests
 
 
@@ -219,7 +220,7 @@ def two_streams(num_steps: int, overlaps: bool) -> Lanes:
     document, another = even_prompt(20 * BLOCK + 1), even_prompt(39 * BLOCK)[::-1]
 
     def add(name: str, prompt: list[int], num_output_tokens: int) -> None:
-        engine.add_request(name, prompt, sampling_params("s7", Request(prompt, num_output_tokens)))
+        engine.add_request(name, prompt, sampling_params("s7", Task(prompt, num_output_tokens)))
 
     for name, prompt in (("first", document), ("then", another)):  # the second one evicts the first
         add(name, prompt, 1)

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 from torch.profiler import ProfilerActivity, profile
 
+from nanovllm.bench import harness
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, PAPER, USED
 from notebooks.helpers.ways import PACKED, PLAIN, DecodeStep, one_thread
-from stages.bench import harness
 from stages.bench.counting import silent_stderr
 
 

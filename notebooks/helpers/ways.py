@@ -18,9 +18,9 @@ from nanovllm.backends.cpu.backend import NumbaBackend, missing_requirement
 from nanovllm.backends.torch.attention import PagedAttention
 from nanovllm.backends.torch.backend import TorchBackend
 from nanovllm.backends.torch.model_runner import ModelRunner
-from nanovllm.cli.benchmarks.contexts import prompts_taken_as_computed
-from nanovllm.cli.benchmarks.floor import weight_bytes
-from stages.bench import harness
+from nanovllm.bench import harness
+from nanovllm.bench.contexts import prompts_taken_as_computed
+from nanovllm.bench.floor import weight_bytes
 from stages.bench.models import num_parameters
 
 PLAIN, PACKED, ATTENTION = "plain operations", "+ packed linear layers", "+ attention"

@@ -1,4 +1,4 @@
-"""What is counted, not timed: operations that torch carries out, tensors that it makes memory for, its most memory."""
+"""Counters: operations that torch carries out, tensors that it allocates memory for, and its peak memory."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the tensors that torch makes memory for inside of `with Allocations() as made:`; `sizes` in bytes."""
+    """The sizes in bytes of the tensors that torch allocates memory for inside of `with Allocations() as made:`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,12 +27,12 @@ class Allocations(TorchDispatchMode):
 
 
 def storages(tree: Any) -> list[Any]:
-    """The memory under each tensor in nested lists, tuples and dicts."""
+    """Return the memory under each tensor in nested lists, tuples and dicts."""
     return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations that torch carries out inside of `with Operations() as done:`, in `count`."""
+    """The `count` of operations that torch carries out inside of `with Operations() as done:`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,20 +44,20 @@ class Operations(TorchDispatchMode):
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most memory that torch holds at any moment of the call, beyond what it holds before, on the CPU."""
+    """Return the most memory that torch holds on the CPU during the call, beyond what it holds before."""
     with silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()  # below 0 where memory is given back
+        held += event.nbytes()  # negative if memory is freed
         peak = max(peak, held)
     return peak
 
 
 @contextmanager
 def silent_stderr() -> Iterator[None]:
-    """The profiler reports its own start and end there, past Python."""
+    """Hide standard error, on which the profiler reports its own start and end, past Python."""
     sys.stderr.flush()
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -1,6 +1,6 @@
-"""Decode: one step of stages 1 to 3 against each other, by batch, context, model and dtype.
+"""The decode table: one step of stages 1 to 3 against each other, by batch, context, model and dtype.
 
-Stages take turns, and in between a large tensor is read once, which gives the memory's bandwidth. A mixed batch has one
+Stages take turns, and one large tensor is read in between, which gives the memory's bandwidth. A mixed batch has one
 long context and many short ones: stage 3 pads all of them to the longest, a tile at a time.
 """
 
@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
-from stages.bench.decode_step import SHORTEST, Case, DecodeStep, Reading
-from stages.bench.harness import Spread, ratio, take_turns, with_spreads
+from nanovllm.bench.floor import Reading
+from nanovllm.bench.harness import figures, ratio, take_turns, with_spreads
+from stages.bench.decode_step import SHORTEST, Case, DecodeStep
 from stages.bench.models import model_135m, storyteller_of
 
 LONGEST = 4096
@@ -30,54 +32,66 @@ CASES = [
     *(Case("storyteller", "float32", MANY, context, is_mixed=True) for context in (512, 1000, 2000, 4000)),
     *(Case("135M", "bfloat16", batch, context) for context in (128, 512) for batch in (1, 8, 32)),
 ]
+Results = Mapping[str, Mapping[str, Any]]  # of each case, by its key
 
 
 def measure(args: Namespace) -> dict[str, Any]:
-    """All cases and what they come to. About two minutes."""
-    cases = measure_cases(CASES, STAGES)
-    words = summary(cases)
-    for dtype, text in words["gain"].items():
+    """Measure all cases, and summarize them. About two minutes."""
+    folders, reading = {"storyteller": storyteller_of(LONGEST), "135M": model_135m()}, Reading()
+    cases: dict[str, Any] = {}
+    for case in tqdm(CASES, "decode steps"):
+        cases[case.key] = measure_case(case, folders[case.model], STAGES, reading)
+        tqdm.write(line(cases[case.key], STAGES))
+    summary = summarize(cases)
+    for dtype, text in summary["gain"].items():
         print(f"{dtype}, stage 3 against stage 2: {text}")
-    return {"decode": {"cases": cases, **words}}
+    return {"decode": {"cases": cases, **summary}}
 
 
-def measure_cases(cases: Sequence[Case], names: Sequence[str]) -> dict[str, Any]:
-    """Each case by its key."""
-    folders = {"storyteller": storyteller_of(LONGEST), "135M": model_135m()}
-    results: dict[str, Any] = {}
-    reading = Reading()
-    for case in tqdm(cases, "decode steps"):
-        results[case.key] = measure_case(case, folders[case.model], names, reading)
-        tqdm.write(line(results[case.key], names))
-    return results
+def measure_case(
+    case: Case, folder: Path, names: Sequence[str], reading: Reading, device: str = "cpu", seconds: float = SECONDS
+) -> dict[str, Any]:
+    """Return each stage's milliseconds per step, its share of the memory's bandwidth, and the ratio of each pair.
 
-
-def measure_case(case: Case, folder: Path, names: Sequence[str], reading: Reading) -> dict[str, Any]:
-    """Of each stage milliseconds a step, and which share of the memory's bandwidth that is if every weight, key and
-    value is read once; of each pair how many times as fast the later stage is. `moved_bytes`: where keys and values are
-    read, written to a copy, and read again there.
+    The share counts every weight, key and value once. `moved_bytes` is for keys and values that are read, copied, and
+    read again in the copy. A ratio says how many times as fast the later stage is.
     """
-    steps = {name: DecodeStep(name, folder, case) for name in names}
+    steps = {name: DecodeStep(name, folder, case, device=device) for name in names}
     calls: dict[str, Callable[[], float]] = {**steps, "read": reading}
-    rounds = take_turns(calls, MAX_ROUNDS, warm_ups=2, least_rounds=MIN_ROUNDS, seconds=SECONDS)
+    rounds = take_turns(calls, MAX_ROUNDS, warm_ups=2, least_rounds=MIN_ROUNDS, seconds=seconds)
     first = steps[names[0]]
-    sizes = {"bytes": first.num_bytes, "moved_bytes": first.num_bytes + 2 * first.num_kv_bytes}
     bandwidths = [reading.num_bytes / each["read"] for each in rounds]
-    result = {**case._asdict(), **sizes, **Spread.of(bandwidths).named("bandwidth")}
+    result = {**case._asdict(), "bytes": first.num_bytes, "moved_bytes": first.num_bytes + 2 * first.num_kv_bytes}
     if case.is_mixed:
         result["padding"] = case.padding
-    result |= with_spreads([{f"{name}_ms": 1000 * seconds for name, seconds in each.items()} for each in rounds])
-    for name in calls:
-        shares = [first.num_bytes / each[name] / rate for each, rate in zip(rounds, bandwidths, strict=True)]
-        result |= Spread.of(shares).named(f"{name}_of_bandwidth")
+    result |= with_spreads([{f"{name}_ms": 1000 * each[name] for name in calls} for each in rounds])
+    shares = {
+        f"{name}_of_bandwidth": [
+            first.num_bytes / each[name] / rate for each, rate in zip(rounds, bandwidths, strict=True)
+        ]
+        for name in calls
+    }
+    result |= figures({"bandwidth": bandwidths, **shares})
     for a, b in itertools.combinations(names, 2):
         result |= ratio(rounds, a, b).named(f"{b}_over_{a}")
+    if device != "cpu":
+        result |= {f"{name}_extra_bytes": extra_bytes(step, device) for name, step in steps.items()}
+    del steps, calls, first
     gc.collect()
     return result
 
 
+def extra_bytes(step: DecodeStep, device: str) -> int:
+    """Return the most memory that a step holds beside weights and pool, on a CUDA device."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def line(result: Mapping[str, Any], names: Sequence[str]) -> str:
-    """A case in a line: milliseconds, ratios, shares of the bandwidth."""
+    """Return a case in a line: milliseconds, ratios, shares of the bandwidth."""
     shape = "{model:>11} {dtype:>8} batch {batch:>2} context {context:>4}".format(**result)
     mixed = f" mixed, padding {result['padding']:.0%}" if result["is_mixed"] else ""
     times = "  ".join(f"{name} {result[f'{name}_ms']:6.1f} ms" for name in names)
@@ -86,40 +100,37 @@ def line(result: Mapping[str, Any], names: Sequence[str]) -> str:
     return f"{shape}{mixed}   {times}   {ratios}   of the bandwidth: {shares}"
 
 
-# ---- what they come to
+# ---- in words
 
 
-def summary(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Where the gain over stage 2 ends; one sequence alone against stage 1; a mixed batch against stage 2."""
-    gain = {
-        dtype: f"at {SHORT} tokens each it is {where_it_begins(by_batch(results, dtype))}; in a batch of {MANY} "
-        f"{where_it_ends(by_context(results, dtype))}"
-        for dtype in ("float32", "bfloat16")
-    }
+def summarize(results: Results) -> dict[str, Any]:
+    """Return where the gain over stage 2 ends, and how one sequence alone compares with stage 1."""
+    gain = {}
+    for dtype in ("float32", "bfloat16"):
+        by_batch = {batch: over_s2(results, dtype, batch, SHORT) for batch in BATCHES}
+        by_context = {context: over_s2(results, dtype, MANY, context) for context in CONTEXTS}
+        many = f"in a batch of {MANY} {where_it_ends(by_context)}"
+        gain[dtype] = f"at {SHORT} tokens each it is {where_it_begins(by_batch)}; {many}"
     alone = {
         "storyteller": Case("storyteller", "float32", 1, SHORT),
         "storyteller_bfloat16": Case("storyteller", "bfloat16", 1, SHORT),
         "storyteller_1000": Case("storyteller", "float32", 1, 1000),
         "135M": Case("135M", "bfloat16", 1, SHORT),
     }
-    told: dict[str, Any] = {}
+    ratios: dict[str, Any] = {}
     for name, case in alone.items():
-        told |= {name: results[case.key]["s3_over_s1"], f"{name}_spread": results[case.key]["s3_over_s1_spread"]}
-    return {"gain": gain, "alone": told}
+        ratios |= {name: results[case.key]["s3_over_s1"], f"{name}_spread": results[case.key]["s3_over_s1_spread"]}
+    return {"gain": gain, "alone": ratios}
 
 
-def by_batch(results: Mapping[str, Mapping[str, Any]], dtype: str) -> dict[int, float]:
-    """How many times as fast stage 3 is as stage 2, in batches of short contexts."""
-    return {batch: results[Case("storyteller", dtype, batch, SHORT).key]["s3_over_s2"] for batch in BATCHES}
-
-
-def by_context(results: Mapping[str, Mapping[str, Any]], dtype: str) -> dict[int, float]:
-    """The same in a large batch, by context length."""
-    return {context: results[Case("storyteller", dtype, MANY, context).key]["s3_over_s2"] for context in CONTEXTS}
+def over_s2(results: Results, dtype: str, batch: int, context: int) -> float:
+    """Return how many times as fast stage 3 is as stage 2."""
+    return float(results[Case("storyteller", dtype, batch, context).key]["s3_over_s2"])
 
 
 def where_it_begins(ratios: Mapping[int, float]) -> str:
-    """
+    """Say from which batch on there is a gain.
+
     >>> where_it_begins({1: 0.9, 8: 1.04, 16: 1.3, 32: 1.6})
     'faster in batches of 16 and more, 1.60 times as fast in one of 32'
     >>> where_it_begins({1: 0.9, 8: 1.3, 16: 1.0})
@@ -134,7 +145,8 @@ def where_it_begins(ratios: Mapping[int, float]) -> str:
 
 
 def where_it_ends(ratios: Mapping[int, float]) -> str:
-    """
+    """Say up to which context there is a gain.
+
     >>> where_it_ends({128: 1.6, 512: 1.2, 1000: 1.01, 2000: 0.9})
     'the gain ends between 512 and 1,000 tokens (0.90 times as fast at 2,000)'
     >>> where_it_ends({128: 1.6, 512: 1.2})

@@ -1,17 +1,18 @@
-"""One decode step of any stage, measured alone: a batch with some context, one token of each sequence, again and again.
-And the attention of such a step without the rest of the model.
+"""One decode step of any stage, alone: a batch with some context, one token of each sequence, again and again.
+
+AttentionAlone is the attention of such a step, without the rest of the model.
 """
 
 import copy
 import itertools
 import random
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from nanovllm.bench.harness import seconds_of
 from stages.bench.engines import new_sequence, part, stage
 from stages.bench.models import num_parameters
 
@@ -19,10 +20,12 @@ SHORTEST = 128  # context of the shortest sequence of a mixed batch
 
 
 class Case(NamedTuple):
+    """A batch: its model, its dtype, and its contexts."""
+
     model: str  # "storyteller": its shape, with random weights and more positions | "135M"
     dtype: str
     batch: int
-    context: int  # of each sequence; of the longest, if they are mixed
+    context: int  # of each sequence; of the longest one, if they are mixed
     is_mixed: bool = False
 
     @property
@@ -31,7 +34,7 @@ class Case(NamedTuple):
 
     @property
     def contexts(self) -> list[int]:
-        """A mixed batch has one long context, and the others are short: as when a long text is served among chats.
+        """The context of each sequence. A mixed batch has one long one, like a long text that is served among chats.
 
         >>> Case("storyteller", "float32", batch=3, context=2000, is_mixed=True).contexts
         [2000, 128, 128]
@@ -41,7 +44,7 @@ class Case(NamedTuple):
 
     @property
     def padding(self) -> float:
-        """The share of a batch padded to its longest context that is padding.
+        """The share of padding in a batch that is padded to its longest context.
 
         >>> Case("storyteller", "float32", batch=2, context=256, is_mixed=True).padding
         0.25
@@ -50,9 +53,9 @@ class Case(NamedTuple):
 
 
 class DecodeStep:
-    """A stage with a batch in the middle of its decoding; a call computes one step and returns its seconds.
+    """A stage with a batch in the middle of decoding. A call computes one step and returns its seconds.
 
-    There is no engine: each sequence has its slots, or its blocks, in a row.
+    There is no engine: the slots or blocks of each sequence are in a row.
     """
 
     def __init__(self, name: str, folder: Path, case: Case, block_size: int = 16, device: str = "cpu") -> None:
@@ -84,6 +87,7 @@ class DecodeStep:
         self.num_bytes = self.num_kv_bytes + num_parameters(config) * dtype.itemsize  # a step reads as many
 
     def pool_tensors(self) -> list[Tensor]:
+        """Return the memory of the pool."""
         return [self.kv_cache.k, self.kv_cache.v] if self._name == "s1" else [self.kv_cache.blocks]
 
     def _new_attention(self) -> Any:
@@ -104,59 +108,45 @@ class DecodeStep:
         return [(seq, 1) for seq in self.seqs]
 
     def __call__(self) -> float:
-        started = time.perf_counter()
-        self.runner.run(self.batch)
-        return time.perf_counter() - started
+        return seconds_of(lambda: self.runner.run(self.batch))
 
-    def scattered(self, seed: int = 0) -> "DecodeStep":
-        """Return the same batch in the same pool, but with its blocks dealt out again, in random order."""
+    def scattered(self) -> "DecodeStep":
+        """Return the same batch in the same pool, with its blocks dealt out again in random order."""
         other = copy.copy(self)
         other.seqs = [copy.copy(seq) for seq in self.seqs]
         blocks = [block for seq in self.seqs for block in seq.block_table]
-        random.Random(seed).shuffle(blocks)
+        random.Random(0).shuffle(blocks)
         dealt = iter(blocks)
         for seq in other.seqs:
             seq.block_table = list(itertools.islice(dealt, len(seq.block_table)))
         return other
 
 
-class Reading:
-    """A tensor that no private cache holds; a call reads it once and returns the seconds."""
-
-    def __init__(self, num_bytes: int = 2**28) -> None:
-        self._numbers = torch.ones(num_bytes // 4)
-        self.num_bytes = num_bytes
-
-    def __call__(self) -> float:
-        started = time.perf_counter()
-        self._numbers.sum()
-        return time.perf_counter() - started
-
-
 # ---- attention alone
 
 
 class Recorder:
-    """An attention backend in front of another one. It keeps what the last step asked of it."""
+    """An attention backend in front of another one. It keeps the inputs of the last step."""
 
     def __init__(self, attention: Any) -> None:
         self.attention = attention
         self.step: Any = None
-        self.asked: list[tuple[Tensor, Tensor, Tensor]] = []  # of each layer: q, k, v
+        self.inputs: list[tuple[Tensor, Tensor, Tensor]] = []  # q, k and v of each layer
 
     def plan(self, step: Any) -> Any:
-        self.step, self.asked = step, []
+        """Return the other backend's `attend`, with its inputs recorded."""
+        self.step, self.inputs = step, []
         attend = self.attention.plan(step)
 
         def recorded(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.asked.append((q, k, v))
+            self.inputs.append((q, k, v))
             return attend(layer, q, k, v)
 
         return recorded
 
 
 class AttentionAlone:
-    """A stage's attention for a batch in the middle of its decoding; a call does that part of one step."""
+    """A stage's attention for a batch in the middle of decoding. A call does that part of one step."""
 
     def __init__(self, step: DecodeStep) -> None:
         self._recorder = Recorder(step.attention)
@@ -165,5 +155,5 @@ class AttentionAlone:
     @torch.inference_mode()
     def __call__(self) -> None:
         attend = self._recorder.attention.plan(self._recorder.step)
-        for layer, (q, k, v) in enumerate(self._recorder.asked):
+        for layer, (q, k, v) in enumerate(self._recorder.inputs):
             attend(layer, q, k, v)

@@ -1,8 +1,8 @@
-"""The stages by name, and one engine without a model that takes any of them.
+"""The stages by name, and an engine without a model for each of them.
 
-    engine = without_model("s6", model=folder, kv_cache_tokens=8192)    it schedules, takes blocks and gives them back
+    engine = without_model("s6", model=folder, kv_cache_tokens=8192)    it schedules, takes blocks and frees them
 
-Whatever can be counted (steps, tokens, blocks, preemptions, hits) needs no model, and is the same on every machine.
+Everything that can be counted (steps, tokens, blocks, preemptions, hits) needs no model, and is the same everywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ PACKAGES = {
     "s6": "s6_prefix_caching",
     "s7": "s7_cpu_offload",
 }
-WITHOUT_SCHEDULER = ("s1", "s2", "s3")  # these have no LLMEngine: the LLM itself holds the parts
-ONE_SEQUENCE_A_REQUEST = ("s1", "s2", "s3", "s4")  # later stages make one for each sample
+WITHOUT_SCHEDULER = ("s1", "s2", "s3")  # the LLM itself holds the parts: there is no LLMEngine
+ONE_SEQUENCE_A_REQUEST = ("s1", "s2", "s3", "s4")  # later stages make one per sample
 
 Seq = Any  # a stage's Sequence
-Script = Callable[[Seq], int]  # the next token of a sequence
+Script = Callable[[Seq], int]  # returns the next token of a sequence
 
 
 def stage(name: str) -> ModuleType:
@@ -36,7 +36,7 @@ def stage(name: str) -> ModuleType:
 
 
 def part(name: str, module: str) -> ModuleType:
-    """Return a file of a stage: part("s2", "block_manager")."""
+    """Return a module of a stage: part("s2", "block_manager")."""
     return import_module(f"stages.{PACKAGES[name]}.{module}")
 
 
@@ -46,7 +46,7 @@ def silent(name: str) -> Any:
 
 
 def new_sequence(name: str, inputs: Any, request_id: str, prompt: list[int], params: Any) -> Seq:
-    """Return a sequence of one sample as `inputs`, an InputProcessor of stage `name`, makes it."""
+    """Return a sequence of one sample. `inputs` is an InputProcessor of stage `name`."""
     made = inputs.process(request_id, prompt, params)
     return made if name in ONE_SEQUENCE_A_REQUEST else made[0]
 
@@ -60,7 +60,7 @@ def same_token(seq: Seq) -> int:
 
 
 def by_sample(seq: Seq) -> int:
-    """Continue each sample of a prompt with a token of its own. (From stage 5 on.)"""
+    """Continue each sample of a prompt with a token of its own. Stages 5 to 7 have samples."""
     return 3 + seq.sample_index
 
 
@@ -81,9 +81,9 @@ class ScriptedRunner:
 
 
 def without_model(name: str, script: Script = same_token, observer: Any = None, **options: Any) -> Any:
-    """Return an engine of stage `name` with a scripted runner: an LLMEngine, or before stage 4 an LLM.
+    """Return an engine of stage `name` with a scripted runner: an LLMEngine, or an LLM before stage 4.
 
-    `options` are EngineConfig's. Stage 7 measures nothing: its policy is "load" unless they name another.
+    `options` are EngineConfig's. The default policy of stage 7 is "load" here, because nothing is timed.
     """
     if name == "s7":
         options = {"offload_policy": "load", **options}
@@ -91,6 +91,6 @@ def without_model(name: str, script: Script = same_token, observer: Any = None, 
     if name not in WITHOUT_SCHEDULER:
         engine = engine.llm_engine
     engine.model_runner = ScriptedRunner(name, script)
-    inputs = part(name, "input_processor").InputProcessor  # one without a tokenizer: nobody reads these texts
+    inputs = part(name, "input_processor").InputProcessor  # one without a tokenizer: these texts are never read
     engine.input_processor = inputs(engine.model_config, None, engine.max_model_len, engine.config.seed)
     return engine

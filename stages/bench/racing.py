@@ -1,42 +1,37 @@
-"""Engines that serve requests: side by side, a slice of the work at a time, each on a clock of its own; or alone."""
+"""Stages that serve the same tasks side by side, a slice of the work at a time, each on a clock of its own."""
 
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nanovllm.bench.harness import Scores, take_turns
+from nanovllm.bench.workload import Task
 from stages.bench.engines import WITHOUT_SCHEDULER, stage
-from stages.bench.harness import Scores, take_turns
-from stages.bench.workloads import Request
 
 SLICES = 100
 
 
 class Racer:
-    """A stage that serves the requests. It runs only when it is told to; its clock stands still meanwhile."""
+    """A stage that serves tasks, a slice at each call. Its clock stands still between them."""
 
-    def __init__(self, name: str, folder: Path, requests: list[Request], **options: Any) -> None:
-        """`options` are EngineConfig's."""
-        self.llm = stage(name).LLM(folder, **options)
-        self._before = (
-            self.llm.model_runner.num_steps,
-            self.llm.model_runner.num_tokens,
-        )  # stage 7 has measured prefills
-        self._num_scheduled = sum(request.n * request.num_output_tokens for request in requests)
-        made = [sampling_params(name, request) for request in requests]
-        self._stream = self.llm.stream([request.prompt_token_ids for request in requests], made)
+    def __init__(self, name: str, llm: Any, tasks: Sequence[Task]) -> None:
+        """Prepare to serve the tasks by `llm`, an LLM of stage `name`."""
+        self.llm = llm
+        self._before = llm.model_runner.num_steps, llm.model_runner.num_tokens
+        self._num_expected = sum(task.n * task.num_output_tokens for task in tasks)
+        params = [sampling_params(name, task) for task in tasks]
+        self._stream = llm.stream([task.prompt for task in tasks], params)
         self._so_far: dict[str, int] = {}  # tokens of each request
-        self._first_tokens: dict[str, float] = {}  # when each request got it, on this clock
-        self._num_tokens, self._num_slices = 0, 0
+        self._num_tokens = 0
+        self._seats = Counter[int]()  # outputs of each step
+        self.first_tokens: dict[str, float] = {}  # when each request got its first token, on this clock
         self.slices: list[float] = []  # the seconds of each
-        self._seats = Counter[int]()  # of each step
 
     def next_slice(self) -> float:
-        """Serve one of SLICES parts of the tokens; returns its seconds."""
-        self._num_slices += 1
-        target = self._num_scheduled * self._num_slices // SLICES
+        """Serve one of SLICES parts of the tokens, and return its seconds."""
+        target = self._num_expected * (len(self.slices) + 1) // SLICES
         started = time.perf_counter()
         while self._num_tokens < target:
             output = next(self._stream)
@@ -44,7 +39,7 @@ class Racer:
             num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
             self._num_tokens += num_tokens - self._so_far.get(output.request_id, 0)
             self._so_far[output.request_id] = num_tokens
-            self._first_tokens.setdefault(output.request_id, sum(self.slices) + time.perf_counter() - started)
+            self.first_tokens.setdefault(output.request_id, sum(self.slices) + time.perf_counter() - started)
         seconds = time.perf_counter() - started
         self.slices.append(seconds)
         return seconds
@@ -63,46 +58,46 @@ class Racer:
         return max(self._seats.values())
 
     def scores(self) -> Scores:
-        """Raises if a request is not served to its end."""
-        assert self._num_tokens == self._num_scheduled, f"{self._num_tokens} of {self._num_scheduled} tokens came"
-        assert next(self._stream, None) is None, "there are more tokens than were asked for"
+        """Return the numbers of a race that is over. Every task must have all of its tokens."""
+        assert self._num_tokens == self._num_expected, f"{self._num_tokens} of {self._num_expected} tokens came"
+        assert next(self._stream, None) is None, "there are too many tokens"
         return {
             "tokens_per_second": self._num_tokens / sum(self.slices),
             "seconds": sum(self.slices),
             "steps": self.num_steps,
             "tokens_a_step": self._num_tokens / self.num_steps,
             "tokens_computed": self.num_computed_tokens,
-            "first_token_seconds": statistics.median(self._first_tokens.values()),
+            "first_token_seconds": statistics.median(self.first_tokens.values()),
         }
 
 
-def sampling_params(name: str, request: Request) -> Any:
-    """Greedy, or, of several samples, with a seed; exactly as many tokens as were asked for."""
-    options: dict[str, Any] = {"temperature": 0.0} if request.n == 1 else {"n": request.n, "seed": 0}
-    return stage(name).SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True, **options)
+def race(racers: Mapping[str, Racer], title: str | None = None) -> None:
+    """Let all racers serve their tasks to the end, in turns."""
+    take_turns({name: racer.next_slice for name, racer in racers.items()}, SLICES, warm_ups=0, title=title)
 
 
-def serve(name: str, engine: Any, requests: Sequence[Request]) -> None:
-    """Add the requests to an LLMEngine of stage `name`, all at once, and step until they have finished."""
-    for number, request in enumerate(requests):
-        engine.add_request(str(number), request.prompt_token_ids, sampling_params(name, request))
+def sampling_params(name: str, task: Task) -> Any:
+    """Return parameters for exactly the task's tokens: greedy, or with a seed if there are several samples."""
+    options: dict[str, Any] = {"temperature": 0.0} if task.n == 1 else {"n": task.n, "seed": 0}
+    return stage(name).SamplingParams(max_tokens=task.num_output_tokens, ignore_eos=True, **options)
+
+
+def serve(name: str, engine: Any, tasks: Sequence[Task], prefix: str = "") -> list[Any]:
+    """Serve tasks, all at once, by an LLMEngine of stage `name`. Return the outputs of the last step."""
+    for number, task in enumerate(tasks):
+        engine.add_request(f"{prefix}{number}", task.prompt, sampling_params(name, task))
+    outputs: list[Any] = []
     while engine.has_unfinished_requests():
-        engine.step()
+        outputs = engine.step() or outputs
+    return outputs
 
 
-def race(racers: Mapping[str, Callable[[], Racer]], title: str | None = None) -> dict[str, Racer]:
-    """All of them, made anew, at the finish."""
-    started = {name: make() for name, make in racers.items()}
-    take_turns({name: racer.next_slice for name, racer in started.items()}, SLICES, warm_ups=0, title=title)
-    return started
+def computed_twice(name: str, tokens_computed: float, tasks: Sequence[Task]) -> int:
+    """Return the tokens that went through the model beyond those that had to, if requests share nothing.
 
-
-def computed_twice(name: str, tokens_computed: float, requests: list[Request]) -> int:
-    """Tokens that went through the model beyond those that had to, if nothing is shared between requests.
-
-    The last token of a sample is never computed. Until stage 4 a sample computes the prompt itself; from stage 5 on
-    the samples of a request compute it once, but for its last token, which each computes by itself.
+    The last token of a sample is never computed. Samples compute the prompt once from stage 5 on, except for its last
+    token, which each of them computes.
     """
-    assert name not in WITHOUT_SCHEDULER, "nobody is preempted there"
-    needed = sum(len(r.prompt_token_ids) - 1 + r.n * r.num_output_tokens for r in requests)
+    assert name not in WITHOUT_SCHEDULER, "these stages never preempt"
+    needed = sum(len(task.prompt) - 1 + task.n * task.num_output_tokens for task in tasks)
     return int(tokens_computed) - needed

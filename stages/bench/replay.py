@@ -1,8 +1,7 @@
-"""Requests against a pool alone: they come, wait for room, grow by a token a step, and leave. No engine, no model.
+"""Requests against a pool alone: they arrive, wait for room, grow by a token per step, and leave, without a model.
 
-The pools are the stages' own managers. What replay() does with one is what an engine does, with two differences: a
-token is a placeholder, and a waiting request is let in at any step (stage 4 does that; stage 1 waits for the end of the
-batch).
+The pools are the stages' own managers. replay() does with one what an engine does, with two differences: a token is a
+placeholder, and a waiting request is admitted at any step, as in stage 4 (stage 1 waits for the end of the batch).
 """
 
 from collections import deque
@@ -20,12 +19,12 @@ class Holder(NamedTuple):
     """A running sequence."""
 
     request_id: str
-    slots: range | tuple[int, ...]  # of stage 1; or its block table
+    slots: range | tuple[int, ...]  # in stage 1; later its block table
     num_computed_tokens: int
 
 
 class Moment(NamedTuple):
-    """The pool at one step, and the first sequence in the queue, which found no room."""
+    """The pool at one step, and the first waiting sequence, which does not fit."""
 
     report: Any
     holders: list[Holder]
@@ -37,7 +36,7 @@ class Moment(NamedTuple):
 
 
 def arrivals(name: str, model: Any, requests: Iterable[Traffic], longest: int) -> list[tuple[Seq, int]]:
-    """Return what replay() takes: sequences of stage `name` (s1 to s4), and after how many tokens each ends.
+    """Return sequences of stage `name` (s1 to s4), and the number of tokens after which each ends.
 
     `model` is a ModelConfig.
     """
@@ -50,12 +49,12 @@ def arrivals(name: str, model: Any, requests: Iterable[Traffic], longest: int) -
 
 
 def admitted(manager: Any, sequences: Iterable[Seq], admits: Callable[[Any, Seq], bool]) -> int:
-    """How many sequences a manager lets in, one after the other, before the first that `admits` refuses."""
+    """Return how many sequences a manager admits, one after the other, until `admits` refuses one."""
     for number, seq in enumerate(sequences):
         if not admits(manager, seq):
             return number
         manager.allocate(seq)
-    raise AssertionError("a pool that never fills")
+    raise AssertionError("the pool never fills")
 
 
 def replay(
@@ -68,8 +67,8 @@ def replay(
     """Serve first come, first served, for `num_steps` steps or until the queue is empty.
 
     `manager` is a SlotManager of stage 1 or a BlockManager of stage 2. An arrival is a sequence and the number of
-    tokens after which it ends. `admits` says whether the manager has room: SlotManager.can_allocate, or
-    BlockManager.can_promise. Without `reports` there are no moments, and no time is taken to make them.
+    tokens after which it ends. `admits` returns whether the manager has room: SlotManager.can_allocate, or
+    BlockManager.can_promise. Without `reports` no moments are made, which saves their time.
     """
     is_in_blocks = isinstance(manager, BlockManager)
     waiting = deque(arrivals)
@@ -83,9 +82,9 @@ def replay(
         if not waiting:
             break
         for seq in running:
-            if is_in_blocks:  # a SlotManager has reserved the slot with all others
+            if is_in_blocks:  # a SlotManager reserves all slots at admission
                 manager.append_slot(seq)
-            seq.num_computed_tokens = seq.num_tokens  # where the model would run
+            seq.num_computed_tokens = seq.num_tokens  # the model would run here
             seq.token_ids.append(0)
             running[seq] -= 1
         if reports:
@@ -101,8 +100,9 @@ def replay(
 
 
 class Compacting:
-    """For replay(): lets a sequence into a SlotManager wherever enough is free, and moves the others together first if
-    that is not in one piece. `moved` has the tokens whose keys and values that copies, one entry a time.
+    """An `admits` for replay() that moves sequences of a SlotManager together if enough slots are free but scattered.
+
+    `moved` has the number of tokens whose keys and values each such move copies.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Compacting:
         return fits
 
     def _move_together(self, manager: Any) -> None:
-        """First fit puts everybody at the beginning, in the order in which they lie."""
+        """Let first fit place all sequences at the beginning, in their order."""
         self._admitted = [seq for seq in self._admitted if seq.slots is not None]
         holders = sorted(self._admitted, key=lambda seq: seq.slots.start)
         starts = [seq.slots.start for seq in holders]
@@ -131,7 +131,7 @@ class Compacting:
 
 
 def in_blocks(model: Any, lengths: Iterable[int], block_size: int) -> Any:
-    """Return the report of a pool of stage 2 that holds a text of each length. `model` is a ModelConfig."""
+    """Return the report of a pool of stage 2 with a text of each length. `model` is a ModelConfig."""
     requests = [Traffic(length, 1, 1) for length in lengths]
     longest = 2 + max(request.num_prompt_tokens for request in requests)
     seqs = [seq for seq, _ in arrivals("s2", model, requests, longest)]

@@ -1,16 +1,14 @@
-"""Serving: stages that serve the same requests side by side.
+"""The serving table: stage 4 against stage 3 on the model of 135M parameters, and transformers beside them.
 
-Stage 4 against stage 3: 32 requests of 16 to 256 tokens each from a pool of 2,048, on the model of 135M parameters. A
-round takes a minute and a quarter on two cores.
+32 requests of 16 to 256 tokens come at once, with a pool of 2,048. A round takes a minute and a quarter on two cores.
 
-`peers`: transformers serves them too, in the same run: `generate` on one left-padded static batch of all 32, and the
-continuous batching behind `generate_batch`. These are not held to the pool, so stage 4 is measured once more with room
-for all. Only the tokens that a request asked for count. The floor is the time that reading all weights once a step
-takes, at the bandwidth that the machine has at that moment.
+`peers`: transformers serves them in the same run, by `generate` on one left-padded batch of all 32, and by the
+continuous batching behind `generate_batch`. Their memory is not limited to the pool, so stage 4 is measured once more
+with room for all. Only tokens that a request needs count. The floor is the time to read all weights once per step, at
+the bandwidth that the machine has at that moment.
 """
 
 import itertools
-import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,119 +18,90 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from stages.bench.decode_step import Reading
-from stages.bench.harness import Scores, median_scores, ratio, with_spreads
-from stages.bench.models import SHAPE_135M, model_135m, num_parameters
+from nanovllm.bench.floor import Reading
+from nanovllm.bench.harness import Scores, median_scores, ratio, with_spreads
+from nanovllm.bench.peer import TRANSFORMERS, PeerProcess
+from nanovllm.bench.workers.worker import Settings
+from nanovllm.bench.workload import Task, mixed_tasks
+from stages.bench.engines import stage
+from stages.bench.models import SHAPE_135M, bytes_per_token, model_135m, num_parameters
 from stages.bench.racing import Racer, race
 from stages.bench.results import machine
-from stages.bench.workloads import Request, mixed_workload
 
-SMALL_POOL, ROOMY_POOL = 2048, 16384  # the second has room for all of them at once, and for what was cached before
+SMALL_POOL, ROOMY_POOL = 2048, 16384  # the second has room for all requests, and for tokens cached before
 STAGES, NUM_ROUNDS = ("s3", "s4"), 2
 
 
 def measure(args: Namespace) -> dict[str, Any]:
-    requests = mixed_workload(SHAPE_135M.vocab_size)
-    folder, options = model_135m(), {"dtype": args.dtype, "kv_cache_tokens": SMALL_POOL}
-    serve_in_rounds(STAGES, folder, mixed_workload(SHAPE_135M.vocab_size, 2, high=32), 1, options)  # warms up
-    found = serve_in_rounds(STAGES, folder, requests, NUM_ROUNDS, options, "serving")
-    found["peers"] = measure_peers(STAGES[-1], folder, requests, args.dtype)
-    num_tokens = sum(request.num_output_tokens for request in requests)
+    """Measure the stages, the peers and the floor."""
+    tasks, options = mixed_tasks(SHAPE_135M.vocab_size), {"dtype": args.dtype, "kv_cache_tokens": SMALL_POOL}
+    serve_once(STAGES, model_135m(), mixed_tasks(SHAPE_135M.vocab_size, 2, high=32), options)  # warms up
+    rounds = [serve_once(STAGES, model_135m(), tasks, options) for _ in tqdm(range(NUM_ROUNDS), "serving", leave=False)]
+    found = compare(rounds)
+    found["peers"] = measure_peers(STAGES[-1], model_135m(), tasks, args.dtype)
+    num_tokens = sum(task.num_output_tokens for task in tasks)
     found["floor"] = floor(args.dtype, found[STAGES[-1]]["steps"], num_tokens)
     return {"serving": {"machine": machine(args.dtype), "output_tokens": num_tokens, **found}}
 
 
-def serve_in_rounds(
-    names: Sequence[str],
-    folder: Path,
-    requests: list[Request],
-    num_rounds: int,
-    options: Mapping[str, Any],
-    title: str | None = None,
-) -> dict[str, Any]:
-    """Each stage's medians; of each the speed over that of the stage before, the median of the rounds' ratios."""
-    rounds = []
-    for _ in tqdm(range(num_rounds), title, disable=title is None, leave=False):
-        racers = race({name: partial(Racer, name, folder, requests, **options) for name in names})
-        rounds.append({name: racer.scores() for name, racer in racers.items()})
+def serve_once(
+    names: Sequence[str], folder: Path, tasks: Sequence[Task], options: Mapping[str, Any]
+) -> dict[str, Scores]:
+    """Return the scores of one race."""
+    racers = {name: Racer(name, stage(name).LLM(folder, **options), tasks) for name in names}
+    race(racers)
+    return {name: racer.scores() for name, racer in racers.items()}
+
+
+def compare(rounds: Sequence[Mapping[str, Scores]]) -> dict[str, Any]:
+    """Return each stage's medians, and its speed over that of the stage before, round by round."""
     found: dict[str, Any] = median_scores(rounds)
     speeds = [{name: scores["tokens_per_second"] for name, scores in each.items()} for each in rounds]
-    for before, after in itertools.pairwise(names):
-        found[f"{after}_over_{before}"] = {"rounds": num_rounds, **ratio(speeds, after, before)._asdict()}
+    for before, after in itertools.pairwise(rounds[0]):
+        found[f"{after}_over_{before}"] = {"rounds": len(rounds), **ratio(speeds, after, before).as_ratio()}
     return found
 
 
-# ---- peers
-
-
-def measure_peers(name: str, folder: Path, requests: list[Request], dtype: str) -> dict[str, Any]:
-    """transformers' two ways and the stage `name` with room for all; an error stands in its place."""
-    from transformers import LlamaForCausalLM as Peer
-
-    model = Peer.from_pretrained(folder, dtype=getattr(torch, dtype))
-    racer = partial(Racer, name, folder, requests, dtype=dtype, kv_cache_tokens=ROOMY_POOL)
-    runs: dict[str, Callable[[], Scores]] = {
-        "generate": lambda: static_batch(model, requests),
-        name: lambda: race({name: racer})[name].scores(),
-        "generate_batch": lambda: continuous_batching(model, requests),
+def measure_peers(name: str, folder: Path, tasks: Sequence[Task], dtype: str) -> dict[str, Any]:
+    """Return the scores of transformers' two ways, and of the stage `name` with room for all; or an error."""
+    options = {"dtype": dtype, "kv_cache_tokens": ROOMY_POOL}
+    runs: dict[str, Callable[[], list[Scores]]] = {
+        "generate": partial(serve_by_peer, "transformers", folder, tasks, dtype),
+        name: lambda: [serve_once([name], folder, tasks, options)[name] for _ in range(NUM_ROUNDS)],
+        "generate_batch": partial(serve_by_peer, "transformers-batch", folder, tasks, dtype),
     }
-    results: dict[str, Any] = {}
-    for which, run in tqdm(runs.items(), desc="peers", leave=False):
+    found: dict[str, Any] = {}
+    for key, run in tqdm(runs.items(), desc="peers", leave=False):
         try:
-            results[which] = with_spreads([run() for _ in range(NUM_ROUNDS)])
-        except Exception as error:  # whatever it is: it belongs to the result
-            results[which] = {"error": f"{type(error).__name__}: {error}"}
-    return results
+            found[key] = with_spreads(run())
+        except Exception as error:  # any error of a peer belongs to the result
+            found[key] = {"error": f"{type(error).__name__}: {error}"}
+    return found
 
 
-def static_batch(model: Any, requests: list[Request]) -> Scores:
-    """All prompts, padded on the left; everybody gets as many tokens as the longest output has."""
-    width = max(len(request.prompt_token_ids) for request in requests)
-    longest = max(request.num_output_tokens for request in requests)
-    padded = torch.zeros(len(requests), width, dtype=torch.int64)  # [num_requests, width]
-    mask = torch.zeros_like(padded)
-    for row, request in enumerate(requests):
-        padded[row, -len(request.prompt_token_ids) :] = torch.tensor(request.prompt_token_ids)
-        mask[row, -len(request.prompt_token_ids) :] = 1
-    options = {"do_sample": False, "max_new_tokens": longest, "eos_token_id": None, "pad_token_id": 0}
-    started = time.perf_counter()
-    tokens = model.generate(padded, attention_mask=mask, **options)
-    seconds = time.perf_counter() - started
-    assert tokens.shape == (len(requests), width + longest), "it stopped early"
-    asked_for = sum(request.num_output_tokens for request in requests)
-    return {"tokens_per_second": asked_for / seconds, "seconds": seconds, "steps": longest}
-
-
-def continuous_batching(model: Any, requests: list[Request]) -> Scores:
-    """The manager that `generate_batch` runs: here each request has its own length. It gets blocks for all at once, and
-    its start is not counted.
-    """
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
-    generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-    options = ContinuousBatchingConfig(num_blocks=2 * len(requests))  # of 256 tokens, its default
-    with model.continuous_batching_context_manager(generation, continuous_batching_config=options) as manager:
-        started = time.perf_counter()
-        for number, request in enumerate(requests):
-            manager.add_request(request.prompt_token_ids, str(number), max_new_tokens=request.num_output_tokens)
-        lengths: dict[str, int] = {}
-        while len(lengths) < len(requests):
-            result = manager.get_result(timeout=1)
-            if result is None and not manager.is_running():
-                raise RuntimeError(f"it ended after {len(lengths)} of {len(requests)} requests")
-            if result is not None and result.is_finished():
-                lengths[result.request_id] = len(result.generated_tokens)
-        seconds = time.perf_counter() - started
-    assert lengths == {str(i): request.num_output_tokens for i, request in enumerate(requests)}, "a length is wrong"
-    return {"tokens_per_second": sum(lengths.values()) / seconds, "seconds": seconds}
+def serve_by_peer(name: str, folder: Path, tasks: Sequence[Task], dtype: str) -> list[Scores]:
+    """Return transformers' scores of each round."""
+    longest = max(task.num_tokens for task in tasks)
+    settings = Settings(
+        model=str(folder),
+        dtype=dtype,
+        threads=torch.get_num_threads(),
+        max_model_len=longest,
+        max_num_seqs=len(tasks),
+        kv_cache_bytes=len(tasks) * longest * bytes_per_token(SHAPE_135M, getattr(torch, dtype)),
+    )
+    with PeerProcess(TRANSFORMERS._replace(name=name), settings) as process:
+        process.serve([task.shortened(2) for task in tasks[:2]])  # warms up
+        runs = [process.serve(tasks) for _ in range(NUM_ROUNDS)]
+    steps = {"steps": max(task.num_output_tokens for task in tasks)} if name == "transformers" else {}
+    return [{"tokens_per_second": run.tokens_per_second, "seconds": run.seconds, **steps} for run in runs]
 
 
 def floor(dtype: str, steps: float, num_tokens: int) -> Scores:
-    """What reading all weights once in each of `steps` steps takes at least."""
+    """Return the time to read all weights once in each of `steps` steps."""
     reading, weights = Reading(), num_parameters(SHAPE_135M) * getattr(torch, dtype).itemsize
     found = []
     for bandwidth in [reading.num_bytes / reading() for _ in range(9)][2:]:
         seconds = steps * weights / bandwidth
-        rates = {"bytes_per_second": bandwidth, "tokens_per_second": num_tokens / seconds}
-        found.append({"seconds": seconds, **rates})
+        found.append({"seconds": seconds, "bytes_per_second": bandwidth, "tokens_per_second": num_tokens / seconds})
     return with_spreads(found)

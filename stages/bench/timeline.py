@@ -1,9 +1,8 @@
-"""Requests that arrive while others are served: stage 3's static batches, an engine from stage 4 on, and what each step
-did.
+"""Requests that arrive while others are served: by stage 3's static batches, or by an engine from stage 4 on.
 
-The clock moves only while a step runs, and jumps to the next arrival when nobody is there; nothing ever sleeps. If it
-counts steps, a run is the same on every machine. If it counts seconds, a step takes the time that this thread needed
-for it: other work of the machine is not counted.
+The clock moves only while a step runs, and jumps to the next arrival when the engine is idle; nothing ever sleeps. If
+it counts steps, a run is the same on every machine. If it counts seconds, a step takes the processor time of its
+thread, so that other work of the machine is not counted.
 """
 
 import time
@@ -18,7 +17,9 @@ Clock = Literal["steps", "seconds"]
 
 
 class Arrival(NamedTuple):
-    time: float  # steps or seconds, as the clock counts
+    """A request, and when it arrives."""
+
+    time: float  # in steps or seconds, as the clock counts
     prompt: list[int]
     num_output_tokens: int
 
@@ -28,22 +29,24 @@ class Arrival(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """SamplingParams'."""
+        """Options of SamplingParams."""
         return {"temperature": 0.0, "max_tokens": self.num_output_tokens, "ignore_eos": True}
 
 
 class Work(NamedTuple):
-    """What a step computed of one sequence."""
+    """The part of a step that belongs to one sequence."""
 
-    start: int  # tokens that were computed before
+    start: int  # tokens computed before
     num_tokens: int
     sampled: bool
 
 
 class Step(NamedTuple):
+    """A step of the engine."""
+
     start: float  # on the clock
     end: float
-    seconds: float  # that it took, whatever the clock counts
+    seconds: float  # its duration, whatever the clock counts
     work: dict[int, Work]  # by request, in order of arrival
     held: float  # share of the pool's blocks
 
@@ -59,14 +62,16 @@ class Again(NamedTuple):
         return self.of_prompts + self.generated
 
 
-class Run(NamedTuple):
+class Timeline(NamedTuple):
+    """All steps of a run."""
+
     arrivals: list[Arrival]
     steps: list[Step]
     num_preemptions: int
 
     @property
     def seconds(self) -> float:
-        """All steps together, without the time in which nobody was there."""
+        """The duration of all steps, without idle time."""
         return sum(step.seconds for step in self.steps)
 
     @property
@@ -75,7 +80,7 @@ class Run(NamedTuple):
 
     @property
     def recomputed(self) -> Again:
-        """Tokens that had been computed before."""
+        """Tokens that were computed more than once."""
         furthest = [0] * len(self.arrivals)
         of_prompts = generated = 0
         for step in self.steps:
@@ -88,7 +93,7 @@ class Run(NamedTuple):
 
     @property
     def losses(self) -> list[int]:
-        """How often each request was preempted: it began that many times again."""
+        """How often each request was preempted, and started over."""
         begun = [0] * len(self.arrivals)
         for step in self.steps:
             for i, work in step.work.items():
@@ -96,7 +101,7 @@ class Run(NamedTuple):
         return [times - 1 for times in begun]
 
     def token_times(self) -> list[list[float]]:
-        """For each request, when its tokens came, on the clock."""
+        """Return when the tokens of each request came, on the clock."""
         times: list[list[float]] = [[] for _ in self.arrivals]
         for step in self.steps:
             for i, work in step.work.items():
@@ -105,51 +110,54 @@ class Run(NamedTuple):
         return times
 
     def first_token_waits(self) -> list[float]:
-        """Time to first token, of each request."""
+        """Return the time to first token of each request."""
         return [times[0] - arrival.time for arrival, times in zip(self.arrivals, self.token_times(), strict=True)]
 
     def gaps(self) -> list[float]:
-        """Inter-token latencies: from each token of a request to its next one."""
+        """Return inter-token latencies: from each token of a request to its next one."""
         return [after - before for times in self.token_times() for before, after in pairwise(times)]
 
 
 class Stuck(RuntimeError):
-    """Nobody can run, and not all have ended."""
+    """No sequence can run, but not all have finished."""
 
 
 class Watch:
-    """Stands in for a model runner: passes each step on, takes its time, and notes who computed what."""
+    """A model runner in front of another one. It times each step and notes the work of each sequence."""
 
     def __init__(self, engine: Any, clock: Clock) -> None:
-        """Watches `engine`, an LLM of stage 3 or an LLMEngine, until `release`."""
+        """Watch `engine`, an LLM of stage 3 or an LLMEngine, until release()."""
         self.now, self.steps = 0.0, list[Step]()
         self._engine, self._runner, self._clock = engine, engine.model_runner, clock
-        self._left = time.thread_time()  # when the step before ended
+        self._ended = time.thread_time()  # when the step before ended
         engine.model_runner = self
 
     def release(self) -> None:
+        """Give the engine its own runner back."""
         self._engine.model_runner = self._runner
 
     def wait_until(self, moment: float) -> None:
-        """Nobody is there: the clock jumps."""
-        self.now, self._left = max(self.now, moment), time.thread_time()
+        """Let the clock jump over idle time."""
+        self.now, self._ended = max(self.now, moment), time.thread_time()
 
     def run(self, batch: Sequence[Any]) -> list[Any]:
+        """Run a step, and note it."""
         pool = self._engine.kv_cache_manager.pool
         held = 1 - len(pool.free) / pool.num_blocks
         before = {int(seq.request_id): (seq.num_computed_tokens, count) for seq, count in batch}
         tokens = self._runner.run(batch)
         work = {i: Work(*part, token is not None) for (i, part), token in zip(before.items(), tokens, strict=True)}
-        seconds = time.thread_time() - self._left  # scheduling and bookkeeping too
+        seconds = time.thread_time() - self._ended  # with scheduling and bookkeeping
         end = self.now + (1 if self._clock == "steps" else seconds)
         self.steps.append(Step(self.now, end, seconds, dict(sorted(work.items())), held))
-        self.now, self._left = end, time.thread_time()
+        self.now, self._ended = end, time.thread_time()
         return tokens
 
 
-def static(llm: Any, arrivals: list[Arrival], clock: Clock = "steps") -> Run:
-    """Stage 3: the requests that have come, as many as there are seats and promises, are served to the end; then the
-    next batch begins. `llm` is a new LLM of stage 3.
+def static(llm: Any, arrivals: list[Arrival], clock: Clock = "steps") -> Timeline:
+    """Serve static batches by `llm`, a new LLM of stage 3.
+
+    A batch has as many requests as have arrived and fit. It is served to the end before the next one begins.
     """
     watch, coming, params = Watch(llm, clock), deque(arrivals), stage("s3").SamplingParams
     while coming:
@@ -162,13 +170,13 @@ def static(llm: Any, arrivals: list[Arrival], clock: Clock = "steps") -> Run:
             batch.append(coming.popleft())
         llm.generate([arrival.prompt for arrival in batch], [params(**a.options) for a in batch])
     watch.release()
-    return Run(arrivals, watch.steps, num_preemptions=0)
+    return Timeline(arrivals, watch.steps, num_preemptions=0)
 
 
-def continuous(engine: Any, arrivals: list[Arrival], clock: Clock = "steps", name: str = "s4") -> Run:
-    """An LLMEngine of stage `name`: a request is added before the first step that begins after its arrival.
+def continuous(engine: Any, arrivals: list[Arrival], clock: Clock = "steps", name: str = "s4") -> Timeline:
+    """Serve by an LLMEngine of stage `name`. A request is added before the first step after its arrival.
 
-    Each request is one sequence here: n is 1. Raises Stuck.
+    Each request has one sample. Raise Stuck if no sequence can run.
     """
     watch, coming, params = Watch(engine, clock), deque(enumerate(arrivals)), stage(name).SamplingParams
     num_preemptions = engine.scheduler.num_preemptions
@@ -179,9 +187,9 @@ def continuous(engine: Any, arrivals: list[Arrival], clock: Clock = "steps", nam
             number, arrival = coming.popleft()
             engine.add_request(str(number), arrival.prompt, params(**arrival.options))
         num_steps = len(watch.steps)
-        told = engine.step()
-        if len(watch.steps) == num_steps and not told and engine.has_unfinished_requests():
+        outputs = engine.step()
+        if len(watch.steps) == num_steps and not outputs and engine.has_unfinished_requests():
             queues = engine.scheduler
             raise Stuck(f"{len(queues.running)} run, {len(queues.waiting)} wait, and no step has work")
     watch.release()
-    return Run(arrivals, watch.steps, engine.scheduler.num_preemptions - num_preemptions)
+    return Timeline(arrivals, watch.steps, engine.scheduler.num_preemptions - num_preemptions)

@@ -1,11 +1,11 @@
-"""nanovllm bench paged on the kernels themselves: on a GPU with its graphs, else in Triton's interpreter."""
+"""nanovllm bench paged with the kernels: on a GPU in a CUDA graph, elsewhere in Triton's interpreter."""
 
 import torch
 
 from ...backends.gpu.ops import triton_ops
+from ...bench import floor, paged
+from ...bench.paged import Case
 from ...checkpoints.sizes import Shape
-from ...cli.benchmarks import floor, paged, paged_calls
-from ...cli.benchmarks.paged_calls import Case
 
 SHAPE = Shape(
     num_hidden_layers=2,
@@ -19,10 +19,10 @@ SHAPE = Shape(
 )
 
 
-def test_the_kernel_reads_a_paged_and_a_contiguous_cache(device, monkeypatch):
-    """What it gives is compared with plain operations there: a difference would be a failure."""
-    monkeypatch.setattr(floor, "MAX_BYTES", 1 << 16)
-    monkeypatch.setattr(paged_calls, "choose_splits", lambda *sizes: 2)  # the interpreter runs program after program
+def test_kernel_reads_a_paged_and_a_contiguous_cache(device, monkeypatch):
+    """The benchmark compares the result with plain operations, and reports a difference as a failure."""
+    monkeypatch.setattr(floor, "NUM_BYTES", 1 << 16)
+    monkeypatch.setattr(paged, "choose_splits", lambda *sizes: 2)  # the interpreter runs one program at a time
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     case = Case(SHAPE, 1, 2, 32, dtype, torch.device(device))
     measured, failures = paged.measure_cases([case], triton_ops(), [8, 16], 1, 1)

@@ -1,4 +1,4 @@
-"""nanovllm bench serve, against a tiny server of another make and against this one; and bench http."""
+"""nanovllm bench serve, against a tiny server of another make and against this one; and nanovllm bench http."""
 
 import asyncio
 import json
@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.routing import Route
 
 from ...__main__ import main
-from ...cli.benchmarks import serve_load, through_http
-from ...cli.benchmarks.http_stream import Target
-from ...cli.benchmarks.own_server import own_server
-from ...cli.benchmarks.timing import Run
+from ...bench import http, workload
+from ...bench.engine import Run
+from ...bench.http import own_server
+from ...bench.options import Http
 from ...server.run import listening_socket
 from ..helpers import UNMEASURED
 from .served import STORYTELLER
@@ -26,7 +26,7 @@ FOUND = ("--num-prompts", "6", "--input-len", "4", "--output-len", "3")
 
 
 class Other:
-    """A server with answers like OpenAI's own: no field of ours, pauses that are known."""
+    """A server with responses like OpenAI's own: none of our fields, and known pauses."""
 
     def __init__(self) -> None:
         self.bodies: list[dict] = []
@@ -77,7 +77,6 @@ def other_server(other: Other):
     ]
     with listening_socket("127.0.0.1", 0) as listener:
         listener.listen()  # the thread below may come late to it
-        listener.listen()  # or whoever comes before the thread runs is sent away
         server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -90,10 +89,10 @@ def other_server(other: Other):
 
 @pytest.fixture
 def bench(capsys, tmp_path):
-    """bench("--flags") is (exit status, numbers or None, what was printed, errors)."""
+    """bench("--flags") is (exit status, report or None, output, errors)."""
 
     def command(*flags, name="serve"):
-        file = tmp_path / "found.json"
+        file = tmp_path / "report.json"
         status = main(["bench", name, "--json", str(file), *flags])
         text = file.read_text()
         return status, json.loads(text) if text else None, *capsys.readouterr()
@@ -102,7 +101,7 @@ def bench(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
-def test_another_server(bench, endpoint):
+def test_load_on_another_server(bench, endpoint):
     other = Other()
     with other_server(other) as url:
         flags = ("--base-url", url, "--endpoint", endpoint, "--max-concurrency", "3", "--api-key", "key")
@@ -123,91 +122,90 @@ def test_another_server(bench, endpoint):
     assert "output throughput" in table and "all at once" in table
 
 
-def test_an_answer_that_is_not_whole_has_failed(bench):
+def test_incomplete_response_counts_as_failed(bench):
     other = Other()
     with other_server(other) as url:
         other.cut_after = 2
         status, found, _, err = bench("--base-url", url, *FOUND)
         assert status == 2 and found is None
-        assert "no request was answered: the stream ends before it is whole" in err
+        assert "the stream ended before it was complete" in err
         other.cut_after = None
         status, _, _, err = bench("--base-url", url, "--model", "third", *FOUND)
         assert status == 2 and "no request was answered: status 404: no such model" in err
 
 
 @pytest.mark.full
-def test_this_server(bench, served):
+def test_load_on_this_server(bench, served):
     status, found, table, _ = bench("--base-url", served.url, "--num-prompts", "3", "--request-rate", "50")
     numbers = found["measured"]["server"]
     assert status == 0 and numbers["completed"] == 3 and found["machine"]["model"] == "storyteller"
-    load = serve_load.asks(3, None, 1024 * 4 // 5, 0)
-    assert numbers["total_output_tokens"] == sum(ask.num_tokens for ask in load)
+    load = workload.chats(3, None, 1024 * 4 // 5, 0)
+    assert numbers["total_output_tokens"] == sum(num_tokens for _, num_tokens in load)
     assert numbers["front_ms_a_token"] >= 0 and "front ms a token" in table
 
 
 @pytest.mark.parametrize("is_own", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_http_beside_the_engine_itself(bench, served, monkeypatch, is_own):
+def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_own):
     if not is_own:
-        monkeypatch.setattr(through_http, "own_server", lambda engine: nullcontext((Target.of(served.url), "none")))
-    monkeypatch.setattr(through_http, "ALONE", 2)
+        monkeypatch.setattr(http, "own_server", lambda engine: nullcontext((served.url, "none")))
+    monkeypatch.setattr(http, "ALONE", 2)
     flags = ("--num-prompts", "2", "--input-len", "5", "--output-len", "4", "--rounds", "2", "--model", STORYTELLER)
     status, found, table, err = bench(*map(str, flags), *UNMEASURED, name="http")
     assert (status, err) == (0, "")
-    offline, http = found["measured"]["offline"], found["measured"]["http"]
+    offline, online = found["measured"]["offline"], found["measured"]["http"]
     share, later = found["throughput_share"], found["first_token_later_ms"]
-    assert offline["tokens_per_second"] > 0 and http["tokens_per_second"] > 0
+    assert offline["tokens_per_second"] > 0 and online["tokens_per_second"] > 0
     assert 0 < share["least"] <= share["median"] <= share["largest"]
     assert later["least"] <= later["median"] <= later["largest"]
-    assert http["front_ms_a_token"] >= 0, "none, where so short a turn falls between two ticks of the clock"
-    assert http["client_ms_a_token"] > 0 and "front_ms_a_token" not in offline
-    assert all(each["first_token_alone_ms"]["p50"] > 0 for each in (offline, http))
-    assert ("not the same kernels" in table) != is_own, "the other server is said to have none"
+    assert online["front_ms_a_token"] >= 0, "0 if so short a turn falls between two ticks of the clock"
+    assert online["client_ms_a_token"] > 0 and "front_ms_a_token" not in offline
+    assert all(each["first_token_alone_ms"]["p50"] > 0 for each in (offline, online))
+    assert ("the kernels differ" in table) != is_own
     assert "of the engine's own throughput" in table and "front ms a token" in table
 
 
-@pytest.mark.parametrize(("fronts", "told"), [((0.2, 0.4, 0.3), 3.0), ((0.0, 0.0, 0.0), 0.0), ((None,) * 3, None)])
-def test_the_fronts_time_is_the_median_of_the_rounds_a_token(fronts, told):
+@pytest.mark.parametrize(("fronts", "expected"), [((0.2, 0.4, 0.3), 3.0), ((0.0, 0.0, 0.0), 0.0), ((None,) * 3, None)])
+def test_front_time_per_token_is_the_median_of_the_rounds(fronts, expected):
     turns = []
     for front in fronts:
-        run = Run(2.0, 100)
-        run.first_tokens, run.gaps = [0.1], [0.2]
-        turns.append(through_http.Turn(run, [0.1], front, 0.1))
-    found = through_http.numbers(turns)
-    assert found["tokens_per_second"] == 50 and found.get("front_ms_a_token") == pytest.approx(told)
+        turns.append(http.Turn(Run([[0] * 100], [[0.1, 2.0]]), [0.1], front, 0.1))
+    found = http.numbers(turns)
+    assert found["tokens_per_second"] == 50 and found.get("front_ms_a_token") == pytest.approx(expected)
 
 
-def test_both_sides_serve_the_same_and_no_prompt_twice():
+def test_both_sides_serve_the_same_loads_and_no_prompt_twice():
     class Model:
         max_model_len, model_config = 100, type("Config", (), {"vocab_size": 50})
 
-    loads = through_http.make_loads(Model(), 3, 4, 10, 6, 0.5)
+    loads = http.make_loads(Model(), Http(rounds=2, num_prompts=4, input_len=10, output_len=6, spread=0.5))
     prompts = [tuple(task.prompt) for together, alone in loads for task in together + alone]
-    assert len(set(prompts)) == len(prompts) == 3 * (4 + through_http.ALONE)
+    assert len(set(prompts)) == len(prompts) == 3 * (4 + http.ALONE)
     seen = {"offline": [], "http": []}
-    turns = {name: through_http.each_time(loads, seen[name].append) for name in seen}
+    turns = {name: http.each_time(loads, seen[name].append) for name in seen}
     for name in ("http", "offline", "offline", "http", "offline", "http"):
         turns[name]()
     assert seen["offline"] == seen["http"] == loads
 
 
 @pytest.mark.full
-def test_a_server_that_does_not_start_is_told(tmp_path):
+def test_server_that_does_not_start_raises(tmp_path):
     with pytest.raises(ValueError, match="the server did not start: error: "), own_server({"model": str(tmp_path)}):
         pass
 
 
 def test_lengths_are_those_of_chats():
-    load = serve_load.asks(4000, None, 100_000, 0)
-    inputs, outputs = [ask.num_words for ask in load], [ask.num_tokens for ask in load]
-    assert sum(inputs) / len(load) == pytest.approx(serve_load.MEAN_INPUT, rel=0.1)
-    assert sum(outputs) / len(load) == pytest.approx(serve_load.MEAN_OUTPUT, rel=0.1)
-    assert sorted(inputs)[2000] < 0.6 * serve_load.MEAN_INPUT, "most are short, a few are long"
-    assert load == serve_load.asks(4000, None, 100_000, 0) != serve_load.asks(4000, None, 100_000, 1)
-    assert all(ask.num_words + ask.num_tokens <= 500 for ask in serve_load.asks(1000, None, 500, 0))
+    load = workload.chats(4000, None, 100_000, 0)
+    inputs, outputs = [len(prompt.split()) for prompt, _ in load], [num_tokens for _, num_tokens in load]
+    assert sum(inputs) / len(load) == pytest.approx(workload.MEAN_INPUT, rel=0.1)
+    assert sum(outputs) / len(load) == pytest.approx(workload.MEAN_OUTPUT, rel=0.1)
+    assert sorted(inputs)[2000] < 0.6 * workload.MEAN_INPUT, "most are short, a few are long"
+    assert load == workload.chats(4000, None, 100_000, 0) != workload.chats(4000, None, 100_000, 1)
+    cut = workload.chats(1000, None, 500, 0)
+    assert all(len(prompt.split()) + num_tokens <= 500 for prompt, num_tokens in cut)
 
 
 def test_arrivals_are_a_poisson_process():
-    times = list(serve_load.arrivals(4000, 10.0, 0))
+    times = list(workload.arrivals(4000, 10.0, 0))
     gaps = [later - earlier for earlier, later in pairwise(times)]
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(0.1, rel=0.1)
@@ -215,23 +213,14 @@ def test_arrivals_are_a_poisson_process():
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "expected"),
     [
-        (["--base-url", "localhost:8000"], "base_url must be http://... or https://..., not 'localhost:8000'"),
-        (["--base-url", "http://127.0.0.1:1"], "the server at 127.0.0.1:1 does not say which models it has"),
-        (["--input-len", "3"], "give both input_len and output_len, or neither"),
+        (["--base-url", "localhost:8000"], "got 'localhost:8000'"),
+        (["--base-url", "http://a:b"], "got 'http://a:b'"),
+        (["--base-url", "http://127.0.0.1:1"], "the server at 127.0.0.1:1 does not list its models"),
+        (["--input-len", "3"], "input_len and output_len must both be given"),
     ],
 )
-def test_mistakes_are_told_in_a_line(bench, flags, says):
+def test_invalid_option_is_a_one_line_error(bench, flags, expected):
     status, found, out, err = bench(*flags)
-    assert (status, found, out) == (2, None, "") and says in err and err.count("\n") == 1
-
-
-def test_addresses():
-    assert (
-        Target.of("http://a:1").port == 1
-        and Target.of("http://a/v1").path == ""
-        and Target.of("http://a/b").path == "/b"
-    )
-    with pytest.raises(ValueError, match="is no address"):
-        Target.of("http://a:b")
+    assert (status, found, out) == (2, None, "") and expected in err and err.count("\n") == 1

@@ -3,10 +3,10 @@
 import itertools
 import statistics
 
+from nanovllm.bench.harness import microseconds
 from notebooks.helpers.claims.table import POINTER, SLABS, Finding, committed, in_words, under
 from stages.bench import counting
 from stages.bench.engines import part, without_model
-from stages.bench.harness import microseconds
 from stages.bench.models import STORYTELLER
 from stages.s2_block_manager.block_pool import BlockPool
 

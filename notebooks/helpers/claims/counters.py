@@ -10,7 +10,7 @@ from notebooks.helpers.pictures import ACCENT, INK, PALE, PAPER, USED
 from stages.bench.engines import without_model
 from stages.bench.models import STORYTELLER
 from stages.bench.racing import sampling_params
-from stages.bench.workloads import growing_workload
+from stages.bench.workloads import growing_tasks
 
 
 class State(NamedTuple):
@@ -48,13 +48,13 @@ def of(engine: Any) -> State:
 
 def watch(num_requests: int = 16) -> tuple[list[State], int]:
     """Stage 7 without a model in a third of the pool that all need, and its watermark in blocks."""
-    requests = growing_workload(4096, num_requests, prompt=64, output=96, spread=32)
+    requests = growing_tasks(4096, num_requests, prompt=64, output=96, spread=32)
     pool = sum(request.num_tokens for request in requests) // 3
     engine = without_model(
         "s7", model=str(STORYTELLER), dtype="float32", kv_cache_tokens=pool, kv_offloading_tokens=4 * pool
     )
     for number, request in enumerate(requests):
-        engine.add_request(str(number), request.prompt_token_ids, sampling_params("s7", request))
+        engine.add_request(str(number), request.prompt, sampling_params("s7", request))
     states = []
     while engine.has_unfinished_requests():
         engine.step()

@@ -1,4 +1,4 @@
-"""The device, a clock for it, and what a part writes: tables in Markdown, and all numbers in JSON."""
+"""The device, its clocks, and the report of a part: tables in Markdown, and all numbers in JSON."""
 
 import json
 import time
@@ -8,43 +8,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stages.bench.harness import take_turns, with_spreads
-from stages.bench.models import SHAPE_135M, random_model
+from nanovllm.bench.harness import Scores, seconds_of, take_turns, timed
+from nanovllm.bench.report import aligned, shown
+from stages.bench.models import SHAPE_135M, published, random_model
 from stages.s1_contiguous_cache.llama import ModelConfig
 
 SECONDS = 480  # of a part: no case begins after that, and a case takes less than a minute
-SHAPE_1B = ModelConfig(  # of Llama 3.2 1B
-    vocab_size=128_256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=16,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=64,
-    max_position_embeddings=8192,
-    tie_word_embeddings=True,
-    dtype="bfloat16",
-    bos_token_id=1,
-    eos_token_ids=(2,),
-)
-SHAPE_TINY = ModelConfig(
-    vocab_size=64,
-    hidden_size=16,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    tie_word_embeddings=True,
-    bos_token_id=1,
-    eos_token_ids=(2,),
-)
-SHAPES: dict[str, Any] = {"135M": SHAPE_135M, "1B": SHAPE_1B, "tiny": SHAPE_TINY}  # each stage has its ModelConfig
+TINY = ModelConfig(64, 16, 32, 2, 4, 2, 8, tie_word_embeddings=True, bos_token_id=1, eos_token_ids=(2,))
+SHAPES: dict[str, Any] = {"135M": SHAPE_135M, "1B": published("llama-3.2-1b", 8192), "tiny": TINY}
 Row = Mapping[str, Any]
+Calls = Mapping[str, Callable[[], object]]
 
 
 class Setup(NamedTuple):
-    """Where a part runs, how large its cases are, and where its results go."""
+    """The device of a part, the size of its cases, and the folder of its results."""
 
     device: torch.device
     is_tiny: bool
@@ -57,131 +34,119 @@ class Setup(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """bfloat16; a tiny model computes in float32."""
+        """The dtype of models; a tiny one computes in float32."""
         return "float32" if self.is_tiny else "bfloat16"
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
     def size(self, full: Any, tiny: Any) -> Any:
+        """Return the size of a case."""
         return tiny if self.is_tiny else full
 
     def folder(self, model: str) -> Path:
-        """A checkpoint of this shape, with random weights."""
+        """Return a checkpoint of this shape, with random weights."""
         return random_model(SHAPES[model])
 
-    def options(self) -> dict[str, Any]:
-        """EngineConfig's."""
-        return {"device": str(self.device), "dtype": self.dtype}
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def until_idle(self, call: Callable[[], object]) -> Callable[[], float]:
+        """Return a function that makes the call and returns the host's seconds until the device is idle."""
+
+        def run() -> float:
+            self.synchronize()
+            return seconds_of(lambda: (call(), self.synchronize()))
+
+        return run
+
+    def on_device(self, call: Callable[[], object]) -> Callable[[], float]:
+        """Return a function that makes the call and returns its seconds on the device's clock."""
+        if not self.is_cuda:
+            return timed(call)
+
+        def run() -> float:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self.synchronize()
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            return start.elapsed_time(end) / 1000
+
+        return run
+
+    def turns(self, calls: Calls, rounds: int) -> list[dict[str, float]]:
+        """Return the seconds of calls that take turns, until the device is idle."""
+        return take_turns({name: self.until_idle(call) for name, call in calls.items()}, self.size(rounds, 1))
 
 
 class Report:
-    """What a part found. Tables are printed as they come; write() puts all of it into two files."""
+    """The results of a part. Tables are printed as they come; write() puts all of them into two files."""
 
     def __init__(self, setup: Setup, number: int, title: str) -> None:
+        name = torch.cuda.get_device_name(setup.device) if setup.is_cuda else str(setup.device)
+        machine = f"{name}, torch {torch.__version__}" + (", a tiny model" if setup.is_tiny else "")
         self._setup, self._name = setup, f"part{number}"
-        self._found: dict[str, Any] = {"title": title, "machine": machine(setup), "tables": {}, "notes": []}
+        self._found: dict[str, Any] = {"title": title, "machine": machine, "tables": {}, "notes": []}
         self._text: list[str] = []
-        self._say(f"# Part {number}: {title}\n\nMeasured on {machine(setup)}.\n")
+        self._print(f"# Part {number}: {title}\n\nMeasured on {machine}.\n")
 
     def has_time(self, case: object) -> bool:
-        """Whether the part has time for one more case; it says which one it leaves out."""
+        """Return whether the part has time for one more case, and note the case if not."""
         if time.perf_counter() < self._setup.deadline:
             return True
-        self.note(f"Left out, there was no more time: {case}.")
+        self.note(f"Left out, because there was no time: {case}.")
         return False
 
     def table(self, title: str, rows: Sequence[Row]) -> None:
+        """Add a table, a line per row."""
         self._found["tables"][title] = list(rows)
-        self._say(f"## {title}\n\n{as_markdown(rows)}" if rows else f"## {title}\n\nNothing was measured.\n")
+        self._print(f"## {title}\n\n{as_markdown(rows) if rows else 'Nothing was measured.'}\n")
 
     def note(self, text: str) -> None:
+        """Add a paragraph."""
         self._found["notes"].append(text)
-        self._say(f"{text}\n")
+        self._print(f"{text}\n")
 
     def write(self) -> None:
+        """Write the results into the folder."""
         self._setup.out.mkdir(parents=True, exist_ok=True)
         stem = self._setup.out / self._name
         stem.with_suffix(".json").write_text(json.dumps(self._found, indent=1) + "\n", encoding="utf-8")
         stem.with_suffix(".md").write_text("\n".join(self._text), encoding="utf-8")
-        print(f"{stem}.json and {stem}.md have it.", flush=True)
+        print(f"The results are in {stem}.json and {stem}.md.", flush=True)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._text.append(text)
         print(text, flush=True)
 
 
-def machine(setup: Setup) -> str:
-    name = torch.cuda.get_device_name(setup.device) if setup.is_cuda else str(setup.device)
-    return f"{name}, torch {torch.__version__}" + (", a tiny model" if setup.is_tiny else "")
-
-
 def as_markdown(rows: Sequence[Row]) -> str:
-    """A line a row. A spread stands behind its number.
+    """Return a table, with a spread behind its number.
 
-    >>> print(as_markdown([{"batch": 8, "ms": 2.0, "ms_spread": [1.5, 3.0]}, {"batch": 16}]), end="")
-    | batch | ms |
-    |---|---|
-    | 8 | 2 (1.5 to 3) |
-    | 16 | - |
+    >>> print(as_markdown([{"batch": 8, "ms": 2.0, "ms_spread": [1.5, 3.0]}, {"batch": 16}]))
+    | batch |             ms |
+    | ----- | -------------- |
+    |     8 | 2 (1.5 to 3.0) |
+    |    16 |              - |
     """
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if not name.endswith("_spread")]
-    lines = [names, ["---"] * len(names), *([cell(row, name) for name in names] for row in rows)]
-    text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    return text.replace("| --- ", "|---", len(names)).replace("--- |\n", "---|\n").replace("|--- |", "|---|")
+
+    def cell(row: Row, name: str) -> str:
+        least, largest = row.get(f"{name}_spread", (None, None))
+        return shown(row.get(name)) + ("" if least is None else f" ({shown(least)} to {shown(largest)})")
+
+    cells = [names, *([cell(row, name) for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {line} |" for line in aligned(cells, " | "))
 
 
-def cell(row: Row, name: str) -> str:
-    if name not in row:
-        return "-"
-    both = row.get(f"{name}_spread")
-    return shown(row[name]) + (f" ({shown(both[0])} to {shown(both[1])})" if both else "")
-
-
-def shown(value: Any) -> str:
-    """
-    >>> shown(1234567), shown(1234.5), shown(0.012345), shown("pinned")
-    ('1,234,567', '1,234', '0.0123', 'pinned')
-    """
-    if not isinstance(value, float):
-        return f"{value:,}" if isinstance(value, int) else str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-# ---- a clock
-
-
-def timed_on(device: torch.device, call: Callable[[], object]) -> Callable[[], float]:
-    """The same call, which now returns its seconds: on CUDA until all that it launched is done."""
-    if device.type != "cuda":
-        return lambda: wall_seconds(device, call)
-
-    def run() -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize(device)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1000
-
-    return run
-
-
-def wall_seconds(device: torch.device, call: Callable[[], object]) -> float:
-    """Of the host's clock, until the device is idle again: with the time in which nothing is launched yet."""
-    synchronize(device)
-    started = time.perf_counter()
-    call()
-    synchronize(device)
-    return time.perf_counter() - started
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def compare(
-    setup: Setup, calls: Mapping[str, Callable[[], object]], rounds: int = 15, scale: float = 1000
-) -> dict[str, Any]:
-    """The median of each call and its spread, in milliseconds; the calls take turns."""
-    times = take_turns({name: timed_on(setup.device, call) for name, call in calls.items()}, setup.size(rounds, 1))
-    return with_spreads([{name: scale * seconds for name, seconds in each.items()} for each in times])
+def rates(turns: Sequence[Mapping[str, float]], amount: float) -> list[Scores]:
+    """Return amounts per second of each round."""
+    return [{name: amount / seconds for name, seconds in each.items()} for each in turns]

@@ -1,69 +1,131 @@
-"""Part 2: one decode step of stages 1, 2 and 3, in turns, by model, batch and context; what it holds beside the pool.
+"""Parts 2 and 4: decode steps of stages 1, 2 and 3, and steps of stage 3 under the roofs of this device.
 
-Claim 10: paged attention costs 4% of the speed of one sequence (1,198 tokens a second in place of 1,247, at batch 8)
-and buys 2 to 4 times the throughput by larger batches.
+Claim 10: paged attention costs 4% of the speed of one sequence (1,198 tokens per second in place of 1,247, at batch 8)
+and allows larger batches with 2 to 4 times the throughput.
+Claim 19: prefill is compute-bound, decode memory-bound.
 """
 
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from nanovllm.bench.floor import Reading
+from nanovllm.bench.harness import Spread, take_turns, with_spreads
+from stages.bench.decode import STAGES, measure_case
 from stages.bench.decode_step import Case, DecodeStep
 from stages.bench.gpu.common import SHAPES, Report, Row, Setup
-from stages.bench.harness import ratio, take_turns, with_spreads
+from stages.bench.models import num_parameters
 
-STAGES = ("s1", "s2", "s3")
-MAX_ROUNDS, MIN_ROUNDS, SECONDS = 25, 5, 4
+MAX_ROUNDS, MIN_ROUNDS, SECONDS = 25, 5, 3
 
 
-def measure(setup: Setup, report: Report) -> None:
-    models = setup.size(("135M", "1B"), ("tiny",))
+def decode_steps(setup: Setup, report: Report) -> None:
+    """Measure a step by model, batch and context, and what it holds beside the pool."""
     batches, contexts = setup.size((1, 8, 32, 64, 128), (1, 2)), setup.size((128, 1024, 4096), (24,))
-    shapes = [(context, batch) for context in contexts for batch in batches]
-    cases = [Case(model, setup.dtype, batch, context) for model in models for context, batch in shapes]
-    cases = [case for case in cases if case.context < SHAPES[case.model].max_position_embeddings]
-    rows = [row_of(setup, case) for case in cases if report.has_time(case)]
+    reading, rows = Reading(setup.device, setup.size(None, 2**16)), list[Row]()
+    for model in setup.size(("135M", "1B"), ("tiny",)):
+        for case in (Case(model, setup.dtype, batch, context) for context in contexts for batch in batches):
+            if case.context < SHAPES[model].max_position_embeddings and report.has_time(case):
+                rows.append(row_of(setup, case, reading))
     report.table("A decode step, milliseconds, and how many times as fast stage 3 is", rows)
     report.table("Claim 10: against contiguous pieces, and by batch", claim_10(rows, batches))
 
 
-def row_of(setup: Setup, case: Case) -> Row:
-    folder = setup.folder(case.model)
-    steps = {name: DecodeStep(name, folder, case, device=str(setup.device)) for name in STAGES}
-    most, warm_ups = setup.size(MAX_ROUNDS, 2), setup.size(3, 1)  # a step ends on the host: no need to synchronize
-    rounds = take_turns(steps, most, warm_ups=warm_ups, least_rounds=MIN_ROUNDS, seconds=SECONDS)
-    found = with_spreads([{f"{name} ms": 1000 * each[name] for name in STAGES} for each in rounds])
-    found |= ratio(rounds, "s2", "s3").named("s3 over s2") | ratio(rounds, "s1", "s3").named("s3 over s1")
-    found["s3 tokens/s"] = case.batch / (found["s3 ms"] / 1000)
+def row_of(setup: Setup, case: Case, reading: Reading) -> Row:
+    """Return the numbers of a case."""
+    found = measure_case(case, setup.folder(case.model), STAGES, reading, str(setup.device), setup.size(SECONDS, 0.0))
+    row: dict[str, Any] = {name: found[name] for name in ("model", "context", "batch")}
+    for name in (*(f"{stage}_ms" for stage in STAGES), "s3_over_s2", "s3_over_s1"):
+        row |= {key: found[key] for key in (name, f"{name}_spread") if key in found}
+    row["s3 tokens/s"] = case.batch / (found["s3_ms"] / 1000)
     if setup.is_cuda:
-        found |= {f"{name} MB beside": extra_bytes(setup, step) / 1e6 for name, step in steps.items()}
-    row = {"model": case.model, "context": case.context, "batch": case.batch, **found}
-    del steps
-    gc.collect()
-    if setup.is_cuda:
+        row |= {f"{stage} MB beside": found[f"{stage}_extra_bytes"] / 1e6 for stage in STAGES}
         torch.cuda.empty_cache()
     return row
 
 
-def extra_bytes(setup: Setup, step: DecodeStep) -> int:
-    """The most that a step holds beside weights and pool."""
-    torch.cuda.synchronize(setup.device)
-    torch.cuda.reset_peak_memory_stats(setup.device)
-    before = torch.cuda.memory_allocated(setup.device)
-    step()
-    return torch.cuda.max_memory_allocated(setup.device) - before
-
-
-def claim_10(rows: list[Row], batches: tuple[int, ...]) -> list[dict[str, Any]]:
-    """A row for each model and context: stage 3's speed over stage 1's alone, and its throughput by batch."""
+def claim_10(rows: Sequence[Row], batches: tuple[int, ...]) -> list[Row]:
+    """Return stage 3's speed over stage 1's, and its throughput by batch, for each model and context."""
     found = []
     for model, context in dict.fromkeys((row["model"], row["context"]) for row in rows):
         by_batch = {row["batch"]: row for row in rows if (row["model"], row["context"]) == (model, context)}
         row: dict[str, Any] = {"model": model, "context": context}
-        row |= {f"s3 over s1, batch {batch}": by_batch[batch]["s3 over s1"] for batch in batches if batch in by_batch}
+        row |= {f"s3 over s1, batch {batch}": by_batch[batch]["s3_over_s1"] for batch in by_batch}
         for batch in (batch for batch in batches[2:] if {batch, batches[1]} <= by_batch.keys()):
             gain = by_batch[batch]["s3 tokens/s"] / by_batch[batches[1]]["s3 tokens/s"]
             row[f"tokens/s, batch {batch} over {batches[1]}"] = gain
         found.append(row)
     return found
+
+
+# ---- the roofline
+
+
+def roofline(setup: Setup, report: Report) -> None:
+    """Measure the two roofs, and how near steps of 1 to 256 sequences and prompts come to the lower one.
+
+    The ratio of a step's operations and bytes decides which roof is lower.
+    """
+    flops, bandwidth = roofs(setup)
+    ridge = flops.median / bandwidth.median
+    report.table(
+        "The two roofs",
+        [{**flops.named("operations/s"), **bandwidth.named("bytes/s"), "ridge, operations a byte": ridge}],
+    )
+    batches, context = setup.size((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4)), setup.size(512, 24)
+    prompts = setup.size((16, 64, 256, 1024, 4096), (8,))
+    for model in setup.size(("135M", "1B"), ("tiny",)):
+        cases = [(batch, context, 1) for batch in batches]
+        cases += [(1, length, length) for length in prompts if length < SHAPES[model].max_position_embeddings]
+        rows = [step_row(setup, model, *case, flops, bandwidth) for case in cases if report.has_time((model, case))]
+        report.table(f"Steps of {model} (claim 19)", rows)
+
+
+def roofs(setup: Setup) -> tuple[Spread, Spread]:
+    """Return operations per second of a large multiplication, and bytes read and written per second by a large copy."""
+    width, size = setup.size(8192, 64), setup.size(2**30, 2**16)
+    matrix = torch.randn(width, width, device=setup.device).to(setup.torch_dtype)
+    source = torch.ones(size, dtype=torch.uint8, device=setup.device)
+    target = torch.empty_like(source)
+    calls = {"mm": lambda: torch.mm(matrix, matrix), "copy": lambda: target.copy_(source)}
+    times = take_turns({name: setup.on_device(call) for name, call in calls.items()}, 15, warm_ups=3)
+    flops = Spread.of([2 * width**3 / each["mm"] for each in times])
+    return flops, Spread.of([2 * size / each["copy"] for each in times])
+
+
+def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flops: Spread, bandwidth: Spread) -> Row:
+    """Measure a step of `batch` sequences of `context` tokens, of which it computes `count`: 1, or a whole prompt."""
+    gc.collect()  # frees the case before, whose parts refer to each other
+    case = Case(model, setup.dtype, batch, context)
+    step = DecodeStep("s3", setup.folder(model), case, device=str(setup.device))
+    for seq in step.seqs:
+        seq.num_computed_tokens = context - count
+    work = [(seq, count) for seq in step.seqs]
+    calls = {"ms": setup.until_idle(lambda: step.runner.run(work))}
+    rounds = take_turns(calls, setup.size(MAX_ROUNDS, 2), least_rounds=MIN_ROUNDS, seconds=SECONDS)
+    operations = operations_of(model, batch, context, count)
+    floor, found = max(operations / flops.median, step.num_bytes / bandwidth.median), with_spreads(rounds, scale=1000)
+    return {
+        "step": "decode" if count == 1 else "prefill",
+        "batch": batch,
+        "context": context,
+        **found,
+        "tokens/s": batch * count / (found["ms"] / 1000),
+        "operations a byte": operations / step.num_bytes,
+        "of the roof": 1000 * floor / found["ms"],
+    }
+
+
+def operations_of(model: str, batch: int, context: int, count: int) -> float:
+    """Return two operations per weight and token, and those of scores and of sums of values.
+
+    The head is computed for the last token of a sequence alone.
+    """
+    shape = SHAPES[model]
+    head = shape.vocab_size * shape.hidden_size
+    linear = num_parameters(shape) - head  # the tied embedding is the head
+    width = shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers
+    seen = count * (context - count) + count * (count + 1) / 2  # each token attends to itself and all before it
+    return float(batch * (2 * linear * count + 2 * head + 4 * width * seen))

@@ -1,91 +1,54 @@
-"""Stage 5: what samples of one prompt share, what they copy, what a preempted one computes again, what beams hold."""
+"""Stage 5: blocks that samples share and copy, tokens that a preempted sample computes again, and blocks of beams."""
 
 import statistics
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nanovllm.bench.harness import Scores, median_scores, ratio, seconds_of, take_turns
+from nanovllm.bench.workload import Task
 from stages.bench.engines import by_sample, stage, without_model
-from stages.bench.harness import median_scores, ratio, seconds_of, take_turns
-from stages.bench.predict.common import Answer, Shown, llm_of, with_answers
 from stages.bench.racing import computed_twice, serve
-from stages.bench.workloads import Request, even_prompt
+from stages.bench.workloads import even_prompt
 
 POOL, BLOCK, ROUNDS = 8192, 16, 3
 PROMPT, ALIGNED, OUTPUT, N, WIDTH = 200, 208, 64, 8, 4
 STORY = "Once upon a time there was a princess"
 
 
-def answers(model: Path) -> dict[str, Any]:
+def measure(model: Path) -> Scores:
+    """Return counts of three prompts, of a preempted sample and of beams, and timed runs."""
     counts = {f"of_{length}": counted(model, length) for length in (PROMPT, ALIGNED, ALIGNED + 1)}
-    preempted, beams = one_is_preempted(model), beams_of(model)
-    numbers = {**counts, "preempted": preempted, "beams": beams, "runs": timed(model)}
-    show = Shown("predict.s5", numbers)
-    entries = [about_copies(show), about_blocks(show, counts["of_200"]), about_preemption(show), about_beams(show)]
-    return with_answers(numbers, entries)
+    alone, beams = search(model, STORY, 1)["blocks"], search(model, STORY, WIDTH)
+    return {
+        **counts,
+        "preempted": one_is_preempted(model),
+        "beams": {**beams, "alone": alone, "ratio": beams["blocks"] / alone, "output_tokens": OUTPUT},
+        "runs": timed_runs(model, counts[f"of_{PROMPT}"]["samples"]["copied"]),
+    }
 
 
-def about_copies(show: Shown) -> Answer:
-    copies = [show(f"of_{length}.samples.copied") for length in (PROMPT, ALIGNED, ALIGNED + 1)]
-    return Answer(
-        f"{N} samples of a prompt of {PROMPT} tokens, in blocks of {BLOCK}. How many blocks are copied? Of a prompt of "
-        f"{ALIGNED} tokens? Of {ALIGNED + 1}?",
-        f"{copies[0]}, {copies[1]} and {copies[2]}. The prompt is forked when one token of it is left, and each sample "
-        f"computes that one by itself. Token {PROMPT} goes into a block that all {N} hold: each copies it first but "
-        f"the last, which then holds it alone. So does token {ALIGNED}, the last of its block. Token {ALIGNED + 1} "
-        "begins a block, and there is nothing to copy.",
-    )
-
-
-def about_blocks(show: Shown, of_200: dict[str, Any]) -> Answer:
-    alone, samples, requests = (show(f"of_200.{name}.blocks", ",") for name in ("alone", "samples", "requests"))
-    times = of_200["samples"]["blocks"] / of_200["alone"]["blocks"]
-    return Answer(
-        f"One sample of that prompt of {PROMPT} tokens, with {OUTPUT} tokens of output, holds {alone} blocks in the "
-        f"end. How many do {N} samples hold?",
-        f"{samples}, {times:.1f} times as many; {N} requests with the same prompt hold {requests}. The "
-        f"{PROMPT // BLOCK} full blocks of the prompt are there once; of all others each has its own.",
-    )
-
-
-def about_preemption(show: Shown) -> Answer:
-    return Answer(
-        f"Those {N} samples have a pool of {show('preempted.pool_blocks')} blocks, one less than they need in the "
-        "end. What is computed again?",
-        f"{show('preempted.computed_twice')} tokens: the last sample is preempted, and when it comes back it computes "
-        f"all that it had by itself, the {PROMPT} tokens of the prompt among them, though the others hold them. After "
-        "the fork it is a sequence like any other, and nobody knows any more that they began alike.",
-    )
-
-
-def about_beams(show: Shown) -> Answer:
-    return Answer(
-        f'A beam search of width {WIDTH} goes on from "{STORY}" by {OUTPUT} tokens. Does it hold '
-        f"{WIDTH} times the blocks of one sequence?",
-        f"{show('beams.blocks')} at most, where one sequence holds {show('beams.alone')}: "
-        f"{show('beams.ratio', '.1f')} times as many. Beams that survive come from one parent a few tokens back, and "
-        f"all before that they share. It copies {show('beams.blocks_copied')} blocks in {show('beams.steps')} steps: "
-        "when two go on from one beam, both write to its last block.",
-    )
+def derived(numbers: Scores) -> dict[str, Any]:
+    """Return how many times the blocks of one sample its samples hold."""
+    held = numbers[f"of_{PROMPT}"]
+    return {"times": held["samples"]["blocks"] / held["alone"]["blocks"]}
 
 
 # ---- counted
 
 
 def counted(model: Path, num_prompt_tokens: int) -> dict[str, dict[str, int]]:
-    """Blocks held at most, blocks copied and tokens computed: of one sample, of N, of as many requests."""
-    asked = {
-        "alone": [Request(even_prompt(num_prompt_tokens), OUTPUT)],
-        "samples": [Request(even_prompt(num_prompt_tokens), OUTPUT, N)],
-        "requests": [Request(even_prompt(num_prompt_tokens), OUTPUT)] * N,
-    }
-    return {name: served(model, requests) for name, requests in asked.items()}
+    """Return the counts of one sample, of N samples, and of N requests."""
+    task = Task(even_prompt(num_prompt_tokens), OUTPUT)
+    workloads = {"alone": [task], "samples": [task._replace(n=N)], "requests": [task] * N}
+    return {name: served(model, tasks) for name, tasks in workloads.items()}
 
 
-def served(model: Path, requests: list[Request], pool: int = POOL, name: str = "s5") -> dict[str, int]:
-    """All are there at once, in an engine of stage `name` without a model."""
+def served(model: Path, tasks: Sequence[Task], pool: int = POOL, name: str = "s5") -> dict[str, int]:
+    """Serve tasks, all at once, by an engine of stage `name` without a model. Return what it counts."""
     engine = without_model(name, by_sample, model=str(model), kv_cache_tokens=pool, block_size=BLOCK)
-    serve(name, engine, requests)
+    serve(name, engine, tasks)
     return {
         "blocks": engine.kv_cache_manager.peak.held // BLOCK,
         "copied": engine.kv_cache.num_blocks_copied,
@@ -95,23 +58,18 @@ def served(model: Path, requests: list[Request], pool: int = POOL, name: str = "
 
 
 def one_is_preempted(model: Path, name: str = "s5") -> dict[str, int]:
-    """N samples in a pool of one block less than they hold in the end. (Stage 6 is asked the same.)"""
-    request = Request(even_prompt(PROMPT), OUTPUT, N)
-    num_blocks = served(model, [request])["blocks"] - 1
-    found = served(model, [request], BLOCK * num_blocks, name)
+    """Serve N samples in a pool of one block less than they hold in the end. Stage 6 answers the same question."""
+    task = Task(even_prompt(PROMPT), OUTPUT, N)
+    num_blocks = served(model, [task])["blocks"] - 1
+    found = served(model, [task], BLOCK * num_blocks, name)
     assert found["preemptions"] == 1, f"{found['preemptions']} preemptions"
-    twice = computed_twice(name, found["tokens_computed"], [request])
+    twice = computed_twice(name, found["tokens_computed"], [task])
     return {"pool_blocks": num_blocks, "computed_twice": twice}
 
 
-def beams_of(model: Path) -> dict[str, Any]:
-    """A beam search, and one sequence with as many tokens."""
-    alone, beams = search(model, STORY, 1)["blocks"], search(model, STORY, WIDTH)
-    return {**beams, "alone": alone, "ratio": beams["blocks"] / alone, "output_tokens": OUTPUT}
-
-
 def search(model: Path, prompt: str | list[int], width: int) -> dict[str, int]:
-    llm = llm_of("s5", model, kv_cache_tokens=POOL)
+    """Return the counts of a beam search."""
+    llm = stage("s5").LLM(model, dtype="float32", kv_cache_tokens=POOL)
     llm.beam_search([prompt], stage("s5").BeamSearchParams(beam_width=width, max_tokens=OUTPUT, ignore_eos=True))
     return {
         "steps": llm.model_runner.num_steps,
@@ -124,27 +82,26 @@ def search(model: Path, prompt: str | list[int], width: int) -> dict[str, int]:
 # ---- timed
 
 
-def timed(model: Path) -> dict[str, Any]:
-    """N outputs of one prompt: as requests of stage 4, and as samples, in turns; and beams."""
+def timed_runs(model: Path, blocks_copied: int) -> Scores:
+    """Return N outputs of one prompt, as requests of stage 4 and as samples, in turns; and a beam search."""
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": OUTPUT, "ignore_eos": True}
     seeds = [stage("s4").SamplingParams(seed=seed, **options) for seed in range(N)]
     samples = [stage("s5").SamplingParams(n=N, seed=0, **options)]
     prompt = even_prompt(PROMPT)
+    llms = {name: stage(name).LLM(model, dtype="float32", kv_cache_tokens=POOL) for name in ("s4", "s5")}
     calls = {
-        "requests": partial(one_run, llm_of("s4", model, kv_cache_tokens=POOL), [prompt] * N, seeds),
-        "samples": partial(one_run, llm_of("s5", model, kv_cache_tokens=POOL), [prompt], samples),
+        "requests": partial(one_run, llms["s4"], [prompt] * N, seeds),
+        "samples": partial(one_run, llms["s5"], [prompt], samples),
     }
     rounds = take_turns(calls, ROUNDS)
     speeds = [{name: scores["tokens_per_second"] for name, scores in each.items()} for each in rounds]
-    copied = {"blocks_copied": counted(model, PROMPT)["samples"]["copied"]}
-    found: dict[str, Any] = median_scores(rounds)
-    found["samples"] |= copied
-    gain = ratio(speeds, "samples", "requests").named("gain")
-    return {**found, "beams": search(model, prompt, WIDTH), **gain}
+    found: Scores = median_scores(rounds)
+    found["samples"] |= {"blocks_copied": blocks_copied}
+    return {**found, "beams": search(model, prompt, WIDTH), **ratio(speeds, "samples", "requests").named("gain")}
 
 
-def one_run(llm: Any, prompts: list[list[int]], params: list[Any]) -> dict[str, float]:
-    """Tokens a second, time to first token, and what it took of the pool."""
+def one_run(llm: Any, prompts: list[list[int]], params: list[Any]) -> Scores:
+    """Return the speed, the time to first token, and the peak of the pool."""
     steps, tokens = llm.model_runner.num_steps, llm.model_runner.num_tokens
     outputs: list[Any] = []
     seconds = seconds_of(lambda: outputs.extend(llm.generate(prompts, params)))

@@ -1,0 +1,184 @@
+"""The engine under test: how it is loaded, and one round of requests, with the time of each token."""
+
+import atexit
+import gc
+import itertools
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checkpoints.sizes import SHAPES, Shape
+from ..engine.sampling_params import RequestOutputKind, SamplingParams
+from ..llm import LLM
+from ..log import tell
+from .workload import Task
+
+SECONDS_TO_COMPILE = 120
+IDS = map(str, itertools.count())
+
+
+def load_llm(options: dict[str, Any]) -> LLM:
+    """Return an LLM whose kernels, if it uses any, are compiled."""
+    llm = LLM(**options)
+    kernels = llm.llm_engine.kernels
+    if kernels.is_compiling:
+        tell("compiling kernels, once on this machine: about half a minute")
+        kernels.wait(SECONDS_TO_COMPILE)
+    kernels.switch_when_ready()
+    return llm
+
+
+def free_memory() -> None:
+    """Return all memory of engines that are gone to the device, so that the next pool can take it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@cache
+def folder_of_shape(name: str) -> Path:
+    """Return a checkpoint folder of a published shape: a config.json alone, for engines that make random weights.
+
+    It is removed when the process ends. `name` is one of SHAPES.
+    """
+    parent = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    folder = Path(parent, name)
+    folder.mkdir()
+    family, architecture = family_of(SHAPES[name])
+    given = {key: value for key, value in asdict(SHAPES[name]).items() if value is not None}
+    for key in ("attention_bias", "attention_output_bias", "qk_norm"):  # the model's type implies them
+        given.pop(key)
+    config = given | {"model_type": family, "architectures": [f"{architecture}ForCausalLM"], "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def family_of(shape: Shape) -> tuple[str, str]:
+    """Return the model type and the name of its architecture.
+
+    >>> family_of(SHAPES["qwen3-0.6b"]), family_of(SHAPES["mistral-7b-v0.3"]), family_of(SHAPES["mistral-7b-v0.1"])
+    (('qwen3', 'Qwen3'), ('llama', 'Llama'), ('mistral', 'Mistral'))
+    """
+    if shape.qk_norm:
+        return "qwen3", "Qwen3"
+    if shape.attention_bias:
+        return "qwen2", "Qwen2"
+    return ("mistral", "Mistral") if shape.sliding_window else ("llama", "Llama")
+
+
+# ---- a round
+
+
+@dataclass
+class Run:
+    """The tokens of each task, and when each token came, in seconds since the start."""
+
+    tokens: list[list[int]]
+    times: list[list[float]]
+    idle_cpu_seconds: float = 0.0  # processor time that a peer used between the run before and this one
+    num_steps: int = 0
+    num_cached_tokens: int = 0
+    num_blocks_loaded: int = 0  # from the host
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    @property
+    def seconds(self) -> float:
+        return max(each[-1] for each in self.times if each)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+    @property
+    def first_tokens(self) -> list[float]:
+        """The time to first token of each task."""
+        return [each[0] for each in self.times if each]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Inter-token latencies.
+
+        >>> Run([[5, 6, 7]], [[1.0, 3.0, 6.0]]).gaps
+        [2.0, 3.0]
+        """
+        return [after - before for each in self.times for before, after in pairwise(each)]
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds from the moment at which every task has its first token."""
+        return self.seconds - max(self.first_tokens)
+
+    @property
+    def decoded_per_second(self) -> float:
+        start = max(self.first_tokens)
+        return sum(when > start for each in self.times for when in each) / self.decode_seconds
+
+    @property
+    def step_seconds(self) -> float:
+        """The mean decode step of a batch whose tasks end together.
+
+        >>> Run([[5, 6, 7], [8, 9, 4]], [[1.0, 1.5, 2.0], [1.0, 1.5, 2.0]]).step_seconds
+        0.5
+        """
+        return self.decode_seconds / (max(map(len, self.tokens)) - 1)
+
+    def fault(self, tasks: Sequence[Task], may_be_cut: bool = False) -> str | None:
+        """Return why this is no valid answer to the tasks, or None. A run that was cut has fewer tokens."""
+        counts, expected = [len(each) for each in self.tokens], [task.num_output_tokens for task in tasks]
+        if len(counts) != len(expected):
+            return f"{len(counts)} outputs for {len(expected)} requests"
+        for number, (count, limit) in enumerate(zip(counts, expected, strict=True)):
+            if count > limit or (count < limit and not may_be_cut):
+                return f"{count} tokens for request {number}, which needs {limit}"
+        if [len(each) for each in self.times] != counts or any(each != sorted(each) for each in self.times):
+            return "times that are not one per token, in order"
+        return None
+
+
+def serve(llm: LLM, tasks: Sequence[Task], *, is_cold: bool = True, detokenize: bool = True) -> Run:
+    """Serve all tasks at once, from an empty prefix cache if `is_cold`. Raise ValueError if a request fails.
+
+    With `detokenize` the outputs are those that users get; without, they are new token ids alone, as peers return them.
+    """
+    engine, numbers = llm.llm_engine, dict[str, int]()
+    run = Run([[] for _ in tasks], [[] for _ in tasks])
+    if is_cold and not llm.reset_prefix_cache():
+        raise RuntimeError("the prefix cache cannot be emptied while a request runs")
+    loaded, started = engine.host_tier.num_blocks_loaded, time.perf_counter()
+    for number, task in enumerate(tasks):
+        engine.add_request(id := next(IDS), task.prompt, params_of(task, detokenize))
+        numbers[id] = number
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        now = time.perf_counter() - started
+        run.num_steps += 1
+        for output in outputs:
+            if output.error:
+                raise ValueError(f"a request failed: {output.error}")
+            tokens, times = run.tokens[numbers[output.request_id]], run.times[numbers[output.request_id]]
+            if not tokens:
+                run.num_cached_tokens += output.num_cached_tokens
+            tokens += output.outputs[0].token_ids[len(tokens) if detokenize else 0 :]
+            times += [now] * (len(tokens) - len(times))
+    run.num_blocks_loaded = engine.host_tier.num_blocks_loaded - loaded
+    assert not (fault := run.fault(tasks)), fault
+    return run
+
+
+def params_of(task: Task, detokenize: bool) -> SamplingParams:
+    """Return parameters for exactly the task's number of tokens."""
+    options: dict[str, Any] = {} if detokenize else {"detokenize": False, "output_kind": RequestOutputKind.DELTA}
+    return SamplingParams(temperature=task.temperature, max_tokens=task.num_output_tokens, ignore_eos=True, **options)

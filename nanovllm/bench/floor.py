@@ -1,0 +1,61 @@
+"""The floor: the bytes that must be read, which are the weights of each step and the KV cache of each token."""
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..checkpoints.sizes import Dimensions, parameters
+from .harness import seconds_of
+from .workload import Task
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+
+NUM_BYTES, REPEATS = 1 << 28, 7  # larger than a processor's caches
+TIMES_ON_GPU = 16  # a GPU reads fewer bytes in the time that a launch takes
+
+
+class Reading:
+    """A tensor that no cache holds. A call reads it once and returns the seconds."""
+
+    def __init__(self, device: torch.device | None = None, num_bytes: int | None = None) -> None:
+        is_cuda = device is not None and device.type == "cuda"
+        self._memory = torch.ones((num_bytes or NUM_BYTES * (TIMES_ON_GPU if is_cuda else 1)) // 4, device=device)
+        self.num_bytes = self._memory.nbytes
+
+    def __call__(self) -> float:
+        return seconds_of(lambda: self._memory.sum().item())  # waits for a GPU
+
+
+def device_bandwidth(device: torch.device) -> float:
+    """Return the bytes per second that the device reads now."""
+    reading = Reading(device)
+    return reading.num_bytes / statistics.median(reading() for _ in range(REPEATS))
+
+
+def read_bandwidth(llm: "LLM") -> float:
+    """Return the bytes per second that the engine's device reads now."""
+    return device_bandwidth(llm.llm_engine.device)
+
+
+def weight_bytes(llm: "LLM") -> int:
+    """Return the bytes of weights that a step reads."""
+    return weights_read(llm.model_config) * llm.llm_engine.dtype.itemsize
+
+
+def kv_bytes(llm: "LLM", tasks: Sequence[Task]) -> int:
+    """Return the bytes of keys and values that decoding the tasks reads."""
+    return slots_read(tasks) * llm.llm_engine.kv_cache.bytes_per_token
+
+
+def weights_read(model: Dimensions) -> int:
+    """Return the number of weights that a step reads: only a few rows of an embedding that is not also the head."""
+    parts = parameters(model)
+    return sum(parts.values()) - (0 if model.tie_word_embeddings else parts["embedding"])
+
+
+def slots_read(tasks: Sequence[Task]) -> int:
+    """Return the slots that decoding reads: all tokens before each decoded one. Reads of prompts are left out."""
+    return sum(len(task.prompt) + i for task in tasks for i in range(1, task.num_output_tokens))

@@ -1,0 +1,169 @@
+"""The measuring loop: calls take turns, so that a slow spell of the machine falls on all of them alike.
+
+rounds = take_turns({"s3": timed(step_of_s3), "s4": timed(step_of_s4)}, num_rounds=7)
+ratio(rounds, "s3", "s4")       how many times as fast s4 is: the median of the rounds, the least and the largest
+"""
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from tqdm import tqdm
+
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
+Scores = dict[str, Any]  # numbers by name, with the spread of those that were timed
+
+
+class Spread(NamedTuple):
+    """The median of some rounds, with the least and the largest."""
+
+    median: float
+    least: float
+    largest: float
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> "Spread":
+        """Return the spread of one number per round."""
+        return cls(statistics.median(numbers), min(numbers), max(numbers))
+
+    def named(self, name: str) -> dict[str, Any]:
+        """Return the two entries that results.json has for a figure.
+
+        >>> Spread(2.0, 1.0, 3.0).named("gain")
+        {'gain': 2.0, 'gain_spread': [1.0, 3.0]}
+        """
+        return {name: self.median, f"{name}_spread": [self.least, self.largest]}
+
+    def as_ratio(self) -> dict[str, float]:
+        """Return the three numbers as results.json has them for a ratio."""
+        return {"ratio": self.median, "least": self.least, "largest": self.largest}
+
+
+def take_turns(
+    calls: Mapping[Key, Callable[[], Result]],
+    num_rounds: int,
+    *,
+    warm_ups: int = 1,
+    least_rounds: int | None = None,
+    seconds: float | None = None,
+    title: str | None = None,
+) -> list[dict[Key, Result]]:
+    """Make every call once per round, and return the results of each round.
+
+    The order is random in each round: a call that always follows the same other one would find its memory in the
+    processor's caches. The first `warm_ups` rounds are not returned. With `seconds`, no round begins after that time
+    once there are `least_rounds`. `title` shows a progress bar in a terminal.
+    """
+    rounds: list[dict[Key, Result]] = []
+    order, rng, started = list(calls), random.Random(0), time.perf_counter()
+    is_hidden = title is None or not sys.stderr.isatty()
+    for number in tqdm(range(warm_ups + num_rounds), title, disable=is_hidden, leave=False):
+        has_enough = number >= warm_ups + (num_rounds if least_rounds is None else least_rounds)
+        if seconds is not None and has_enough and time.perf_counter() - started >= seconds:
+            break
+        rng.shuffle(order)
+        results = {key: calls[key]() for key in order}
+        rounds.append({key: results[key] for key in calls})
+    return rounds[warm_ups:]
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return the seconds that one call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def timed(call: Callable[[], object]) -> Callable[[], float]:
+    """Return a function that makes the call and returns its seconds."""
+    return lambda: seconds_of(call)
+
+
+def medians(rounds: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
+    """Return the median of each number.
+
+    >>> medians([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}])
+    {'a': 2.0}
+    """
+    return {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+
+
+def with_spreads(rounds: Sequence[Scores], scale: float = 1) -> Scores:
+    """Return medians, and the least and the largest of each number that differs between rounds.
+
+    >>> with_spreads([{"ms": 1.0, "steps": 4}, {"ms": 5.0, "steps": 4}, {"ms": 2.0, "steps": 4}])
+    {'ms': 2.0, 'steps': 4, 'ms_spread': [1.0, 5.0]}
+    """
+    rounds = [{key: scale * value for key, value in each.items()} for each in rounds] if scale != 1 else rounds
+    spreads = {key: [min(each[key] for each in rounds), max(each[key] for each in rounds)] for key in rounds[0]}
+    return medians(rounds) | {f"{key}_spread": both for key, both in spreads.items() if both[0] < both[1]}
+
+
+def median_scores(rounds: Sequence[Mapping[Key, Scores]]) -> dict[Key, Scores]:
+    """Return with_spreads() for calls that return several numbers by name."""
+    return {key: with_spreads([each[key] for each in rounds]) for key in rounds[0]}
+
+
+def figures(series: Mapping[str, Sequence[float]]) -> Scores:
+    """Return the median of each series, with its spread beside it.
+
+    >>> figures({"copy": [3.0, 1.0, 2.0]})
+    {'copy': 2.0, 'copy_spread': [1.0, 3.0]}
+    """
+    return {key: value for name, values in series.items() for key, value in Spread.of(values).named(name).items()}
+
+
+def ratio(rounds: Sequence[Mapping[Key, float]], above: Key, below: Key) -> Spread:
+    """Return how many times `below` each round's `above` is.
+
+    >>> ratio([{"a": 2.0, "b": 1.0}, {"a": 9.0, "b": 3.0}, {"a": 4.0, "b": 4.0}], "a", "b")
+    Spread(median=2.0, least=1.0, largest=3.0)
+    """
+    return Spread.of([numbers[above] / numbers[below] for numbers in rounds])
+
+
+def ratios(rounds: Sequence[Mapping[Key, float]], pairs: Mapping[str, tuple[Key, Key]]) -> Scores:
+    """Return ratio() of several pairs by name, each with its spread beside it."""
+    return {key: value for name, pair in pairs.items() for key, value in ratio(rounds, *pair).named(name).items()}
+
+
+def milliseconds(calls: Mapping[Key, Callable[[], object]], rounds: int = 5) -> dict[Key, float]:
+    """Return the median time of each call in milliseconds."""
+    times = take_turns({key: timed(call) for key, call in calls.items()}, rounds)
+    return {key: 1000 * seconds for key, seconds in medians(times).items()}
+
+
+def microseconds(call: Callable[[], object], times: int = 2000, rounds: int = 7) -> float:
+    """Return the time of one of many calls in a row in microseconds, for a call that is too short to time alone.
+
+    This is the least of some rounds: anything else that runs on the machine can only add to it.
+    """
+    many = repeated(call, times)
+    return 1e6 * min(seconds_of(many) for _ in range(rounds)) / times
+
+
+def repeated(call: Callable[[], object], times: int) -> Callable[[], None]:
+    """Return a function that makes the call many times."""
+
+    def many() -> None:
+        for _ in range(times):
+            call()
+
+    return many
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Return percentiles in milliseconds, and nothing for an empty list.
+
+    >>> percentiles([0.001, 0.002, 0.003])
+    {'p50': 2.0, 'p90': 3.0, 'p99': 3.0}
+    """
+    ordered = sorted(seconds)
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    return {
+        name: round(1000 * ordered[round(share * (len(ordered) - 1))], 3) for name, share in shares.items() if ordered
+    }

@@ -1,0 +1,173 @@
+"""The cost of HTTP: the engine itself, and a server of its own, serve the same requests in turns."""
+
+import asyncio
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..llm import LLM
+from .engine import Run, load_llm, serve
+from .harness import Spread, percentiles, take_turns
+from .load import COMPLETIONS, Client, connect
+from .options import Http, settings
+from .report import Report, machine
+from .workload import Task, check_lengths, random_tasks
+
+ALONE = 8  # requests of a round that come one at a time
+ALONE_TOKENS = 2  # of their outputs
+ADDRESS = re.compile(r"serving .* at (http://[^\s,]+), (.*)")
+SECONDS_TO_END = 30.0
+Load = tuple[list[Task], list[Task]]  # served together, and one at a time
+
+
+@dataclass
+class Turn:
+    """One round of one side. Times are in seconds."""
+
+    run: Run  # of the requests that are served together
+    alone: list[float]  # times to first token of requests that come one at a time
+    front: float | None = None  # processor time of the server's front, which the system counts in hundredths
+    client: float = 0.0
+
+
+def http(engine: dict[str, Any], options: Http) -> Report:
+    """Compare throughput and the time to first token with and without HTTP."""
+    llm = load_llm(engine)
+    loads = make_loads(llm, options)
+    with own_server(engine) as (url, kernels):
+        turns = {"offline": lambda load: offline(llm, load), "http": lambda load: asyncio.run(through_http(url, load))}
+        found = take_turns({name: each_time(loads, turn) for name, turn in turns.items()}, options.rounds, title="http")
+    speeds = [each["http"].run.tokens_per_second / each["offline"].run.tokens_per_second for each in found]
+    medians = [{name: statistics.median(turn.alone) for name, turn in each.items()} for each in found]
+    share, later = Spread.of(speeds), Spread.of([1000 * (each["http"] - each["offline"]) for each in medians])
+    own = llm.llm_engine.kernels.description
+    return {
+        "bench": "http",
+        "settings": settings(options),
+        "machine": machine(llm),
+        "measured": {name: numbers([each[name] for each in found]) for name in turns},
+        "throughput_share": share._asdict(),
+        "first_token_later_ms": later._asdict(),
+        "says": [
+            "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
+            f"HTTP has {share.median:.3f} of the engine's own throughput ({share.least:.3f} to {share.largest:.3f})",
+            f"first token alone {later.median:.2f} ms later ({later.least:.2f} to {later.largest:.2f})",
+            *([f"the kernels differ: the server has {kernels}"] if kernels != own else []),
+        ],
+    }
+
+
+def make_loads(llm: LLM, options: Http) -> list[Load]:
+    """Return a load per round. No prompt comes twice, because a server's cache cannot be emptied from outside."""
+    count, vocab_size = 1 + options.rounds, llm.model_config.vocab_size
+    size, input_len = options.num_prompts, options.input_len
+    together = random_tasks(vocab_size, count * size, input_len, options.output_len, options.spread)
+    alone = random_tasks(vocab_size, count * ALONE, input_len + 1, ALONE_TOKENS)  # other lengths have other tokens
+    check_lengths([*together, *alone], llm.max_model_len)
+    return [(together[i * size : (i + 1) * size], alone[i * ALONE : (i + 1) * ALONE]) for i in range(count)]
+
+
+def each_time(loads: Sequence[Load], turn: Callable[[Load], Turn]) -> Callable[[], Turn]:
+    """Return a function that takes the next load at each call."""
+    rest = iter(loads)
+    return lambda: turn(next(rest))
+
+
+def offline(llm: LLM, load: Load) -> Turn:
+    """Serve a load by the engine itself."""
+    together, alone = load
+    return Turn(serve(llm, together), [serve(llm, [task]).first_tokens[0] for task in alone])
+
+
+async def through_http(url: str, load: Load) -> Turn:
+    """Serve a load by the server."""
+    together, alone = load
+    async with connect(url) as client:
+        model, _ = await client.first_model()
+        front, own = await client.front_seconds(), time.process_time()
+        run = await serve_by(client, model, together)
+        own, later = time.process_time() - own, await client.front_seconds()
+        singles = [(await serve_by(client, model, [task])).first_tokens[0] for task in alone]
+    used = None if front is None or later is None else later - front
+    return Turn(run, singles, used, own)
+
+
+async def serve_by(client: Client, model: str, tasks: Sequence[Task]) -> Run:
+    """Return a run whose times are those of pieces. Raise ValueError for a response that is not complete."""
+    bodies = [
+        {
+            "model": model,
+            "prompt": task.prompt,
+            "max_tokens": task.num_output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        for task in tasks
+    ]
+    outcomes, _ = await client.stream_all(COMPLETIONS, bodies)
+    for outcome, task in zip(outcomes, tasks, strict=True):
+        if outcome.error or outcome.num_tokens != task.num_output_tokens:
+            raise ValueError(f"a request failed: {outcome.error or f'{outcome.num_tokens} tokens came'}")
+    return Run([[0] * each.num_tokens for each in outcomes], [each.pieces for each in outcomes])
+
+
+def numbers(turns: Sequence[Turn]) -> dict[str, Any]:
+    """Return medians of the rounds, and percentiles of the times of all rounds together."""
+    found: dict[str, Any] = {
+        "tokens_per_second": statistics.median(turn.run.tokens_per_second for turn in turns),
+        "first_token_ms": percentiles([each for turn in turns for each in turn.run.first_tokens]),
+        "between_tokens_ms": percentiles([each for turn in turns for each in turn.run.gaps]),
+        "first_token_alone_ms": percentiles([each for turn in turns for each in turn.alone]),
+    }
+    fronts = [1000 * turn.front / turn.run.num_tokens for turn in turns if turn.front is not None]
+    if fronts:
+        found["front_ms_a_token"] = statistics.median(fronts)
+        found["client_ms_a_token"] = statistics.median(1000 * turn.client / turn.run.num_tokens for turn in turns)
+    return found
+
+
+@contextmanager
+def own_server(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Run `nanovllm serve` with these options at a free port. Yield its address, and which kernels it has.
+
+    Raise ValueError, with its output, if it does not start.
+    """
+    command = [sys.executable, "-m", "nanovllm", "serve", "--port", "0", *flags_of(engine)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    lines: list[str] = []
+    try:
+        for line in server.stderr:
+            if match := ADDRESS.search(line):
+                yield match[1], match[2]
+                return
+            lines.append(line.strip())
+        raise ValueError(f"the server did not start: {' '.join(lines)}")
+    finally:
+        server.terminate()
+        try:
+            server.communicate(timeout=SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def flags_of(engine: Mapping[str, Any]) -> list[str]:
+    """Return the engine's options as flags.
+
+    >>> flags_of({"block_size": 4, "enforce_eager": True, "enable_prefix_caching": False, "seed": None})
+    ['--block-size=4', '--enforce-eager', '--no-enable-prefix-caching']
+    """
+    flags = []
+    for name, value in engine.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            flags.append(f"--{flag}={value}")
+    return flags

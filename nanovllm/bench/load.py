@@ -1,0 +1,157 @@
+"""A load generator for any server that speaks OpenAI's interface: it streams, and notes when each piece came."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MAX_LINE_BYTES = 1 << 24
+DEFAULT_MAX_MODEL_LEN = 2048  # for a server that does not tell its own
+FRONT_SECONDS = re.compile(r"^process_cpu_seconds_total (\S+)", re.MULTILINE)
+ERRORS = (OSError, aiohttp.ClientError, ValueError)
+
+
+class BadResponse(Exception):
+    """A response with an error, or one that ended too early."""
+
+
+@dataclass
+class Outcome:
+    """The response to one request. Times are in seconds since it was sent."""
+
+    pieces: list[float] = field(default_factory=list)  # when each piece of text came
+    seconds: float = 0.0
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Times between pieces."""
+        return [later - earlier for earlier, later in pairwise(self.pieces)]
+
+
+class Client:
+    """A client of one server. Each request has a connection of its own, as many users would."""
+
+    def __init__(self, session: aiohttp.ClientSession, base_url: URL) -> None:
+        self._session, self._base_url = session, base_url
+
+    @property
+    def server(self) -> str:
+        return f"{self._base_url.host}:{self._base_url.port}"
+
+    async def get(self, path: str) -> str:
+        """Return the body of a page. Raise BadResponse for a status other than 200."""
+        async with self._session.get(f"{self._base_url}{path}") as response:
+            body = await response.text()
+            if response.status != 200:
+                raise BadResponse(f"status {response.status}: {short(body)}")
+            return body
+
+    async def stream(self, path: str, body: dict[str, Any]) -> Outcome:
+        """Send a request and read its stream. A stream must end with a finish_reason and [DONE]."""
+        outcome, start = Outcome(), time.perf_counter()
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        try:
+            async with self._session.post(f"{self._base_url}{path}", json=body | usage) as response:
+                if response.status != 200:
+                    raise BadResponse(f"status {response.status}: {short(await response.text())}")
+                is_finished = is_done = False
+                async for line in response.content:
+                    if not line.startswith(b"data:"):
+                        continue
+                    if is_done := line[5:].strip() == b"[DONE]":
+                        break
+                    is_finished |= note_event(outcome, json.loads(line[5:]), time.perf_counter() - start)
+                if not (is_done and is_finished):
+                    raise BadResponse("the stream ended before it was complete")
+        except BadResponse as error:
+            outcome.error = str(error)
+        except ERRORS as error:
+            outcome.error = f"{type(error).__name__}: {error}"
+        outcome.seconds = time.perf_counter() - start
+        return outcome
+
+    async def stream_all(
+        self, path: str, bodies: Sequence[dict[str, Any]], times: Sequence[float] | None = None, most: int | None = None
+    ) -> tuple[list[Outcome], float]:
+        """Send each request at its time, or all at once, at most `most` together. Return the seconds of all, too."""
+        gate = asyncio.Semaphore(most) if most else nullcontext()
+        start = time.perf_counter()
+
+        async def one(body: dict[str, Any], when: float) -> Outcome:
+            await asyncio.sleep(start + when - time.perf_counter())
+            async with gate:
+                return await self.stream(path, body)
+
+        pairs = zip(bodies, times or [0.0] * len(bodies), strict=True)
+        outcomes = await asyncio.gather(*(one(body, when) for body, when in pairs))
+        return outcomes, time.perf_counter() - start
+
+    async def first_model(self) -> tuple[str, int]:
+        """Return the server's first model and its max_model_len. Raise ValueError if the server does not tell."""
+        try:
+            [first, *_] = json.loads(await self.get("/v1/models"))["data"]
+            return first["id"], first.get("max_model_len") or DEFAULT_MAX_MODEL_LEN
+        except (*ERRORS, BadResponse, KeyError, TypeError) as error:
+            raise ValueError(f"the server at {self.server} does not list its models: {error}") from None
+
+    async def front_seconds(self) -> float | None:
+        """Return the processor time of the server's front so far, or None if /metrics does not have it."""
+        try:
+            match = FRONT_SECONDS.search(await self.get("/metrics"))
+        except (*ERRORS, BadResponse):
+            return None
+        return float(match[1]) if match else None
+
+
+@asynccontextmanager
+async def connect(base_url: str, api_key: str | None = None) -> AsyncIterator[Client]:
+    """Yield a client. An address may end in /v1. Raise ValueError for an invalid one."""
+    try:
+        url = URL(base_url.rstrip("/").removesuffix("/v1"))
+        is_valid = url.scheme in ("http", "https") and bool(url.host)
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ValueError(f"base_url must be http://HOST... or https://HOST..., got {base_url!r}")
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(
+        connector=connector, headers=headers, timeout=timeout, read_bufsize=MAX_LINE_BYTES
+    ) as session:
+        yield Client(session, url)
+
+
+def note_event(outcome: Outcome, event: dict[str, Any], now: float) -> bool:
+    """Add an event to the outcome, and return whether it has a finish_reason. Raise BadResponse for an error.
+
+    A token may have no text: its character is not complete yet, or there is no tokenizer.
+    """
+    if "error" in event:
+        raise BadResponse(f"an error event: {short(str(event))}")
+    if usage := event.get("usage"):
+        outcome.num_prompt_tokens, outcome.num_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+    is_finished = False
+    for choice in event.get("choices") or []:
+        delta, is_last = choice.get("delta") or {}, choice.get("finish_reason") is not None
+        if choice.get("text") or delta.get("content") or not (is_last or "role" in delta):
+            outcome.pieces.append(now)
+        is_finished |= is_last
+    return is_finished
+
+
+def short(text: str) -> str:
+    """Return at most 200 characters of a text."""
+    return text if len(text) <= 200 else text[:200] + "..."

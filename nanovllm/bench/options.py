@@ -1,0 +1,197 @@
+"""The options of each benchmark: the fields and the help of a command of `nanovllm bench`, which imports no torch."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """Return a field with its help, and what else the command line checks: min, above, below or choices."""
+    return field(default=default, metadata={"help": help, **more})
+
+
+def count(default: int | None, help: str) -> Any:
+    """Return a field that must be at least 1."""
+    return option(default, help, min=1)
+
+
+def rounds(default: int) -> Any:
+    """Return the number of rounds."""
+    return count(default, "rounds; engines take turns, and the report has medians")
+
+
+def peer() -> Any:
+    """Return the option to measure transformers, too."""
+    return option(True, "measure transformers too")
+
+
+def settings(options: Any) -> dict[str, Any]:
+    """Return the options for the report: those that are set, without the choice of a peer."""
+    return {name: value for name, value in asdict(options).items() if value is not None and name != "peer"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Random prompts that are served at once."""
+
+    num_prompts: int = count(32, "requests")
+    input_len: int = count(128, "tokens of a random prompt")
+    output_len: int = count(64, "tokens of an output")
+    spread: float = option(0.0, "random lengths are up to this share shorter or longer", min=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput(Workload):
+    """Serve all requests at once.
+
+    Tokens per second, the time to first token, and between tokens.
+    """
+
+    prompts: str | None = option(None, "a file with a prompt per line, in place of random ones", metavar="FILE")
+    rounds: int = rounds(3)
+    peer: bool = peer()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Serve a few requests on an idle engine, again and again."""
+
+    batch_size: int = count(1, "requests at a time")
+    input_len: int = count(32, "tokens of a random prompt")
+    output_len: int = count(64, "tokens of an output")
+    rounds: int = rounds(7)
+    peer: bool = peer()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefix:
+    """Measure the gain of a cached beginning.
+
+    The time to first token of a prompt whose beginning is cached, and of a new one.
+    """
+
+    prefix_len: int = count(512, "tokens that all prompts begin with")
+    input_len: int = count(32, "tokens of a prompt after them")
+    output_len: int = count(16, "tokens of an output")
+    rounds: int = rounds(7)
+    peer: bool = peer()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offload(Prefix):
+    """Measure the gain of a beginning on the host.
+
+    The time to first token with the beginning on the device, on the host, or computed again.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Http(Workload):
+    """Measure the cost of HTTP.
+
+    The engine itself and a server of its own serve the same requests in turns: all at once, and one at a time.
+    """
+
+    rounds: int = rounds(5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers:
+    """Race vLLM, llama.cpp and transformers.
+
+    All engines serve the same requests in turn, each in a process of its own, and their tokens are compared.
+    """
+
+    peer: tuple[str, ...] = option(
+        (),
+        "vllm=PYTHON or llama.cpp=PYTHON,FILE.gguf: an interpreter that has it; repeatable",
+        metavar="NAME=PYTHON[,FILE]",
+    )
+    transformers: bool = option(True, "measure transformers too, where it is installed")
+    jobs: str = option("mixed,1,2,4", "mixed: 32 requests of all lengths; a number: that many sequences decode")
+    contexts: str = option("", "lengths at which decode steps are measured too", metavar="N,N")
+    context_batch: int = count(8, "sequences of such a length in a step")
+    rounds: int = rounds(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """Serve nano-vllm's published workload.
+
+    256 prompts of 100 to 1,024 random tokens, and as many of each output; then transformers' generate_batch(). A
+    sequence may have 4,096 tokens unless --max-model-len is given.
+    """
+
+    num_requests: int = count(256, "requests, all at once")
+    min_len: int = count(100, "fewest tokens of a prompt, and of an output")
+    max_len: int = count(1024, "most tokens of a prompt, and of an output")
+    temperature: float = option(0.6, "sampling temperature", min=0)
+    peer: bool = peer()
+    peer_seconds: float = option(
+        240.0, "then transformers is stopped: its speed is that of the tokens it has generated", above=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launches:
+    """Count the launches of a decode step.
+
+    Kernels, graphs, copies and waits of a step by plain operations, by kernels, and by CUDA graphs.
+    """
+
+    batch_size: int = count(1, "sequences that decode")
+    input_len: int = count(128, "tokens of each before")
+    rounds: int = rounds(20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paged:
+    """Measure the cost of blocks in attention.
+
+    A decode step's attention over a paged cache, over a contiguous one, and torch's own.
+    """
+
+    shape: str = option("llama-3.1-8b", "use the heads and layers of this published shape", metavar="NAME")
+    batch_sizes: str = option("1,8,64", "sequences", metavar="N,N")
+    contexts: str = option("1024,8192,32768", "their tokens", metavar="N,N")
+    block_sizes: str = option("16,128", "slots in a block", metavar="N,N")
+    layers: int | None = count(
+        None, "default: the shape's; more if caches would hold them, fewer if they do not fit in memory"
+    )
+    device: str | None = option(None, "default: the GPU if there is one")
+    dtype: str | None = option(None, "default: bfloat16; on a CPU float32", choices=("float32", "bfloat16", "float16"))
+    rounds: int = rounds(15)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Put load on a server with OpenAI's interface.
+
+    This one, or any other. Requests per second, the time to first token, between tokens, and to the end.
+    """
+
+    base_url: str = option("http://127.0.0.1:8000", "the server's address")
+    model: str | None = option(None, "the model's name; default: the first of the server's /v1/models")
+    api_key: str | None = option(None, "the server's API key", envvar="OPENAI_API_KEY")
+    endpoint: str = option("completions", "the endpoint to use", choices=("completions", "chat"))
+    num_prompts: int = count(200, "requests")
+    request_rate: float = option(
+        math.inf, "requests per second, which arrive as a Poisson process; inf: all at once", above=0
+    )
+    max_concurrency: int | None = count(None, "most requests at a time")
+    input_len: int | None = count(None, "words of each prompt; default: lengths like those of chats")
+    output_len: int | None = count(None, "tokens of each output; default: lengths like those of chats")
+    ignore_eos: bool = option(True, "generate all tokens of an output; not every server has that field")
+    seed: int = option(0, "seed of lengths, words and arrivals")
+
+
+def whole_numbers(name: str, text: str) -> list[int]:
+    """Return a list of numbers separated by commas. Raise ValueError, with the option's name, for anything else.
+
+    >>> whole_numbers("--contexts", "1000,8000")
+    [1000, 8000]
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"{name} must be whole numbers of at least 1, separated by commas, got {text!r}")
+    return list(map(int, parts))

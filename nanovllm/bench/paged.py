@@ -1,0 +1,228 @@
+"""The cost of blocks in a decode step's attention: one piece of memory as a paged cache, and as a contiguous one.
+
+    blocks of 16     [num_blocks, num_layers, 2, 16, num_kv_heads, head_dim], and block tables in random order
+    contiguous       the same with one block per sequence: its keys are in one piece, and the same kernel reads them
+    sdpa             the contiguous one, read by torch's scaled_dot_product_attention
+
+On a GPU all layers are one CUDA graph, so that launching kernels costs next to nothing, as in a step of the engine.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..backends.gpu import plain
+from ..backends.gpu.backend import num_multiprocessors
+from ..backends.gpu.graphs import CudaCapture
+from ..backends.gpu.model import seconds_on_gpu
+from ..backends.gpu.ops import PLAIN, DecodeWorkspace, Ops, choose_splits, triton_ops
+from ..checkpoints.sizes import SHAPES, Shape
+from ..engine.block_manager import cdiv
+from ..engine.config import EngineConfig, default_device
+from .floor import device_bandwidth
+from .harness import ratio, take_turns, timed
+from .options import Paged, whole_numbers
+from .report import Report, machine_of
+
+CONTIGUOUS, SDPA = "contiguous", "sdpa"
+LEAST_BYTES = 1 << 28  # of keys and values: more than a GPU's caches hold
+MOST_BYTES = 1 << 35
+MOST_BYTES_ON_CPU = 1 << 30
+MAX_DIFFERENCE = 0.03  # as a share of the largest number: bfloat16 rounds by 0.004
+
+
+def paged(options: Paged) -> Report:
+    """Measure all batches at all contexts. Raise ValueError for a context that is not a multiple of a block size."""
+    block_sizes, contexts, batches = (
+        whole_numbers(f"--{name}", text)
+        for name, text in (
+            ("block-sizes", options.block_sizes),
+            ("contexts", options.contexts),
+            ("batch-sizes", options.batch_sizes),
+        )
+    )
+    for context in contexts:
+        for block_size in block_sizes:
+            if context % block_size:
+                raise ValueError(f"--contexts must be multiples of each block size, got {context} for {block_size}")
+    config = EngineConfig(device=options.device or default_device(), dtype=options.dtype or "auto")
+    device, dtype = config.torch_device(), config.torch_dtype("bfloat16")
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    shape, ops = SHAPES[options.shape], triton_ops() if device.type == "cuda" else PLAIN
+    cases = [Case(shape, 1, batch, context, dtype, device) for context in contexts for batch in batches]
+    measured, failures = measure_cases(cases, ops, block_sizes, options.layers, options.rounds)
+    kernels = "plain operations, whose times say nothing about a GPU's kernels" if ops is PLAIN else "Triton's kernels"
+    return {
+        "bench": "paged",
+        "settings": {"shape": options.shape, "layers": options.layers or "as they fit", "rounds": options.rounds},
+        "machine": machine_of(device) | {"dtype": str(dtype).removeprefix("torch.")},
+        "measured": measured,
+        "says": [
+            *failures,
+            f"sequences x tokens of each; attention of one new token each, by {kernels}",
+            "sdpa: torch's scaled_dot_product_attention, on the contiguous cache",
+            "blocks are in random order; contiguous: one block per sequence; ratios: median / least / largest",
+        ],
+    }
+
+
+class Case(NamedTuple):
+    """Sequences of one length, in all layers."""
+
+    shape: Shape
+    num_layers: int
+    batch_size: int
+    context: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def name(self) -> str:
+        return f"{self.batch_size} x {self.context:,}"
+
+    @property
+    def layer_bytes(self) -> int:
+        """The bytes of one layer's keys and values."""
+        heads, size = self.shape.num_key_value_heads, self.shape.head_dim
+        return 2 * self.batch_size * self.context * heads * size * self.dtype.itemsize
+
+    def fitted(self, num_layers: int | None) -> "Case":
+        """Return the case with `num_layers` layers, or as many as fit.
+
+        None stands for the shape's layers, and more if caches would hold them. Raise ValueError if not one fits.
+        """
+        room = MOST_BYTES_ON_CPU
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # memory of the case before counts as free, too
+            room = min(MOST_BYTES, torch.cuda.mem_get_info(self.device)[0] // 2)
+        if self.layer_bytes > room:
+            raise ValueError(f"keys and values of a layer have {self.layer_bytes:,} bytes, room is for {room:,}")
+        most = num_layers or max(self.shape.num_hidden_layers, cdiv(LEAST_BYTES, self.layer_bytes))
+        return self._replace(num_layers=min(most, room // self.layer_bytes))
+
+    def memory(self) -> Tensor:
+        """Return random keys and values, [num_layers * layer_bytes / itemsize]."""
+        count = self.num_layers * self.layer_bytes // self.dtype.itemsize
+        generator = torch.Generator(self.device).manual_seed(0)
+        return torch.empty(count, dtype=self.dtype, device=self.device).normal_(generator=generator)
+
+
+class Way(NamedTuple):
+    """A call that goes through all layers, and the cache that it reads."""
+
+    call: Callable[[], None]
+    blocks: Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+    block_tables: Tensor  # int32 [batch_size, context / block_size]
+
+
+class Attention:
+    """All ways on one memory. The output of the last call's last layer stays in `out`."""
+
+    def __init__(self, case: Case, ops: Ops) -> None:
+        self._case, self._ops, self._memory = case, ops, case.memory()
+        shape, device = case.shape, case.device
+        heads, size = shape.num_attention_heads, shape.head_dim
+        splits = choose_splits(case.batch_size, shape.num_key_value_heads, num_multiprocessors(device))
+        self._room = DecodeWorkspace(case.batch_size, heads, size, splits, device)
+        self._q = torch.randn(case.batch_size, heads, size, dtype=case.dtype, device=device)
+        self._context_lens = torch.full((case.batch_size,), case.context, dtype=torch.int32, device=device)
+        self.out = torch.empty_like(self._q)  # [batch_size, num_heads, head_dim]
+
+    def paged(self, block_size: int) -> Way:
+        """Return the kernel on blocks of this size. Each block is in one table, in random order."""
+        blocks = self._blocks(block_size)
+        order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(0)).int()  # [num_blocks]
+        tables = order.view(self._case.batch_size, -1).to(self._case.device)
+
+        def call() -> None:
+            for layer in range(self._case.num_layers):
+                self._ops.paged_decode(self._q, blocks, layer, tables, self._context_lens, self._room, self.out)
+
+        return Way(call, blocks, tables)
+
+    def sdpa(self) -> Way:
+        """Return torch's attention on the contiguous cache. Sequence i is in block i."""
+        blocks, q = self._blocks(self._case.context), self._q.unsqueeze(2)  # q [batch_size, num_heads, 1, head_dim]
+
+        def call() -> None:
+            for layer in range(self._case.num_layers):
+                k, v = (blocks[:, layer, i].transpose(1, 2) for i in (0, 1))  # [batch_size, num_kv_heads, context, ...]
+                self.out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True).squeeze(2)
+
+        return Way(call, blocks, torch.arange(len(blocks), dtype=torch.int32, device=q.device)[:, None])
+
+    def check(self, way: Way) -> None:
+        """Compare the first row of `out` with plain operations. Raise ValueError if it differs."""
+        layer, expected = self._case.num_layers - 1, torch.empty_like(self.out[:1])
+        given = way.blocks, layer, way.block_tables[:1], self._context_lens[:1]
+        plain.paged_decode(self._q[:1], *given, None, expected)
+        difference = ((self.out[:1] - expected).abs().max() / expected.abs().max()).item()
+        if not difference <= MAX_DIFFERENCE:
+            raise ValueError(f"the result differs from plain operations by {difference:.2g} of the largest number")
+
+    def _blocks(self, block_size: int) -> Tensor:
+        """Return the memory as [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]."""
+        case = self._case
+        heads, size = case.shape.num_key_value_heads, case.shape.head_dim
+        return self._memory.view(-1, case.num_layers, 2, block_size, heads, size)
+
+
+def measure_cases(
+    cases: Sequence[Case], ops: Ops, block_sizes: Sequence[int], layers: int | None, rounds: int
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return the numbers of each way, and a line for each failure."""
+    measured: dict[str, dict[str, Any]] = {}
+    failures: list[str] = []
+    for case in cases:
+        with failure_reported(case.name, failures):
+            for name, numbers in measure_case(case.fitted(layers), ops, block_sizes, rounds, failures).items():
+                measured[name] = measured.get(name, {}) | numbers
+    return measured, failures
+
+
+@contextmanager
+def failure_reported(name: str, failures: list[str]) -> Iterator[None]:
+    """Turn an error into a line: too little memory, or a kernel that this GPU cannot run."""
+    try:
+        yield
+    except Exception as error:
+        failures.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+
+@torch.inference_mode()
+def measure_case(
+    case: Case, ops: Ops, block_sizes: Sequence[int], rounds: int, failures: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the numbers of each way that works."""
+    bandwidth = device_bandwidth(case.device)
+    attention = Attention(case, ops)
+    sizes = {f"blocks of {size}": size for size in block_sizes} | {CONTIGUOUS: case.context}
+    ways = {name: attention.paged(size) for name, size in sizes.items()} | {SDPA: attention.sdpa()}
+    calls: dict[str, Callable[[], float]] = {}
+    for name, way in ways.items():
+        with failure_reported(f"{case.name}, {name}", failures):
+            way.call()  # compiles the kernels, before a graph records them
+            attention.check(way)
+            is_cuda = case.device.type == "cuda"
+            calls[name] = partial(seconds_on_gpu, CudaCapture()(way.call)) if is_cuda else timed(way.call)
+    found = take_turns(calls, rounds, title=case.name)
+    return {name: numbers_of(case, name, found, bandwidth) for name in calls}
+
+
+def numbers_of(case: Case, name: str, found: Sequence[dict[str, float]], bandwidth: float) -> dict[str, Any]:
+    """Return medians of the rounds, and the spread of ratios."""
+    seconds = statistics.median(each[name] for each in found) / case.num_layers
+    numbers: dict[str, Any] = {
+        f"{case.name}: us a layer": 1e6 * seconds,
+        f"{case.name}: share of the bandwidth": case.layer_bytes / seconds / bandwidth,
+    }
+    if name != CONTIGUOUS and CONTIGUOUS in found[0]:
+        numbers[f"{case.name}: times of {CONTIGUOUS}"] = ratio(found, name, CONTIGUOUS)._asdict()
+    return numbers

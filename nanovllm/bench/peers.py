@@ -1,0 +1,172 @@
+"""This engine beside others on the same weights: each serves the same jobs in turn, in one run."""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..engine.sampling_params import SamplingParams
+from ..llm import LLM
+from .contexts import SHORT, measure_contexts
+from .engine import Run, load_llm, serve
+from .floor import kv_bytes, read_bandwidth, weight_bytes
+from .harness import Spread, take_turns
+from .options import Peers, settings, whole_numbers
+from .peer import PeerProcess, PeerSpec, peer_settings, peer_specs
+from .report import Report, has_random_weights, machine
+from .workload import Task, check_lengths, mixed_tasks, random_tasks
+
+OWN = "nanovllm"
+DECODE_LENGTH, WARM_UP_TOKENS = 128, 8
+MAX_IDLE_SHARE = 0.05  # of a core, while other engines compute
+Serve = Callable[[Sequence[Task]], Run]
+
+
+class Job(NamedTuple):
+    """Tasks that are served at once. The speed of a decode job is that of its decode steps alone."""
+
+    name: str
+    tasks: list[Task]
+    is_decode: bool
+
+    def speed(self, run: Run) -> float:
+        """Return tokens per second."""
+        return run.decoded_per_second if self.is_decode else run.tokens_per_second
+
+    def floor_bytes(self, llm: LLM) -> int:
+        """Return the bytes to read at least, in the fewest steps possible; a prompt takes one step."""
+        return self.num_steps * weight_bytes(llm) + kv_bytes(llm, self.tasks)
+
+    @property
+    def num_steps(self) -> int:
+        return max(task.num_output_tokens for task in self.tasks) - self.is_decode
+
+
+class Turn(NamedTuple):
+    """A run of an engine, and the bytes per second that the machine read right before it."""
+
+    run: Run
+    bandwidth: float
+
+
+def peers(engine: dict[str, Any], options: Peers) -> Report:
+    """Race the engines on all jobs; then measure this engine's steps at long contexts."""
+    specs = peer_specs(options.peer, options.transformers)
+    lengths = whole_numbers("--contexts", options.contexts)
+    llm = load_llm(engine)
+    report = compare(llm, specs, make_jobs(llm, options.jobs), options.rounds)
+    named = settings(options)
+    report["settings"] = {name: named[name] for name in ("jobs", "rounds", *(("contexts",) if lengths else ()))}
+    if lengths:
+        del llm  # free its pool before the next engine takes one
+        report["measured"][OWN] |= measure_contexts(engine, options.rounds, lengths, options.context_batch)
+        report["says"].append(
+            f"a context's attention: a step of {options.context_batch} sequences, minus the same step at {SHORT} tokens"
+        )
+    return report
+
+
+def make_jobs(llm: LLM, text: str) -> list[Job]:
+    """Return the jobs that --jobs names: `mixed`, and numbers of sequences that decode together."""
+    names, vocab_size = [name.strip() for name in text.split(",") if name.strip()], llm.model_config.vocab_size
+    jobs = [Job("mixed", mixed_tasks(vocab_size), is_decode=False)] if "mixed" in names else []
+    for count in whole_numbers("--jobs", ",".join(name for name in names if name != "mixed")):
+        tasks = random_tasks(vocab_size, count, DECODE_LENGTH, DECODE_LENGTH)
+        jobs.append(Job(f"{count} sequence{'s' * (count > 1)}", tasks, is_decode=True))
+    for job in jobs:
+        check_lengths(job.tasks, llm.max_model_len)
+    return jobs
+
+
+def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: int) -> Report:
+    """Load all engines, then serve each job by one engine at a time."""
+    engines: dict[str, Serve] = {OWN: partial(serve, llm, detokenize=False)}
+    versions, says = dict[str, str](), list[str]()
+    with ExitStack() as stack:
+        for spec in specs if jobs else ():
+            tasks = [task for job in jobs for task in job.tasks]
+            process = stack.enter_context(PeerProcess(spec, peer_settings(llm, tasks)))
+            engines[spec.name], versions[spec.name] = process.serve, process.version
+        measured: dict[str, dict[str, Any]] = {name: {} for name in engines}
+        for job in jobs:
+            found = race(llm, engines, job, rounds)
+            for name in engines:
+                measured[name] |= numbers(llm, job, name, found)
+            says += [f"{job.name}: {line}" for line in conclusions(llm, job, found)]
+    return {"bench": "peers", "machine": machine(llm) | versions, "measured": measured, "says": says}
+
+
+def race(llm: LLM, engines: Mapping[str, Serve], job: Job, rounds: int) -> list[dict[str, Turn]]:
+    """Return each engine's turn, a dict per round."""
+    for warm_up in engines.values():
+        warm_up([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
+
+    def turn(call: Serve) -> Turn:
+        return Turn(bandwidth=read_bandwidth(llm), run=call(job.tasks))
+
+    return take_turns({name: partial(turn, call) for name, call in engines.items()}, rounds, warm_ups=0, title=job.name)
+
+
+def numbers(llm: LLM, job: Job, name: str, found: Sequence[Mapping[str, Turn]]) -> dict[str, Any]:
+    """Return medians of the rounds, and the spread of speeds."""
+    runs, floor = [each[name].run for each in found], job.floor_bytes(llm)
+    seconds = [run.decode_seconds if job.is_decode else run.seconds for run in runs]
+    shares = [floor / bandwidth_of(each) / each_seconds for each, each_seconds in zip(found, seconds, strict=True)]
+    shown: dict[str, Any] = {
+        f"{job.name}: tokens per second": Spread.of([job.speed(run) for run in runs])._asdict(),
+        f"{job.name}: share of the floor": statistics.median(shares),
+    }
+    if job.is_decode:
+        shown[f"{job.name}: step ms"] = 1000 * statistics.median(run.step_seconds for run in runs)
+    if name != OWN:
+        ratios = [job.speed(each[OWN].run) / job.speed(each[name].run) for each in found]
+        shown[f"{job.name}: {OWN} is times as fast"] = Spread.of(ratios)._asdict()
+    return shown
+
+
+def bandwidth_of(turns: Mapping[str, Turn]) -> float:
+    """Return a round's bandwidth. One read may fall into a slow moment, and make an engine look near its floor."""
+    return statistics.median(turn.bandwidth for turn in turns.values())
+
+
+def conclusions(llm: LLM, job: Job, found: Sequence[Mapping[str, Turn]]) -> Iterator[str]:
+    """Yield what the floor is, how far the tokens agree, and which engines were busy out of turn."""
+    bandwidth = statistics.median(map(bandwidth_of, found))
+    read = f"weights of {weight_bytes(llm) / 1e9:.3g} GB and {kv_bytes(llm, job.tasks) / 1e9:.3g} GB of keys and values"
+    yield f"the floor is {job.num_steps} steps that read {read}, at {bandwidth / 1e9:.1f} GB/s"
+    for name in found[0]:
+        if name != OWN and not has_random_weights(llm):  # each engine makes its own random weights
+            yield f"{name}: {agreement(llm, job.tasks, found[-1][OWN].run, found[-1][name].run)}"
+        used = sum(each[name].run.idle_cpu_seconds for each in found)
+        others = sum(turn.run.seconds for each in found for other, turn in each.items() if other != name)
+        if others and used > MAX_IDLE_SHARE * others:
+            yield f"{name} used {used / others:.0%} of a core while other engines computed"
+
+
+# ---- the same tokens?
+
+
+def agreement(llm: LLM, tasks: Sequence[Task], own: Run, other: Run) -> str:
+    """Say how many outputs are equal, and how near to a tie the others were at their first different token.
+
+    Behind that token the engines continue different texts, so nothing can be compared there.
+    """
+    texts = []
+    for task, ours, theirs in zip(tasks, own.tokens, other.tokens, strict=True):
+        places = (place for place, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+        if (place := next(places, None)) is not None:
+            texts.append(task.prompt + ours[:place])
+    if not texts:
+        return f"the tokens of all {len(tasks)} requests are the same"
+    equal, margin = len(tasks) - len(texts), max(margins(llm, texts))
+    same = f"the tokens of {equal} of {len(tasks)} requests are the same"
+    return f"{same}; where the others first differ, the two best logits are at most {margin:.2g} apart"
+
+
+def margins(llm: LLM, texts: Sequence[list[int]]) -> list[float]:
+    """Return how far apart the two best logits after each text are, as this engine computes them."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False, logprobs=2)
+    outputs: list[Any] = llm.generate([*texts], params, use_tqdm=False)
+    best = [sorted(each.logprob for each in output.outputs[0].logprobs[0].values()) for output in outputs]
+    return [each[-1] - each[-2] for each in best]

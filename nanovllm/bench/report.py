@@ -1,0 +1,87 @@
+"""The report of a benchmark: a table for people, JSON for programs."""
+
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import __version__
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+
+Report = dict[str, Any]  # "bench", "settings", "machine", "measured": numbers by column, and "says": lines of text
+
+
+def machine(llm: "LLM") -> dict[str, Any]:
+    """Return the device, the model and the kernels that the numbers belong to."""
+    engine = llm.llm_engine
+    return machine_of(engine.device) | {
+        "model": f"random {Path(llm.config.model).name}" if has_random_weights(llm) else str(llm.config.model),
+        "dtype": str(engine.dtype).removeprefix("torch."),
+        "with": engine.kernels.description,
+    }
+
+
+def has_random_weights(llm: "LLM") -> bool:
+    """Return whether the weights are random, so that other engines have different ones."""
+    return llm.config.load_format == "dummy"
+
+
+def machine_of(device: torch.device) -> dict[str, Any]:
+    """Return the versions and the device."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return {
+        "nanovllm": __version__,
+        "torch": torch.__version__,
+        "device": f"{device} {name}".strip(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def text(report: Report) -> str:
+    """Return the report for a terminal: a row per number, a column per engine, then what else there is to say."""
+    columns: Mapping[str, Mapping[str, Any]] = report["measured"]
+    names = dict.fromkeys(name for numbers in columns.values() for name in numbers)
+    rows = [[name.replace("_", " "), *(shown(each.get(name)) for each in columns.values())] for name in names]
+    settings = ", ".join(f"{name.replace('_', ' ')} {shown(value)}" for name, value in report["settings"].items())
+    where = ", ".join(f"{name} {value}" for name, value in report["machine"].items())
+    return "\n".join(
+        [f"{report['bench']}: {settings}", where, "", *aligned([["", *columns], *rows]), "", *report["says"]]
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]], separator: str = "  ") -> list[str]:
+    """Return a line per row, with all columns aligned to the right.
+
+    >>> aligned([["", "ms"], ["step", "12.5"]])
+    ['        ms', 'step  12.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [separator.join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def shown(value: Any) -> str:
+    """Return a value as text, with three significant digits.
+
+    >>> shown(None), shown(1234.5), shown(0.1234), shown({"p50": 1.0, "p99": 2.5}), shown("cpu")
+    ('-', '1,234', '0.123', '1 / 2.5', 'cpu')
+    """
+    if isinstance(value, dict):
+        return " / ".join(map(shown, value.values())) or "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def write_json(report: Report, file: str) -> None:
+    """Write a report to a file, or to standard output if it is named "-"."""
+    content = json.dumps(report, indent=2) + "\n"
+    if file == "-":
+        sys.stdout.write(content)
+    else:
+        Path(file).write_text(content, encoding="utf-8")

@@ -1,0 +1,192 @@
+"""One engine alone: throughput, latency, and the time to first token of prompts whose beginning is cached."""
+
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from ..engine.config import POOL_SIZES
+from ..engine.cost_model import measure as measure_cost
+from ..llm import LLM
+from .engine import Run, load_llm, serve
+from .floor import kv_bytes, read_bandwidth, weight_bytes
+from .harness import Spread, percentiles, take_turns
+from .options import Latency, Offload, Prefix, Throughput, settings
+from .peer import TRANSFORMERS, PeerProcess, peer_settings
+from .report import Report, machine
+from .workload import Task, check_lengths, random_tasks, random_tokens
+
+NOTE = "times in ms: p50 / p90 / p99 of all rounds"
+TIMES_ON_HOST = 4  # the host's pool, in pools of the device
+Serve = Callable[[], Run]
+
+
+def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str] = ()) -> Report:
+    """Serve random prompts, or `texts`, all at once."""
+    llm, named = load_llm(engine), settings(options)
+    if options.prompts is None:
+        tasks = random_tasks(
+            llm.model_config.vocab_size, options.num_prompts, options.input_len, options.output_len, options.spread
+        )
+    else:
+        tasks = text_tasks(llm, options.prompts, texts, options.output_len)
+        named = {"prompts": options.prompts, "num_prompts": len(tasks), "output_len": options.output_len}
+        named["rounds"] = options.rounds
+    return compare("throughput", llm, tasks, options.rounds, options.peer, named)
+
+
+def text_tasks(llm: LLM, file: str, texts: Sequence[str], output_len: int) -> list[Task]:
+    """Return a task per text of a file. Raise ValueError if there is none, or no tokenizer."""
+    if llm.tokenizer is None:
+        raise ValueError("prompts from a file need a tokenizer, and the checkpoint has none")
+    if not texts:
+        raise ValueError(f"{file} has no prompt")
+    return [Task(llm.tokenizer.encode(each), output_len) for each in texts]
+
+
+def latency(engine: dict[str, Any], options: Latency) -> Report:
+    """Serve a few random prompts on an idle engine."""
+    llm = load_llm(engine)
+    tasks = random_tasks(llm.model_config.vocab_size, options.batch_size, options.input_len, options.output_len)
+    return compare("latency", llm, tasks, options.rounds, options.peer, settings(options))
+
+
+def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, with_peer: bool, named: dict[str, Any]) -> Report:
+    """Serve the tasks by this engine and, `with_peer`, by transformers in turns."""
+    check_lengths(tasks, llm.max_model_len)
+    with transformers(llm, tasks, with_peer) as (calls, says):
+        calls = {"nanovllm": partial(serve, llm, tasks), **calls}
+        found = take_turns(calls, rounds, title=name)
+    bandwidth = read_bandwidth(llm)
+    measured = {key: numbers([each[key] for each in found]) for key in calls}
+    floor = (measured["nanovllm"]["steps"] * weight_bytes(llm) + kv_bytes(llm, tasks)) / bandwidth
+    measured["nanovllm"]["floor_share"] = floor / measured["nanovllm"]["seconds"]
+    report = {"bench": name, "settings": named, "machine": machine(llm), "measured": measured}
+    if "transformers" in calls:
+        speedup = speed_ratio(found, "transformers", "nanovllm", lambda run: run.seconds)
+        report["speedup"] = speedup._asdict()
+        says = ["nanovllm is {median:.2f} times as fast ({least:.2f} to {largest:.2f})".format(**report["speedup"])]
+    floor_note = f"floor: reading the weights once per step, and the KV cache, at {bandwidth / 1e9:.1f} GB/s"
+    return report | {"says": [NOTE, floor_note, *says]}
+
+
+@contextmanager
+def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple[dict[str, Serve], list[str]]]:
+    """Yield transformers' call, and no line for the report; or no call, and a line that says why."""
+    if not is_on or find_spec("transformers") is None:
+        yield {}, ["transformers is not installed" if is_on else "transformers was not measured"]
+        return
+    try:
+        process = PeerProcess(TRANSFORMERS, peer_settings(llm, tasks))
+    except ValueError as error:  # the engine is measured all the same
+        yield {}, [str(error)]
+        return
+    with process:
+        yield {"transformers": partial(process.serve, tasks)}, []
+
+
+def speed_ratio(rounds: list[dict[str, Run]], above: str, below: str, of: Callable[[Run], float]) -> Spread:
+    """Return the ratio of a number of two engines' runs over the rounds."""
+    return Spread.of([of(each[above]) / of(each[below]) for each in rounds])
+
+
+def numbers(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return medians of the rounds, and percentiles of the times of all rounds together."""
+    seconds = statistics.median(run.seconds for run in runs)
+    return {
+        "tokens_per_second": runs[0].num_tokens / seconds,
+        "seconds": seconds,
+        "steps": runs[0].num_steps or max(map(len, runs[0].tokens)),
+        "first_token_ms": percentiles([each for run in runs for each in run.first_tokens]),
+        "between_tokens_ms": percentiles([each for run in runs for each in run.gaps]),
+    }
+
+
+# ---- beginnings that are cached
+
+
+def prefix(engine: dict[str, Any], options: Prefix) -> Report:
+    """Serve a prompt whose beginning is cached, and as a new one."""
+    llm = load_llm(engine | {"enable_prefix_caching": True})
+    task, beginning, _ = prompts_of(llm, options)
+    with transformers(llm, [task], options.peer) as (calls, says):
+        own = {"new": partial(serve, llm, [task]), "cached": partial(serve_after, llm, task, beginning)}
+        found = take_turns({**own, **calls}, options.rounds, title="prefix")
+    sooner = speed_ratio(found, "new", "cached", lambda run: run.first_tokens[0])
+    says = [f"first token {sooner.median:.1f} times as soon ({sooner.least:.1f} to {sooner.largest:.1f})", *says]
+    return cached_report("prefix", llm, options, found, sooner, says)
+
+
+def offload(engine: dict[str, Any], options: Offload) -> Report:
+    """Serve a prompt whose beginning is on the device, on the host, and computed again."""
+    length = options.prefix_len + options.input_len + options.output_len
+    llm = load_llm(with_host_tier(engine, length))
+    task, beginning, other = prompts_of(llm, options)
+    parts = llm.llm_engine
+    num_tokens = min(llm.config.max_num_batched_tokens, len(task.prompt))
+    cost = measure_cost(parts.kv_cache, parts.executor, parts.input_processor, num_tokens)  # it overwrites the pool
+    calls = {
+        "computed": partial(serve, llm, [task]),
+        "on the device": partial(serve_after, llm, task, beginning),
+        "on the host": partial(serve_after, llm, task, beginning, other),
+    }
+    found = take_turns(calls, options.rounds, title="offload")
+    sooner = speed_ratio(found, "computed", "on the host", lambda run: run.first_tokens[0])
+    policy = "load" if cost.prefers_load(llm.llm_engine.kv_cache.bytes_per_token) else "compute again"
+    spread = f"({sooner.least:.2f} to {sooner.largest:.2f})"
+    says = [
+        f"from the host, the first token is {sooner.median:.2f} times as soon {spread}",
+        f"measured when the engine starts: {cost}; the policy auto would {policy}",
+    ]
+    if not found[0]["on the host"].num_blocks_loaded:
+        says.insert(0, "nothing went to the host, because the pool has room for everything: lower --kv-cache-tokens")
+    report = cached_report("offload", llm, options, found, sooner, says)
+    for name in calls:
+        report["measured"][name]["blocks_loaded"] = found[0][name].num_blocks_loaded
+    return report | {"auto": policy}
+
+
+def with_host_tier(engine: dict[str, Any], length: int) -> dict[str, Any]:
+    """Return the engine's options, with a pool that two prompts fill, so that the older one goes to the host."""
+    slots = length + 2 * engine["block_size"]
+    pool = {} if any(engine[size] for size in POOL_SIZES) else {"kv_cache_tokens": slots}
+    host: dict[str, Any] = {"offload_policy": "load", "enable_prefix_caching": True}
+    if engine["kv_offloading_tokens"] is None:
+        host["kv_offloading_tokens"] = TIMES_ON_HOST * slots
+    return engine | pool | host
+
+
+def prompts_of(llm: LLM, options: Prefix) -> tuple[Task, list[int], list[int]]:
+    """Return a task, the beginning of its prompt, and another prompt of its length."""
+    rng, vocab_size = random.Random(0), llm.model_config.vocab_size
+    beginning, end, other = (
+        random_tokens(rng, vocab_size, length)
+        for length in (options.prefix_len, options.input_len, options.prefix_len + options.input_len)
+    )
+    task = Task(beginning + end, options.output_len)
+    check_lengths([task], llm.max_model_len)
+    return task, beginning, other
+
+
+def serve_after(llm: LLM, task: Task, *prompts: list[int]) -> Run:
+    """Serve the prompts one by one, then the task. A second prompt takes the blocks of the first one."""
+    for number, prompt in enumerate(prompts):
+        serve(llm, [Task(prompt, 1)], is_cold=number == 0)
+    return serve(llm, [task], is_cold=False)
+
+
+def cached_report(
+    name: str, llm: LLM, options: Prefix, found: list[dict[str, Run]], sooner: Spread, says: list[str]
+) -> Report:
+    """Return the report of a benchmark that compares times to first token."""
+    measured = {}
+    for key in found[0]:
+        runs = [each[key] for each in found]
+        shown = numbers(runs)
+        measured[key] = {part: shown[part] for part in ("first_token_ms", "seconds")}
+        measured[key]["tokens_hit"] = runs[0].num_cached_tokens
+    report: Report = {"bench": name, "settings": settings(options), "machine": machine(llm), "measured": measured}
+    return report | {"sooner": sooner._asdict(), "says": says}

@@ -1,0 +1,49 @@
+"""vLLM: its engine in this process, stepped as LLM.generate steps it."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+Output = tuple[list[list[int]], list[list[float]]]  # the tokens of each request, and when each came
+Serve = Callable[[list[list[int]], list[int]], Output]
+ROOM = 2  # times the bytes that the sequences need: not all blocks are full
+
+
+def load(settings: Any) -> tuple[str, Serve]:
+    """Return vLLM's version, and a function that serves requests."""
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's steps are calls in this process
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(1 + ROOM * settings.kv_cache_bytes // 2**30),  # in GiB
+    }
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+
+    llm = vllm.LLM(
+        model=settings.model,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,  # a round must not reuse what an earlier one computed
+    )
+    options = {"ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.DELTA}
+
+    def serve(prompts: list[list[int]], lengths: list[int]) -> Output:
+        engine, tokens, times = llm.llm_engine, [list[int]() for _ in prompts], [list[float]() for _ in prompts]
+        started = time.perf_counter()
+        for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+            params = vllm.SamplingParams(temperature=0.0, max_tokens=length, **options)
+            engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            now = time.perf_counter() - started
+            for output in outputs:
+                number, new = int(output.request_id.split("-")[0]), output.outputs[0].token_ids
+                tokens[number] += new
+                times[number] += [now] * len(new)
+        return tokens, times
+
+    return vllm.__version__, serve

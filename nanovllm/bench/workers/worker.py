@@ -1,0 +1,60 @@
+"""The process of a peer: python worker.py serve_vllm:load '{"model": "folder", "dtype": "float32", ...}'
+
+    ready    {"version": "0.32.0"}
+    job      {"prompts": [[5, 6, 7]], "lengths": [2]}         lengths: the tokens to generate for each prompt
+    result   {"tokens": [[8, 9]], "times": [[0.02, 0.03]], "idle_cpu_seconds": 0.0}       or {"error": "no memory"}
+
+Each is one line of JSON: jobs come on standard input, and results go to standard output. A worker waits for its next
+job in a read, so only one engine computes at a time. Nothing of nanovllm is imported: this interpreter may not have it.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+from typing import Any, NamedTuple
+
+
+class Settings(NamedTuple):
+    """What an engine needs to serve the jobs."""
+
+    model: str  # a checkpoint folder
+    dtype: str
+    threads: int
+    max_model_len: int
+    max_num_seqs: int
+    kv_cache_bytes: int  # for that many sequences of that length
+    file: str = ""  # the weights in the engine's own format, if it has one
+    device: str = "cpu"
+    load_format: str = "auto"  # "dummy": random weights of the shape in config.json
+    temperature: float = 0.0
+    max_seconds: float | None = None  # then a job ends with the tokens it has
+
+
+def main(loader: str, settings: str) -> None:
+    """Load an engine and serve jobs. A loader returns the version, and serve(prompts, lengths) -> tokens, times."""
+    results = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # a library's own output must not mix with the results
+
+    def write(**values: Any) -> None:
+        results.write(json.dumps(values) + "\n")
+
+    try:
+        module, _, function = loader.partition(":")
+        version, serve = getattr(importlib.import_module(module), function)(Settings(**json.loads(settings)))
+        write(version=version)
+        used = time.process_time()
+        for line in sys.stdin:
+            idle = time.process_time() - used  # threads that spin between two jobs would slow the other engines
+            job = json.loads(line)
+            tokens, times = serve(job["prompts"], job["lengths"])
+            write(tokens=tokens, times=times, idle_cpu_seconds=idle)
+            used = time.process_time()
+    except Exception as error:
+        write(error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        raise
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,110 @@
+"""Workloads: prompts of random tokens or of a file, lengths like those of chats, and arrivals."""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+# The mean lengths of ShareGPT's chats in tokens, from the paper on PagedAttention (arXiv:2309.06180, section 6.1).
+# The paper draws both as wide distributions with a long tail to the right; the widths here are ours.
+MEAN_INPUT, INPUT_WIDTH = 161.31, 1.2
+MEAN_OUTPUT, OUTPUT_WIDTH = 337.99, 1.0
+WORDS = (
+    *("the", "and", "was", "her", "his", "said", "day", "little", "went", "saw", "big", "happy", "play", "tree"),
+    *("girl", "boy", "dog", "cat", "ball", "time", "mom", "park", "friend", "home", "very", "with", "they", "them"),
+)
+
+
+class Task(NamedTuple):
+    """A prompt, and exactly how many tokens each of its samples gets: measurements ignore the end of a text."""
+
+    prompt: list[int]
+    num_output_tokens: int
+    n: int = 1  # samples
+    temperature: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens it holds in the end, if its samples share the prompt."""
+        return len(self.prompt) + self.n * self.num_output_tokens
+
+    def shortened(self, num_tokens: int) -> "Task":
+        """Return the same task with at most `num_tokens` tokens of output, to warm up with."""
+        return self._replace(num_output_tokens=min(self.num_output_tokens, num_tokens))
+
+
+def random_tokens(rng: random.Random, vocab_size: int, count: int) -> list[int]:
+    """Return random token ids. The first three are left out: they may stand for no text."""
+    return [rng.randrange(3, vocab_size) for _ in range(count)]
+
+
+def random_tasks(vocab_size: int, count: int, input_len: int, output_len: int, spread: float = 0.0) -> list[Task]:
+    """Return tasks of random tokens. Lengths are up to the share `spread` shorter or longer."""
+    rng = random.Random(0)
+
+    def around(length: int) -> int:
+        return max(1, round(length * rng.uniform(1 - spread, 1 + spread)))
+
+    lengths = [(around(input_len), around(output_len)) for _ in range(count)]
+    return [Task(random_tokens(rng, vocab_size, prompt), output) for prompt, output in lengths]
+
+
+def mixed_tasks(vocab_size: int, count: int = 32, low: int = 16, high: int = 256, seed: int = 0) -> list[Task]:
+    """Return prompts and outputs of `low` to `high` tokens, drawn evenly, so that requests end one by one.
+
+    >>> [(len(task.prompt), task.num_output_tokens) for task in mixed_tasks(4096, 2)]
+    [(232, 114), (210, 243)]
+    """
+    rng = random.Random(seed)
+    lengths = [(rng.randint(low, high), rng.randint(low, high)) for _ in range(count)]
+    return [Task(random_tokens(rng, vocab_size, prompt), output) for prompt, output in lengths]
+
+
+def published_tasks(vocab_size: int, count: int, low: int, high: int, temperature: float) -> list[Task]:
+    """Return nano-vllm's published workload, drawn in its order: all prompts, then the lengths of all outputs."""
+    rng, last = random.Random(0), min(10_000, vocab_size - 1)
+    prompts = [[rng.randint(0, last) for _ in range(rng.randint(low, high))] for _ in range(count)]
+    return [Task(prompt, rng.randint(low, high), temperature=temperature) for prompt in prompts]
+
+
+def check_lengths(tasks: Sequence[Task], max_model_len: int) -> None:
+    """Raise ValueError for the first task that is longer than `max_model_len`."""
+    for task in tasks:
+        if task.num_tokens > max_model_len:
+            total = f"{len(task.prompt)} + {task.num_output_tokens} tokens"
+            raise ValueError(f"a prompt and its output have {total}, max_model_len is {max_model_len}")
+
+
+# ---- a server's clients
+
+
+def chat_lengths(rng: random.Random, longest: int) -> tuple[int, int]:
+    """Return the lengths of a prompt and its output, together at most `longest`: longer ones are cut."""
+    prompt = min(log_normal(rng, MEAN_INPUT, INPUT_WIDTH), longest // 2)
+    return prompt, min(log_normal(rng, MEAN_OUTPUT, OUTPUT_WIDTH), longest - prompt)
+
+
+def log_normal(rng: random.Random, mean: float, width: float) -> int:
+    """Return a whole number of 1 or more; `width` is the standard deviation of its logarithm."""
+    return max(1, round(rng.lognormvariate(math.log(mean) - width**2 / 2, width)))
+
+
+def chats(count: int, lengths: tuple[int, int] | None, longest: int, seed: int) -> list[tuple[str, int]]:
+    """Return prompts in words, and the tokens of their outputs. Without `lengths` they are drawn as chats have them."""
+    rng, made = random.Random(seed), []
+    for _ in range(count):
+        num_words, num_tokens = lengths or chat_lengths(rng, longest)
+        made.append((" ".join(rng.choices(WORDS, k=num_words)), num_tokens))
+    return made
+
+
+def arrivals(count: int, rate: float, seed: int) -> Iterator[float]:
+    """Yield seconds since the start: a Poisson process of `rate` a second, or all at once.
+
+    >>> list(arrivals(2, math.inf, 0))
+    [0.0, 0.0]
+    """
+    rng, now = random.Random(seed), 0.0
+    for _ in range(count):
+        yield now
+        now += rng.expovariate(rate) if rate < math.inf else 0.0

@@ -1,0 +1,291 @@
+"""nanovllm bench peers: engines in processes of their own, their reports and errors, and long contexts."""
+
+import json
+import re
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from ... import LLM
+from ...bench import contexts, floor, peers
+from ...bench.engine import Run, serve
+from ...bench.peer import WORKER, PeerSpec, peer_specs
+from ...bench.peers import Job, Turn, agreement, conclusions, margins, numbers
+from ...bench.workers import serve_llama_cpp, to_gguf
+from ...bench.workload import Task, mixed_tasks
+from ...engine.kv_cache import bytes_per_token
+from ..helpers import OPTIONS
+from .fake_peer import ANSWERS, write_fake_peer
+
+
+@pytest.fixture
+def fake(tmp_path):
+    return partial(write_fake_peer, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(floor, "NUM_BYTES", 1 << 20)
+    monkeypatch.setattr(peers, "DECODE_LENGTH", 8)
+    monkeypatch.setattr(peers, "mixed_tasks", lambda vocab_size: mixed_tasks(vocab_size, 3, low=2, high=9))
+
+
+def test_engines_serve_the_same_jobs_in_turns(run, tmp_path, fake):
+    file = tmp_path / "report.json"
+    flags = ("--rounds", "2", "--jobs", "mixed,2", "--no-transformers", "--json", str(file))
+    status, out, err = run("bench peers", *flags, "--peer", f"vllm={fake()}", "--peer", f"llama.cpp={fake()},a.gguf")
+    found = json.loads(file.read_text())
+    measured = found["measured"]
+    assert (status, err) == (0, "") and list(measured) == ["nanovllm", "vllm", "llama.cpp"]
+    assert found["machine"]["vllm"] == "9.9"
+    # the fake one's tokens come 4 a second, its first after half a second
+    assert measured["vllm"]["2 sequences: tokens per second"] == {"median": 8.0, "least": 8.0, "largest": 8.0}
+    assert measured["vllm"]["2 sequences: step ms"] == 250.0
+    ours = measured["nanovllm"]["2 sequences: tokens per second"]["median"]
+    ratio = measured["vllm"]["2 sequences: nanovllm is times as fast"]
+    assert ratio["least"] <= ours / 8.0 <= ratio["largest"] + 0.01
+    assert 0 < measured["nanovllm"]["mixed: share of the floor"] < 1
+    assert re.search(r"\n *mixed: tokens per second +[\d.,]+ / ", out)
+    assert re.search(
+        r"vllm: the tokens of 0 of 3 requests are the same; .* the two best logits are at most [\d.]+ apart", out
+    )
+
+
+def test_engine_alone_is_compared_with_the_floor(run):
+    status, out, _ = run("bench peers", "--rounds", "1", "--jobs", "1", "--no-transformers")
+    assert status == 0 and "1 sequence: share of the floor" in out and "times as fast" not in out
+
+
+@pytest.mark.full
+def test_transformers_generates_the_same_tokens(run):
+    batch = "--peer", f"transformers-batch={sys.executable}"
+    status, out, _ = run("bench peers", "--rounds", "1", "--jobs", "mixed,1", *batch)
+    assert status == 0 and "mixed: transformers: the tokens of all 3 requests are the same" in out
+    assert "mixed: transformers-batch: the tokens of all 3 requests are the same" in out
+
+
+@pytest.mark.parametrize(
+    ("code", "ready", "expected"),
+    [
+        ("", "sys.exit('no module named vllm')", "vllm ended with exit status 1: no module named vllm"),
+        ("", "os._exit(3)", "vllm ended with exit status 3: no output"),
+        ("", 'write(error="ImportError: gone")', "vllm: ImportError: gone"),
+        ("", "print('Hello')", "vllm printed 'Hello', not JSON with version"),
+        ("sys.stdin.readline(); os._exit(5)", 'write(version="1")', "vllm ended with exit status 5: no output"),
+        (
+            "sys.stdin.readline(); write(tokens=1)",
+            'write(version="1")',
+            "vllm printed '{\"tokens\": 1}', not JSON with",
+        ),
+        ("sys.stdin.readline(); print('[]')", 'write(version="1")', "vllm printed '[]', not JSON with tokens, times"),
+        (
+            ANSWERS.replace("[7] * n", "[7]"),
+            'write(version="1")',
+            "vllm returned 1 tokens for request 0, which needs 8",
+        ),
+        (ANSWERS.replace("0.25 * i", "-i"), 'write(version="1")', "vllm returned times that are not one per token"),
+    ],
+)
+def test_failed_peer_is_a_one_line_error(run, fake, code, ready, expected):
+    status, out, err = run(
+        "bench peers", "--rounds", "1", "--jobs", "1", "--no-transformers", "--peer", f"vllm={fake(code, ready)}"
+    )
+    assert (status, out) == (2, "") and err.startswith("error: ") and expected in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            ["--peer", "vllm"],
+            "vllm, llama.cpp, transformers, transformers-batch, got 'vllm'",
+        ),
+        (["--peer", "sglang=python"], "got 'sglang=python'"),
+        (["--peer", "llama.cpp=python"], "--peer llama.cpp=python: llama.cpp needs its weights, as NAME=PYTHON,FILE"),
+        (["--peer", "vllm=python,a"], "--peer vllm=python,a: vllm takes no file"),
+        (["--peer", "vllm=a", "--peer", "vllm=b"], "--peer names an engine twice: vllm, vllm"),
+        (["--peer", "vllm=no/python"], "vllm: cannot run 'no/python': No such file or directory"),
+        (["--jobs", "mixed,0"], "--jobs must be whole numbers of at least 1, separated by commas, got '0'"),
+        (["--contexts", "1k"], "--contexts must be whole numbers"),
+        (["--jobs", "", "--contexts", "60"], "60 + 9 tokens, max_model_len is 64"),
+        (
+            ["--jobs", "", "--contexts", "40", "--kv-cache-tokens", "64"],
+            "8 contexts of 40 tokens do not fit in the pool of 64 slots",
+        ),
+    ],
+)
+def test_invalid_option_is_a_one_line_error(run, flags, expected):
+    status, out, err = run("bench peers", "--no-transformers", "--rounds", "1", "--jobs", "1", *flags)
+    assert (status, out) == (2, "") and err.startswith("error: ") and expected in err and err.count("\n") == 1
+
+
+def test_transformers_is_this_environments_unless_another_is_named():
+    assert peer_specs(("transformers=python",), with_transformers=True) == [PeerSpec("transformers", "python")]
+    assert peer_specs((), with_transformers=True) == [PeerSpec("transformers", sys.executable)]
+    assert peer_specs((), with_transformers=False) == []
+
+
+# The numbers
+
+
+def test_share_of_the_floor_belongs_to_the_same_round(checkpoint):
+    llm = LLM(checkpoint, **OPTIONS)
+    job = Job("1 sequence", [Task([1, 2, 3], 3)], is_decode=True)
+    run = Run([[5, 6, 7]], [[9.0, 10.0, 11.0]])
+    num_bytes = 2 * floor.weight_bytes(llm) + (4 + 5) * bytes_per_token(llm.model_config, torch.float32)
+    other = Turn(run, num_bytes)  # the floor is a second of the two
+    rounds = [{"nanovllm": Turn(run, num_bytes * times), "vllm": other, "b": other} for times in (1, 9, 1)]
+    assert numbers(llm, job, "nanovllm", rounds) == {
+        "1 sequence: tokens per second": {"median": 1.0, "least": 1.0, "largest": 1.0},
+        "1 sequence: share of the floor": 0.5,
+        "1 sequence: step ms": 1000.0,
+    }
+
+
+def test_decoding_begins_when_every_request_has_its_first_token():
+    run = Run([[1, 2, 3], [4, 5, 6]], [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])
+    assert (run.decode_seconds, run.decoded_per_second, run.step_seconds) == (2.0, 1.5, 1.0)
+    assert (run.seconds, run.tokens_per_second) == (4.0, 1.5)
+
+
+def test_engine_that_is_busy_out_of_turn_is_reported(checkpoint):
+    calm, busy = (Run([[1, 2]], [[1.0, 2.0]], idle_cpu_seconds=used) for used in (0.01, 1.0))
+    found = [{"nanovllm": Turn(calm, 1.0), "vllm": Turn(busy, 1.0)}]
+    lines = conclusions(LLM(checkpoint, **OPTIONS), Job("1 sequence", [Task([1], 2)], True), found)
+    assert [line for line in lines if "core" in line] == ["vllm used 50% of a core while other engines computed"]
+
+
+def test_tokens_are_compared_up_to_the_first_difference(checkpoint):
+    llm = LLM(checkpoint, **OPTIONS)
+    tasks = [Task([5, 6, 7], 4), Task([9, 8], 3)]
+    own = serve(llm, tasks, detokenize=False)
+    assert agreement(llm, tasks, own, own) == "the tokens of all 2 requests are the same"
+    other = Run([own.tokens[0][:2] + [0, 0], own.tokens[1]], own.times)
+    [margin] = margins(llm, [[5, 6, 7, *own.tokens[0][:2]]])
+    assert (
+        f"of 1 of 2 requests are the same; where the others first differ, the two best logits are at most {margin:.2g}"
+        in (agreement(llm, tasks, own, other))
+    )
+    assert margin > 0
+
+
+def test_mixed_tasks_are_the_same_on_every_machine():
+    tasks = mixed_tasks(320)
+    assert [(len(task.prompt), task.num_output_tokens) for task in tasks[:2]] == [(232, 114), (210, 243)]
+    assert (len(tasks), sum(task.num_output_tokens for task in tasks)) == (32, 4259)
+
+
+# Long contexts
+
+
+def test_step_at_a_long_context_computes_no_prompt(checkpoint):
+    llm = LLM(checkpoint, **OPTIONS, kv_cache_tokens=1024, enable_prefix_caching=False)
+    before = llm.llm_engine.executor.num_tokens
+    assert contexts.step_seconds(llm, 50, batch_size=4) > 0
+    assert llm.llm_engine.executor.num_tokens - before == 4 * (1 + contexts.NUM_STEPS)
+    assert not llm.llm_engine.has_unfinished_requests() and "allocate" not in vars(llm.llm_engine.kv_cache_manager)
+
+
+def test_contexts_are_in_the_table(run):
+    _, out, _ = run("bench peers", "--jobs", "", "--contexts", "40", "--context-batch", "2", "--rounds", "1")
+    assert re.search(r"context 40: step ms +[\d.]+\n", out) and "attention's share of the bandwidth" in out
+
+
+def test_share_is_missing_if_the_long_step_was_not_slower():
+    found = [{"16": 0.010, "40": seconds, "read": 1e9} for seconds in (0.012, 0.009)]
+    assert contexts.numbers_of(40, 1e6, found)["context 40: attention's share of the bandwidth"] is None
+
+
+# The peers' processes
+
+
+def test_library_output_does_not_mix_with_results(tmp_path):
+    """Run the worker with a made-up engine."""
+    import subprocess
+
+    (tmp_path / "worker.py").write_text(WORKER.read_text())
+    (tmp_path / "serve_made_up.py").write_text(
+        "print('hello')\n"
+        "def load(settings):\n"
+        "    print('loading', settings.model)\n"
+        "    return '1.0', lambda prompts, lengths: (prompts, [[0.5] * n for n in lengths])\n"
+    )
+    settings = {name: 1 for name in ("threads", "max_model_len", "max_num_seqs", "kv_cache_bytes")}
+    settings |= {"model": "m", "dtype": "float32", "file": ""}
+    command = [sys.executable, "-S", str(tmp_path / "worker.py"), "serve_made_up:load", json.dumps(settings)]
+    job = json.dumps({"prompts": [[3]], "lengths": [1]}) + "\n"
+    done = subprocess.run(command, input=job + "no job\n", capture_output=True, text=True)
+    ready, answer, error = map(json.loads, done.stdout.splitlines())
+    assert ready == {"version": "1.0"} and (answer["tokens"], answer["times"]) == ([[3]], [[0.5]])
+    assert error["error"].startswith("JSONDecodeError") and done.returncode == 1 and "loading m" in done.stderr
+
+
+class FakeLlamaCpp:
+    """The C functions that the loop calls. The next token is the sum of all tokens in its slot, modulo 11."""
+
+    def __init__(self):
+        from types import SimpleNamespace
+
+        rows = range(64)
+        self.batch = SimpleNamespace(
+            n_tokens=0, token=[0] * 64, pos=[0] * 64, n_seq_id=[0] * 64, seq_id=[[0] for _ in rows], logits=[0] * 64
+        )
+        self.slots, self.most_slots, self.logits = {}, 0, {}
+
+    def llama_decode(self, context, batch):
+        self.logits = {}
+        for row in range(batch.n_tokens):
+            text = self.slots.setdefault(batch.seq_id[row][0], [])
+            assert batch.pos[row] == len(text), "a position was left out"
+            text.append(batch.token[row])
+            if batch.logits[row]:
+                self.logits[row] = sum(text) % 11
+        self.most_slots = max(self.most_slots, len(self.slots))
+        return 0
+
+    def llama_memory_seq_rm(self, memory, slot, start, end):
+        del self.slots[slot]
+
+
+def test_llama_cpp_gets_each_token_once_in_a_free_slot():
+    c, made = FakeLlamaCpp(), serve_llama_cpp.Context.__new__(serve_llama_cpp.Context)
+    made._c, made._batch, made._slots, made._max_batch = c, c.batch, 2, 8
+    made._context = made._memory = None
+    made._likeliest = lambda row: c.logits[row]
+    prompts, lengths = [[1, 2, 3], [4, 5], [6], [7, 8, 9]], [3, 1, 4, 2]
+    tokens, times = made.serve(prompts, lengths)
+    for prompt, length, new in zip(prompts, lengths, tokens, strict=True):
+        text = list(prompt)
+        for _ in range(length):
+            text.append(sum(text) % 11)
+        assert new == text[len(prompt) :]
+    assert [len(each) for each in times] == lengths and c.slots == {} and c.most_slots == 2
+
+
+def test_weights_are_read_from_a_checkpoint_and_rounded_as_torch_rounds(checkpoint, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    ours, there = dict(to_gguf.tensors(checkpoint)), load_file(checkpoint / "model.safetensors")
+    assert ours.keys() == there.keys() and all((ours[name] == there[name].numpy()).all() for name in ours)
+    wide = torch.randn(4, 6) * 100
+    rounded = torch.from_numpy(to_gguf.bfloat16_bytes(wide.numpy())).view(torch.bfloat16)
+    assert torch.equal(rounded, wide.to(torch.bfloat16))
+    save_file({"a": rounded}, tmp_path / "a.safetensors")
+    [(_, found)] = to_gguf.tensors(tmp_path)
+    assert (found == rounded.float().numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "qwen3"}, "model_type 'qwen3': this writes llama and mistral"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope scaling is not written"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused(changes, says):
+    with pytest.raises(ValueError, match=says):
+        to_gguf.describe(None, {"model_type": "llama"} | changes)
+    with pytest.raises(ValueError, match=r"tensor model\.layers\.0\.self_attn\.q_norm\.weight is not one of a Llama"):
+        to_gguf.gguf_name("model.layers.0.self_attn.q_norm.weight")

@@ -1,0 +1,223 @@
+"""nanovllm bench throughput, latency, prefix and offload: tables and JSON of a tiny checkpoint."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ... import LLM
+from ...__main__ import main
+from ...bench import floor, peer, throughput
+from ...bench.engine import Run, serve
+from ...bench.throughput import numbers
+from ...bench.workload import Task, random_tasks
+from ...checkpoints.weights import load_model
+from ..helpers import OPTIONS, write_checkpoint
+from .fake_peer import write_fake_peer
+
+SMALL = ("--input-len", "6", "--output-len", "3", "--rounds", "2")
+PREFIX = ("--prefix-len", "32", "--input-len", "4", "--output-len", "2", "--rounds", "2", "--block-size", "4")
+Bench = Callable[..., tuple[dict[str, Any], str]]
+
+
+@pytest.fixture
+def bench(run: Any, tmp_path: Path) -> Bench:
+    """bench("latency", *flags) is (the report, the table)."""
+
+    def command(name: str, *flags: str, peer: str = "--no-peer") -> tuple[dict[str, Any], str]:
+        file = tmp_path / "report.json"
+        status, out, err = run(f"bench {name}", peer, "--json", str(file), *flags)
+        assert (status, err) == (0, "")
+        return json.loads(file.read_text()), out
+
+    return command
+
+
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch):
+    monkeypatch.setattr(floor, "NUM_BYTES", 1 << 20)
+
+
+def test_throughput_prints_a_table_and_writes_json(bench, checkpoint):
+    report, table = bench("throughput", "--num-prompts", "3", *SMALL)
+    numbers = report["measured"]["nanovllm"]
+    assert report["settings"] == {"num_prompts": 3, "input_len": 6, "output_len": 3, "spread": 0.0, "rounds": 2}
+    assert (report["machine"]["model"], report["machine"]["dtype"]) == (str(checkpoint), "float32")
+    assert numbers["steps"] == 3 and numbers["tokens_per_second"] > 0 and 0 < numbers["floor_share"] < 1
+    for name in ("first_token_ms", "between_tokens_ms"):
+        assert 0 < numbers[name]["p50"] <= numbers[name]["p90"] <= numbers[name]["p99"]
+    assert re.search(r"\n *tokens per second +[\d.,]+\n", table) and table.startswith("throughput: ")
+
+
+def test_throughput_serves_prompts_from_a_file(bench, tmp_path):
+    (tmp_path / "prompts.txt").write_text("the fox\n\nthe wood and the fox\n")
+    report, _ = bench("throughput", "--prompts", str(tmp_path / "prompts.txt"), *SMALL)
+    assert report["settings"]["num_prompts"] == 2 and report["measured"]["nanovllm"]["steps"] == 3
+
+
+def test_latency_serves_a_few_requests(bench):
+    report, _ = bench("latency", "--batch-size", "2", *SMALL)
+    assert report["settings"]["batch_size"] == 2 and report["measured"]["nanovllm"]["steps"] == 3
+
+
+def test_prefix_hits_a_cached_beginning(bench):
+    report, table = bench("prefix", *PREFIX)
+    hits = {name: numbers["tokens_hit"] for name, numbers in report["measured"].items()}
+    assert hits == {"new": 0, "cached": 32} and report["sooner"]["median"] > 0 and "times as soon" in table
+
+
+def test_offload_loads_a_beginning_from_the_host(bench):
+    report, table = bench("offload", *PREFIX)
+    numbers = report["measured"]
+    hits = {name: each["tokens_hit"] for name, each in numbers.items()}
+    assert hits == {"computed": 0, "on the device": 32, "on the host": 32}
+    assert numbers["on the device"]["blocks_loaded"] == 0 < numbers["on the host"]["blocks_loaded"] <= 8
+    assert report["auto"] in ("load", "compute again") and "GB/s" in table
+
+
+def test_offload_reports_a_pool_that_sends_nothing_to_the_host(bench):
+    _, table = bench("offload", *PREFIX, "--kv-cache-tokens", "4096")
+    assert "nothing went to the host" in table
+
+
+def test_json_goes_to_standard_output_and_the_table_to_standard_error(run):
+    status, out, err = run("bench latency", "--no-peer", "--json", "-", *SMALL)
+    assert status == 0 and json.loads(out)["bench"] == "latency" and err.startswith("latency: ")
+
+
+@pytest.mark.parametrize("name", ["throughput", "latency", "prefix"])
+def test_transformers_serves_the_same_tasks(bench, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(throughput, "TRANSFORMERS", peer.PeerSpec("transformers", write_fake_peer(tmp_path)))
+    flags = PREFIX if name == "prefix" else SMALL
+    report, table = bench(name, *flags, *(("--spread", "0.5") if name == "throughput" else ()), peer="--peer")
+    numbers = report["measured"]["transformers"]
+    assert numbers["seconds"] >= 0.5 and numbers["first_token_ms"]["p50"] == 500.0, "as the fake one claims"
+    if name != "prefix":
+        assert re.search(r"nanovllm is [\d.]+ times as fast", table) and report["speedup"]["median"] > 0
+
+
+@pytest.mark.full
+def test_transformers_generates_the_tokens_that_a_padded_batch_needs(checkpoint):
+    llm = LLM(checkpoint, **OPTIONS)
+    tasks = random_tasks(320, 3, 12, 8, spread=0.5)
+    with throughput.transformers(llm, tasks, True) as (calls, says):
+        theirs = calls["transformers"]()
+    assert theirs.tokens == serve(llm, tasks).tokens and says == []
+
+
+@pytest.mark.full
+def test_transformers_ignores_the_checkpoints_generation_config(tmp_path):
+    """A penalty would be work that only one of the two engines does."""
+    folder = write_checkpoint(tmp_path)
+    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.5, "temperature": 0.1, "eos_token_id": 2}')
+    llm, tasks = LLM(folder, **OPTIONS), [Task([5, 6, 7], 20)]
+    with throughput.transformers(llm, tasks, True) as (calls, _):
+        assert calls["transformers"]().tokens == serve(llm, tasks).tokens
+
+
+@pytest.mark.parametrize(
+    ("ready", "expected"),
+    [(None, "transformers is not installed"), ('write(error="ImportError: no torch")', "ImportError: no torch")],
+)
+def test_engine_is_measured_without_transformers(run, monkeypatch, tmp_path, ready, expected):
+    if ready is None:
+        monkeypatch.setattr(throughput, "find_spec", lambda name: None)
+    else:
+        fake = write_fake_peer(tmp_path, "", ready)
+        monkeypatch.setattr(throughput, "TRANSFORMERS", peer.PeerSpec("transformers", fake))
+    status, out, _ = run("bench latency", *SMALL)
+    assert status == 0 and expected in out
+
+
+def test_speed_and_seconds_belong_to_the_same_run():
+    runs = [Run([[7] * 12], [[seconds] * 12]) for seconds in (1.0, 3.0)]
+    assert (numbers(runs)["seconds"], numbers(runs)["tokens_per_second"]) == (2.0, 6.0)
+
+
+def test_bench_without_a_command_lists_all_of_them(capsys):
+    assert main(["bench"]) == 0
+    out, err = capsys.readouterr()
+    listed = out.split("Commands:")[1]
+    assert all(name in listed for name in ("throughput", "latency", "prefix", "offload")) and "..." not in listed
+    assert err == ""
+
+
+def test_help_imports_no_torch():
+    import subprocess
+
+    code = "import sys; from nanovllm.cli.bench import bench; print('torch' in sys.modules, 'aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False False\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--input-len", "60", "--output-len", "5"], "60 + 5 tokens, max_model_len is 64"),
+        (["--json", "no/such/folder/a.json"], "[Errno 2] No such file or directory: 'no/such/folder/a.json'"),
+        (["--json", "."], "[Errno 21] Is a directory: '.'"),
+        (["--rounds", "0"], "'--rounds': 0 is not in the range x>=1."),
+        (["--model", "no/such/folder/here"], "no/such/folder/here"),
+    ],
+)
+def test_invalid_option_is_a_one_line_error(run, flags, expected):
+    status, out, err = run("bench latency", "--no-peer", *flags)
+    assert (status, out) == (2, "") and err.startswith("error: ") and expected in err and err.count("\n") == 1
+
+
+def test_invalid_prompt_file_is_named(run, tmp_path):
+    (tmp_path / "a").write_bytes(b"a\xff")
+    status, out, err = run("bench throughput", "--no-peer", "--prompts", str(tmp_path / "a"))
+    assert (status, out) == (2, "") and str(tmp_path / "a") in err and "0xff" in err
+
+
+# The numbers
+
+
+def test_run_has_each_token_once_and_in_order(checkpoint):
+    llm = LLM(checkpoint, **OPTIONS, max_num_seqs=2)
+    run = serve(llm, random_tasks(320, 3, 5, 4))
+    assert (run.num_tokens, len(run.first_tokens), len(run.gaps)) == (12, 3, 9)
+    assert run.num_steps == 8, "two at a time, then one"
+    assert min(run.gaps) > 0 and max(run.first_tokens) < run.seconds
+    assert serve(llm, random_tasks(320, 3, 5, 4), detokenize=False).tokens == run.tokens
+
+
+def test_failed_request_raises():
+    output = SimpleNamespace(request_id="r", error="too long")
+    steps = iter([[output]])
+    engine = SimpleNamespace(
+        host_tier=SimpleNamespace(num_blocks_loaded=0),
+        add_request=lambda id, *rest: setattr(output, "request_id", id),
+        has_unfinished_requests=lambda: True,
+        step=lambda: next(steps),
+    )
+    llm: Any = SimpleNamespace(llm_engine=engine, reset_prefix_cache=lambda: True)
+    with pytest.raises(ValueError, match="too long"):
+        serve(llm, [Task([1], 1)])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_floor_counts_weights_of_a_step_and_slots_before_a_token(tmp_path, tied):
+    folder = write_tied(tmp_path) if tied else write_checkpoint(tmp_path)
+    llm = LLM(folder, **OPTIONS)
+    model = load_model(folder, llm.model_config, llm.llm_engine.dtype, llm.llm_engine.device)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    embedding = 0 if tied else 320 * 32 * 4
+    assert floor.weight_bytes(llm) == weights - embedding
+    task = Task([1, 2, 3], 3)  # the second token reads 4 slots, the third 5
+    assert floor.kv_bytes(llm, [task]) == 9 * llm.llm_engine.kv_cache.bytes_per_token
+
+
+def write_tied(folder: Path) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    write_checkpoint(folder, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    return folder
