@@ -101,7 +101,7 @@ def test_prompts_and_outputs_are_hidden_by_default(engine):
         ask(engine, "earlier")
         engine.step()
         watch.on(show_text)
-        ask(engine, f"asked-{show_text}")
+        ask(engine, f"request-{show_text}")
         with pytest.raises(ValueError, match=r"1,?00\d"):
             engine.add_request("too long", [7] * 1000, SamplingParams())
         while engine.has_unfinished_requests():
@@ -115,7 +115,7 @@ def test_prompts_and_outputs_are_hidden_by_default(engine):
     hashes = {show: set(re.findall(r"[0-9a-f]{16,}", json.dumps(events[show]))) for show in events}
     assert hashes[True] and hashes[False] and not hashes[True] & hashes[False]
     assert not any(digest.startswith(tuple(hashes[False])) for digest in hashes[True])
-    assert [event["why"] for event in events[False] if event["kind"] == "refused"] == ["it can never be served"]
+    assert [event["why"] for event in events[False] if event["kind"] == "refused"] == ["the request cannot be served"]
 
 
 def test_only_the_type_of_an_error_is_shown_without_texts():
