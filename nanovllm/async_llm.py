@@ -287,7 +287,7 @@ class EngineThread:
 
     def dead_error(self) -> EngineDeadError:
         """Return a new error for each caller, since sharing one would mix up their tracebacks."""
-        reason = "shut down" if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        reason = "it was shut down" if self.error is None else f"{type(self.error).__name__}: {self.error}"
         error = EngineDeadError(f"the engine has ended: {reason}")
         error.__cause__ = self.error
         return error

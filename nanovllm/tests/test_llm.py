@@ -246,7 +246,7 @@ def test_beams_that_end_early_have_the_logprobs_of_their_tokens(llm, tmp_path):
         ({"tools": 5}, "tools must be a list, got int"),
         ({"chat_template": 5}, "chat_template must be a string, got int"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs must be a dictionary with string keys, got 5"),
-        ({"chat_template_kwargs": {5: 1}}, "chat_template_kwargs must be a dictionary of names and values, not {5: 1}"),
+        ({"chat_template_kwargs": {5: 1}}, "chat_template_kwargs must be a dictionary with string keys, got {5: 1}"),
         ({"chat_template_kwargs": {"messages": []}}, "must not contain messages"),
         ({"tokenization_kwargs": 5}, "tokenization_kwargs must be a dictionary with string keys, got 5"),
     ],
@@ -318,7 +318,7 @@ def test_dummy_weights_need_no_file(checkpoint, tmp_path):
     options = dict(load_format="dummy", skip_tokenizer_init=True, **OPTIONS)
     made = [token_ids(LLM(tmp_path, **options).generate([PROMPT], greedy(8))) for _ in range(2)]
     assert made[0] == made[1] and len(made[0][0]) == 8
-    model = LLM(tmp_path, **options).model_runner.model
+    model = LLM(tmp_path, **options).llm_engine.executor.model
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert 0.01 < model.model.layers[0].mlp.down_proj.weight.std() < 0.03
     with pytest.raises(ValueError, match=r"model\.safetensors"):

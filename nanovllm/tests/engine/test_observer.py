@@ -273,14 +273,14 @@ def test_observer_can_be_passed_to_the_constructor(checkpoint):
 
 
 def test_observing_changes_nothing(checkpoint):
-    said = []
+    results = []
     for is_recorded in (False, True):
         engine = scripted_engine(checkpoint, num_blocks=9, max_num_batched_tokens=7)
         if is_recorded:
             recorded(engine)
         for i in range(5):
             engine.add_request(str(i), [i + 1] * (3 + i), params(9, n=1 + i % 3, temperature=1.0, seed=3))
-        said.append({name: answers(output) for name, output in run_to_the_end(engine).items()})
+        results.append({name: answers(output) for name, output in run_to_the_end(engine).items()})
         assert engine.scheduler.num_preemptions > 0
-    assert said[0] == said[1]
-    assert said[0]["4"] == [answer_alone([5] * 7, 9, 3, i) for i in range(2)]
+    assert results[0] == results[1]
+    assert results[0]["4"] == [answer_alone([5] * 7, 9, 3, i) for i in range(2)]
