@@ -259,7 +259,7 @@ def test_page_shows_the_servers_error_message(reader):
     reader.page.fill("#words", "fox " * 3000)
     reader.page.click("#send")
     until(lambda: reader.text("#answered"))
-    assert re.match(r"It failed: the prompt .*\d+ tokens", reader.text("#answered"))
+    assert re.match(r"The request failed: .*\d+ tokens.*[^.]\.$", reader.text("#answered"))
     assert all("status of 400" in line for line in reader.messages)
     reader.messages.clear()
 
@@ -305,7 +305,7 @@ def test_lost_connection_continues_the_run(front, reader):
     front.call(feed.close)
     until(lambda: "trying again" in reader.text("#status") and not feed.viewers)
     front.complete(max_tokens=20, prompt="Meanwhile")
-    front.call(setattr, feed, "is_over", False)
+    front.call(setattr, feed, "is_closed", False)
     until(lambda: reader.text("#status") == "Live")
     expected = front.memory()
     del expected["is_watched"]
@@ -320,7 +320,7 @@ def test_restarted_server_begins_a_new_run(front, reader):
     front.call(setattr, feed, "run", "another")
     front.call(feed.close)
     until(lambda: "trying again" in reader.text("#status") and not feed.viewers)
-    front.call(setattr, feed, "is_over", False)
+    front.call(setattr, feed, "is_closed", False)
     until(lambda: reader.text("#status") == "Live" and not reader.page.locator("#done .tag").count())
     front.complete(max_tokens=2)
     until(lambda: reader.page.locator("#done .tag").count() == 1)

@@ -195,8 +195,8 @@ async function send() {
     for await (const { data } of messagesOf(response)) if (data !== "[DONE]") read(JSON.parse(data), answer, began);
     fill("answered", answer.tag, summary(answer, began));
   } catch (error) {
-    const isStopped = error.name === "AbortError";
-    fill("answered", isStopped ? "Stopped: its blocks are free again." : `It failed: ${error.message}.`);
+    const failure = `The request failed: ${error.message.replace(/\.$/, "")}.`;
+    fill("answered", error.name === "AbortError" ? "Stopped: its blocks are free again." : failure);
   } finally {
     generation = null;
     byId("send").textContent = "Send";
