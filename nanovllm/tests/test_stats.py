@@ -173,13 +173,14 @@ def test_preempted_fork_counts_as_preempted_and_is_looked_up_once(checkpoint):
     engine.add_request("0", PROMPT, drawn(20, n=3))
     for _ in range(4):
         engine.step()
-    queries, queued = engine.tally.device_lookups.queries, engine.tally.observed["vllm:request_queue_time_seconds"]
+    lookups = engine.tally.device_lookups
+    queries, queued = lookups.queries, engine.tally.observed["vllm:request_queue_time_seconds"]
     engine.scheduler.preempt_all()
     assert engine.stats().preempted == 3
     before = queued.histogram("", {}).count
     engine.step()
     assert engine.stats().preempted == 0 and engine.stats().running == 3
-    assert (engine.tally.device_lookups.queries, queued.histogram("", {}).count) == (queries, before) == (len(PROMPT), 3)
+    assert (lookups.queries, queued.histogram("", {}).count) == (queries, before) == (len(PROMPT), 3)
 
 
 def test_step_without_arrivals_or_departures_counts_nothing(checkpoint):
