@@ -23,7 +23,7 @@ def make_picture(served: Served, picture: Path) -> None:
     with browser() as chromium, ThreadPoolExecutor(len(REQUESTS)) as clients:
         page = chromium.new_page(viewport=SIZE)
         page.goto(served.url)
-        page.get_by_text("Nobody is here").wait_for()
+        page.get_by_text("No requests are running").wait_for()
         for seed, body in enumerate(REQUESTS):
             clients.submit(served.completion, seed=seed, temperature=0.7, **body)
         until(lambda: int(page.locator("input[type=range]").get_attribute("max")) >= MIN_STEPS)

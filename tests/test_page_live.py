@@ -192,7 +192,7 @@ def test_page_shows_the_cache_when_no_request_runs(front, reader):
     assert expected.pop("is_watched")
     assert until(lambda: reader.page.evaluate(SHOWN, expected) is not None) and expected["cached"]
     until(lambda: reader.page.locator("#grid .square.held").count() == 0)
-    until(lambda: reader.text("#sentence").startswith("Nobody is here"))
+    until(lambda: reader.text("#sentence").startswith("No requests are running"))
 
 
 def test_prompt_streams_a_text_and_selects_its_first_block(front, reader):
@@ -224,7 +224,7 @@ def test_block_that_the_reader_selects_stays_selected(front, reader):
 
 
 def test_lead_names_the_block_size(reader):
-    assert f"a block of its memory for {OPTIONS['block_size']} tokens" in reader.text("#lead")
+    assert f"a block of memory for {OPTIONS['block_size']} tokens" in reader.text("#lead")
 
 
 @pytest.mark.parametrize("viewport", [WIDE, NARROW])
@@ -372,7 +372,7 @@ def test_page_asks_for_the_api_key_again_after_a_wrong_one(chromium):
         page.wait_for_selector("#key-form", state="visible")
         assert page.title() == "The pool, live" and page.is_hidden("#no-data") and not page.text_content("#speed")
         assert "--api-key" in page.text_content("#key-hint")
-        for key, shown in (("barley", "#key-hint:has-text('not its key')"), ("sesame", "#stage")):
+        for key, shown in (("barley", "#key-hint:has-text('not valid')"), ("sesame", "#stage")):
             page.fill("#key", key)
             page.click("#key-form button")
             page.wait_for_selector(shown, state="visible")

@@ -6,7 +6,7 @@ import { endRun, now } from "./tape.js";
 
 // ---- HTTP: the API key, and server-sent events. An EventSource could send neither a key nor a prompt.
 
-const WHICH_KEY = "The one that it was started with: --api-key.";
+const KEY_HINT = "Use a key that the server was started with (--api-key).";
 let key = ""; // forgotten when the page is closed
 
 const withKey = (headers = {}) => (key ? { ...headers, Authorization: `Bearer ${key}` } : headers);
@@ -15,7 +15,7 @@ const withKey = (headers = {}) => (key ? { ...headers, Authorization: `Bearer ${
 function askForKey(retry) {
   const form = byId("key-form");
   form.hidden = false;
-  byId("key-hint").textContent = key ? `That was not its key. ${WHICH_KEY}` : WHICH_KEY;
+  byId("key-hint").textContent = key ? `This key is not valid. ${KEY_HINT}` : KEY_HINT;
   form.onsubmit = (event) => {
     event.preventDefault();
     key = byId("key").value.trim();
@@ -116,9 +116,9 @@ function disconnect() {
 
 const STATUS = {
   live: "Live",
-  lost: "Connection lost: trying again",
-  refused: "This server asks for its key",
-  hidden: "Not connected while hidden",
+  lost: "Connection lost, trying again",
+  refused: "This server requires an API key",
+  hidden: "Paused while hidden",
 };
 const RATE_SECONDS = 2; // over which the speed is averaged
 let recent = []; // [{time, tokens, steps}] per message
@@ -146,9 +146,9 @@ function describePool(pool) {
   block_size = pool.block_size;
   if (!server) return;
   const tokens = block_size ? ` for ${block_size} tokens` : "";
-  const square = `A square is a block of its memory${tokens}, a color is a request. `;
-  const hidden = server.show_text ? "" : "Texts are not shown: the server was started without --show-text.";
-  byId("lead").textContent = `${server.model} serves here. ${square}${hidden}`;
+  const squares = `Each square is a block of memory${tokens}, and each color is a request.`;
+  const hidden = server.show_text ? "" : " Start the server with --show-text to see texts.";
+  byId("lead").textContent = `This server runs ${server.model}. ${squares}${hidden}`;
 }
 
 function countRates(events) {
@@ -159,7 +159,7 @@ function countRates(events) {
 function showRates() {
   recent = recent.filter(({ time }) => time > now() - RATE_SECONDS);
   const rate = (name) => Math.round(recent.reduce((total, each) => total + each[name], 0) / RATE_SECONDS);
-  const rates = recent.length ? `${rate("tokens")} tokens/s, ${rate("steps")} steps/s` : "at rest";
+  const rates = recent.length ? `${rate("tokens")} tokens/s, ${rate("steps")} steps/s` : "idle";
   byId("speed").textContent = byId("status").dataset.state === "live" ? rates : "";
 }
 

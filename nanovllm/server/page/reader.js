@@ -218,7 +218,7 @@ function restore() {
 // each sentence stays for a moment.
 
 const SENTENCE_MILLISECONDS = 1600, REST_MILLISECONDS = 4000;
-const REST = "Nobody is here. Send a prompt, and watch its blocks.";
+const REST = "No requests are running. Send a prompt and watch its blocks.";
 let isOn = true, isDue = false, drawCost = 0, restTimer = null; // drawCost in milliseconds
 let drawn = 0, read = 0, readTime = 0; // the last step that was drawn, the last one that a sentence covered, and when
 
@@ -266,7 +266,7 @@ function drawLast(time) {
   restTimer = setTimeout(() => rest(tape), SENTENCE_MILLISECONDS);
 }
 
-/** Nothing has come for a while: read the rest of the steps, and then say that no request is here. */
+/** Nothing has come for a while: show the sentence for the remaining steps, and then that no request is running. */
 function rest(tape) {
   if (!isOn) return;
   if (read < tape.length) {
@@ -275,10 +275,10 @@ function rest(tape) {
   }
   const { running, waiting } = tape.frameAt(tape.length).state;
   if (running.length + waiting.length > 0) return;
-  restTimer = setTimeout(sayRest, REST_MILLISECONDS - SENTENCE_MILLISECONDS);
+  restTimer = setTimeout(showRest, REST_MILLISECONDS - SENTENCE_MILLISECONDS);
 }
 
-function sayRest() {
+function showRest() {
   if (isOn) byId("sentence").textContent = REST;
 }
 
@@ -300,7 +300,7 @@ function stopFollowing() {
 function followNewRun() {
   [isOn, drawn, read, readTime] = [true, 0, 0, 0];
   Object.assign(at, { step: 0, block: null, owner: null });
-  sayRest();
+  showRest();
   updateMotion();
 }
 
