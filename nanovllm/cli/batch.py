@@ -27,7 +27,7 @@ from .trace import Tracing, trace_option
 if TYPE_CHECKING:
     from ..engine.outputs import RequestOutput
     from ..llm import LLM
-    from .batch_files import Request
+    from .batch_files import Request, RequestsFile
 
 SAMPLES_PER_SEAT = 2  # samples in the engine for each that can run, so that a finished one is followed at once
 
@@ -46,6 +46,7 @@ SAMPLES_PER_SEAT = 2  # samples in the engine for each that can run, so that a f
 @click.pass_context
 def batch(
     context: click.Context,
+    /,
     file: str,
     output: str,
     overwrite: bool,
@@ -106,7 +107,7 @@ def is_given(context: click.Context, name: str) -> bool:
 
 def serve_all(
     llm: "LLM",
-    requests: "Collection[Request]",
+    requests: "RequestsFile | list[Request]",
     stream: IO[bytes],
     model: str,
     done: Collection[str] = (),

@@ -308,7 +308,7 @@ def own_result(request: Request, output: RequestOutput) -> dict[str, Any]:
         "num_cached_tokens": output.num_cached_tokens,
         "prompt_logprobs": logprob_rows(output.prompt_logprobs),
         "ttft": None if metrics.first_token_time is None else metrics.first_token_time - start,  # seconds
-        "seconds": metrics.finished_time - start,
+        "seconds": None if metrics.finished_time is None else metrics.finished_time - start,
     }
     return drop_none(fields)
 

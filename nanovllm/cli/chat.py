@@ -224,7 +224,7 @@ def print_answer(
     engine.add_request(request_id, token_ids, params)
     while True:
         outputs = [engine.abort_request(request_id)] if interrupted.is_set() else engine.step()
-        for output in outputs:
+        for output in filter(None, outputs):
             text = output.outputs[0].text.lstrip()
             sys.stdout.write(text[num_printed:] + ("\n" if output.finished else ""))
             sys.stdout.flush()
@@ -236,6 +236,7 @@ def print_answer(
 def closing_line(output: "RequestOutput") -> str:
     """Return one line: the length and speed of the answer, the cached part of its prompt, and why it was cut."""
     answer, metrics = output.outputs[0], output.metrics
+    assert metrics.finished_time is not None, "the answer is complete"
     seconds = metrics.finished_time - metrics.arrival_time
     reason = {"length": "cut at max_tokens", "abort": "stopped"}.get(answer.finish_reason or "")
     parts = [f"{len(answer.token_ids)} tokens", f"{len(answer.token_ids) / seconds:.0f} tokens/s"]

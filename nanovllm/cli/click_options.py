@@ -27,8 +27,8 @@ def option(field: Field[Any], **changes: Any) -> click.Option:
     if kind is bool:
         name = f"{name}/--no-{name[2:]}"
     choices = field.metadata.get("choices")
-    settings = {"type": click.Choice(choices) if choices else kind, "default": field.default, "show_default": True}
-    return click.Option([name], **settings | {"help": field.metadata["help"]} | changes)
+    settings: dict[str, Any] = {"default": field.default, "help": field.metadata["help"]} | changes
+    return click.Option([name], type=click.Choice(choices) if choices else kind, show_default=True, **settings)
 
 
 def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:

@@ -153,14 +153,16 @@ def print_ending(output: "RequestOutput") -> None:
 
 def summary(llm: "LLM", outputs: "list[RequestOutput]") -> str:
     """Return one line: the speed of the run, the peak of its memory, and the engine's counts."""
-    served = [output for output in outputs if output.metrics.first_token_time is not None]
-    if not served:
+    metrics = [output.metrics for output in outputs]
+    times = [
+        (m.arrival_time, m.first_token_time, m.finished_time) for m in metrics if m.first_token_time and m.finished_time
+    ]
+    if not times:
         return "nothing was served"
-    num_tokens = sum(len(completion.token_ids) for output in served for completion in output.outputs)
-    start = served[0].metrics.arrival_time
-    seconds = max(output.metrics.finished_time for output in served) - start
-    first_token = served[0].metrics.first_token_time - start
-    speed = f"{num_tokens / seconds:.0f} tokens/s, first token {first_token * 1000:.0f} ms"
+    num_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+    start, first_token, _ = times[0]
+    seconds = max(finished for *_, finished in times) - start
+    speed = f"{num_tokens / seconds:.0f} tokens/s, first token {(first_token - start) * 1000:.0f} ms"
     return f"{speed}, {pool_line(llm.peak)}, {counts(llm)}"
 
 

@@ -9,8 +9,7 @@ import click
 
 from ..trace import read_trace, traced
 from ..trace.chrome import as_lines, convert
-from ..trace.events import FileSink
-from ..trace.replay import Event
+from ..trace.events import Event, FileSink
 from .click_options import one_line_errors
 
 if TYPE_CHECKING:
