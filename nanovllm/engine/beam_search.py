@@ -129,7 +129,8 @@ class Hypotheses:
         return self._score(logprob, max_tokens if may_gain_by_length else num_tokens) <= self.best[-1].score
 
     def _score(self, logprob: float, num_tokens: int) -> float:
-        return logprob / num_tokens**self._params.length_penalty
+        score: float = logprob / num_tokens**self._params.length_penalty
+        return score
 
 
 class BeamSearch:

@@ -68,7 +68,8 @@ class Grammars:
             import llguidance
         except ImportError:
             raise ValueError("structured_outputs need llguidance: pip install 'nanovllm[structured]'") from None
-        return llguidance
+        library: ModuleType = llguidance
+        return library
 
     @cached_property
     def _vocabulary(self) -> Any:

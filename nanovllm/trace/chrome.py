@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .replay import Event, State, apply, begin
+from .events import Event
+from .replay import State, apply, begin
 
 PROCESS, STEPS = 1, 0  # ids of the process and of the thread of steps
 COUNTED = {"hit": "blocks hit", "copied": "blocks copied", "preempt": "preemptions", "stored": "blocks stored"}
@@ -68,7 +69,7 @@ class Timeline:
     def _add(self, events: list[Event], start: int, end: int) -> None:
         """Add the events of a step, and those since the previous step."""
         for event in events:
-            kind, name = event["kind"], event.get("seq")
+            kind, name = event["kind"], event.get("seq", "")
             if kind == "arrive":
                 self._enter(name, microseconds(event["seconds"]), "carried" if event["carried_by"] else "waiting")
             elif kind == "admit":
