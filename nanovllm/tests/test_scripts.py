@@ -1,4 +1,4 @@
-"""Scripts as vLLM's users write them run here: what is changed in them is the import, and the model's name."""
+"""Scripts written for vLLM run here with two changes: the import and the model's name."""
 
 import re
 import runpy
@@ -11,13 +11,13 @@ from ..engine.cost_model import CostModel
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
-pytestmark = pytest.mark.skipif(not STORYTELLER.exists(), reason="the shipped checkpoint is not beside the package")
+pytestmark = pytest.mark.skipif(not STORYTELLER.exists(), reason="the shipped checkpoint is missing")
 MODELS = ("facebook/opt-125m", "meta-llama/Llama-3.2-1B-Instruct")
 ARGUMENTS = {
     "engine_loop": ["--enforce-eager", "--block-size", "8"],
     "engine_args_cli": ["--max-tokens", "8", "--temperature", "0", "--max-model-len", "1k"],
 }
-SAYS = {  # what stands in the output of each, in this order
+OUTPUTS = {  # patterns in the output of each script, in order
     "basic": [
         r"""Prompt: +'Hello, my name is'\nOutput: +['"].+['"]""",
         r"""Prompt: +'The future of AI is'\nOutput: +['"].+['"]""",
@@ -39,21 +39,21 @@ SAYS = {  # what stands in the output of each, in this order
 }
 
 
-def test_every_script_is_run():
-    assert {path.stem for path in SCRIPTS.glob("*.py")} - {"conftest"} == {*SAYS} and len(SAYS) >= 12
+def test_every_script_runs():
+    assert {path.stem for path in SCRIPTS.glob("*.py")} - {"conftest"} == {*OUTPUTS} and len(OUTPUTS) >= 12
 
 
 def changed(script: str) -> str:
-    """As a user changes it: the import, and the model's name."""
+    """Return the script with the changes that a user makes: the import and the model's name."""
     text = re.sub(r"^from vllm[\w.]* import", "from nanovllm import", script, flags=re.MULTILINE)
     for model in MODELS:
         text = text.replace(f'"{model}"', repr(str(STORYTELLER)))
     return text
 
 
-@pytest.mark.parametrize("name", SAYS)
-@pytest.mark.filterwarnings("ignore:swap_space is gone", "ignore:gpu_memory_utilization is for cuda")
-def test_a_script_runs(name, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.filterwarnings("ignore:gpu_memory_utilization")
+def test_script_runs(name, monkeypatch, tmp_path, capsys):
     measured = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1000.0)
     monkeypatch.setattr(f"{__package__.removesuffix('.tests')}.engine.llm_engine.measure", lambda *engine: measured)
     script = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
@@ -61,11 +61,11 @@ def test_a_script_runs(name, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])
     runpy.run_path(str(tmp_path / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
-    assert re.search(".*".join(SAYS[name]), out, flags=re.DOTALL), out
+    assert re.search(".*".join(OUTPUTS[name]), out, flags=re.DOTALL), out
 
 
-@pytest.mark.parametrize("name", SAYS)
-def test_only_the_import_and_the_models_name_are_changed(name):
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_only_the_import_and_the_models_name_change(name):
     script = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
     lines = zip(script.splitlines(), changed(script).splitlines(), strict=True)
     for before, after in lines:
