@@ -1,10 +1,11 @@
-"""What stages/bench/decode.py measures is a step of the real engine, on memory that is there."""
+"""stages/bench/decode.py and decode_step.py: they measure a step of the real engine, on memory that exists."""
 
 from itertools import chain
 
 import pytest
 import torch
 
+from nanovllm.bench.floor import Reading
 from stages.bench import decode
 from stages.bench.counting import Operations
 from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
@@ -33,7 +34,7 @@ def folder():
     return random_model(TINY)
 
 
-def test_a_random_model_is_written_once_and_the_same_everywhere(folder):
+def test_random_model_is_written_once_and_is_the_same_everywhere(folder):
     from safetensors.torch import load_file
 
     assert random_model(TINY) == folder
@@ -44,7 +45,7 @@ def test_a_random_model_is_written_once_and_the_same_everywhere(folder):
 
 
 @each_stage
-def test_a_step_computes_one_token_of_each_sequence_and_can_be_repeated(folder, name):
+def test_step_computes_one_token_of_each_sequence_and_can_be_repeated(folder, name):
     step = DecodeStep(name, folder, CASE)
     for count in (1, 2):
         assert step() > 0
@@ -63,19 +64,19 @@ def test_bytes_are_those_of_all_weights_keys_and_values(folder, name):
 
 
 @each_stage
-def test_a_mixed_batch_has_one_long_context(folder, name):
+def test_mixed_batch_has_one_long_context(folder, name):
     step = DecodeStep(name, folder, Case("tiny", "float32", batch=3, context=150, is_mixed=True))
     assert [seq.num_tokens for seq in step.seqs] == [150, 128, 128] and step() > 0
 
 
-def test_the_pool_was_written_before_it_is_read(folder):
-    """Memory that nobody wrote is one page of zeros, and is read from a cache."""
+def test_pool_is_written_before_it_is_read(folder):
+    """Memory that was never written is one page of zeros, and is read from a cache."""
     for name in ("s1", "s3"):
         tensors = DecodeStep(name, folder, CASE).pool_tensors()
         assert tensors and all((x == torch.tensor(0.01)).all() for x in tensors)
 
 
-def test_scattered_is_the_same_batch_and_pool_with_its_blocks_dealt_out_again(folder):
+def test_scattered_step_has_the_same_blocks_in_another_order(folder):
     step = DecodeStep("s3", folder, CASE, block_size=1)
     before = [list(seq.block_table) for seq in step.seqs]
     other = step.scattered()
@@ -86,7 +87,7 @@ def test_scattered_is_the_same_batch_and_pool_with_its_blocks_dealt_out_again(fo
 
 
 @each_stage
-def test_attention_alone_does_that_part_of_the_step_again(folder, name):
+def test_attention_alone_is_a_part_of_the_step(folder, name):
     step = DecodeStep(name, folder, CASE)
     with Operations() as whole:
         step()
@@ -96,11 +97,11 @@ def test_attention_alone_does_that_part_of_the_step_again(folder, name):
     assert 0 < part.count < whole.count and step.runner.num_steps == 1
 
 
-def test_cases_are_measured_and_told_in_a_line(folder, monkeypatch):
+def test_case_is_measured_and_printed_in_a_line(folder, monkeypatch):
     monkeypatch.setattr(decode, "MAX_ROUNDS", 1)
     case = Case("tiny", "float32", batch=2, context=150, is_mixed=True)
-    found = decode.measure_case(case, folder, ("s1", "s3"), decode.Reading(2**16))
-    assert found["padding"] == pytest.approx(22 / 300)
-    assert found["s3_over_s1"] == pytest.approx(found["s1_ms"] / found["s3_ms"])
-    assert "mixed, padding 7%" in decode.line(found, ("s1", "s3"))
+    result = decode.measure_case(case, folder, ("s1", "s3"), Reading(num_bytes=2**16))
+    assert result["padding"] == pytest.approx(22 / 300)
+    assert result["s3_over_s1"] == pytest.approx(result["s1_ms"] / result["s3_ms"])
+    assert "mixed, padding 7%" in decode.line(result, ("s1", "s3"))
     assert len({case.key for case in decode.CASES}) == len(decode.CASES)

@@ -1,4 +1,4 @@
-"""What a GPU shows, tried out without one: every part runs on a CPU, with a tiny model."""
+"""The parts of `make gpu`, tried without a GPU: every part runs on a CPU, with a tiny model."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stages.bench.gpu import __main__ as command
-from stages.bench.gpu import checks, common, engine, roofline
-from stages.bench.gpu.common import Report, Setup
+from stages.bench.gpu import engine, steps
+from stages.bench.gpu.common import TINY, Report, Setup
 from stages.bench.gpu.engine import Bench
 from tests.helpers import ROOT
 
@@ -20,17 +20,17 @@ def setup(tmp_path):
 
 
 @pytest.mark.parametrize("part", [2, 3, 4, 5, *(pytest.param(part, marks=pytest.mark.full) for part in (6, 7, 8, 9))])
-def test_a_part_runs_on_a_cpu_and_writes_what_it_found(part, tmp_path, capsys):
+def test_part_runs_on_a_cpu_and_writes_its_results(part, tmp_path, capsys):
     assert command.main([str(part), "--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 0
-    found = json.loads((tmp_path / f"part{part}.json").read_text())
-    assert found["title"] == command.PARTS[part][0] and "a tiny model" in found["machine"]
-    assert found["tables"] and all(found["tables"].values()), "a table has no row"
+    result = json.loads((tmp_path / f"part{part}.json").read_text())
+    assert result["title"] == command.PARTS[part][0] and "a tiny model" in result["machine"]
+    assert result["tables"] and all(result["tables"].values()), "a table has no row"
     assert (tmp_path / f"part{part}.md").read_text().startswith(f"# Part {part}: ")
     assert f"part{part}.json and " in capsys.readouterr().out
 
 
 @pytest.mark.full
-def test_the_tests_marked_gpu_run_in_a_process_of_their_own(tmp_path):
+def test_tests_marked_gpu_run_in_a_process(tmp_path):
     assert command.main(["1", "--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 0
     tables = json.loads((tmp_path / "part1.json").read_text())["tables"]
     for title in ("Tests marked gpu", "Tests of the GPU's kernels"):
@@ -38,8 +38,8 @@ def test_the_tests_marked_gpu_run_in_a_process_of_their_own(tmp_path):
         assert counts["tests"] == counts["skipped"] > 0 == counts["errors"]
 
 
-def test_files_with_a_test_for_a_gpu_are_found_and_need_little():
-    files = checks.gpu_tests()
+def test_files_with_gpu_tests_need_few_packages():
+    files = engine.gpu_tests()
     named = {path.name for path in files}
     assert {"test_contract.py", "test_host_tier.py", "test_same_tokens.py"} <= named and len(files) > 10
     for path in files:
@@ -53,42 +53,42 @@ def test_files_with_a_test_for_a_gpu_are_found_and_need_little():
     assert {ROOT / line for line in marked.stdout.splitlines() if line.endswith(".py")} <= {*files}
 
 
-def test_a_machine_without_the_device_is_told_so_in_a_line(capsys):
+def test_missing_device_is_a_one_line_error(capsys):
     assert command.main(["2", "--device", "cuda:99"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("device 'cuda:99' is not to be had here: ") and told.count("\n") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("device 'cuda:99' is unavailable: ") and err.count("\n") == 1
 
 
-def test_a_part_that_is_not_there_is_named(capsys):
+def test_invalid_part_is_named(capsys):
     with pytest.raises(SystemExit):
         command.parse(["10"])
-    assert "there is no part 10: there are 1, 2, 3, 4, 5, 6, 7, 8, 9" in capsys.readouterr().err
+    assert "PART must be one of 1, 2, 3, 4, 5, 6, 7, 8, 9, got 10" in capsys.readouterr().err
 
 
-def test_what_there_is_no_time_for_is_named(setup):
+def test_case_without_time_is_named(setup):
     report = Report(setup._replace(deadline=0.0), 2, "steps")
     assert not report.has_time("batch 8")
     report.write()
-    assert "Left out, there was no more time: batch 8." in (setup.out / "part2.md").read_text()
+    assert "Left out, because there was no time: batch 8." in (setup.out / "part2.md").read_text()
     assert Report(setup, 2, "steps").has_time("batch 8")
 
 
-FOUND = {"measured": {"nanovllm": {"step ms": 2.0}}, "says": ["the floor"], "machine": {"with": "kernels"}}
+REPORT = {"measured": {"nanovllm": {"step ms": 2.0}}, "says": ["the floor"], "machine": {"with": "kernels"}}
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "expected"),
     [
-        (f"import json; json.dump({FOUND}, open(sys.argv[-1], 'w'))", "## Decode; kernels"),
+        (f"import json; json.dump({REPORT}, open(sys.argv[-1], 'w'))", "## Decode; kernels"),
         ("sys.exit('error: no memory')", "Decode: exit status 1: error: no memory"),
         (
             "import time; print('peer: 9 tokens a second', file=sys.stderr, flush=True); time.sleep(60)",
             "Decode: stopped after 1 seconds: peer: 9 tokens a second",
         ),
     ],
-    ids=["found", "failed", "late"],
+    ids=["finished", "failed", "late"],
 )
-def test_a_bench_is_a_process_and_what_goes_wrong_is_told(code, told, setup, monkeypatch, capsys):
+def test_bench_runs_in_a_process_and_its_errors_are_reported(code, expected, setup, monkeypatch, capsys):
     real, commands = subprocess.run, []
 
     def instead(command, **options):
@@ -98,26 +98,27 @@ def test_a_bench_is_a_process_and_what_goes_wrong_is_told(code, told, setup, mon
     monkeypatch.setattr(engine.subprocess, "run", instead)
     report = Report(setup, 6, "decode")
     late = 0 if "sleep" in code else 60
-    engine.run(setup._replace(deadline=time.perf_counter() + late), report, Bench("Decode", ("peers",)))
-    assert told in (said := capsys.readouterr().out)
+    engine.run_bench(setup._replace(deadline=time.perf_counter() + late), report, Bench("Decode", "peers"))
+    assert expected in (out := capsys.readouterr().out)
     assert commands[0][1:4] == ["-m", "nanovllm", "bench"] and commands[0][4:7] == ["peers", "--device", "cpu"]
-    assert ("| step ms | 2 |" in said and "the floor" in said) == ("json" in code)
+    assert ("| step ms |" in out and "the floor" in out) == ("json" in code)
 
 
-def test_every_bench_of_a_part_is_a_command_as_it_is_typed():
+def test_every_bench_of_a_part_is_a_valid_command():
     from nanovllm.cli.bench import bench
 
-    for benches in [*engine.FULL.values(), *engine.TRIED.values()]:
-        for _, (name, *flags) in benches:
+    for benches in [*engine.FULL.values(), *engine.TINY.values()]:
+        for each in benches:
+            name, *flags = each.command.split()
             bench.commands[name].make_context(name, [*flags, "--device", "cpu", "--json", "-"])
-    assert engine.FULL.keys() == engine.TRIED.keys() == {6, 7, 8, 9}
+    assert engine.FULL.keys() == engine.TINY.keys() == {6, 7, 8, 9}
 
 
 def test_operations_of_a_step_are_counted():
-    shape = common.SHAPE_TINY  # hidden 16, 4 heads of 8, 2 kv heads, mlp 32, 2 layers, vocabulary 64
+    shape = TINY  # hidden 16, 4 heads of 8, 2 kv heads, mlp 32, 2 layers, vocabulary 64
     layer = 16 * (4 + 2 + 2) * 8 + 4 * 8 * 16 + 3 * 16 * 32
     norms = 5 * shape.hidden_size
-    decode = roofline.operations_of("tiny", batch=3, context=10, count=1)
+    decode = steps.operations_of("tiny", batch=3, context=10, count=1)
     assert decode == 3 * (2 * (2 * layer + norms) + 2 * 16 * 64 + 4 * 2 * 4 * 8 * 10)
-    prefill = roofline.operations_of("tiny", batch=1, context=4, count=4)
+    prefill = steps.operations_of("tiny", batch=1, context=4, count=4)
     assert prefill == 4 * 2 * (2 * layer + norms) + 2 * 16 * 64 + 4 * 2 * 4 * 8 * (1 + 2 + 3 + 4)

@@ -1,4 +1,4 @@
-"""Every stage is measured and asked, and its numbers get where its lesson takes them from."""
+"""Every stage is on the scoreboard and has questions, and its lesson shows them."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ each_stage = pytest.mark.parametrize("stage", STAGES, ids=[stage.key for stage i
 
 
 @each_stage
-def test_a_stage_is_measured_and_asked(stage):
+def test_stage_is_measured_and_has_questions(stage):
     assert PACKAGES[stage.key] == stage.name
     assert stage.key in predict.stages(), "stages/bench/predict has no file for it"
     assert stage.key in ideas.EFFECTS, "stages/tools/prose/ideas.py does not say what it brought"
@@ -26,13 +26,13 @@ def test_a_stage_is_measured_and_asked(stage):
 
 
 @each_stage
-def test_a_lesson_shows_its_answers_and_its_scoreboard(stage):
+def test_lesson_shows_its_answers_and_its_scoreboard(stage):
     blocks = re.findall(r"<!-- figures: (\w+) -->", (stage.folder / "README.md").read_text(encoding="utf-8"))
     assert {f"answers_{stage.key}", f"scoreboard_{stage.key}"} <= {*blocks}
 
 
 @pytest.mark.parametrize("variant", scoreboard.VARIANTS, ids=lambda variant: variant.label)
-def test_a_row_has_what_its_stage_counts(variant):
+def test_row_has_the_counts_of_its_stage(variant):
     row = scoreboard.row_of(variant, scoreboard.serve([variant], num_requests=1)[variant.label])
     prompt, output = 232, 114  # the first request of the mixed workload
     assert (row["seats"], row["steps"], row["tokens_computed"]) == (1, output, prompt + output - 1)
@@ -43,28 +43,28 @@ def test_a_row_has_what_its_stage_counts(variant):
     assert ("blocks_copied" in row) == (variant.name >= "s5") and ("blocks_loaded" in row) == (variant.name == "s7")
 
 
-def test_stages_are_asked_in_order(monkeypatch, tmp_path):
+def test_stages_with_questions_are_in_order(monkeypatch, tmp_path):
     for name in ("s10.py", "s2.py", "s1.py", "common.py", "stale.py"):
         (tmp_path / name).touch()
     monkeypatch.setattr(predict, "__file__", str(Path(tmp_path, "__init__.py")))
     assert predict.stages() == ["s1", "s2", "s10"]
 
 
-def test_the_path_has_lessons_only():
-    """The finished package is a link of the chain, and no stage."""
+def test_lessons_are_those_of_the_stages():
+    """The package is a link of the chain, but not a stage."""
     assert [stage.key for stage in ideas.lessons()] == [stage.key for stage in STAGES]
 
 
-def test_the_screen_is_what_make_run_shows(monkeypatch):
+def test_screen_shows_make_run(monkeypatch):
     def run(arguments):
-        told.append(arguments)
+        calls.append(arguments)
         print("A story of a fox, and of a hen. " * 9 + " [2 tokens, length]\n\n\n9 tokens/s, half the pool")
 
     monkeypatch.setattr("stages.__main__.main", run)
-    told = []
-    found = scoreboard.measure_run(None)["run"]
-    screen, model = found["screen"].splitlines(), ["--model", str(scoreboard.STORYTELLER)]
-    stories, others = told[-4:], told[:-4]
+    calls = []
+    result = scoreboard.measure_run(None)["run"]
+    screen, model = result["screen"].splitlines(), ["--model", str(scoreboard.STORYTELLER)]
+    stories, others = calls[-4:], calls[:-4]
     assert stories == [[number, *model, "Once upon a time"] for number in "1122"]
     assert screen[0] == '$ make run STAGE=1 PROMPT="Once upon a time"' and screen[4] == screen[0].replace("1", "2")
     assert screen[1].startswith("A story of a fox") and screen[1].endswith("hen.  [2 tokens, length]")
@@ -73,13 +73,13 @@ def test_the_screen_is_what_make_run_shows(monkeypatch):
     assert ["4", *model, "--kv-cache-tokens", "256", "--max-model-len", "256"] in others
     assert ["5", *model, "--n", "4", f"{scoreboard.KING} youngest"] in others, "a prompt in quotes is one argument"
     small = "$ python -m stages 4 --kv-cache-tokens 256 --max-model-len 256\n...\n9 tokens/s, half the pool"
-    assert found["lessons"]["s4"].endswith(small) and small in tables.BLOCKS["run_s4"]({"run": found})
+    assert result["lessons"]["s4"].endswith(small) and small in tables.BLOCKS["run_s4"]({"run": result})
 
 
 # Tables in prose
 
 
-def test_a_table_has_the_columns_that_a_row_has():
+def test_table_has_the_columns_of_its_rows():
     rows = {"s1, a": {"seats": 3, "steps": 1200}, "s2, b": {"seats": 4}}
     assert tables.scoreboard_block({"scoreboard": rows}).splitlines() == [
         "| stage | seats | steps |",
@@ -89,19 +89,19 @@ def test_a_table_has_the_columns_that_a_row_has():
     ]
 
 
-def test_a_lesson_compares_with_the_stage_before():
-    found = {"scoreboard": {name: {"seats": 1} for name in ("s1, a", "s1, b", "s2, c", "s3, d", "s21, e")}}
-    rows = tables.scoreboard_of(2)(found).splitlines()[2:]
+def test_lesson_compares_with_the_stage_before():
+    result = {"scoreboard": {name: {"seats": 1} for name in ("s1, a", "s1, b", "s2, c", "s3, d", "s21, e")}}
+    rows = tables.scoreboard_of(2)(result).splitlines()[2:]
     assert [row.split("|")[1].strip() for row in rows] == ["s1, a", "s1, b", "s2, c"]
 
 
-def test_the_tables_of_a_lesson_are_narrow():
-    found = {"scoreboard": {"s4, a": {column.key: 1 for column in tables.SCORES}}}
-    parts = tables.scoreboard_of(4)(found).split("\n\n")
+def test_tables_of_a_lesson_are_narrow():
+    result = {"scoreboard": {"s4, a": {column.key: 1 for column in tables.SCORES}}}
+    parts = tables.scoreboard_of(4)(result).split("\n\n")
     assert [part.splitlines()[0].count("|") - 1 for part in parts] == [6, 5, 4]
 
 
-def test_a_mixed_batch_says_how_much_of_it_is_padding():
+def test_mixed_batch_shows_its_padding():
     case = {"model": "storyteller", "dtype": "float32", "batch": 4, "context": 512, "is_mixed": False, "s3_ms": 2.0}
     rest = {"s1_ms": 1, "s2_ms": 1, "s3_over_s2": 1, "s3_over_s1": 1, "bytes": 1, "moved_bytes": 1}
     rest |= {f"s{number}_of_bandwidth": 0.5 for number in (1, 2, 3)}
@@ -116,5 +116,5 @@ def test_a_mixed_batch_says_how_much_of_it_is_padding():
 
 
 @pytest.mark.parametrize("name", ["overhead", "scarce_samples_s6", "offload", "run_s4"])
-def test_a_table_that_nobody_measured_says_so(name):
+def test_table_without_results_says_so(name):
     assert tables.BLOCKS[name]({}) == "Not measured yet.\n"

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def option(field: Field[Any], **changes: Any) -> click.Option:
-    """Return the option of a field. `changes` replace its default or its help text."""
+    """Return the option of a field. `changes` replace its type, its default or its help text."""
     name = "--" + field.name.replace("_", "-")
     kind = next(kind for kind in get_args(field.type) or (field.type,) if kind is not NoneType)
     if kind is bool:
         name = f"{name}/--no-{name[2:]}"
     choices = field.metadata.get("choices")
-    settings: dict[str, Any] = {"default": field.default, "help": field.metadata["help"]} | changes
-    return click.Option([name], type=click.Choice(choices) if choices else kind, show_default=True, **settings)
+    settings: dict[str, Any] = {"type": click.Choice(choices) if choices else kind, "default": field.default}
+    return click.Option([name], show_default=True, **settings | {"help": field.metadata["help"]} | changes)
 
 
 def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:
