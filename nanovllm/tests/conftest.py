@@ -36,7 +36,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return run(command, *arguments), which runs a command and returns (exit status, stdout, stderr).
+    """Return a function that runs a command and returns (exit status, stdout, stderr).
 
     Engines measure nothing at the start.
     """

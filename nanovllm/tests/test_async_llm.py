@@ -23,7 +23,7 @@ def greedy(max_tokens: int = 8, **params) -> SamplingParams:
 
 @pytest.fixture
 def make(checkpoint):
-    """Return make(...), which builds an engine with blocks of 4 tokens. All engines are shut down at the end."""
+    """Return a function that builds an engine with blocks of 4 tokens. All engines are shut down at the end."""
     made = []
 
     def start(**options) -> AsyncLLM:

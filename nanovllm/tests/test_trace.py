@@ -73,7 +73,7 @@ def test_preemption_says_whether_the_cache_was_reset_or_a_step_failed(checkpoint
 
 
 def test_sequence_that_waits_beside_a_failed_one_waits_for_the_budget(checkpoint):
-    """a outgrows the pool and b takes all tokens of the step, so c is not considered."""
+    """Request a outgrows the pool and b takes all tokens of the step, so c is not considered."""
     engine = LLM(checkpoint, kv_cache_tokens=16, block_size=4, max_num_batched_tokens=4, **OPTIONS).llm_engine
     events = []
     with traced(engine, events.append):

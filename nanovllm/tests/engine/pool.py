@@ -82,13 +82,13 @@ class Batch:
     seed: int = 0
 
     def tables(self) -> list[list[int]]:
-        """The blocks of each sequence's tokens, and two more for every second one, like a prompt in chunks."""
+        """Return the blocks of each sequence's tokens, and two more for every second one, like a prompt in chunks."""
         needed = [-(-(before + now) // self.block_size) + i % 2 * 2 for i, (before, now) in enumerate(self.sizes)]
         blocks = random.Random(self.seed).sample(range(sum(needed) + 3), sum(needed))
         return [[blocks.pop() for _ in range(count)] for count in needed]
 
     def qkv(self) -> list[list[Tensor]]:
-        """The q, k and v of each sequence, for all its tokens."""
+        """Return the q, k and v of each sequence, for all its tokens."""
         seeds = range(1000 * self.seed, 1000 * self.seed + len(self.sizes))
         lengths = (before + now for before, now in self.sizes)
         return [random_qkv(n, *self.heads, i, self.head_dim) for n, i in zip(lengths, seeds, strict=True)]

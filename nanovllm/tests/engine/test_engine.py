@@ -43,7 +43,7 @@ def test_request_runs_from_the_next_step_on(checkpoint):
 
 
 def test_step_returns_the_output_so_far_of_requests_with_a_new_token(checkpoint):
-    """b's prompt takes two steps, so the first one returns nothing of it."""
+    """Request b's prompt takes two steps, so the first one returns nothing of it."""
     engine = scripted_engine(checkpoint, num_blocks=20, max_num_batched_tokens=6)
     engine.add_request("a", [1, 2, 3], params(3)), engine.add_request("b", [5] * 7, params(1))
     outputs = [step(engine) for _ in range(3)]
@@ -284,7 +284,7 @@ def test_all_requests_can_be_aborted_at_any_time(checkpoint):
 
 
 def test_preempted_sequence_computes_its_prompt_and_output_again(checkpoint):
-    """b has 3 tokens and has sampled 5 when a needs its block: of 8 tokens, 7 were computed before."""
+    """Request b has 3 tokens and has sampled 5 when a needs its block: of 8 tokens, 7 were computed before."""
     engine = scripted_engine(checkpoint, num_blocks=4, enable_prefix_caching=False)
     engine.add_request("a", [1] * 3, params(9)), engine.add_request("b", [2] * 3, params(9))
     ended = run_to_the_end(engine)
@@ -411,7 +411,7 @@ def test_request_that_raises_ends_alone_and_others_get_their_token_in_the_same_s
 
 @pytest.mark.parametrize("num_steps", [0, 1])
 def test_prompt_that_raises_ends_whole_or_in_chunks(checkpoint, num_steps):
-    """b's first or second chunk raises."""
+    """Request b's first or second chunk raises."""
     engine = scripted_engine(checkpoint, num_blocks=20, max_num_batched_tokens=6)
     engine.add_request("a", [1] * 3, params(4)), engine.add_request("b", [2] * 9, params(4))
     runner = Unreliable(engine)
@@ -483,7 +483,7 @@ def test_step_that_is_too_large_is_run_one_by_one_and_loses_nothing(busy):
 
 
 def test_failed_request_is_returned_although_the_model_raises(checkpoint):
-    """a outgrows the pool in the step in which b's prompt is too much for the model."""
+    """Request a outgrows the pool in the step in which b's prompt is too much for the model."""
     engine = scripted_engine(checkpoint, num_blocks=2)
     runner = Unreliable(engine)
     engine.add_request("a", [1] * 8, params(9)), engine.add_request("b", [2] * 3, params(2))
@@ -495,7 +495,7 @@ def test_failed_request_is_returned_although_the_model_raises(checkpoint):
 
 
 def test_request_that_failed_in_a_failed_step_is_returned_by_the_next(checkpoint, monkeypatch):
-    """a outgrows the pool, and then a copy for the samples of b raises."""
+    """Request a outgrows the pool, and then a copy for the samples of b raises."""
     engine = scripted_engine(checkpoint, num_blocks=4)
     engine.add_request("a", [1] * 16, params(9)), step(engine)
     engine.add_request("b", [2] * 6, params(2, n=2, temperature=1.0, seed=1, skip_reading_prefix_cache=True))

@@ -207,7 +207,7 @@ def test_preempted_samples_find_the_prompt_and_their_own_blocks(checkpoint):
 
 
 def test_preempted_sequence_is_evicted_only_as_far_as_others_need_room(checkpoint):
-    """b is preempted for a, which takes one block, the end of b's text. On its return, b finds 12 of its 17 tokens."""
+    """Request b is preempted for a, which takes one block, the end of b's text. Later b finds 12 of its 17 tokens."""
     engine = scripted_engine(checkpoint, 8, offload_policy="recompute")
     engine.add_request("a", PROMPT[:15], params(6)), engine.add_request("b", PROMPT[4:20], params(3))
     ended = run_to_the_end(engine)

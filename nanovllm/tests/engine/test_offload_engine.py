@@ -161,7 +161,7 @@ def test_preempted_sequence_computes_again_only_what_was_in_no_full_block(checkp
 
 
 def test_computed_chunk_of_a_preempted_prompt_is_not_computed_again(checkpoint):
-    """b has computed a part of its prompt when a needs room."""
+    """Request b has computed a part of its prompt when a needs room."""
     engine = engine_of(checkpoint, num_blocks=11, max_num_batched_tokens=3)
     engine.add_request("a", FIRST, params(12, temperature=1.0, seed=3))
     for _ in range(8):
@@ -294,7 +294,7 @@ def test_immediate_load_costs_no_step(checkpoint):
 
 
 def test_samples_of_a_cached_prompt_run_at_once_during_another_load(checkpoint):
-    """c hits all of its prompt but the last token, which each sample computes, so nothing waits for b."""
+    """Request c hits all of its prompt but the last token, which each sample computes, so nothing waits for b."""
     engine = slow_b(checkpoint)
     engine.abort_request("a")
     engine.add_request("c", FIRST[:9], params(12, n=2, temperature=1.0, seed=3))

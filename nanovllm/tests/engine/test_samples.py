@@ -421,7 +421,7 @@ def test_step_in_which_a_sequence_fails_makes_the_copies_of_the_others(checkpoin
 
 
 def test_copies_for_an_aborted_request_harm_no_other(checkpoint):
-    """c gets the blocks that a's copies were made to, and starts with a prompt that fills them."""
+    """Request c gets the blocks that a's copies were made to, and starts with a prompt that fills them."""
     engine = scripted_engine(checkpoint, num_blocks=8)
     engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
     engine.add_request("b", [2], params(60)), with_tokens(engine, "b", [2] * 40)

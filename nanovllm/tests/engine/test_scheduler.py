@@ -75,9 +75,7 @@ class Drive:
 
     @property
     def queues(self) -> str:
-        """Return the queues in order: running
-        waiting.
-        """
+        """Return the names in both queues, in order, as "running | waiting"."""
         names = [[name_of(seq) for seq in queue] for queue in (self.scheduler.running, self.scheduler.waiting)]
         return " | ".join("".join(queue) for queue in names)
 
@@ -195,7 +193,7 @@ def test_exactly_the_watermark_may_be_left():
 
 @pytest.mark.parametrize("watermark, num_prompt_tokens", [(0.12, 20), (0.13, 16), (0.24, 16), (0.25, 12)])
 def test_watermark_is_rounded_down_to_whole_blocks(watermark, num_prompt_tokens):
-    """a takes 3 of 8 blocks. This many tokens just fit beside it."""
+    """Sequence a takes 3 of 8 blocks. This many tokens just fit beside it."""
     drive = Drive(num_blocks=8, watermark=watermark)
     drive.add("a", 12), drive.add("b", num_prompt_tokens), drive.admit(budget=100)
     assert drive.queues == "ab | "
@@ -212,7 +210,7 @@ def test_watermark_does_not_apply_to_the_first_sequence(watermark):
 
 
 def test_watermark_does_not_apply_to_running_sequences():
-    """a and b grow into blocks that c may not have."""
+    """Sequence a and b grow into blocks that c may not have."""
     drive = Drive(num_blocks=8, watermark=0.25)
     drive.add("a", 12), drive.add("b", 12), drive.add("c", 1)
     assert drive.steps(2) == ["a12 b12", "a1 b1"]
@@ -345,7 +343,7 @@ def test_newest_sequence_is_preempted_and_frees_all_its_blocks():
 
 
 def test_preempted_sequence_is_computed_again_with_all_its_output():
-    """c had 4 tokens and got 2. All 6 are computed after a and b have ended, 2 of them in a second step."""
+    """Sequence c had 4 tokens and got 2. All 6 are computed after a and b have ended, 2 of them in a second step."""
     drive = Drive(num_blocks=4, max_num_batched_tokens=4)
     drive.add("a", 1, max_tokens=7), drive.add("b", 1, max_tokens=7), drive.add("c", 2)
     assert drive.steps(4) == ["a1 b1 c2"] + ["a1 b1 c1"] * 3
@@ -380,7 +378,7 @@ def test_newest_sequence_preempts_itself_and_the_others_continue():
 
 
 def test_unfinished_prompt_can_be_preempted_too():
-    """b has computed 2 of 3 chunks when a needs a block."""
+    """Sequence b has computed 2 of 3 chunks when a needs a block."""
     drive = Drive(num_blocks=4, max_num_batched_tokens=4)
     drive.add("a", 3)
     latest = drive.add("b", 12)
@@ -407,7 +405,7 @@ def test_sequence_with_room_in_its_last_block_continues_without_a_free_one():
 
 
 def test_step_that_preempts_admits_no_sequence(monkeypatch):
-    """b frees 2 blocks and a takes one. The other stays free, and no waiting sequence is considered."""
+    """Sequence b frees 2 blocks and a takes one. The other stays free, and no waiting sequence is considered."""
     drive = Drive(num_blocks=3)
     drive.add("a", 4), drive.add("b", 8), drive.add("c", 1)
     assert drive.step() == "a4 b8"
@@ -450,7 +448,7 @@ def test_waiting_sequences_are_admitted_in_the_step_in_which_another_fails():
 
 
 def test_blocks_taken_in_a_step_with_a_failure_are_used_in_the_next(monkeypatch):
-    """a has its slot and b is admitted when c turns out to have outgrown the pool."""
+    """Sequence a has its slot and b is admitted when c turns out to have outgrown the pool."""
     drive = Drive(num_blocks=4)
     drive.add("a", 4), drive.step()
     drive.add("b", 4), drive.add("c", 16)
@@ -463,7 +461,7 @@ def test_blocks_taken_in_a_step_with_a_failure_are_used_in_the_next(monkeypatch)
 
 
 def test_sequence_fails_only_after_all_others_were_preempted():
-    """a fills both blocks. b is preempted first, and returns after a has failed."""
+    """Sequence a fills both blocks. b is preempted first, and returns after a has failed."""
     drive = Drive(num_blocks=2)
     drive.add("a", 1), drive.add("b", 1, max_tokens=6)
     assert drive.steps(4) == ["a1 b1"] * 4
@@ -657,7 +655,7 @@ def test_seats_of_carried_samples_are_taken():
 
 @pytest.mark.parametrize("num_blocks, admitted", [(4, "a4"), (5, "a4 b4")])
 def test_admission_beside_others_needs_a_block_for_each_carried_sample(num_blocks, admitted):
-    """a takes one block, the prompt of b takes 2, and its two other samples will need one each."""
+    """Sequence a takes one block, the prompt of b takes 2, and its two other samples will need one each."""
     drive = Drive(num_blocks=num_blocks)
     drive.add("a", 4), drive.add_samples("b", 5, n=3)
     assert drive.admit(budget=100) == admitted

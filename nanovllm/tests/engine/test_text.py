@@ -69,10 +69,7 @@ def test_only_the_start_of_a_text_gets_a_space_before_the_first_word(tokenizer):
 
 
 def add_tokens(folder: Path, tokenizer_model: bytes, more: dict[int, dict[str, object]] | None = None) -> Path:
-    """Return a folder whose tokenizer_config.json adds <tool>, which is text, and <
-    end
-    >, which is not.
-    """
+    """Return a folder whose tokenizer_config.json adds <tool>, which is text, and <|end|>, which is not."""
     write_checkpoint(folder, CONFIG | {"vocab_size": 330}, tokenizer_model=tokenizer_model)
     tokens = {TOOL: {"content": "<tool>", "special": False}, END: {"content": "<|end|>", "special": True}}
     config = {"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": tokens | (more or {})}
@@ -135,7 +132,7 @@ def test_stop_string_may_be_an_added_token(tmp_path, tokenizer_model):
 
 
 def test_special_tokens_have_no_text(tokenizer):
-    """sentencepiece itself would show a sign for the unknown token."""
+    """The sentencepiece library would show a sign for the unknown token."""
     assert tokenizer.decode([BOS, *byte_ids("a"), 0, *byte_ids("b"), EOS]) == "ab"
 
 
