@@ -117,34 +117,20 @@ class SamplingParams:
     """
 
     n: int = field(default=1, metadata={"help": "samples per prompt"})
-    presence_penalty: float = field(
-        default=0.0, metadata={"help": "subtracted from the logit of each token in the output; from -2 to 2"}
-    )
-    frequency_penalty: float = field(
-        default=0.0, metadata={"help": "subtracted once per occurrence of a token in the output; from -2 to 2"}
-    )
-    repetition_penalty: float = field(
-        default=1.0, metadata={"help": "above 1 discourages tokens of the prompt and output, below 1 encourages them"}
-    )
-    temperature: float = field(
-        default=1.0, metadata={"help": "0 always picks the likeliest token; above 1 flattens the distribution"}
-    )
+    presence_penalty: float = field(default=0.0, metadata={"help": "subtracted from the logits of tokens in the output"})
+    frequency_penalty: float = field(default=0.0, metadata={"help": "the same, once per occurrence of the token"})
+    repetition_penalty: float = field(default=1.0, metadata={"help": "above 1 discourages tokens that occurred already"})
+    temperature: float = field(default=1.0, metadata={"help": "0 picks the likeliest token; above 1 flattens"})
     watermarking: bool | None = None
-    top_p: float = field(
-        default=1.0, metadata={"help": "sample from the fewest tokens whose probabilities add up to this"}
-    )
+    top_p: float = field(default=1.0, metadata={"help": "sample from the likeliest tokens that add up to this probability"})
     top_k: int = field(default=0, metadata={"help": "sample from this many likeliest tokens; 0 or -1 means all"})
-    min_p: float = field(
-        default=0.0, metadata={"help": "sample from tokens at least this probable relative to the likeliest one"}
-    )
+    min_p: float = field(default=0.0, metadata={"help": "least probability of a token, relative to the likeliest one"})
     seed: int | None = None  # the same seed and prompt give the same text, alone or in a batch; -1 means None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     max_tokens: int | None = field(default=16, metadata={"help": "most tokens to generate"})  # None: to max_model_len
-    min_tokens: int = field(
-        default=0, metadata={"help": "ignore stop tokens and stop strings before the output has this many tokens"}
-    )
+    min_tokens: int = field(default=0, metadata={"help": "ignore stop tokens and strings before this many tokens"})
     logprobs: int | None = None  # list this many of the likeliest tokens at each position; -1 means all
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     prompt_logprob_token_ids: list[list[int]] | None = None
@@ -154,9 +140,7 @@ class SamplingParams:
     detokenize: bool = True  # False: return token ids only and leave the text empty
     skip_special_tokens: bool = field(default=True, metadata={"help": "leave special tokens out of the text"})
     spaces_between_special_tokens: bool = True  # has no effect: the tokenizers never add such spaces
-    include_stop_str_in_output: bool = field(
-        default=False, metadata={"help": "keep the stop string, or the text of the stop token, in the output"}
-    )
+    include_stop_str_in_output: bool = field(default=False, metadata={"help": "keep the stop string in the text"})
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None  # stream an output for the first token, and then once per this many tokens
     skip_clone: bool = False  # make clone() a shallow copy
