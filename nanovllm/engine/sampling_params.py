@@ -117,12 +117,12 @@ class SamplingParams:
     """
 
     n: int = field(default=1, metadata={"help": "samples per prompt"})
-    presence_penalty: float = field(default=0.0, metadata={"help": "subtracted from the logits of tokens in the output"})
+    presence_penalty: float = field(default=0.0, metadata={"help": "subtracted from the logits of tokens in the text"})
     frequency_penalty: float = field(default=0.0, metadata={"help": "the same, once per occurrence of the token"})
-    repetition_penalty: float = field(default=1.0, metadata={"help": "above 1 discourages tokens that occurred already"})
+    repetition_penalty: float = field(default=1.0, metadata={"help": "above 1 discourages tokens that occurred before"})
     temperature: float = field(default=1.0, metadata={"help": "0 picks the likeliest token; above 1 flattens"})
     watermarking: bool | None = None
-    top_p: float = field(default=1.0, metadata={"help": "sample from the likeliest tokens that add up to this probability"})
+    top_p: float = field(default=1.0, metadata={"help": "sample from the likeliest tokens that add up to this share"})
     top_k: int = field(default=0, metadata={"help": "sample from this many likeliest tokens; 0 or -1 means all"})
     min_p: float = field(default=0.0, metadata={"help": "least probability of a token, relative to the likeliest one"})
     seed: int | None = None  # the same seed and prompt give the same text, alone or in a batch; -1 means None
