@@ -417,7 +417,7 @@ def test_requests_before_and_after_a_search_are_served_under_new_ids(checkpoint)
         ({"beam_width": 2, "ignore_eos": "no"}, "ignore_eos must be True or False, got 'no'"),
         ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty must be a finite number, got nan"),
         ({"beam_width": 2, "length_penalty": "1"}, "length_penalty must be a finite number, got '1'"),
-        ({"beam_width": 2, "early_stopping": "soon"}, "early_stopping must be True, False or \"never\", not 'soon'"),
+        ({"beam_width": 2, "early_stopping": "soon"}, "early_stopping must be True, False or \"never\", got 'soon'"),
         ({"beam_width": 2, "early_stopping": None}, "early_stopping must be True or False or a string, got None"),
         ({"beam_width": 2, "early_stopping": 1}, "early_stopping must be True or False or a string, got 1"),
     ],
