@@ -29,7 +29,7 @@ LINGER = 0.5  # seconds for a client to read an error before its connection is a
 MAX_DISCARDED_BYTES = 1 << 22  # of what it sends meanwhile
 MIN_CHUNK_BYTES = 16  # on average: each chunk of a body takes time of the event loop
 MAX_SMALL_CHUNKS = 256
-MAX_OBJECTS = 1 << 15  # objects and arrays of a body: Python needs a while to build more
+MAX_PARTS = 1 << 17  # objects, arrays and fields of a body: Python needs a while to build more
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # of JSON
 
 
@@ -264,20 +264,24 @@ async def read_body(request: Request) -> bytes:
         message = f"Unsupported content type: '{kind[:100]}'. This server accepts 'application/json' only."
         raise ApiError(message, 415, code="unsupported_content_type")
     body = await request.body()
-    check_objects(body)
+    check_num_parts(body)
     return body
 
 
-def check_objects(body: bytes) -> None:
-    """Raise InvalidRequest if the JSON has too many objects and arrays.
+def check_num_parts(body: bytes) -> None:
+    """Raise InvalidRequest if the JSON has too many objects, arrays and fields."""
+    if num_parts(body) > MAX_PARTS and (count := num_parts(STRING.sub(b"", body))) > MAX_PARTS:
+        message = f"The body has {count:,} objects, arrays and fields, and at most {MAX_PARTS:,} are allowed."
+        raise InvalidRequest(message)
 
-    >>> check_objects(b'[{"a": "]"}, []]')
+
+def num_parts(text: bytes) -> int:
+    """Return the number of objects, arrays and fields of JSON whose strings are removed.
+
+    >>> num_parts(b'[{: 1, : []}]')
+    5
     """
-    if body.count(b"[") + body.count(b"{") > MAX_OBJECTS:
-        structure = STRING.sub(b"", body)
-        if (count := structure.count(b"[") + structure.count(b"{")) > MAX_OBJECTS:
-            message = f"The body has {count:,} objects and arrays, and at most {MAX_OBJECTS:,} are allowed."
-            raise InvalidRequest(message)
+    return text.count(b"[") + text.count(b"{") + text.count(b":")
 
 
 def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: int) -> None:

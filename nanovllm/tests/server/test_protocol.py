@@ -11,7 +11,7 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
 from ... import SamplingParams
-from ...server.limits import check_objects
+from ...server.limits import check_num_parts
 from ...server.protocol import (
     CHAT,
     COMPLETIONS,
@@ -259,16 +259,16 @@ def test_large_bodies_are_allowed():
     "field",
     [
         *({"prompt": [{}] * 32_000}, {"prompt": [5] * 1_000_000 + ["x"]}, {"stop": ["a"] * 700_000 + [5]}),
-        *({"logit_bias": {str(i): "x" for i in range(200_000)}}, {"stop_token_ids": ["x"] * 700_000}),
-        {f"f{i}": 1 for i in range(200_000)} | {"prompt": 5},
+        *({"logit_bias": {str(i): "x" for i in range(130_000)}}, {"stop_token_ids": ["x"] * 700_000}),
+        {f"f{i}": 1 for i in range(130_000)} | {"prompt": 5},
     ],
     ids=range(6),
 )
 def test_errors_of_large_bodies_are_found_quickly(field):
     body = json.dumps({"prompt": "a"} | field).encode()
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(str(refusal(COMPLETIONS, body))) < 300
-    assert time.perf_counter() - start < 0.7
+    assert time.process_time() - start < 0.5
 
 
 # JSON
@@ -291,10 +291,14 @@ def test_body_must_be_an_object(body):
     assert str(refusal(COMPLETIONS, body)) == "The body of the request must be a JSON object."
 
 
-def test_too_many_objects_are_refused():
-    with pytest.raises(InvalidRequest, match="has 32,770 objects and arrays, and at most 32,768"):
-        check_objects(b'{"a": [' + b"{}," * 32_767 + b"{}]}")
-    check_objects(b'{"a": "' + b"[{" * 50_000 + b'\\"[", "b": []}')
+@pytest.mark.parametrize("body", [b'{"a": [' + b"{}," * 140_000 + b"1]}", b"{" + b'"a":1,' * 140_000 + b'"b":1}'])
+def test_too_many_objects_and_fields_are_refused(body):
+    with pytest.raises(InvalidRequest, match=r"has 140,00. objects, arrays and fields, and at most 131,072"):
+        check_num_parts(body)
+
+
+def test_brackets_in_strings_do_not_count():
+    check_num_parts(b'{"a": "' + b"[{:" * 50_000 + b'\\"[", "b": []}')
 
 
 # Fields in the engine's terms

@@ -102,14 +102,14 @@ def test_a_port_that_is_taken_is_told_in_one_line_before_a_model_is_read(run):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--port", "70000"), "port must be from 0 to 65535, not 70000"),
+        (("--port", "70000"), "port must be from 0 to 65535, got 70000"),
         (("--host", "no such host", "--port", "0"), "cannot listen at no such host, port 0: "),
         (
             ("--chat-template", "/nothing"),
             "chat template /nothing cannot be read: [Errno 2] No such file or directory: '/nothing'",
         ),
         (("--block-size", "0"), "block_size must be "),
-        (("--shutdown-timeout", "nan"), "shutdown_timeout must be a number of seconds, 0 or above, not nan"),
+        (("--shutdown-timeout", "nan"), "shutdown_timeout must be a finite number, at least 0, got nan"),
     ],
     ids=str,
 )
