@@ -1,6 +1,8 @@
 """Rules of the package: import directions, no private names of others, no casts, no overridden internals, and size."""
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -271,3 +273,30 @@ def test_no_class_overrides_a_private_method(modules):
 def test_overridden_private_method_is_found(text, expected):
     base = "class A:\n    def _run(self): ...\n    def run(self): ...\nclass C(A): ..."
     assert overridden(parsed({"engine/a.py": base, "cli/b.py": text})) == expected
+
+
+# Size: later issues raise the ceiling of lines by what they state.
+
+MAX_FILES, MAX_LINES = 150, 15_900
+NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def code_lines(source: str) -> int:
+    r"""Return the number of lines of code, without blank lines, comments and docstrings.
+
+    >>> code_lines("def f():\n    'Return 1.'\n\n    return (  # one\n        1\n    )\n")
+    4
+    """
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, owners)]
+    docstrings = [node.body[0] for node in nodes if ast.get_docstring(node, clean=False) is not None]
+    prose = {line for node in docstrings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    code = {line for token in tokens if token.type not in NOT_CODE for line in range(token.start[0], token.end[0] + 1)}
+    return len(code - prose)
+
+
+def test_package_stays_small(modules):
+    num_lines = sum(code_lines((PACKAGE / path).read_text(encoding="utf-8")) for path in modules)
+    assert len(modules) <= MAX_FILES, f"{len(modules)} files"
+    assert num_lines <= MAX_LINES, f"{num_lines} lines of code"
