@@ -204,7 +204,7 @@ class CpuChoice:
             return
         try:
             self._compiler = Compiler(dtype, folder)
-            self.reason = "kernels are being compiled, once on this machine"
+            self.reason = "kernels are being compiled (once per machine)"
         except OSError as error:
             self.reason = f"kernels could not be compiled: {error}"
 

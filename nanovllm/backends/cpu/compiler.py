@@ -327,7 +327,7 @@ def end(process: subprocess.Popen[bytes], outcome: Outcome, thread: Thread) -> N
 
 
 def exit_with_input() -> None:
-    """Exit when standard input closes, whose other end the starting process holds."""
+    """Exit when standard input closes, which happens when the process that started this one ends."""
 
     def watch_input() -> None:
         with suppress(OSError):

@@ -14,7 +14,7 @@ free:
     down               outputs of the weight          -
 
 After the layers come the last norm and the logits, whose tasks are outputs of the head. The work in the last column is
-small, so doing it several times is cheaper than waiting for one worker to do it.
+small, so it is cheaper for each worker to repeat it than to wait for another worker.
 """
 
 from functools import partial
@@ -86,7 +86,7 @@ class Weights(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Addresses of scratch space: float32, except for x that meets weights and for the last three."""
+    """Addresses of scratch space. It is float32 except where a comment gives another type."""
 
     x: int  # [rows, hidden_size]
     qkv: int  # [rows, num_heads + 2 * num_kv_heads, head_dim]
@@ -351,7 +351,7 @@ def multiply_matrix(
     which: int, layer: int, start: int, end: int, x: Memory, size: int, out: Memory, outputs: int, step: Step,
     model: Model,
 ) -> None:  # fmt: skip
-    """Set out[row, start .. end - 1] to x[row] times those outputs of a layer's matrix.
+    """Set out[row, start .. end - 1] to x[row] times these outputs of a layer's matrix.
 
     x [rows, size]; out [rows, outputs]
     """
@@ -412,7 +412,10 @@ class DecodeRunner:
     """
 
     def __init__(self, model: LlamaForCausalLM, kv_cache: "KVCache", max_model_len: int) -> None:
-        self._model, self._blocks = model, kv_cache.blocks  # keep everything alive whose address is used
+        self._model, self._blocks = (
+            model,
+            kv_cache.blocks,
+        )  # their memory must stay alive, since kernels hold its addresses
         self._max_model_len = max_model_len
         self.max_rows = MAX_ROWS if isinstance(model.lm_head, PackedLinear) else FEW_ROWS
         config, workers = model.config, torch.get_num_threads()

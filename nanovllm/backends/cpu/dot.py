@@ -1,7 +1,7 @@
 """Dot products of stored rows: the inner loop of a linear layer for few rows, and of queries times keys.
 
-Several rows of a are multiplied by several rows of b in registers. A row of a weight comes from memory and is the
-expensive part: it is read once for up to four rows of x.
+Several rows of a are multiplied by several rows of b in registers. Reading a row of a weight from
+memory is expensive, so one read serves up to four rows of x.
 
 A processor with AVX-512 BF16 multiplies 32 bfloat16 numbers by 32 others in one instruction, and adds the products in
 pairs to 16 float32 sums without widening anything first. Otherwise 16 numbers are widened to float32 and multiplied.

@@ -1,7 +1,7 @@
-"""What a layer does to each row between its matmuls: RMSNorm, rotary embedding, SiLU.
+"""The work on each row between the matmuls of a layer: RMSNorm, rotary embedding, SiLU.
 
-Rows may have any size: vectors of sixteen first, then the rest one by one. The functions that Python calls are split
-over threads if a call has enough numbers.
+Rows may have any size: sixteen numbers at a time are vectors, and the rest are handled one by one. The functions that
+Python calls use several threads if there are enough numbers.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """Linear layers: rows of x times a weight.
 
-For few rows, reading the weight is the work: linear() reads it as it is stored. For many rows, multiplying is the work,
-and registers are scarce: matmul() multiplies eight rows of x by two columns of sixteen outputs in sixteen registers.
-Each number of x is splatted, each vector of the weight is loaded, and each takes part in as many products as the other
-side has. For that the weight is packed so that it is read sequentially:
+With few rows, most of the time goes into reading the weight, and linear() reads it as it is stored. With many rows, it
+goes into multiplying, and registers are scarce: matmul() multiplies eight rows of x by two columns of sixteen outputs in
+sixteen registers. Each number of x is splatted, each vector of the weight is loaded, and both are used in several
+products. The weight is packed so that it is read sequentially:
 
     weight [outputs, size]                 packed [outputs / 16, size / depth, 16, depth]
     row 0    a0 a1 a2 a3 ...               a0 a1 b0 b1 c0 c1 ... | a2 a3 b2 b3 c2 c3 ... | ...
@@ -143,7 +143,7 @@ class PackedLinear(nn.Module):
         weight = linear.weight.detach()
         self.packed = pack(weight)
         self._bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
-        self._type = type_of(weight.dtype)  # looked up once: a look-up takes as long as a small matmul
+        self._type = type_of(weight.dtype)  # stored, because looking it up takes as long as a small matmul
         self._likes = like_of(self._type), like_of(weight.dtype)
 
     @property

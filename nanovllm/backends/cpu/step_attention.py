@@ -34,7 +34,7 @@ ONLY = 1  # the step's number: all threads of a call end with it, so none can be
 
 
 class Setup(NamedTuple):
-    """Numbers that are the same in all steps, and addresses, named after what they point to."""
+    """The arguments that are the same in all steps. `pool`, `cos` and `sin` are addresses."""
 
     workers: int
     num_heads: int

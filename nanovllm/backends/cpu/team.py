@@ -25,7 +25,7 @@ from .vectors import Memory, intrinsic, kernel, put
 STRIDE = 8  # int64 numbers of a phase, one cache line: the counter word, and how many tasks are done
 SHIFT = 24  # of the step's number in the word; the bits below hold the next task. 2**39 steps take years
 SPINS = 20_000  # loads of a counter before a worker yields its core: about 20 us
-YIELDS = 200  # before a helper goes to sleep until it is woken
+YIELDS = 200  # before a helper goes to sleep
 
 yield_core = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 
@@ -94,7 +94,7 @@ def take_task(counters: Memory, phase: int, step: int, count: int) -> int:
 
 @kernel
 def tasks(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]:
-    """Yield the tasks of a phase that this worker gets, and return once all are done, whichever worker did them."""
+    """Yield the tasks of a phase that this worker gets. Return when all workers have done theirs."""
     task = take_task(counters, phase, step, count)
     while task >= 0:
         yield task
@@ -167,7 +167,7 @@ class Shared:
                 wakeup.put(None)
 
     def end(self) -> None:
-        """End the helpers, of which a forked child has none."""
+        """End the helpers. A forked child has none."""
         self.is_over = True
         if self.process == os.getpid():
             self.wake()
@@ -191,7 +191,7 @@ SHARED: list[Shared] = []  # also of owners that no longer exist: their helpers 
 def end_all() -> None:
     """End all helpers.
 
-    A helper that returns from a kernel, or frees a tensor, after the interpreter is gone would crash the process.
+    A helper that returns from a kernel or frees a tensor after the interpreter has exited would crash the process.
     """
     for shared in list(SHARED):
         shared.end()

@@ -56,7 +56,7 @@ def parallel_entry(function: Function) -> Function:
 
 
 def intrinsic(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that kernels can call, and whose code `generator` makes for the types of its arguments."""
+    """Return a function for kernels. `generator` generates its code for the types of its arguments."""
     function: Callable[..., Any] = extending.intrinsic(generator)
     return function
 

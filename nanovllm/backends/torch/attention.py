@@ -48,7 +48,7 @@ class PagedAttention:
     """The attention backend: plan() returns the `attend` of one step, for any mix of prompts, chunks and decodes."""
 
     def __init__(self, kv_cache: "KVCache", tile_size: int) -> None:
-        """Create a backend whose tiles hold `tile_size` slots over all sequences, and at least a block of each one."""
+        """Set the size of a tile: `tile_size` slots over all sequences, but at least one block of each sequence."""
         self._kv_cache = kv_cache
         self._tile_size = tile_size
 

@@ -45,7 +45,7 @@ def merge_first(whole: Part, part: Part) -> Part:
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
-    """Return attention to these keys, of which each query must see at least one.
+    """Return attention to these keys. Each query must see at least one of them.
 
     `mask` is added to the scores. With `is_causal`, query i sees keys 0 .. i.
     q [batch, heads, num_queries, head_dim]; k, v [batch, heads, num_keys, head_dim]

@@ -24,7 +24,7 @@ SEGMENT = 32  # tokens that share a maximum in the search for the likeliest
 
 
 class SamplingRow(NamedTuple):
-    """What the sampler needs to know about one row of logits."""
+    """The sampler's input for one row of logits, besides the logits."""
 
     params: "SamplingParams"
     seed: int  # the request's own, or one drawn when the request arrived
@@ -144,7 +144,7 @@ def race_all(logits: Tensor, params: RowParams) -> Tensor:
     """
     probs = probs_in_chunks(logits, params)  # [num_rows, num_chunks, CHUNK]
     tokens = draw(probs, params.key, attempt=0)
-    rows = torch.arange(len(logits), device=logits.device)  # rows whose token may lie outside of top_p
+    rows = torch.arange(len(logits), device=logits.device)  # rows whose token may be outside of top_p
     for attempt in count(1):
         if not params.top_p[rows].isfinite().any():
             return tokens
@@ -221,7 +221,7 @@ def race_among(tokens: Tensor, logits: Tensor, params: RowParams) -> Tensor:
 def likeliest(logits: Tensor, k: int) -> Tensor:
     """Return the k likeliest tokens of each row, likeliest first, lower ids first among equals: int64 [num_rows, k].
 
-    They lie in the k segments with the largest maxima, so only those are searched.
+    They are in the k segments with the largest maxima, so only those are searched.
     logits float32 [num_rows, vocab_size]
     """
     if logits.shape[1] % SEGMENT:

@@ -221,7 +221,7 @@ def test_the_engine_switches_to_kernels_when_no_request_is_running(llm):
         if "b" not in engine.requests and len(engine.requests) == 1 and not calls and engine.requests.get("a"):
             engine.add_request("b", PROMPT, PARAMS)
         assert not calls and not engine.kernels.uses_kernels
-    assert engine.kernels.description == "plain operations: kernels are being compiled, once on this machine"
+    assert engine.kernels.description == "plain operations: kernels are being compiled (once per machine)"
     engine.add_request("c", PROMPT, PARAMS)
     assert calls == ["build"] and engine.kernels.uses_kernels
     engine.abort_request("c")
