@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Run one command on the repository at `root`. Return the exit status: 1 for faults or conflicts, 2 for misuse."""
     options = _parser().parse_args(arguments)
     try:
-        return options.run(load(root), options)
+        status: int = options.run(load(root), options)
+        return status
     except ChainError as error:
         print(f"chain: {error}", file=sys.stderr)
         return 2

@@ -110,7 +110,7 @@ def free_but_scattered(run: Run) -> Moment | None:
 def scattered_table(run: Run) -> Moment | None:
     for step in run.steps:
         for event in step.of("admit"):
-            table = step.after.sequences[event["seq"]].block_table
+            table = [block for block in step.after.sequences[event["seq"]].block_table if block is not None]
             gaps = [b - a for a, b in pairwise(table)]
             if any(gap != 1 for gap in gaps):
                 places = ", ".join(map(str, table))

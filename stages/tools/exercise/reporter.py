@@ -44,7 +44,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo
+    item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     outcome = yield
     if outcome.failed and call.excinfo:
@@ -76,7 +76,7 @@ def _send(config: pytest.Config, report: Report) -> None:
     os.write(config.getoption("report_to"), (report.to_json() + "\n").encode())
 
 
-def _in_words(item: pytest.Item, error: pytest.ExceptionInfo) -> Report:
+def _in_words(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> Report:
     message, result = _message_and_result(error)
     params = getattr(getattr(item, "callspec", None), "params", {})
     return Report(
@@ -91,7 +91,7 @@ def _in_words(item: pytest.Item, error: pytest.ExceptionInfo) -> Report:
     )
 
 
-def _message_and_result(error: pytest.ExceptionInfo) -> tuple[str, list[str]]:
+def _message_and_result(error: pytest.ExceptionInfo[BaseException]) -> tuple[str, list[str]]:
     """Return the message of an assert, if it has one, and the values compared; or the error raised."""
     text = str(error.value).strip()
     if error.errisinstance(AssertionError):
@@ -103,7 +103,7 @@ def _message_and_result(error: pytest.ExceptionInfo) -> tuple[str, list[str]]:
     return "", [f"{error.typename}: {line}" if n == 0 else line for n, line in enumerate((text or "-").splitlines())]
 
 
-def _places(item: pytest.Item, error: pytest.ExceptionInfo) -> dict[str, Place]:
+def _places(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> dict[str, Place]:
     """Return the last lines of the test and of the learner's code that ran, by field of Report."""
     root, places = item.config.rootpath, {}
     for entry in error.traceback:

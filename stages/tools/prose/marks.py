@@ -78,7 +78,7 @@ def render(path: Path, root: Path) -> str:
 
 def known(root: Path) -> dict[str, Any]:
     """Return all that a mark can name: measured results, numbers "derived" from them, and "facts" counted here."""
-    results = read(root / RESULTS)
+    results: dict[str, Any] = read(root / RESULTS)
     return results | {"derived": ideas.derived(results), "facts": facts(root)}
 
 

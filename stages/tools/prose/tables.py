@@ -11,7 +11,7 @@ NOT_YET = "Not measured yet.\n"
 
 def run_block(results: Results) -> str:
     """Return three commands and their output: the same story in one piece and in blocks, and the page."""
-    return "```console\n" + results["run"]["screen"] + "\n\n$ make open-page\nnotebooks/pool.html\n```\n"
+    return f"```console\n{results['run']['screen']}\n\n$ make open-page\nnotebooks/pool.html\n```\n"
 
 
 def screen_of(stage: str) -> Callable[[Results], str]:
