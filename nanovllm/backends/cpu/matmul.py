@@ -1,8 +1,8 @@
 """Linear layers: rows of x times a weight.
 
 With few rows, most of the time goes into reading the weight, and linear() reads it as it is stored. With many rows, it
-goes into multiplying, and registers are scarce: matmul() multiplies eight rows of x by two columns of sixteen outputs in
-sixteen registers. Each number of x is splatted, each vector of the weight is loaded, and both are used in several
+goes into multiplying, and registers are scarce: matmul() multiplies eight rows of x by two columns of sixteen outputs
+in sixteen registers. Each number of x is splatted, each vector of the weight is loaded, and both are used in several
 products. The weight is packed so that it is read sequentially:
 
     weight [outputs, size]                 packed [outputs / 16, size / depth, 16, depth]
