@@ -22,7 +22,7 @@ INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
 OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "tokenizers", "tqdm"}  # asyncio: an event loop, no network
 WORKERS = "bench/workers"  # they run in the environments of other engines
 IF_INSTALLED = {
-    "engine/grammars.py": {"llguidance"},
+    "engine/structured_outputs.py": {"llguidance"},
     f"{WORKERS}/serve_vllm.py": {"vllm"},
     f"{WORKERS}/serve_llama_cpp.py": {"llama_cpp"},
     f"{WORKERS}/serve_transformers.py": {"transformers"},
