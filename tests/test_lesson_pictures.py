@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from stages.bench import pictures
+from notebooks import lesson_pictures as pictures
 from stages.bench.results import read
 
 PICTURES = pictures.pictures()
@@ -16,7 +16,7 @@ def test_folder_holds_exactly_the_generated_pictures():
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_picture_is_current(name):
-    assert (pictures.FOLDER / name).read_text(encoding="utf-8") == PICTURES[name], "python -m stages.bench.pictures"
+    assert (pictures.FOLDER / name).read_text(encoding="utf-8") == PICTURES[name], "python -m notebooks.lesson_pictures"
     assert len(PICTURES[name]) < 20_000 and "prefers-color-scheme:dark" in PICTURES[name]
     assert ET.fromstring(PICTURES[name]).find("{http://www.w3.org/2000/svg}title").text
 

@@ -29,11 +29,11 @@ def measure_contexts(engine: dict[str, Any], rounds: int, contexts: Sequence[int
         if batch_size * (context + 1 + NUM_STEPS) > room:
             raise ValueError(f"{batch_size} contexts of {context} tokens do not fit in the pool of {room} slots")
     calls = {str(context): partial(step_seconds, llm, context, batch_size) for context in {SHORT, *contexts}}
-    found = take_turns({**calls, "read": partial(read_bandwidth, llm)}, rounds, title="contexts")
+    results = take_turns({**calls, "read": partial(read_bandwidth, llm)}, rounds, title="contexts")
     numbers: dict[str, Any] = {}
     for context in contexts:
         num_bytes = batch_size * (context + (NUM_STEPS + 1) / 2) * llm.llm_engine.kv_cache.bytes_per_token
-        numbers |= numbers_of(context, num_bytes, found)
+        numbers |= numbers_of(context, num_bytes, results)
     return numbers
 
 
@@ -51,21 +51,23 @@ def task_of(llm: LLM, context: int) -> Task:
     return Task([1 + i % (llm.model_config.vocab_size - 1) for i in range(context)], 1 + NUM_STEPS)
 
 
-def numbers_of(context: int, num_bytes: float, found: Sequence[dict[str, float]]) -> dict[str, Any]:
+def numbers_of(context: int, num_bytes: float, results: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Return medians of the rounds. A share is None if the two steps differ by less than they spread.
 
     >>> rounds = [{"16": 0.010, "1000": 0.014, "read": 1e9}] * 3
     >>> numbers_of(1000, 2e6, rounds)["context 1,000: attention's share of the bandwidth"]
     0.5
     """
-    steps = [each[str(context)] for each in found]
-    attention = [each[str(context)] - each[str(SHORT)] for each in found]
-    shares = [num_bytes / seconds / each["read"] for seconds, each in zip(attention, found, strict=True) if seconds > 0]
+    steps = [each[str(context)] for each in results]
+    attention = [each[str(context)] - each[str(SHORT)] for each in results]
+    shares = [
+        num_bytes / seconds / each["read"] for seconds, each in zip(attention, results, strict=True) if seconds > 0
+    ]
     return {
         f"context {context:,}: step ms": 1000 * statistics.median(steps),
         f"context {context:,}: attention ms": 1000 * statistics.median(attention),
         f"context {context:,}: attention's share of the bandwidth": (
-            statistics.median(shares) if len(shares) == len(found) else None
+            statistics.median(shares) if len(shares) == len(results) else None
         ),
     }
 

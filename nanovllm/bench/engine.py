@@ -38,7 +38,7 @@ def load_llm(options: dict[str, Any]) -> LLM:
 
 
 def free_memory() -> None:
-    """Return all memory of engines that are gone to the device, so that the next pool can take it."""
+    """Return the memory of freed engines to the device, so that the next pool can take it."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

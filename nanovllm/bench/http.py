@@ -42,16 +42,18 @@ def http(engine: dict[str, Any], options: Http) -> Report:
     loads = make_loads(llm, options)
     with own_server(engine) as (url, kernels):
         turns = {"offline": lambda load: offline(llm, load), "http": lambda load: asyncio.run(through_http(url, load))}
-        found = take_turns({name: each_time(loads, turn) for name, turn in turns.items()}, options.rounds, title="http")
-    speeds = [each["http"].run.tokens_per_second / each["offline"].run.tokens_per_second for each in found]
-    medians = [{name: statistics.median(turn.alone) for name, turn in each.items()} for each in found]
+        results = take_turns(
+            {name: each_time(loads, turn) for name, turn in turns.items()}, options.rounds, title="http"
+        )
+    speeds = [each["http"].run.tokens_per_second / each["offline"].run.tokens_per_second for each in results]
+    medians = [{name: statistics.median(turn.alone) for name, turn in each.items()} for each in results]
     share, later = Spread.of(speeds), Spread.of([1000 * (each["http"] - each["offline"]) for each in medians])
     own = llm.llm_engine.kernels.description
     return {
         "bench": "http",
         "settings": settings(options),
         "machine": machine(llm),
-        "measured": {name: numbers([each[name] for each in found]) for name in turns},
+        "measured": {name: numbers([each[name] for each in results]) for name in turns},
         "throughput_share": share._asdict(),
         "first_token_later_ms": later._asdict(),
         "says": [
@@ -119,7 +121,7 @@ async def serve_by(client: Client, model: str, tasks: Sequence[Task]) -> Run:
 
 def numbers(turns: Sequence[Turn]) -> dict[str, Any]:
     """Return medians of the rounds, and percentiles of the times of all rounds together."""
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "tokens_per_second": statistics.median(turn.run.tokens_per_second for turn in turns),
         "first_token_ms": percentiles([each for turn in turns for each in turn.run.first_tokens]),
         "between_tokens_ms": percentiles([each for turn in turns for each in turn.run.gaps]),
@@ -127,9 +129,9 @@ def numbers(turns: Sequence[Turn]) -> dict[str, Any]:
     }
     fronts = [1000 * turn.front / turn.run.num_tokens for turn in turns if turn.front is not None]
     if fronts:
-        found["front_ms_a_token"] = statistics.median(fronts)
-        found["client_ms_a_token"] = statistics.median(1000 * turn.client / turn.run.num_tokens for turn in turns)
-    return found
+        results["front_ms_a_token"] = statistics.median(fronts)
+        results["client_ms_a_token"] = statistics.median(1000 * turn.client / turn.run.num_tokens for turn in turns)
+    return results
 
 
 @contextmanager

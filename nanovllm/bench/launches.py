@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch does not list it as exported
 
 from ..llm import LLM
 from .engine import IDS, free_memory, load_llm, params_of
@@ -55,7 +55,7 @@ def launches(engine: dict[str, Any], options: Launches) -> Report:
 
 
 def measure_way(engine: dict[str, Any], options: Launches) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the numbers of an engine, and its machine. The engine is gone when this returns or raises."""
+    """Return the numbers of an engine, and its machine. The engine is freed when this returns or raises."""
     llm = load_llm(engine)
     return numbers(llm, options), machine(llm)
 
@@ -106,11 +106,11 @@ def count(step: Callable[[], object], device: torch.device) -> dict[str, int]:
 
 def tally(events: Iterable[Any]) -> dict[str, int]:
     """Return how often the driver was called, and how many kernels ran. Copies on the GPU are no kernels."""
-    found = Counter(dict.fromkeys((*CALLS, RAN), 0))
+    counts = Counter(dict.fromkeys((*CALLS, RAN), 0))
     for event in events:
         if event.device_type == DeviceType.CUDA and not event.key.startswith(("Memcpy", "Memset")):
-            found[RAN] += event.count
+            counts[RAN] += event.count
         for name, beginnings in CALLS.items():
             if event.key.startswith(beginnings):
-                found[name] += event.count
-    return dict(found)
+                counts[name] += event.count
+    return dict(counts)

@@ -212,17 +212,17 @@ def measure_case(
             attention.check(way)
             is_cuda = case.device.type == "cuda"
             calls[name] = partial(seconds_on_gpu, CudaCapture()(way.call)) if is_cuda else timed(way.call)
-    found = take_turns(calls, rounds, title=case.name)
-    return {name: numbers_of(case, name, found, bandwidth) for name in calls}
+    results = take_turns(calls, rounds, title=case.name)
+    return {name: numbers_of(case, name, results, bandwidth) for name in calls}
 
 
-def numbers_of(case: Case, name: str, found: Sequence[dict[str, float]], bandwidth: float) -> dict[str, Any]:
+def numbers_of(case: Case, name: str, results: Sequence[dict[str, float]], bandwidth: float) -> dict[str, Any]:
     """Return medians of the rounds, and the spread of ratios."""
-    seconds = statistics.median(each[name] for each in found) / case.num_layers
+    seconds = statistics.median(each[name] for each in results) / case.num_layers
     numbers: dict[str, Any] = {
         f"{case.name}: us a layer": 1e6 * seconds,
         f"{case.name}: share of the bandwidth": case.layer_bytes / seconds / bandwidth,
     }
-    if name != CONTIGUOUS and CONTIGUOUS in found[0]:
-        numbers[f"{case.name}: times of {CONTIGUOUS}"] = ratio(found, name, CONTIGUOUS)._asdict()
+    if name != CONTIGUOUS and CONTIGUOUS in results[0]:
+        numbers[f"{case.name}: times of {CONTIGUOUS}"] = ratio(results, name, CONTIGUOUS)._asdict()
     return numbers

@@ -90,10 +90,10 @@ def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: in
             engines[spec.name], versions[spec.name] = process.serve, process.version
         measured: dict[str, dict[str, Any]] = {name: {} for name in engines}
         for job in jobs:
-            found = race(llm, engines, job, rounds)
+            results = race(llm, engines, job, rounds)
             for name in engines:
-                measured[name] |= numbers(llm, job, name, found)
-            says += [f"{job.name}: {line}" for line in conclusions(llm, job, found)]
+                measured[name] |= numbers(llm, job, name, results)
+            says += [f"{job.name}: {line}" for line in conclusions(llm, job, results)]
     return {"bench": "peers", "machine": machine(llm) | versions, "measured": measured, "says": says}
 
 
@@ -108,11 +108,11 @@ def race(llm: LLM, engines: Mapping[str, Serve], job: Job, rounds: int) -> list[
     return take_turns({name: partial(turn, call) for name, call in engines.items()}, rounds, warm_ups=0, title=job.name)
 
 
-def numbers(llm: LLM, job: Job, name: str, found: Sequence[Mapping[str, Turn]]) -> dict[str, Any]:
+def numbers(llm: LLM, job: Job, name: str, results: Sequence[Mapping[str, Turn]]) -> dict[str, Any]:
     """Return medians of the rounds, and the spread of speeds."""
-    runs, floor = [each[name].run for each in found], job.floor_bytes(llm)
+    runs, floor = [each[name].run for each in results], job.floor_bytes(llm)
     seconds = [run.decode_seconds if job.is_decode else run.seconds for run in runs]
-    shares = [floor / bandwidth_of(each) / each_seconds for each, each_seconds in zip(found, seconds, strict=True)]
+    shares = [floor / bandwidth_of(each) / each_seconds for each, each_seconds in zip(results, seconds, strict=True)]
     shown: dict[str, Any] = {
         f"{job.name}: tokens per second": Spread.of([job.speed(run) for run in runs])._asdict(),
         f"{job.name}: share of the floor": statistics.median(shares),
@@ -120,7 +120,7 @@ def numbers(llm: LLM, job: Job, name: str, found: Sequence[Mapping[str, Turn]]) 
     if job.is_decode:
         shown[f"{job.name}: step ms"] = 1000 * statistics.median(run.step_seconds for run in runs)
     if name != OWN:
-        ratios = [job.speed(each[OWN].run) / job.speed(each[name].run) for each in found]
+        ratios = [job.speed(each[OWN].run) / job.speed(each[name].run) for each in results]
         shown[f"{job.name}: {OWN} is times as fast"] = Spread.of(ratios)._asdict()
     return shown
 
@@ -130,16 +130,16 @@ def bandwidth_of(turns: Mapping[str, Turn]) -> float:
     return statistics.median(turn.bandwidth for turn in turns.values())
 
 
-def conclusions(llm: LLM, job: Job, found: Sequence[Mapping[str, Turn]]) -> Iterator[str]:
+def conclusions(llm: LLM, job: Job, results: Sequence[Mapping[str, Turn]]) -> Iterator[str]:
     """Yield what the floor is, how far the tokens agree, and which engines were busy out of turn."""
-    bandwidth = statistics.median(map(bandwidth_of, found))
+    bandwidth = statistics.median(map(bandwidth_of, results))
     read = f"weights of {weight_bytes(llm) / 1e9:.3g} GB and {kv_bytes(llm, job.tasks) / 1e9:.3g} GB of keys and values"
     yield f"the floor is {job.num_steps} steps that read {read}, at {bandwidth / 1e9:.1f} GB/s"
-    for name in found[0]:
+    for name in results[0]:
         if name != OWN and not has_random_weights(llm):  # each engine makes its own random weights
-            yield f"{name}: {agreement(llm, job.tasks, found[-1][OWN].run, found[-1][name].run)}"
-        used = sum(each[name].run.idle_cpu_seconds for each in found)
-        others = sum(turn.run.seconds for each in found for other, turn in each.items() if other != name)
+            yield f"{name}: {agreement(llm, job.tasks, results[-1][OWN].run, results[-1][name].run)}"
+        used = sum(each[name].run.idle_cpu_seconds for each in results)
+        others = sum(turn.run.seconds for each in results for other, turn in each.items() if other != name)
         if others and used > MAX_IDLE_SHARE * others:
             yield f"{name} used {used / others:.0%} of a core while other engines computed"
 

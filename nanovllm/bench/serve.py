@@ -39,10 +39,10 @@ async def measure(options: Serve) -> Report:
         front, own = await client.front_seconds(), time.process_time()
         outcomes, seconds = await client.stream_all(path, bodies, times, options.max_concurrency)
         own, later = time.process_time() - own, await client.front_seconds()
-    found = numbers(outcomes, seconds)
-    found["client_share_of_a_core"] = own / seconds
-    if front is not None and later is not None and found["total_output_tokens"]:
-        found["front_ms_a_token"] = 1000 * (later - front) / found["total_output_tokens"]
+    measured = numbers(outcomes, seconds)
+    measured["client_share_of_a_core"] = own / seconds
+    if front is not None and later is not None and measured["total_output_tokens"]:
+        measured["front_ms_a_token"] = 1000 * (later - front) / measured["total_output_tokens"]
     errors = [each.error for each in outcomes if each.error]
     return {
         "bench": "serve",
@@ -54,7 +54,7 @@ async def measure(options: Serve) -> Report:
             "lengths": f"{lengths[0]} + {lengths[1]}" if lengths else "as of chats",
         },
         "machine": {"nanovllm": __version__, "server": client.server, "model": model},
-        "measured": {"server": found},
+        "measured": {"server": measured},
         "says": [NOTE, *([f"{len(errors)} requests failed, the first: {errors[0]}"] if errors else [])],
     }
 

@@ -59,16 +59,16 @@ def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, with_peer: bool
     check_lengths(tasks, llm.max_model_len)
     with transformers(llm, tasks, with_peer) as (calls, says):
         calls = {"nanovllm": partial(serve, llm, tasks), **calls}
-        found = take_turns(calls, rounds, title=name)
+        results = take_turns(calls, rounds, title=name)
     bandwidth = read_bandwidth(llm)
-    measured = {key: numbers([each[key] for each in found]) for key in calls}
+    measured = {key: numbers([each[key] for each in results]) for key in calls}
     floor = (measured["nanovllm"]["steps"] * weight_bytes(llm) + kv_bytes(llm, tasks)) / bandwidth
     measured["nanovllm"]["floor_share"] = floor / measured["nanovllm"]["seconds"]
-    report = {"bench": name, "settings": named, "machine": machine(llm), "measured": measured}
+    report: Report = {"bench": name, "settings": named, "machine": machine(llm), "measured": measured}
     if "transformers" in calls:
-        speedup = speed_ratio(found, "transformers", "nanovllm", lambda run: run.seconds)
+        speedup = speed_ratio(results, "transformers", "nanovllm", lambda run: run.seconds)
         report["speedup"] = speedup._asdict()
-        says = ["nanovllm is {median:.2f} times as fast ({least:.2f} to {largest:.2f})".format(**report["speedup"])]
+        says = [f"nanovllm is {speedup.median:.2f} times as fast ({speedup.least:.2f} to {speedup.largest:.2f})"]
     floor_note = f"floor: reading the weights once per step, and the KV cache, at {bandwidth / 1e9:.1f} GB/s"
     return report | {"says": [NOTE, floor_note, *says]}
 
@@ -113,11 +113,14 @@ def prefix(engine: dict[str, Any], options: Prefix) -> Report:
     llm = load_llm(engine | {"enable_prefix_caching": True})
     task, beginning, _ = prompts_of(llm, options)
     with transformers(llm, [task], options.peer) as (calls, says):
-        own = {"new": partial(serve, llm, [task]), "cached": partial(serve_after, llm, task, beginning)}
-        found = take_turns({**own, **calls}, options.rounds, title="prefix")
-    sooner = speed_ratio(found, "new", "cached", lambda run: run.first_tokens[0])
+        own: dict[str, Serve] = {
+            "new": partial(serve, llm, [task]),
+            "cached": partial(serve_after, llm, task, beginning),
+        }
+        results = take_turns({**own, **calls}, options.rounds, title="prefix")
+    sooner = speed_ratio(results, "new", "cached", lambda run: run.first_tokens[0])
     says = [f"first token {sooner.median:.1f} times as soon ({sooner.least:.1f} to {sooner.largest:.1f})", *says]
-    return cached_report("prefix", llm, options, found, sooner, says)
+    return cached_report("prefix", llm, options, results, sooner, says)
 
 
 def offload(engine: dict[str, Any], options: Offload) -> Report:
@@ -133,19 +136,19 @@ def offload(engine: dict[str, Any], options: Offload) -> Report:
         "on the device": partial(serve_after, llm, task, beginning),
         "on the host": partial(serve_after, llm, task, beginning, other),
     }
-    found = take_turns(calls, options.rounds, title="offload")
-    sooner = speed_ratio(found, "computed", "on the host", lambda run: run.first_tokens[0])
+    results = take_turns(calls, options.rounds, title="offload")
+    sooner = speed_ratio(results, "computed", "on the host", lambda run: run.first_tokens[0])
     policy = "load" if cost.prefers_load(llm.llm_engine.kv_cache.bytes_per_token) else "compute again"
     spread = f"({sooner.least:.2f} to {sooner.largest:.2f})"
     says = [
         f"from the host, the first token is {sooner.median:.2f} times as soon {spread}",
         f"measured when the engine starts: {cost}; the policy auto would {policy}",
     ]
-    if not found[0]["on the host"].num_blocks_loaded:
+    if not results[0]["on the host"].num_blocks_loaded:
         says.insert(0, "nothing went to the host, because the pool has room for everything: lower --kv-cache-tokens")
-    report = cached_report("offload", llm, options, found, sooner, says)
+    report = cached_report("offload", llm, options, results, sooner, says)
     for name in calls:
-        report["measured"][name]["blocks_loaded"] = found[0][name].num_blocks_loaded
+        report["measured"][name]["blocks_loaded"] = results[0][name].num_blocks_loaded
     return report | {"auto": policy}
 
 
@@ -179,12 +182,12 @@ def serve_after(llm: LLM, task: Task, *prompts: list[int]) -> Run:
 
 
 def cached_report(
-    name: str, llm: LLM, options: Prefix, found: list[dict[str, Run]], sooner: Spread, says: list[str]
+    name: str, llm: LLM, options: Prefix, results: list[dict[str, Run]], sooner: Spread, says: list[str]
 ) -> Report:
     """Return the report of a benchmark that compares times to first token."""
     measured = {}
-    for key in found[0]:
-        runs = [each[key] for each in found]
+    for key in results[0]:
+        runs = [each[key] for each in results]
         shown = numbers(runs)
         measured[key] = {part: shown[part] for part in ("first_token_ms", "seconds")}
         measured[key]["tokens_hit"] = runs[0].num_cached_tokens

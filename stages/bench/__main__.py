@@ -84,11 +84,11 @@ def main(argv: list[str] | None = None) -> int:
 def measure(name: str, args: argparse.Namespace, bar: Any) -> bool:
     """Measure a table, print it and save it. Return False if it could not be saved."""
     started = time.perf_counter()
-    found = TABLES[name](args)
+    result = TABLES[name](args)
     seconds = time.perf_counter() - started
-    text = predict.in_words(found) if name in predict.stages() else pformat(found, width=120, sort_dicts=False)
+    text = predict.in_words(result) if name in predict.stages() else pformat(result, width=120, sort_dicts=False)
     bar.write(f"{name}, {seconds:.0f} s" + ("" if args.is_all else f"\n{text}"))
-    return args.no_save or results.save(name, found, seconds)
+    return args.no_save or results.save(name, result, seconds)
 
 
 if __name__ == "__main__":

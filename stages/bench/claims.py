@@ -27,8 +27,8 @@ BLOCK, POOL, LONGEST = 16, 4096, 1024
 
 def measure(args: Namespace | None = None) -> dict[str, Any]:
     """Measure all parts on one thread, which makes times steadier."""
-    parts = (books, order, fork, moving)
-    parts += (locality.copies, locality.reads, locality.scattered, locality.roofline, locality.attention, locality.disk)
+    parts: list[Callable[[], Scores]] = [books, order, fork, moving]
+    parts += [locality.copies, locality.reads, locality.scattered, locality.roofline, locality.attention, locality.disk]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -55,12 +55,17 @@ def books(rounds: int = 9, times: int = 1000) -> dict[str, Any]:
     manager.allocate(short)
     numbers = BLOCK * bytes_per_token(config, torch.float32) // 4
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def allocate_and_free() -> None:
+        manager.allocate(long)
+        manager.free(long)
+
     calls = {
         "take_one_and_return": lambda: pool.free_blocks(pool.get_new_blocks(1)),
         "take_8_and_return": lambda: pool.free_blocks(pool.get_new_blocks(8)),
         "framework_tensor": lambda: torch.empty(numbers, device=device),
         "append_slot": lambda: manager.append_slot(short),
-        "allocate_200_and_free": lambda: (manager.allocate(long), manager.free(long)),
+        "allocate_200_and_free": allocate_and_free,
     }
     return {"framework": device.type, **microseconds(calls, times, rounds)}
 
@@ -90,7 +95,10 @@ POOLS: dict[str, type[BlockPool]] = {"last": BlockPool, "first": FirstInFirstOut
 
 
 def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count: int = 8) -> None:
-    """Take some blocks, write all of each, and free them; and so on. memory [num_blocks, numbers of a block]"""
+    """Take some blocks, write all of each, and free them; and so on.
+
+    memory [num_blocks, numbers of a block]
+    """
     for _ in range(times):
         blocks = pool.get_new_blocks(count)
         for block in blocks:
@@ -164,9 +172,9 @@ def moving(rounds: int = 5, num_steps: int = 1500) -> dict[str, Any]:
 
     calls = {name: timed(call) for name, call in {**replays, "copies": copies}.items()}
     turns = take_turns(calls, rounds)
-    found = figures({name: [1e6 * turn[name] / num_steps for turn in turns] for name in calls})
+    result = figures({name: [1e6 * turn[name] / num_steps for turn in turns] for name in calls})
     times = {"moves": len(moved), "slots_a_move": median(moved), "steps": num_steps}
-    return found | times | {"bytes_a_step": sum(moved) * kv[0].nbytes / num_steps}
+    return result | times | {"bytes_a_step": sum(moved) * kv[0].nbytes / num_steps}
 
 
 def replays_of(config: Any, requests: Sequence[Traffic], num_steps: int) -> dict[str, Callable[[], list[int]]]:

@@ -140,7 +140,8 @@ class Recorder:
 
         def recorded(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.inputs.append((q, k, v))
-            return attend(layer, q, k, v)
+            out: Tensor = attend(layer, q, k, v)
+            return out
 
         return recorded
 

@@ -36,7 +36,7 @@ def stage(name: str) -> ModuleType:
 
 
 def part(name: str, module: str) -> ModuleType:
-    """Return a module of a stage: part("s2", "block_manager")."""
+    """Return a module of a stage, such as "block_manager" of "s2"."""
     return import_module(f"stages.{PACKAGES[name]}.{module}")
 
 
@@ -61,7 +61,7 @@ def same_token(seq: Seq) -> int:
 
 def by_sample(seq: Seq) -> int:
     """Continue each sample of a prompt with a token of its own. Stages 5 to 7 have samples."""
-    return 3 + seq.sample_index
+    return 3 + int(seq.sample_index)
 
 
 class ScriptedRunner:

@@ -52,7 +52,10 @@ def reads(rounds: int = 7, num_bytes: int = 2**28, most: int = 2**16) -> Scores:
 
 
 def read(rows: torch.Tensor, at: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-    """Return the sum of some rows. rows [num_rows, numbers], at [count], start [1] -> [1, numbers]"""
+    """Return the sum of some rows.
+
+    rows [num_rows, numbers], at [count], start [1] -> [1, numbers]
+    """
     return torch.nn.functional.embedding_bag(at, rows, start, mode="sum")
 
 

@@ -100,14 +100,14 @@ def row_of(policy: str, racer: Racer, tasks: Sequence[Task]) -> Scores:
 
 def counts(name: str, engine: Any, tokens_computed: int, tasks: Sequence[Task]) -> dict[str, int]:
     """Return what an engine that has served all tasks has computed twice and moved."""
-    found = {
+    result = {
         "preemptions": engine.scheduler.num_preemptions,
         "computed_twice": computed_twice(name, tokens_computed, tasks),
     }
     if name == "s7":
         tier = engine.host_tier
-        found |= {"blocks_stored": tier.num_blocks_stored, "blocks_loaded": tier.num_blocks_loaded}
-    return found
+        result |= {"blocks_stored": tier.num_blocks_stored, "blocks_loaded": tier.num_blocks_loaded}
+    return result
 
 
 def count_without_model(policy: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The prefix cache table: its gain in stage 6 if requests begin alike. (The scoreboard has its cost if they do not.)
+"""The prefix cache table: its gain in stage 6 for requests that begin alike. Its cost is on the scoreboard.
 
 Prompts of the model of 135M parameters have 512 common tokens and 32 of their own. The first is served; then 31 come
 at once, for a token each. Engines with the cache on and off take turns, each on a clock of its own.
@@ -39,9 +39,9 @@ def measure_shared(folder: Path, prompts: Sequence[list[int]], dtype: str) -> Sc
             llm.generate([prompt], sampling_params("s6", tasks[0]))
         racers[name] = Racer("s6", llm, tasks[1:])
     race(racers, title="a shared prefix")
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, racer in racers.items():
         waits = racer.first_tokens.values()
-        found |= {f"median_{name}_seconds": statistics.median(waits), f"last_{name}_seconds": max(waits)}
-        found[f"tokens_{name}"] = racer.num_computed_tokens
-    return found | {"times_shorter": found["median_off_seconds"] / found["median_on_seconds"]}
+        result |= {f"median_{name}_seconds": statistics.median(waits), f"last_{name}_seconds": max(waits)}
+        result[f"tokens_{name}"] = racer.num_computed_tokens
+    return result | {"times_shorter": result["median_off_seconds"] / result["median_on_seconds"]}

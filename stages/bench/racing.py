@@ -46,11 +46,11 @@ class Racer:
 
     @property
     def num_steps(self) -> int:
-        return self.llm.model_runner.num_steps - self._before[0]
+        return int(self.llm.model_runner.num_steps - self._before[0])
 
     @property
     def num_computed_tokens(self) -> int:
-        return self.llm.model_runner.num_tokens - self._before[1]
+        return int(self.llm.model_runner.num_tokens - self._before[1])
 
     @property
     def seats(self) -> int:

@@ -112,7 +112,7 @@ class Compacting:
     def __call__(self, manager: Any, seq: Seq) -> bool:
         if not manager.can_allocate(seq) and sum(map(len, manager.free_ranges())) >= manager.num_reserved(seq):
             self._move_together(manager)
-        fits = manager.can_allocate(seq)
+        fits: bool = manager.can_allocate(seq)
         if fits:
             self._admitted.append(seq)
         return fits

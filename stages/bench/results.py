@@ -42,13 +42,13 @@ def read(path: Path = RESULTS) -> dict[str, Any]:
 
 
 def value(key: str, path: Path = RESULTS) -> Any:
-    """Return the value of a key: value("serving.s4_over_s3.ratio"). Raise KeyError if it is missing."""
-    found: Any = read(path)
+    """Return what a key such as "serving.s4_over_s3.ratio" names. Raise KeyError if it is missing."""
+    result: Any = read(path)
     for part in key.split("."):
-        if not isinstance(found, dict) or part not in found:
+        if not isinstance(result, dict) or part not in result:
             raise KeyError(f"{path.name} has no {key}: python -m stages.bench measures it")
-        found = found[part]
-    return found
+        result = result[part]
+    return result
 
 
 def decode_case(batch: int, context: int) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def decode_case(batch: int, context: int) -> dict[str, Any]:
     return case
 
 
-def save(table: str, found: dict[str, Any], seconds: float, path: Path = RESULTS) -> bool:
+def save(table: str, result: dict[str, Any], seconds: float, path: Path = RESULTS) -> bool:
     """Merge a table's figures into results.json. Return False, and print a line, if they are of another machine.
 
     Figures of two machines are never mixed; begin() makes room for a run of all tables on this one.
@@ -68,7 +68,7 @@ def save(table: str, found: dict[str, Any], seconds: float, path: Path = RESULTS
         other = measured["machine"]
         print(f"not written: the other figures were measured on {other}, and this is {host()}", file=sys.stderr)
         return False
-    for key, part in found.items():
+    for key, part in result.items():
         old[key] = old.get(key, {}) | part if key in SHARED else part
     tables = measured["tables"] | {table: {"seconds": round(seconds, 1)}}
     write(old | {"machine": machine(), "measured": measured | {"tables": tables}}, path)

@@ -37,11 +37,11 @@ def measure(args: Namespace) -> dict[str, Any]:
     tasks, options = mixed_tasks(SHAPE_135M.vocab_size), {"dtype": args.dtype, "kv_cache_tokens": SMALL_POOL}
     serve_once(STAGES, model_135m(), mixed_tasks(SHAPE_135M.vocab_size, 2, high=32), options)  # warms up
     rounds = [serve_once(STAGES, model_135m(), tasks, options) for _ in tqdm(range(NUM_ROUNDS), "serving", leave=False)]
-    found = compare(rounds)
-    found["peers"] = measure_peers(STAGES[-1], model_135m(), tasks, args.dtype)
+    result = compare(rounds)
+    result["peers"] = measure_peers(STAGES[-1], model_135m(), tasks, args.dtype)
     num_tokens = sum(task.num_output_tokens for task in tasks)
-    found["floor"] = floor(args.dtype, found[STAGES[-1]]["steps"], num_tokens)
-    return {"serving": {"machine": machine(args.dtype), "output_tokens": num_tokens, **found}}
+    result["floor"] = floor(args.dtype, result[STAGES[-1]]["steps"], num_tokens)
+    return {"serving": {"machine": machine(args.dtype), "output_tokens": num_tokens, **result}}
 
 
 def serve_once(
@@ -55,11 +55,11 @@ def serve_once(
 
 def compare(rounds: Sequence[Mapping[str, Scores]]) -> dict[str, Any]:
     """Return each stage's medians, and its speed over that of the stage before, round by round."""
-    found: dict[str, Any] = median_scores(rounds)
+    result: dict[str, Any] = median_scores(rounds)
     speeds = [{name: scores["tokens_per_second"] for name, scores in each.items()} for each in rounds]
     for before, after in itertools.pairwise(rounds[0]):
-        found[f"{after}_over_{before}"] = {"rounds": len(rounds), **ratio(speeds, after, before).as_ratio()}
-    return found
+        result[f"{after}_over_{before}"] = {"rounds": len(rounds), **ratio(speeds, after, before).as_ratio()}
+    return result
 
 
 def measure_peers(name: str, folder: Path, tasks: Sequence[Task], dtype: str) -> dict[str, Any]:
@@ -70,13 +70,13 @@ def measure_peers(name: str, folder: Path, tasks: Sequence[Task], dtype: str) ->
         name: lambda: [serve_once([name], folder, tasks, options)[name] for _ in range(NUM_ROUNDS)],
         "generate_batch": partial(serve_by_peer, "transformers-batch", folder, tasks, dtype),
     }
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, run in tqdm(runs.items(), desc="peers", leave=False):
         try:
-            found[key] = with_spreads(run())
+            result[key] = with_spreads(run())
         except Exception as error:  # any error of a peer belongs to the result
-            found[key] = {"error": f"{type(error).__name__}: {error}"}
-    return found
+            result[key] = {"error": f"{type(error).__name__}: {error}"}
+    return result
 
 
 def serve_by_peer(name: str, folder: Path, tasks: Sequence[Task], dtype: str) -> list[Scores]:
@@ -100,8 +100,8 @@ def serve_by_peer(name: str, folder: Path, tasks: Sequence[Task], dtype: str) ->
 def floor(dtype: str, steps: float, num_tokens: int) -> Scores:
     """Return the time to read all weights once in each of `steps` steps."""
     reading, weights = Reading(), num_parameters(SHAPE_135M) * getattr(torch, dtype).itemsize
-    found = []
+    result = []
     for bandwidth in [reading.num_bytes / reading() for _ in range(9)][2:]:
         seconds = steps * weights / bandwidth
-        found.append({"seconds": seconds, "bytes_per_second": bandwidth, "tokens_per_second": num_tokens / seconds})
-    return with_spreads(found)
+        result.append({"seconds": seconds, "bytes_per_second": bandwidth, "tokens_per_second": num_tokens / seconds})
+    return with_spreads(result)

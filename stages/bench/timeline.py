@@ -145,7 +145,7 @@ class Watch:
         pool = self._engine.kv_cache_manager.pool
         held = 1 - len(pool.free) / pool.num_blocks
         before = {int(seq.request_id): (seq.num_computed_tokens, count) for seq, count in batch}
-        tokens = self._runner.run(batch)
+        tokens: list[Any] = self._runner.run(batch)
         work = {i: Work(*part, token is not None) for (i, part), token in zip(before.items(), tokens, strict=True)}
         seconds = time.thread_time() - self._ended  # with scheduling and bookkeeping
         end = self.now + (1 if self._clock == "steps" else seconds)

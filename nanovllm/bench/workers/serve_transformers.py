@@ -119,7 +119,7 @@ def choose_attention(model: Any, generation: Any, config: Any) -> str:
     except Exception:  # it may have to come from a hub that is out of reach
         config.auto_switch_to_flash = False
         model.init_continuous_batching(generation, config)
-    return model.config._attn_implementation
+    return str(model.config._attn_implementation)
 
 
 def results(manager: Any, count: int, max_seconds: float | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""The process of a peer: python worker.py serve_vllm:load '{"model": "folder", "dtype": "float32", ...}'
+"""The process of a peer.
 
+    start    python worker.py serve_vllm:load '{"model": "folder", "dtype": "float32", ...}'
     ready    {"version": "0.32.0"}
     job      {"prompts": [[5, 6, 7]], "lengths": [2]}         lengths: the tokens to generate for each prompt
     result   {"tokens": [[8, 9]], "times": [[0.02, 0.03]], "idle_cpu_seconds": 0.0}       or {"error": "no memory"}

@@ -30,7 +30,7 @@ def little_memory(monkeypatch):
 
 @pytest.fixture
 def serve(run, tmp_path, monkeypatch):
-    """serve(code) is (the report, the table) beside a peer that runs `code`."""
+    """Return serve(code), which returns the report and the table beside a peer that runs `code`."""
 
     def command(code: str = ANSWERS, ready: str = 'write(version="9.9 (fake)")') -> tuple[dict, str]:
         python = SimpleNamespace(executable=write_fake_peer(tmp_path, code, ready))

@@ -89,7 +89,7 @@ def other_server(other: Other):
 
 @pytest.fixture
 def bench(capsys, tmp_path):
-    """bench("--flags") is (exit status, report or None, output, errors)."""
+    """Return bench("--flags"), which returns the exit status, the report or None, the output and the errors."""
 
     def command(*flags, name="serve"):
         file = tmp_path / "report.json"

@@ -70,13 +70,13 @@ class Setup(NamedTuple):
             return timed(call)
 
         def run() -> float:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
             self.synchronize()
             start.record()
             call()
             end.record()
             end.synchronize()
-            return start.elapsed_time(end) / 1000
+            return float(start.elapsed_time(end)) / 1000
 
         return run
 

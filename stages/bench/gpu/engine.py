@@ -72,10 +72,10 @@ def run_bench(setup: Setup, report: Report, bench: Bench) -> None:
     if error:
         report.note(f"{bench.title}: {error}")
         return
-    found = json.loads(file.read_text(encoding="utf-8"))
+    result = json.loads(file.read_text(encoding="utf-8"))
     file.unlink()
-    report.table(f"{bench.title}; {found['machine'].get('with', 'all ways')}", rows_of(found["measured"]))
-    for line in found["says"]:
+    report.table(f"{bench.title}; {result['machine'].get('with', 'all ways')}", rows_of(result["measured"]))
+    for line in result["says"]:
         report.note(line)
 
 

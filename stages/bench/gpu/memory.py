@@ -20,7 +20,7 @@ from nanovllm.bench.workload import Task
 from stages.bench.claims import POOLS, shape_of_70b, write_in_turn
 from stages.bench.decode_step import Case, DecodeStep
 from stages.bench.engines import new_sequence, silent, stage
-from stages.bench.gpu.common import SHAPES, Report, Row, Setup, rates
+from stages.bench.gpu.common import SHAPES, Calls, Report, Row, Setup, rates
 from stages.bench.locality import BLOCK_OF_70B, disk
 from stages.bench.racing import sampling_params
 from stages.bench.workloads import even_prompt
@@ -46,8 +46,8 @@ def copies(setup: Setup, report: Report) -> None:
     if report.has_time("disk"):
         setup.out.mkdir(parents=True, exist_ok=True)
         size = setup.size(BLOCK_OF_70B, 2**12)
-        found = disk(rounds=setup.size(25, 2), num_blocks=1, folder=setup.out, num_bytes=size)
-        report.table("A block and a disk, ms (claim 17)", [{"bytes": size, **found}])
+        result = disk(rounds=setup.size(25, 2), num_blocks=1, folder=setup.out, num_bytes=size)
+        report.table("A block and a disk, ms (claim 17)", [{"bytes": size, **result}])
 
 
 def in_one_piece(setup: Setup, num_bytes: int) -> Row:
@@ -60,10 +60,10 @@ def in_one_piece(setup: Setup, num_bytes: int) -> Row:
     for kind, host in hosts.items():
         calls[f"to the device, {kind}"] = partial(device.copy_, host, non_blocking=True)
         calls[f"to the host, {kind}"] = partial(host.copy_, device, non_blocking=True)
-    found = with_spreads(rates(setup.turns(calls, 11), num_bytes / 1e9))
+    result = with_spreads(rates(setup.turns(calls, 11), num_bytes / 1e9))
     ways = ("to the device", "to the host") if setup.is_cuda else ()
-    times = {f"{way}, times": found[f"{way}, pinned"] / found[f"{way}, pageable"] for way in ways}
-    return {"bytes": num_bytes, **found, **times}
+    times = {f"{way}, times": result[f"{way}, pinned"] / result[f"{way}, pageable"] for way in ways}
+    return {"bytes": num_bytes, **result, **times}
 
 
 class Copies:
@@ -103,8 +103,8 @@ def in_blocks(setup: Setup, model: str) -> Row:
     size = copies.blocks.nbytes
     in_one = partial(copies.blocks.copy_, copies.tier.blocks, non_blocking=True)
     calls: dict[str, Callable[[], object]] = {"store": copies.store, "load": copies.load, "load in one piece": in_one}
-    found = with_spreads(rates(setup.turns(calls, 11), size / 1e9))
-    return {"model": model, "bytes a block": size // num_blocks, "blocks": num_blocks, **found}
+    result = with_spreads(rates(setup.turns(calls, 11), size / 1e9))
+    return {"model": model, "bytes a block": size // num_blocks, "blocks": num_blocks, **result}
 
 
 def overlap(setup: Setup) -> Row:
@@ -113,7 +113,7 @@ def overlap(setup: Setup) -> Row:
     matrix = torch.ones(width, width, dtype=setup.torch_dtype, device=setup.device)
     target = torch.empty(size, dtype=torch.uint8, device=setup.device)
     source = torch.ones(size, dtype=torch.uint8, pin_memory=setup.is_cuda)
-    stream = torch.cuda.Stream(setup.device) if setup.is_cuda else None
+    stream = torch.cuda.Stream(setup.device) if setup.is_cuda else None  # type: ignore[no-untyped-call]  # torch's
 
     def copy(beside: Callable[[], object] = lambda: None) -> None:
         with torch.cuda.stream(stream):  # nothing, if there is no stream
@@ -138,8 +138,8 @@ def side_by_side(setup: Setup, compute: Callable[[], object], copy: Callable[...
     """Measure both alone and at once. "hidden" is the share of the shorter one that costs no time."""
     turns = setup.turns({"compute": compute, "copy": copy, "both": partial(copy, compute)}, 9)
     hidden = [(each["compute"] + each["copy"] - each["both"]) / min(each["compute"], each["copy"]) for each in turns]
-    found = with_spreads([{f"{name} ms": 1000 * seconds for name, seconds in each.items()} for each in turns])
-    return {**found, **Spread.of(hidden).named("hidden")}
+    result = with_spreads([{f"{name} ms": 1000 * seconds for name, seconds in each.items()} for each in turns])
+    return {**result, **Spread.of(hidden).named("hidden")}
 
 
 # ---- claims
@@ -185,7 +185,7 @@ def order_of_reuse(setup: Setup, num_bytes: int) -> Row:
     return {"bytes": num_bytes, **compare(setup, calls, 1000)}
 
 
-def compare(setup: Setup, calls: dict[str, Callable[[], object]], scale: float) -> Scores:
+def compare(setup: Setup, calls: Calls, scale: float) -> Scores:
     """Return the median of each call on the device's clock, and its spread."""
     turns = take_turns({name: setup.on_device(call) for name, call in calls.items()}, setup.size(15, 1))
     return with_spreads(turns, scale)

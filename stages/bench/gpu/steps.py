@@ -35,20 +35,20 @@ def decode_steps(setup: Setup, report: Report) -> None:
 
 def row_of(setup: Setup, case: Case, reading: Reading) -> Row:
     """Return the numbers of a case."""
-    found = measure_case(case, setup.folder(case.model), STAGES, reading, str(setup.device), setup.size(SECONDS, 0.0))
-    row: dict[str, Any] = {name: found[name] for name in ("model", "context", "batch")}
+    result = measure_case(case, setup.folder(case.model), STAGES, reading, str(setup.device), setup.size(SECONDS, 0.0))
+    row: dict[str, Any] = {name: result[name] for name in ("model", "context", "batch")}
     for name in (*(f"{stage}_ms" for stage in STAGES), "s3_over_s2", "s3_over_s1"):
-        row |= {key: found[key] for key in (name, f"{name}_spread") if key in found}
-    row["s3 tokens/s"] = case.batch / (found["s3_ms"] / 1000)
+        row |= {key: result[key] for key in (name, f"{name}_spread") if key in result}
+    row["s3 tokens/s"] = case.batch / (result["s3_ms"] / 1000)
     if setup.is_cuda:
-        row |= {f"{stage} MB beside": found[f"{stage}_extra_bytes"] / 1e6 for stage in STAGES}
+        row |= {f"{stage} MB beside": result[f"{stage}_extra_bytes"] / 1e6 for stage in STAGES}
         torch.cuda.empty_cache()
     return row
 
 
 def claim_10(rows: Sequence[Row], batches: tuple[int, ...]) -> list[Row]:
     """Return stage 3's speed over stage 1's, and its throughput by batch, for each model and context."""
-    found = []
+    result = list[Row]()
     for model, context in dict.fromkeys((row["model"], row["context"]) for row in rows):
         by_batch = {row["batch"]: row for row in rows if (row["model"], row["context"]) == (model, context)}
         row: dict[str, Any] = {"model": model, "context": context}
@@ -56,8 +56,8 @@ def claim_10(rows: Sequence[Row], batches: tuple[int, ...]) -> list[Row]:
         for batch in (batch for batch in batches[2:] if {batch, batches[1]} <= by_batch.keys()):
             gain = by_batch[batch]["s3 tokens/s"] / by_batch[batches[1]]["s3 tokens/s"]
             row[f"tokens/s, batch {batch} over {batches[1]}"] = gain
-        found.append(row)
-    return found
+        result.append(row)
+    return result
 
 
 # ---- the roofline
@@ -106,15 +106,15 @@ def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flo
     calls = {"ms": setup.until_idle(lambda: step.runner.run(work))}
     rounds = take_turns(calls, setup.size(MAX_ROUNDS, 2), least_rounds=MIN_ROUNDS, seconds=SECONDS)
     operations = operations_of(model, batch, context, count)
-    floor, found = max(operations / flops.median, step.num_bytes / bandwidth.median), with_spreads(rounds, scale=1000)
+    floor, result = max(operations / flops.median, step.num_bytes / bandwidth.median), with_spreads(rounds, scale=1000)
     return {
         "step": "decode" if count == 1 else "prefill",
         "batch": batch,
         "context": context,
-        **found,
-        "tokens/s": batch * count / (found["ms"] / 1000),
+        **result,
+        "tokens/s": batch * count / (result["ms"] / 1000),
         "operations a byte": operations / step.num_bytes,
-        "of the roof": 1000 * floor / found["ms"],
+        "of the roof": 1000 * floor / result["ms"],
     }
 
 

@@ -20,8 +20,8 @@ PLACE = re.compile(r"{([=/]?)([\w.]+)(?::([^}]+))?}")
 
 def stages() -> list[str]:
     """Return the stages that have a file here, in order."""
-    found = (re.fullmatch(r"s(\d+)", path.stem) for path in Path(__file__).parent.glob("s*.py"))
-    return [match[0] for match in sorted(filter(None, found), key=lambda match: int(match[1]))]
+    result = (re.fullmatch(r"s(\d+)", path.stem) for path in Path(__file__).parent.glob("s*.py"))
+    return [match[0] for match in sorted(filter(None, result), key=lambda match: int(match[1]))]
 
 
 def measure(stage: str, args: Namespace) -> dict[str, Any]:
@@ -35,9 +35,9 @@ def measure(stage: str, args: Namespace) -> dict[str, Any]:
 
 
 def fill(text: str, prefix: str, numbers: Mapping[str, Any], derived: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return questions and answers with their numbers, each in a mark that names its key (stages/tools/prose/marks.py).
+    r"""Return questions and answers with their numbers, each in a mark that names its key, as in all prose.
 
-    >>> fill("## Cost?\\n\\n{cost.16:.1f}, {=n}\\ntimes.\\n", "predict.s9", {"cost": {"16": 1.25}}, {"n": 3})
+    >>> fill("## Cost?\n\n{cost.16:.1f}, {=n}\ntimes.\n", "predict.s9", {"cost": {"16": 1.25}}, {"n": 3})
     [{'question': 'Cost?', 'answer': '<!-- n: predict.s9.cost.16:.1f -->1.2<!-- / -->, 3 times.'}]
     """
 
@@ -45,11 +45,11 @@ def fill(text: str, prefix: str, numbers: Mapping[str, Any], derived: Mapping[st
         kind, key, form = match[1], match[2], match[3] or ""
         if kind == "=":
             return format(derived[key], form)
-        found: Any = results.value(key) if kind == "/" else numbers
+        result: Any = results.value(key) if kind == "/" else numbers
         for part in key.split(".") if kind != "/" else ():
-            found = found[part]
+            result = result[part]
         name = key if kind == "/" else f"{prefix}.{key}"
-        return f"<!-- n: {name}{form and ':' + form} -->{found:{form}}<!-- / -->"
+        return f"<!-- n: {name}{form and ':' + form} -->{result:{form}}<!-- / -->"
 
     entries = []
     for section in PLACE.sub(number, text).split("## ")[1:]:
@@ -58,7 +58,7 @@ def fill(text: str, prefix: str, numbers: Mapping[str, Any], derived: Mapping[st
     return entries
 
 
-def in_words(found: Mapping[str, Any]) -> str:
+def in_words(result: Mapping[str, Any]) -> str:
     """Return the questions and answers of a measure(), without marks."""
-    entries = [entry for stage in found["predict"].values() for entry in stage["answers"]]
+    entries = [entry for stage in result["predict"].values() for entry in stage["answers"]]
     return re.sub("<!-- .*? -->", "", "\n".join(f"{entry['question']}\n  {entry['answer']}" for entry in entries))

@@ -107,9 +107,9 @@ def most_free(moments: list[Moment]) -> Moment:
 
 def is_refused(moment: Moment) -> bool:
     """Return whether enough slots are free for the waiting request, though in pieces."""
-    return num_free(moment) >= moment.waiting.max_num_tokens
+    return bool(num_free(moment) >= moment.waiting.max_num_tokens)
 
 
 def num_free(moment: Moment) -> int:
     """Return the free slots."""
-    return moment.report.num_slots - moment.report.held
+    return int(moment.report.num_slots - moment.report.held)

@@ -123,21 +123,21 @@ def gather_cost(model: Path) -> Scores:
 
     The steps are the decode table's: of one sequence, of one long one, and of eight.
     """
-    found: Scores = {"longest": LONG, "copied_bytes": copied_bytes(model)}
+    result: Scores = {"longest": LONG, "copied_bytes": copied_bytes(model)}
     for name, (batch, context) in {"at_128": (1, 128), "at_longest": (1, LONG), "of_8": (8, 512)}.items():
         case = decode_case(batch, context)
         least, largest = case["s2_over_s1_spread"]
-        found |= Spread(1 / case["s2_over_s1"], 1 / largest, 1 / least).named(name)
-    return found
+        result |= Spread(1 / case["s2_over_s1"], 1 / largest, 1 / least).named(name)
+    return result
 
 
 def copied_bytes(model: Path) -> int:
     """Return the bytes that a step copies out of the pool for a sequence of LONG tokens."""
-    llm = s2.LLM(model, dtype="float32", kv_cache_tokens=POOL, block_size=BLOCK_SIZE)
+    llm: Any = s2.LLM(model, dtype="float32", kv_cache_tokens=POOL, block_size=BLOCK_SIZE)
     read, copied = llm.kv_cache.read, list[int]()
 
     def counted(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        pair = read(*args)
+        pair: tuple[torch.Tensor, torch.Tensor] = read(*args)
         sizes = {storage.data_ptr(): storage.nbytes() for storage in storages(pair)}
         assert llm.kv_cache.blocks.data_ptr() not in sizes, "the step reads the pool in place"
         copied.append(sum(sizes.values()))

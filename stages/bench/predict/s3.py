@@ -45,7 +45,7 @@ def speed(batch: int) -> str:
 
 def scattered_blocks(model: Path) -> Scores:
     """Return seconds of a decode step with blocks in random order over seconds with blocks in a row, by block size."""
-    config, steps = ModelConfig.from_folder(model), {}
+    config, steps = ModelConfig.from_folder(model), dict[str, DecodeStep]()
     for size in (16, 1):
         step = DecodeStep("s3", model, Case("storyteller", "float32", batch=8, context=960), block_size=size)
         steps |= {f"{size}, in a row": step, f"{size}, scattered": step.scattered()}

@@ -61,9 +61,9 @@ def one_is_preempted(model: Path, name: str = "s5") -> dict[str, int]:
     """Serve N samples in a pool of one block less than they hold in the end. Stage 6 answers the same question."""
     task = Task(even_prompt(PROMPT), OUTPUT, N)
     num_blocks = served(model, [task])["blocks"] - 1
-    found = served(model, [task], BLOCK * num_blocks, name)
-    assert found["preemptions"] == 1, f"{found['preemptions']} preemptions"
-    twice = computed_twice(name, found["tokens_computed"], [task])
+    result = served(model, [task], BLOCK * num_blocks, name)
+    assert result["preemptions"] == 1, f"{result['preemptions']} preemptions"
+    twice = computed_twice(name, result["tokens_computed"], [task])
     return {"pool_blocks": num_blocks, "computed_twice": twice}
 
 
@@ -95,9 +95,9 @@ def timed_runs(model: Path, blocks_copied: int) -> Scores:
     }
     rounds = take_turns(calls, ROUNDS)
     speeds = [{name: scores["tokens_per_second"] for name, scores in each.items()} for each in rounds]
-    found: Scores = median_scores(rounds)
-    found["samples"] |= {"blocks_copied": blocks_copied}
-    return {**found, "beams": search(model, prompt, WIDTH), **ratio(speeds, "samples", "requests").named("gain")}
+    result: Scores = median_scores(rounds)
+    result["samples"] |= {"blocks_copied": blocks_copied}
+    return {**result, "beams": search(model, prompt, WIDTH), **ratio(speeds, "samples", "requests").named("gain")}
 
 
 def one_run(llm: Any, prompts: list[list[int]], params: list[Any]) -> Scores:

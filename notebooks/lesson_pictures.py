@@ -1,6 +1,6 @@
-"""The lessons' pictures that hold data or arrows: `python -m stages.bench.pictures` writes stages/pictures/*.svg.
+"""The lessons' pictures: `python -m notebooks.lesson_pictures` writes stages/pictures/*.svg.
 
-What they show is counted, so they are the same on every machine; a test compares them with the files.
+Their data is counted, so they are the same on every machine, and a test compares them with the files.
 """
 
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from stages.bench.models import STORYTELLER
 from stages.bench.predict.s1 import crowded_moments, most_free, num_free
 from stages.s1_contiguous_cache.kv_cache import PoolReport
 
-FOLDER = Path(__file__).resolve().parents[1] / "pictures"
-WIDTH, LEFT = 720, 12  # of a picture, and of what stands left of the pool
+FOLDER = Path(__file__).resolve().parents[1] / "stages" / "pictures"
+WIDTH, LEFT = 720, 12  # of a picture, and of the margin left of the pool
 STYLE = """<style>
 text{font:13px system-ui,sans-serif;fill:#57606a}.strong{font-weight:600;fill:#24292f}
 .used{fill:#4a7fb5}.held{fill:#cfdbe8}.free{fill:none;stroke:#c4622d;stroke-width:1.5}.needed{fill:#c4622d}
@@ -24,7 +24,7 @@ ROW_SLOTS, ROW, GAP = 1024, 16, 5  # the pool is cut into rows, as a text into l
 
 
 def pictures() -> dict[str, str]:
-    """Each picture's SVG by its file name."""
+    """Return the SVG of each picture by its file name."""
     return {"s1_refused.svg": refused(), "s2_block_table.svg": block_table()}
 
 
@@ -45,7 +45,7 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") 
 
 
 def refused() -> str:
-    """The pool of the traffic's moment with the most to spare, and under it what the request needs, to scale."""
+    """Draw the pool at the moment with the most free slots, and the slots that the waiting request needs, to scale."""
     moment = most_free(crowded_moments(STORYTELLER))
     pool, needed = moment.report, moment.waiting.max_num_tokens
     parts = [text(LEFT, 18, f"the pool, {pool.num_slots:,} slots, row by row", "strong")]
@@ -59,12 +59,12 @@ def refused() -> str:
         parts += [rect(LEFT + x, y - 11, 12, 12, kind), text(LEFT + x + 18, y, words)]
     parts += [text(LEFT, y + 32, f"the request that waits: {needed:,} slots, in one piece", "strong")]
     parts += [rect(LEFT, y + 42, width_of(needed), ROW, "needed")]
-    told = f"free: {num_free(moment):,} slots. The largest free piece has {pool.largest_free:,}."
-    return svg(y + 90, f"A request that needs {needed:,} slots waits. {told}", [*parts, text(LEFT, y + 78, told)])
+    caption = f"free: {num_free(moment):,} slots. The largest free piece has {pool.largest_free:,}."
+    return svg(y + 90, f"A request that needs {needed:,} slots waits. {caption}", [*parts, text(LEFT, y + 78, caption)])
 
 
 def free_pieces(pool: PoolReport) -> Iterator[tuple[int, int]]:
-    """(start, end) of each."""
+    """Yield the start and the end of each free piece."""
     end = 0
     for start, size, _ in (*pool.pieces, (pool.num_slots, 0, 0)):
         if start > end:
@@ -73,21 +73,21 @@ def free_pieces(pool: PoolReport) -> Iterator[tuple[int, int]]:
 
 
 def bars(start: int, end: int, kind: str) -> list[str]:
-    """Slots `start` to `end` of the pool: a bar in each row that they touch."""
-    found = []
+    """Draw slots `start` to `end` of the pool, as a bar in each of their rows."""
+    drawn = []
     while start < end:
         row, column = divmod(start, ROW_SLOTS)
         stop = min(end, (row + 1) * ROW_SLOTS)
-        found.append(rect(LEFT + width_of(column), 30 + row * (ROW + GAP), width_of(stop - start), ROW, kind))
+        drawn.append(rect(LEFT + width_of(column), 30 + row * (ROW + GAP), width_of(stop - start), ROW, kind))
         start = stop
-    return found
+    return drawn
 
 
 def width_of(num_slots: int) -> float:
     return round(num_slots * (WIDTH - 2 * LEFT) / ROW_SLOTS, 1)
 
 
-# ---- stage 2: the blocks of a sequence lie anywhere; its table has them in order
+# ---- stage 2: the blocks of a sequence are anywhere; its table has them in order
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 8
 TABLES = {"A": ([5, 1, 3], 37), "B": ([0, 4], 21)}  # the blocks in order, and how many tokens are in them
@@ -95,7 +95,7 @@ CELL, HIGH = 80, 26  # a block, drawn
 
 
 def block_table() -> str:
-    """Sequence A's tokens, its table with arrows, and the pool with the blocks of A and B."""
+    """Draw the tokens of A, its table with arrows, and the pool with the blocks of A and B."""
     table, num_tokens = TABLES["A"]
     parts = [text(LEFT, 18, "tokens of A, in order", "strong"), text(LEFT, 102, "its block table", "strong")]
     words = f"blocks of {BLOCK_SIZE} slots; orange: A, blue: B, pale: held and empty, blank: free"
