@@ -1,6 +1,5 @@
 """Observers: the events that an engine reports, in order, and that observing changes nothing."""
 
-import re
 import sys
 import threading
 from collections import Counter
@@ -116,7 +115,7 @@ def test_observer_with_tell_receives_all_kinds_in_its_turn():
 
 def test_object_without_methods_is_not_an_observer():
     observers = Observers()
-    with pytest.raises(ValueError, match=re.escape("has tell() or methods such as on_admit(), 5 has neither")):
+    with pytest.raises(ValueError, match="got 5"):
         observers.append(5)
     assert len(observers) == 0
 

@@ -213,7 +213,7 @@ class History:
             num_tokens = len(expected_of.prompt) + beams.ask.max_tokens
             assert self.setup.num_blocks < beams.width * (-(-num_tokens // self.setup.block_size) + 1), output.error
         elif output.error:
-            assert "leaves room" in output.error or output.error in OPERATIONS, output.error
+            assert "max_model_len" in output.error or output.error in OPERATIONS, output.error
         else:
             setup = self.setup._replace(block_size=16, num_blocks=100, enable_prefix_caching=False)
             alone, _ = scripted_llm(self._folder, Faults(), **options(setup))
