@@ -24,7 +24,7 @@ FOUR = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
 
 @pytest.fixture
 def serve(run, tmp_path):
-    """Return a function: serve(requests, *options) is (exit status, results, stderr)."""
+    """Return a function that serves requests with options. It returns the exit status, the results and stderr."""
 
     def command(requests: list[dict[str, Any]], *flags: str) -> tuple[int, list[dict[str, Any]], str]:
         file = write(tmp_path / "requests.jsonl", *requests)

@@ -25,7 +25,7 @@ CLOSING = r"\[(\d+) tokens, \d+ tokens/s, (\d+) of (\d+) prompt tokens cached(, 
 
 @pytest.fixture
 def talk(run, monkeypatch, tmp_path):
-    """Return a function: talk("hello", "/undo") is (status, stdout, lines of stderr). Answers have 4 tokens."""
+    """Return a function that sends lines. It returns the exit status, stdout, and the lines of stderr."""
     (tmp_path / "t.jinja").write_text(TEMPLATE)
 
     def command(*lines: str, flags: tuple[str, ...] = ("--max-tokens", "4", "--temperature", "0", "--ignore-eos")):

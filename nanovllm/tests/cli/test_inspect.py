@@ -66,7 +66,7 @@ def built(config: ModelConfig) -> LlamaForCausalLM:
 
 @pytest.fixture
 def report(capsys: pytest.CaptureFixture[str]):
-    """Return a function: report("llama-2-7b", "--memory", "24GiB") is the JSON."""
+    """Return a function that runs the command with its arguments and --json. It returns the numbers."""
 
     def run(*arguments: str) -> dict:
         assert main(["inspect", *arguments, "--json"]) == 0
