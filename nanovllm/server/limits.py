@@ -113,8 +113,8 @@ class HttpProtocol(H11Protocol):
     def __init__(self, *args: Any, limits: HttpLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self.conn = CheckedConnection(limits)
-        self._seconds = {h11.IDLE: limits.head_seconds, h11.SEND_BODY: limits.body_seconds}
-        self._clocked: type[h11.IDLE] | type[h11.SEND_BODY] | None = None  # the client's state that the clock is for
+        self._seconds: dict[type, float] = {h11.IDLE: limits.head_seconds, h11.SEND_BODY: limits.body_seconds}
+        self._clocked: type | None = None  # the client's state that the clock is for
         self._clock: asyncio.TimerHandle | None = None
         self._read_seconds = limits.body_seconds
         self._read_clock: asyncio.TimerHandle | None = None  # runs while the response waits for the client to read

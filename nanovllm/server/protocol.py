@@ -37,7 +37,7 @@ class InvalidRequest(ValueError):
         self.param, self.code = param, code
 
 
-KINDS = {
+KINDS: dict[type, str] = {
     **{str: "a string", int: "an integer", float: "a number", bool: "a boolean"},
     **{dict: "an object", list: "an array", NoneType: "null"},
 }
