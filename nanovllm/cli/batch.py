@@ -15,7 +15,7 @@ from ..log import tell
 from .chat import check_template
 from .click_options import (
     engine_options,
-    one_line_errors,
+    usage_errors,
     sampling_options,
     split,
     stats_option,
@@ -67,7 +67,7 @@ def batch(
     engine, sampling = split(values)
     # An option's default is no default of the requests: a checkpoint may recommend another.
     given = {name: value for name, value in sampling.items() if is_given(context, name)}
-    with one_line_errors():
+    with usage_errors():
         from .batch_files import Defaults, check_output, open_output, open_requests, read_done
 
         check_output(output, file, overwrite, resume)
@@ -80,7 +80,7 @@ def batch(
     from ..llm import LLM
 
     with ExitStack() as files:
-        with one_line_errors():
+        with usage_errors():
             SamplingParams(**given)
             template = read_template(chat_template)
             requests = files.enter_context(open_requests(file, Defaults(given, engine["seed"])))

@@ -13,7 +13,7 @@ import click
 from ..bench import options as bench_options
 from ..checkpoints.sizes import SHAPES
 from ..engine.config import EngineConfig
-from .click_options import engine_options, one_line_errors, option, split, with_checkpoint
+from .click_options import engine_options, usage_errors, option, split, with_checkpoint
 from .terminal import read_prompt, standard_output
 
 PUBLISHED_SHAPE = "qwen3-0.6b"
@@ -106,7 +106,7 @@ def checks(field: Field[Any]) -> dict[str, Any]:
 
 def show(measure: Callable[[], Report], json_file: str | None) -> Report:
     """Print a report and write its JSON. Find out before measuring if that is impossible."""
-    with one_line_errors():
+    with usage_errors():
         standard_output()
         if json_file not in (None, "-"):
             Path(json_file).open("a").close()

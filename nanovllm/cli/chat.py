@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..log import tell
-from .click_options import engine_options, one_line_errors, sampling_options, split, with_checkpoint
+from .click_options import engine_options, usage_errors, sampling_options, split, with_checkpoint
 from .terminal import (
     MAX_PROMPT_CHARACTERS,
     ctrl_c_raises,
@@ -62,14 +62,14 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
     """
     engine, sampling = split(values)
     given = {name: value for name, value in sampling.items() if value not in (None, ())}
-    with one_line_errors():
+    with usage_errors():
         standard_input()
         standard_output()
 
     from ..checkpoints.chat_template import PLAIN_STOP, read_template
     from ..llm import LLM
 
-    with one_line_errors():
+    with usage_errors():
         template = read_template(chat_template)
         engine = with_checkpoint(engine)
         check_template(engine["model"], template)

@@ -80,7 +80,7 @@ def with_checkpoint(engine: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def usage_errors() -> Iterator[None]:
     """Turn errors of the user into a click.UsageError: one line on standard error, and exit status 2."""
     try:
         yield

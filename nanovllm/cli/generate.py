@@ -10,7 +10,7 @@ import click
 from ..engine.config import POOL_SIZES
 from .click_options import (
     engine_options,
-    one_line_errors,
+    usage_errors,
     sampling_options,
     split,
     stats_option,
@@ -68,7 +68,7 @@ def generate(
     Exit status 1: a prompt could not be served. 2: invalid options, and nothing was generated.
     """
     engine, sampling = split(values)
-    with one_line_errors():
+    with usage_errors():
         standard_output()
         texts = [read_prompt(prompt) if prompt == "-" else prompt for prompt in prompts]
         texts += [read_prompt(file) for file in files]
@@ -76,7 +76,7 @@ def generate(
     from ..engine.sampling_params import SamplingParams
     from ..llm import LLM
 
-    with one_line_errors():
+    with usage_errors():
         params = SamplingParams(**sampling)
         options = with_small_pool(with_checkpoint(engine))
         tracing = Tracing(trace)

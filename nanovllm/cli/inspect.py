@@ -22,7 +22,7 @@ from ..checkpoints.sizes import (
     show_bytes,
     show_seconds,
 )
-from .click_options import one_line_errors
+from .click_options import usage_errors
 
 LENGTHS = (256, 1024, 4096, 16384, 65536)
 DIMENSIONS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -67,7 +67,7 @@ def inspect(model: str, revision: str | None, as_json: bool, **options: Any) -> 
     MODEL is a checkpoint folder, a config.json, a model on the hub, or a known name (--list). No weights are read. A
     contiguous sequence reserves max_model_len slots; in blocks it takes only the slots that it fills.
     """
-    with one_line_errors():
+    with usage_errors():
         report = make_report(find_model(model, revision), **options)
         click.echo(json.dumps({"model": model} | report, indent=2) if as_json else table(model, report))
     return 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from .click_options import engine_options, one_line_errors, server_options, split, with_checkpoint
+from .click_options import engine_options, usage_errors, server_options, split, with_checkpoint
 from .terminal import sigterm_ends_at_once
 
 
@@ -30,7 +30,7 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
     engine, server = split(values)
     if name is not None:
         engine["model"] = name
-    with one_line_errors(), sigterm_ends_at_once():
+    with usage_errors(), sigterm_ends_at_once():
         from ..engine.config import EngineArgs
         from ..server.options import ServerOptions
         from ..server.run import run_server

@@ -10,7 +10,7 @@ import click
 from ..trace import read_trace, traced
 from ..trace.chrome import as_lines, convert
 from ..trace.events import Event, FileSink
-from .click_options import one_line_errors
+from .click_options import usage_errors
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -37,7 +37,7 @@ def trace(file: str, chrome: str | None) -> int:
 
     Record FILE with --trace: nanovllm generate --trace FILE
     """
-    with one_line_errors():
+    with usage_errors():
         events = list(read_trace(file))
         if chrome is not None:
             lines = chrome_lines(events, file)
