@@ -90,7 +90,7 @@ class History:
         temperature = rng.choice([0.0, 1.0, 1.0])
         sampling = params(max_tokens, n=n, temperature=temperature, seed=rng.randrange(9), stop_token_ids=stops)
         if len(prompt) > self.num_slots:
-            with pytest.raises(ValueError, match=f"the pool has {self.engine.kv_cache_manager.num_blocks}$"):
+            with pytest.raises(ValueError, match=f"pool of {self.engine.kv_cache_manager.num_blocks} blocks"):
                 self.engine.add_request(name, prompt, sampling)
             return
         self.engine.add_request(name, prompt, sampling)
