@@ -39,6 +39,7 @@ FOREIGN = {"transformers", "uv", "HF_HOME", "HF_ENDPOINT", "yarn", "longrope"}
 # Numbers with a unit that define something, or that others measured. They must be in the text word for word.
 DEFINITIONS: dict[str, list[str]] = {
     "stages/s1_contiguous_cache/README.md": ["64 numbers × 4 bytes", "Which matrices are read 8 times"],
+    "stages/bench/predict/s5.md": ["hold 4 times the blocks"],
 }
 
 
