@@ -15,10 +15,10 @@ from ..log import tell
 from .chat import check_template
 from .click_options import (
     engine_options,
-    usage_errors,
     sampling_options,
     split,
     stats_option,
+    usage_errors,
     with_checkpoint,
 )
 from .terminal import StatsPrinter, ctrl_c_sets_event, finish_compiling, pool_line

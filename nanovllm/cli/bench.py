@@ -13,7 +13,7 @@ import click
 from ..bench import options as bench_options
 from ..checkpoints.sizes import SHAPES
 from ..engine.config import EngineConfig
-from .click_options import engine_options, usage_errors, option, split, with_checkpoint
+from .click_options import engine_options, option, split, usage_errors, with_checkpoint
 from .terminal import read_prompt, standard_output
 
 PUBLISHED_SHAPE = "qwen3-0.6b"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..log import tell
-from .click_options import engine_options, usage_errors, sampling_options, split, with_checkpoint
+from .click_options import engine_options, sampling_options, split, usage_errors, with_checkpoint
 from .terminal import (
     MAX_PROMPT_CHARACTERS,
     ctrl_c_raises,

@@ -10,10 +10,10 @@ import click
 from ..engine.config import POOL_SIZES
 from .click_options import (
     engine_options,
-    usage_errors,
     sampling_options,
     split,
     stats_option,
+    usage_errors,
     with_checkpoint,
 )
 from .terminal import (

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from .click_options import engine_options, usage_errors, server_options, split, with_checkpoint
+from .click_options import engine_options, server_options, split, usage_errors, with_checkpoint
 from .terminal import sigterm_ends_at_once
 
 
