@@ -35,7 +35,7 @@ from .engine_process import (
 )
 from .errors import ApiError
 
-LAST_STEP = 5.0  # seconds that an engine has to end in order
+LAST_STEP = 5.0  # seconds for the engine to end by itself
 
 
 class Process(Protocol):
@@ -56,15 +56,15 @@ def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connect
         target=engine_process.run, args=(engines_end, args, build), name="nanovllm engine", daemon=True
     )
     process.start()
-    Finalize(None, process.kill, exitpriority=0)  # else Python waits for the process when it exits
-    engines_end.close()  # else the end of the engine would not close the pipe
+    Finalize(None, process.kill, exitpriority=0)  # or Python would wait for the process at exit
+    engines_end.close()  # or the pipe would stay open when the engine ends
     return pipe, process
 
 
 class EngineClient:
-    """Requests go to the engine through an outbox, and what comes back goes to the request's stream.
+    """A client of the engine. Requests leave through an outbox, and each response arrives in the request's stream.
 
-    The attributes count what the limits are about, and `error` is set once there is no engine any more.
+    The counts are for the server's limits. `error` is set once the engine has ended.
     """
 
     def __init__(self, pipe: Connection, process: Process) -> None:
@@ -206,7 +206,7 @@ class EngineClient:
             self.on_events(step.events)
 
     def _die(self, reason: str) -> None:
-        """Give an error to everybody who waits."""
+        """Fail all waiting callers."""
         asyncio.get_running_loop().remove_reader(self._pipe.fileno())
         if self.error is not None or self._is_closing:
             return
@@ -234,7 +234,7 @@ def failure(request_id: str, error: str) -> ApiError:
 
 
 class RequestStream:
-    """Unread deltas of the requests of one body. A slow reader gets all that came meanwhile as one delta a request."""
+    """The unread deltas of the requests of one body. A slow reader gets one merged delta per request."""
 
     def __init__(self) -> None:
         self._deltas: dict[str, Delta] = {}  # by request

@@ -34,7 +34,7 @@ def error_object(status: int, message: str, param: str | None = None, code: str 
 
 
 def as_error(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the status and the body for an exception. The text of an unforeseen one stays here."""
+    """Return the status and the body for an exception. Clients never see the text of an unexpected one."""
     if isinstance(error, ApiError):
         return error.status, error_object(error.status, str(error), error.param, error.code)
     if isinstance(error, InvalidRequest):

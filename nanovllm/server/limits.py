@@ -1,8 +1,8 @@
 """Limits of slow, large and numerous requests.
 
 uvicorn waits forever for a request's head and body, and for a client that does not read, and it answers broken HTTP in
-plain text. HttpProtocol gives all three a time, CheckedConnection gives requests a size, and both answer in OpenAI's
-form before they close the connection. The functions below them limit what a valid request may cost.
+plain text. HttpProtocol adds timeouts and CheckedConnection adds size limits. Both answer in OpenAI's form before they
+close the connection. The functions below them limit the cost of a valid request.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from .protocol import MAX_CHOICES, InvalidRequest
 
 LINGER = 0.5  # seconds for a client to read an error before its connection is aborted
 MAX_DISCARDED_BYTES = 1 << 22  # of what it sends meanwhile
-MIN_CHUNK_BYTES = 16  # on average: each chunk of a body takes time of the event loop
+MIN_CHUNK_BYTES = 16  # on average: the event loop handles each chunk of a body
 MAX_SMALL_CHUNKS = 256
 MAX_PARTS = 1 << 17  # objects, arrays and fields of a body: Python needs a while to build more
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # of JSON
@@ -38,7 +38,7 @@ STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # of JSON
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """Limits of one request, as HTTP sees it."""
+    """Limits of one HTTP request."""
 
     head_seconds: float = 10.0
     body_seconds: float = 60.0
@@ -47,7 +47,7 @@ class HttpLimits:
 
 
 class CheckedConnection(h11.Connection):
-    """A connection that refuses what is too large, or could be read in two ways. `error` is the first refusal."""
+    """A connection that refuses requests that are too large or ambiguous. `error` is the reason."""
 
     def __init__(self, limits: HttpLimits) -> None:
         super().__init__(h11.SERVER, limits.max_head_bytes)
@@ -257,7 +257,7 @@ class Load(Protocol):
 async def read_body(request: Request) -> bytes:
     """Return the body of a request, which must be declared as JSON. Raise ApiError or InvalidRequest.
 
-    A page of another site can send a form or a plain text without asking the browser. JSON it cannot.
+    Browsers let a page of another site send forms and plain text, but not JSON.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -285,7 +285,7 @@ def num_parts(text: bytes) -> int:
 
 
 def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: int) -> None:
-    """Raise ValueError if the requests of one body may cost more than a body is allowed to."""
+    """Raise InvalidRequest if the requests of one body may cost more than the options allow."""
     num_choices = sum(request.params.n for request in requests)
     if num_choices > MAX_CHOICES:
         message = f"The request needs {num_choices:,} choices, and a response has at most {MAX_CHOICES:,}."

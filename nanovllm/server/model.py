@@ -37,7 +37,7 @@ class ServedModel:
     """The model behind the server."""
 
     names: Sequence[str]  # responses have the first
-    other_names: Sequence[str]  # accepted, but not listed
+    other_names: Sequence[str]  # accepted in requests, but not listed
     tokenizer: HFTokenizer | None
     chat_template: str | None  # replaces the checkpoint's
     recommended: Mapping[str, Any]  # the checkpoint's defaults for SamplingParams
@@ -59,7 +59,7 @@ class ServedModel:
             message = f"The model `{name[:100]}` does not exist. This server has {names}."
             raise ApiError(message, 404, "model", "model_not_found")
 
-    def needed_tokenizer(self) -> HFTokenizer:
+    def require_tokenizer(self) -> HFTokenizer:
         """Return the tokenizer. Raise InvalidRequest if there is none."""
         if self.tokenizer is None:
             raise InvalidRequest("This model has no tokenizer: a prompt must be an array of token ids.")
@@ -71,7 +71,7 @@ class ServedModel:
         """Return a prompt in tokens. Raise ValueError for an invalid one."""
         if isinstance(prompt, list):
             return Tokens(prompt)
-        tokenizer = self.needed_tokenizer()
+        tokenizer = self.require_tokenizer()
         text = whole_text(await self._render(tokenizer, prompt) if isinstance(prompt, Chat) else prompt)
         if not text:
             return Tokens([], text)
@@ -85,7 +85,7 @@ class ServedModel:
 
     def with_text(self, prompt: Tokens) -> Tokens:
         """Return the prompt with its text, to be echoed."""
-        tokenizer = self.needed_tokenizer()
+        tokenizer = self.require_tokenizer()
         text = tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
         first_text = decoded_token(prompt.token_ids[0], [], tokenizer) if prompt.token_ids else ""
         return Tokens(prompt.token_ids, text, first_text)
@@ -161,7 +161,7 @@ async def tokenize(request: Request) -> Response:
     prompt = body.chat() if body.prompt is None else body.prompt
     special = isinstance(prompt, str) if body.add_special_tokens is None else body.add_special_tokens
     ids = (await model.tokens(prompt, special)).token_ids
-    strings = [model.needed_tokenizer().backend.id_to_token(id) for id in ids] if body.return_token_strs else None
+    strings = [model.require_tokenizer().backend.id_to_token(id) for id in ids] if body.return_token_strs else None
     return JSONResponse({"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids, "token_strs": strings})
 
 
@@ -170,7 +170,7 @@ async def detokenize(request: Request) -> Response:
     model: ServedModel = request.app.state.server.model
     body = DetokenizeRequest.parse(await read_body(request))
     model.check_name(body.model)
-    tokenizer = model.needed_tokenizer()
+    tokenizer = model.require_tokenizer()
     if wrong := [id for id in body.tokens if not 0 <= id < len(tokenizer)]:
         raise InvalidRequest(f"Invalid 'tokens': {wrong[0]} is not from 0 to {len(tokenizer) - 1}.", "tokens")
     return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})

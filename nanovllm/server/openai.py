@@ -1,7 +1,7 @@
-"""OpenAI's ways to generate text: /v1/completions, /v1/chat/completions and /v1/responses.
+"""OpenAI's endpoints that generate text: /v1/completions, /v1/chat/completions and /v1/responses.
 
-A body becomes Work: requests to the engine, and pieces that come back. The response is built of the pieces, whole or as
-a stream of events.
+A body becomes Work: requests to the engine, whose outputs come back in pieces. The response is built from the pieces,
+as one object or as a stream of events.
 """
 
 import itertools

@@ -1,7 +1,7 @@
-"""The live page: its files, and /events, the feed that it plays.
+"""The live page: its files, and /events, the stream of events that it plays.
 
-The engine records events only while somebody watches, and sends each event once. The front replays them: a viewer that
-comes later, or is too slow, begins with a snapshot of the state that the others are in.
+The engine records events only while the page is open somewhere, and sends each event once. The front replays them, so
+that a viewer that comes later starts with a snapshot of the current state.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 MAX_VIEWERS = 64  # the front encodes once, and sends to each
 SECONDS_PER_BATCH = 0.1
 SECONDS_OF_SILENCE = 15.0  # then a comment keeps the connection alive
-MAX_WAITING_BYTES = 4 << 20  # of one viewer: beyond it the viewer is too slow
+MAX_WAITING_BYTES = 4 << 20  # for one viewer: with more it is too slow
 FOLDER = Path(__file__).with_name("page")
 POLICY = "; ".join(
     (
@@ -55,7 +55,7 @@ HEADERS = {
 def page_routes(can_prompt: bool) -> list[Route]:
     """Return a route for each file, so that no other file can be read, and /events.
 
-    `can_prompt` says that /v1/completions is at the same address.
+    `can_prompt` tells the page that /v1/completions is at the same address.
     """
     files = [file_route(path) for path in sorted(FOLDER.iterdir()) if path.suffix in (".css", ".js")]
 
@@ -91,7 +91,7 @@ def file_endpoint(text: str, media_type: str) -> Endpoint:
 
 
 async def events_of(feed: "Feed") -> Events:
-    """Yield what one viewer gets, until the engine ends. Closing the generator ends the visit."""
+    """Yield one viewer's events until the engine ends. Closing the generator removes the viewer."""
     viewer = feed.enter()
     try:
         with suppress(EOFError):
@@ -105,7 +105,7 @@ async def events_of(feed: "Feed") -> Events:
 
 
 class Viewer:
-    """Somebody who watches. A viewer that is too slow goes on with a new snapshot, so little waits for it."""
+    """A client of /events. If it is too slow, it starts over with a new snapshot, so little data waits for it."""
 
     def __init__(self, feed: "Feed") -> None:
         self._feed = feed
@@ -147,7 +147,7 @@ class Feed:
 
     def __init__(self, watch: Callable[[bool], None]) -> None:
         self._watch = watch
-        self.run = secrets.token_hex(4)  # by which a page that reconnects notices a restart
+        self.run = secrets.token_hex(4)  # tells a page that reconnects whether the server has restarted
         self.viewers: set[Viewer] = set()
         self._header: Event = {}  # the engine's snapshot: its constant parts go into each later one
         self._state: State | None = None  # without the events since the last batch
@@ -157,7 +157,7 @@ class Feed:
         self.is_closed = False
 
     def enter(self) -> Viewer:
-        """Add a viewer. The first one starts the engine's recording."""
+        """Add a viewer. The first one starts the recording."""
         viewer = Viewer(self)
         self.viewers.add(viewer)
         if self.is_closed or self._state:
@@ -167,7 +167,7 @@ class Feed:
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """Remove a viewer. The last one stops the engine's recording."""
+        """Remove a viewer. The last one stops the recording."""
         self.viewers.discard(viewer)
         if not self.viewers:
             self._state, self._new = None, []
@@ -175,7 +175,7 @@ class Feed:
                 self._watch(False)
 
     def take(self, events: list[Event]) -> None:
-        """Take events of the engine, in order. The next batch has them."""
+        """Take events of the engine, in order, for the next batch."""
         if not self.viewers:
             return  # the last viewer left while these were on their way
         self._new += events
@@ -198,13 +198,13 @@ class Feed:
                 viewer.push(batch)
 
     def close(self) -> None:
-        """End all visits: there is no engine any more."""
+        """Disconnect all viewers, because the engine has ended."""
         self.is_closed = True
         for viewer in self.viewers:
             viewer.push(b"")
 
     def snapshot(self) -> bytes:
-        """Return the state that all viewers are in, as an event."""
+        """Return the current state as an event."""
         assert self._state is not None, "the engine's snapshot comes before any other event"
         return event_of([snapshot_of(self._state, self._header)])
 

@@ -1,7 +1,7 @@
 """The bodies of OpenAI's API: requests as pydantic models, responses as dicts. `nanovllm batch` uses them too.
 
-A model checks types and sizes, and ignores fields that it does not know. SamplingParams checks the values. Field names
-are OpenAI's, and vLLM's where OpenAI has none.
+A model checks types and sizes, and ignores unknown fields. SamplingParams checks the values. The fields are OpenAI's
+and vLLM's.
 """
 
 import itertools
@@ -30,7 +30,7 @@ MAX_SHOWN = 60  # characters of a value in an error message
 
 
 class InvalidRequest(ValueError):
-    """An error in a request's body. `param` is the field at fault."""
+    """An error in a request's body. `param` names the field."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ def path_of(location: Sequence[str | int]) -> str:
 
 
 def as_invalid_request(error: ValidationError) -> InvalidRequest:
-    """Return the one error that tells a user most: of a union, that of the branch that went furthest."""
+    """Return the most helpful error: for a union, the one of the branch that matched the longest part."""
     errors = error.errors(include_url=False)
     furthest = max(
         errors, key=lambda each: (each["type"] not in EXPECTED, [i for i in each["loc"] if isinstance(i, int)])
@@ -159,8 +159,8 @@ Biases = Annotated[dict[int, float], PlainValidator(read_biases)]
 Prompts = str | TokenIds | Annotated[list[str | TokenIds], Field(fail_fast=True, max_length=MAX_CHOICES)]
 
 
-# Fields that would change a response and are unsupported, with the values that request nothing. Unknown fields that
-# change nothing else, such as user or store, are ignored.
+# Unsupported fields that would change the response, with the values that have no effect. All other unknown fields,
+# such as user and store, are ignored.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),  # before vLLM 0.12
     **dict.fromkeys(("audio", "web_search_options", "prompt", "previous_response_id", "conversation"), ()),
@@ -193,7 +193,7 @@ class Body(BaseModel):
 
     @model_validator(mode="after")
     def check_unsupported(self) -> Self:
-        """Raise InvalidRequest for a field that would change the response, and is unsupported here."""
+        """Raise InvalidRequest for an unsupported field, unless its value has no effect."""
         unknown = self.model_extra or {}
         for name in UNSUPPORTED.keys() & unknown.keys():
             if unknown[name] is not None and unknown[name] not in UNSUPPORTED[name]:
@@ -240,7 +240,7 @@ class ParsedRequest:
     ) -> dict[str, Any]:
         """Return the arguments of SamplingParams: the body's, else `defaults`, else the checkpoint's `recommended`.
 
-        A chat may fill the model's context unless one of the first two says otherwise.
+        A chat has no max_tokens of its own, so its output may fill the model's context.
         """
         unlimited = {"max_tokens": None} if self.is_chat else {}
         return {**recommended, **unlimited, **defaults, **self.params}
@@ -277,7 +277,7 @@ class SamplingBody(Body):
     def params(self, num_logprobs: int | None, form: Mapping[str, Any], form_name: str) -> dict[str, Any]:
         """Return the arguments of SamplingParams that the body sets.
 
-        `form` are those of StructuredOutputsParams that response_format, or text.format, stands for.
+        `form` has the arguments of StructuredOutputsParams for the field `form_name`.
         """
         params = {name: value for name, value in self.__dict__.items() if value is not None and name in SAMPLING}
         if params.get("logprob_token_ids"):
@@ -329,7 +329,7 @@ class StreamableBody(SamplingBody):
     response_format: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
 
-    def stream_form(self) -> StreamOptions | None:
+    def checked_stream_options(self) -> StreamOptions | None:
         """Return the options of the stream, None for a response in one piece."""
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("'prompt_logprobs' requires 'stream' to be false.", "prompt_logprobs")
@@ -364,7 +364,7 @@ class CompletionRequest(StreamableBody):
             prompts=prompts_of(self.prompt),
             params=self.params(self.logprobs, self.form(), "response_format"),
             model=self.model,
-            stream=self.stream_form(),
+            stream=self.checked_stream_options(),
             echo=self.echo is True,
             add_special_tokens=self.add_special_tokens is not False,
         )
@@ -387,7 +387,7 @@ def is_token_ids(prompt: Sequence[Any]) -> TypeGuard[list[int]]:
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-NOT_OF_TEMPLATES = {  # arguments of render_chat that are no variables of a template
+RESERVED = {  # arguments of render_chat, which are not variables of a template
     *("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
 }
 
@@ -430,7 +430,7 @@ def template_options(
 ) -> dict[str, Any]:
     """Return the options of render_chat that all chats share."""
     options = dict(kwargs or {})
-    for name in NOT_OF_TEMPLATES & options.keys():
+    for name in RESERVED & options.keys():
         raise InvalidRequest(f"'chat_template_kwargs' must not set '{name}'.", "chat_template_kwargs")
     if tools:
         options["tools"] = tools
@@ -451,7 +451,7 @@ def check_tool(name: str, tool: dict[str, Any]) -> None:
 
 
 def check_message(name: str, message: dict[str, Any]) -> None:
-    """Raise InvalidRequest unless the content is a text, or parts that are. An assistant's may be missing."""
+    """Raise InvalidRequest unless the content is a string or text parts. An assistant's may be missing."""
     role = checked(f"{name}.role", message.get("role"), str)
     content, calls = message.get("content"), message.get("tool_calls")
     if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
@@ -465,7 +465,7 @@ def check_message(name: str, message: dict[str, Any]) -> None:
 
 
 def is_text_part(part: Any) -> bool:
-    """Return whether a part of a message is a text.
+    """Return whether a part of a message is text.
 
     >>> is_text_part({"type": "text", "text": "a"}), is_text_part({"type": "image_url"}), is_text_part({"type": [1]})
     (True, False, False)
@@ -494,7 +494,7 @@ class ChatCompletionRequest(StreamableBody, ChatBody):
             prompts=self.chat(),
             params=params,
             model=self.model,
-            stream=self.stream_form(),
+            stream=self.checked_stream_options(),
             add_special_tokens=self.add_special_tokens is True,
         )
 
@@ -599,7 +599,7 @@ def message_of(name: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 class TokenizeRequest(ChatBody):
-    """The body of /tokenize, which is vLLM's: a text or a conversation."""
+    """The body of /tokenize: a text or a conversation."""
 
     prompt: str | None = None
     add_special_tokens: bool | None = None
@@ -717,9 +717,9 @@ def prompt_logprobs(places: Sequence[Place | None] | None) -> dict[str, Any]:
 
 
 def echoed(token_ids: Sequence[int], places: Sequence[Place | None], text: str, first: str) -> list[Place]:
-    """Return the positions of an echoed prompt. Nothing precedes the first, which has its text `first` alone.
+    """Return the log-probabilities of an echoed prompt. The first token has none, only its text, `first`.
 
-    Some tokenizers put a space before each text. It is left out of the first token, as it is out of the text.
+    Some tokenizers put a space before every text. It is removed from the first token, as it is from the text.
     """
     start: Place = {token_ids[0]: Logprob(math.nan, 0, first)}
     result = [start, *(place or {} for place in places[1:])]

@@ -28,8 +28,8 @@ from .limits import HttpLimits, HttpProtocol
 from .model import served_model
 from .options import ServerOptions
 
-RED = 1.0  # seconds in which /health reports a dead engine before the front ends too
-STUCK = 2.0  # seconds after shutdown_timeout until connections are closed by force
+UNHEALTHY = 1.0  # seconds in which /health reports a dead engine, before the front ends too
+GRACE = 2.0  # seconds after shutdown_timeout, before connections are closed by force
 SWITCH = 0.001  # seconds that the event loop waits for another thread to release the interpreter's lock
 QUIET = 10.0  # seconds between two lines about clients that cannot connect
 
@@ -98,7 +98,7 @@ def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         log_level="error",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(options.shutdown_timeout + STUCK) + 1,
+        timeout_graceful_shutdown=int(options.shutdown_timeout + GRACE) + 1,
     )
 
 
@@ -154,7 +154,7 @@ class Front:
         self.failed = True
         self.state.feed.close()
         tell(f"error: {self.state.engine.error}")
-        asyncio.get_running_loop().call_later(RED, self.stop)
+        asyncio.get_running_loop().call_later(UNHEALTHY, self.stop)
 
     def _cut(self) -> None:
         self.state.engine.cut("The server is shutting down.")
@@ -194,7 +194,7 @@ def address_of(listener: socket.socket) -> str:
 
 def prepare(loop: asyncio.AbstractEventLoop) -> None:
     """Prepare this process for many clients, none of which waits long for another."""
-    gc.freeze()  # a collection that walks over all that exists now takes a tenth of a second
+    gc.freeze()  # a collection of all current objects takes a tenth of a second
     sys.setswitchinterval(SWITCH)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # each client is an open file; some systems grant less than they name

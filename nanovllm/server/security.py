@@ -1,4 +1,4 @@
-"""What every request passes before the application: API keys, origins of web pages, and request ids."""
+"""Middleware for every request: API keys, origins of web pages, and request ids."""
 
 import hashlib
 import hmac
@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import error_object
 
-PUBLIC = {"/", "/health", "/ping", "/version", "/metrics"}  # need no key: they contain no text of users
+PUBLIC = {"/", "/health", "/ping", "/version", "/metrics"}  # no key is needed: they contain no text of users
 PAGE = "/page/"
-REQUEST_ID = re.compile(r"[!-~]{1,200}")  # a header repeats it, so it is short and one line
+REQUEST_ID = re.compile(r"[!-~]{1,200}")  # short and a single line, since a header repeats it
 
 
 class ApiKeys:
@@ -62,8 +62,8 @@ def is_public(path: str, method: str) -> bool:
 class OwnOrigin:
     """Middleware that refuses requests of other sites' pages.
 
-    A browser sends a simple request wherever a page wants, and only hides the response from it. By then the model has
-    run. The header Origin names the page's site.
+    A browser sends simple requests to any site that a page names, and only hides the response. By then the model has
+    run. The Origin header names the page's own site.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
