@@ -13,14 +13,7 @@ from click.core import ParameterSource
 
 from ..log import tell
 from .chat import check_template
-from .click_options import (
-    engine_options,
-    sampling_options,
-    split,
-    stats_option,
-    usage_errors,
-    with_checkpoint,
-)
+from .click_options import engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
 from .terminal import StatsPrinter, ctrl_c_sets_event, finish_compiling, pool_line
 from .trace import Tracing, trace_option
 

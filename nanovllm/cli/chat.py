@@ -12,14 +12,7 @@ import click
 
 from ..log import tell
 from .click_options import engine_options, sampling_options, split, usage_errors, with_checkpoint
-from .terminal import (
-    MAX_PROMPT_CHARACTERS,
-    ctrl_c_raises,
-    ctrl_c_sets_event,
-    dim,
-    standard_input,
-    standard_output,
-)
+from .terminal import MAX_PROMPT_CHARACTERS, ctrl_c_raises, ctrl_c_sets_event, dim, standard_input, standard_output
 
 if TYPE_CHECKING:
     from ..checkpoints.tokenizer import HFTokenizer

@@ -8,22 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..engine.config import POOL_SIZES
-from .click_options import (
-    engine_options,
-    sampling_options,
-    split,
-    stats_option,
-    usage_errors,
-    with_checkpoint,
-)
-from .terminal import (
-    StatsPrinter,
-    ctrl_c_raises,
-    finish_compiling,
-    pool_line,
-    read_prompt,
-    standard_output,
-)
+from .click_options import engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
+from .terminal import StatsPrinter, ctrl_c_raises, finish_compiling, pool_line, read_prompt, standard_output
 from .trace import Tracing, trace_option
 
 if TYPE_CHECKING:
