@@ -1,4 +1,4 @@
-"""What the commands do with a terminal: standard streams, Ctrl-C, and lines about a run on standard error."""
+"""Standard streams, Ctrl-C, and the lines about a run that commands print on standard error."""
 
 import io
 import os
