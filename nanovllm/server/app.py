@@ -19,6 +19,7 @@ from .model import ServedModel, detokenize, list_models, retrieve_model, tokeniz
 from .openai import create_chat_completion, create_completion, create_response
 from .options import ServerOptions, read_origins
 from .page import Feed, page_routes
+from .protocol import CHAT, COMPLETIONS, RESPONSES
 from .security import ApiKeys, OwnOrigin, RequestIds
 
 
@@ -50,9 +51,9 @@ def make_apps(state: ServerState) -> list[ASGIApp]:
         Route("/version", version, methods=["GET"]),
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{model:path}", retrieve_model, methods=["GET"]),
-        Route("/v1/completions", create_completion, methods=["POST"]),
-        Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
-        Route("/v1/responses", create_response, methods=["POST"]),
+        Route(COMPLETIONS, create_completion, methods=["POST"]),
+        Route(CHAT, create_chat_completion, methods=["POST"]),
+        Route(RESPONSES, create_response, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
