@@ -57,7 +57,7 @@ test-all: $(call needs,test) ## run every test: copies in later stages, long his
 
 test-triton: .venv-triton/.complete ## test the GPU kernels on the CPU, in Triton's interpreter and its own environment; PART=all
 	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest $(PYTEST_FLAGS) --part $(or $(PART),quick) \
-	    nanovllm/tests/gpu nanovllm/backends/gpu -W "ignore:Conversion of an array" $(ARGS)
+	    nanovllm/tests/gpu nanovllm/backends/gpu $(ARGS)
 
 soak: $(call needs,test) ## check a million random steps of the stages, and a million of the package with injected faults; ARGS="--stage s7 --steps 100000 --seed 1"
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)

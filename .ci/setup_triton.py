@@ -1,7 +1,7 @@
 """Make .venv-triton, which tests Triton's kernels on a CPU: `.venv/bin/python .ci/setup_triton.py`.
 
-It has two packages of its own: triton 3.6, and a numpy that Triton's interpreter works with. It borrows all others from
-the environment that runs this script, which stays unchanged: its packages need their newer numpy.
+It has one package of its own, Triton, and borrows all others from the environment that runs this script. That
+environment goes without Triton, because each CUDA build of torch requires a version of its own.
 """
 
 import shutil
@@ -13,18 +13,17 @@ from setup_env import ROOT, pip_settings, query, run
 
 VENV = ROOT / ".venv-triton"
 PYTHON = VENV / "bin" / "python"
-PACKAGES = ["triton==3.6.*", "numpy<2.4"]  # numpy 2.4 no longer converts an array of one element to a number
+PACKAGE = "triton==3.9.*"
 
 
 def install() -> None:
     """Make the environment. A stamp comes last, so that the next run repeats an interrupted install."""
-    print(f"Making .venv-triton (about 210 MB to download): {', '.join(PACKAGES)}", flush=True)
+    print(f"Making .venv-triton (about 290 MB to download): {PACKAGE}", flush=True)
     shutil.rmtree(VENV, ignore_errors=True)
     uv = None if pip_settings() else shutil.which("uv")
     run(sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), VENV)
     pip: list[Path | str] = [uv, "pip", "install", "--python", PYTHON] if uv else [PYTHON, "-m", "pip", "install"]
-    run(*pip, "--quiet", *PACKAGES)
-    # Borrow only now, or pip would consider the other numpy installed. Packages in .venv-triton itself take precedence.
+    run(*pip, "--quiet", PACKAGE)
     own = query(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))") or sys.exit("setup: no site-packages")
     borrowed = [path for path in sys.path if path.endswith("-packages")]
     Path(own, "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed))

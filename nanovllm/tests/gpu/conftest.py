@@ -10,9 +10,9 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore = [] if find_spec("triton") else ["interpreter.py", "compiler.py"]
 
 if IS_INTERPRETED and find_spec("triton"):
-    from .interpreter import fix_bfloat16
+    from .interpreter import fix_interpreter
 
-    fix_bfloat16()
+    fix_interpreter()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""A fix for bfloat16 in Triton 3.6's interpreter, so that kernels need no special case for tests.
+"""Fixes for Triton's interpreter (3.6 to 3.9), so that kernels need no special case for tests.
 
 The interpreter stores a bfloat16 as its 16 bits. Its conversion from float32 truncates, although GPUs round to nearest
-even, and its tl.dot multiplies the bits as if they were integers.
+even, and its tl.dot multiplies the bits as if they were integers. The result of a comparison keeps the type of its
+operands, so a scalar one becomes an integer mask when it is broadcast, which tl.load rejects from 3.9 on.
 """
 
 from typing import Any
@@ -31,9 +32,9 @@ def to_bfloat16(numbers: np.ndarray) -> np.ndarray:
     return rounded.view(torch.int16).numpy().view(np.uint16)
 
 
-def fix_bfloat16() -> None:
+def fix_interpreter() -> None:
     """Patch the interpreter of this process."""
-    cast, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
+    cast, dot, splat = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot, InterpreterBuilder.create_splat
 
     def cast_impl(self: Any, source: Any, target_type: Any) -> Any:
         dtypes = source.dtype.scalar, target_type.scalar
@@ -48,4 +49,9 @@ def fix_bfloat16() -> None:
             a, b = (TensorHandle(to_float32(each.data), tl.float32) for each in (a, b))
         return dot(self, a, b, *others)
 
+    def create_splat(self: Any, target_type: Any, source: Any) -> Any:
+        is_bool = source.data.dtype == np.bool_
+        return splat(self, target_type, TensorHandle(source.data, tl.int1) if is_bool else source)
+
     InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot = cast_impl, create_dot
+    InterpreterBuilder.create_splat = create_splat
