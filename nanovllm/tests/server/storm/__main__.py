@@ -23,9 +23,7 @@ def run_clients(args: argparse.Namespace, folder: Path) -> str:
         count = min(args.clients, raise_limit() - SPARE, sockets_of(served) - SPARE)
         if count < args.clients:
             print(f"only {count} clients: the limit of open files allows no more", file=sys.stderr)
-        result = asyncio.run(
-            clients.storm(served, count, args.rounds, args.requests_of_clients, args.tokens, args.seed)
-        )
+        result = asyncio.run(clients.storm(served, count, args.rounds, args.distinct_requests, args.tokens, args.seed))
         assert served.stop() == 0, "it did not stop by itself"
     check_log(log)
     rows = [f"  round {number}: {size}" for number, size in enumerate(result.sizes, 1)]
@@ -77,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--seed", type=int, default=0)
     result.add_argument("--clients", type=int, default=1000, help="at once (default: %(default)s)")
     result.add_argument("--rounds", type=int, default=3, help="of clients (default: %(default)s)")
-    result.add_argument("--requests-of-clients", type=int, default=64, help="different ones (default: %(default)s)")
+    result.add_argument("--distinct-requests", type=int, default=64, help="of clients (default: %(default)s)")
     result.add_argument("--tokens", type=int, default=48, help="most tokens of an output (default: %(default)s)")
     result.add_argument("--requests", type=int, default=10_000, help="malformed ones (default: %(default)s)")
     result.add_argument(
