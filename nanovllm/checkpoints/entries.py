@@ -9,21 +9,6 @@ MAX_INT = 2**53  # every JSON reader keeps integers up to here exactly
 MAX_NUMBER = 1e30  # well inside float32; also excludes infinity and NaN
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raise ValueError, naming the file, if it is missing or holds no object."""
-    if not path.is_file():
-        raise ValueError(f"{path.parent} is not a checkpoint folder: it has no {path.name}")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
-    return value
-
-
 @dataclass(frozen=True)
 class Entries:
     """The entries of one JSON object. A null counts as missing: `name in entries` is False for it."""
@@ -35,12 +20,22 @@ class Entries:
     @classmethod
     def read(cls, path: Path) -> "Entries":
         """Read a JSON file. Raise ValueError, naming the file, if it is missing or holds no object."""
-        return cls(read_json(path), path)
+        if not path.is_file():
+            raise ValueError(f"{path.parent} is not a checkpoint folder: it has no {path.name}")
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is not valid JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
+        return cls(value, path)
 
     @classmethod
     def read_if_exists(cls, path: Path) -> "Entries":
         """Read a JSON file. A missing file has no entries."""
-        return cls(read_json(path) if path.exists() else {}, path)
+        return cls.read(path) if path.exists() else cls({}, path)
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None

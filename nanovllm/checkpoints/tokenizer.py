@@ -24,7 +24,7 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.processors import TemplateProcessing
 
 from .chat_template import apply_chat_template, find_chat_template
-from .entries import Entries, brief, read_json
+from .entries import Entries, brief
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -564,7 +564,7 @@ class TokenizerFile:
     def build(self, config: TokenizerConfig) -> Tokenizer:
         """Return the tokenizer without the tokens that `config` adds."""
         build = BUILDERS.get(config.tokenizer_class)
-        model = read_json(self.path)["model"] if build else {}
+        model = Entries.read(self.path).values["model"] if build else {}
         if not build or "merges" not in model:
             return self._backend
         merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
@@ -577,7 +577,7 @@ class TokenizerFile:
 def explain_failure(path: Path) -> ValueError:
     """Return why the library cannot read tokenizer.json: it is not JSON, or one of its parts is invalid."""
     try:
-        state = read_json(path)
+        state = Entries.read(path).values
     except ValueError as error:
         return error
     model = {"type": "BPE", "vocab": {}, "merges": []}

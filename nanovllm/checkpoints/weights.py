@@ -4,7 +4,6 @@ The stages' loader, llama/weights.py, is for checkpoints that are known to be co
 """
 
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 import torch
@@ -129,9 +128,7 @@ class TensorReader:
             raise ValueError(f"{self._folder} has no model.safetensors and no {index.name}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._files.clear()
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
