@@ -5,8 +5,7 @@ import re
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +31,8 @@ class Turn:
 
     run: Run  # of the requests that are served together
     alone: list[float]  # times to first token of requests that come one at a time
-    front: float | None = None  # processor time of the server's front, which the system counts in hundredths
-    client: float = 0.0
+    front: float | None = None  # processor time of the server's front
+    client: float = 0.0  # processor time of this process
 
 
 def http(engine: dict[str, Any], options: Http) -> Report:
@@ -41,26 +40,31 @@ def http(engine: dict[str, Any], options: Http) -> Report:
     llm = load_llm(engine)
     loads = make_loads(llm, options)
     with own_server(engine) as (url, kernels):
-        turns = {"offline": lambda load: offline(llm, load), "http": lambda load: asyncio.run(through_http(url, load))}
-        results = take_turns(
-            {name: each_time(loads, turn) for name, turn in turns.items()}, options.rounds, title="http"
-        )
+        own, other = iter(loads), iter(loads)
+        calls = {
+            "offline": lambda: offline(llm, next(own)),
+            "http": lambda: asyncio.run(through_http(url, next(other))),
+        }
+        results = take_turns(calls, options.rounds, title="http")
     speeds = [each["http"].run.tokens_per_second / each["offline"].run.tokens_per_second for each in results]
     medians = [{name: statistics.median(turn.alone) for name, turn in each.items()} for each in results]
     share, later = Spread.of(speeds), Spread.of([1000 * (each["http"] - each["offline"]) for each in medians])
-    own = llm.llm_engine.kernels.description
     return {
         "bench": "http",
         "settings": settings(options),
         "machine": machine(llm),
-        "measured": {name: numbers([each[name] for each in results]) for name in turns},
+        "measured": {name: numbers([each[name] for each in results]) for name in calls},
         "throughput_share": share._asdict(),
         "first_token_later_ms": later._asdict(),
         "says": [
             "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
             f"HTTP has {share.median:.3f} of the engine's own throughput ({share.least:.3f} to {share.largest:.3f})",
             f"first token alone {later.median:.2f} ms later ({later.least:.2f} to {later.largest:.2f})",
-            *([f"the kernels differ: the server has {kernels}"] if kernels != own else []),
+            *(
+                [f"the kernels differ: the server has {kernels}"]
+                if kernels != llm.llm_engine.kernels.description
+                else []
+            ),
         ],
     }
 
@@ -75,12 +79,6 @@ def make_loads(llm: LLM, options: Http) -> list[Load]:
     return [(together[i * size : (i + 1) * size], alone[i * ALONE : (i + 1) * ALONE]) for i in range(count)]
 
 
-def each_time(loads: Sequence[Load], turn: Callable[[Load], Turn]) -> Callable[[], Turn]:
-    """Return a function that takes the next load at each call."""
-    rest = iter(loads)
-    return lambda: turn(next(rest))
-
-
 def offline(llm: LLM, load: Load) -> Turn:
     """Serve a load by the engine itself."""
     together, alone = load
@@ -91,32 +89,22 @@ async def through_http(url: str, load: Load) -> Turn:
     """Serve a load by the server."""
     together, alone = load
     async with connect(url) as client:
-        model, _ = await client.first_model()
-        front, own = await client.front_seconds(), time.process_time()
-        run = await serve_by(client, model, together)
-        own, later = time.process_time() - own, await client.front_seconds()
-        singles = [(await serve_by(client, model, [task])).first_tokens[0] for task in alone]
-    used = None if front is None or later is None else later - front
-    return Turn(run, singles, used, own)
+        turn = await serve_by(client, together)
+        turn.alone = [(await serve_by(client, [task])).run.first_tokens[0] for task in alone]
+    return turn
 
 
-async def serve_by(client: Client, model: str, tasks: Sequence[Task]) -> Run:
-    """Return a run whose times are those of pieces. Raise ValueError for a response that is not complete."""
-    bodies = [
-        {
-            "model": model,
-            "prompt": task.prompt,
-            "max_tokens": task.num_output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-        for task in tasks
-    ]
-    outcomes, _ = await client.stream_all(COMPLETIONS, bodies)
+async def serve_by(client: Client, tasks: Sequence[Task]) -> Turn:
+    """Serve tasks by the server, with times of pieces. Raise ValueError for a response that is not complete."""
+    model, _ = await client.first_model()
+    common = {"model": model, "temperature": 0, "ignore_eos": True}
+    bodies = [{"prompt": task.prompt, "max_tokens": task.num_output_tokens, **common} for task in tasks]
+    outcomes, _, used, front = await client.stream_all(COMPLETIONS, bodies)
     for outcome, task in zip(outcomes, tasks, strict=True):
         if outcome.error or outcome.num_tokens != task.num_output_tokens:
             raise ValueError(f"a request failed: {outcome.error or f'{outcome.num_tokens} tokens came'}")
-    return Run([[0] * each.num_tokens for each in outcomes], [each.pieces for each in outcomes])
+    run = Run([[0] * each.num_tokens for each in outcomes], [each.pieces for each in outcomes])
+    return Turn(run, [], front, used)
 
 
 def numbers(turns: Sequence[Turn]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -38,6 +38,15 @@ class Outcome:
     def gaps(self) -> list[float]:
         """Times between pieces."""
         return [later - earlier for earlier, later in pairwise(self.pieces)]
+
+
+class Streamed(NamedTuple):
+    """The responses to many requests, and the seconds that they took."""
+
+    outcomes: list[Outcome]
+    seconds: float
+    client: float  # processor time of this process
+    front: float | None  # processor time of the server's front, in hundredths, if the server tells
 
 
 class Client:
@@ -84,10 +93,10 @@ class Client:
 
     async def stream_all(
         self, path: str, bodies: Sequence[dict[str, Any]], times: Sequence[float] | None = None, most: int | None = None
-    ) -> tuple[list[Outcome], float]:
-        """Send each request at its time, or all at once, at most `most` together. Return the seconds of all, too."""
+    ) -> "Streamed":
+        """Send each request at its time, or all at once, at most `most` together."""
         gate = asyncio.Semaphore(most) if most else nullcontext()
-        start = time.perf_counter()
+        front, client, start = await self._front_seconds(), time.process_time(), time.perf_counter()
 
         async def one(body: dict[str, Any], when: float) -> Outcome:
             await asyncio.sleep(start + when - time.perf_counter())
@@ -96,7 +105,8 @@ class Client:
 
         pairs = zip(bodies, times or [0.0] * len(bodies), strict=True)
         outcomes = await asyncio.gather(*(one(body, when) for body, when in pairs))
-        return outcomes, time.perf_counter() - start
+        seconds, client, later = time.perf_counter() - start, time.process_time() - client, await self._front_seconds()
+        return Streamed(outcomes, seconds, client, None if front is None or later is None else later - front)
 
     async def first_model(self) -> tuple[str, int]:
         """Return the server's first model and its max_model_len. Raise ValueError if the server does not tell."""
@@ -106,7 +116,7 @@ class Client:
         except (*ERRORS, BadResponse, KeyError, TypeError) as error:
             raise ValueError(f"the server at {self.server} does not list its models: {error}") from None
 
-    async def front_seconds(self) -> float | None:
+    async def _front_seconds(self) -> float | None:
         """Return the processor time of the server's front so far, or None if /metrics does not have it."""
         try:
             match = FRONT_SECONDS.search(await self.get("/metrics"))

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,14 +35,12 @@ async def measure(options: Serve) -> Report:
         for prompt, num_tokens in chats(options.num_prompts, lengths, longest, options.seed):
             text = {"messages": [{"role": "user", "content": prompt}]} if path == CHAT else {"prompt": prompt}
             bodies.append({"model": model, **text, "max_tokens": num_tokens, "temperature": 0, **extra})
-        front, own = await client.front_seconds(), time.process_time()
-        outcomes, seconds = await client.stream_all(path, bodies, times, options.max_concurrency)
-        own, later = time.process_time() - own, await client.front_seconds()
-    measured = numbers(outcomes, seconds)
-    measured["client_share_of_a_core"] = own / seconds
-    if front is not None and later is not None and measured["total_output_tokens"]:
-        measured["front_ms_a_token"] = 1000 * (later - front) / measured["total_output_tokens"]
-    errors = [each.error for each in outcomes if each.error]
+        streamed = await client.stream_all(path, bodies, times, options.max_concurrency)
+    measured = numbers(streamed.outcomes, streamed.seconds)
+    measured["client_share_of_a_core"] = streamed.client / streamed.seconds
+    if streamed.front is not None and measured["total_output_tokens"]:
+        measured["front_ms_a_token"] = 1000 * streamed.front / measured["total_output_tokens"]
+    errors = [each.error for each in streamed.outcomes if each.error]
     return {
         "bench": "serve",
         "settings": {

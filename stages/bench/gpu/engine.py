@@ -118,7 +118,7 @@ def run_tests(setup: Setup, report: Report) -> None:
         report.note("There is no CUDA device: every test that needs one is skipped.")
     setup.out.mkdir(parents=True, exist_ok=True)
     groups = {
-        "Tests of the GPU's kernels": [setup.size(KERNELS, KERNELS / "test_activation.py")],
+        "Tests of the GPU's kernels": [setup.size(KERNELS, KERNELS / "test_on_device.py")],
         "Tests marked gpu": ["-m", "gpu", *setup.size(gpu_tests(), gpu_tests()[-1:])],
     }
     for number, (title, arguments) in enumerate(groups.items()):

@@ -150,7 +150,9 @@ def claims(setup: Setup, report: Report) -> None:
     report.table("Claim 5: take a piece and give it back, operations a second", [allocators(setup)])
     sizes = setup.size((2**20, 2**23, 2**25), (2**10,))
     report.table("Claim 5: which free block is taken, ms for 800 writes", [order_of_reuse(setup, n) for n in sizes])
-    shapes = {name: SHAPES[name] for name in setup.size(("135M", "1B"), ("tiny",))} | {"70B": shape_of_70b()}
+    shapes = setup.size(
+        {name: SHAPES[name] for name in ("135M", "1B")} | {"70B": shape_of_70b()}, {"tiny": SHAPES["tiny"]}
+    )
     report.table("Claim 13: copy blocks on the device, us", [block_copies(setup, *each) for each in shapes.items()])
     if report.has_time("claim 16"):
         report.table("Claim 16: to the first token, loaded or computed again, ms", swap(setup, report))
