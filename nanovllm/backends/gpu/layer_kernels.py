@@ -290,7 +290,7 @@ def outputs_per_program(outputs: int) -> int:
     >>> outputs_per_program(576), outputs_per_program(2048), outputs_per_program(4096), outputs_per_program(128256)
     (1, 2, 4, 4)
     """
-    return max(1, min(4, triton.next_power_of_2(outputs // 1024)))
+    return max(1, min(4, int(triton.next_power_of_2(outputs // 1024))))
 
 
 @triton.jit(do_not_specialize=["outputs"])
