@@ -23,7 +23,7 @@ def largest_errors(num_tokens: int) -> dict[tuple[torch.dtype, int], float]:
     llm = LLM(STORYTELLER, dtype="float32", kv_cache_tokens=1024)
     recorder = s3.record(llm)
     llm.generate([[3 + 7 * i % 4000 for i in range(num_tokens)]], SamplingParams(temperature=0, max_tokens=1))
-    looks, errors = s3.looks_back(recorder.asked), dict[tuple[torch.dtype, int], float]()
+    looks, errors = s3.looks_back(recorder.inputs), dict[tuple[torch.dtype, int], float]()
     for dtype, width in itertools.product((torch.float32, torch.bfloat16), (num_tokens, 64, 16)):
         worst = 0.0
         for look in looks.values():
