@@ -19,7 +19,7 @@ from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, fu
 STAGES = [*find_stages(ROOT), PACKAGE]
 ENDS = STAGES[0], STAGES[-2], PACKAGE  # the first stage, the last one, and the package
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
-OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "pydantic", "tokenizers", "tqdm"}  # asyncio: an event loop, no network
+OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "pydantic", "tokenizers", "tqdm"}  # asyncio opens no socket
 WORKERS = "bench/workers"  # they run in the environments of other engines
 IF_INSTALLED = {
     "engine/structured_outputs.py": {"llguidance"},

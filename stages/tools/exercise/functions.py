@@ -98,14 +98,14 @@ def _end_of_signature(lines: list[str], row: int) -> tuple[int, int]:
 
 
 def missing_names(name: str, before: str, now: str) -> list[str]:
-    """Return the names that the body of function `name` uses in the file `before`, and that are not in the file `now`.
+    r"""Return the names that the body of function `name` uses in the file `before`, and that are not in the file `now`.
 
     These are parameters, attributes of `self`, and names of the module; other objects are not examined.
 
     >>> missing_names("f", "def f(count): return min(count, MAX)", "def f(size): return 1")
     ['the parameter count', 'MAX']
-    >>> before = "class Pool:\\n def size(self): return self.free"
-    >>> missing_names("Pool.size", before, "class Pool:\\n def size(self): return 1")
+    >>> before = "class Pool:\n def size(self): return self.free"
+    >>> missing_names("Pool.size", before, "class Pool:\n def size(self): return 1")
     ['self.free']
     """
     old, new, tree = find_node(before, name), find_node(now, name), ast.parse(now)
