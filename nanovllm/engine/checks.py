@@ -83,10 +83,10 @@ def nearest(name: str, known: list[str]) -> str:
     return f": did you mean {near[0]!r}?" if near else ""
 
 
-def is_whole(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     """Return True if `value` is an integer of any library.
 
-    >>> is_whole(3), is_whole(3.0), is_whole(True), is_whole("3")
+    >>> is_integer(3), is_integer(3.0), is_integer(True), is_integer("3")
     (True, False, False, False)
     """
     return isinstance(value, Integral) and not isinstance(value, bool)
@@ -115,15 +115,15 @@ def is_bias(bias: Any) -> bool:
 
 
 TYPES: dict[Any, Rule] = {
-    int: ("an integer", is_whole),
+    int: ("an integer", is_integer),
     float: ("a finite number", is_number),
     bool: ("True or False", lambda value: isinstance(value, bool)),
     str: ("a string", lambda value: isinstance(value, str)),
     list[str]: ("a list of strings", lambda values: is_list_of(values, lambda value: isinstance(value, str))),
-    list[int]: ("a list of integers", lambda values: is_list_of(values, is_whole)),
+    list[int]: ("a list of integers", lambda values: is_list_of(values, is_integer)),
     dict[str, Any]: ("a dictionary", lambda value: isinstance(value, dict)),
     dict[int, float]: (
         "a dict from token ids to numbers",
-        lambda value: isinstance(value, dict) and all(map(is_whole, value)) and all(map(is_bias, value.values())),
+        lambda value: isinstance(value, dict) and all(map(is_integer, value)) and all(map(is_bias, value.values())),
     ),
 }

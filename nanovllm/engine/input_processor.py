@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..checkpoints.tokenizer import HFTokenizer
 from ..llama import ModelConfig
 from .logits_processors import bad_words_token_ids, make_processors
-from .prompts import Prompt, whole_text
+from .prompts import Prompt, valid_text
 from .sampling_params import SamplingParams
 from .sequence import Sequence
 from .structured_outputs import Grammars
@@ -75,7 +75,7 @@ class InputProcessor:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise ValueError("the checkpoint has no tokenizer: pass token ids instead of text")
-            token_ids = self._tokenizer.encode(whole_text(prompt)) if prompt else []
+            token_ids = self._tokenizer.encode(valid_text(prompt)) if prompt else []
         elif isinstance(prompt, list | tuple):
             token_ids = list(prompt)
         else:

@@ -27,7 +27,7 @@ from .interrupts import interrupts_held_back
 from .kv_cache import KVCache, num_blocks_for
 from .observer import Observers
 from .outputs import RequestOutput
-from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, whole_text
+from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, valid_text
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerOutput
 from .sequence import Sequence, is_due, request_output
@@ -343,7 +343,7 @@ class LLMEngine:
             return prompt
         special = bool(options.pop("add_special_tokens", True))
         check_unsupported(**{f"tokenization_kwargs[{name!r}]": value for name, value in options.items()})
-        ids = self.get_tokenizer().encode(whole_text(prompt), add_special_tokens=special)
+        ids = self.get_tokenizer().encode(valid_text(prompt), add_special_tokens=special)
         return TokensPrompt(prompt_token_ids=ids, prompt=prompt)
 
     def get_num_unfinished_requests(self) -> int:

@@ -10,7 +10,7 @@ from collections import abc
 from typing import Any, NotRequired, TypedDict
 
 from ..checkpoints.chat_template import content_text
-from .checks import is_whole, nearest
+from .checks import is_integer, nearest
 
 
 class TextPrompt(TypedDict):
@@ -89,7 +89,7 @@ def as_token_ids(values: abc.Sequence[Any], name: str) -> list[int]:
     """Return token ids as Python ints, whatever library they come from. Raise ValueError for anything else."""
     numbers = [without_array(each) for each in values]
     for each in numbers:
-        if not is_whole(each):
+        if not is_integer(each):
             raise ValueError(f"{name}: a token id must be an integer, got {each!r}")
     return [int(each) for each in numbers]
 
@@ -107,7 +107,7 @@ def options_of(name: str, options: Any) -> dict[str, Any]:
     return dict(options)
 
 
-def whole_text(text: str) -> str:
+def valid_text(text: str) -> str:
     """Return `text`. Raise ValueError if it contains a lone surrogate, half of a character: tokenizers reject those."""
     try:
         text.encode()

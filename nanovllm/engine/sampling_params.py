@@ -21,8 +21,8 @@ from .checks import (
     check_field,
     check_fields,
     check_unsupported,
+    is_integer,
     is_number,
-    is_whole,
     nearest,
     short_repr,
 )
@@ -312,7 +312,7 @@ def as_list(values: Any, default: list[Any] | None = None) -> Any:
     values = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         return values
-    return [int(value) if is_whole(value) else value for value in values]
+    return [int(value) if is_integer(value) else value for value in values]
 
 
 def unique(values: Any) -> Any:
@@ -331,12 +331,12 @@ def as_token_id(token: Any) -> Any:
     >>> as_token_id("17"), as_token_id(17), as_token_id("a")
     (17, 17, 'a')
     """
-    return int(token) if is_whole(token) or (isinstance(token, str) and token.isdecimal()) else token
+    return int(token) if is_integer(token) or (isinstance(token, str) and token.isdecimal()) else token
 
 
 def is_minus_1(value: Any) -> bool:
     """Return True for the integer -1, but not for -1.0."""
-    return is_whole(value) and value == -1
+    return is_integer(value) and value == -1
 
 
 def clamped(bias: Any) -> Any:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from ..checkpoints.chat_template import render_chat
 from ..checkpoints.model_config import default_sampling_params
 from ..checkpoints.tokenizer import HFTokenizer, decoded_token, load_tokenizer
-from ..engine.prompts import Prompt, whole_text
+from ..engine.prompts import Prompt, valid_text
 from .errors import ApiError
 from .limits import read_body
 from .protocol import Chat, DetokenizeRequest, InvalidRequest, TokenizeRequest
@@ -72,7 +72,7 @@ class ServedModel:
         if isinstance(prompt, list):
             return Tokens(prompt)
         tokenizer = self.require_tokenizer()
-        text = whole_text(await self._render(tokenizer, prompt) if isinstance(prompt, Chat) else prompt)
+        text = valid_text(await self._render(tokenizer, prompt) if isinstance(prompt, Chat) else prompt)
         if not text:
             return Tokens([], text)
         if len(text) < LONG_TEXT:
