@@ -87,5 +87,6 @@ def usage_errors() -> Iterator[None]:
     except (OSError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     except ModuleNotFoundError as error:
-        hint = "pip install '.[serve]' in nanovllm's repository"
+        extra = "bench" if error.name == "aiohttp" else "serve"
+        hint = f"pip install '.[{extra}]' in nanovllm's repository"
         raise click.UsageError(f"{error.name} is not installed: {hint}") from None

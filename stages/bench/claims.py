@@ -6,7 +6,7 @@ roofline are in locality.py. Under a minute on two cores.
 
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from statistics import median
 from typing import Any
@@ -162,38 +162,29 @@ def moving(rounds: int = 5, num_steps: int = 1500) -> dict[str, Any]:
     Return the microseconds per step of the whole Python code of both, and of copying real tensors of what is moved.
     """
     config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
-    replays = replays_of(config, traffic(num_steps, seed=1), num_steps)
-    moved = replays["pieces"]()
+    requests = traffic(num_steps, seed=1)
+
+    def run(name: str, admits: Callable[[Any, Any], bool]) -> None:
+        """Replay the traffic in blocks of stage 2, or in pieces of stage 1."""
+        slots = block_manager(POOL // BLOCK) if name == "s2" else SlotManager(POOL, "request", LONGEST, silent("s1"))
+        replay.replay(slots, replay.arrivals(name, config, requests, LONGEST), num_steps, admits, reports=False)
+
+    compacting = replay.Compacting()
+    run("s1", compacting)
+    moved = compacting.moved
     kv = torch.zeros(POOL, bytes_per_token(config, torch.float32) // 4)
 
     def copies() -> None:
         for slots in moved:
             kv[:slots].copy_(kv[slots : 2 * slots])
 
-    calls = {name: timed(call) for name, call in {**replays, "copies": copies}.items()}
+    calls = {
+        "blocks": timed(lambda: run("s2", BlockManager.can_promise)),
+        "pieces": timed(lambda: run("s1", replay.Compacting())),
+        "pieces_never_moved": timed(lambda: run("s1", SlotManager.can_allocate)),
+        "copies": timed(copies),
+    }
     turns = take_turns(calls, rounds)
     result = figures({name: [1e6 * turn[name] / num_steps for turn in turns] for name in calls})
     times = {"moves": len(moved), "slots_a_move": median(moved), "steps": num_steps}
     return result | times | {"bytes_a_step": sum(moved) * kv[0].nbytes / num_steps}
-
-
-def replays_of(config: Any, requests: Sequence[Traffic], num_steps: int) -> dict[str, Callable[[], list[int]]]:
-    """Return replays of one traffic. Each returns the slots of its moves."""
-
-    def in_blocks() -> list[int]:
-        run("s2", block_manager(POOL // BLOCK), BlockManager.can_promise)
-        return []
-
-    def in_pieces() -> list[int]:
-        compacting = replay.Compacting()
-        run("s1", SlotManager(POOL, "request", LONGEST, silent("s1")), compacting)
-        return compacting.moved
-
-    def never_moved() -> list[int]:
-        run("s1", SlotManager(POOL, "request", LONGEST, silent("s1")), SlotManager.can_allocate)
-        return []
-
-    def run(name: str, manager: Any, admits: Callable[[Any, Any], bool]) -> None:
-        replay.replay(manager, replay.arrivals(name, config, requests, LONGEST), num_steps, admits, reports=False)
-
-    return {"blocks": in_blocks, "pieces": in_pieces, "pieces_never_moved": never_moved}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import sys
 import threading
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -132,6 +133,14 @@ def test_incomplete_response_counts_as_failed(bench):
         other.cut_after = None
         status, _, _, err = bench("--base-url", url, "--model", "third", *FOUND)
         assert status == 2 and "no request was answered: status 404: no such model" in err
+
+
+def test_missing_aiohttp_is_a_one_line_error(bench, monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    for name in ("load", "serve"):
+        monkeypatch.delitem(sys.modules, f"nanovllm.bench.{name}", raising=False)
+    status, _, out, err = bench()
+    assert (status, out) == (2, "") and "'.[bench]'" in err and err.count("\n") == 1
 
 
 @pytest.mark.full
