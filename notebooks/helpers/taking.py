@@ -127,7 +127,7 @@ def watch(counters: int, num_phases: int, step: int, last: int, diary: int) -> N
 
 
 def watched(few: Any, run: Callable[[], object]) -> list[float]:
-    """Return the microseconds at which the phases of a step began, and its end. run() is a step of `few`, a DecodeRunner."""
+    """Return the microseconds at which the phases of run() began, and its end. run() is a step of the runner `few`."""
     address = few._fixed.work.counters
     counters = next(kept for kept in few._kept if kept.data_ptr() == address).view(-1, STRIDE)
     diary = torch.zeros(len(counters) + 1, 2, dtype=torch.int64)
