@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .model import LinearDispatch
 
 MAX_ROWS = 512
-Step = Callable[[], None]
+Launcher = Callable[[], None]  # launches work on the device
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -40,7 +40,7 @@ def buckets(max_rows: int) -> list[int]:
 class Capture(Protocol):
     """A way to record a step for replay."""
 
-    def __call__(self, step: Step, shares_memory: bool = True) -> Step:
+    def __call__(self, step: Launcher, shares_memory: bool = True) -> Launcher:
         """Record the launches of `step`, and return a function that replays them.
 
         Graphs that share memory must all stay alive, and must never run at the same time.
@@ -58,7 +58,7 @@ class CudaCapture:
         self._first: torch.cuda.CUDAGraph | None = None  # its memory pool serves the others
         self._stream: torch.cuda.Stream | None = None
 
-    def __call__(self, step: Step, shares_memory: bool = True) -> Step:
+    def __call__(self, step: Launcher, shares_memory: bool = True) -> Launcher:
         graph = torch.cuda.CUDAGraph()
         pool = self._first.pool() if self._first is not None and shares_memory else None
         self._stream = self._stream or torch.cuda.Stream()
@@ -76,7 +76,7 @@ class BucketedGraphs:
 
     def __init__(self, step: Callable[[int], None], sizes: list[int], capture: Capture, progress: bool = True) -> None:
         """Capture `step(rows)` for each size. It also runs once before each capture, so that kernels compile first."""
-        self._sizes, self._replays = sizes, dict[int, Step]()
+        self._sizes, self._replays = sizes, dict[int, Launcher]()
         for rows in tqdm(sizes[::-1], desc="capturing CUDA graphs", leave=False, disable=None if progress else True):
             step(rows)
             self._replays[rows] = capture(partial(step, rows))

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from ...llama.model import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaModel, RMSNorm
 from .attention import KernelAttend
-from .graphs import Capture, Step
+from .graphs import Capture, Launcher
 from .ops import MAX_GEMV_ROWS, Ops
 
 REPEATS = 5
 MAX_TIME_RATIO = 0.97  # gemv must be this much faster, or equally fast choices would vary from start to start
-Shape = tuple[int, int, int]  # rows of x, outputs, size of a row
-Timer = Callable[[Step], float]  # returns the seconds that the device takes for a step
+MatmulShape = tuple[int, int, int]  # rows of x, outputs, size of a row
+Timer = Callable[[Launcher], float]  # returns the seconds that the device takes for a step
 
 
 class LinearDispatch:
@@ -38,7 +38,7 @@ class LinearDispatch:
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
-        self.gemv_shapes: set[Shape] = set()
+        self.gemv_shapes: set[MatmulShape] = set()
 
     def __call__(self, layer: nn.Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return layer(x), [rows, outputs], written to `out` if given. x is [rows, size]."""
@@ -95,7 +95,7 @@ def linear_layers(model: nn.Module) -> list[nn.Linear]:
     return [each for each in model.modules() if isinstance(each, nn.Linear)]
 
 
-def seconds_on_gpu(step: Step) -> float:
+def seconds_on_gpu(step: Launcher) -> float:
     """Run a step on the current CUDA device, and return the seconds it takes there."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()

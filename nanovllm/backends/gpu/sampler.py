@@ -44,17 +44,17 @@ FIELDS = {
 
 
 def sample_rows(
-    logits: Tensor, likeliest: Tensor, rows: list[SamplingRow], meanwhile: Callable[[], None] = lambda: None
+    logits: Tensor, greedy: Tensor, rows: list[SamplingRow], meanwhile: Callable[[], None] = lambda: None
 ) -> list[SampledToken]:
     """Return the tokens that the plain sampler would. `meanwhile` is called while the device computes.
 
     Raise FloatingPointError, naming the row, if a row has no probabilities.
 
-    logits [num_rows, vocab_size]; likeliest float32 [num_rows, 3], from find_likeliest()
+    logits [num_rows, vocab_size]; greedy float32 [num_rows, 3], from find_likeliest()
     """
-    results = likeliest
+    results = greedy
     if any(row.params.temperature > 0 for row in rows):
-        results = draw_tokens(logits, likeliest, rows)
+        results = draw_tokens(logits, greedy, rows)
     copy = results.to("cpu", non_blocking=True)  # into pinned memory
     meanwhile()
     if results.is_cuda:
@@ -70,12 +70,12 @@ def sample_rows(
     return sampled
 
 
-def draw_tokens(logits: Tensor, likeliest: Tensor, rows: list[SamplingRow]) -> Tensor:
+def draw_tokens(logits: Tensor, greedy: Tensor, rows: list[SamplingRow]) -> Tensor:
     """Return each row's token, its log-probability, and whether the row must draw again: float32 [num_rows, 3].
 
-    Greedy rows come from `likeliest`, and the third number means nothing for them.
+    Greedy rows come from `greedy`, and the third number means nothing for them.
 
-    logits [num_rows, vocab_size]; likeliest float32 [num_rows, 3]
+    logits [num_rows, vocab_size]; greedy float32 [num_rows, 3]
     """
     methods = [method_for(row.params, logits.shape[1]) for row in rows]
     order = sorted((i for i, method in enumerate(methods) if method != GREEDY), key=methods.__getitem__)
@@ -89,9 +89,9 @@ def draw_tokens(logits: Tensor, likeliest: Tensor, rows: list[SamplingRow]) -> T
         parts.append(race(method, numbers[start:end], own, max(row.params.top_k for row in drawn[start:end])))
         start = end
     tokens, must_redraw = (torch.cat(each) for each in zip(*parts, strict=True))  # [len(order)] each
-    lses = likeliest[:, 2].index_select(0, places)
+    lses = greedy[:, 2].index_select(0, places)
     logprobs = numbers.gather(1, tokens.unsqueeze(1)).squeeze(1) - lses  # [len(order)]
-    return likeliest.index_copy(0, places, torch.stack((tokens.float(), logprobs, must_redraw.float()), dim=1))
+    return greedy.index_copy(0, places, torch.stack((tokens.float(), logprobs, must_redraw.float()), dim=1))
 
 
 def method_for(params: "SamplingParams", vocab_size: int) -> int:
