@@ -1,6 +1,6 @@
 """Run a stage: `python -m stages [N] [PROMPT ...] [flags]`.
 
-N picks stage N, the latest one present if there is none; what follows goes to that stage's own command line.
+N picks a stage; the default is the latest one. The other arguments go to that stage's own command line.
 A prompt that is a number goes after a double dash: `python -m stages -- 42`.
 `--trace FILE`, for any stage, writes what its engine does to a file of events (nanovllm/trace/EVENTS.md).
 """
@@ -15,20 +15,20 @@ from typing import Any
 
 
 def find_stages(folder: Path) -> dict[int, str]:
-    """The stages in `folder`, in order: {1: "s1_contiguous_cache", ...}."""
+    """Return the stages in `folder`, in order: {1: "s1_contiguous_cache", ...}."""
     found = (re.fullmatch(r"s(\d+)_\w+", path.parent.name) for path in folder.glob("s*_*/__main__.py"))
     return dict(sorted((int(match[1]), match[0]) for match in found if match))
 
 
 def pick(argv: list[str], stages: dict[int, str]) -> tuple[str, list[str]]:
-    """The stage that the command line asks for, and the arguments that are left for it.
+    """Return the stage that the command line names, and the arguments left for it.
 
     >>> pick(["2", "A fox"], {1: "s1_one", 2: "s2_two", 3: "s3_three"})
     ('s2_two', ['A fox'])
     >>> pick(["A fox", "--seed", "1"], {1: "s1_one", 2: "s2_two"})
     ('s2_two', ['A fox', '--seed', '1'])
 
-    Raises LookupError, in one line, if there is no such stage.
+    Raise LookupError if there is no such stage.
     """
     if not stages:
         raise LookupError("there is no stage in this folder")
@@ -43,12 +43,12 @@ def pick(argv: list[str], stages: dict[int, str]) -> tuple[str, list[str]]:
 
 
 def take_trace(argv: list[str]) -> tuple[str | None, list[str]]:
-    """The file of --trace FILE, if it is there, and the arguments without it.
+    """Return the file of --trace FILE, or None, and the arguments without it.
 
     >>> take_trace(["A fox", "--trace", "run.jsonl", "--seed", "1"]), take_trace(["--", "--trace"])
     (('run.jsonl', ['A fox', '--seed', '1']), (None, ['--', '--trace']))
 
-    Raises LookupError if no file follows.
+    Raise LookupError if no file follows.
     """
     end = argv.index("--") if "--" in argv else len(argv)
     for i, argument in enumerate(argv[:end]):

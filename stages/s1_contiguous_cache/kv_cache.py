@@ -22,7 +22,7 @@ class KVCache:
         self.bytes_per_token = (self.k.nbytes + self.v.nbytes) // num_slots
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store token i in slot slot_mapping[i]. k, v [num_tokens, num_kv_heads, head_dim]"""
+        """Store token i in slot slot_mapping[i]. k and v are [num_tokens, num_kv_heads, head_dim]."""
         self.k[layer].index_copy_(0, slot_mapping, k)
         self.v[layer].index_copy_(0, slot_mapping, v)
 

@@ -24,7 +24,7 @@ Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all pro
 
 
 class LLM:
-    """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")"""
+    """The engine: LLM(model="models/storyteller", kv_cache_tokens=8192).generate("Once upon a time")."""
 
     def __init__(
         self, model: str | Path = EngineConfig.model, observer: Observer | None = None, **options: Any

@@ -63,7 +63,7 @@ class SampledToken(NamedTuple):
 
 
 def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-    """Return one token for each row. logits [num_rows, vocab_size]"""
+    """Return one token for each row of logits [num_rows, vocab_size]."""
     logits = logits.float()
     tokens = torch.stack([sample_row(logits[i], row) for i, row in enumerate(rows)])  # [num_rows]
     logprobs = logits.log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)  # [num_rows]
@@ -71,7 +71,7 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
 
 
 def sample_row(logits: Tensor, row: SamplingRow) -> Tensor:
-    """Return the token of one row. logits float32 [vocab_size] -> int64 []"""
+    """Return the token of one row, int64 [], for float32 logits [vocab_size]."""
     params = row.params
     if params.temperature == 0:
         return logits.argmax()

@@ -80,7 +80,7 @@ class PagedAttention:
         return partial(self._attend, step.slot_mapping, batches)
 
     def _batch(self, block_tables: Tensor, rows: list[Queries]) -> Batch:
-        """Return rows with their tiles. block_tables int64 [num_seqs, max_blocks]"""
+        """Return rows with their tiles. block_tables is int64 [num_seqs, max_blocks]."""
         seqs, starts, ends, context_lens = self._tensor(rows).T.unsqueeze(-1)  # [num_rows, 1] each
         query_len, longest = max(row.end - row.start for row in rows), max(row.context_len for row in rows)
         tokens = torch.minimum(starts + torch.arange(query_len, device=starts.device), ends - 1)

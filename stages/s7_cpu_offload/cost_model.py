@@ -1,4 +1,4 @@
-"""CostModel: which is cheaper, to load a block from the host or to compute its tokens again?
+"""CostModel compares loading a block from the host with computing its tokens again.
 
     load        bytes of the block / bandwidth from the host
     recompute   tokens of the block / speed of a prefill

@@ -130,10 +130,10 @@ def as_markdown(rows: Sequence[Row]) -> str:
     """Return a table, with a spread behind its number.
 
     >>> print(as_markdown([{"batch": 8, "ms": 2.0, "ms_spread": [1.5, 3.0]}, {"batch": 16}]))
-    | batch |             ms |
-    | ----- | -------------- |
-    |     8 | 2 (1.5 to 3.0) |
-    |    16 |              - |
+    | batch |           ms |
+    | ----- | ------------ |
+    |     8 | 2 (1.5 to 3) |
+    |    16 |            - |
     """
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if not name.endswith("_spread")]
 

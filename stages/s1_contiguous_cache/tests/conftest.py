@@ -43,7 +43,7 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 
 @pytest.fixture
 def scripted(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], LLM]:
-    """Return a function: scripted(token_ids) is an engine that answers each request with these tokens."""
+    """Return a function that builds an engine which answers each request with the given tokens."""
 
     def engine(token_ids: list[int]) -> LLM:
         llm = LLM(checkpoint)

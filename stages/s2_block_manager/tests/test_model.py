@@ -53,7 +53,7 @@ def family_tensors(config: dict) -> dict[str, Tensor]:
 
 
 def plain_logits(config: dict, tensors: dict[str, Tensor], token_ids: list[int]) -> Tensor:
-    """Return the logits after the last token, as in the papers: nothing fused, nothing flat. [vocab_size]"""
+    """Return the logits [vocab_size] after the last token, as in the papers: nothing fused, nothing flat."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
     theta, eps = config.get("rope_theta", 10000.0), config.get("rms_norm_eps", 1e-6)

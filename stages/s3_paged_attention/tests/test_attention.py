@@ -67,7 +67,7 @@ class Batch:
         return [random_qkv(n, *self.heads, seed=100 * self.seed + i) for i, n in enumerate(lengths)]
 
     def expected(self) -> Tensor:
-        """Return the attention of each sequence by itself, without a cache. [num_tokens, num_heads, head_dim]"""
+        """Return the attention [num_tokens, num_heads, head_dim] of each sequence by itself, without a cache."""
         outs = [attend_without_cache(0, *qkv) for qkv in self.qkv()]
         return torch.cat([out[before:] for out, (before, _) in zip(outs, self.sizes, strict=True)])
 

@@ -126,7 +126,7 @@ def attend_without_cache(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
-    """Return the logits of the token after `token_ids`, from the whole text. [vocab_size]"""
+    """Return the logits [vocab_size] of the token after `token_ids`, computed from the whole text."""
     hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend_without_cache)
     return model.compute_logits(hidden[-1:])[0]
 

@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x, out [num_tokens, size] or [num_tokens, any heads, size]"""
+        """Return x, [num_tokens, size] or [num_tokens, any heads, size], normed over its last dimension."""
         x32 = x.float()
         normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.to(x.dtype)
@@ -77,7 +77,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions int64 [num_tokens] -> cos, sin [num_tokens, 1, head_dim], the same for every head and layer."""
+        """Return cos and sin [num_tokens, 1, head_dim] of int64 positions [num_tokens], for every head and layer."""
         return self.cos.index_select(0, positions).unsqueeze(1), self.sin.index_select(0, positions).unsqueeze(1)
 
 
@@ -85,7 +85,7 @@ class Rotate(nn.Module):
     """The rotation of each pair (x[i], x[i + head_dim / 2]) of a head by the angle of its position."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x, out [num_tokens, any heads, head_dim]; cos, sin [num_tokens, 1, head_dim]"""
+        """Return x [num_tokens, any heads, head_dim] rotated; cos and sin are [num_tokens, 1, head_dim]."""
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -94,7 +94,7 @@ class SiluAndMul(nn.Module):
     """silu(gate) * up (the SwiGLU of Shazeer 2020, arXiv:2002.05202)."""
 
     def forward(self, gate_up: Tensor) -> Tensor:
-        """gate_up [num_tokens, 2 * intermediate_size] -> [num_tokens, intermediate_size]"""
+        """Return [num_tokens, intermediate_size] for gate_up [num_tokens, 2 * intermediate_size]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
@@ -117,7 +117,7 @@ class LlamaAttention(nn.Module):
         self.rotate = Rotate()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """x, out [num_tokens, hidden_size]"""
+        """Return the attention of x [num_tokens, hidden_size], of the same shape."""
         qkv = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.qk_norm:  # each head by itself
@@ -140,7 +140,7 @@ class LlamaMLP(nn.Module):
         self.act = SiluAndMul()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x, out [num_tokens, hidden_size]"""
+        """Return the feed-forward of x [num_tokens, hidden_size], of the same shape."""
         return self.down_proj(self.act(self.gate_up_proj(x)))
 
 
@@ -155,7 +155,7 @@ class LlamaDecoderLayer(nn.Module):
         self.mlp = LlamaMLP(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """x, out [num_tokens, hidden_size]"""
+        """Return x [num_tokens, hidden_size] with attention and feed-forward added."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -171,7 +171,7 @@ class LlamaModel(nn.Module):
         self.rotary_emb = RotaryEmbedding(config, max_model_len)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """input_ids, positions int64 [num_tokens] -> [num_tokens, hidden_size]"""
+        """Return hidden [num_tokens, hidden_size] for input_ids and positions, int64 [num_tokens]."""
         x = self.embed_tokens(input_ids)  # [num_tokens, hidden_size]
         cos, sin = self.rotary_emb(positions)
         for layer in self.layers:
@@ -196,10 +196,10 @@ class LlamaForCausalLM(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """input_ids, positions int64 [num_tokens] -> hidden [num_tokens, hidden_size]"""
+        """Return hidden [num_tokens, hidden_size] for input_ids and positions, int64 [num_tokens]."""
         assert input_ids.dim() == 1 and input_ids.shape == positions.shape, (input_ids.shape, positions.shape)
         return self.model(input_ids, positions, attend)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]; the caller picks the rows to sample from."""
+        """Return logits [num_rows, vocab_size] for hidden [num_rows, hidden_size], the rows to sample from."""
         return self.lm_head(hidden)

@@ -216,7 +216,7 @@ def test_a_prompt_that_is_partly_computed_can_be_preempted(checkpoint):
 
 
 def test_no_sequence_is_admitted_in_a_step_that_preempts(checkpoint):
-    """ "c" would fit into the blocks that "b" has just lost."""
+    """Sequence "c" would fit into the blocks that "b" has just lost."""
     engine = scripted_engine(checkpoint, num_blocks=5)
     for name, num_tokens in (("a", 8), ("b", 9), ("c", 1)):
         add(engine, name, num_tokens)

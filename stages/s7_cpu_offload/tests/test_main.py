@@ -14,7 +14,10 @@ SUMMARY = (
 
 @pytest.fixture
 def run(checkpoint, capsys):
-    """Return a function: run("the fox", "--seed", "1") is the exit code and the output. A story has 6 tokens."""
+    """Return a function that runs the command with some arguments, and returns its exit code and output.
+
+    A story has 6 tokens.
+    """
 
     def command(*argv: str) -> tuple[int, str]:
         code = main(["--model", str(checkpoint), "--max-tokens", "6", "--temperature", "0", *argv])

@@ -179,7 +179,7 @@ def test_everything_is_in_its_place_when_a_load_has_arrived_and_nobody_has_colle
 
 
 def test_a_preempted_request_leaves_its_load_alone_and_finds_its_blocks(engine):
-    """ "a" outgrows its block while "b" waits for its own: "b" is preempted, and "a" waits for what the load holds."""
+    """When "a" outgrows its block while "b" waits for a load, "b" is preempted, and "a" waits for its blocks."""
     transfers = slow_loads(engine)
     start_load(engine)
     while not engine.scheduler.num_preemptions:
