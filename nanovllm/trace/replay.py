@@ -217,29 +217,9 @@ def pools(state: State, event: Event) -> None:
         setattr(state, name, {int(block): block_hash for block, block_hash in event[name].items()})
 
 
-CHANGES: dict[str, Callable[[State, Event], None]] = {
-    "arrive": arrive,
-    "admit": admit,
-    "forked": forked,
-    "chunk": chunk,
-    "token": token,
-    "preempt": preempt,
-    "end": end,
-    "step": step,
-    "reserved": reserved,
-    "released": released,
-    "taken": held,
-    "shared": held,
-    "hit": held,
-    "given_back": given_back,
-    "free": free,
-    "idle": idle,
-    "cached": cached,
-    "evicted": evicted,
-    "stored": stored,
-    "renewed": renewed,
-    "host_evicted": host_evicted,
-    "loaded": loaded,
-    "arrived": arrived,
-    "pools": pools,
-}
+APPLIED_BY_NAME = (
+    *(arrive, admit, forked, chunk, token, preempt, end, step, reserved, released, given_back, free, idle),
+    *(cached, evicted, stored, renewed, host_evicted, loaded, arrived, pools),
+)
+CHANGES: dict[str, Callable[[State, Event], None]] = {change.__name__: change for change in APPLIED_BY_NAME}
+CHANGES |= dict.fromkeys(("taken", "shared", "hit"), held)
