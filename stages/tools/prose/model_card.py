@@ -23,8 +23,8 @@ def training_block(results: Results) -> str:
     heads = f"{model['num_attention_heads']} heads of {model['head_dim']}, {model['num_key_value_heads']} KV heads"
     rows = [
         ["shipped", f"the state after {millions(shipped)}" + ", the lowest held-out loss" * is_lowest],
-        ["held-out loss", f"{shipped['held_out']:.2f} nats a token, on books never trained on: {', '.join(held_out)}"],
-        ["training loss", f"{shipped['train']:.2f} nats a token, over the steps before"],
+        ["held-out loss", f"{shipped['held_out']:.2f} nats per token, on books never trained on: {', '.join(held_out)}"],
+        ["training loss", f"{shipped['train']:.2f} nats per token, over the preceding steps"],
         ["last state", f"held-out loss {last['held_out']:.2f}, training loss {last['train']:.2f}"],
         ["whole run", f"{millions(last)}, {last['tokens'] / run['epoch_tokens']:.1f} epochs"],
         ["shape", f"{model['num_hidden_layers']} layers, hidden {model['hidden_size']}, {heads}"],
@@ -62,7 +62,7 @@ def baseline_block(results: Results) -> str:
         ]
         for name, score in pair.items()
     ]
-    losses = table(["", "nats a token", "bits a character", "shipped after, tokens"], rows)
+    losses = table(["", "nats per token", "bits per character", "shipped after, tokens"], rows)
     (window,) = windows
     return losses + "\n```sh\n" + "\n".join(comparison_commands(pair, window)) + "\n```\n"
 
