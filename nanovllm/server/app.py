@@ -15,12 +15,12 @@ from .. import __version__
 from .engine_client import EngineClient
 from .errors import handlers
 from .metrics import show_metrics
-from .model import ServedModel, detokenize, list_models, retrieve_model, tokenize
 from .openai import create_chat_completion, create_completion, create_response
 from .options import ServerOptions, read_origins
 from .page import Feed, page_routes
 from .protocol import CHAT, COMPLETIONS, RESPONSES
 from .security import ApiKeys, OwnOrigin, RequestIds
+from .served_model import ServedModel, detokenize, list_models, retrieve_model, tokenize
 
 
 @dataclass

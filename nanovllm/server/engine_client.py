@@ -19,16 +19,16 @@ from . import engine_process
 from .engine_process import (
     Abort,
     Add,
-    Answer,
-    Ask,
     Delta,
     Failed,
+    GetMetrics,
+    MetricsReply,
     Note,
     Ready,
-    Step,
+    StepResult,
     Stop,
     ToEngine,
-    Watch,
+    WatchMemory,
     joined,
     receive,
     send,
@@ -75,7 +75,7 @@ class EngineClient:
         self._waiting: dict[str, int] = {}  # tokens of each prompt that has no output yet
         self.num_samples = 0  # of unfinished requests
         self.num_waiting_tokens = 0  # the sum of _waiting
-        self._answers: dict[int, asyncio.Future[list[Metric]]] = {}
+        self._replies: dict[int, asyncio.Future[list[Metric]]] = {}
         self._numbers = itertools.count()
         self._is_closing = False
         self.error: EngineDeadError | None = None
@@ -139,16 +139,16 @@ class EngineClient:
     async def get_metrics(self) -> list[Metric]:
         """Return the engine's metrics between two steps. Raise EngineDeadError if it has ended."""
         number = next(self._numbers)
-        self._answers[number] = asyncio.get_running_loop().create_future()
+        self._replies[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(Ask(number))
-            return await self._answers[number]
+            self._send(GetMetrics(number))
+            return await self._replies[number]
         finally:
-            del self._answers[number]
+            del self._replies[number]
 
     def watch(self, is_on: bool, show_text: bool) -> None:
         """Start or stop calling on_events() with the events of the memory. Do nothing if the engine has ended."""
-        self._outbox.put(Watch(is_on, show_text))
+        self._outbox.put(WatchMemory(is_on, show_text))
 
     def cut(self, reason: str) -> None:
         """End all requests. Each caller gets an ApiError with the reason."""
@@ -187,17 +187,17 @@ class EngineClient:
         except (EOFError, OSError):
             self._die(self._exit_reason())
             return
-        if isinstance(message, Step):
+        if isinstance(message, StepResult):
             self._deliver(message)
-        elif isinstance(message, Answer):
-            if (answer := self._answers.get(message.number)) and not answer.done():
-                answer.set_result(message.metrics)
+        elif isinstance(message, MetricsReply):
+            if (reply := self._replies.get(message.number)) and not reply.done():
+                reply.set_result(message.metrics)
         elif isinstance(message, Note):
             tell(message.text)
         elif isinstance(message, Failed):
             self._die(message.error)
 
-    def _deliver(self, step: Step) -> None:
+    def _deliver(self, step: StepResult) -> None:
         for delta in step.deltas:
             self._stop_waiting(delta.request_id)
             if stream := self._streams.get(delta.request_id):  # else its client has hung up
@@ -213,9 +213,9 @@ class EngineClient:
         self.error = EngineDeadError(f"the engine has ended: {reason}")
         for stream in set(self._streams.values()):
             stream.fail(EngineDeadError(*self.error.args))
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(EngineDeadError(*self.error.args))
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(EngineDeadError(*self.error.args))
         self.on_death()
 
     def _exit_reason(self) -> str:

@@ -1,7 +1,7 @@
 """The engine's process, and the messages between it and the server's front.
 
-    to the engine      Add, Abort, Ask, Watch, Stop
-    from the engine    Ready or Failed, once; then Step, at most one per step; an Answer for each Ask; Note
+    to the engine      Add, Abort, GetMetrics, WatchMemory, Stop
+    from the engine    Ready or Failed, once; then StepResult after a step, MetricsReply for each GetMetrics, Note
 
 The process takes what has arrived, makes a step and sends its outputs. It runs no other Python thread: each operation
 of a step would wait for the interpreter's lock.
@@ -49,13 +49,13 @@ class Abort(NamedTuple):
     request_id: str
 
 
-class Ask(NamedTuple):
+class GetMetrics(NamedTuple):
     """A request for the engine's metrics, which belong to the moment between two steps."""
 
-    number: int  # repeated in the Answer
+    number: int  # repeated in the reply
 
 
-class Watch(NamedTuple):
+class WatchMemory(NamedTuple):
     """Start or stop sending the events of the memory, beginning with a snapshot."""
 
     is_on: bool
@@ -104,7 +104,7 @@ class Delta(NamedTuple):
     is_refused: bool = False  # the engine never took it: the request is invalid
 
 
-class Step(NamedTuple):
+class StepResult(NamedTuple):
     """The results of a step."""
 
     deltas: list[Delta]
@@ -117,15 +117,15 @@ class Note(NamedTuple):
     text: str
 
 
-class Answer(NamedTuple):
-    """The metrics for the Ask of this number."""
+class MetricsReply(NamedTuple):
+    """The metrics for the GetMetrics with this number."""
 
     number: int
     metrics: list[Metric]
 
 
-ToEngine = Add | Abort | Ask | Watch | Stop
-FromEngine = Ready | Failed | Step | Note | Answer
+ToEngine = Add | Abort | GetMetrics | WatchMemory | Stop
+FromEngine = Ready | Failed | StepResult | Note | MetricsReply
 
 
 def send(pipe: Connection, message: ToEngine | FromEngine) -> None:
@@ -208,8 +208,8 @@ class Worker:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Add: self.add,
             Abort: self.abort,
-            Ask: self.answer,
-            Watch: self.watch,
+            GetMetrics: self.send_metrics,
+            WatchMemory: self.watch,
             Stop: self.stop,
         }
 
@@ -238,7 +238,7 @@ class Worker:
         self._refused = []
         events = self._watch.take()
         if deltas or events:
-            send(self._pipe, Step(deltas, events))
+            send(self._pipe, StepResult(deltas, events))
 
     def add(self, message: Add) -> None:
         """Add a request to the engine. The next step's message reports a request that is refused.
@@ -265,13 +265,13 @@ class Worker:
         self._held = [each for each in self._held if each.request_id != message.request_id]
         self.engine.abort_request(message.request_id)
 
-    def answer(self, message: Ask) -> None:
+    def send_metrics(self, message: GetMetrics) -> None:
         """Send the engine's metrics, and those that only a server measures."""
         metrics = self.engine.get_metrics()
         metrics += self._step_times.histograms(metrics[0].labels)
-        send(self._pipe, Answer(message.number, metrics))
+        send(self._pipe, MetricsReply(message.number, metrics))
 
-    def watch(self, message: Watch) -> None:
+    def watch(self, message: WatchMemory) -> None:
         """Start or stop recording the events of the memory."""
         if message.is_on:
             self._watch.on(message.show_text)

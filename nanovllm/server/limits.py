@@ -247,7 +247,7 @@ def last_response(status: int, message: str) -> bytes:
 # Requests
 
 
-class Load(Protocol):
+class EngineLoad(Protocol):
     """The load of an engine, as an EngineClient counts it."""
 
     num_samples: int  # unfinished
@@ -318,7 +318,7 @@ def max_num_tokens(request: Add, max_model_len: int) -> int:
     return max_model_len if most is None else min(len(request.token_ids) + most, max_model_len)
 
 
-def check_load(requests: Sequence[Add], options: ServerOptions, load: Load, rejections: Counter[str]) -> None:
+def check_load(requests: Sequence[Add], options: ServerOptions, load: EngineLoad, rejections: Counter[str]) -> None:
     """Raise ApiError 429 if too much runs or waits, and count it. Both limits are vLLM's.
 
     A sample counts as a request, and a prompt counts in full until its first token.

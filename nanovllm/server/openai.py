@@ -21,7 +21,6 @@ from .engine_client import EngineClient
 from .engine_process import Add, Delta, Piece, joined
 from .errors import ApiError, as_error
 from .limits import check_load, check_size, read_body
-from .model import Tokens
 from .protocol import (
     Chat,
     ChatCompletionRequest,
@@ -37,6 +36,7 @@ from .protocol import (
     prompt_logprobs,
     usage,
 )
+from .served_model import Tokens
 from .streaming import event_of, stream, unless_hung_up
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from .app import ServerState, make_apps
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
 from .limits import HttpLimits, HttpProtocol
-from .model import served_model
 from .options import ServerOptions
+from .served_model import served_model
 
 UNHEALTHY = 1.0  # seconds in which /health reports a dead engine, before the front ends too
 GRACE = 2.0  # seconds after shutdown_timeout, before connections are closed by force
