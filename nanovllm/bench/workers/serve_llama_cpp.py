@@ -86,7 +86,7 @@ class Context:
             batch.token[row], batch.pos[row], batch.n_seq_id[row] = token, position + offset, 1
             batch.seq_id[row][0], batch.logits[row] = slot, offset == len(token_ids) - 1
             batch.n_tokens += 1
-        return batch.n_tokens - 1
+        return int(batch.n_tokens) - 1
 
     def _likeliest(self, row: int) -> int:
         """Return the token with the largest logit."""

@@ -82,9 +82,9 @@ def head_dim(config: dict[str, Any]) -> int:
 def tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield the name of each weight, and the weight in float32."""
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as weights:  # type: ignore[no-untyped-call]  # safetensors has no types
-            for name in weights.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118  # it is no dict
-                yield name, weights.get_tensor(name).float()  # type: ignore[no-untyped-call]
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118  # it is no dict
+                yield name, weights.get_tensor(name).float()
 
 
 def interleaved(weight: Tensor, heads: int) -> Tensor:
@@ -96,8 +96,8 @@ def interleaved(weight: Tensor, heads: int) -> Tensor:
     >>> interleaved(torch.arange(8).reshape(8, 1), heads=2).ravel().tolist()
     [0, 2, 1, 3, 4, 6, 5, 7]
     """
-    halves = weight.unflatten(0, (heads, 2, -1))  # [heads, 2, head_dim / 2, hidden_size]
-    return halves.transpose(1, 2).reshape(weight.shape).contiguous()
+    halves = weight.reshape(heads, 2, -1, weight.shape[1])  # [heads, 2, head_dim / 2, hidden_size]
+    return halves.transpose(1, 2).reshape(weight.shape)
 
 
 if __name__ == "__main__":

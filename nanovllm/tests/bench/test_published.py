@@ -30,7 +30,7 @@ def little_memory(monkeypatch):
 
 @pytest.fixture
 def serve(run, tmp_path, monkeypatch):
-    """Return serve(code), which returns the report and the table beside a peer that runs `code`."""
+    """Return a function that runs the benchmark beside a peer with this code, and returns the report and the table."""
 
     def command(code: str = ANSWERS, ready: str = 'write(version="9.9 (fake)")') -> tuple[dict, str]:
         python = SimpleNamespace(executable=write_fake_peer(tmp_path, code, ready))

@@ -27,7 +27,7 @@ Bench = Callable[..., tuple[dict[str, Any], str]]
 
 @pytest.fixture
 def bench(run: Any, tmp_path: Path) -> Bench:
-    """Return bench("latency", *flags), which returns the report and the table."""
+    """Return a function that runs a benchmark, and returns the report and the table."""
 
     def command(name: str, *flags: str, peer: str = "--no-peer") -> tuple[dict[str, Any], str]:
         file = tmp_path / "report.json"

@@ -90,7 +90,7 @@ def other_server(other: Other):
 
 @pytest.fixture
 def bench(capsys, tmp_path):
-    """Return bench("--flags"), which returns the exit status, the report or None, the output and the errors."""
+    """Return a function that runs a benchmark, and returns its exit status, its report or None, output and errors."""
 
     def command(*flags, name="serve"):
         file = tmp_path / "report.json"
