@@ -83,21 +83,17 @@ class AsyncLLM:
         Leaving or cancelling the loop aborts the request, and frees its blocks before the next step. Raise ValueError
         for a request that cannot be served, and EngineDeadError if the engine has ended.
         """
-        check_unsupported(data_parallel_rank=data_parallel_rank, reasoning_ended=reasoning_ended)
-        check_unsupported(reasoning_parser_kwargs=reasoning_parser_kwargs)
+        check_unsupported(lora_request=lora_request, trace_headers=trace_headers, priority=priority)
+        check_unsupported(session_id=session_id, kv_hints=kv_hints, data_parallel_rank=data_parallel_rank)
+        check_unsupported(reasoning_ended=reasoning_ended, reasoning_parser_kwargs=reasoning_parser_kwargs)
         sampling_params = SamplingParams.of(sampling_params)
         request = partial(
             LLMEngine.add_request,
             request_id=request_id,
             prompt=prompt,
             params=sampling_params,
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
-            trace_headers=trace_headers,
-            priority=priority,
-            session_id=session_id,
             prompt_text=prompt_text,
-            kv_hints=kv_hints,
         )
         stream = Stream(is_cumulative=sampling_params.output_kind is not RequestOutputKind.DELTA)
         is_finished = False
