@@ -113,7 +113,7 @@ def test_headings_front_matter_and_scraps_are_left_out(tmp_path):
 
 def test_a_folder_without_stories_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("Too short.", encoding="utf-8")
-    with pytest.raises(ValueError, match="no stories to train on"):
+    with pytest.raises(ValueError, match="no stories of 600 characters to train on"):
         read_corpus(tmp_path, Recipe())
     with pytest.raises(ValueError, match="nowhere is not a folder"):
         read_corpus(tmp_path / "nowhere", Recipe())
@@ -529,7 +529,7 @@ def test_evaluate_reports_each_mistake_in_one_line(library, folder, tmp_path):
         ((bad, *text, "--window", "64"), "bad: tensor model.embed_tokens.weight is missing"),
         ((folder, *text, "--window", "65"), "--window must be at most 64 for"),
         ((folder, "--text", tmp_path / "nowhere"), "nowhere is not a folder"),
-        ((folder, "--text", empty), "have no stories to train on, and 0 to hold out"),
+        ((folder, "--text", empty), "no stories of 600 characters to train on, and 0 to hold out"),
         ((folder, "--text", less), "less has no cats.txt, which"),
         ((folder, same, *text), "2 folders have 1 names"),
         ((folder, *text, "--out", library / "cats.txt"), "cats.txt is not valid JSON"),

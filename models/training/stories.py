@@ -61,10 +61,8 @@ def read_corpus(folder: Path, recipe: Recipe) -> Corpus:
     if not held_out:  # without a recipe, hold out every twentieth story
         held_out, train = [story for story, _ in train[::20]], [s for i, s in enumerate(train) if i % 20]
     if not train:
-        raise ValueError(
-            f"the .txt files in {folder} have no stories to train on, and {len(held_out)} to hold out "
-            f"(a story has at least {MIN_STORY_LENGTH} characters)"
-        )
+        counts = f"no stories of {MIN_STORY_LENGTH} characters to train on, and {len(held_out)} to hold out"
+        raise ValueError(f"the .txt files in {folder} have {counts}")
     return Corpus(train, held_out)
 
 

@@ -90,22 +90,16 @@ def write_results(trainer: Trainer, epoch_tokens: int, out: Path) -> None:
     (out / "training.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.option("--text", type=FOLDER, required=True, help="folder of .txt files")
-@click.option("--out", type=FOLDER, default="models/storyteller", show_default=True, help="checkpoint folder")
-@click.option("--tokens", type=int, default=Settings.tokens, show_default=True, help="tokens to train on")
-@click.option("--optimizer", type=click.Choice(["muon", "adamw"]), default=Settings.optimizer, show_default=True)
-@click.option("--learning-rate", type=float, default=Settings.learning_rate, show_default=True, help="AdamW's peak")
-@click.option(
-    "--short-share",
-    type=SHARE,
-    default=Settings.short_share,
-    show_default=True,
-    help="share of the tokens in short rows",
-)
-@click.option("--dropout", type=RATE, default=Settings.dropout, show_default=True, help="on each layer's output")
-@click.option("--device", default="cpu", show_default=True)
-@click.option("--compile/--no-compile", default=True, show_default=True, help="faster; needs a C++ compiler on a CPU")
+@click.option("--out", type=FOLDER, default="models/storyteller", help="checkpoint folder")
+@click.option("--tokens", type=int, default=Settings.tokens, help="tokens to train on")
+@click.option("--optimizer", type=click.Choice(["muon", "adamw"]), default=Settings.optimizer, help="for matrices")
+@click.option("--learning-rate", type=float, default=Settings.learning_rate, help="AdamW's peak")
+@click.option("--short-share", type=SHARE, default=Settings.short_share, help="share of the tokens in short rows")
+@click.option("--dropout", type=RATE, default=Settings.dropout, help="on each layer's output")
+@click.option("--device", default="cpu", help="torch device to train on")
+@click.option("--compile/--no-compile", default=True, help="faster, but needs a C++ compiler on a CPU")
 @click.option("--resume", is_flag=True, help="continue from the last saved state")
 def main(text: Path, out: Path, device: str, compile: bool, resume: bool, **settings: Any) -> None:
     """Train a storyteller on a folder of text files, and write it as a checkpoint folder.
