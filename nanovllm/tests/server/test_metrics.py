@@ -52,16 +52,16 @@ def value(families, name, **labels):
     return result
 
 
-def named_in_the_readme():
-    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    table = text.partition("\n| metrics | of |\n")[2].partition("\n\n")[0]
+def documented_names():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+    table = text.partition("\n| metrics | ")[2].partition("\n\n")[0]
     return {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
 def test_names_types_labels_and_buckets_are_vllms(checkpoint):
     families = scraped(checkpoint, {"prompt": PROMPT, "max_tokens": 3})
     own = {name.removeprefix("vllm:"): family for name, family in families.items() if name.startswith("vllm:")}
-    assert own.keys() >= NAMES and own.keys() == named_in_the_readme()
+    assert own.keys() >= NAMES and own.keys() == documented_names()
     for name, family in own.items():
         vllms = VLLMS[f"vllm:{name}"]
         assert family.type == vllms["type"] and family.documentation and family.samples, name
