@@ -91,11 +91,7 @@ class LLMEngine:
         self.host_tier = HostTier(self.kv_cache.blocks, num_host_blocks, self.observers)
         self.tiers = Tiers([self.host_tier])
         self.kv_cache_manager = BlockManager(
-            num_blocks,
-            config.block_size,
-            config.enable_prefix_caching,
-            self.tiers,
-            self.observers,
+            num_blocks, config.block_size, config.enable_prefix_caching, self.tiers, self.observers
         )
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observers)
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
